@@ -1,0 +1,55 @@
+"""The console script `berth`: one subcommand per process. Imports a process only when it is called."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from berth import __version__
+
+COMMANDS = {
+    "agent": ("agent.app", "publish a node's GPU memory, load and unload its models"),
+    "binder": ("binder.app", "place model pods on nodes and GPUs"),
+    "loader": ("loader.app", "bring a model's files to the agent and wait until it serves"),
+    "proxy": ("proxy.app", "the door to one model: REST and gRPC, isolated and limited"),
+    "top": ("binder.top", "GPUs, models, requested and measured memory of the cluster"),
+    "why": ("binder.why", "why a pod is pending, node by node and GPU by GPU"),
+    "demo": ("localcluster.demo", "the whole story on one machine"),
+    "keys": ("agent.keys", "make the keys that close a node's Triton to everyone but Berth"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `berth COMMAND …`; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments[0] if arguments else "--help"
+    if command in {"-h", "--help", "help"}:
+        print(_usage())
+        return 0
+    if command == "--version":
+        print(f"berth {__version__}")
+        return 0
+    if command not in COMMANDS:
+        print(f"berth: {command!r} is not a command; see berth --help", file=sys.stderr)
+        return 2
+    module = importlib.import_module(COMMANDS[command][0])
+    code: int = module.run(arguments[1:])
+    return code
+
+
+def _usage() -> str:
+    lines = [f"  {name:8} {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: berth COMMAND [--flags]",
+            "",
+            "GPU sharing for model serving on Kubernetes.",
+            "",
+            *lines,
+            "",
+            "berth COMMAND --help tells every flag, its unit, default and environment variable.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

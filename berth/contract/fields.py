@@ -1,0 +1,84 @@
+"""Typed access to the fields of a JSON object that came from outside."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from berth.contract.errors import InvalidValue
+
+T = TypeVar("T")
+
+TEXT_LIMIT = 256 * 1024  # what the API server allows for all annotations of one object
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A JSON object with the path that names it in errors (`node report.gpus[1]`)."""
+
+    data: dict[str, Any]
+    path: str
+
+    @classmethod
+    def parse(cls, text: str, *, what: str) -> "Fields":
+        """Read `text` as one JSON object. Raises InvalidValue; never RecursionError."""
+        if len(text) > TEXT_LIMIT:
+            raise InvalidValue(f"{what} has {len(text)} characters; at most {TEXT_LIMIT} are read")
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidValue(f"{what} is not JSON: {error}") from error
+        return cls.of(data, path=what)
+
+    @classmethod
+    def of(cls, data: object, *, path: str) -> "Fields":
+        if not isinstance(data, dict):
+            raise InvalidValue(f"{path} is not a JSON object")
+        return cls(data, path)
+
+    def string(self, key: str, *, default: str | None = None) -> str:
+        return self._typed(key, str, "a string", default)
+
+    def boolean(self, key: str) -> bool:
+        return self._typed(key, bool, "true or false", None)
+
+    def integer(self, key: str) -> int:
+        """A non-negative integer."""
+        value = self._typed(key, int, "an integer", None)
+        if isinstance(value, bool) or value < 0:
+            raise InvalidValue(f"{self.path}.{key} is {value!r}; a non-negative integer is expected")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """A non-negative integer, or None where the field is null or absent: the fact is unknown."""
+        return None if self.data.get(key) is None else self.integer(key)
+
+    def optional_string(self, key: str) -> str | None:
+        return None if self.data.get(key) is None else self.string(key)
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        values = self._typed(key, list, "a list of strings", None)
+        if not all(isinstance(value, str) for value in values):
+            raise InvalidValue(f"{self.path}.{key} holds something other than strings")
+        return tuple(values)
+
+    def object(self, key: str) -> "Fields":
+        return Fields.of(self.data.get(key), path=f"{self.path}.{key}")
+
+    def objects(self, key: str) -> "Iterator[Fields]":
+        for position, value in enumerate(self._typed(key, list, "a list", None)):
+            yield Fields.of(value, path=f"{self.path}.{key}[{position}]")
+
+    def choice(self, key: str, convert: Callable[[str], T]) -> T:
+        """A string that `convert` (an Enum class, say) accepts."""
+        text = self.string(key)
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise InvalidValue(f"{self.path}.{key} is {text!r}: {error}") from error
+
+    def _typed(self, key: str, kind: type[T], expected: str, default: T | None) -> T:
+        value = self.data.get(key, default)
+        if not isinstance(value, kind):
+            raise InvalidValue(f"{self.path}.{key} is {value!r}; {expected} is expected")
+        return value

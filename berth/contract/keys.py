@@ -1,0 +1,78 @@
+"""Every Kubernetes key that Berth reads or writes, built from one configurable prefix."""
+
+import re
+from dataclasses import dataclass
+
+from berth.contract.errors import InvalidValue
+
+DEFAULT_PREFIX = "seldon.io/trtis-"
+SCHEDULER_NAME = "trtis-scheduler"
+AGENT_AUDIENCE = "berth-agent"
+
+_PREFIX = re.compile(r"[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?/([A-Za-z0-9]([A-Za-z0-9._-]{0,30}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of DESIGN section 2. The default prefix is the proof of concept's."""
+
+    prefix: str = DEFAULT_PREFIX
+
+    def __post_init__(self) -> None:
+        if not _PREFIX.fullmatch(self.prefix):
+            raise InvalidValue(f"{self.prefix!r} is not a key prefix; write e.g. {DEFAULT_PREFIX}")
+
+    @property
+    def gpu_mem(self) -> str:
+        """Extended resource in container limits: GPU memory in bytes, as a quantity."""
+        return f"{self.prefix}gpu-mem"
+
+    @property
+    def model_id(self) -> str:
+        """Pod annotation: the model's identity; at most one live pod with it per node."""
+        return f"{self.prefix}model-id"
+
+    @property
+    def model_name(self) -> str:
+        """Pod annotation: the name in Triton, where it differs from the id."""
+        return f"{self.prefix}model-name"
+
+    @property
+    def requirements(self) -> str:
+        """Pod annotation: comma list, each of which must be among the node's capabilities."""
+        return f"{self.prefix}requirements"
+
+    @property
+    def server(self) -> str:
+        """Pod annotation: pin to the nodes of one server name."""
+        return f"{self.prefix}server"
+
+    @property
+    def gpu(self) -> str:
+        """Pod annotation written by the binder in the Binding: the chosen GPU."""
+        return f"{self.prefix}gpu"
+
+    @property
+    def node_total(self) -> str:
+        """Node annotation: integer bytes, sum over healthy GPUs."""
+        return f"{self.prefix}gpu-mem-total"
+
+    @property
+    def node_used(self) -> str:
+        """Node annotation: integer bytes in use over healthy GPUs, as NVML counts them."""
+        return f"{self.prefix}gpu-mem-used"
+
+    @property
+    def node_util(self) -> str:
+        """Node annotation: mean GPU utilisation, 0 to 1 with two decimals."""
+        return f"{self.prefix}gpu-util"
+
+    @property
+    def report(self) -> str:
+        """Node annotation: the node's report as JSON (berth.contract.report)."""
+        return f"{self.prefix}report"
+
+
+def agent_lease_name(node_name: str) -> str:
+    """The Lease that an agent renews as its heartbeat."""
+    return f"berth-agent-{node_name}"

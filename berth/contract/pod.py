@@ -1,0 +1,182 @@
+"""What a model pod asks for, read from the pod as the API server gives it (JSON)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from berth.contract.errors import InvalidPod, InvalidValue
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import ModelId, ModelName, NodeName, PodUid, parse_model_name
+from berth.contract.keys import Keys
+from berth.contract.quantity import parse_bytes
+
+JsonObject = Mapping[str, Any]
+ENDED_PHASES = frozenset({"Succeeded", "Failed"})
+_ANNOTATION_LIMIT = 253
+
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    """Which pod: the uid tells apart two pods that had one name after another."""
+
+    namespace: str
+    name: str
+    uid: PodUid
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPod:
+    """The Berth side of one pod."""
+
+    ref: PodRef
+    node: NodeName | None
+    deleting: bool
+    ended: bool
+    request_bytes: int
+    model_id: ModelId | None
+    declared_name: ModelName | None
+    requirements: tuple[str, ...]
+    server: str | None
+    gpu: GpuChoice | None
+
+    @property
+    def model_name(self) -> ModelName | None:
+        """The name in Triton that the annotations fix; None for an anonymous pod, whose loader names it."""
+        if self.declared_name is not None:
+            return self.declared_name
+        return None if self.model_id is None else ModelName(self.model_id)
+
+
+def pod_ref(pod: JsonObject) -> PodRef:
+    meta = pod["metadata"]
+    return PodRef(meta.get("namespace", ""), meta["name"], PodUid(meta.get("uid", "")))
+
+
+def node_of(pod: JsonObject) -> NodeName | None:
+    """The node that the pod is bound to."""
+    name = pod.get("spec", {}).get("nodeName")
+    return NodeName(name) if name else None
+
+
+def has_ended(pod: JsonObject) -> bool:
+    """True once no container of the pod runs or will run again."""
+    return pod.get("status", {}).get("phase") in ENDED_PHASES
+
+
+def is_deleting(pod: JsonObject) -> bool:
+    return pod["metadata"].get("deletionTimestamp") is not None
+
+
+def wants_gpu_memory(pod: JsonObject, keys: Keys) -> bool:
+    """True for a model pod: some container asks for the GPU memory resource."""
+    return any(keys.gpu_mem in _resources(container) for container in _all_containers(pod))
+
+
+def parse_model_pod(pod: JsonObject, keys: Keys) -> ModelPod:
+    """Read a pod. Raises InvalidPod naming the key, its value and what would be right."""
+    annotations = pod["metadata"].get("annotations") or {}
+    try:
+        return ModelPod(
+            ref=pod_ref(pod),
+            node=node_of(pod),
+            deleting=is_deleting(pod),
+            ended=has_ended(pod),
+            request_bytes=effective_request(pod, keys.gpu_mem),
+            model_id=_model_id(annotations, keys),
+            declared_name=_declared_name(annotations, keys),
+            requirements=_requirements(annotations, keys),
+            server=_text(annotations, keys.server),
+            gpu=_gpu(annotations, keys),
+        )
+    except InvalidPod:
+        raise
+    except InvalidValue as error:
+        raise InvalidPod(str(error)) from error
+
+
+def effective_request(pod: JsonObject, resource: str) -> int:
+    """Bytes of `resource` that the pod needs at its peak, by Kubernetes' own rule.
+
+    The containers' sum plus the sidecars' (init containers with restartPolicy Always), or the
+    largest init container plus the sidecars started before it, whichever is more
+    (k8s.io/component-helpers/resource/helpers.go, PodRequests).
+    """
+    spec = pod.get("spec", {})
+    running = sum(_amount(c, resource) for c in spec.get("containers", ()))
+    sidecars = peak = 0
+    for container in spec.get("initContainers", ()) or ():
+        if container.get("restartPolicy") == "Always":
+            sidecars += _amount(container, resource)
+            peak = max(peak, sidecars)
+        else:
+            peak = max(peak, sidecars + _amount(container, resource))
+    return max(running + sidecars, peak)
+
+
+def _all_containers(pod: JsonObject) -> list[JsonObject]:
+    spec = pod.get("spec", {})
+    return [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+
+
+def _resources(container: JsonObject) -> JsonObject:
+    resources = container.get("resources") or {}
+    return {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+
+
+def _amount(container: JsonObject, resource: str) -> int:
+    text = _resources(container).get(resource, "0")
+    try:
+        return parse_bytes(text)
+    except InvalidValue as error:
+        raise InvalidPod(f"container {container.get('name', '?')!r}: {resource}: {error}") from error
+
+
+def _text(annotations: Mapping[str, str], key: str) -> str | None:
+    value = annotations.get(key, "").strip()
+    if len(value) > _ANNOTATION_LIMIT or not value.isprintable():
+        raise InvalidPod(f"annotation {key} must be printable and at most {_ANNOTATION_LIMIT} characters")
+    return value or None
+
+
+def _model_id(annotations: Mapping[str, str], keys: Keys) -> ModelId | None:
+    text = _text(annotations, keys.model_id)
+    if text is None:
+        return None
+    if _text(annotations, keys.model_name) is None:
+        _checked_name(text, keys.model_id)
+    return ModelId(text)
+
+
+def _declared_name(annotations: Mapping[str, str], keys: Keys) -> ModelName | None:
+    text = _text(annotations, keys.model_name)
+    return None if text is None else _checked_name(text, keys.model_name)
+
+
+def _checked_name(text: str, key: str) -> ModelName:
+    try:
+        return parse_model_name(text)
+    except InvalidValue as error:
+        raise InvalidPod(f"annotation {key}: {error}") from error
+
+
+def _requirements(annotations: Mapping[str, str], keys: Keys) -> tuple[str, ...]:
+    text = _text(annotations, keys.requirements)
+    if text is None:
+        return ()
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entries):
+        raise InvalidPod(f"annotation {keys.requirements} is {text!r}; write a comma list such as a,b")
+    return tuple(sorted(set(entries)))
+
+
+def _gpu(annotations: Mapping[str, str], keys: Keys) -> GpuChoice | None:
+    text = annotations.get(keys.gpu)
+    if text is None:
+        return None
+    try:
+        return GpuChoice.decode(text)
+    except InvalidValue as error:
+        raise InvalidPod(f"annotation {keys.gpu}: {error}") from error

@@ -1,0 +1,67 @@
+"""Kubernetes quantities as exact integers.
+
+The grammar is that of k8s.io/apimachinery/pkg/api/resource/quantity.go: a signed decimal with a
+binary suffix (Ki..Ei), a decimal suffix (n, u, m, "", k..E) or an exponent.
+"""
+
+import re
+from fractions import Fraction
+
+from berth.contract.errors import InvalidValue
+
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+))(?P<suffix>[KMGTPE]i|[numkMGTPE]|[eE][+-]?\d{1,3})?", re.ASCII
+)
+_BINARY = {suffix: Fraction(1024) ** (i + 1) for i, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))}
+_DECIMAL = {
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 1000),
+    "k": Fraction(10**3),
+    "M": Fraction(10**6),
+    "G": Fraction(10**9),
+    "T": Fraction(10**12),
+    "P": Fraction(10**15),
+    "E": Fraction(10**18),
+}
+_SCALES = _BINARY | _DECIMAL
+_TEXT_LIMIT = 64
+
+
+def parse_quantity(text: str | int | float) -> Fraction:
+    """Read a quantity (`400Mi`, `1.5Gi`, `250m`, `1e3`) without rounding. Raises InvalidValue."""
+    source = str(text).strip()
+    match = _QUANTITY.fullmatch(source) if len(source) <= _TEXT_LIMIT else None
+    if match is None:
+        raise InvalidValue(f"{source[:_TEXT_LIMIT]!r} is not a quantity; write e.g. 400Mi, 11Gi or 500m")
+    number, suffix = Fraction(match["number"]), match["suffix"] or ""
+    if suffix[:1] in {"e", "E"} and len(suffix) > 1 and not suffix.endswith("i"):
+        return number * Fraction(10) ** int(suffix[1:])
+    return number * _SCALES.get(suffix, Fraction(1))
+
+
+def parse_bytes(text: str | int | float) -> int:
+    """Read a quantity as whole, non-negative bytes. Raises InvalidValue."""
+    value = parse_quantity(text)
+    if value.denominator != 1:
+        raise InvalidValue(f"{str(text)!r} is not a whole number of bytes")
+    if value < 0:
+        raise InvalidValue(f"{str(text)!r} is negative")
+    return int(value)
+
+
+def ceil_units(text: str | int | float, *, per_unit: int = 1) -> int:
+    """Read a quantity rounded up to 1/per_unit (`per_unit=1000` for CPU in milli-cores)."""
+    scaled = parse_quantity(text) * per_unit
+    return -(-scaled.numerator // scaled.denominator)
+
+
+def format_bytes(count: int) -> str:
+    """Bytes for people, in binary units with at most one decimal: `400 MiB`, `1.2 GiB`."""
+    sign, size = ("-" if count < 0 else ""), float(abs(count))
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    digits = f"{size:.1f}".removesuffix(".0")
+    return f"{sign}{digits} {unit}"

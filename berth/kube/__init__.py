@@ -1,0 +1,1 @@
+"""The Kubernetes API as Berth needs it: plain JSON in and out, one error hierarchy, bounded waits."""

@@ -1,0 +1,117 @@
+"""Events on pods, aggregated: the same thing said again raises a count instead of a new object."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from berth.contract.pod import PodRef
+from berth.kube import paths
+from berth.kube.client import JsonObject, KubeClient
+from berth.kube.errors import KubeError, NotFound
+from berth.kube.times import rfc3339, utc_now
+from berth.runtime.logs import fields
+
+log = logging.getLogger(__name__)
+
+EventType = Literal["Normal", "Warning"]
+
+_QUEUE_LIMIT = 1000
+_REMEMBERED = 4096
+# The API server refuses longer notes (events.k8s.io: 1 kB).
+_MESSAGE_LIMIT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    pod: PodRef
+    type: EventType
+    reason: str
+    message: str
+
+
+@dataclass(slots=True)
+class _Known:
+    path: str
+    count: int
+
+
+class EventRecorder:
+    """Queues events without waiting and writes them in one task. Events are help for people: a full
+    queue or an API server that is away loses some, and says so in the log."""
+
+    def __init__(
+        self, client: KubeClient, *, component: str, host: str = "", now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self._client, self._component, self._host, self._now = client, component, host, now
+        self._queue: asyncio.Queue[_Note] = asyncio.Queue(_QUEUE_LIMIT)
+        self._known: OrderedDict[_Note, _Known] = OrderedDict()
+
+    def record(self, pod: PodRef, type: EventType, reason: str, message: str) -> None:
+        """Say something about a pod. Never waits, never raises."""
+        try:
+            self._queue.put_nowait(_Note(pod, type, reason, message[:_MESSAGE_LIMIT]))
+        except asyncio.QueueFull:
+            log.warning("event lost: queue full", extra=fields(pod=pod, reason=reason))
+
+    async def run(self) -> None:
+        """Write events for ever."""
+        while True:
+            await self._write_safely(await self._queue.get())
+
+    async def flush(self) -> None:
+        """Write what is queued, for a process that ends. Bounded by the client's own timeouts."""
+        while not self._queue.empty():
+            await self._write_safely(self._queue.get_nowait())
+
+    async def _write_safely(self, note: _Note) -> None:
+        try:
+            await self._write(note)
+        except KubeError as error:
+            log.warning("event lost", extra=fields(pod=note.pod, reason=note.reason, error=error))
+
+    async def _write(self, note: _Note) -> None:
+        known = self._known.get(note)
+        if known is not None and await self._raise_count(known):
+            self._known.move_to_end(note)
+            return
+        created = await self._client.create(paths.events(note.pod.namespace), self._body(note))
+        path = f"{paths.events(note.pod.namespace)}/{created['metadata']['name']}"
+        self._known[note] = _Known(path, 1)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+    async def _raise_count(self, known: _Known) -> bool:
+        """False when the event has expired meanwhile."""
+        body = {"count": known.count + 1, "lastTimestamp": rfc3339(self._now())}
+        try:
+            await self._client.patch(known.path, body)
+        except NotFound:
+            return False
+        known.count += 1
+        return True
+
+    def _body(self, note: _Note) -> JsonObject:
+        stamp = rfc3339(self._now())
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{note.pod.name[:200]}.", "namespace": note.pod.namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": note.pod.namespace,
+                "name": note.pod.name,
+                "uid": note.pod.uid,
+            },
+            "type": note.type,
+            "reason": note.reason,
+            "message": note.message,
+            "source": {"component": self._component, **({"host": self._host} if self._host else {})},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }

@@ -1,0 +1,97 @@
+"""A Lease as a heartbeat: written by one holder, judged by readers with their own clock."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from berth.kube import paths
+from berth.kube.client import JsonObject, KubeClient
+from berth.kube.errors import NotFound
+from berth.kube.times import micro_time, parse_time, utc_now
+
+log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """Renews one Lease. Creates it when it does not exist."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        namespace: str,
+        name: str,
+        holder: str,
+        duration_seconds: int,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._client, self._namespace, self._name = client, namespace, name
+        self._holder, self._duration, self._now = holder, duration_seconds, now
+
+    async def beat(self) -> None:
+        """Write the current time once. Raises KubeError."""
+        spec = {
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": self._duration,
+            "renewTime": micro_time(self._now()),
+        }
+        try:
+            await self._client.patch(paths.lease(self._namespace, self._name), {"spec": spec})
+        except NotFound:
+            await self._client.create(
+                paths.leases(self._namespace),
+                {
+                    "apiVersion": "coordination.k8s.io/v1",
+                    "kind": "Lease",
+                    "metadata": {"name": self._name},
+                    "spec": spec,
+                },
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    renew_time: str
+    deadline: float
+    duration_seconds: float
+
+
+class Freshness:
+    """Which heartbeats are alive, by the reader's monotonic clock.
+
+    A renewal is what counts, not the time written in it, so clocks that differ do no harm. Only a
+    Lease that is seen for the first time is judged by its own time, because nothing else is known.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def observe(self, lease: JsonObject, *, monotonic: float, wall: datetime) -> None:
+        """Take one state of a Lease."""
+        name, spec = lease["metadata"]["name"], lease.get("spec") or {}
+        renewed, duration = spec.get("renewTime") or "", float(spec.get("leaseDurationSeconds") or 0)
+        known = self._seen.get(name)
+        if known is not None and known.renew_time == renewed:
+            return
+        left = duration if known is not None else _time_left(renewed, duration, wall)
+        self._seen[name] = _Seen(renewed, monotonic + left, duration)
+
+    def forget(self, name: str) -> None:
+        self._seen.pop(name, None)
+
+    def is_fresh(self, name: str, *, monotonic: float) -> bool:
+        seen = self._seen.get(name)
+        return seen is not None and monotonic < seen.deadline
+
+    def seconds_left(self, name: str, *, monotonic: float) -> float:
+        """Until the Lease expires; 0 or less when it has."""
+        seen = self._seen.get(name)
+        return 0.0 if seen is None else seen.deadline - monotonic
+
+
+def _time_left(renewed: str, duration: float, wall: datetime) -> float:
+    time = parse_time(renewed)
+    if time is None:
+        return 0.0
+    return min(duration, duration - (wall - time).total_seconds())

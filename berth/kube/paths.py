@@ -1,0 +1,30 @@
+"""Paths of the API objects that Berth touches."""
+
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
+LEASES = "/apis/coordination.k8s.io/v1/leases"
+TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+
+
+def node(name: str) -> str:
+    return f"{NODES}/{name}"
+
+
+def pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def pod(namespace: str, name: str) -> str:
+    return f"{pods(namespace)}/{name}"
+
+
+def events(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/events"
+
+
+def leases(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+
+def lease(namespace: str, name: str) -> str:
+    return f"{leases(namespace)}/{name}"

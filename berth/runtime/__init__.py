@@ -1,0 +1,1 @@
+"""Process life: options, logs, tasks, signals, exit codes, the admin port."""

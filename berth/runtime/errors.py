@@ -1,0 +1,13 @@
+"""The failures that decide a process's exit code (DESIGN section 3)."""
+
+EXIT_CRASH = 1
+EXIT_BAD_CONFIG = 2
+EXIT_CANNOT_START = 3
+
+
+class ConfigError(Exception):
+    """A flag or environment variable is wrong. One line that names the flag; exit 2."""
+
+
+class CannotStart(Exception):
+    """The configuration is right but the process cannot begin (port in use, API server away); exit 3."""

@@ -1,0 +1,199 @@
+"""Command-line options as a frozen dataclass: one field a flag, each with an environment variable.
+
+`--node-name` of `berth agent` is the field `node_name` and the variable `BERTH_AGENT_NODE_NAME`.
+A flag beats its variable, which beats the default. This is the only place that reads either.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from typing import Any, NoReturn, TypeVar
+
+from berth.contract.endpoint import Endpoint
+from berth.contract.errors import InvalidValue
+from berth.contract.quantity import parse_bytes
+from berth.runtime.errors import ConfigError
+
+C = TypeVar("C")
+Parser = Callable[[str], Any]
+
+_TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
+
+
+def option(
+    help: str, *, default: Any = MISSING, parse: Parser = str, metavar: str = "TEXT", shown: str | None = None
+) -> Any:
+    """A field that is a flag. Without a default it is required. `shown` is the default as --help tells it."""
+    metadata = {"help": help, "parse": parse, "metavar": metavar, "shown": shown}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def switch(help: str, *, default: bool) -> Any:
+    """A boolean flag with a `--no-` form."""
+    return dataclasses.field(default=default, metadata={"help": help, "parse": _boolean, "switch": True})
+
+
+def endpoint(help: str, *, default: str | None = None, required: bool = False) -> Any:
+    value = MISSING if required else None if default is None else Endpoint.parse(default)
+    return option(help, default=value, parse=Endpoint.parse, metavar="HOST:PORT", shown=default)
+
+
+def seconds(help: str, *, default: float, minimum: float = 0.0) -> Any:
+    return option(
+        help, default=default, parse=number(minimum=minimum), metavar="SECONDS", shown=f"{default:g} s"
+    )
+
+
+def number(*, minimum: float, maximum: float = float("inf")) -> Parser:
+    """A parser of finite decimal numbers within bounds."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise InvalidValue(f"{text!r} is not a number") from None
+        if not minimum <= value <= maximum or value == float("inf"):
+            raise InvalidValue(f"{text!r} is out of range; at least {minimum:g} is expected")
+        return value
+
+    return parse
+
+
+def integer(*, minimum: int = 0, maximum: int = 2**53) -> Parser:
+    """A parser of integers within bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text, 10)
+        except ValueError:
+            raise InvalidValue(f"{text!r} is not an integer") from None
+        if not minimum <= value <= maximum:
+            raise InvalidValue(f"{text!r} is out of range; {minimum} to {maximum} is expected")
+        return value
+
+    return parse
+
+
+def choice(*allowed: str) -> Parser:
+    """A parser that takes one of a few words."""
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise InvalidValue(f"{text!r} is not one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A comma list without empty entries, sorted, each once."""
+    return tuple(sorted({word.strip() for word in text.split(",") if word.strip()}))
+
+
+byte_count: Parser = parse_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """What every process takes."""
+
+    log_format: str = option(
+        "how log lines look", default="text", parse=choice("text", "json"), metavar="text|json"
+    )
+    log_level: str = option(
+        "the least severe lines that are logged",
+        default="info",
+        parse=choice("debug", "info", "warning", "error"),
+        metavar="debug|info|warning|error",
+    )
+
+
+def parse_options(
+    cls: type[C], *, process: str, summary: str, argv: Sequence[str], environ: Mapping[str, str]
+) -> C:
+    """Build `cls` from flags, environment and defaults. Raises ConfigError naming the flag."""
+    parser = _parser(cls, process=process, summary=summary)
+    given = vars(parser.parse_args(list(argv)))
+    return cls(**{field.name: _value(field, given, process, environ) for field in _fields(cls)})
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable(process: str, name: str) -> str:
+    return f"BERTH_{process}_{name}".upper().replace("-", "_")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def _parser(cls: type[Any], *, process: str, summary: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=f"berth {process}",
+        description=summary,
+        allow_abbrev=False,
+        epilog=f"Each flag can also be given as BERTH_{process.upper()}_FLAG in the environment.",
+    )
+    for field in _fields(cls):
+        if field.metadata.get("switch"):
+            parser.add_argument(
+                flag(field.name),
+                action=argparse.BooleanOptionalAction,
+                default=None,
+                help=_help(field, process),
+            )
+        else:
+            parser.add_argument(
+                flag(field.name), metavar=field.metadata["metavar"], default=None, help=_help(field, process)
+            )
+    return parser
+
+
+def _fields(cls: type[Any]) -> list["dataclasses.Field[Any]"]:
+    return [field for field in dataclasses.fields(cls) if "parse" in field.metadata]
+
+
+def _help(field: "dataclasses.Field[Any]", process: str) -> str:
+    shown = field.metadata.get("shown")
+    if shown is None and field.default is not MISSING:
+        shown = _shown(field.default)
+    default = "required" if field.default is MISSING else f"default {shown}"
+    return f"{field.metadata['help']} ({default}; {variable(process, field.name)})".replace("%", "%%")
+
+
+def _shown(value: object) -> str:
+    if value is None or value == () or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _value(
+    field: "dataclasses.Field[Any]", given: Mapping[str, Any], process: str, environ: Mapping[str, str]
+) -> Any:
+    name = variable(process, field.name)
+    source, text = flag(field.name), given[field.name]
+    if text is None and name in environ:
+        source, text = f"{source} (from {name})", environ[name]
+    if isinstance(text, bool):
+        return text
+    if text is not None:
+        try:
+            return field.metadata["parse"](text)
+        except InvalidValue as error:
+            raise ConfigError(f"{source}: {error}") from error
+    if field.default is MISSING:
+        raise ConfigError(f"{source} is required (or set {name})")
+    return field.default
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise InvalidValue(f"{text!r} is neither true nor false")
+    return word in _TRUE

@@ -1,0 +1,91 @@
+"""Supervised tasks and level-triggered loops."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from berth.runtime.backoff import Backoff
+from berth.runtime.logs import fields
+
+log = logging.getLogger(__name__)
+
+
+class TaskReturned(Exception):
+    """A task that must run for ever has returned: that is a failure, not an end."""
+
+
+class Supervisor:
+    """Starts the tasks of one process in a TaskGroup: the first failure ends them all."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._eternal: list[asyncio.Task[None]] = []
+
+    def eternal(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        """Run `work` until the supervisor ends; its return is a failure."""
+        self._eternal.append(self._group.create_task(_must_not_return(name, work), name=name))
+
+    def cancel(self) -> None:
+        for task in self._eternal:
+            task.cancel()
+
+
+@asynccontextmanager
+async def supervise() -> AsyncIterator[Supervisor]:
+    """Own tasks for the length of a block; leaving it cancels them and waits for their end."""
+    async with asyncio.TaskGroup() as group:
+        supervisor = Supervisor(group)
+        try:
+            yield supervisor
+        finally:
+            supervisor.cancel()
+
+
+async def _must_not_return(name: str, work: Coroutine[Any, Any, Any]) -> None:
+    await work
+    raise TaskReturned(f"task {name} returned")
+
+
+async def repeat(
+    step: Callable[[], Awaitable[None]],
+    *,
+    name: str,
+    interval_seconds: float,
+    wake: asyncio.Event | None = None,
+    backoff: Backoff | None = None,
+    on_error: Callable[[Exception], None] | None = None,
+) -> None:
+    """Call `step` now, then after each interval or as soon as `wake` is set, for ever.
+
+    A failing step is logged and tried again after a growing pause; only cancellation ends the loop.
+    """
+    wake = wake or asyncio.Event()
+    backoff = backoff or Backoff(initial_seconds=0.2, cap_seconds=max(5.0, interval_seconds))
+    while True:
+        wake.clear()
+        try:
+            await step()
+        except Exception as error:  # the loop is the item boundary: one bad pass must not end the process
+            delay = backoff.next()
+            log.warning(
+                "pass failed", extra=fields(task=name, error=repr(error), retry_seconds=round(delay, 2))
+            )
+            log.debug("pass failed", exc_info=True)
+            if on_error is not None:
+                on_error(error)
+            await asyncio.sleep(delay)
+            continue
+        backoff.reset()
+        await wait_until_set(wake, timeout_seconds=interval_seconds)
+
+
+async def wait_until_set(event: asyncio.Event, *, timeout_seconds: float) -> bool:
+    """True if the event was set within the time."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

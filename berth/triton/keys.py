@@ -1,0 +1,80 @@
+"""The two keys that close a node's Triton.
+
+Triton's restricted APIs ask for a header per class of routes (`--http-restricted-api`,
+`--grpc-restricted-protocol`). The admin key opens what changes the server and stays with the agent;
+the inference key opens what a proxy forwards. A pod that finds Triton's port has neither.
+"""
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from berth.contract.errors import InvalidValue
+
+ADMIN_HEADER = "berth-admin-key"
+INFERENCE_HEADER = "berth-inference-key"
+ADMIN_APIS = "model-repository,shared-memory,logging,trace"
+INFERENCE_APIS = "inference,metadata,statistics,model-config,health"
+
+# How Triton reads a restricted-protocol key from gRPC metadata (docs/customization_guide/inference_protocols.md).
+_GRPC_PREFIX = "triton-grpc-protocol-"
+_FILES = {"admin": "admin", "inference": "inference"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TritonKeys:
+    """Secrets of one Triton process. Never logged: `repr` does not show them."""
+
+    admin: str
+    inference: str
+
+    def __repr__(self) -> str:
+        return "TritonKeys(…)"
+
+    @classmethod
+    def generate(cls) -> "TritonKeys":
+        return cls(admin=secrets.token_hex(16), inference=secrets.token_hex(16))
+
+    @classmethod
+    def read(cls, directory: Path) -> "TritonKeys":
+        """Read the files `admin` and `inference`. Raises InvalidValue naming the file."""
+        return cls(admin=_read(directory / _FILES["admin"]), inference=_read(directory / _FILES["inference"]))
+
+    def write(self, directory: Path) -> None:
+        """Write both files, readable by the owner's group only."""
+        for name, secret in (("admin", self.admin), ("inference", self.inference)):
+            path = directory / _FILES[name]
+            path.write_text(secret + "\n")
+            path.chmod(0o440)
+
+    def server_flags(self) -> list[str]:
+        """The tritonserver flags that put the keys in force, on both front ends."""
+        rules = ((ADMIN_APIS, ADMIN_HEADER, self.admin), (INFERENCE_APIS, INFERENCE_HEADER, self.inference))
+        return [
+            f"--{front_end}={apis}:{header}={secret}"
+            for apis, header, secret in rules
+            for front_end in ("http-restricted-api", "grpc-restricted-protocol")
+        ]
+
+    @property
+    def inference_http_headers(self) -> dict[str, str]:
+        return {INFERENCE_HEADER: self.inference}
+
+    @property
+    def inference_grpc_metadata(self) -> dict[str, str]:
+        return {_GRPC_PREFIX + INFERENCE_HEADER: self.inference}
+
+    @property
+    def admin_grpc_metadata(self) -> dict[str, str]:
+        """For the agent: both keys."""
+        return {_GRPC_PREFIX + ADMIN_HEADER: self.admin, **self.inference_grpc_metadata}
+
+
+def _read(path: Path) -> str:
+    try:
+        secret = path.read_text().strip()
+    except OSError as error:
+        raise InvalidValue(f"{path}: {error.strerror}; berth keys makes it") from error
+    if not secret.isalnum():
+        raise InvalidValue(f"{path}: not a key; berth keys makes one")
+    return secret
