@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from berth.contract.endpoint import Endpoint
+from berth.runtime.errors import CannotStart
 from berth.runtime.process import starting
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -38,8 +39,12 @@ class AdminServer:
         """Raises CannotStart when the port is taken."""
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._listen.host, self._listen.port)
-        with starting("--admin-listen", self._listen):
-            await site.start()
+        try:
+            with starting("--admin-listen", self._listen):
+                await site.start()
+        except CannotStart:
+            await self._runner.cleanup()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,0 +1,75 @@
+# `make demo` and `make test` set up whatever they need; every other target is for development.
+#   make demo [KEEP=1]   the whole story on one machine; KEEP=1 leaves the cluster up
+#   make test [ARGS=…]   all tests, on a real API server and a real Triton; ARGS goes to pytest
+#   make check           lint, types, import contracts, generated code, then the tests
+#   make format          format the code
+#   make generate        Python code from protos/
+#   make lock            the pinned dependencies, after a change in pyproject.toml
+#   make clean           what the above made in this directory (the cache in ~/.cache/berth stays)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup controlplane demo test check lint format generate generated lock clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+GENERATED := berth/v1/node_agent_pb2.py berth/v1/node_agent_pb2.pyi berth/v1/node_agent_pb2_grpc.py
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(STAMP)
+
+# The stamp is written last: a set-up that broke off is begun again.
+$(STAMP): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Berth needs Python 3.11 or newer; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "installing Python packages into $(VENV): 1 to 3 minutes, once"
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) \
+		|| { echo "python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+controlplane: $(STAMP)
+	@$(BIN)/python -m localcluster.binaries
+
+demo: controlplane
+	@$(BIN)/berth demo $(if $(KEEP),--keep)
+
+test: controlplane
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint generated test
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+generate: $(STAMP)
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. \
+		protos/berth/v1/node_agent.proto
+
+# Generated code is checked in so that nobody needs protoc to install Berth; it must not go stale.
+generated: $(STAMP)
+	@rm -rf build/generated && mkdir -p build/generated
+	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=build/generated --pyi_out=build/generated \
+		--grpc_python_out=build/generated protos/berth/v1/node_agent.proto
+	@for file in $(GENERATED); do cmp build/generated/$$file $$file || { echo "stale: make generate" >&2; exit 1; }; done
+
+COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+
+lock: $(STAMP)
+	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) --extra local --extra dev --output-file requirements/dev.txt pyproject.toml
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
