@@ -31,7 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         print(f"berth: {command!r} is not a command; see berth --help", file=sys.stderr)
         return 2
-    module = importlib.import_module(COMMANDS[command][0])
+    try:
+        module = importlib.import_module(COMMANDS[command][0])
+    except ModuleNotFoundError as error:
+        if error.name != "localcluster":
+            raise
+        print("berth: demo runs from a source checkout only: make demo", file=sys.stderr)
+        return 3
     code: int = module.run(arguments[1:])
     return code
 
