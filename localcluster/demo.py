@@ -1,0 +1,297 @@
+"""`berth demo`: the whole story on one machine, told in a terminal and checked at every step.
+
+Each step asserts what it shows; the first that does not hold ends the story with exit 1 and says what went wrong.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from berth.contract.keys import Keys
+from berth.kube import paths
+from berth.kube.errors import KubeError, NotFound
+from berth.kube.options import KubeOptions
+from berth.runtime.options import option, switch
+from berth.runtime.process import run_process
+from binder import top
+from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
+from localcluster.inference import infer_grpc, infer_rest, is_hidden
+from localcluster.model_server import serving
+from localcluster.samples import SIMPLE_MODEL, archive, model_deployment
+
+Json = dict[str, Any]
+
+SUMMARY = (
+    "Start a real control plane, two simulated GPU nodes with a real Triton each, and Berth; deploy models, use them, "
+    "break things, and show how it heals."
+)
+
+# What each model takes on its mock GPU once loaded; the pods ask for as much or a little more.
+_TAKES = "models: {resnet: 10Gi, resnet-big: 19Gi, resnet-huge: 19Gi, simple: 300Mi}\n"
+NODES = (
+    NodeSpec(
+        name="gpu-1",
+        scenario="gpus:\n  - {uuid: GPU-1-0, product: Tesla T4, total: 16Gi}\n" + _TAKES,
+    ),
+    NodeSpec(
+        name="gpu-2",
+        scenario=(
+            "gpus:\n"
+            "  - {uuid: GPU-2-0, product: NVIDIA A2, total: 12Gi}\n"
+            "  - {uuid: GPU-2-1, product: NVIDIA A10, total: 24Gi}\n" + _TAKES
+        ),
+    ),
+)
+_WAIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(KubeOptions):
+    """The demo's own switches."""
+
+    keep: bool = switch("leave the cluster up afterwards, until Ctrl-C", default=False)
+    log_level: str = option("the least severe lines that are logged", default="error", metavar="LEVEL")
+
+
+class StoryFailed(Exception):
+    """A step did not show what it must."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """When a Deployment's first pod passed each phase, in seconds since it was applied."""
+
+    created: float | None = None
+    bound: float | None = None
+    loaded: float | None = None
+    ready: float | None = None
+
+    def observe(self, pod: Json, elapsed: float) -> None:
+        status = pod.get("status", {})
+        self.created = self.created or elapsed
+        if pod["spec"].get("nodeName"):
+            self.bound = self.bound or elapsed
+        inits = status.get("initContainerStatuses") or []
+        if inits and all("terminated" in c.get("state", {}) for c in inits):
+            self.loaded = self.loaded or elapsed
+        if _is_ready(pod):
+            self.ready = self.ready or elapsed
+
+
+@dataclass(slots=True)
+class Story:
+    """The steps, in order. `console` is where it is told."""
+
+    cluster: LocalCluster
+    console: Console
+    url: Callable[[str, bytes], str]
+    keys: Keys = Keys()
+    timelines: dict[str, Timeline] = field(default_factory=dict)
+
+    async def tell(self) -> None:
+        await self.deploys()
+        await self.infers()
+        await self.isolates()
+        await self.waits_for_memory()
+        await self.heals_a_killed_proxy()
+        await self.heals_a_pod_killed_hard()
+
+    async def deploys(self) -> None:
+        self._step("Three models, as Deployments of pods: 11 GiB, 20 GiB and 400 MiB of GPU memory")
+        source = self.url("simple.tar.gz", archive())
+        await asyncio.gather(
+            self._deploy("resnet", "11Gi", source),
+            self._deploy("resnet-big", "20Gi", source),
+            self._deploy("simple", "400Mi", f"file://{SIMPLE_MODEL}"),
+        )
+        await self._show_gpus()
+
+    async def infers(self) -> None:
+        self._step("Inference over REST and gRPC, each through the model's own proxy")
+        for model in ("resnet", "resnet-big", "simple"):
+            ip = await self._ip(model)
+            await infer_rest(f"{ip}:9000", model)
+            await infer_grpc(f"{ip}:9001", model)
+            self._said(f"{model}: right answers from http://{ip}:9000 and grpc {ip}:9001")
+
+    async def isolates(self) -> None:
+        self._step("One model's proxy cannot reach another model")
+        ip = await self._ip("simple")
+        for other in ("resnet", "no-such-model"):
+            if not await is_hidden(f"{ip}:9000", f"{ip}:9001", other):
+                raise StoryFailed(f"simple's proxy answered for {other}")
+        self._said("simple's proxy: resnet is unknown, in the same words as a model that does not exist")
+
+    async def waits_for_memory(self) -> None:
+        self._step("A model that is too big waits, with its reason, until there is room")
+        source = self.url("simple.tar.gz", archive())
+        await self.cluster.apply([model_deployment("resnet-huge", source=source, gpu_mem="20Gi")])
+        reason = await self._until("resnet-huge to be refused", lambda: self._unschedulable("resnet-huge"))
+        self._said(f"resnet-huge is Pending: {reason}")
+        self._said("deleting resnet-big …")
+        await self.cluster.client.delete("/apis/apps/v1/namespaces/default/deployments/resnet-big")
+        await self._ready("resnet-huge")
+        await infer_rest(f"{await self._ip('resnet-huge')}:9000", "resnet-huge")
+        self._said("resnet-huge got the place of resnet-big and serves")
+        await self._show_gpus()
+
+    async def heals_a_killed_proxy(self) -> None:
+        self._step("kill -9 of a proxy: the model stays loaded, the pod serves again")
+        pod = (await self._pods("simple"))[0]
+        os.kill(self.cluster.pid_of("default", pod["metadata"]["name"], "proxy"), signal.SIGKILL)
+
+        async def restarted() -> bool:
+            current = (await self._pods("simple"))[0]
+            statuses = current["status"].get("containerStatuses") or [{}]
+            return statuses[0].get("restartCount", 0) > 0 and _is_ready(current)
+
+        await self._until("the proxy to be restarted", restarted)
+        await infer_grpc(f"{await self._ip('simple')}:9001", "simple")
+        self._said(f"{pod['metadata']['name']}: proxy restarted, answers again")
+
+    async def heals_a_pod_killed_hard(self) -> None:
+        self._step("A pod deleted with no grace at all: the agent unloads its model")
+        pod = (await self._pods("resnet"))[0]
+        await self.cluster.client.delete("/apis/apps/v1/namespaces/default/deployments/resnet")
+        await self.cluster.client.delete(paths.pod("default", pod["metadata"]["name"]), grace_seconds=0)
+
+        async def unloaded() -> bool:
+            view = await top.collect(self.cluster.client, self.keys, "berth-system")
+            return not any(m.model_name == "resnet" for node in view.nodes for m in node.models)
+
+        await self._until("the orphan to be unloaded", unloaded)
+        self._said("resnet is gone from its node, and so is the memory that it held")
+        await self._show_gpus()
+
+    async def _deploy(self, name: str, gpu_mem: str, source: str) -> None:
+        started = time.monotonic()
+        timeline = self.timelines.setdefault(name, Timeline())
+        await self.cluster.apply([model_deployment(name, source=source, gpu_mem=gpu_mem)])
+
+        async def ready() -> bool:
+            for pod in await self._pods(name):
+                timeline.observe(pod, time.monotonic() - started)
+            return timeline.ready is not None
+
+        await self._until(f"{name} to serve", ready)
+        self._said(f"{name} serves after {timeline.ready:.1f} s")
+
+    async def _ready(self, name: str) -> None:
+        async def ready() -> bool:
+            return any(_is_ready(pod) for pod in await self._pods(name))
+
+        await self._until(f"{name} to serve", ready)
+
+    async def _unschedulable(self, name: str) -> str | None:
+        for pod in await self._pods(name):
+            for condition in pod["status"].get("conditions") or []:
+                if condition["type"] == "PodScheduled" and condition["status"] == "False":
+                    return str(condition["message"])
+        return None
+
+    async def _pods(self, name: str) -> list[Json]:
+        listed = await self.cluster.client.get(paths.pods("default"), labelSelector=f"app={name}")
+        return [pod for pod in listed["items"] if "deletionTimestamp" not in pod["metadata"]]
+
+    async def _ip(self, name: str) -> str:
+        return str((await self._pods(name))[0]["status"]["podIP"])
+
+    async def _until(self, what: str, check: Callable[[], Awaitable[Any]]) -> Any:
+        """The first true answer of `check`, or StoryFailed after a bound."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                if answer := await check():
+                    return answer
+            except (NotFound, IndexError):
+                pass  # between a pod's end and its successor
+            await asyncio.sleep(0.05)
+        raise StoryFailed(f"waited {_WAIT_SECONDS:g} s for {what}")
+
+    async def _show_gpus(self) -> None:
+        """The live table for a moment on a terminal, once elsewhere."""
+        if not self.console.is_terminal:
+            self.console.print(top.table(await self._view()))
+            return
+        with Live(top.table(await self._view()), console=self.console, auto_refresh=False) as live:
+            for _ in range(8):
+                await asyncio.sleep(0.25)
+                live.update(top.table(await self._view()), refresh=True)
+
+    async def _view(self) -> top.ClusterView:
+        return await top.collect(self.cluster.client, self.keys, "berth-system")
+
+    def _step(self, text: str) -> None:
+        self.console.print(f"\n[bold]{text}[/bold]")
+
+    def _said(self, text: str) -> None:
+        self.console.print(f"  {text}", highlight=False, markup=False)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Entry point of `berth demo`."""
+    return run_process("demo", SUMMARY, DemoOptions, main, argv)
+
+
+async def main(options: DemoOptions, stop: asyncio.Event) -> None:
+    """Tell the story; SystemExit(1) when it does not hold."""
+    console, began = Console(), time.monotonic()
+    console.print("[bold]Starting[/bold] etcd, kube-apiserver, controller-manager, 2 GPU nodes, Berth …")
+    async with LocalCluster(ClusterSpec(nodes=NODES, binders=1)) as cluster, serving() as url:
+        console.print(f"  up after {time.monotonic() - began:.1f} s")
+        story = Story(cluster, console, url)
+        try:
+            await _unless_stopped(story.tell(), stop)
+        except (StoryFailed, KubeError, AssertionError, OSError) as error:
+            console.print(f"\n[bold red]What went wrong:[/bold red] {error}", highlight=False)
+            console.print(f"  logs: {cluster.keep_logs()}", highlight=False)
+            raise SystemExit(1) from error
+        _summarise(console, story, time.monotonic() - began)
+        if options.keep:
+            await _keep(console, cluster, stop)
+
+
+async def _unless_stopped(story: Awaitable[None], stop: asyncio.Event) -> None:
+    telling = asyncio.ensure_future(story)
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({telling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not telling.done():
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+        raise StoryFailed("interrupted")
+    telling.result()
+
+
+def _summarise(console: Console, story: Story, seconds: float) -> None:
+    phases = Table(
+        "model", "pod created", "bound", "loaded", "ready", title="\nFrom apply to serving, seconds"
+    )
+    for name, line in story.timelines.items():
+        phases.add_row(name, *(f"{t or 0:.2f}" for t in (line.created, line.bound, line.loaded, line.ready)))
+    console.print(phases)
+    memory = Table("process", "RSS, MiB", title="\nMemory of each process")
+    for name, mebibytes in sorted(story.cluster.rss_mebibytes().items()):
+        memory.add_row(name, f"{mebibytes:.0f}")
+    console.print(memory)
+    console.print(f"\n[bold green]Everything held.[/bold green] {seconds:.0f} s in all.")
+
+
+async def _keep(console: Console, cluster: LocalCluster, stop: asyncio.Event) -> None:
+    console.print("\nThe cluster stays up until Ctrl-C:", highlight=False)
+    for line in cluster.addresses():
+        console.print(f"  {line}", highlight=False, markup=False)
+    await stop.wait()
+
+
+def _is_ready(pod: Json) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

@@ -1,0 +1,234 @@
+"""One pod's life on this node, from its first sight to the end of its last process."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from berth.contract.pod import pod_ref
+from berth.kube import paths
+from berth.kube.client import STRATEGIC_PATCH, KubeClient
+from berth.kube.errors import Conflict, KubeError, NotFound
+from berth.kube.events import EventRecorder
+from berth.kube.times import utc_now
+from berth.runtime.backoff import Backoff
+from berth.runtime.logs import fields
+from localcluster.kubelet.container import Container, Launch, base_environment
+from localcluster.kubelet.environment import Addresses, environment_of
+from localcluster.kubelet.refusal import CannotRun, check
+from localcluster.kubelet.status import ContainerRecord, pod_status
+from localcluster.kubelet.volumes import Volumes
+
+log = logging.getLogger(__name__)
+
+JsonObject = dict[str, Any]
+
+_DEFAULT_GRACE_SECONDS = 30.0
+
+
+class PodRunner:
+    """Runs one pod. `run()` returns when every process has ended and the API server knows."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        events: EventRecorder,
+        pod: JsonObject,
+        *,
+        directory: Path,
+        addresses: Addresses,
+        marks: Mapping[str, str],
+    ) -> None:
+        self._client, self._events, self._pod = client, events, pod
+        self._directory, self._addresses, self._marks = directory, addresses, marks
+        self.ref = pod_ref(pod)
+        self._started = utc_now()
+        self._stopping = asyncio.Event()
+        self._grace_seconds = _DEFAULT_GRACE_SECONDS
+        self._gone = False
+        self._changed = asyncio.Event()
+        self._told: JsonObject | None = None
+        self.containers: dict[str, Container] = {}
+        self._records = _records(pod["spec"])
+
+    def stop(self, *, grace_seconds: float, gone: bool) -> None:
+        """The pod is to end; `gone`: the API server has forgotten it already. May be called again to hurry."""
+        if self._stopping.is_set() and grace_seconds >= self._grace_seconds and gone == self._gone:
+            return
+        self._grace_seconds, self._gone = grace_seconds, self._gone or gone
+        if self._stopping.is_set():
+            self._hurry = asyncio.create_task(self._stop_all())
+        self._stopping.set()
+
+    async def run(self) -> None:
+        telling = asyncio.create_task(self._tell_changes())
+        try:
+            await self._run()
+        except CannotRun as error:
+            await self._refuse(str(error))
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+        await self._finish()
+
+    async def _run(self) -> None:
+        check(self._pod)
+        volumes = Volumes(self._client, self._pod, self._directory, self._addresses)
+        if not await self._made(volumes):
+            return
+        self._make_containers(volumes)
+        living = asyncio.create_task(self._live())
+        renewing = asyncio.create_task(volumes.keep_tokens_fresh())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not living.done():
+                await self._stop_all()
+            await living
+        finally:
+            for task in (renewing, stopping):
+                task.cancel()
+            await asyncio.gather(renewing, stopping, return_exceptions=True)
+
+    async def _made(self, volumes: Volumes) -> bool:
+        """Make the volumes, as often as it takes; False if the pod is to end before."""
+        backoff = Backoff(initial_seconds=0.2, cap_seconds=5.0)
+        while not self._stopping.is_set():
+            try:
+                await volumes.make()
+            except KubeError as error:
+                # The API server may not have seen yet that the pod is bound here: the Node authorizer then refuses.
+                if backoff.failures == 5:
+                    self._events.record(self.ref, "Warning", "FailedMount", str(error))
+                await asyncio.sleep(backoff.next())
+                continue
+            return True
+        return False
+
+    def _make_containers(self, volumes: Volumes) -> None:
+        spec = self._pod["spec"]
+        specs = {c["name"]: c for c in [*(spec.get("initContainers") or []), *spec["containers"]]}
+        for record in self._records:
+            container = specs[record.name]
+            launch = Launch(
+                spec=container,
+                env=environment_of(self._pod, container, self._addresses),
+                base_env=base_environment(self._marks),
+                mounts=volumes.mounts_of(container),
+                directory=self._directory / "containers" / record.name,
+                pod_ip=self._addresses.pod_ip,
+            )
+            self.containers[record.name] = Container(
+                launch,
+                record,
+                restart_policy=spec.get("restartPolicy", "Always"),
+                changed=self._changed.set,
+            )
+
+    async def _live(self) -> None:
+        """Init containers in order, then the others side by side; sidecars end after them."""
+        sidecars: list[asyncio.Task[None]] = []
+        for container in self._of(is_init=True):
+            if self._stopping.is_set():
+                break
+            if container.record.is_sidecar:
+                sidecars.append(asyncio.create_task(container.run()))
+                await self._until_started(container)
+                continue
+            await container.run()
+            if not container.record.succeeded:
+                break
+        else:
+            await asyncio.gather(*(container.run() for container in self._of(is_init=False)))
+        await asyncio.gather(*(c.stop(grace_seconds=self._grace_seconds) for c in self._sidecars()))
+        await asyncio.gather(*sidecars)
+
+    async def _until_started(self, container: Container) -> None:
+        while not container.record.started and not self._stopping.is_set():
+            await asyncio.sleep(0.05)
+
+    async def _stop_all(self) -> None:
+        grace = self._grace_seconds
+        mains = [c for c in self.containers.values() if not c.record.is_sidecar]
+        await asyncio.gather(*(container.stop(grace_seconds=grace) for container in mains))
+
+    def _of(self, *, is_init: bool) -> list[Container]:
+        return [c for c in self.containers.values() if c.record.is_init is is_init]
+
+    def _sidecars(self) -> list[Container]:
+        return [c for c in self.containers.values() if c.record.is_sidecar]
+
+    async def _refuse(self, why: str) -> None:
+        self._events.record(self.ref, "Warning", "CannotRun", why)
+        await self._write({"phase": "Failed", "reason": "CannotRun", "message": why})
+
+    async def _tell_changes(self) -> None:
+        """Write the status after every change, the latest only."""
+        self._changed.set()
+        backoff = Backoff(initial_seconds=0.1, cap_seconds=5.0)
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._tell()
+            except KubeError as error:
+                log.warning("status not written", extra=fields(pod=self.ref, error=error))
+                await asyncio.sleep(backoff.next())
+                self._changed.set()
+            else:
+                backoff.reset()
+
+    async def _tell(self) -> None:
+        status = pod_status(
+            self._records,
+            pod_ip=self._addresses.pod_ip,
+            host_ip=self._addresses.host_ip,
+            started=self._started,
+            deleting=self._stopping.is_set(),
+        )
+        if status != self._told:
+            await self._write(status)
+            self._told = status
+
+    async def _write(self, status: JsonObject) -> None:
+        path = f"{paths.pod(self.ref.namespace, self.ref.name)}/status"
+        body = {"metadata": {"uid": self.ref.uid}, "status": status}
+        try:
+            await self._client.patch(path, body, content_type=STRATEGIC_PATCH)
+        except (NotFound, Conflict):
+            self._gone = True  # deleted, or another pod has its name
+
+    async def _finish(self) -> None:
+        """Tell the last status; if the pod is being deleted, let the API server forget it."""
+        backoff = Backoff(initial_seconds=0.1, cap_seconds=5.0)
+        while not self._gone:
+            try:
+                if self.containers:
+                    await self._tell()
+                if not self._stopping.is_set():
+                    return
+                path = paths.pod(self.ref.namespace, self.ref.name)
+                await self._client.delete(path, grace_seconds=0, uid=self.ref.uid)
+                return
+            except (NotFound, Conflict):
+                return
+            except KubeError as error:
+                log.warning("pod not finished", extra=fields(pod=self.ref, error=error))
+                await asyncio.sleep(backoff.next())
+
+
+def grace_of(pod: JsonObject) -> float:
+    """Seconds from SIGTERM to SIGKILL, as the deletion or the pod asks."""
+    asked = pod["metadata"].get("deletionGracePeriodSeconds")
+    if asked is None:
+        asked = pod["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_SECONDS)
+    return float(asked)
+
+
+def _records(spec: JsonObject) -> list[ContainerRecord]:
+    inits = [
+        ContainerRecord(c["name"], c["image"], is_init=True, is_sidecar=c.get("restartPolicy") == "Always")
+        for c in spec.get("initContainers") or []
+    ]
+    return [*inits, *(ContainerRecord(c["name"], c["image"]) for c in spec["containers"])]

@@ -1,0 +1,96 @@
+"""A real Triton on one loopback address: the server that the PyPI wheel nvidia-pytriton carries."""
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from berth.triton.keys import TritonKeys
+
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
+# The python backend maps this much shared memory for each model instance; its default is 64 MiB.
+_SHM_BYTES = 1024 * 1024
+
+
+class TritonMissing(Exception):
+    """nvidia-pytriton is not installed, or does not carry what this interpreter needs."""
+
+
+def prepare_backends(directory: Path) -> Path:
+    """A backend directory with the python backend for this interpreter. Returns `directory`.
+
+    The wheel ships one stub for each Python version beside the backends; Triton looks for it inside.
+    """
+    server = _server_directory()
+    target = directory / "python"
+    shutil.copytree(server / "backends" / "python", target, dirs_exist_ok=True)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = server / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.exists():
+        raise TritonMissing(f"nvidia-pytriton has no python backend stub for Python {version}")
+    shutil.copy2(stub, target / stub.name)
+    (target / stub.name).chmod(0o755)
+    return directory
+
+
+def command(*, address: str, models: Path, backends: Path, keys: TritonKeys, shm_prefix: str) -> list[str]:
+    """The server's command line, with the flags of the DaemonSet in `deploy/base`."""
+    return [
+        str(_server_directory() / "bin" / "tritonserver"),
+        f"--model-repository={models}",
+        f"--backend-directory={backends}",
+        "--model-control-mode=explicit",
+        "--strict-readiness=false",
+        "--exit-on-error=false",
+        "--allow-sagemaker=false",
+        "--allow-vertex-ai=false",
+        f"--http-address={address}",
+        f"--http-port={HTTP_PORT}",
+        f"--grpc-address={address}",
+        f"--grpc-port={GRPC_PORT}",
+        f"--metrics-address={address}",
+        f"--metrics-port={METRICS_PORT}",
+        "--allow-gpu-metrics=false",
+        "--exit-timeout-secs=3",
+        "--http-thread-count=2",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}",
+        *keys.server_flags(),
+    ]
+
+
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with the libraries that the server and the python backend's stub load."""
+    libraries = [
+        str(_package_directory().parent / "nvidia_pytriton.libs"),
+        str(sysconfig.get_config_var("LIBDIR") or ""),
+        base.get("LD_LIBRARY_PATH", ""),
+    ]
+    # The stub is an interpreter of its own: it finds numpy where this one does.
+    modules = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    return {
+        **base,
+        "LD_LIBRARY_PATH": ":".join(path for path in libraries if path),
+        "PYTHONPATH": ":".join(dict.fromkeys(modules)),
+        "PYTHONHOME": sys.base_prefix,
+    }
+
+
+def remove_shared_memory(prefix: str) -> None:
+    """What a server that was killed left in /dev/shm; its successor would refuse to start over it."""
+    for region in Path("/dev/shm").glob(f"{prefix}*"):  # noqa: S108 - the backend's own place
+        region.unlink(missing_ok=True)
+
+
+def _package_directory() -> Path:
+    found = importlib.util.find_spec("pytriton")
+    if found is None or not found.submodule_search_locations:
+        raise TritonMissing("nvidia-pytriton is not installed: pip install berth[local]")
+    return Path(os.fspath(found.submodule_search_locations[0]))
+
+
+def _server_directory() -> Path:
+    return _package_directory() / "tritonserver"
