@@ -20,8 +20,6 @@ log = logging.getLogger(__name__)
 O = TypeVar("O", bound=CommonOptions)  # noqa: E741
 Main = Callable[[O, asyncio.Event], Awaitable[None]]
 
-_SECRET_FIELDS = ("token", "key", "secret")
-
 
 def run_process(process: str, summary: str, options: type[O], main: "Main[O]", argv: Sequence[str]) -> int:
     """Run `main(options, stop)` until it returns; `stop` is set by SIGTERM or SIGINT.
@@ -96,5 +94,4 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _described(options: CommonOptions) -> str:
-    pairs = dataclasses.asdict(options).items()
-    return " ".join(f"{name}={value}" for name, value in pairs if not name.startswith(_SECRET_FIELDS))
+    return " ".join(f"{field.name}={getattr(options, field.name)}" for field in dataclasses.fields(options))

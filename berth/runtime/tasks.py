@@ -89,3 +89,13 @@ async def wait_until_set(event: asyncio.Event, *, timeout_seconds: float) -> boo
     except TimeoutError:
         return False
     return True
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Return as soon as one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

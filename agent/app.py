@@ -1,0 +1,333 @@
+"""The agent's composition root: what is made of what, what runs, and in which order it ends."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from agent.api import NodeAgentApi, make_access, serve
+from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuthenticator
+from agent.config import DEFAULT_CAPABILITIES, AgentOptions
+from agent.facts import ForeignUse, GpuFacts, gpu_reports
+from agent.gpus import Gpus, NoGpus
+from agent.lifecycle import Lifecycle
+from agent.metrics import AgentMetrics
+from agent.mock_gpus import MockGpus
+from agent.models import Models
+from agent.nvml import NvmlGpus, NvmlMissing
+from agent.reconcile import Reconciler
+from agent.report import Reporter
+from agent.repository import Repository, RepositoryUnusable
+from berth.contract.errors import InvalidPod, InvalidValue
+from berth.contract.ids import NodeName, PodUid
+from berth.contract.keys import agent_lease_name
+from berth.contract.pod import parse_model_pod, wants_gpu_memory
+from berth.contract.report import NodeReport, TritonReport
+from berth.kube import paths
+from berth.kube.client import KubeClient, open_client, require_reachable
+from berth.kube.events import EventRecorder
+from berth.kube.informer import Change, ChangeKind, Informer
+from berth.kube.lease import Heartbeat
+from berth.runtime.admin import AdminServer
+from berth.runtime.backoff import Backoff
+from berth.runtime.errors import CannotStart, ConfigError
+from berth.runtime.logs import fields
+from berth.runtime.process import run_process
+from berth.runtime.tasks import Supervisor, first_of, repeat, supervise
+from berth.triton.admin import TritonAdmin, open_admin
+from berth.triton.errors import TritonError
+from berth.triton.keys import TritonKeys
+
+log = logging.getLogger(__name__)
+
+SUMMARY = "Publish a node's GPU memory, and load and unload the models of its pods in its Triton."
+# Calls in progress get this long when the agent ends; a stage that is cut off is begun again by its loader.
+_DRAIN_SECONDS = 5.0
+_FLUSH_SECONDS = 2.0
+
+
+def run(argv: Sequence[str]) -> int:
+    """Entry point of `berth agent`."""
+    return run_process("agent", SUMMARY, AgentOptions, main, argv)
+
+
+async def main(options: AgentOptions, stop: asyncio.Event) -> None:
+    repository = Repository(options.repository)
+    try:
+        await asyncio.to_thread(repository.open)
+    except RepositoryUnusable as error:
+        raise CannotStart(f"--repository: {error}") from error
+    keys = _triton_keys(options.triton_keys)
+    models = Models()
+    gpus = GpuFacts(_gpus(options.nvml, models))
+    async with (
+        open_client(options.kubeconfig) as client,
+        open_admin(options.triton_grpc, keys or TritonKeys("none", "none")) as triton,
+    ):
+        node = paths.node(options.node_name)
+        await require_reachable(client, what_for=f"--node-name {options.node_name}", path=node)
+        await _run(_Parts(options, client, triton, repository, models, gpus, keys), stop)
+
+
+class Stalled(Exception):
+    """A loop of the agent makes no progress; its node must not look alive."""
+
+
+class _Parts:
+    """What the agent is made of, wired."""
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        client: KubeClient,
+        triton: TritonAdmin,
+        repository: Repository,
+        models: Models,
+        gpus: GpuFacts,
+        keys: TritonKeys | None,
+    ) -> None:
+        self.options, self.models, self.gpus = options, models, gpus
+        self.registry = CollectorRegistry()
+        self.metrics = AgentMetrics(self.registry)
+        self.node = NodeName(options.node_name)
+        self._foreign = ForeignUse()
+        self._backends = _backends(options.backend_directory)
+        self.events = EventRecorder(client, component="berth-agent", host=self.node)
+        self.reporter = Reporter(
+            client,
+            node=self.node,
+            keys=options.key_prefix,
+            build=self.build_report,
+            readings=lambda: gpus.readings,
+            metrics=self.metrics,
+        )
+        self.lifecycle = Lifecycle(
+            models=models,
+            repository=repository,
+            triton=triton,
+            gpus=gpus,
+            reported=self.reporter,
+            events=self.events,
+            metrics=self.metrics,
+            load_timeout_seconds=options.load_timeout,
+            unload_timeout_seconds=options.unload_timeout,
+        )
+        self.reconciler = Reconciler(
+            models=models, repository=repository, triton=triton, lifecycle=self.lifecycle
+        )
+        self.pods = Informer(
+            client,
+            paths.PODS,
+            params={"fieldSelector": f"spec.nodeName={self.node}"},
+            on_change=self._on_pod,
+        )
+        self.heartbeat = Heartbeat(
+            client,
+            namespace=options.namespace,
+            name=agent_lease_name(self.node),
+            holder=self.node,
+            duration_seconds=round(4 * options.heartbeat_seconds),
+        )
+        self.api = NodeAgentApi(
+            authenticator=_authenticator(options.auth, client),
+            guard=PodGuard(client, node=self.node, keys=options.key_prefix),
+            models=models,
+            repository=repository,
+            lifecycle=self.lifecycle,
+            readings=lambda: gpus.readings,
+            access=make_access(
+                host=options.pod_host, http=options.triton_http, grpc_=options.triton_grpc, keys=keys
+            ),
+            metrics=self.metrics,
+            max_model_bytes=options.max_model_bytes,
+        )
+        self._passed: dict[str, float] = {}
+
+    def build_report(self) -> NodeReport:
+        """The node as it is now."""
+        options = self.options
+        version = self.reconciler.triton_version
+        gpus = gpu_reports(
+            self.gpus.readings,
+            self.models,
+            self._foreign,
+            busy=self.lifecycle.busy_gpus(),
+            headroom_bytes=options.headroom,
+        )
+        return NodeReport(
+            server=options.server_name,
+            capabilities=self._capabilities(),
+            triton=TritonReport(version is not None, version or "", self._backends),
+            gpus=gpus,
+            models=tuple(sorted((model.report() for model in self.models), key=lambda m: m.pod_uid)),
+        )
+
+    def not_ready(self) -> str | None:
+        """Why the agent is not ready, for `/readyz`."""
+        if not self.pods.synced.is_set():
+            return "the node's pods are not known yet"
+        if self.reconciler.triton_version is None:
+            return "Triton does not answer"
+        return None if self.reporter.has_written else "no report has been written"
+
+    async def look_at_gpus(self) -> None:
+        await self.gpus.refresh()
+        self.reporter.wake.set()
+
+    async def reconcile(self) -> None:
+        await self.reconciler.step()
+        self._alive("reconcile")
+
+    async def report(self) -> None:
+        await self.reporter.step()
+        self._alive("report")
+
+    async def beat(self) -> None:
+        """The heartbeat says that the agent does its work, not only that its process is there."""
+        late = [name for name, at in self._passed.items() if _now() - at > 4 * self.options.heartbeat_seconds]
+        if late or not self.reporter.has_written:
+            raise Stalled(f"no heartbeat while these do not work: {', '.join(late) or 'report'}")
+        await self.heartbeat.beat()
+
+    def count_error(self, loop: str) -> Callable[[Exception], None]:
+        def count(error: Exception) -> None:
+            self.metrics.loop_failed(loop)
+            if isinstance(error, TritonError):
+                self._alive(loop)  # the loop works; it is Triton that does not, and the report says so
+                self.reporter.wake.set()
+
+        return count
+
+    def _alive(self, loop: str) -> None:
+        self._passed[loop] = _now()
+
+    def _capabilities(self) -> tuple[str, ...]:
+        base = self.options.capabilities or self._backends or DEFAULT_CAPABILITIES
+        return tuple(sorted({*base, *self.options.extra_capabilities}))
+
+    def _on_pod(self, change: Change) -> None:
+        pod, keys = change.object, self.options.key_prefix
+        if change.kind is ChangeKind.GONE:
+            self.models.lose_pod(PodUid(pod["metadata"]["uid"]))
+        elif wants_gpu_memory(pod, keys):
+            try:
+                self.models.see_pod(parse_model_pod(pod, keys))
+            except InvalidPod as error:
+                log.warning("pod not readable", extra=fields(pod=pod["metadata"]["name"], error=error))
+
+
+async def _run(parts: _Parts, stop: asyncio.Event) -> None:
+    options = parts.options
+    await parts.gpus.refresh()
+    await parts.reconciler.adopt_repository()
+    admin = AdminServer(options.admin_listen, not_ready=parts.not_ready, registry=parts.registry)
+    async with admin, supervise() as tasks:
+        tasks.eternal("pods", parts.pods.run())
+        tasks.eternal("events", parts.events.run())
+        # Whose model is whose is not known before the pods are: until then nothing is unloaded or served.
+        await first_of(parts.pods.synced, stop)
+        server = await serve(parts.api, options.listen)
+        changes = asyncio.Event()
+        tasks.eternal("changes", _follow(parts.models, [changes, parts.reporter.wake]))
+        _start_loops(parts, tasks, changes)
+        log.info("serving", extra=fields(node=parts.node, listen=options.listen))
+        await stop.wait()
+        await server.stop(_DRAIN_SECONDS)
+        await parts.lifecycle.close()
+        await _bounded(parts.events.flush(), seconds=_FLUSH_SECONDS)
+
+
+def _start_loops(parts: _Parts, tasks: Supervisor, changes: asyncio.Event) -> None:
+    options = parts.options
+    poll = options.poll_seconds
+    loops = (
+        ("gpus", parts.look_at_gpus, poll, None),
+        ("reconcile", parts.reconcile, poll, changes),
+        ("report", parts.report, poll, parts.reporter.wake),
+        ("heartbeat", parts.beat, options.heartbeat_seconds, None),
+    )
+    for name, step, interval, wake in loops:
+        backoff = Backoff(initial_seconds=0.2, cap_seconds=poll)
+        work = repeat(
+            step,
+            name=name,
+            interval_seconds=interval,
+            wake=wake,
+            backoff=backoff,
+            on_error=parts.count_error(name),
+        )
+        tasks.eternal(name, work)
+
+
+async def _follow(models: Models, wakes: Sequence[asyncio.Event]) -> None:
+    """Pass every change of the table on to the loops that live by it."""
+    while True:
+        change = models.next_change()
+        for wake in wakes:
+            wake.set()
+        await change.wait()
+
+
+async def _bounded(work: Awaitable[None], *, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await work
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _authenticator(kind: str, client: KubeClient) -> Authenticator:
+    if kind == "token":
+        return TokenAuthenticator(client)
+    log.warning(
+        "--auth none: whoever reaches the agent's API may stage, load and unload any model of this node"
+    )
+    return TrustingAuthenticator()
+
+
+def _triton_keys(directory: Path | None) -> TritonKeys | None:
+    if directory is None:
+        log.warning("no --triton-keys: whoever reaches Triton's ports may use and change every model")
+        return None
+    try:
+        return TritonKeys.read(directory)
+    except InvalidValue as error:
+        raise ConfigError(f"--triton-keys: {error}") from error
+
+
+def _gpus(choice: str, models: Models) -> Gpus:
+    kind, _, file = choice.partition(":")
+    if kind == "mock" and file:
+        try:
+            return MockGpus(Path(file), models.residents)
+        except InvalidValue as error:
+            raise ConfigError(f"--nvml: {error}") from error
+    if choice == "none":
+        return NoGpus()
+    if choice in ("auto", "nvml"):
+        return _real_gpus(required=choice == "nvml")
+    raise ConfigError(f"--nvml: {choice!r} is not one of auto, nvml, none, mock:FILE")
+
+
+def _real_gpus(*, required: bool) -> Gpus:
+    try:
+        return NvmlGpus.open()
+    except NvmlMissing as error:
+        if required:
+            raise CannotStart(f"--nvml nvml: {error}") from error
+        log.warning("no GPU facts: this node takes no models", extra=fields(reason=error))
+        return NoGpus()
+
+
+def _backends(directory: Path | None) -> tuple[str, ...]:
+    if directory is None:
+        return ()
+    try:
+        return tuple(sorted(entry.name for entry in directory.iterdir() if entry.is_dir()))
+    except OSError as error:
+        raise ConfigError(f"--backend-directory: {directory}: {error.strerror}") from error

@@ -1,0 +1,88 @@
+"""The agent's options, each default with its reason."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from berth.contract.endpoint import Endpoint
+from berth.kube.options import KubeOptions
+from berth.runtime import options as opt
+
+# What NVIDIA's Triton image brings; Seldon Core 2 lists the same for its Triton server.
+DEFAULT_CAPABILITIES = ("dali", "onnxruntime", "openvino", "python", "pytorch", "tensorrt", "triton")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions(KubeOptions):
+    """`berth agent --help`."""
+
+    node_name: str = opt.option("the node that this agent speaks for", metavar="NAME")
+    nvml: str = opt.option(
+        "where GPU facts come from: nvml, none, mock:FILE (a YAML scenario), or auto (nvml if it is there)",
+        default="auto",
+        metavar="auto|nvml|none|mock:FILE",
+    )
+    repository: Path = opt.option(
+        "directory of Berth's model repository; Triton reads DIR/models", parse=Path, metavar="DIR"
+    )
+    triton_http: Endpoint = opt.endpoint("Triton's REST port", default="127.0.0.1:8000")
+    triton_grpc: Endpoint = opt.endpoint("Triton's gRPC port", default="127.0.0.1:8001")
+    triton_keys: Path | None = opt.option(
+        "directory with Triton's keys, made by berth keys; without it Triton is open",
+        default=None,
+        parse=Path,
+        metavar="DIR",
+    )
+    listen: Endpoint = opt.endpoint("the agent's API", default="0.0.0.0:8470")
+    admin_listen: Endpoint = opt.endpoint("health and metrics", default="0.0.0.0:8471")
+    advertise_host: str | None = opt.option(
+        "host at which pods reach this node's Triton; without it the host of --triton-http",
+        default=None,
+        metavar="HOST",
+    )
+    server_name: str = opt.option("the name that pods pin themselves to", default="triton", metavar="NAME")
+    capabilities: tuple[str, ...] = opt.option(
+        "what this Triton can serve; without it the backends of --backend-directory, or NVIDIA's image",
+        default=(),
+        parse=opt.words,
+        metavar="A,B",
+    )
+    extra_capabilities: tuple[str, ...] = opt.option(
+        "capabilities besides those", default=(), parse=opt.words, metavar="A,B"
+    )
+    backend_directory: Path | None = opt.option(
+        "Triton's backend directory, where the agent can see it", default=None, parse=Path, metavar="DIR"
+    )
+    # CUDA's allocators grow on the first requests after a load; this much stays free on every GPU for them.
+    headroom: int = opt.option(
+        "GPU memory kept free on every GPU",
+        default=256 * 1024**2,
+        parse=opt.byte_count,
+        metavar="QUANTITY",
+        shown="256Mi",
+    )
+    auth: str = opt.option(
+        "who may call the API: holders of a pod's token, or anybody (for local use only)",
+        default="token",
+        parse=opt.choice("token", "none"),
+        metavar="token|none",
+    )
+    # A kubelet's: one renewal in four may be lost before the Lease (4 x) ends.
+    heartbeat_seconds: float = opt.seconds("time between two heartbeats", default=10.0, minimum=1.0)
+    poll_seconds: float = opt.seconds("time between two looks at GPUs and Triton", default=2.0, minimum=0.1)
+    # A large model takes minutes to read from disk and move to the GPU.
+    load_timeout: float = opt.seconds("the longest that one load may take", default=600.0, minimum=1.0)
+    unload_timeout: float = opt.seconds(
+        "the longest to wait for a model to be gone", default=120.0, minimum=1.0
+    )
+    max_model_bytes: int = opt.option(
+        "the largest model that is staged",
+        default=512 * 1024**3,
+        parse=opt.byte_count,
+        metavar="QUANTITY",
+        shown="512Gi",
+    )
+
+    @property
+    def pod_host(self) -> str:
+        """Where a pod of this node finds Triton."""
+        return self.advertise_host or self.triton_http.host

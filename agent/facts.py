@@ -1,0 +1,105 @@
+"""The node's GPU facts as the report needs them: the last reading, and what of it is foreign."""
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+
+from agent.gpus import GpuReading, Gpus, GpusUnknown
+from agent.models import Models
+from berth.contract.ids import GpuUuid
+from berth.contract.report import GpuReport
+from berth.runtime.logs import fields
+
+log = logging.getLogger(__name__)
+
+# Foreign use moves by small amounts all the time; the report follows in steps, upwards at once.
+HYSTERESIS_BYTES = 16 * 1024**2
+
+
+class GpuFacts:
+    """Readings of one port. After a failure the GPUs that are known stay listed, as unknown."""
+
+    def __init__(self, port: Gpus) -> None:
+        self._port = port
+        self.instance_kind = port.instance_kind
+        self.readings: tuple[GpuReading, ...] = ()
+        self._trouble = ""
+
+    async def read_now(self) -> tuple[GpuReading, ...]:
+        """A fresh reading. Raises GpusUnknown."""
+        try:
+            self.readings = await self._port.read()
+        except GpusUnknown as error:
+            self._note(str(error))
+            raise
+        self._note("")
+        return self.readings
+
+    async def refresh(self) -> None:
+        """A fresh reading, or all facts unknown."""
+        try:
+            await self.read_now()
+        except GpusUnknown as error:
+            self.readings = tuple(_unknown(reading, str(error)) for reading in self.readings)
+
+    def _note(self, trouble: str) -> None:
+        """Say it once, when it changes."""
+        if trouble != self._trouble:
+            log.log(
+                logging.WARNING if trouble else logging.INFO,
+                "gpu facts " + ("unknown" if trouble else "known again"),
+                extra=fields(reason=trouble) if trouble else None,
+            )
+        self._trouble = trouble
+
+
+class ForeignUse:
+    """What NVML counts as used and no model of ours accounts for, per GPU.
+
+    While a model comes or goes on a GPU its use says nothing, so the last figure stays; otherwise a
+    half-loaded model would be counted twice, as foreign and as requested.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[GpuUuid, int] = {}
+
+    def of(self, reading: GpuReading, *, measured_bytes: int, busy: bool) -> int | None:
+        if reading.used_bytes is None:
+            return None
+        last = self._last.get(reading.uuid)
+        if busy and last is not None:
+            return last
+        actual = max(0, reading.used_bytes - measured_bytes)
+        if last is None or not actual <= last <= actual + HYSTERESIS_BYTES:
+            self._last[reading.uuid] = actual
+        return self._last[reading.uuid]
+
+
+def gpu_reports(
+    readings: Collection[GpuReading],
+    models: Models,
+    foreign: ForeignUse,
+    *,
+    busy: Collection[GpuUuid],
+    headroom_bytes: int,
+) -> tuple[GpuReport, ...]:
+    """The report's GPUs, by index."""
+    return tuple(
+        GpuReport(
+            uuid=reading.uuid,
+            index=reading.index,
+            product=reading.product,
+            total_bytes=reading.total_bytes,
+            foreign_bytes=foreign.of(
+                reading, measured_bytes=models.measured_on(reading.uuid), busy=reading.uuid in busy
+            ),
+            headroom_bytes=headroom_bytes,
+            healthy=reading.healthy,
+            reason=reading.reason,
+        )
+        for reading in readings
+    )
+
+
+def _unknown(reading: GpuReading, reason: str) -> GpuReading:
+    return replace(reading, total_bytes=None, used_bytes=None, utilization=None, healthy=False, reason=reason)

@@ -1,0 +1,76 @@
+"""The agent's Prometheus metrics."""
+
+from collections import Counter as Tally
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from berth.contract.memory import Held, free_bytes
+from berth.contract.report import GpuReport, ModelState, NodeReport
+
+_LOAD_BUCKETS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+
+
+class AgentMetrics:
+    """Registered in the given registry. A GPU's series go with the GPU."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+
+        def gpu_gauge(name: str, help: str) -> Gauge:
+            return Gauge(f"berth_agent_gpu_{name}", help, ("gpu",), registry=registry)
+
+        self._total = gpu_gauge("total_bytes", "GPU memory")
+        self._foreign = gpu_gauge("foreign_bytes", "GPU memory used by others than models")
+        self._free = gpu_gauge("free_bytes", "GPU memory that models may still ask for")
+        self._healthy = gpu_gauge("healthy", "1 if models may be placed on the GPU")
+        self._models = Gauge("berth_agent_models", "models of this node", ("state",), registry=registry)
+        self._load_seconds = Histogram(
+            "berth_agent_load_seconds",
+            "from the start of a load to READY",
+            buckets=_LOAD_BUCKETS,
+            registry=registry,
+        )
+        self._load_failures = Counter(
+            "berth_agent_load_failures", "failed loads", ("kind",), registry=registry
+        )
+        self._reports = Counter("berth_agent_reports", "reports written to the node", registry=registry)
+        self._errors = Counter("berth_agent_loop_errors", "passes that failed", ("loop",), registry=registry)
+        self._staged = Counter("berth_agent_staged_bytes", "bytes of model files received", registry=registry)
+        self._calls = Counter("berth_agent_calls", "API calls", ("method", "code"), registry=registry)
+        self._known: set[str] = set()
+
+    def loaded(self, seconds: float) -> None:
+        self._load_seconds.observe(seconds)
+
+    def load_failed(self, kind: str) -> None:
+        self._load_failures.labels(kind).inc()
+
+    def loop_failed(self, loop: str) -> None:
+        self._errors.labels(loop).inc()
+
+    def staged(self, count: int) -> None:
+        self._staged.inc(count)
+
+    def called(self, method: str, code: str) -> None:
+        self._calls.labels(method, code).inc()
+
+    def reported(self, report: NodeReport) -> None:
+        """Follow a report that was written."""
+        self._reports.inc()
+        states = Tally(model.state for model in report.models)
+        for state in ModelState:
+            self._models.labels(state.value).set(states[state])
+        for gone in self._known - {gpu.uuid for gpu in report.gpus}:
+            for gauge in (self._total, self._foreign, self._free, self._healthy):
+                gauge.remove(gone)
+        self._known = {gpu.uuid for gpu in report.gpus}
+        for gpu in report.gpus:
+            self._set_gpu(gpu, report)
+
+    def _set_gpu(self, gpu: GpuReport, report: NodeReport) -> None:
+        held = [Held(m.requested_bytes, m.measured_bytes) for m in report.models if m.gpu == gpu.uuid]
+        free = free_bytes(gpu, held)
+        unknown = float("nan")
+        self._total.labels(gpu.uuid).set(unknown if gpu.total_bytes is None else gpu.total_bytes)
+        self._foreign.labels(gpu.uuid).set(unknown if gpu.foreign_bytes is None else gpu.foreign_bytes)
+        self._free.labels(gpu.uuid).set(unknown if free is None else free)
+        self._healthy.labels(gpu.uuid).set(gpu.healthy)

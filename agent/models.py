@@ -1,0 +1,152 @@
+"""The models of this node, by the pod that each belongs to. No I/O; runs on the event loop alone."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from agent.failures import FailureClass
+from agent.mock_gpus import Resident
+from agent.repository import Record
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
+from berth.contract.pod import ModelPod, PodRef
+from berth.contract.report import ModelReport, ModelState
+
+
+@dataclass(slots=True)
+class Model:
+    """One pod's model. `pod_lives`: its pod is bound here and has not ended."""
+
+    ref: PodRef
+    model_id: ModelId | None
+    name: ModelName | None
+    gpu: GpuChoice | None
+    requested_bytes: int
+    pod_lives: bool = False
+    deleting: bool = False
+    state: ModelState = ModelState.PENDING
+    reason: str = ""
+    failure: FailureClass | None = None
+    measured_bytes: int | None = None
+    # Triton holds it, or began to: its memory may be taken.
+    resident: bool = False
+
+    def report(self) -> ModelReport:
+        return ModelReport(
+            pod_uid=self.ref.uid,
+            namespace=self.ref.namespace,
+            pod_name=self.ref.name,
+            model_id=self.model_id,
+            model_name=self.name,
+            gpu=None if self.gpu is None else self.gpu.uuid,
+            requested_bytes=self.requested_bytes,
+            measured_bytes=self.measured_bytes,
+            state=self.state,
+            reason=self.reason[:512],
+        )
+
+
+class NameTaken(Exception):
+    """Another pod's model has this name on this node."""
+
+
+class Models:
+    """The table, and how others learn that it has changed."""
+
+    def __init__(self) -> None:
+        self._by_pod: dict[PodUid, Model] = {}
+        self._changed = asyncio.Event()
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._by_pod.values())
+
+    def get(self, uid: PodUid) -> Model | None:
+        return self._by_pod.get(uid)
+
+    def named(self, name: ModelName) -> Model | None:
+        return next((model for model in self if model.name == name), None)
+
+    def see_pod(self, pod: ModelPod) -> None:
+        """Take a pod that is bound to this node."""
+        model = self._by_pod.get(pod.ref.uid)
+        if model is None:
+            model = Model(pod.ref, pod.model_id, self._free_name(pod), pod.gpu, pod.request_bytes)
+            self._by_pod[pod.ref.uid] = model
+            self.touch()
+        model.gpu = model.gpu or pod.gpu
+        if (model.pod_lives, model.deleting) != (not pod.ended, pod.deleting):
+            model.pod_lives, model.deleting = not pod.ended, pod.deleting
+            self.touch()
+
+    def lose_pod(self, uid: PodUid) -> None:
+        """The pod is gone; its model stays listed until its memory is free."""
+        model = self._by_pod.get(uid)
+        if model is not None and model.pod_lives:
+            model.pod_lives = False
+            self.touch()
+
+    def adopt(self, record: Record) -> Model:
+        """Take a directory of the repository whose pod has not been seen (yet)."""
+        model = self._by_pod.get(record.pod.uid)
+        if model is None:
+            model = Model(record.pod, record.model_id, record.name, record.gpu, record.gpu.bytes)
+            self._by_pod[record.pod.uid] = model
+        model.name, model.gpu = record.name, record.gpu
+        model.measured_bytes = model.measured_bytes or record.measured_bytes
+        if model.state is ModelState.PENDING:
+            model.state = ModelState.STAGED
+        self.touch()
+        return model
+
+    def claim(self, uid: PodUid, name: ModelName) -> Model:
+        """Give an anonymous pod's model its name. Raises NameTaken."""
+        model, holder = self._by_pod[uid], self.named(name)
+        if holder is not None and holder is not model:
+            raise NameTaken(f"model {name!r} on this node belongs to pod {holder.ref}")
+        if model.name is None:
+            model.name = name
+            self.touch()
+        return model
+
+    def set(
+        self, model: Model, state: ModelState, reason: str = "", *, failure: FailureClass | None = None
+    ) -> None:
+        if (model.state, model.reason, model.failure) != (state, reason, failure):
+            model.state, model.reason, model.failure = state, reason, failure
+            self.touch()
+
+    def drop(self, model: Model) -> None:
+        """The model is gone and so is its pod."""
+        if self._by_pod.pop(model.ref.uid, None) is not None:
+            self.touch()
+
+    def touch(self) -> None:
+        """Wake everybody who waits for a change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def next_change(self) -> asyncio.Event:
+        """Set at the next change. Take it before looking at the table, so that no change is missed."""
+        return self._changed
+
+    def residents(self) -> Iterable[Resident]:
+        """What Triton holds, for mock GPUs to charge."""
+        return [
+            Resident(model.name, model.gpu.uuid, model.requested_bytes)
+            for model in self
+            if model.resident and model.name is not None and model.gpu is not None
+        ]
+
+    def measured_on(self, gpu: GpuUuid) -> int:
+        """Σ measured bytes of the models that Triton holds on one GPU."""
+        return sum(
+            model.measured_bytes or 0
+            for model in self
+            if model.resident and model.gpu is not None and model.gpu.uuid == gpu
+        )
+
+    def _free_name(self, pod: ModelPod) -> ModelName | None:
+        """The pod's name, unless another pod holds it: then it stays nameless and its calls are refused."""
+        if pod.model_name is None or self.named(pod.model_name) is not None:
+            return None
+        return pod.model_name

@@ -1,0 +1,157 @@
+"""Makes what Triton holds equal to what the pods of this node want.
+
+`plan` is pure: from the pods, the repository and Triton's index to actions. The reconciler calls it
+after every change and every few seconds and carries the actions out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.lifecycle import Lifecycle
+from agent.models import Model, Models
+from agent.repository import Record, Repository
+from berth.contract.ids import ModelName, PodUid
+from berth.contract.report import ModelState
+from berth.runtime.backoff import Backoff
+from berth.runtime.logs import fields
+from berth.triton.admin import GONE, IndexEntry, IndexState, TritonAdmin
+from berth.triton.errors import TritonError
+
+log = logging.getLogger(__name__)
+
+# Between tries to load again what has served before and then failed.
+_RETRY_INITIAL_SECONDS, _RETRY_CAP_SECONDS = 15.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do now. A model is in one of the lists at most."""
+
+    unload: tuple[ModelName, ...] = ()
+    load: tuple[PodUid, ...] = ()
+    lost: tuple[PodUid, ...] = ()
+    forget: tuple[PodUid, ...] = ()
+
+
+def plan(
+    models: Mapping[PodUid, Model],
+    records: Mapping[ModelName, Record | None],
+    index: Mapping[ModelName, IndexEntry],
+) -> Plan:
+    """Compare what is wanted with what is there. Pure.
+
+    - a directory, or a model in Triton, that belongs to no living pod is an orphan: unload it;
+    - a living pod's staged model that Triton does not serve is to be loaded (again);
+    - a living pod whose model was staged and has no files any more has lost it;
+    - a pod that is gone and has neither files nor a model in Triton is forgotten.
+    """
+    owners = {name: record.pod.uid for name, record in records.items() if record is not None}
+    orphans = {
+        name
+        for name in {*records, *(name for name, entry in index.items() if not entry.is_gone)}
+        if not _lives(models.get(owners.get(name, PodUid(""))))
+    }
+    held = set(owners.values())
+    load, lost, forget = [], [], []
+    for uid, model in models.items():
+        if uid in held:
+            if _lives(model) and _wants_load(model, index):
+                load.append(uid)
+        elif not model.pod_lives:
+            forget.append(uid)
+        elif model.state in (ModelState.STAGED, ModelState.LOADING, ModelState.READY):
+            lost.append(uid)
+    return Plan(tuple(sorted(orphans)), tuple(load), tuple(lost), tuple(forget))
+
+
+def _lives(model: Model | None) -> bool:
+    return model is not None and model.pod_lives
+
+
+def _wants_load(model: Model, index: Mapping[ModelName, IndexEntry]) -> bool:
+    """A pod that is being deleted keeps what it has, but nothing is loaded for it any more."""
+    assert model.name is not None
+    served = index.get(model.name, GONE).state is IndexState.READY
+    return not model.deleting and not (served and model.state is ModelState.READY)
+
+
+class Reconciler:
+    """Carries out plans. `step()` is one pass."""
+
+    def __init__(
+        self, *, models: Models, repository: Repository, triton: TritonAdmin, lifecycle: Lifecycle
+    ) -> None:
+        self._models, self._repository = models, repository
+        self._triton, self._lifecycle = triton, lifecycle
+        self._retries: dict[PodUid, tuple[Backoff, float]] = {}
+        self.triton_version: str | None = None
+
+    async def adopt_repository(self) -> None:
+        """At start: take every directory with a record, so that nothing is reported as free too early."""
+        for record in (await asyncio.to_thread(self._repository.records)).values():
+            if record is not None:
+                # Triton may hold it; the first pass will know.
+                self._models.adopt(record).resident = True
+
+    async def step(self) -> None:
+        """One pass. Raises TritonError while Triton is away."""
+        try:
+            self.triton_version = await self._triton.version()
+        except TritonError:
+            self.triton_version = None
+            raise
+        if self.triton_version is None:
+            return
+        index = await self._triton.index()
+        records = await asyncio.to_thread(self._repository.records)
+        table = {model.ref.uid: model for model in self._models}
+        self._note_what_triton_holds(index)
+        await self._carry_out(plan(table, records, index))
+
+    def _note_what_triton_holds(self, index: Mapping[ModelName, IndexEntry]) -> None:
+        for model in self._models:
+            if model.name is None or self._lifecycle.is_loading(model.ref.uid):
+                continue
+            model.resident = not index.get(model.name, GONE).is_gone
+            if model.state is ModelState.READY and not model.resident:
+                # Triton has restarted: the memory is free, and the model is about to be loaded again.
+                self._models.set(model, ModelState.STAGED, "Triton does not serve it")
+
+    async def _carry_out(self, todo: Plan) -> None:
+        for uid in todo.forget:
+            if model := self._models.get(uid):
+                self._models.drop(model)
+            self._retries.pop(uid, None)
+        for uid in todo.lost:
+            if (model := self._models.get(uid)) and not self._lifecycle.is_loading(uid):
+                self._models.set(model, ModelState.LOST, "the model's files are gone from the node")
+        for uid in todo.load:
+            if (model := self._models.get(uid)) and self._may_load(model):
+                self._lifecycle.start_load(model)
+        for name in todo.unload:
+            self._lifecycle.start_unload(name).add_done_callback(_log_failure)
+
+    def _may_load(self, model: Model) -> bool:
+        """Not while it is being loaded, and after a failure only when its pause is over."""
+        uid = model.ref.uid
+        if self._lifecycle.is_loading(uid) or model.state is ModelState.UNLOADING:
+            return False
+        if model.state is not ModelState.FAILED:
+            if model.state is ModelState.READY:
+                self._retries.pop(uid, None)
+            return True
+        now = asyncio.get_running_loop().time()
+        backoff, due = self._retries.get(uid) or (
+            Backoff(initial_seconds=_RETRY_INITIAL_SECONDS, cap_seconds=_RETRY_CAP_SECONDS),
+            0.0,
+        )
+        if due == 0.0 or now >= due:
+            self._retries[uid] = (backoff, now + backoff.next())
+        return due != 0.0 and now >= due
+
+
+def _log_failure(unload: "asyncio.Task[None]") -> None:
+    if not unload.cancelled() and (error := unload.exception()) is not None:
+        log.warning("orphan not unloaded yet", extra=fields(task=unload.get_name(), error=error))

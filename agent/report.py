@@ -1,0 +1,107 @@
+"""Publishes the node's report: four annotations, written only when their content has changed."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime
+
+from agent.gpus import GpuReading
+from agent.metrics import AgentMetrics
+from berth.contract.ids import NodeName, PodUid
+from berth.contract.keys import Keys
+from berth.contract.report import NodeReport
+from berth.kube import paths
+from berth.kube.client import KubeClient
+from berth.kube.times import rfc3339, utc_now
+from berth.runtime.logs import fields
+
+log = logging.getLogger(__name__)
+
+# `used` and `util` move all the time and nobody decides by them: they alone cause a write this often at most.
+GAUGES_EVERY_SECONDS = 30.0
+COVER_TIMEOUT_SECONDS = 30.0
+
+
+class Reporter:
+    """`step()` writes if there is something to say; `covers()` waits until it has been said."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        node: NodeName,
+        keys: Keys,
+        build: Callable[[], NodeReport],
+        readings: Callable[[], Iterable[GpuReading]],
+        metrics: AgentMetrics,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._client, self._node, self._keys = client, node, keys
+        self._build, self._readings, self._metrics, self._now = build, readings, metrics, now
+        self._generation = 0
+        self._gauges: dict[str, str | None] = {}
+        self._gauges_at: datetime | None = None
+        self._written: NodeReport | None = None
+        self._news = asyncio.Event()
+        self.wake = asyncio.Event()
+
+    @property
+    def has_written(self) -> bool:
+        return self._written is not None
+
+    async def covers(self, uid: PodUid) -> None:
+        """Return once a report that lists this pod's model stands on the node. Raises TimeoutError."""
+        async with asyncio.timeout(COVER_TIMEOUT_SECONDS):
+            while self._written is None or self._written.model_of(uid) is None:
+                news = self._news
+                self.wake.set()
+                await news.wait()
+
+    async def step(self) -> None:
+        """One pass. Raises KubeError."""
+        report, gauges = self._build(), gauge_annotations(self._readings(), self._keys)
+        if report == self._content_written() and not self._gauges_due(gauges):
+            return
+        self._generation += 1
+        now = self._now()
+        stamped = replace(report, generation=self._generation, observed_at=rfc3339(now))
+        annotations = {
+            **gauges,
+            self._keys.node_total: node_total(report),
+            self._keys.report: stamped.encode(),
+        }
+        await self._client.patch(paths.node(self._node), {"metadata": {"annotations": annotations}})
+        self._written, self._gauges, self._gauges_at = stamped, gauges, now
+        self._metrics.reported(report)
+        log.debug("report written", extra=fields(generation=self._generation))
+        self._tell()
+
+    def _content_written(self) -> NodeReport | None:
+        return None if self._written is None else replace(self._written, generation=0, observed_at="")
+
+    def _gauges_due(self, gauges: dict[str, str | None]) -> bool:
+        if gauges == self._gauges or self._gauges_at is None:
+            return False
+        return (self._now() - self._gauges_at).total_seconds() >= GAUGES_EVERY_SECONDS
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def node_total(report: NodeReport) -> str | None:
+    """`trtis-gpu-mem-total`: bytes over healthy GPUs; None (the key is removed) when none is known."""
+    totals = [gpu.total_bytes for gpu in report.gpus if gpu.healthy and gpu.total_bytes is not None]
+    return str(sum(totals)) if totals else None
+
+
+def gauge_annotations(readings: Iterable[GpuReading], keys: Keys) -> dict[str, str | None]:
+    """The proof of concept's `used` (bytes) and `util` (0 to 1); None removes a key that is not known."""
+    healthy = [reading for reading in readings if reading.healthy]
+    used = [reading.used_bytes for reading in healthy if reading.used_bytes is not None]
+    rates = [reading.utilization for reading in healthy if reading.utilization is not None]
+    return {
+        keys.node_used: str(sum(used)) if used else None,
+        keys.node_util: f"{sum(rates) / len(rates):.2f}" if rates else None,
+    }

@@ -1,0 +1,195 @@
+"""The model repository on disk: what is staged, published and removed.
+
+    DIR/models/NAME/            Triton's repository; each directory appears and goes in one rename
+    DIR/models/NAME/.berth.json whose model it is (the record)
+    DIR/staging/                files on their way in, directories on their way out
+
+A directory without a readable record is nobody's. Everything here blocks: call it from a thread.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from berth.contract.errors import InvalidValue
+from berth.contract.fields import Fields
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import ModelId, ModelName, PodUid
+from berth.contract.pod import PodRef
+
+RECORD_FILE = ".berth.json"
+_VERSION = 1
+
+
+class RepositoryUnusable(Exception):
+    """The directory is missing, read-only or spread over two file systems."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Whose model a directory is, and what has been learned of it.
+
+    `served`: it has been READY here, so a later failure to load is not the fault of its files.
+    """
+
+    pod: PodRef
+    model_id: ModelId | None
+    name: ModelName
+    gpu: GpuChoice
+    digest: str
+    measured_bytes: int | None = None
+    served: bool = False
+
+    def encode(self) -> str:
+        return json.dumps(
+            {
+                "v": _VERSION,
+                "namespace": self.pod.namespace,
+                "podName": self.pod.name,
+                "podUid": self.pod.uid,
+                "modelId": self.model_id,
+                "modelName": self.name,
+                "gpu": json.loads(self.gpu.encode()),
+                "digest": self.digest,
+                "measuredBytes": self.measured_bytes,
+                "served": self.served,
+            }
+        )
+
+    @classmethod
+    def decode(cls, text: str) -> "Record":
+        """Raises InvalidValue."""
+        fields = Fields.parse(text, what="model record")
+        if fields.integer("v") != _VERSION:
+            raise InvalidValue(f"model record has version {fields.integer('v')}")
+        model_id = fields.optional_string("modelId")
+        return cls(
+            pod=PodRef(fields.string("namespace"), fields.string("podName"), PodUid(fields.string("podUid"))),
+            model_id=None if model_id is None else ModelId(model_id),
+            name=ModelName(fields.string("modelName")),
+            gpu=GpuChoice.decode(json.dumps(fields.object("gpu").data)),
+            digest=fields.string("digest"),
+            measured_bytes=fields.optional_integer("measuredBytes"),
+            served=fields.boolean("served"),
+        )
+
+
+class Repository:
+    """One node's repository. Only the agent writes in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.models, self._staging = directory / "models", directory / "staging"
+
+    def open(self) -> None:
+        """Make it ready and empty its staging area. Raises RepositoryUnusable."""
+        try:
+            if not self._directory.is_dir():
+                raise RepositoryUnusable(f"{self._directory}: no such directory")
+            self.models.mkdir(exist_ok=True)
+            self._staging.mkdir(exist_ok=True)
+            _require_writable(self._staging)
+            _require_writable(self.models)
+            if self.models.stat().st_dev != self._staging.stat().st_dev:
+                raise RepositoryUnusable(
+                    f"{self._directory}: models and staging are on different file systems"
+                )
+            for left in self._staging.iterdir():
+                _remove(left)
+        except OSError as error:
+            raise RepositoryUnusable(f"{error.filename or self._directory}: {error.strerror}") from error
+
+    def records(self) -> dict[ModelName, Record | None]:
+        """Every published directory; None where it belongs to nobody."""
+        return {ModelName(entry.name): self.record(ModelName(entry.name)) for entry in self._entries()}
+
+    def record(self, name: ModelName) -> Record | None:
+        """The record of one directory, if it is there and speaks of this directory."""
+        try:
+            record = Record.decode((self.models / name / RECORD_FILE).read_text())
+        except (OSError, InvalidValue, UnicodeDecodeError):
+            return None
+        return record if record.name == name else None
+
+    def directory(self, name: ModelName) -> Path:
+        return self.models / name
+
+    def new_staging(self) -> Path:
+        """An empty directory of its own for one stream of files."""
+        directory = self._staging / secrets.token_hex(8)
+        directory.mkdir()
+        return directory
+
+    def publish(self, staged: Path, record: Record) -> None:
+        """Make a staged directory a model, in one rename, durable before it is visible."""
+        _write_durably(staged / RECORD_FILE, record.encode())
+        _sync_tree(staged)
+        target = self.models / record.name
+        if target.exists():
+            self.remove(record.name)
+        staged.rename(target)
+        _sync(self.models)
+
+    def learn(self, name: ModelName, *, measured_bytes: int | None, served: bool) -> None:
+        """Add to a record what a load has shown."""
+        record = self.record(name)
+        if record is None:
+            return
+        fresh = self.models / name / f"{RECORD_FILE}.new"
+        _write_durably(fresh, replace(record, measured_bytes=measured_bytes, served=served).encode())
+        fresh.replace(self.models / name / RECORD_FILE)
+
+    def remove(self, name: ModelName) -> None:
+        """Take a model away in one rename, then delete its files."""
+        target, doomed = self.models / name, self._staging / f"{secrets.token_hex(8)}.removed"
+        try:
+            target.rename(doomed)
+        except FileNotFoundError:
+            return
+        _sync(self.models)
+        _remove(doomed)
+
+    def discard(self, staged: Path) -> None:
+        """Delete what a broken stream has left."""
+        _remove(staged)
+
+    def _entries(self) -> Iterator[Path]:
+        return (entry for entry in sorted(self.models.iterdir()) if entry.is_dir() or entry.is_symlink())
+
+
+def _require_writable(directory: Path) -> None:
+    probe = directory / f".probe-{secrets.token_hex(4)}"
+    probe.mkdir()
+    probe.rmdir()
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(directory: Path) -> None:
+    """Directories only: each file was synced when it was complete."""
+    for parent, _, _ in os.walk(directory):
+        _sync(Path(parent))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,109 @@
+"""Receives one model's files: checks every path and size, counts, hashes. Blocks: call it from a thread.
+
+The digest is that of the API: SHA-256 over path, NUL, decimal size, NUL, content of each file.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from agent.repository import RECORD_FILE
+
+PATH_BYTES = 1024
+PART_BYTES = 255
+MAX_FILES = 100_000
+
+
+class BadStream(Exception):
+    """The stream breaks the contract of StageRequest."""
+
+
+class TooLarge(Exception):
+    """The model is larger than this node takes."""
+
+
+class WrongDigest(Exception):
+    """What arrived is not what was sent."""
+
+
+def check_path(path: str, *, after: str | None) -> None:
+    """Raise BadStream unless `path` may name a file and comes after the one before it."""
+    encoded = path.encode("utf-8", "surrogatepass")
+    parts = path.split("/")
+    if not path or len(encoded) > PATH_BYTES:
+        raise BadStream(f"a path has {len(encoded)} bytes; 1 to {PATH_BYTES} are allowed")
+    if not path.isprintable():
+        raise BadStream(f"path {path!r} holds control or other unprintable characters")
+    if any(part in ("", ".", "..") for part in parts) or "\\" in path:
+        raise BadStream(f"path {path!r} must be relative and without empty, '.', '..' or backslash parts")
+    if any(len(part.encode("utf-8", "surrogatepass")) > PART_BYTES for part in parts):
+        raise BadStream(f"path {path[:80]!r}… has a part of more than {PART_BYTES} bytes")
+    if parts[-1].startswith(RECORD_FILE):
+        raise BadStream(f"path {path!r} is the agent's own")
+    if after is not None and encoded <= after.encode("utf-8", "surrogatepass"):
+        raise BadStream(f"path {path!r} does not come after {after!r}; send files in ascending order")
+
+
+class StagedFiles:
+    """Writes the files of one stream below `directory`, one after another."""
+
+    def __init__(self, directory: Path, *, max_bytes: int) -> None:
+        self._directory, self._max_bytes = directory, max_bytes
+        self._hash = hashlib.sha256()
+        self._file: BinaryIO | None = None
+        self._left = 0
+        self._last: str | None = None
+        self.files = 0
+        self.bytes = 0
+
+    def begin_file(self, path: str, size: int) -> None:
+        """Raises BadStream, TooLarge or OSError."""
+        self._end_file()
+        check_path(path, after=self._last)
+        if self.files >= MAX_FILES or self.bytes + size > self._max_bytes:
+            raise TooLarge(f"more than {MAX_FILES} files or {self._max_bytes} bytes")
+        target = self._directory / path
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._file = target.open("xb")
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise BadStream(f"path {path!r}: a file and a directory have one name") from error
+        self._hash.update(path.encode() + b"\0" + str(size).encode() + b"\0")
+        self._last, self._left = path, size
+        self.files, self.bytes = self.files + 1, self.bytes + size
+
+    def write(self, chunk: bytes) -> None:
+        """The next bytes of the current file."""
+        if self._file is None:
+            raise BadStream("a chunk came before its file")
+        if len(chunk) > self._left:
+            raise BadStream(f"file {self._last!r} is longer than it was said to be")
+        self._file.write(chunk)
+        self._hash.update(chunk)
+        self._left -= len(chunk)
+
+    def commit(self, digest: str) -> str:
+        """The last word. Raises WrongDigest where it does not match what was written."""
+        self._end_file()
+        if not self.files:
+            raise BadStream("there is no file")
+        actual = self._hash.hexdigest()
+        if digest != actual:
+            raise WrongDigest(f"the files that arrived have digest {actual}, not {digest[:64]!r}")
+        return actual
+
+    def close(self) -> None:
+        """Let go of an open file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _end_file(self) -> None:
+        if self._file is None:
+            return
+        if self._left:
+            raise BadStream(f"file {self._last!r} is {self._left} bytes shorter than it was said to be")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
