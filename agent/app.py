@@ -126,7 +126,7 @@ class _Parts:
         )
         self.heartbeat = Heartbeat(
             client,
-            namespace=options.namespace,
+            namespace=options.system_namespace,
             name=agent_lease_name(self.node),
             holder=self.node,
             duration_seconds=round(4 * options.heartbeat_seconds),

@@ -22,11 +22,24 @@ _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", 
 
 
 def option(
-    help: str, *, default: Any = MISSING, parse: Parser = str, metavar: str = "TEXT", shown: str | None = None
+    help: str,
+    *,
+    default: Any = MISSING,
+    parse: Parser = str,
+    metavar: str = "TEXT",
+    shown: str | None = None,
+    short: str | None = None,
 ) -> Any:
-    """A field that is a flag. Without a default it is required. `shown` is the default as --help tells it."""
-    metadata = {"help": help, "parse": parse, "metavar": metavar, "shown": shown}
+    """A field that is a flag. Without a default it is required. `shown` is the default as --help tells
+    it, `short` a one-letter form such as `-o`."""
+    metadata = {"help": help, "parse": parse, "metavar": metavar, "shown": shown, "short": short}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def positional(help: str, *, metavar: str, parse: Parser = str) -> Any:
+    """A required argument without a flag. It has no environment variable."""
+    metadata = {"help": help, "parse": parse, "metavar": metavar, "positional": True}
+    return dataclasses.field(metadata=metadata)
 
 
 def switch(help: str, *, default: bool) -> Any:
@@ -139,18 +152,22 @@ def _parser(cls: type[Any], *, process: str, summary: str) -> argparse.ArgumentP
         epilog=f"Each flag can also be given as BERTH_{process.upper()}_FLAG in the environment.",
     )
     for field in _fields(cls):
-        if field.metadata.get("switch"):
-            parser.add_argument(
-                flag(field.name),
-                action=argparse.BooleanOptionalAction,
-                default=None,
-                help=_help(field, process),
-            )
-        else:
-            parser.add_argument(
-                flag(field.name), metavar=field.metadata["metavar"], default=None, help=_help(field, process)
-            )
+        _add_argument(parser, field, process)
     return parser
+
+
+def _add_argument(parser: argparse.ArgumentParser, field: "dataclasses.Field[Any]", process: str) -> None:
+    metadata = field.metadata
+    if metadata.get("positional"):
+        parser.add_argument(field.name, metavar=metadata["metavar"], help=metadata["help"])
+        return
+    names = [name for name in (metadata.get("short"), flag(field.name)) if name]
+    kind: dict[str, Any] = (
+        {"action": argparse.BooleanOptionalAction}
+        if metadata.get("switch")
+        else {"metavar": metadata["metavar"]}
+    )
+    parser.add_argument(*names, dest=field.name, default=None, help=_help(field, process), **kind)
 
 
 def _fields(cls: type[Any]) -> list["dataclasses.Field[Any]"]:

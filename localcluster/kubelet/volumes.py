@@ -45,7 +45,7 @@ class Volumes:
         """mountPath to directory, for `rewriting.rewrite`."""
         mounts = {}
         for mount in container.get("volumeMounts") or []:
-            place: Path = self._places[mount["name"]]
+            place = self._places[mount["name"]]
             if mount.get("subPath"):
                 place = place / mount["subPath"]
                 place.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class Volumes:
         ]
         for source in sources:
             await self._project(place, source)
-        return place
+        return Path(place)
 
     async def _project(self, place: Path, source: JsonObject) -> None:
         if token := source.get("serviceAccountToken"):

@@ -1,0 +1,139 @@
+"""The binder's composition root: watches, leadership, and the order in which it ends."""
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import socket
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from berth.contract.keys import agent_lease_name
+from berth.kube import paths
+from berth.kube.client import KubeClient, open_client, require_reachable
+from berth.kube.election import Election
+from berth.kube.events import EventRecorder
+from berth.kube.informer import Informer
+from berth.runtime.admin import AdminServer
+from berth.runtime.logs import fields
+from berth.runtime.process import run_process
+from berth.runtime.tasks import first_of, supervise
+from binder.config import BinderOptions
+from binder.decision import strategy
+from binder.metrics import BinderMetrics
+from binder.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+SUMMARY = "Place the pods of one schedulerName on nodes and GPUs, by GPU memory."
+LEASE = "berth-binder"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Entry point of `berth binder`."""
+    return run_process("binder", SUMMARY, BinderOptions, main, argv)
+
+
+async def main(options: BinderOptions, stop: asyncio.Event) -> None:
+    registry = CollectorRegistry()
+    async with open_client(options.kubeconfig) as client:
+        await require_reachable(client, what_for="listing nodes", path=paths.NODES, limit="1")
+        events = EventRecorder(client, component=options.scheduler_name)
+        scheduler = Scheduler(
+            client,
+            keys=options.key_prefix,
+            scheduler_name=options.scheduler_name,
+            by=strategy(options.strategy, random.random),
+            events=events,
+            metrics=BinderMetrics(registry),
+            lease_prefix=agent_lease_name(""),
+        )
+        await _Binder(options, client, scheduler, events, registry).run(stop)
+
+
+class _Binder:
+    """The wired parts of one replica."""
+
+    def __init__(
+        self,
+        options: BinderOptions,
+        client: KubeClient,
+        scheduler: Scheduler,
+        events: EventRecorder,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._options, self._client, self._scheduler, self._events = options, client, scheduler, events
+        self._registry = registry
+        self._nodes = Informer(client, paths.NODES, on_change=scheduler.on_node)
+        self._pods = Informer(client, paths.PODS, on_change=scheduler.on_pod)
+        self._leases = Informer(client, paths.leases(options.system_namespace), on_change=scheduler.on_lease)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`. Raises LeadershipLost when another replica may have taken over."""
+        admin = AdminServer(self._options.admin_listen, not_ready=self._not_ready, registry=self._registry)
+        async with admin, supervise() as tasks:
+            # Nodes and heartbeats first: what is free must be known before the first pod is looked at.
+            for name, informer in (("nodes", self._nodes), ("leases", self._leases), ("pods", self._pods)):
+                tasks.eternal(name, informer.run())
+            tasks.eternal("events", self._events.run())
+            synced = asyncio.create_task(self._synced())
+            await _either(synced, stop)
+            if self._options.leader_elect:
+                await self._lead(stop)
+            else:
+                await self._schedule(stop)
+
+    async def _lead(self, stop: asyncio.Event) -> None:
+        """A standby keeps its mirrors warm; a leader places pods for as long as it is sure to lead."""
+        election = Election(
+            self._client, namespace=self._options.system_namespace, name=LEASE, identity=_identity()
+        )
+        acquiring = asyncio.create_task(election.acquire())
+        await _either(acquiring, stop)
+        if stop.is_set():
+            return
+        try:
+            async with supervise() as tasks:
+                tasks.eternal("leadership", election.hold())
+                # The last leader may have bound pods that our watch has not shown yet.
+                await self._pods.relist()
+                await self._schedule(stop)
+        finally:
+            await asyncio.shield(election.release())
+
+    async def _schedule(self, stop: asyncio.Event) -> None:
+        log.info("placing pods", extra=fields(scheduler=self._options.scheduler_name))
+        async with supervise() as tasks:
+            tasks.eternal("scheduler", self._scheduler.run())
+            await stop.wait()
+            await self._scheduler.drain()
+
+    async def _synced(self) -> None:
+        for informer in (self._nodes, self._leases, self._pods):
+            await informer.synced.wait()
+
+    def _not_ready(self) -> str | None:
+        """A standby is ready: it can take over."""
+        mirrors = {"nodes": self._nodes, "leases": self._leases, "pods": self._pods}
+        missing = [name for name, informer in mirrors.items() if not informer.synced.is_set()]
+        return f"not mirrored yet: {', '.join(missing)}" if missing else None
+
+
+async def _either(work: "asyncio.Task[None]", stop: asyncio.Event) -> None:
+    """Wait for the work or for `stop`, whichever is first; raises what the work raises."""
+    done = asyncio.Event()
+    work.add_done_callback(lambda _: done.set())
+    try:
+        await first_of(done, stop)
+    finally:
+        if not work.done():
+            work.cancel()
+    if work.done() and not work.cancelled():
+        work.result()
+
+
+def _identity() -> str:
+    """Unique for each life of each replica: a restarted one must not pass for its predecessor."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,0 +1,25 @@
+"""The binder's options."""
+
+from dataclasses import dataclass
+
+from berth.contract.endpoint import Endpoint
+from berth.contract.keys import SCHEDULER_NAME
+from berth.kube.options import KubeOptions
+from berth.runtime import options as opt
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinderOptions(KubeOptions):
+    """`berth binder --help`."""
+
+    scheduler_name: str = opt.option(
+        "pods with this schedulerName are placed", default=SCHEDULER_NAME, metavar="NAME"
+    )
+    strategy: str = opt.option(
+        "where a pod goes among the GPUs that fit: the fullest, the emptiest, or any",
+        default="binpack",
+        parse=opt.choice("binpack", "spread", "random"),
+        metavar="binpack|spread|random",
+    )
+    admin_listen: Endpoint = opt.endpoint("health and metrics", default="0.0.0.0:8480")
+    leader_elect: bool = opt.switch("place pods only while holding the Lease berth-binder", default=True)

@@ -1,0 +1,210 @@
+"""`berth top`: GPUs, models, requested and measured memory of the cluster."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from berth.contract.keys import Keys
+from berth.contract.quantity import format_bytes
+from berth.contract.report import GpuReport, ModelReport
+from berth.kube.client import KubeClient, open_client
+from berth.kube.errors import KubeError
+from berth.kube.options import KubeOptions
+from berth.runtime import options as opt
+from berth.runtime.errors import CannotStart
+from berth.runtime.process import run_process
+from binder.reasons import Kind
+from binder.snapshot import read_cluster
+from binder.view import NodeView
+
+SUMMARY = "Show GPUs and models of the cluster: requested, measured, foreign and free memory."
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLine:
+    """One GPU. None: the figure is not known."""
+
+    index: int
+    uuid: str
+    product: str
+    total_bytes: int | None
+    foreign_bytes: int | None
+    headroom_bytes: int
+    held_bytes: int
+    free_bytes: int | None
+    healthy: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLine:
+    """One pod's model, as its node reports it."""
+
+    pod: str
+    model_id: str | None
+    model_name: str | None
+    gpu: str | None
+    requested_bytes: int
+    measured_bytes: int | None
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLines:
+    """One node. `trouble` says why its figures must not be trusted, or is empty."""
+
+    name: str
+    trouble: str
+    gpus: tuple[GpuLine, ...]
+    models: tuple[ModelLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """All nodes that an agent has reported on."""
+
+    nodes: tuple[NodeLines, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(_camel(dataclasses.asdict(self)), indent=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(KubeOptions):
+    """Where to read from and how to show it."""
+
+    output: str = opt.option(
+        "a table for people or JSON for programs",
+        default="table",
+        parse=opt.choice("table", "json"),
+        metavar="table|json",
+        short="-o",
+    )
+    log_level: str = opt.option("the least severe lines that are logged", default="error", metavar="LEVEL")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Entry point of `berth top`."""
+    return run_process("top", SUMMARY, OutputOptions, main, argv)
+
+
+async def main(options: OutputOptions, _: asyncio.Event) -> None:
+    async with open_client(options.kubeconfig) as client:
+        try:
+            view = await collect(client, options.key_prefix, options.system_namespace)
+        except KubeError as error:
+            raise CannotStart(f"API server {client.host}: {error}") from error
+    if options.output == "json":
+        print(view.to_json())
+    else:
+        Console(soft_wrap=True).print(table(view))
+
+
+async def collect(client: KubeClient, keys: Keys, namespace: str) -> ClusterView:
+    """Read the cluster once. Raises KubeError."""
+    state, fresh = await read_cluster(client, keys, namespace)
+    views = (v for v in state.views() if v.facts.report is not None or v.facts.report_error)
+    return ClusterView(tuple(_node(view, fresh=fresh(view.facts.name)) for view in views))
+
+
+def table(view: ClusterView) -> RenderableType:
+    """Two tables: GPUs and models."""
+    gpus = Table(
+        "NODE", "GPU", "PRODUCT", "TOTAL", "FOREIGN", "HELD", "FREE", "STATE", box=None, pad_edge=False
+    )
+    models = Table("MODEL", "POD", "NODE", "GPU", "REQUESTED", "MEASURED", "STATE", box=None, pad_edge=False)
+    for node in view.nodes:
+        for gpu in node.gpus:
+            gpus.add_row(*_gpu_row(node, gpu))
+        if not node.gpus:
+            gpus.add_row(node.name, *["-"] * 6, Text(node.trouble or "no GPU"))
+        for model in node.models:
+            models.add_row(*_model_row(node, model))
+    return Group(gpus, Text(""), models) if models.row_count else gpus
+
+
+def _node(view: NodeView, *, fresh: bool) -> NodeLines:
+    facts, report = view.facts, view.facts.report
+    if report is None:
+        return NodeLines(facts.name, f"{Kind.UNREADABLE_REPORT.value}: {facts.report_error}", (), ())
+    trouble = "" if fresh else Kind.STALE.value
+    if not trouble and not report.triton.ready:
+        trouble = Kind.TRITON_NOT_READY.value
+    return NodeLines(
+        facts.name,
+        trouble,
+        tuple(_gpu(view, gpu) for gpu in report.gpus),
+        tuple(_model(model) for model in report.models),
+    )
+
+
+def _gpu(view: NodeView, gpu: GpuReport) -> GpuLine:
+    return GpuLine(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        product=gpu.product,
+        total_bytes=gpu.total_bytes,
+        foreign_bytes=gpu.foreign_bytes,
+        headroom_bytes=gpu.headroom_bytes,
+        held_bytes=sum(model.bytes for model in view.held_on(gpu.uuid)),
+        free_bytes=view.free_on(gpu),
+        healthy=gpu.healthy,
+        reason=gpu.reason,
+    )
+
+
+def _model(model: ModelReport) -> ModelLine:
+    return ModelLine(
+        pod=f"{model.namespace}/{model.pod_name}",
+        model_id=model.model_id,
+        model_name=model.model_name,
+        gpu=model.gpu,
+        requested_bytes=model.requested_bytes,
+        measured_bytes=model.measured_bytes,
+        state=model.state.value,
+        reason=model.reason,
+    )
+
+
+def _gpu_row(node: NodeLines, gpu: GpuLine) -> list[Text]:
+    state = node.trouble or ("ok" if gpu.healthy else gpu.reason)
+    figures = (gpu.total_bytes, gpu.foreign_bytes, gpu.held_bytes, gpu.free_bytes)
+    return [Text(part) for part in (node.name, str(gpu.index), gpu.product, *map(_figure, figures), state)]
+
+
+def _model_row(node: NodeLines, model: ModelLine) -> list[Text]:
+    index = next((str(gpu.index) for gpu in node.gpus if gpu.uuid == model.gpu), "-")
+    parts = (
+        model.model_name or "-",
+        model.pod,
+        node.name,
+        index,
+        _figure(model.requested_bytes),
+        _figure(model.measured_bytes),
+        model.state,
+    )
+    return [Text(part) for part in parts]
+
+
+def _figure(count: int | None) -> str:
+    """What is not known is shown as unknown, never as 0."""
+    return "?" if count is None else format_bytes(count)
+
+
+def _camel(value: object) -> object:
+    """Keys as Kubernetes writes them."""
+    if isinstance(value, dict):
+        return {_camel_key(key): _camel(inner) for key, inner in value.items()}
+    return [_camel(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _camel_key(key: str) -> str:
+    first, *rest = key.split("_")
+    return first + "".join(part.capitalize() for part in rest)

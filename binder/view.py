@@ -1,0 +1,86 @@
+"""One node as a decision sees it. Frozen values; made by `state`, read by `filters` and `scoring`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from berth.contract.errors import InvalidValue, UnreadableReport
+from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName
+from berth.contract.keys import Keys
+from berth.contract.memory import Held, free_bytes
+from berth.contract.report import GpuReport, NodeReport
+from binder.demand import units
+
+JsonObject = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What the Node object says. `report_error`: the annotation is there and cannot be read."""
+
+    name: NodeName
+    labels: Mapping[str, str]
+    taints: tuple[JsonObject, ...]
+    unschedulable: bool
+    allocatable: Mapping[str, int]
+    report: NodeReport | None
+    report_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node with what its pods and models take.
+
+    `held_anywhere`: bytes of pods whose GPU cannot be read. They are counted on every GPU, because
+    they are on one of them and nobody knows on which.
+    """
+
+    facts: NodeFacts
+    used: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[GpuUuid, tuple[Held, ...]] = field(default_factory=dict)
+    held_anywhere: tuple[Held, ...] = ()
+    model_ids: frozenset[ModelId] = frozenset()
+    model_names: frozenset[ModelName] = frozenset()
+    host_ports: frozenset[tuple[str, str, int]] = frozenset()
+
+    def held_on(self, gpu: GpuUuid) -> tuple[Held, ...]:
+        return (*self.held.get(gpu, ()), *self.held_anywhere)
+
+    def free_on(self, gpu: GpuReport) -> int | None:
+        """The memory rule for one GPU of this node; None when it is not known."""
+        return free_bytes(gpu, self.held_on(gpu.uuid))
+
+
+def parse_node(node: JsonObject, keys: Keys) -> NodeFacts:
+    """Never fails: what cannot be read is unknown, and says so."""
+    meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    report, error = _report((meta.get("annotations") or {}).get(keys.report))
+    return NodeFacts(
+        name=NodeName(meta["name"]),
+        labels=meta.get("labels") or {},
+        taints=tuple(spec.get("taints") or ()),
+        unschedulable=bool(spec.get("unschedulable")),
+        allocatable=_allocatable(status.get("allocatable") or {}),
+        report=report,
+        report_error=error,
+    )
+
+
+def _report(text: str | None) -> tuple[NodeReport | None, str]:
+    if text is None:
+        return None, ""
+    try:
+        return NodeReport.decode(text), ""
+    except UnreadableReport as error:
+        return None, str(error)
+
+
+def _allocatable(quantities: Mapping[str, str]) -> dict[str, int]:
+    """A quantity that cannot be read is none at all."""
+    amounts = {}
+    for resource, quantity in quantities.items():
+        try:
+            amounts[resource] = units(resource, quantity)
+        except InvalidValue:
+            amounts[resource] = 0
+    return amounts
