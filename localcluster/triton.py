@@ -69,14 +69,10 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
         str(sysconfig.get_config_var("LIBDIR") or ""),
         base.get("LD_LIBRARY_PATH", ""),
     ]
-    # The stub is an interpreter of its own: it finds numpy where this one does.
-    modules = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    return {
-        **base,
-        "LD_LIBRARY_PATH": ":".join(path for path in libraries if path),
-        "PYTHONPATH": ":".join(dict.fromkeys(modules)),
-        "PYTHONHOME": sys.base_prefix,
-    }
+    # The stub embeds an interpreter that takes its place from the first python on PATH: this one's
+    # environment, with the numpy that every python model needs.
+    path = f"{Path(sys.executable).parent}:{base.get('PATH', os.defpath)}"
+    return {**base, "LD_LIBRARY_PATH": ":".join(path for path in libraries if path), "PATH": path}
 
 
 def remove_shared_memory(prefix: str) -> None:

@@ -9,5 +9,10 @@ class ConfigError(Exception):
     """A flag or environment variable is wrong. One line that names the flag; exit 2."""
 
 
+class Failed(Exception):
+    """The process did its work and the outcome is failure: a model that does not load. Said in one
+    message, without a traceback; exit 1."""
+
+
 class CannotStart(Exception):
     """The configuration is right but the process cannot begin (port in use, API server away); exit 3."""

@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from berth.contract.endpoint import Endpoint
-from berth.runtime.errors import EXIT_BAD_CONFIG, EXIT_CANNOT_START, EXIT_CRASH, CannotStart, ConfigError
+from berth.runtime.errors import (
+    EXIT_BAD_CONFIG,
+    EXIT_CANNOT_START,
+    EXIT_CRASH,
+    CannotStart,
+    ConfigError,
+    Failed,
+)
 from berth.runtime.logs import configure_logging, fields
 from berth.runtime.options import CommonOptions, parse_options
 
@@ -79,6 +86,8 @@ def _exit_code(process: str, error: BaseException) -> int:
             return fail(process, str(leaf), EXIT_BAD_CONFIG)
         if isinstance(leaf, CannotStart):
             return fail(process, str(leaf), EXIT_CANNOT_START)
+        if isinstance(leaf, Failed):
+            return fail(process, str(leaf), EXIT_CRASH)
         if isinstance(leaf, SystemExit) and isinstance(leaf.code, int):
             return leaf.code
     log.critical("crashed", exc_info=error)

@@ -63,14 +63,14 @@ class Volumes:
     async def _make(self, volume: JsonObject) -> Path:
         if "hostPath" in volume:
             return _host_path(volume)
-        place = self._directory / "volumes" / volume["name"]
+        place: Path = self._directory / "volumes" / volume["name"]
         place.mkdir(parents=True, exist_ok=True)
         sources = (volume.get("projected") or {}).get("sources") or [
             {kind: source} for kind, source in volume.items() if kind in ("configMap", "downwardAPI")
         ]
         for source in sources:
             await self._project(place, source)
-        return Path(place)
+        return place
 
     async def _project(self, place: Path, source: JsonObject) -> None:
         if token := source.get("serviceAccountToken"):

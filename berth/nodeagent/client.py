@@ -1,0 +1,112 @@
+"""Calls to the node agent, under the pod's own projected token."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from berth.contract.endpoint import Endpoint
+from berth.contract.ids import ModelName
+from berth.v1 import node_agent_pb2 as pb
+from berth.v1.node_agent_pb2_grpc import NodeAgentStub
+
+# Each is bounded by the agent's own limits; these only catch an agent that is gone without a word.
+UNLOAD_TIMEOUT_SECONDS = 150.0
+_KEEPALIVE_MILLISECONDS = 20_000
+
+_TRY_AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+
+
+class AgentError(Exception):
+    """Base of all."""
+
+
+class AgentUnavailable(AgentError):
+    """The agent, or what it needs, cannot be reached now; the same call may work later."""
+
+
+class AgentRefused(AgentError):
+    """The agent answered with a refusal; the same call will not work. `code` is the gRPC status."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(f"{message} ({code.name})")
+        self.code = code
+
+
+class AgentConnection:
+    """One agent, for one pod. Calls raise AgentError."""
+
+    def __init__(self, channel: grpc.aio.Channel, token_file: Path | None) -> None:
+        self._stub: NodeAgentStub = NodeAgentStub(channel)  # type: ignore[no-untyped-call]
+        self._token_file = token_file
+
+    async def stage(self, requests: AsyncIterator[pb.StageRequest]) -> pb.StageResponse:
+        """Send a model's files; the agent takes them as fast as its disk does."""
+        with _mapped():
+            response: pb.StageResponse = await self._stub.Stage(requests, metadata=self._metadata())
+            return response
+
+    async def load(self, model: ModelName) -> AsyncIterator[pb.LoadProgress]:
+        """Load what was staged; the last message has state READY or FAILED."""
+        with _mapped():
+            call = self._stub.Load(pb.LoadRequest(model_name=model), metadata=self._metadata())
+            async for progress in call:
+                yield progress
+
+    async def unload(self, model: ModelName) -> pb.UnloadResponse:
+        """Say that this pod is done with its model."""
+        with _mapped():
+            response: pb.UnloadResponse = await self._stub.Unload(
+                pb.UnloadRequest(model_name=model), metadata=self._metadata(), timeout=UNLOAD_TIMEOUT_SECONDS
+            )
+            return response
+
+    async def watch(self, model: ModelName) -> AsyncIterator[pb.ModelStatus]:
+        """The model's status now and after every change."""
+        with _mapped():
+            call = self._stub.WatchModel(pb.WatchModelRequest(model_name=model), metadata=self._metadata())
+            async for status in call:
+                yield status
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """The token is read for each call: the kubelet replaces it while the pod lives."""
+        if self._token_file is None:
+            return ()
+        try:
+            token = self._token_file.read_text().strip()
+        except OSError as error:
+            raise AgentRefused(
+                grpc.StatusCode.UNAUTHENTICATED, f"--token-file: {self._token_file}: {error.strerror}"
+            ) from error
+        return (("authorization", f"Bearer {token}"),)
+
+
+@asynccontextmanager
+async def connect(agent: Endpoint, token_file: Path | None) -> AsyncIterator[AgentConnection]:
+    """Connect lazily: an agent that is away is an error of the first call."""
+    channel = grpc.aio.insecure_channel(
+        str(agent),
+        options=[
+            # The agent is on this node; no web proxy of the environment stands in between.
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.initial_reconnect_backoff_ms", 200),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.keepalive_time_ms", _KEEPALIVE_MILLISECONDS),
+            ("grpc.keepalive_timeout_ms", 10_000),
+        ],
+    )
+    async with channel:
+        yield AgentConnection(channel, token_file)
+
+
+@contextmanager
+def _mapped() -> Iterator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        message = error.details() or error.code().name
+        if error.code() in _TRY_AGAIN:
+            raise AgentUnavailable(message) from error
+        raise AgentRefused(error.code(), message) from error

@@ -1,0 +1,69 @@
+"""A model's directory as the agent's stream of files: ascending order, bounded memory, one digest."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from berth.contract.ids import ModelName
+from berth.runtime.errors import Failed
+from berth.v1 import node_agent_pb2 as pb
+
+CHUNK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One file, by its path inside the model."""
+
+    path: str
+    location: Path
+    size: int
+
+
+def list_files(directory: Path) -> list[ModelFile]:
+    """Every file in ascending byte order of its path. Links are followed only to files inside.
+
+    Raises Failed for what cannot be sent.
+    """
+    root = directory.resolve()
+    files = []
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            location = Path(parent, name)
+            if not location.resolve().is_relative_to(root):
+                raise Failed(f"{location} is a link that leads out of the model's directory")
+            if location.is_file():
+                path = location.relative_to(directory).as_posix()
+                files.append(ModelFile(path, location, location.stat().st_size))
+    return sorted(files, key=lambda file: file.path.encode())
+
+
+def digest_of(files: list[ModelFile]) -> str:
+    """The digest of the API: SHA-256 over path, NUL, decimal size, NUL, content of each file. Blocks."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(_head(file))
+        with file.location.open("rb") as data:
+            while chunk := data.read(CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+async def stage_requests(
+    model: ModelName, files: list[ModelFile], digest: str
+) -> AsyncIterator[pb.StageRequest]:
+    """The stream, read as fast as it is taken. What changes on disk meanwhile fails at the commit."""
+    yield pb.StageRequest(header=pb.StageHeader(model_name=model, digest=digest))
+    for file in files:
+        yield pb.StageRequest(file=pb.StageFile(path=file.path, size=file.size))
+        with file.location.open("rb") as data:
+            while chunk := await asyncio.to_thread(data.read, CHUNK_BYTES):
+                yield pb.StageRequest(chunk=chunk)
+    yield pb.StageRequest(commit=pb.StageCommit(digest=digest))
+
+
+def _head(file: ModelFile) -> bytes:
+    return file.path.encode() + b"\0" + str(file.size).encode() + b"\0"

@@ -1,0 +1,53 @@
+"""The proxy's options, each default with its reason."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from berth.contract.endpoint import Endpoint
+from berth.contract.ids import ModelName, parse_model_name
+from berth.runtime import options as opt
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxyOptions(opt.CommonOptions):
+    """`berth proxy --help`."""
+
+    model: ModelName = opt.option("the one model that is served", parse=parse_model_name, metavar="NAME")
+    triton_http: Endpoint | None = opt.endpoint("Triton's REST port; without it the agent tells")
+    triton_grpc: Endpoint | None = opt.endpoint("Triton's gRPC port; without it the agent tells")
+    http_listen: Endpoint = opt.endpoint("REST clients", default="0.0.0.0:9000")
+    grpc_listen: Endpoint = opt.endpoint("gRPC clients", default="0.0.0.0:9001")
+    admin_listen: Endpoint = opt.endpoint("health, metrics and concurrency reports", default="0.0.0.0:9090")
+    container_concurrency: int = opt.option(
+        "requests inside Triton at once, REST and gRPC together; 0 is no limit",
+        default=0,
+        parse=opt.integer(maximum=10**6),
+        metavar="N",
+    )
+    queue_depth: int | None = opt.option(
+        "requests that may wait", default=None, parse=opt.integer(maximum=10**7), metavar="N", shown="10 x N"
+    )
+    # Knative's revision timeout.
+    request_timeout: float = opt.seconds(
+        "the longest that a request may take, waiting included", default=300.0
+    )
+    # Endpoints are told of a pod's end in about this time; until then requests still come.
+    drain_delay: float = opt.seconds("time to serve on after SIGTERM", default=5.0)
+    # With the delay and the unload it fits a pod's default grace period of 30 s.
+    drain_timeout: float = opt.seconds("the longest to wait for requests in flight", default=15.0)
+    agent: Endpoint | None = opt.endpoint("the node's agent; without one the proxy only proxies")
+    token_file: Path | None = opt.option(
+        "the pod's projected token of audience berth-agent", default=None, parse=Path, metavar="FILE"
+    )
+    # Large enough for any JSON a person writes; tensors of this size belong into the binary extension.
+    max_json_bytes: int = opt.option(
+        "the largest JSON body, or JSON header of a binary body",
+        default=16 * 1024**2,
+        parse=opt.byte_count,
+        metavar="QUANTITY",
+        shown="16Mi",
+    )
+
+    @property
+    def waiting_limit(self) -> int:
+        return 10 * self.container_concurrency if self.queue_depth is None else self.queue_depth

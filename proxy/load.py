@@ -1,0 +1,71 @@
+"""How busy the model is: time-weighted average concurrency and arrivals, second by second.
+
+Knative's request_metric.go: a request counts from its arrival, queued time included, to its end; the
+average of a period is Σ concurrency x dt / Σ dt. Pure; the clock is injected.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """One period's figures."""
+
+    average_concurrency: float
+    requests: float
+    uptime_seconds: float
+    timestamp: float
+
+
+class LoadMeter:
+    """Counts requests in flight. `report()` closes a period and begins the next."""
+
+    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._clock, self._wall = clock, wall
+        self._began = self._period_start = self._last = clock()
+        self._area = 0.0
+        self._arrived = 0
+        self.concurrency = 0
+
+    def enter(self) -> None:
+        self._advance()
+        self.concurrency += 1
+        self._arrived += 1
+
+    def leave(self) -> None:
+        self._advance()
+        self.concurrency -= 1
+
+    def report(self) -> LoadReport:
+        self._advance()
+        seconds = self._last - self._period_start
+        average = self._area / seconds if seconds > 0 else float(self.concurrency)
+        rate = self._arrived / seconds if seconds > 0 else float(self._arrived)
+        self._period_start, self._area, self._arrived = self._last, 0.0, 0
+        return LoadReport(average, rate, self._last - self._began, self._wall())
+
+    def _advance(self) -> None:
+        now = self._clock()
+        self._area += self.concurrency * (now - self._last)
+        self._last = now
+
+
+def encode_stat(report: LoadReport, *, pod_name: str) -> bytes:
+    """Knative's Stat message (serving, pkg/autoscaler/metrics/stat.proto): pod_name=1 and doubles 2 to 6,
+    timestamp=7 as int64 seconds."""
+    name = pod_name.encode()
+    out = bytes([0x0A]) + _varint(len(name)) + name if name else b""
+    doubles = ((2, report.average_concurrency), (4, report.requests), (6, report.uptime_seconds))
+    for number, value in doubles:
+        out += bytes([number << 3 | 1]) + struct.pack("<d", value)
+    return out + bytes([7 << 3]) + _varint(int(report.timestamp))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
