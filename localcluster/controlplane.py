@@ -24,10 +24,8 @@ from localcluster.processes import StartFailed, end, spawn, tail
 
 _START_SECONDS = 60.0
 _SERVICE_NETWORK = "10.231.0.0/16"  # never routed: Services have no proxy here
-# What a real cluster switches off for nodes and a local one must not wait for.
-_CONTROLLERS = (
-    "*,-nodeipam,-nodelifecycle,-node-route-controller,-cloud-node-lifecycle,-service-lb-controller"
-)
+# All but the clouds'. The node lifecycle stays: it takes the taint not-ready from nodes that are ready.
+_CONTROLLERS = "*,-node-ipam-controller,-node-route-controller,-service-lb-controller"
 
 
 @dataclass(frozen=True, slots=True)
