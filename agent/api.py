@@ -88,8 +88,11 @@ class NodeAgentApi(NodeAgentServicer):
 
     async def Load(self, request: pb.LoadRequest, context: Context) -> AsyncIterator[pb.LoadProgress]:  # noqa: N802
         model = await self._answer("Load", context, self._loadable(request, context))
-        task = self._lifecycle.start_load(model)
-        async for _ in self._changes(until=task):
+        # What was staged is loaded without being asked; if that has failed already, this is its outcome.
+        if model.state is ModelState.FAILED and not await self._is_staged(model):
+            yield _progress(model)
+            return
+        async for _ in self._changes(until=self._lifecycle.start_load(model)):
             yield _progress(model)
 
     async def Unload(self, request: pb.UnloadRequest, context: Context) -> pb.UnloadResponse:  # noqa: N802
@@ -191,10 +194,15 @@ class NodeAgentApi(NodeAgentServicer):
 
     async def _loadable(self, request: pb.LoadRequest, context: Context) -> Model:
         ref, name = await self._own(request.model_name, context)
-        record = await asyncio.to_thread(self._repository.record, name)
-        if record is None or record.pod.uid != ref.uid:
+        model = self._models.claim(ref.uid, name)
+        if model.state is not ModelState.FAILED and not await self._is_staged(model):
             raise NotPlaced(f"model {name!r} has not been staged")
-        return self._models.claim(ref.uid, name)
+        return model
+
+    async def _is_staged(self, model: Model) -> bool:
+        assert model.name is not None
+        record = await asyncio.to_thread(self._repository.record, model.name)
+        return record is not None and record.pod.uid == model.ref.uid
 
     async def _unload(self, request: pb.UnloadRequest, context: Context) -> pb.UnloadResponse:
         """By an ending pod's own word; whether it is ending is the API server's."""

@@ -116,7 +116,7 @@ class GrpcFront:
             await context.abort(code, "request timeout")
         except grpc.aio.AioRpcError as error:
             code = error.code()
-            trailing = [(name, value) for name, value in error.trailing_metadata() or ()]
+            trailing: Any = error.trailing_metadata()
             await context.abort(code, error.details() or "", trailing_metadata=trailing)
         finally:
             self._metrics.answered("grpc", code.name, time.monotonic() - began)
