@@ -8,8 +8,6 @@ import yaml
 
 from localcluster.cluster import LocalCluster
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
-
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
@@ -24,6 +22,7 @@ def documents() -> list[Any]:
     return found
 
 
+@pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("document", documents())
 async def test_the_api_server_takes_it(cluster: LocalCluster, document: dict[str, Any]) -> None:
     """Server-side dry run with strict field validation: an unknown or misspelt field is an error."""

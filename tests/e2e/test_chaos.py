@@ -14,6 +14,7 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.memory import Held, free_bytes
 from berth.contract.report import ModelState, NodeReport
+from binder import top
 from localcluster.inference import infer_rest
 from localcluster.samples import model_deployment
 from tests.e2e.support import KEYS, User, eventually, is_ready
@@ -111,18 +112,26 @@ async def test_a_pod_killed_hard_leaves_no_model(user: User, source: str) -> Non
 
 
 async def test_a_node_whose_agent_stops_gets_no_new_pods(user: User, source: str) -> None:
-    agent = user.cluster.nodes["gpu-2"].agent
-    await agent.stop()
+    node = user.cluster.nodes["gpu-2"]
+    await node.agent.stop()
     try:
-        pinned = {"nodeSelector": {"kubernetes.io/hostname": "gpu-2"}}
 
         async def stale() -> None:
-            await user.apply(model_deployment("late", source=source, gpu_mem="1Gi", pod_spec=pinned))
-            (pod,) = await user.pods("late")
-            assert not pod["spec"].get("nodeName")
-            assert "1 StaleNodeFacts" in await user.event(pod, "FailedScheduling", seconds=1)
+            view = await top.collect(user.client, KEYS, "berth-system")
+            assert [n.trouble for n in view.nodes if n.name == "gpu-2"] == ["StaleNodeFacts"]
 
-        await eventually(stale, seconds=90)
+        await eventually(stale, what="the agent's Lease to end")
+        pinned = {"nodeSelector": {"kubernetes.io/hostname": "gpu-2"}}
+        await user.apply(model_deployment("late", source=source, gpu_mem="1Gi", pod_spec=pinned))
+
+        async def refused() -> str:
+            (pod,) = await user.pods("late") or [None]
+            assert pod is not None
+            return await user.event(pod, "FailedScheduling")
+
+        message = await eventually(refused)
+        assert "1 StaleNodeFacts" in message
+        assert "1 NodeSelectorMismatch" in message
     finally:
-        await agent.start()
+        await node.agent.start()
     await user.ready("late")
