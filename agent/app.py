@@ -62,7 +62,7 @@ async def main(options: AgentOptions, stop: asyncio.Event) -> None:
         raise CannotStart(f"--repository: {error}") from error
     keys = _triton_keys(options.triton_keys)
     models = Models()
-    gpus = GpuFacts(_gpus(options.nvml, models))
+    gpus = GpuFacts(_gpus(options.nvml, models), lambda: models.residency)
     async with (
         open_client(options.kubeconfig) as client,
         open_admin(options.triton_grpc, keys or TritonKeys("none", "none")) as triton,
@@ -151,7 +151,7 @@ class _Parts:
         options = self.options
         version = self.reconciler.triton_version
         gpus = gpu_reports(
-            self.gpus.readings,
+            self.gpus,
             self.models,
             self._foreign,
             busy=self.lifecycle.busy_gpus(),
@@ -179,6 +179,8 @@ class _Parts:
 
     async def reconcile(self) -> None:
         await self.reconciler.step()
+        if self.gpus.residency != self.models.residency:
+            await self.look_at_gpus()
         self._alive("reconcile")
 
     async def report(self) -> None:

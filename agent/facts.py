@@ -1,7 +1,7 @@
 """The node's GPU facts as the report needs them: the last reading, and what of it is foreign."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from agent.gpus import GpuReading, Gpus, GpusUnknown
@@ -19,16 +19,21 @@ HYSTERESIS_BYTES = 16 * 1024**2
 class GpuFacts:
     """Readings of one port. After a failure the GPUs that are known stay listed, as unknown."""
 
-    def __init__(self, port: Gpus) -> None:
+    def __init__(self, port: Gpus, residency: Callable[[], int]) -> None:
         self._port = port
         self.instance_kind = port.instance_kind
         self.readings: tuple[GpuReading, ...] = ()
+        # `Models.residency` when the readings were begun.
+        self.residency = -1
+        self._residency_now = residency
         self._trouble = ""
 
     async def read_now(self) -> tuple[GpuReading, ...]:
         """A fresh reading. Raises GpusUnknown."""
+        begun = self._residency_now()
         try:
             self.readings = await self._port.read()
+            self.residency = begun
         except GpusUnknown as error:
             self._note(str(error))
             raise
@@ -57,17 +62,18 @@ class ForeignUse:
     """What NVML counts as used and no model of ours accounts for, per GPU.
 
     While a model comes or goes on a GPU its use says nothing, so the last figure stays; otherwise a
-    half-loaded model would be counted twice, as foreign and as requested.
+    half-loaded model would be counted twice, as foreign and as requested, and one that has just left
+    would look foreign.
     """
 
     def __init__(self) -> None:
         self._last: dict[GpuUuid, int] = {}
 
-    def of(self, reading: GpuReading, *, measured_bytes: int, busy: bool) -> int | None:
+    def of(self, reading: GpuReading, *, measured_bytes: int, settled: bool) -> int | None:
         if reading.used_bytes is None:
             return None
         last = self._last.get(reading.uuid)
-        if busy and last is not None:
+        if not settled and last is not None:
             return last
         actual = max(0, reading.used_bytes - measured_bytes)
         if last is None or not actual <= last <= actual + HYSTERESIS_BYTES:
@@ -76,7 +82,7 @@ class ForeignUse:
 
 
 def gpu_reports(
-    readings: Collection[GpuReading],
+    facts: GpuFacts,
     models: Models,
     foreign: ForeignUse,
     *,
@@ -91,13 +97,15 @@ def gpu_reports(
             product=reading.product,
             total_bytes=reading.total_bytes,
             foreign_bytes=foreign.of(
-                reading, measured_bytes=models.measured_on(reading.uuid), busy=reading.uuid in busy
+                reading,
+                measured_bytes=models.measured_on(reading.uuid),
+                settled=reading.uuid not in busy and facts.residency == models.residency,
             ),
             headroom_bytes=headroom_bytes,
             healthy=reading.healthy,
             reason=reading.reason,
         )
-        for reading in readings
+        for reading in facts.readings
     )
 
 

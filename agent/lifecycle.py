@@ -114,7 +114,6 @@ class Lifecycle:
         """Make staged files the pod's model, in place of what it had. Raises TritonError or OSError."""
         async with self.lock(record.name):
             await self._take_from_triton(record.name, model)
-            model.resident, model.measured_bytes = False, None
             await asyncio.to_thread(self._repository.publish, staged, record)
             self._models.set(model, ModelState.STAGED)
 
@@ -187,11 +186,11 @@ class Lifecycle:
         async with self._gpu_locks[record.gpu.uuid]:
             entry = (await self._triton.index()).get(name, GONE)
             if entry.state is IndexState.READY:
-                model.resident = True
+                self._models.set_resident(model, True)
                 return False  # an earlier agent has loaded it; loading again could need its memory twice
             before = await self._used(record.gpu.uuid)
             await self._triton.load(name, config, timeout_seconds=self._load_timeout)
-            model.resident = True
+            self._models.set_resident(model, True)
             await self._measure(model, record, before)
         return True
 
@@ -239,7 +238,6 @@ class Lifecycle:
                 record = await asyncio.to_thread(self._repository.record, model.name)
                 if record is None or not record.served:
                     await asyncio.to_thread(self._repository.remove, model.name)
-                model.resident, model.measured_bytes = False, None
         except (TritonError, OSError) as error:
             log.warning("failed model not removed yet", extra=fields(model=model.name, error=error))
         self._models.set(model, ModelState.FAILED, reason, failure=failure)
@@ -250,20 +248,24 @@ class Lifecycle:
         """Raises TritonError if it is not gone within the time."""
         gpu = None if model is None or model.gpu is None else model.gpu.uuid
         async with self._gpu_locks[gpu or GpuUuid("")]:
-            if (await self._triton.index()).get(name, GONE).state is IndexState.UNKNOWN:
-                return
-            await self._triton.unload(name, timeout_seconds=self._unload_timeout)
-            try:
-                async with asyncio.timeout(self._unload_timeout):
-                    while not (await self._triton.index()).get(name, GONE).is_gone:
-                        await asyncio.sleep(_POLL_SECONDS)
-            except TimeoutError:
-                raise TritonUnavailable(
-                    f"{name} is not gone {self._unload_timeout:g} s after its unload"
-                ) from None
+            if (await self._triton.index()).get(name, GONE).state is not IndexState.UNKNOWN:
+                await self._triton.unload(name, timeout_seconds=self._unload_timeout)
+                await self._until_gone(name)
+            if model is not None:
+                self._models.set_resident(model, False)
+
+    async def _until_gone(self, name: ModelName) -> None:
+        """An unload is asynchronous: requests in flight finish first. Raises TritonUnavailable when late."""
+        try:
+            async with asyncio.timeout(self._unload_timeout):
+                while not (await self._triton.index()).get(name, GONE).is_gone:
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            raise TritonUnavailable(
+                f"{name} is not gone {self._unload_timeout:g} s after its unload"
+            ) from None
 
     def _released(self, model: Model) -> None:
-        model.resident, model.measured_bytes = False, None
         if model.pod_lives:
             self._models.set(model, ModelState.PENDING)
         else:

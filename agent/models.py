@@ -28,7 +28,7 @@ class Model:
     reason: str = ""
     failure: FailureClass | None = None
     measured_bytes: int | None = None
-    # Triton holds it, or began to: its memory may be taken.
+    # Triton holds it: its memory is taken. Changed by `Models.set_resident` only.
     resident: bool = False
 
     def report(self) -> ModelReport:
@@ -56,6 +56,9 @@ class Models:
     def __init__(self) -> None:
         self._by_pod: dict[PodUid, Model] = {}
         self._changed = asyncio.Event()
+        # Grows whenever a model comes to or leaves Triton: a GPU reading says nothing of what is
+        # foreign unless it was taken since.
+        self.residency = 0
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._by_pod.values())
@@ -114,6 +117,14 @@ class Models:
         if (model.state, model.reason, model.failure) != (state, reason, failure):
             model.state, model.reason, model.failure = state, reason, failure
             self.touch()
+
+    def set_resident(self, model: Model, resident: bool) -> None:
+        """Triton has come to hold the model, or holds it no more."""
+        if model.resident is not resident:
+            model.resident = resident
+            self.residency += 1
+        if not resident:
+            model.measured_bytes = None
 
     def drop(self, model: Model) -> None:
         """The model is gone and so is its pod."""

@@ -93,7 +93,7 @@ class Reconciler:
         for record in (await asyncio.to_thread(self._repository.records)).values():
             if record is not None:
                 # Triton may hold it; the first pass will know.
-                self._models.adopt(record).resident = True
+                self._models.set_resident(self._models.adopt(record), True)
 
     async def step(self) -> None:
         """One pass. Raises TritonError while Triton is away."""
@@ -114,7 +114,7 @@ class Reconciler:
         for model in self._models:
             if model.name is None or self._lifecycle.is_loading(model.ref.uid):
                 continue
-            model.resident = not index.get(model.name, GONE).is_gone
+            self._models.set_resident(model, not index.get(model.name, GONE).is_gone)
             if model.state is ModelState.READY and not model.resident:
                 # Triton has restarted: the memory is free, and the model is about to be loaded again.
                 self._models.set(model, ModelState.STAGED, "Triton does not serve it")

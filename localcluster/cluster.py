@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from berth.kube.client import KubeClient, open_client
-from berth.kube.errors import Conflict
+from berth.kube.errors import Conflict, NotFound
 from berth.triton.keys import TritonKeys
 from localcluster import triton
 from localcluster.addresses import cluster_network
@@ -37,6 +37,7 @@ AGENT_PORT, AGENT_ADMIN_PORT, BINDER_ADMIN_PORT = 8470, 8471, 8480
 _BASE = Path(__file__).parent.parent / "deploy" / "base"
 _RIGHTS = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 _TOKEN_SECONDS = 24 * 3600
+_CONTROLLERS_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,7 @@ class LocalCluster:
         self.client = await self._stack.enter_async_context(open_client(str(self.kubeconfig)))
         await self._make_objects()
         await asyncio.gather(
+            self._controllers_work(),
             *(
                 self._start_node(index, spec, user, f"{network}.{index + 1}.1", backends)
                 for index, (spec, user) in enumerate(zip(self._spec.nodes, users, strict=True))
@@ -225,6 +227,16 @@ class LocalCluster:
             await self.client.create("/api/v1/namespaces/default/serviceaccounts", account)
         except Conflict:
             return
+
+    async def _controllers_work(self) -> None:
+        """The controller-manager begins some seconds after its start; this ConfigMap is a sign of it."""
+        async with asyncio.timeout(_CONTROLLERS_SECONDS):
+            while True:
+                try:
+                    await self.client.get("/api/v1/namespaces/default/configmaps/kube-root-ca.crt")
+                    return
+                except NotFound:
+                    await asyncio.sleep(0.1)
 
     async def _start_binder(self, index: int, address: str) -> None:
         kubeconfig = await self._account_kubeconfig("berth-binder", f"binder-{index}")

@@ -243,7 +243,7 @@ def run(argv: Sequence[str]) -> int:
 
 async def main(options: DemoOptions, stop: asyncio.Event) -> None:
     """Tell the story; SystemExit(1) when it does not hold."""
-    console, began = Console(), time.monotonic()
+    console, began = _console(), time.monotonic()
     console.print("[bold]Starting[/bold] etcd, kube-apiserver, controller-manager, 2 GPU nodes, Berth …")
     async with LocalCluster(ClusterSpec(nodes=NODES, binders=1)) as cluster, serving() as url:
         console.print(f"  up after {time.monotonic() - began:.1f} s")
@@ -257,6 +257,12 @@ async def main(options: DemoOptions, stop: asyncio.Event) -> None:
         _summarise(console, story, time.monotonic() - began)
         if options.keep:
             await _keep(console, cluster, stop)
+
+
+def _console() -> Console:
+    """As wide as the terminal; in a log, wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
 
 
 async def _unless_stopped(story: Awaitable[None], stop: asyncio.Event) -> None:
