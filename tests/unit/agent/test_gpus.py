@@ -1,0 +1,112 @@
+from pathlib import Path
+
+import pytest
+
+from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts
+from agent.gpus import GpuReading, GpusUnknown
+from agent.mock_gpus import MockGpus, Resident, parse_scenario
+from agent.report import gauge_annotations, node_total
+from berth.contract.errors import InvalidValue
+from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.keys import Keys
+from tests.fakes.objects import GIB, gpu, report
+
+A = GpuUuid("GPU-a")
+SCENARIO = """
+gpus:
+  - {uuid: GPU-a, product: A10, total: 24Gi, foreign: 1Gi, utilization: 0.25}
+  - {uuid: GPU-b, total: 8Gi, error: ECC}
+  - {uuid: GPU-c, total: 8Gi, lost: true}
+  - {uuid: GPU-d, total: 8Gi, mig: true}
+models: {resnet: 10Gi, "*": requested}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "scenario is not a mapping"),
+        ("gpus: 3", "gpus is not a list"),
+        ("gpus: [{total: 1}]", r"gpus\[0\].uuid is missing"),
+        ("gpus: [{uuid: a}]", r"gpus\[0\].total is missing"),
+        ("gpus: [{uuid: a, total: 1Gib}]", r"gpus\[0\].total: '1Gib' is not a quantity"),
+        ("gpus: [{uuid: a, total: 1, totl: 1}]", r"gpus\[0\].totl is not a field; known are error, foreign"),
+        ("gpus: [{uuid: a, total: 1, lost: maybe}]", r"gpus\[0\].lost is 'maybe'"),
+        ("gpus: [{uuid: a, total: 1, utilization: 7}]", "utilization is 7"),
+        ("gpus: [{uuid: a, total: 1}, {uuid: a, total: 1}]", "one uuid twice"),
+        ("gpus: []\nmodels: {m: lots}", "models.m: 'lots' is not a quantity"),
+        ("gpus: [", "line 1"),
+    ],
+)
+def test_a_scenario_with_an_error_says_where(text: str, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        parse_scenario(text)
+
+
+async def test_mock_gpus_follow_the_file_and_what_triton_holds(tmp_path: Path) -> None:
+    path, held = (
+        tmp_path / "gpus.yaml",
+        [Resident(ModelName("resnet"), A, 5), Resident(ModelName("x"), A, 2 * GIB)],
+    )
+    path.write_text(SCENARIO)
+    mock = MockGpus(path, lambda: held)
+    a, b, c, d = await mock.read()
+    assert (a.total_bytes, a.used_bytes, a.utilization, a.healthy) == (24 * GIB, 13 * GIB, 0.25, True)
+    assert (b.healthy, b.reason, b.used_bytes) == (False, "ECC", 0)
+    assert (c.healthy, c.total_bytes, c.used_bytes) == (False, None, None)
+    assert (d.healthy, d.reason) == (False, "MIGEnabled")
+    held.clear()
+    path.write_text(SCENARIO.replace("foreign: 1Gi", "foreign: 3Gi"))
+    assert (await mock.read())[0].used_bytes == 3 * GIB
+
+
+async def test_facts_are_unknown_while_the_scenario_is_broken_and_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.yaml"
+    path.write_text(SCENARIO)
+    facts = GpuFacts(MockGpus(path, list), lambda: 0)
+    await facts.refresh()
+    path.write_text("gpus: [")
+    with pytest.raises(GpusUnknown, match=r"gpus.yaml"):
+        await facts.read_now()
+    await facts.refresh()
+    assert [(r.uuid, r.total_bytes, r.healthy) for r in facts.readings][:1] == [(A, None, False)]
+    path.write_text(SCENARIO)
+    await facts.refresh()
+    assert facts.readings[0].total_bytes == 24 * GIB
+
+
+def reading(used: int | None) -> GpuReading:
+    return GpuReading(A, 0, "A10", 24 * GIB, used, 0.0)
+
+
+def test_foreign_is_what_no_model_accounts_for() -> None:
+    foreign = ForeignUse()
+    assert foreign.of(reading(10 * GIB), measured_bytes=4 * GIB, settled=True) == 6 * GIB
+    assert foreign.of(reading(None), measured_bytes=0, settled=True) is None
+    assert ForeignUse().of(reading(GIB), measured_bytes=2 * GIB, settled=True) == 0
+
+
+def test_foreign_stays_while_a_model_comes_or_goes() -> None:
+    foreign = ForeignUse()
+    foreign.of(reading(GIB), measured_bytes=0, settled=True)
+    assert foreign.of(reading(9 * GIB), measured_bytes=0, settled=False) == GIB
+    assert foreign.of(reading(9 * GIB), measured_bytes=8 * GIB, settled=True) == GIB
+
+
+def test_foreign_goes_up_at_once_and_down_in_steps() -> None:
+    foreign = ForeignUse()
+    foreign.of(reading(GIB), measured_bytes=0, settled=True)
+    assert foreign.of(reading(GIB + 1), measured_bytes=0, settled=True) == GIB + 1
+    assert foreign.of(reading(GIB + 1 - HYSTERESIS_BYTES), measured_bytes=0, settled=True) == GIB + 1
+    assert (
+        foreign.of(reading(GIB - HYSTERESIS_BYTES), measured_bytes=0, settled=True) == GIB - HYSTERESIS_BYTES
+    )
+
+
+def test_the_annotations_of_the_proof_of_concept() -> None:
+    assert node_total(report(gpu("a"), gpu("b", index=1), gpu("c", index=2, healthy=False))) == str(32 * GIB)
+    assert node_total(report(gpu(total=None))) is None  # unknown, not 0
+    keys = Keys()
+    gauges = gauge_annotations([reading(3), reading(4)], keys)
+    assert gauges == {keys.node_used: "7", keys.node_util: "0.00"}
+    assert gauge_annotations([], keys) == {keys.node_used: None, keys.node_util: None}

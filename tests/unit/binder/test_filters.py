@@ -1,0 +1,252 @@
+"""Every reason for which a node refuses a pod, and Kubernetes' matching rules."""
+
+from typing import Any
+
+import pytest
+
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid
+from berth.contract.report import TritonReport
+from binder.decision import Placement, Refusal, decide, strategy
+from binder.demand import parse_demand, pod_amounts
+from binder.explain import summary
+from binder.filters import judge
+from binder.matching import matches_affinity, untolerated_taint
+from binder.reasons import Kind
+from binder.state import ClusterState
+from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
+
+TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+
+
+def state_of(*nodes: dict[str, Any], pods: tuple[dict[str, Any], ...] = ()) -> ClusterState:
+    state = ClusterState(KEYS, clock=lambda: 0.0)
+    for one in nodes:
+        state.set_node(one)
+    for one in pods:
+        state.set_pod(one)
+    return state
+
+
+def verdict(asks: dict[str, Any], state: ClusterState, *, fresh: bool = True) -> Any:
+    (view,) = state.views()
+    return judge(parse_demand(asks, KEYS), view, fresh=fresh)
+
+
+def affinity(*terms: Any) -> dict[str, Any]:
+    return {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+    }
+
+
+def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+CHOICE = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
+REFUSALS: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[Any, ...]]] = {
+    "cordoned": (Kind.NODE_UNSCHEDULABLE, {}, {"unschedulable": True}, ()),
+    "tainted": (Kind.TAINT_NOT_TOLERATED, {}, {"taints": [TAINT]}, ()),
+    "selector": (Kind.NODE_SELECTOR, {"nodeSelector": {"zone": "a"}}, {}, ()),
+    "affinity": (Kind.NODE_AFFINITY, {"affinity": affinity(expression("zone", "In", "a"))}, {}, ()),
+    "volume": (
+        Kind.UNSUPPORTED,
+        {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
+        {},
+        (),
+    ),
+    "spread": (
+        Kind.UNSUPPORTED,
+        {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
+        {},
+        (),
+    ),
+    "cpu": (Kind.RESOURCE, {"requests": {"cpu": "4001m"}}, {}, ()),
+    "memory": (Kind.RESOURCE, {"requests": {"memory": "9Gi"}}, {}, ()),
+    "other resource": (Kind.RESOURCE, {"requests": {"example.com/fpga": "1"}}, {}, ()),
+    "pods": (Kind.TOO_MANY_PODS, {}, {"allocatable": {"pods": "1"}}, (pod("x", on="n1", mem=None),)),
+    "no report": (Kind.NO_REPORT, {}, {"says": None}, ()),
+    "unreadable": (Kind.UNREADABLE_REPORT, {}, {"says": "{"}, ()),
+    "triton": (Kind.TRITON_NOT_READY, {}, {"says": report(triton=TritonReport(False, ""))}, ()),
+    "server": (Kind.WRONG_SERVER, {"annotations": {KEYS.server: "other"}}, {}, ()),
+    "capabilities": (
+        Kind.MISSING_CAPABILITIES,
+        {"annotations": {KEYS.requirements: "tensorrt,python"}},
+        {},
+        (),
+    ),
+    "same id": (
+        Kind.MODEL_ON_NODE,
+        {"annotations": {KEYS.model_id: "m"}},
+        {},
+        (pod("x", on="n1", choice=CHOICE, annotations={KEYS.model_id: "m"}),),
+    ),
+    "same name": (
+        Kind.MODEL_ON_NODE,
+        {"annotations": {KEYS.model_name: "m"}},
+        {},
+        (pod("x", on="n1", choice=CHOICE, annotations={KEYS.model_id: "other", KEYS.model_name: "m"}),),
+    ),
+    "model not yet gone": (
+        Kind.MODEL_ON_NODE,
+        {"annotations": {KEYS.model_id: "model-old"}},
+        {"says": report(models=(listed("old"),))},
+        (),
+    ),
+    "no gpu": (Kind.NO_GPU, {}, {"says": report().__class__("s", (), TritonReport(True, ""), (), ())}, ()),
+    "sick gpu": (Kind.GPU_UNHEALTHY, {}, {"says": report(gpu(healthy=False, reason="lost"))}, ()),
+    "unknown foreign": (Kind.GPU_UNKNOWN, {}, {"says": report(gpu(foreign_bytes=None))}, ()),
+    "too big": (Kind.GPU_MEMORY, {"mem": "17Gi"}, {}, ()),
+}
+
+
+@pytest.mark.parametrize("case", sorted(REFUSALS))
+def test_a_node_refuses_for_its_reason(case: str) -> None:
+    kind, asks, has, pods = REFUSALS[case]
+    state = state_of(node(**{"says": report(), **has}), pods=pods)
+    assert verdict(pod(**asks), state).reason.kind is kind
+
+
+def test_stale_facts_refuse_and_what_is_left_fits() -> None:
+    state = state_of(node(says=report()))
+    assert verdict(pod(), state, fresh=False).reason.kind is Kind.STALE
+    assert verdict(pod(), state).reason is None
+
+
+def test_an_exact_fit_fits_and_a_byte_more_does_not() -> None:
+    state = state_of(node(says=report(gpu(total=16 * GIB, foreign_bytes=GIB, headroom_bytes=GIB))))
+    assert verdict(pod(mem=str(14 * GIB)), state).reason is None
+    refused = verdict(pod(mem=str(14 * GIB + 1)), state)
+    assert (refused.reason.kind, refused.reason.short_bytes) == (Kind.GPU_MEMORY, 1)
+
+
+def test_memory_is_judged_per_gpu_and_not_per_node() -> None:
+    state = state_of(node(says=report(gpu("GPU-a", total=12 * GIB), gpu("GPU-b", total=12 * GIB, index=1))))
+    assert verdict(pod(mem="20Gi"), state).reason.short_bytes == 8 * GIB
+
+
+def test_one_sick_gpu_does_not_hide_the_other() -> None:
+    state = state_of(node(says=report(gpu("GPU-a", healthy=False), gpu("GPU-b", index=1))))
+    assert [g.gpu.uuid for g in verdict(pod(), state).fitting] == ["GPU-b"]
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerated"),
+    [
+        ({"key": "nvidia.com/gpu", "operator": "Exists"}, True),
+        ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}, True),
+        ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "nvidia.com/gpu", "value": "present"}, True),
+        ({"key": "nvidia.com/gpu", "operator": "Equal", "value": "absent"}, False),
+        ({"operator": "Exists"}, True),
+        ({"operator": "Equal", "value": "present"}, False),
+        ({"key": "other", "operator": "Exists"}, False),
+        ({"key": "nvidia.com/gpu", "operator": "Odd", "value": "present"}, False),
+    ],
+)
+def test_tolerations(toleration: dict[str, str], tolerated: bool) -> None:
+    assert (untolerated_taint([TAINT], [toleration]) is None) is tolerated
+
+
+def test_a_preference_taint_never_refuses() -> None:
+    assert untolerated_taint([{"key": "k", "effect": "PreferNoSchedule"}], []) is None
+
+
+@pytest.mark.parametrize(
+    ("terms", "matches"),
+    [
+        ([expression("zone", "In", "a", "b")], True),
+        ([expression("zone", "In", "b")], False),
+        ([expression("zone", "NotIn", "b")], True),
+        ([expression("none", "NotIn", "b")], True),
+        ([expression("zone", "Exists")], True),
+        ([expression("none", "DoesNotExist")], True),
+        ([expression("size", "Gt", "9")], True),
+        ([expression("size", "Gt", "10")], False),
+        ([expression("size", "Lt", "11")], True),
+        ([expression("zone", "Gt", "1")], False),
+        ([expression("size", "Gt", "x")], False),
+        ([expression("zone", "Like", "a")], False),
+        ([{}], False),
+        ([], False),
+        ([expression("zone", "In", "b"), expression("zone", "In", "a")], True),
+        ([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}], True),
+        ([{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}]}], False),
+    ],
+)
+def test_required_affinity(terms: list[Any], matches: bool) -> None:
+    labels = {"zone": "a", "size": "10"}
+    assert matches_affinity("n1", labels, affinity(*terms)["nodeAffinity"]) is matches
+
+
+def test_what_a_pod_takes_of_a_node() -> None:
+    asks = pod(requests={"cpu": "250m", "memory": "1Gi"}, overhead={"cpu": "10m"})
+    asks["spec"]["initContainers"] = [
+        {"name": "side", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
+        {"name": "init", "resources": {"requests": {"cpu": "1"}}},
+    ]
+    assert pod_amounts(asks, KEYS) == {"cpu": 1110, "memory": GIB, "pods": 1}
+
+
+def host_port(port: int, ip: str = "") -> dict[str, Any]:
+    return {"containers": [{"name": "c", "ports": [{"hostPort": port, "hostIP": ip}]}]}
+
+
+def test_host_ports_conflict_on_the_same_address_or_any() -> None:
+    taken = pod("x", on="n1", mem=None, **host_port(80, "10.0.0.1"))
+    state = state_of(node(says=report()), pods=(taken,))
+    for ip, refused in (("", True), ("10.0.0.1", True), ("10.0.0.2", False)):
+        reason = verdict(pod(**host_port(80, ip)), state).reason
+        assert (reason is not None and reason.kind is Kind.HOST_PORT) is refused, ip
+
+
+def choose(name: str, asks: dict[str, Any], state: ClusterState, random_unit: float = 0.5) -> Any:
+    by = strategy(name, lambda: random_unit)
+    return decide(parse_demand(asks, KEYS), state.views(), fresh=lambda _: True, by=by)
+
+
+def test_binpack_takes_the_fullest_and_spread_the_emptiest() -> None:
+    state = state_of(
+        node("n1", says=report(gpu("GPU-1", total=16 * GIB))),
+        node("n2", says=report(gpu("GPU-2", total=24 * GIB), gpu("GPU-3", total=2 * GIB, index=1))),
+    )
+    assert choose("binpack", pod(), state) == Placement("n2", GpuChoice(GpuUuid("GPU-3"), 1, GIB))  # type: ignore[arg-type]
+    assert choose("spread", pod(), state).gpu.uuid == "GPU-2"
+
+
+def test_equal_cases_are_always_decided_alike() -> None:
+    both = report(gpu("GPU-y", index=0), gpu("GPU-x", index=1))
+    state = state_of(node("n2", says=both), node("n1", says=report(gpu("GPU-z"))))
+    assert choose("binpack", pod(), state).node == "n1"
+    assert choose("random", pod(), state).node == "n1"
+
+
+def test_what_the_owner_prefers_comes_before_the_strategy() -> None:
+    state = state_of(
+        node(
+            "n1",
+            says=report(gpu("GPU-1", total=2 * GIB)),
+            taints=[{"key": "k", "effect": "PreferNoSchedule"}],
+        ),
+        node("n2", says=report(gpu("GPU-2"))),
+        node("n3", says=report(gpu("GPU-3")), labels={"zone": "a"}),
+    )
+    assert choose("binpack", pod(), state).node == "n2"
+    weighted = {"weight": 5, "preference": expression("zone", "In", "a")}
+    preferred = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}}
+    assert choose("binpack", pod(affinity=preferred), state).node == "n3"
+
+
+def test_a_refusal_counts_the_reasons_and_says_how_much_is_missing() -> None:
+    state = state_of(
+        node("n1", says=report(gpu("GPU-1", total=16 * GIB))),
+        node("n2", says=report(gpu("GPU-2", total=18 * GIB))),
+        node("n3", says=report(), taints=[TAINT]),
+    )
+    refusal = choose("binpack", pod(mem="20Gi"), state)
+    assert isinstance(refusal, Refusal)
+    assert summary(refusal.verdicts) == (
+        "0/3 nodes: 2 GPUMemoryInsufficient (2 GiB short on the best GPU), "
+        "1 TaintNotTolerated (nvidia.com/gpu=present:NoSchedule)"
+    )
+    assert summary([]) == "0/0 nodes: there is no node"

@@ -1,0 +1,101 @@
+from typing import Any
+
+from binder.demand import parse_demand
+from binder.queue import CAP_SECONDS, SchedulingQueue, Waiting
+from tests.fakes.objects import KEYS, pod
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def queue() -> tuple[SchedulingQueue, Clock]:
+    clock = Clock()
+    return SchedulingQueue(clock), clock
+
+
+def demand(uid: str, **more: Any) -> Any:
+    return parse_demand(pod(uid, **more), KEYS)
+
+
+def uid_of(waiting: Waiting | None) -> str | None:
+    return None if waiting is None else waiting.demand.model.ref.uid
+
+
+def test_priority_then_age_then_uid() -> None:
+    waiting, _ = queue()
+    waiting.put(demand("late", created="2026-01-02T00:00:00Z"))
+    waiting.put(demand("b", created="2026-01-01T00:00:00Z"))
+    waiting.put(demand("a", created="2026-01-01T00:00:00Z"))
+    waiting.put(demand("vip", created="2026-01-03T00:00:00Z", priority=10))
+    assert [uid_of(waiting.pop()) for _ in range(5)] == ["vip", "a", "b", "late", None]
+
+
+def test_a_parked_pod_waits_longer_each_time_up_to_the_cap() -> None:
+    waiting, clock = queue()
+    waiting.put(demand("p"))
+    delays = []
+    for _ in range(12):
+        entry = waiting.pop()
+        assert entry is not None
+        waiting.park(entry)
+        assert waiting.pop() is None
+        delay = waiting.seconds_to_next()
+        assert delay is not None
+        delays.append(delay)
+        clock.now += delay
+    assert 0.4 <= delays[0] <= 0.6
+    assert CAP_SECONDS * 0.9 <= delays[-1] <= CAP_SECONDS * 1.1
+
+
+def test_a_change_in_the_cluster_wakes_at_once() -> None:
+    waiting, _ = queue()
+    waiting.put(demand("p"))
+    entry = waiting.pop()
+    assert entry is not None
+    waiting.park(entry)
+    waiting.wake()
+    assert uid_of(waiting.pop()) == "p"
+
+
+def test_a_deleted_pod_is_out_and_blocks_nobody() -> None:
+    waiting, _ = queue()
+    waiting.put(demand("p"))
+    waiting.remove(demand("p").model.ref.uid)
+    assert waiting.pop() is None
+    assert waiting.seconds_to_next() is None
+
+
+def test_a_gated_pod_is_not_tried_until_its_gates_are_open() -> None:
+    waiting, _ = queue()
+    waiting.put(demand("p", schedulingGates=[{"name": "g"}]))
+    assert waiting.pop() is None
+    waiting.put(demand("p"))
+    assert uid_of(waiting.pop()) == "p"
+
+
+def test_a_pod_that_asks_for_less_now_is_tried_now() -> None:
+    waiting, _ = queue()
+    waiting.put(demand("p", mem="9Gi"))
+    entry = waiting.pop()
+    assert entry is not None
+    waiting.park(entry)
+    waiting.put(demand("p", mem="9Gi"))  # the same again changes nothing
+    assert waiting.pop() is None
+    waiting.put(demand("p", mem="1Gi"))
+    assert uid_of(waiting.pop()) == "p"
+
+
+def test_a_newer_state_is_not_lost_when_an_old_one_is_parked() -> None:
+    waiting, _ = queue()
+    waiting.put(demand("p", mem="9Gi"))
+    old = waiting.pop()
+    assert old is not None
+    waiting.put(demand("p", mem="1Gi"))
+    waiting.park(old)
+    newest = waiting.pop()
+    assert newest is not None
+    assert newest.demand == demand("p", mem="1Gi")

@@ -1,0 +1,219 @@
+"""Who holds memory, and until when."""
+
+import random
+from typing import Any
+
+import pytest
+
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, NodeName, PodUid
+from berth.contract.report import ModelReport
+from binder.decision import Placement, decide, strategy
+from binder.demand import parse_demand
+from binder.state import GHOST_GRACE_SECONDS, ClusterState
+from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
+
+A = GpuUuid("GPU-a")
+N1 = NodeName("n1")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state(clock: Clock) -> ClusterState:
+    state = ClusterState(KEYS, clock=clock)
+    state.set_node(node(says=report()))
+    return state
+
+
+def held(state: ClusterState, uuid: GpuUuid = A) -> int:
+    return sum(one.bytes for one in state.view(N1).held_on(uuid))
+
+
+def bound(uid: str = "p1", *, gib: int = 4, **more: Any) -> dict[str, Any]:
+    return pod(uid, mem=f"{gib}Gi", on="n1", choice=GpuChoice(A, 0, gib * GIB), **more)
+
+
+def says(*models: ModelReport, generation: int = 2) -> dict[str, Any]:
+    return node(says=report(models=models, generation=generation))
+
+
+def test_a_bound_pod_holds_what_it_asked_for(state: ClusterState) -> None:
+    state.set_pod(bound())
+    assert held(state) == 4 * GIB
+
+
+def test_what_was_measured_counts_when_it_is_more(state: ClusterState) -> None:
+    state.set_pod(bound())
+    state.set_node(says(listed("p1", requested=4 * GIB, measured=6 * GIB)))
+    assert held(state) == 6 * GIB
+    state.set_node(says(listed("p1", requested=4 * GIB, measured=GIB), generation=3))
+    assert held(state) == 4 * GIB
+
+
+def test_an_assumption_holds_at_once_and_is_not_counted_twice_when_seen(state: ClusterState) -> None:
+    demand = parse_demand(pod("p1", mem="4Gi"), KEYS)
+    state.assume(demand, N1, GpuChoice(A, 0, 4 * GIB))
+    assert (held(state), state.assumed_count) == (4 * GIB, 1)
+    state.set_pod(bound())
+    assert (held(state), state.assumed_count) == (4 * GIB, 0)
+
+
+def test_a_forgotten_assumption_holds_nothing(state: ClusterState) -> None:
+    state.assume(parse_demand(pod("p1", mem="4Gi"), KEYS), N1, GpuChoice(A, 0, 4 * GIB))
+    state.forget(PodUid("p1"))
+    assert held(state) == 0
+    assert state.view(N1).used.get("pods", 0) == 0
+
+
+def test_a_ghost_holds_until_a_report_that_had_listed_it_no_longer_does(
+    state: ClusterState, clock: Clock
+) -> None:
+    state.set_pod(bound())
+    state.set_node(says(listed("p1", requested=4 * GIB)))
+    state.remove_pod(PodUid("p1"))
+    clock.now += 1000
+    assert not state.expire_ghosts()
+    assert held(state) == 4 * GIB
+    state.set_node(says(generation=3))
+    assert held(state) == 0
+
+
+def test_a_ghost_that_is_listed_only_later_is_held_too(state: ClusterState, clock: Clock) -> None:
+    state.set_pod(bound())
+    state.remove_pod(PodUid("p1"))  # the watch of pods is ahead of the watch of nodes
+    state.set_node(says(listed("p1", requested=4 * GIB)))
+    clock.now += 1000
+    state.expire_ghosts()
+    assert held(state) == 4 * GIB
+
+
+def test_a_ghost_that_no_report_ever_listed_is_held_for_the_grace_only(
+    state: ClusterState, clock: Clock
+) -> None:
+    state.set_pod(bound())
+    state.remove_pod(PodUid("p1"))
+    clock.now += GHOST_GRACE_SECONDS - 0.1
+    assert not state.expire_ghosts()
+    assert held(state) == 4 * GIB
+    clock.now += 0.1
+    assert state.expire_ghosts()
+    assert held(state) == 0
+
+
+def test_a_pod_that_ended_is_treated_like_one_that_is_gone(state: ClusterState) -> None:
+    state.set_pod(bound())
+    state.set_node(says(listed("p1", requested=4 * GIB)))
+    assert state.set_pod(bound(phase="Failed"))
+    assert held(state) == 4 * GIB
+    assert state.view(N1).used.get("pods", 0) == 0  # CPU and the rest are free at once
+    state.set_node(says(generation=3))
+    assert held(state) == 0
+
+
+def test_what_a_report_lists_is_held_although_its_pod_was_never_seen(state: ClusterState) -> None:
+    state.set_node(says(listed("stranger", requested=5 * GIB, measured=7 * GIB)))
+    assert held(state) == 7 * GIB
+
+
+def test_a_tampered_choice_is_counted_on_every_gpu(state: ClusterState) -> None:
+    state.set_node(node(says=report(gpu("GPU-a"), gpu("GPU-b", index=1))))
+    state.set_pod(pod("p1", mem="4Gi", on="n1", choice="{}"))
+    state.set_pod(pod("p2", mem="2Gi", on="n1"))
+    for uuid in ("GPU-a", "GPU-b"):
+        assert held(state, GpuUuid(uuid)) == 6 * GIB
+
+
+def test_a_pod_and_its_report_that_name_different_gpus_are_counted_on_both(state: ClusterState) -> None:
+    two = (gpu("GPU-a"), gpu("GPU-b", index=1))
+    state.set_pod(bound())
+    state.set_node(node(says=report(*two, models=(listed("p1", on="GPU-b", requested=4 * GIB),))))
+    assert (held(state), held(state, GpuUuid("GPU-b"))) == (4 * GIB, 4 * GIB)
+
+
+def test_a_choice_smaller_than_the_request_does_not_shrink_what_is_held(state: ClusterState) -> None:
+    state.set_pod(pod("p1", mem="4Gi", on="n1", choice=GpuChoice(A, 0, 1)))
+    assert held(state) == 4 * GIB
+
+
+def test_a_node_that_says_the_same_again_wakes_nobody(state: ClusterState) -> None:
+    assert not state.set_node(node(says=report()))
+    assert state.set_node(says(generation=9))
+
+
+def test_a_node_that_is_gone_takes_its_ghosts_along(state: ClusterState) -> None:
+    state.set_pod(bound())
+    state.remove_pod(PodUid("p1"))
+    state.remove_node(N1)
+    state.set_node(node(says=report()))
+    assert held(state) == 0
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_sequence_of_events_puts_a_gpu_over_its_memory(seed: int) -> None:
+    """The binder beside an honest agent, with watches that lag: what is really in use never exceeds a GPU."""
+    rng, clock = random.Random(seed), Clock()
+    state = ClusterState(KEYS, clock=clock)
+    gpus = [gpu("GPU-a", total=10 * GIB), gpu("GPU-b", total=6 * GIB, index=1)]
+    by = strategy(rng.choice(["binpack", "spread", "random"]), rng.random)
+    on_node: dict[str, tuple[GpuChoice, str]] = {}  # what Triton really holds: uid to choice and model id
+    living: dict[str, dict[str, Any]] = {}
+    events: list[Any] = []  # what the watches have yet to deliver, per kind in order
+    node_events: list[Any] = []
+
+    def write_report() -> None:
+        models = tuple(
+            listed(uid, on=choice.uuid, requested=choice.bytes) for uid, (choice, _) in on_node.items()
+        )
+        node_events.append(node(says=report(*gpus, models=models, generation=rng.randrange(10**9))))
+
+    write_report()
+    state.set_node(node_events.pop(0))
+    for step in range(300):
+        action = rng.random()
+        clock.now += rng.random()
+        if action < 0.35:
+            uid = f"p{step}"
+            asks = pod(uid, mem=f"{rng.randint(1, 5)}Gi", annotations={KEYS.model_id: f"m{rng.randrange(4)}"})
+            outcome = decide(parse_demand(asks, KEYS), state.views(), fresh=lambda _: True, by=by)
+            if isinstance(outcome, Placement):
+                state.assume(parse_demand(asks, KEYS), outcome.node, outcome.gpu)
+                living[uid] = bound_copy = {**asks, "spec": {**asks["spec"], "nodeName": "n1"}}
+                bound_copy["metadata"] = {
+                    **asks["metadata"],
+                    "annotations": {**asks["metadata"]["annotations"], KEYS.gpu: outcome.gpu.encode()},
+                }
+                events.append(("set", bound_copy))
+                on_node[uid] = (outcome.gpu, asks["metadata"]["annotations"][KEYS.model_id])
+                write_report()  # before the load: the agent's rule
+        elif action < 0.5 and living:
+            uid = rng.choice(sorted(living))
+            events.append(("gone", living.pop(uid)))
+        elif action < 0.65:
+            for uid in [u for u in on_node if u not in living][:1]:
+                del on_node[uid]  # unloaded; only then the report drops it
+                write_report()
+        elif action < 0.85 and events:
+            kind, one = events.pop(0)
+            if kind == "set":
+                state.set_pod(one)
+            else:
+                state.remove_pod(PodUid(one["metadata"]["uid"]))
+        elif node_events:
+            state.set_node(node_events.pop(0))
+        for one in gpus:
+            used = sum(choice.bytes for choice, _ in on_node.values() if choice.uuid == one.uuid)
+            assert used <= (one.total_bytes or 0)
+        ids = [model_id for _, model_id in on_node.values()]
+        assert len(ids) == len(set(ids))
