@@ -1,0 +1,88 @@
+/* A libnvidia-ml.so.1 that answers from the text file $NVML_STUB, read at every call:
+ *
+ *     count 2
+ *     gpu 0 total=25769803776 used=1073741824 util=25
+ *     gpu 1 total=8589934592 used=0 mig=1
+ *     gpu 1 error=15          every call on this GPU fails with that code (15: GPU is lost)
+ *     init error=9            nvmlInit fails (9: driver not loaded)
+ *     hang 1                  nvmlDeviceGetCount never returns
+ *
+ * Codes and structures are those of nvml.h.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int Status;
+typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned int gpu, memory; } Utilization;
+typedef struct { unsigned int index; } *Device;
+
+static unsigned int indices[16];
+
+/* The value of `key` in lines that begin with `prefix`, or `otherwise`. The last one counts. */
+static long long look(const char *prefix, const char *key, long long otherwise) {
+    char line[256], *found;
+    FILE *file = fopen(getenv("NVML_STUB"), "r");
+    if (!file) return otherwise;
+    while (fgets(line, sizeof line, file))
+        if (!strncmp(line, prefix, strlen(prefix)) && (found = strstr(line, key)))
+            otherwise = atoll(found + strlen(key));
+    fclose(file);
+    return otherwise;
+}
+
+static long long of(Device device, const char *key, long long otherwise) {
+    char prefix[16];
+    snprintf(prefix, sizeof prefix, "gpu %u ", *(unsigned int *)device);
+    return look(prefix, key, otherwise);
+}
+
+static Status status(Device device) { return (Status)of(device, "error=", 0); }
+
+Status nvmlInitWithFlags(unsigned int flags) { return (Status)look("init", "error=", 0); }
+Status nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+Status nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(Status code) { return code == 15 ? "GPU is lost" : "stub error"; }
+
+Status nvmlDeviceGetCount_v2(unsigned int *count) {
+    while (look("hang", " ", 0)) sleep(1);
+    *count = (unsigned int)look("count", " ", 0);
+    return 0;
+}
+
+Status nvmlDeviceGetHandleByIndex_v2(unsigned int index, Device *device) {
+    indices[index] = index;
+    *device = (Device)&indices[index];
+    return status(*device);
+}
+
+Status nvmlDeviceGetUUID(Device device, char *uuid, unsigned int length) {
+    snprintf(uuid, length, "GPU-stub-%u", *(unsigned int *)device);
+    return status(device);
+}
+
+Status nvmlDeviceGetName(Device device, char *name, unsigned int length) {
+    snprintf(name, length, "Stub %u", *(unsigned int *)device);
+    return status(device);
+}
+
+Status nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
+    memory->total = (unsigned long long)of(device, "total=", 0);
+    memory->used = (unsigned long long)of(device, "used=", 0);
+    memory->free = memory->total - memory->used;
+    return status(device);
+}
+
+Status nvmlDeviceGetMigMode(Device device, unsigned int *current, unsigned int *pending) {
+    long long mode = of(device, "mig=", -1);
+    *current = *pending = (unsigned int)mode;
+    return mode < 0 ? 3 : status(device); /* 3: not supported, as on GPUs without MIG */
+}
+
+Status nvmlDeviceGetUtilizationRates(Device device, Utilization *rates) {
+    long long util = of(device, "util=", -1);
+    rates->gpu = (unsigned int)util;
+    return util < 0 ? 3 : status(device);
+}
