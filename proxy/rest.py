@@ -5,6 +5,7 @@ read whole within a bound and checked before a byte of it is sent; binary tensor
 """
 
 import asyncio
+import io
 import json
 import logging
 import time
@@ -216,7 +217,8 @@ class RestFront:
             check_infer(data, binary_bytes=None)
         else:
             check_generate(data)
-        return _Body(data)
+        # A file-like body: aiohttp sends large bytes in one step, which holds up everybody else.
+        return _Body(io.BytesIO(data), len(data))
 
     async def _binary_body(self, request: web.Request, route: Route | None, lengths: list[str]) -> _Body:
         """The JSON header is checked; the tensors behind it go on unread."""

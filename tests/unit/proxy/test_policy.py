@@ -62,7 +62,35 @@ def test_every_route_of_triton(request_line: tuple[str, str], verdict: Verdict) 
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "", "/v2/", "//v2", "/v2/models", "/v2/models/", "/v2/models/m/", "/v2/models//infer", "/v2/models/m//infer", "/v2/models/%6d/infer", "/v2/models/m%2Finfer", "/v2/models/../models/m", "/v2/models/m/../x", "/v2/models/..", "/v2/models/m/infer/", "/V2/models/m/infer", "/v2/models/m/INFER", "/v2/models/m\x00/infer", "/v2/models/ü", "http://h/v2/models/m", "/v2/models/m/versions/x", "/v2/models/m/versions//infer", "/metrics", "/ping", "/invocations", "/v1/chat/completions", "/v2/models/m/versions/" + "9" * 19],
+    [
+        "/",
+        "",
+        "/v2/",
+        "//v2",
+        "/v2/models",
+        "/v2/models/",
+        "/v2/models/m/",
+        "/v2/models//infer",
+        "/v2/models/m//infer",
+        "/v2/models/%6d/infer",
+        "/v2/models/m%2Finfer",
+        "/v2/models/../models/m",
+        "/v2/models/m/../x",
+        "/v2/models/..",
+        "/v2/models/m/infer/",
+        "/V2/models/m/infer",
+        "/v2/models/m/INFER",
+        "/v2/models/m\x00/infer",
+        "/v2/models/ü",
+        "http://h/v2/models/m",
+        "/v2/models/m/versions/x",
+        "/v2/models/m/versions//infer",
+        "/metrics",
+        "/ping",
+        "/invocations",
+        "/v1/chat/completions",
+        "/v2/models/m/versions/" + "9" * 19,
+    ],
 )
 def test_everything_else_is_denied(path: str) -> None:
     for method in ("GET", "POST"):

@@ -1,0 +1,365 @@
+"""The proxy in front of a real Triton with another tenant's model beside the own one."""
+
+import asyncio
+import gzip
+import io
+import json
+import os
+import shutil
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+import pytest_asyncio
+from grpc.aio import AioRpcError
+from prometheus_client import CollectorRegistry
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+from tritonclient.http import InferenceServerClient, InferInput
+
+from agent.model_config import load_config
+from berth.contract.endpoint import Endpoint
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, ModelName
+from berth.triton.admin import open_admin
+from berth.triton.keys import TritonKeys
+from localcluster import triton
+from localcluster.addresses import cluster_network
+from localcluster.inference import infer_grpc, infer_rest, is_hidden
+from localcluster.processes import end, spawn, tail
+from localcluster.samples import SIMPLE_MODEL
+from proxy.breaker import Breaker
+from proxy.grpc_front import GrpcFront
+from proxy.load import LoadMeter
+from proxy.metrics import ProxyMetrics
+from proxy.rest import RestFront
+from proxy.upstream import Access, Upstream, open_upstream
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ANY = Endpoint("127.0.0.1", 0)
+
+
+@dataclass
+class Door:
+    """A running proxy and the Triton behind it."""
+
+    http: str
+    grpc: str
+    triton: str
+    keys: TritonKeys
+    process: asyncio.subprocess.Process
+    upstream: Upstream
+    breaker: Breaker
+    draining: bool = False
+
+    def not_ready(self) -> str | None:
+        return "draining" if self.draining else self.upstream.not_ready
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Door]:
+    directory, keys = tmp_path_factory.mktemp("triton"), TritonKeys.generate()
+    (directory / "models").mkdir()
+    for name in ("mine", "theirs"):
+        shutil.copytree(SIMPLE_MODEL, directory / "models" / name)
+    backends = triton.prepare_backends(directory / "backends")
+    with cluster_network() as network:
+        address, prefix = f"{network}.0.1", f"berth-test-{os.getpid()}"
+        command = triton.command(
+            address=address, models=directory / "models", backends=backends, keys=keys, shm_prefix=prefix
+        )
+        process = await spawn(command, log=directory / "log", env=triton.environment(os.environ))
+        try:
+            await load_models(address, keys, directory / "log")
+            async with open_upstream(ModelName("mine"), http=None, grpc_=None) as upstream:
+                async for running in serve(upstream, address, keys, process):
+                    yield running
+        finally:
+            await end(process, grace_seconds=5)
+            triton.remove_shared_memory(prefix)
+
+
+async def load_models(address: str, keys: TritonKeys, log: Path) -> None:
+    async with open_admin(Endpoint(address, triton.GRPC_PORT), keys) as admin:
+        for _ in range(200):
+            try:
+                if await admin.version():
+                    break
+            except Exception:
+                await asyncio.sleep(0.1)
+        else:
+            pytest.fail(tail(log))
+        for name in ("mine", "theirs"):
+            config = load_config(
+                SIMPLE_MODEL, ModelName(name), gpu=GpuChoice(GpuUuid("a"), 0, 0), kind="KIND_CPU"
+            )
+            await admin.load(ModelName(name), config, timeout_seconds=60)
+
+
+async def serve(
+    upstream: Upstream, address: str, keys: TritonKeys, process: asyncio.subprocess.Process
+) -> AsyncIterator[Door]:
+    upstream.access = Access(
+        Endpoint(address, triton.HTTP_PORT),
+        Endpoint(address, triton.GRPC_PORT),
+        keys.inference_http_headers,
+        keys.inference_grpc_metadata,
+    )
+    loop = asyncio.get_running_loop()
+    breaker = Breaker(limit=2, queue_depth=2, meter=LoadMeter(loop.time, loop.time))
+    metrics = ProxyMetrics(CollectorRegistry())
+    door = Door("", "", f"{address}:{triton.HTTP_PORT}", keys, process, upstream, breaker)
+    rest = RestFront(
+        upstream, breaker, metrics, max_json_bytes=1024**2, timeout_seconds=30, not_ready=door.not_ready
+    )
+    front = GrpcFront(upstream, breaker, metrics, timeout_seconds=30, not_ready=door.not_ready)
+    await rest.start(ANY)
+    await front.start(ANY)
+    door.http, door.grpc = f"127.0.0.1:{rest.port}", f"127.0.0.1:{front.port}"
+    polling = asyncio.create_task(upstream.poll())
+    while not upstream.is_ready:
+        await asyncio.sleep(0.05)
+    yield door
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
+    await front.stop_accepting(grace_seconds=0)
+    await rest.close()
+
+
+async def ask(
+    door: Door, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session:
+        url = aiohttp.client.URL(f"http://{door.http}{path}", encoded=True)
+        async with session.request(
+            method, url, data=None if body is None else io.BytesIO(body), headers=headers
+        ) as answer:
+            return answer.status, await answer.text()
+
+
+async def test_inference_over_both_front_ends(door: Door) -> None:
+    await infer_rest(door.http, "mine")
+    await infer_grpc(door.grpc, "mine")
+
+
+async def test_json_inference(door: Door) -> None:
+    tensors = [
+        {"name": f"INPUT{i}", "shape": [16], "datatype": "INT32", "data": list(range(16))} for i in range(2)
+    ]
+    status, text = await ask(door, "POST", "/v2/models/mine/infer", json.dumps({"inputs": tensors}).encode())
+    assert (status, json.loads(text)["outputs"][1]["data"]) == (200, [0] * 16)
+
+
+async def test_several_at_once_share_the_breaker(door: Door) -> None:
+    answers = await asyncio.gather(*(infer_rest(door.http, "mine") for _ in range(4)), return_exceptions=True)
+    assert answers == [None] * 4
+    assert (door.breaker.running, door.breaker.waiting) == (0, 0)
+
+
+async def test_a_foreign_model_is_answered_as_one_that_does_not_exist(door: Door) -> None:
+    for name in ("theirs", "missing"):
+        assert await is_hidden(door.http, door.grpc, name)
+
+
+@pytest.mark.parametrize(
+    ("method", "suffix"),
+    [
+        ("GET", ""),
+        ("GET", "/ready"),
+        ("GET", "/config"),
+        ("GET", "/stats"),
+        ("GET", "/versions/1"),
+        ("POST", "/infer"),
+        ("POST", "/generate"),
+        ("POST", "/generate_stream"),
+    ],
+)
+async def test_hidden_answers_are_tritons_own_for_a_missing_model(
+    door: Door, method: str, suffix: str
+) -> None:
+    body = b'{"inputs":[]}' if method == "POST" else None
+    mine = await ask(door, method, f"/v2/models/theirs{suffix}", body)
+    async with aiohttp.ClientSession(headers=door.keys.inference_http_headers) as session:
+        url = f"http://{door.triton}/v2/models/missing{suffix}"
+        async with session.request(method, url, data=body) as answer:
+            expected = (answer.status, json.loads(await answer.text()))
+    assert (mine[0], json.loads(mine[1].replace("theirs", "missing"))) == expected
+
+
+async def test_hidden_rpcs_are_tritons_own_for_a_missing_model(door: Door) -> None:
+    requests = {
+        "ModelReady": pb.ModelReadyRequest,
+        "ModelMetadata": pb.ModelMetadataRequest,
+        "ModelConfig": pb.ModelConfigRequest,
+        "ModelStatistics": pb.ModelStatisticsRequest,
+    }
+    for method, request in requests.items():
+        through = await outcome(door.grpc, method, request(name="theirs"), ())
+        metadata = tuple(door.keys.inference_grpc_metadata.items())
+        address = f"{door.triton.rpartition(':')[0]}:{triton.GRPC_PORT}"
+        direct = await outcome(address, method, request(name="missing"), metadata)
+        assert str(through).replace("theirs", "missing") == str(direct), method
+
+
+async def outcome(address: str, method: str, request: Any, metadata: Any) -> Any:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        try:
+            return await getattr(stub, method)(request, metadata=metadata)
+        except AioRpcError as error:
+            return error.code(), error.details()
+
+
+async def test_triton_itself_is_closed_to_who_has_no_key(door: Door) -> None:
+    async with aiohttp.ClientSession() as session:
+        for path in ("/v2", "/v2/models/mine", "/v2/health/ready", "/v2/models/stats"):
+            async with session.get(f"http://{door.triton}{path}") as answer:
+                assert answer.status == 403, path
+
+
+async def test_a_client_that_brings_keys_of_its_own_gains_nothing(door: Door) -> None:
+    stolen = {"berth-admin-key": door.keys.admin}
+    status, _ = await ask(door, "POST", "/v2/repository/models/mine/unload", b"{}", **stolen)
+    assert status == 403
+    metadata = tuple(door.keys.admin_grpc_metadata.items())
+    code, _ = await outcome(
+        door.grpc, "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="mine"), metadata
+    )
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    await infer_rest(door.http, "mine")
+
+
+async def test_index_metadata_and_statistics_show_the_own_model_only(door: Door) -> None:
+    _, index = await ask(door, "POST", "/v2/repository/index", b"{}")
+    assert json.loads(index) == [{"name": "mine", "version": "1", "state": "READY"}]
+    _, server = await ask(door, "GET", "/v2")
+    assert not {"model_repository", "system_shared_memory", "trace"} & set(json.loads(server)["extensions"])
+    _, stats = await ask(door, "GET", "/v2/models/stats")
+    assert [one["name"] for one in json.loads(stats)["model_stats"]] == ["mine"]
+    index_rpc = await outcome(door.grpc, "RepositoryIndex", pb.RepositoryIndexRequest(), ())
+    assert [(row.name, row.version, row.state) for row in index_rpc.models] == [("mine", "1", "READY")]
+    statistics = await outcome(door.grpc, "ModelStatistics", pb.ModelStatisticsRequest(), ())
+    assert [one.name for one in statistics.model_stats] == ["mine"]
+    metadata = await outcome(door.grpc, "ServerMetadata", pb.ServerMetadataRequest(), ())
+    assert "model_repository" not in metadata.extensions
+    assert metadata.name == "triton"
+
+
+async def test_health_is_the_proxys_own(door: Door) -> None:
+    assert (await ask(door, "GET", "/v2/health/live"))[0] == 200
+    assert (await ask(door, "GET", "/v2/health/ready"))[0] == 200
+    door.draining = True
+    try:
+        assert (await ask(door, "GET", "/v2/health/live"))[0] == 200
+        assert (await ask(door, "GET", "/v2/health/ready"))[0] == 400
+        assert (await ask(door, "GET", "/v2/models/mine/ready"))[0] == 400
+        assert not (await outcome(door.grpc, "ServerReady", pb.ServerReadyRequest(), ())).ready
+    finally:
+        door.draining = False
+
+
+DEEP = b"[" * 200_000
+HUGE = b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[10000000000],"data":[1]}]}'
+KILLERS: dict[str, tuple[str, bytes, dict[str, str], int]] = {
+    "deep array": ("infer", DEEP, {}, 400),
+    "deep object in an unknown key": ("infer", b'{"inputs":[],"x":' + b'{"a":' * 200_000, {}, 400),
+    "deep generate": ("generate", b'{"x":' + DEEP, {}, 400),
+    "deep generate_stream": ("generate_stream", b'{"x":' + DEEP, {}, 400),
+    "deep and gzipped": ("infer", gzip.compress(DEEP), {"Content-Encoding": "gzip"}, 415),
+    "deep and deflated": ("infer", zlib.compress(DEEP), {"Content-Encoding": "deflate"}, 415),
+    "huge shape": ("infer", HUGE, {}, 400),
+    "huge shape of an input that is none": ("infer", HUGE.replace(b"INPUT0", b"NONE"), {}, 400),
+    "huge shape in a binary header": (
+        "infer",
+        HUGE + b"1234",
+        {"Inference-Header-Content-Length": str(len(HUGE))},
+        400,
+    ),
+    "header beyond the body": ("infer", b"{}", {"Inference-Header-Content-Length": "3"}, 400),
+    "header that is no number": ("infer", b"{}", {"Inference-Header-Content-Length": "-1"}, 400),
+    "too large": ("infer", b" " * (1024**2 + 1), {}, 413),
+    "shared memory": (
+        "infer",
+        b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1],"parameters":{"shared_memory_region":"r"}}]}',
+        {},
+        400,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(KILLERS))
+async def test_no_request_for_the_own_model_takes_triton_down(door: Door, case: str) -> None:
+    route, body, headers, status = KILLERS[case]
+    assert (await ask(door, "POST", f"/v2/models/mine/{route}", body, **headers))[0] == status
+    assert door.process.returncode is None
+    await infer_rest(door.http, "mine")
+
+
+async def test_deep_json_on_the_index_route_stays_here(door: Door) -> None:
+    assert (await ask(door, "POST", "/v2/repository/index", DEEP))[0] == 400
+    assert door.process.returncode is None
+
+
+async def test_a_large_binary_tensor_streams_through(door: Door) -> None:
+    """4 MiB of tensor against a JSON limit of 1 MiB; the model refuses the shape, not the proxy."""
+    tensor = InferInput("INPUT0", [1024**2], "INT32")
+    tensor.set_data_from_numpy(np.zeros(1024**2, dtype=np.int32))
+    body, json_size = InferenceServerClient.generate_request_body([tensor])
+    status, text = await ask(
+        door, "POST", "/v2/models/mine/infer", body, **{"Inference-Header-Content-Length": str(json_size)}
+    )
+    assert status == 400
+    assert "expected 2 inputs but got 1" in text  # Triton's words: it has read all of it
+
+
+async def test_shared_memory_is_refused_over_grpc(door: Door) -> None:
+    request = pb.ModelInferRequest(model_name="mine")
+    tensor = request.inputs.add(name="INPUT0", datatype="INT32", shape=[16])
+    tensor.parameters["shared_memory_region"].string_param = "theirs"
+    code, details = await outcome(door.grpc, "ModelInfer", request, ())
+    assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "shared memory is not available")
+
+
+async def test_calls_that_are_blocked_or_not_offered(door: Door) -> None:
+    for method, request in (
+        ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="mine")),
+        ("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest()),
+        ("CudaSharedMemoryUnregister", pb.CudaSharedMemoryUnregisterRequest()),
+        ("TraceSetting", pb.TraceSettingRequest()),
+        ("LogSettings", pb.LogSettingsRequest()),
+    ):
+        code, _ = await outcome(door.grpc, method, request, ())
+        assert code is grpc.StatusCode.PERMISSION_DENIED, method
+    async with grpc.aio.insecure_channel(door.grpc) as channel:
+        with pytest.raises(AioRpcError) as refused:
+            await channel.unary_unary("/inference.GRPCInferenceService/Unheard")(b"")
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(iter([b""]))
+        with pytest.raises(AioRpcError) as refused:
+            await stream.read()
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_grpc_health_check_and_watch(door: Door) -> None:
+    async with grpc.aio.insecure_channel(door.grpc) as channel:
+        assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x01"
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+        assert await watch.read() == b"\x08\x01"
+        watch.cancel()
+
+
+async def test_a_deadline_goes_through(door: Door) -> None:
+    async with grpc.aio.insecure_channel(door.grpc) as channel:
+        with pytest.raises(AioRpcError) as late:
+            await GRPCInferenceServiceStub(channel).ModelInfer(
+                pb.ModelInferRequest(model_name="mine"), timeout=0.000001
+            )
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
