@@ -70,6 +70,14 @@ class User:
 
         await eventually(check, seconds=seconds, what=f"no pods of {app}")
 
+    async def gone_pod(self, name: str, seconds: float = 30) -> None:
+        async def check() -> None:
+            with suppress(NotFound):
+                await self.pod(name)
+                raise AssertionError(f"{name} is still there")
+
+        await eventually(check, seconds=seconds)
+
     async def clean_up(self) -> None:
         """Delete every Deployment and pod of the namespace and wait until no node holds a model."""
         deployments = "/apis/apps/v1/namespaces/default/deployments"

@@ -1,0 +1,152 @@
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import loader.archive
+from agent.staging import StagedFiles
+from berth.runtime.errors import ConfigError, Failed
+from loader.archive import is_archive, unpack
+from loader.layout import find_model, place_file
+from loader.send import digest_of, list_files
+from loader.sources import scheme_of
+
+
+def tar(path: Path, *members: tuple[str, bytes | None, bytes], mode: str = "w:gz") -> Path:
+    """Members as (name, content or None, type)."""
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, body, kind in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.size = kind, len(body or b"")
+            info.linkname = "/etc/passwd"
+            archive.addfile(info, io.BytesIO(body or b""))
+    return path
+
+
+def zipped(path: Path, **files: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, body in files.items():
+            archive.writestr(name, body)
+    return path
+
+
+FILE, DIRECTORY = tarfile.REGTYPE, tarfile.DIRTYPE
+
+
+@pytest.mark.parametrize("name", ["m.tar", "m.tar.gz", "m.tgz", "M.TAR.GZ"])
+def test_tar_comes_out_as_it_went_in(tmp_path: Path, name: str) -> None:
+    mode = "w" if name.endswith(".tar") else "w:gz"
+    source = tar(
+        tmp_path / name, ("1", None, DIRECTORY), ("1/model.py", b"x", FILE), ("./c", b"y", FILE), mode=mode
+    )
+    (tmp_path / "out").mkdir()
+    unpack(source, tmp_path / "out", source="it")
+    assert (tmp_path / "out" / "1" / "model.py").read_bytes() == b"x"
+    assert (tmp_path / "out" / "c").read_bytes() == b"y"
+
+
+def test_zip_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    unpack(zipped(tmp_path / "m.zip", **{"1/model.py": b"x"}), tmp_path / "out", source="it")
+    assert (tmp_path / "out" / "1" / "model.py").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (("../evil", b"x", FILE), "'../evil' would leave"),
+        (("a/../../evil", b"x", FILE), "would leave"),
+        (("/etc/evil", b"x", FILE), "would leave"),
+        (("a\\..\\evil", b"x", FILE), "would leave"),
+        (("link", None, tarfile.SYMTYPE), "'link' is neither a file nor a directory"),
+        (("hard", None, tarfile.LNKTYPE), "neither a file"),
+        (("fifo", None, tarfile.FIFOTYPE), "neither a file"),
+        (("null", None, tarfile.CHRTYPE), "neither a file"),
+    ],
+)
+def test_members_that_refuse_the_archive(
+    tmp_path: Path, member: tuple[str, bytes | None, bytes], message: str
+) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Failed, match=message):
+        unpack(tar(tmp_path / "m.tar.gz", member), tmp_path / "out", source="it")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_link_in_a_zip_refuses_it(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Failed, match="neither a file"):
+        unpack(tmp_path / "m.zip", tmp_path / "out", source="it")
+
+
+def test_a_bomb_is_stopped_by_what_really_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader.archive, "RATIO_FLOOR_BYTES", 1024)
+    source = zipped(tmp_path / "m.zip", big=b"")
+    with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("big", b"\0" * 10_000_000)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Failed, match="more than 200 times its size"):
+        unpack(source, tmp_path / "out", source="it")
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"PK\x03\x04broken", b"\x1f\x8b\x08broken"])
+def test_what_is_no_archive_says_so(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("m.tar.gz", "m.zip"):
+        (tmp_path / name).write_bytes(body)
+        with pytest.raises(Failed, match="not a readable archive"):
+            unpack(tmp_path / name, tmp_path / "out", source="it")
+
+
+def test_where_the_model_is(tmp_path: Path) -> None:
+    (tmp_path / "a" / "inner" / "1").mkdir(parents=True)
+    assert find_model(tmp_path / "a", source="it") == tmp_path / "a" / "inner"
+    (tmp_path / "a" / "config.pbtxt").touch()
+    assert find_model(tmp_path / "a", source="it") == tmp_path / "a"
+    (tmp_path / "b" / "one").mkdir(parents=True)
+    (tmp_path / "b" / "two" / "1").mkdir(parents=True)
+    with pytest.raises(Failed, match="it holds no Triton model"):
+        find_model(tmp_path / "b", source="it")
+
+
+def test_a_lone_file_goes_where_its_backend_looks() -> None:
+    assert place_file("resnet50.onnx", source="it") == "1/model.onnx"
+    with pytest.raises(Failed, match=r"\.onnx"):
+        place_file("weights.bin", source="it")
+    assert is_archive("m.TGZ")
+    assert not is_archive("model.onnx")
+
+
+def test_a_scheme_that_is_not_supported_names_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"'s3' is not supported; use one of file://, http://, https://"):
+        scheme_of("s3://bucket/model")
+    with pytest.raises(ConfigError):
+        scheme_of("model")
+
+
+def test_both_ends_count_the_same_digest(tmp_path: Path) -> None:
+    for name, body in (("1/model.py", b"x" * 3), ("1/z", b""), ("1a", b"y"), ("config.pbtxt", b"c")):
+        (tmp_path / "m" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "m" / name).write_bytes(body)
+    files = list_files(tmp_path / "m")
+    assert [file.path for file in files] == ["1/model.py", "1/z", "1a", "config.pbtxt"]
+    (tmp_path / "staged").mkdir()
+    staged = StagedFiles(tmp_path / "staged", max_bytes=100)
+    for file in files:
+        staged.begin_file(file.path, file.size)
+        if file.size:
+            staged.write(file.location.read_bytes())
+    assert staged.commit(digest_of(files)) == digest_of(files)
+
+
+def test_a_link_that_leads_out_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "passwd").symlink_to("/etc/passwd")
+    with pytest.raises(Failed, match="leads out"):
+        list_files(tmp_path / "m")

@@ -1,0 +1,152 @@
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from localcluster.kubelet.environment import Addresses, environment_of
+from localcluster.kubelet.expansion import expand
+from localcluster.kubelet.probes import Verdict
+from localcluster.kubelet.refusal import CannotRun, check, program_of
+from localcluster.kubelet.rewriting import rewrite
+from localcluster.kubelet.status import ContainerRecord, Running, Terminated, phase_of, pod_status
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("$(A)", "1"),
+        ("x$(A)y$(B)", "x1y$(A)"),  # values are not expanded again
+        ("$(NONE)", "$(NONE)"),
+        ("$$(A)", "$(A)"),
+        ("$$$(A)", "$1"),
+        ("$A ${A} $", "$A ${A} $"),
+        ("$(A", "$(A"),
+        ("$$", "$"),
+    ],
+)
+def test_expansion_by_kubernetes_rules(text: str, expanded: str) -> None:
+    assert expand(text, {"A": "1", "B": "$(A)"}) == expanded
+
+
+@pytest.mark.parametrize(
+    ("text", "rewritten"),
+    [
+        ("/data", "/v/1"),
+        ("--file=/data/x", "--file=/v/1/x"),
+        ("/data/sub/x", "/v/2/x"),
+        ("/database", "/database"),
+        ("/my/data", "/my/data"),
+        ("a:/data:/data/y", "a:/v/1:/v/1/y"),
+        ("cat '/data' > /data", "cat '/v/1' > /v/1"),
+    ],
+)
+def test_a_mount_path_becomes_its_directory(text: str, rewritten: str) -> None:
+    assert rewrite(text, {"/data": "/v/1", "/data/sub": "/v/2"}) == rewritten
+
+
+def pod(**container: Any) -> dict[str, Any]:
+    meta = {"name": "p", "namespace": "n", "uid": "u", "labels": {"app": "x"}, "annotations": {}}
+    return {
+        "metadata": meta,
+        "spec": {"nodeName": "node", "containers": [{"name": "c", "image": "berth", **container}]},
+    }
+
+
+def variable(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def test_environment_in_its_order() -> None:
+    env = [
+        variable("IP", "status.podIP"),
+        {"name": "URL", "value": "http://$(IP):80/$(LATER)"},
+        {"name": "LATER", "value": "no"},
+        variable("APP", "metadata.labels['app']"),
+        variable("NONE", "metadata.annotations['none']"),
+    ]
+    one = pod(env=env)
+    found = environment_of(one, one["spec"]["containers"][0], Addresses("127.20.1.2", "127.20.1.1"))
+    assert found == {
+        "IP": "127.20.1.2",
+        "URL": "http://127.20.1.2:80/$(LATER)",
+        "LATER": "no",
+        "APP": "x",
+        "NONE": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("container", "spec", "message"),
+    [
+        ({"image": "nginx:1"}, {}, "image 'nginx:1' cannot be pulled here"),
+        ({"command": ["no-such-program-here"]}, {}, "no program 'no-such-program-here'"),
+        ({"envFrom": [{}]}, {}, "envFrom is not supported"),
+        ({"lifecycle": {"postStart": {"exec": {}}}}, {}, "postStart is not supported"),
+        (
+            {"env": [{"name": "X", "valueFrom": {"secretKeyRef": {}}}]},
+            {},
+            "env X: secretKeyRef is not supported",
+        ),
+        (
+            {},
+            {"volumes": [{"name": "v", "persistentVolumeClaim": {}}]},
+            "persistentVolumeClaim cannot be mounted",
+        ),
+        ({}, {"volumes": [{"name": "v", "projected": {"sources": [{"secret": {}}]}}]}, "projected secret"),
+        ({}, {"activeDeadlineSeconds": 1}, "spec.activeDeadlineSeconds is not supported"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(
+    container: dict[str, Any], spec: dict[str, Any], message: str
+) -> None:
+    one = pod(**container)
+    one["spec"].update(spec)
+    with pytest.raises(CannotRun, match=message):
+        check(one)
+
+
+def test_the_own_image_has_an_entrypoint_wherever_it_is_from() -> None:
+    for image in ("berth", "berth:1", "registry:5000/team/berth:0.1", "x/berth@sha256:00"):
+        assert program_of({"name": "c", "image": image}) == ("berth",)
+
+
+def test_a_verdict_changes_after_enough_outcomes_in_a_row() -> None:
+    verdict = Verdict(success_threshold=2, failure_threshold=3, passed=False)
+    outcomes = [True, False, True, True, False, False, True, False, False, False]
+    assert [(verdict.take(o), verdict.passed)[1] for o in outcomes] == [False] * 3 + [True] * 6 + [False]
+
+
+def record(name: str, **more: Any) -> ContainerRecord:
+    return ContainerRecord(name, "berth", **more)
+
+
+def ended(code: int) -> Terminated:
+    return Terminated(code, NOW, NOW)
+
+
+def test_phases() -> None:
+    init, main = record("i", is_init=True), record("m")
+    assert phase_of([init, main]) == "Pending"
+    init.state, init.ended = ended(0), True
+    main.state = Running(NOW)
+    assert phase_of([init, main]) == "Running"
+    main.state, main.ended = ended(0), True
+    assert phase_of([init, main]) == "Succeeded"
+    main.state = ended(1)
+    assert phase_of([init, main]) == "Failed"
+    init.state = ended(1)
+    assert phase_of([init, record("m")]) == "Failed"
+
+
+def test_a_pod_is_ready_with_its_containers_and_not_while_it_ends() -> None:
+    main = record("m", state=Running(NOW), ready=True, started=True)
+
+    def ready(*, deleting: bool) -> str:
+        status = pod_status([main], pod_ip="1", host_ip="2", started=NOW, deleting=deleting)
+        return str({c["type"]: c["status"] for c in status["conditions"]}["Ready"])
+
+    assert (ready(deleting=False), ready(deleting=True)) == ("True", "False")
+    main.ready = False
+    assert ready(deleting=False) == "False"
