@@ -234,9 +234,13 @@ class NodeAgentApi(NodeAgentServicer):
             if ended:
                 return
             waiting = {asyncio.ensure_future(change.wait()), *([until] if until is not None else [])}
-            await asyncio.wait(waiting, timeout=_WATCH_REPEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            for task in waiting - {until}:
-                task.cancel()
+            try:
+                await asyncio.wait(
+                    waiting, timeout=_WATCH_REPEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                for task in waiting - {until}:
+                    task.cancel()
 
 
 def make_access(*, host: str, http: Endpoint, grpc_: Endpoint, keys: TritonKeys | None) -> pb.TritonAccess:

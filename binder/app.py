@@ -41,16 +41,17 @@ async def main(options: BinderOptions, stop: asyncio.Event) -> None:
     async with open_client(options.kubeconfig) as client:
         await require_reachable(client, what_for="listing nodes", path=paths.NODES, limit="1")
         events = EventRecorder(client, component=options.scheduler_name)
+        metrics = BinderMetrics(registry)
         scheduler = Scheduler(
             client,
             keys=options.key_prefix,
             scheduler_name=options.scheduler_name,
             by=strategy(options.strategy, random.random),
             events=events,
-            metrics=BinderMetrics(registry),
+            metrics=metrics,
             lease_prefix=agent_lease_name(""),
         )
-        await _Binder(options, client, scheduler, events, registry).run(stop)
+        await _Binder(options, client, scheduler, events, metrics, registry).run(stop)
 
 
 class _Binder:
@@ -62,10 +63,11 @@ class _Binder:
         client: KubeClient,
         scheduler: Scheduler,
         events: EventRecorder,
+        metrics: BinderMetrics,
         registry: CollectorRegistry,
     ) -> None:
         self._options, self._client, self._scheduler, self._events = options, client, scheduler, events
-        self._registry = registry
+        self._metrics, self._registry = metrics, registry
         self._nodes = Informer(client, paths.NODES, on_change=scheduler.on_node)
         self._pods = Informer(client, paths.PODS, on_change=scheduler.on_pod)
         self._leases = Informer(client, paths.leases(options.system_namespace), on_change=scheduler.on_lease)
@@ -105,6 +107,7 @@ class _Binder:
 
     async def _schedule(self, stop: asyncio.Event) -> None:
         log.info("placing pods", extra=fields(scheduler=self._options.scheduler_name))
+        self._metrics.leader.set(1)
         async with supervise() as tasks:
             tasks.eternal("scheduler", self._scheduler.run())
             await stop.wait()

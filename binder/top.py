@@ -87,7 +87,7 @@ class OutputOptions(KubeOptions):
         metavar="table|json",
         short="-o",
     )
-    log_level: str = opt.option("the least severe lines that are logged", default="error", metavar="LEVEL")
+    log_level: str = opt.log_level("error")
 
 
 def run(argv: Sequence[str]) -> int:

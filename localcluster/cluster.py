@@ -93,11 +93,12 @@ class LocalCluster:
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
         self._stack = AsyncExitStack()
-        self._id = secrets.token_hex(8)
-        self._env = {**_machine_environment(), CLUSTER_ID_VARIABLE: self._id}
+        self.id = secrets.token_hex(8)
+        """What every process of the cluster carries in its environment."""
+        self._env = {**_machine_environment(), CLUSTER_ID_VARIABLE: self.id}
         self._keep_logs = False
         self.nodes: dict[str, SimulatedNode] = {}
-        self.binders: list[Supervised] = []
+        self._binders: dict[int, Supervised] = {}
 
     async def __aenter__(self) -> "LocalCluster":
         try:
@@ -128,6 +129,15 @@ class LocalCluster:
                 raise ProcessLookupError(f"{container} of {namespace}/{pod} is not running")
             return pid
         raise KeyError(f"{namespace}/{pod} runs on no node")
+
+    @property
+    def binders(self) -> list[Supervised]:
+        """By index; they come back when they are killed."""
+        return [binder for _, binder in sorted(self._binders.items())]
+
+    def binder_address(self, index: int) -> str:
+        """Where a binder's admin port is."""
+        return f"{self._network}.0.{10 + index}"
 
     def keep_logs(self) -> Path:
         """Leave the directory with every log behind; where it is."""
@@ -162,7 +172,7 @@ class LocalCluster:
 
     async def _start(self) -> None:
         self.directory = self._stack.enter_context(self._work_directory())
-        network = self._stack.enter_context(cluster_network())
+        network = self._network = self._stack.enter_context(cluster_network())
         await self._start_guard()
         users = [node_user(node.name) for node in self._spec.nodes]
         self._control_plane = ControlPlane(
@@ -188,7 +198,7 @@ class LocalCluster:
                 self._start_node(index, spec, user, f"{network}.{index + 1}.1", backends)
                 for index, (spec, user) in enumerate(zip(self._spec.nodes, users, strict=True))
             ),
-            *(self._start_binder(index, f"{network}.0.{10 + index}") for index in range(self._spec.binders)),
+            *(self._start_binder(index) for index in range(self._spec.binders)),
         )
 
     @contextmanager
@@ -206,7 +216,7 @@ class LocalCluster:
             sys.executable,
             "-m",
             "localcluster.guard",
-            self._id,
+            self.id,
             stdin=asyncio.subprocess.PIPE,
             env=_machine_environment(),
             start_new_session=True,
@@ -238,16 +248,20 @@ class LocalCluster:
                 except NotFound:
                     await asyncio.sleep(0.1)
 
-    async def _start_binder(self, index: int, address: str) -> None:
+    async def _start_binder(self, index: int) -> None:
         kubeconfig = await self._account_kubeconfig("berth-binder", f"binder-{index}")
         binder = self._supervised(
             f"binder-{index}",
             [
-                *("binder", f"--kubeconfig={kubeconfig}", f"--admin-listen={address}:{BINDER_ADMIN_PORT}"),
+                *(
+                    "binder",
+                    f"--kubeconfig={kubeconfig}",
+                    f"--admin-listen={self.binder_address(index)}:{BINDER_ADMIN_PORT}",
+                ),
                 *self._spec.binder_flags,
             ],
         )
-        self.binders.append(binder)
+        self._binders[index] = binder
         await binder.start()
 
     async def _start_node(self, index: int, spec: NodeSpec, user: User, address: str, backends: Path) -> None:
@@ -266,7 +280,7 @@ class LocalCluster:
                 spec, address, directory, backends, await self._account_kubeconfig("berth-agent", spec.name)
             ),
             triton=self._triton(
-                spec, address, directory, backends, keys, shm_prefix=f"berth-{self._id}-{index}"
+                spec, address, directory, backends, keys, shm_prefix=f"berth-{self.id}-{index}"
             ),
             kubelet=kubelet,
         )
@@ -279,7 +293,7 @@ class LocalCluster:
         client = await self._stack.enter_async_context(open_client(str(kubeconfig)))
         identity = NodeIdentity(spec.name, address, spec.labels, spec.taints, spec.capacity)
         kubelet = Kubelet(
-            client, identity, directory=directory / "pods", marks={CLUSTER_ID_VARIABLE: self._id}
+            client, identity, directory=directory / "pods", marks={CLUSTER_ID_VARIABLE: self.id}
         )
         await kubelet.register()
         await self._stack.enter_async_context(_running(kubelet))

@@ -18,8 +18,7 @@ from rich.table import Table
 from berth.contract.keys import Keys
 from berth.kube import paths
 from berth.kube.errors import KubeError, NotFound
-from berth.kube.options import KubeOptions
-from berth.runtime.options import option, switch
+from berth.runtime.options import CommonOptions, log_level, switch
 from berth.runtime.process import run_process
 from binder import top
 from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
@@ -54,11 +53,11 @@ _WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoOptions(KubeOptions):
+class DemoOptions(CommonOptions):
     """The demo's own switches."""
 
     keep: bool = switch("leave the cluster up afterwards, until Ctrl-C", default=False)
-    log_level: str = option("the least severe lines that are logged", default="error", metavar="LEVEL")
+    log_level: str = log_level("error")
 
 
 class StoryFailed(Exception):

@@ -107,6 +107,17 @@ def words(text: str) -> tuple[str, ...]:
 byte_count: Parser = parse_bytes
 
 
+def log_level(default: str) -> Any:
+    """The flag `--log-level`."""
+    levels = ("debug", "info", "warning", "error")
+    return option(
+        "the least severe lines that are logged",
+        default=default,
+        parse=choice(*levels),
+        metavar="|".join(levels),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
     """What every process takes."""
@@ -114,12 +125,7 @@ class CommonOptions:
     log_format: str = option(
         "how log lines look", default="text", parse=choice("text", "json"), metavar="text|json"
     )
-    log_level: str = option(
-        "the least severe lines that are logged",
-        default="info",
-        parse=choice("debug", "info", "warning", "error"),
-        metavar="debug|info|warning|error",
-    )
+    log_level: str = log_level("info")
 
 
 def parse_options(

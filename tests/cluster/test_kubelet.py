@@ -237,7 +237,7 @@ async def main():
                 break
             except (KeyError, ProcessLookupError):
                 await asyncio.sleep(0.05)
-        print(cluster._id, flush=True)
+        print(cluster.id, flush=True)
         await asyncio.sleep(3600)
 
 asyncio.run(main())
