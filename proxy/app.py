@@ -114,17 +114,17 @@ class _Proxy:
         self._draining = True
         stages = [
             Stage("serve on", lambda: asyncio.sleep(options.drain_delay), options.drain_delay + 1),
-            Stage("stop accepting", self._stop_accepting, options.drain_timeout),
-            Stage("requests in flight", self._breaker.idle, options.drain_timeout),
+            Stage("requests in flight", self._finish_requests, options.drain_timeout),
         ]
         if agent is not None:
             stages.append(Stage("unload", lambda: unload(agent, options.model), UNLOAD_SECONDS))
         return stages
 
-    async def _stop_accepting(self) -> None:
+    async def _finish_requests(self) -> None:
+        """Take nothing new and wait, by our own count, for what is inside Triton or waits for it."""
         await self.rest.stop_accepting()
-        # Returns when its calls in flight have ended, or their time is over.
-        await self.grpc.stop_accepting(grace_seconds=self._options.drain_timeout)
+        stopping = self.grpc.stop_accepting(grace_seconds=self._options.drain_timeout)
+        await asyncio.gather(stopping, self._breaker.idle())
 
     def _not_ready(self) -> str | None:
         return "draining" if self._draining else self._upstream.not_ready
