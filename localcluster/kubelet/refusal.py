@@ -9,7 +9,14 @@ JsonObject = dict[str, Any]
 
 _VOLUMES = frozenset({"emptyDir", "hostPath", "projected", "configMap", "downwardAPI"})
 _SOURCES = frozenset({"serviceAccountToken", "configMap", "downwardAPI"})
-_POD_FIELDS = ("hostNetwork", "hostPID", "hostIPC", "activeDeadlineSeconds", "resourceClaims", "ephemeralContainers")
+_POD_FIELDS = (
+    "hostNetwork",
+    "hostPID",
+    "hostIPC",
+    "activeDeadlineSeconds",
+    "resourceClaims",
+    "ephemeralContainers",
+)
 _CONTAINER_FIELDS = ("envFrom", "stdin", "tty", "volumeDevices")
 _ENTRYPOINTS = {"berth": ("berth",)}
 
