@@ -59,26 +59,42 @@ async def repeat(
 ) -> None:
     """Call `step` now, then after each interval or as soon as `wake` is set, for ever.
 
-    A failing step is logged and tried again after a growing pause; only cancellation ends the loop.
+    A failing step is tried again after a growing pause; only cancellation ends the loop.
     """
     wake = wake or asyncio.Event()
     backoff = backoff or Backoff(initial_seconds=0.2, cap_seconds=max(5.0, interval_seconds))
+    trouble = _Trouble(name)
     while True:
         wake.clear()
         try:
             await step()
         except Exception as error:  # the loop is the item boundary: one bad pass must not end the process
-            delay = backoff.next()
-            log.warning(
-                "pass failed", extra=fields(task=name, error=repr(error), retry_seconds=round(delay, 2))
-            )
-            log.debug("pass failed", exc_info=True)
+            trouble.note(error)
             if on_error is not None:
                 on_error(error)
-            await asyncio.sleep(delay)
+            await asyncio.sleep(backoff.next())
             continue
+        trouble.over()
         backoff.reset()
         await wait_until_set(wake, timeout_seconds=interval_seconds)
+
+
+class _Trouble:
+    """Says once that a loop fails, again when the reason changes, and once that it is over."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._said = name, ""
+
+    def note(self, error: Exception) -> None:
+        level = logging.DEBUG if repr(error) == self._said else logging.WARNING
+        self._said = repr(error)
+        log.log(level, "pass failed, will be tried again", extra=fields(task=self._name, error=self._said))
+        log.debug("pass failed", exc_info=error)
+
+    def over(self) -> None:
+        if self._said:
+            log.info("pass succeeds again", extra=fields(task=self._name))
+            self._said = ""
 
 
 async def wait_until_set(event: asyncio.Event, *, timeout_seconds: float) -> bool:

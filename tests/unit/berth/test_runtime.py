@@ -146,6 +146,27 @@ class NoOptions(CommonOptions):
     pass
 
 
+async def test_a_trouble_that_lasts_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    outcomes = [RuntimeError("a"), RuntimeError("a"), RuntimeError("b"), None, None]
+    done, wake = asyncio.Event(), asyncio.Event()
+
+    async def step() -> None:
+        outcome = outcomes.pop(0)
+        (wake if outcomes else done).set()
+        if outcome:
+            raise outcome
+
+    caplog.set_level(logging.INFO)
+    backoff = Backoff(initial_seconds=0, cap_seconds=0)
+    task = asyncio.create_task(repeat(step, name="t", interval_seconds=3600, wake=wake, backoff=backoff))
+    async with asyncio.timeout(5):
+        await done.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    said = [record.getMessage() for record in caplog.records if record.name == "berth.runtime.tasks"]
+    assert said == ["pass failed, will be tried again"] * 2 + ["pass succeeds again"]
+
+
 async def _cannot_start(_: CommonOptions, __: asyncio.Event) -> None:
     raise CannotStart("no port")
 
