@@ -47,6 +47,8 @@ SUMMARY = "Publish a node's GPU memory, and load and unload the models of its po
 # Calls in progress get this long when the agent ends; a stage that is cut off is begun again by its loader.
 _DRAIN_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0
+# In heartbeats: an annotation that somebody has damaged is mended after this time.
+_VERIFY_EVERY = 3
 
 
 def run(argv: Sequence[str]) -> int:
@@ -250,6 +252,7 @@ def _start_loops(parts: _Parts, tasks: Supervisor, changes: asyncio.Event) -> No
         ("reconcile", parts.reconcile, poll, changes),
         ("report", parts.report, poll, parts.reporter.wake),
         ("heartbeat", parts.beat, options.heartbeat_seconds, None),
+        ("verify", parts.reporter.verify, _VERIFY_EVERY * options.heartbeat_seconds, None),
     )
     for name, step, interval, wake in loops:
         backoff = Backoff(initial_seconds=0.2, cap_seconds=poll)

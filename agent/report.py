@@ -77,6 +77,20 @@ class Reporter:
         log.debug("report written", extra=fields(generation=self._generation))
         self._tell()
 
+    async def verify(self) -> None:
+        """Look whether the node still says what was written; if somebody has changed it, say it again.
+
+        Raises KubeError.
+        """
+        if self._written is None:
+            return
+        node = await self._client.get(paths.node(self._node))
+        found = (node["metadata"].get("annotations") or {}).get(self._keys.report)
+        if self._written is not None and found != self._written.encode():
+            log.warning("the node's report was changed by somebody else", extra=fields(node=self._node))
+            self._written = None
+            self.wake.set()
+
     def _content_written(self) -> NodeReport | None:
         return None if self._written is None else replace(self._written, generation=0, observed_at="")
 

@@ -121,3 +121,15 @@ async def test_a_pod_with_a_wrong_annotation_is_told_so(
     pod = model_pod("wrong", source=source, gpu_mem="1Gi", annotations={annotation: value})
     await user.apply(pod)
     assert annotation in await user.event(await user.pod("wrong"), "FailedScheduling")
+
+
+async def test_an_unreadable_node_report_refuses_the_node_until_its_agent_has_mended_it(
+    user: User, source: str
+) -> None:
+    pinned = {"nodeSelector": {"kubernetes.io/hostname": "gpu-1"}}
+    damaged = {"metadata": {"annotations": {KEYS.report: '{"v":1,"gpus":"all free"}'}}}
+    await user.client.patch("/api/v1/nodes/gpu-1", damaged)
+    await user.apply(model_pod("patient", source=source, gpu_mem="1Gi", pod_spec=pinned))
+    message = await user.event(await user.pod("patient"), "FailedScheduling")
+    assert "1 UnreadableNodeReport (node report." in message
+    await user.ready("patient")
