@@ -186,7 +186,7 @@ class NodeAgentApi(NodeAgentServicer):
         """The binder's choice, looked at again: annotations can be written by others. Raises NotPlaced."""
         if pod.gpu is None:
             raise NotPlaced(f"pod {pod.ref} has no GPU choice; is its schedulerName the binder's?")
-        if pod.gpu.bytes < pod.request_bytes:
+        if pod.gpu.bytes != pod.request_bytes:
             raise NotPlaced(f"pod {pod.ref} asks for {pod.request_bytes} bytes but was given {pod.gpu.bytes}")
         if not any((gpu.uuid, gpu.index) == (pod.gpu.uuid, pod.gpu.index) for gpu in self._readings()):
             raise NotPlaced(f"pod {pod.ref} was given GPU {pod.gpu.uuid}, which this node does not have")

@@ -24,7 +24,7 @@ from agent.repository import Repository, RepositoryUnusable
 from berth.contract.errors import InvalidPod, InvalidValue
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import agent_lease_name
-from berth.contract.pod import parse_model_pod, wants_gpu_memory
+from berth.contract.pod import is_model_pod, parse_model_pod
 from berth.contract.report import NodeReport, TritonReport
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client, require_reachable
@@ -216,7 +216,7 @@ class _Parts:
         pod, keys = change.object, self.options.key_prefix
         if change.kind is ChangeKind.GONE:
             self.models.lose_pod(PodUid(pod["metadata"]["uid"]))
-        elif wants_gpu_memory(pod, keys):
+        elif is_model_pod(pod, keys):
             try:
                 self.models.see_pod(parse_model_pod(pod, keys))
             except InvalidPod as error:

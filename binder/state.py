@@ -25,10 +25,10 @@ from berth.contract.pod import (
     PodRef,
     effective_request,
     has_ended,
+    is_model_pod,
     node_of,
     parse_model_pod,
     pod_ref,
-    wants_gpu_memory,
 )
 from berth.contract.report import ModelReport, NodeReport
 from binder.demand import Demand, host_ports, pod_amounts
@@ -207,7 +207,7 @@ class ClusterState:
         ref = pod_ref(pod)
         try:
             plain = Holder(ref, node, pod_amounts(pod, self._keys), host_ports(pod))
-            if not wants_gpu_memory(pod, self._keys):
+            if not is_model_pod(pod, self._keys):
                 return plain
             model = parse_model_pod(pod, self._keys)
         except InvalidPod:
@@ -217,7 +217,8 @@ class ClusterState:
             model_id=model.model_id,
             model_name=model.model_name,
             gpu=None if model.gpu is None else model.gpu.uuid,
-            bytes=max(model.request_bytes, 0 if model.gpu is None else model.gpu.bytes),
+            # What the pod asks for, which a quota can bound; its owner can edit the annotation.
+            bytes=model.request_bytes,
         )
 
     def _asked(self, pod: JsonObject) -> int:

@@ -70,8 +70,11 @@ def is_deleting(pod: JsonObject) -> bool:
     return pod["metadata"].get("deletionTimestamp") is not None
 
 
-def wants_gpu_memory(pod: JsonObject, keys: Keys) -> bool:
-    """True for a model pod: some container asks for the GPU memory resource."""
+def is_model_pod(pod: JsonObject, keys: Keys) -> bool:
+    """True if some container asks for the GPU memory resource, or the binder has chosen a GPU for it
+    (which it also does for a pod of its own that asks for none)."""
+    if keys.gpu in (pod["metadata"].get("annotations") or {}):
+        return True
     return any(keys.gpu_mem in _resources(container) for container in _all_containers(pod))
 
 

@@ -11,7 +11,7 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, parse_model_name
 from berth.contract.keys import Keys
 from berth.contract.memory import Held, free_bytes
-from berth.contract.pod import effective_request, parse_model_pod, wants_gpu_memory
+from berth.contract.pod import effective_request, is_model_pod, parse_model_pod
 from berth.contract.report import GpuReport, ModelReport, ModelState, NodeReport, TritonReport
 
 KEYS = Keys()
@@ -184,8 +184,9 @@ def test_requests_count_where_there_is_no_limit() -> None:
     pod = _pod(limits=())
     pod["spec"]["containers"] = [{"name": "c", "resources": {"requests": {KEYS.gpu_mem: "7"}}}]
     assert effective_request(pod, KEYS.gpu_mem) == 7
-    assert wants_gpu_memory(pod, KEYS)
-    assert not wants_gpu_memory(_pod(limits=()), KEYS)
+    assert is_model_pod(pod, KEYS)
+    assert not is_model_pod(_pod(limits=()), KEYS)
+    assert is_model_pod(_pod({KEYS.gpu: "{}"}, limits=()), KEYS)
 
 
 def test_a_pod_of_the_proof_of_concept() -> None:

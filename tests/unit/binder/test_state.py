@@ -142,9 +142,17 @@ def test_a_pod_and_its_report_that_name_different_gpus_are_counted_on_both(state
     assert (held(state), held(state, GpuUuid("GPU-b"))) == (4 * GIB, 4 * GIB)
 
 
-def test_a_choice_smaller_than_the_request_does_not_shrink_what_is_held(state: ClusterState) -> None:
-    state.set_pod(pod("p1", mem="4Gi", on="n1", choice=GpuChoice(A, 0, 1)))
+@pytest.mark.parametrize("written", [1, 10**15])
+def test_what_is_held_is_what_was_asked_for_whatever_the_annotation_says(
+    state: ClusterState, written: int
+) -> None:
+    state.set_pod(pod("p1", mem="4Gi", on="n1", choice=GpuChoice(A, 0, written)))
     assert held(state) == 4 * GIB
+
+
+def test_a_pod_that_asks_for_no_memory_still_keeps_its_model_to_itself(state: ClusterState) -> None:
+    state.set_pod(pod("p1", mem=None, on="n1", choice=GpuChoice(A, 0, 0)))
+    assert "model-p1" in state.view(N1).model_ids
 
 
 def test_a_node_that_says_the_same_again_wakes_nobody(state: ClusterState) -> None:
