@@ -23,11 +23,9 @@ setup: $(STAMP)
 
 # The stamp is written last: a set-up that broke off is begun again.
 $(STAMP): requirements/dev.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Berth needs Python 3.11 or newer; set PYTHON=/path/to/python3" >&2; exit 1; }
+	@scripts/require-system $(PYTHON)
 	@echo "installing Python packages into $(VENV): 1 to 3 minutes, once"
-	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) \
-		|| { echo "python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
