@@ -27,7 +27,7 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	@echo "installing Python packages into $(VENV): 1 to 3 minutes, once"
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 controlplane: $(STAMP)
