@@ -45,6 +45,12 @@ class User:
         listed = await self.client.get(paths.pods(namespace), labelSelector=f"app={app}")
         return [pod for pod in listed["items"] if "deletionTimestamp" not in pod["metadata"]]
 
+    async def pod_of(self, app: str) -> Json:
+        """The only pod of a Deployment. Raises AssertionError while there is none, or several."""
+        pods = await self.pods(app)
+        assert len(pods) == 1, [brief(pod) for pod in pods]
+        return pods[0]
+
     async def pod(self, name: str, namespace: str = "default") -> Json:
         found: Json = await self.client.get(paths.pod(namespace, name))
         return found

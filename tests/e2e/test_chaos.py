@@ -125,9 +125,7 @@ async def test_a_node_whose_agent_stops_gets_no_new_pods(user: User, source: str
         await user.apply(model_deployment("late", source=source, gpu_mem="1Gi", pod_spec=pinned))
 
         async def refused() -> str:
-            (pod,) = await user.pods("late") or [None]
-            assert pod is not None
-            return await user.event(pod, "FailedScheduling")
+            return await user.event(await user.pod_of("late"), "FailedScheduling")
 
         message = await eventually(refused)
         assert "1 StaleNodeFacts" in message

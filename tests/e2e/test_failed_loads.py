@@ -102,7 +102,7 @@ async def test_a_failed_model_is_tried_again_and_serves_once_it_is_mended(
     await user.apply(model_deployment("mended", source=source, gpu_mem="1Gi"))
 
     async def waiting() -> None:
-        (pod,) = await user.pods("mended")
+        pod = await user.pod_of("mended")
         (status,) = pod["status"].get("initContainerStatuses") or [{}]
         assert status.get("restartCount", 0) >= 1, status
 

@@ -60,7 +60,7 @@ async def test_too_big_waits_with_its_reason_and_is_placed_when_there_is_room(
     await user.apply(model_deployment("huge", source=source, gpu_mem="20Gi"))
 
     async def refused() -> str:
-        (pod,) = await user.pods("huge")
+        pod = await user.pod_of("huge")
         said = [
             c["message"] for c in pod["status"].get("conditions", []) if c.get("reason") == "Unschedulable"
         ]
@@ -115,7 +115,7 @@ async def test_top_and_why_tell_people_and_programs(user: User, source: str) -> 
     assert (code, err) == (0, "")
     assert "gpu-1" in out
     assert "shown" in out
-    (stuck,) = await user.pods("stuck")
+    stuck = await eventually(lambda: user.pod_of("stuck"))
     code, out, err = await berth("why", stuck["metadata"]["name"], kubeconfig)
     assert (code, err) == (0, "")
     for expected in ("gpu-1", "gpu-2", "GPUMemoryInsufficient", "short"):
@@ -131,16 +131,7 @@ async def test_requirements_and_server_are_honoured(user: User, source: str) -> 
     await user.apply(
         model_deployment("pinned", source=source, gpu_mem="1Gi", annotations={KEYS.server: "other"})
     )
-    (picky,) = await eventually_pods(user, "picky")
-    (pinned,) = await eventually_pods(user, "pinned")
+    picky = await eventually(lambda: user.pod_of("picky"))
+    pinned = await eventually(lambda: user.pod_of("pinned"))
     assert "2 MissingCapabilities" in await user.event(picky, "FailedScheduling")
     assert "2 WrongServer" in await user.event(pinned, "FailedScheduling")
-
-
-async def eventually_pods(user: User, app: str) -> list[dict[str, object]]:
-    async def check() -> list[dict[str, object]]:
-        pods = await user.pods(app)
-        assert pods
-        return pods
-
-    return await eventually(check)
