@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from aiohttp import ClientError
+from tritonclient.utils import InferenceServerException
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.memory import Held, free_bytes
@@ -49,10 +51,18 @@ async def settled(user: User) -> None:
                     assert GpuChoice.decode(pod["metadata"]["annotations"][KEYS.gpu])
             assert sorted(user.repository(name)) == sorted(str(m.model_name) for m in report.models)
 
-    await eventually(check, seconds=120, what="every model to serve again")
-    for app in MODELS:
-        pod = next(pod for pod in await user.pods(app) if is_ready(pod))
-        await infer_rest(f"{pod['status']['podIP']}:9000", app)
+    async def check_and_use() -> None:
+        await check()
+        for app in MODELS:
+            pod = next((pod for pod in await user.pods(app) if is_ready(pod)), None)
+            assert pod is not None, app
+            try:
+                await infer_rest(f"{pod['status']['podIP']}:9000", app)
+            except (InferenceServerException, ClientError) as error:
+                # A probe needs a moment to notice what has just been killed.
+                raise AssertionError(f"{app} does not answer yet: {error}") from error
+
+    await eventually(check_and_use, seconds=120, what="every model to serve again")
 
 
 async def deploy_all(user: User, source: str) -> None:
