@@ -27,6 +27,7 @@ from localcluster.addresses import cluster_network
 from localcluster.binaries import control_plane_directory
 from localcluster.controlplane import ControlPlane, User, node_user
 from localcluster.credentials import write_kubeconfig, write_private
+from localcluster.guard import KEEP_FILE
 from localcluster.kubelet.kubelet import DEFAULT_CAPACITY, Kubelet, NodeIdentity
 from localcluster.processes import CLUSTER_ID_VARIABLE, Supervised
 
@@ -96,7 +97,6 @@ class LocalCluster:
         self.id = secrets.token_hex(8)
         """What every process of the cluster carries in its environment."""
         self._env = {**_machine_environment(), CLUSTER_ID_VARIABLE: self.id}
-        self._keep_logs = False
         self.nodes: dict[str, SimulatedNode] = {}
         self._binders: dict[int, Supervised] = {}
 
@@ -141,7 +141,7 @@ class LocalCluster:
 
     def keep_logs(self) -> Path:
         """Leave the directory with every log behind; where it is."""
-        self._keep_logs = True
+        (self.directory / KEEP_FILE).touch()
         return self.directory
 
     def addresses(self) -> list[str]:
@@ -207,7 +207,7 @@ class LocalCluster:
         try:
             yield directory
         finally:
-            if not self._keep_logs:
+            if not (directory / KEEP_FILE).exists():
                 shutil.rmtree(directory, ignore_errors=True)
 
     async def _start_guard(self) -> None:
@@ -217,6 +217,7 @@ class LocalCluster:
             "-m",
             "localcluster.guard",
             self.id,
+            str(self.directory),
             stdin=asyncio.subprocess.PIPE,
             env=_machine_environment(),
             start_new_session=True,
@@ -280,7 +281,7 @@ class LocalCluster:
                 spec, address, directory, backends, await self._account_kubeconfig("berth-agent", spec.name)
             ),
             triton=self._triton(
-                spec, address, directory, backends, keys, shm_prefix=f"berth-{self.id}-{index}"
+                spec, address, directory, backends, keys, shm_prefix=f"{triton.shm_prefix(self.id)}{index}"
             ),
             kubelet=kubelet,
         )

@@ -75,6 +75,11 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**base, "LD_LIBRARY_PATH": ":".join(path for path in libraries if path), "PATH": path}
 
 
+def shm_prefix(cluster_id: str) -> str:
+    """How the names of a cluster's shared memory regions begin; each of its servers adds to it."""
+    return f"berth-{cluster_id}-"
+
+
 def remove_shared_memory(prefix: str) -> None:
     """What a server that was killed left in /dev/shm; its successor would refuse to start over it."""
     for region in Path("/dev/shm").glob(f"{prefix}*"):  # noqa: S108 - the backend's own place

@@ -112,6 +112,7 @@ class _Proxy:
         """The order in which the proxy ends."""
         options = self._options
         self._draining = True
+        self._upstream.announce()
         stages = [
             Stage("serve on", lambda: asyncio.sleep(options.drain_delay), options.drain_delay + 1),
             Stage("requests in flight", self._finish_requests, options.drain_timeout),

@@ -69,7 +69,7 @@ class Breaker:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self._release()  # the slot had been handed over already: pass it on
-            else:
+            elif turn in self._waiting:  # a release in between has taken it out
                 self._waiting.remove(turn)
             raise
 

@@ -29,7 +29,7 @@ class ProxyOptions(opt.CommonOptions):
     )
     # Knative's revision timeout.
     request_timeout: float = opt.seconds(
-        "the longest that a request may take, waiting included", default=300.0
+        "the longest that a request may take, waiting included", default=300.0, minimum=0.1
     )
     # Endpoints are told of a pod's end in about this time; until then requests still come.
     drain_delay: float = opt.seconds("time to serve on after SIGTERM", default=5.0)

@@ -116,8 +116,9 @@ class GrpcFront:
             await context.abort(code, "request timeout")
         except grpc.aio.AioRpcError as error:
             code = error.code()
-            trailing: Any = error.trailing_metadata()
-            await context.abort(code, error.details() or "", trailing_metadata=trailing)
+            await context.abort(
+                code, error.details() or "", trailing_metadata=_pairs(error.trailing_metadata())
+            )
         finally:
             self._metrics.answered("grpc", code.name, time.monotonic() - began)
         raise AssertionError("abort always raises")
@@ -161,7 +162,7 @@ class GrpcFront:
             metadata=request_metadata(context.invocation_metadata() or (), access.grpc_metadata),
         )
         answer: bytes = await call
-        context.set_trailing_metadata(tuple(await call.trailing_metadata() or ()))
+        context.set_trailing_metadata(_pairs(await call.trailing_metadata()))
         return answer
 
     async def _local(self, method: str, request: bytes) -> bytes:
@@ -221,6 +222,11 @@ class _Router(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         return self._front.handler(handler_call_details.method)
+
+
+def _pairs(metadata: Any) -> tuple[tuple[str, Any], ...]:
+    """A client's metadata as a server takes it: grpc.aio's server refuses grpc.aio's own Metadata."""
+    return tuple(metadata or ())
 
 
 def _hidden(method: str, name: bytes) -> bytes:

@@ -7,12 +7,14 @@ the last.
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 # No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions.
 MAX_DEPTH = 100
 MAX_DIMENSIONS = 64
 _SHARED_MEMORY = "shared_memory_"
+_TOO_DEEP = f"JSON is nested deeper than {MAX_DEPTH}"
 
 
 class BadJson(Exception):
@@ -40,39 +42,32 @@ def check_object(body: bytes) -> dict[str, Any]:
 
 
 def _parse(body: bytes) -> dict[str, Any]:
-    _check_depth(body)
     try:
-        value = json.loads(body, object_pairs_hook=_unique)
+        # Decoded here: json.loads would also take UTF-16 and UTF-32, which Triton reads as something else.
+        value = json.loads(body.decode(), object_pairs_hook=_unique)
     except RecursionError:
-        raise BadJson(f"JSON is nested deeper than {MAX_DEPTH}") from None
+        raise BadJson(_TOO_DEEP) from None
     except ValueError as error:
         raise BadJson(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise BadJson("a JSON object is expected")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        _check_depth(value)
     return value
 
 
-def _check_depth(body: bytes) -> None:
-    """Count brackets outside of strings; cheap, and before any parser recurses."""
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-        return
-    depth, in_string, escaped = 0, False, False
-    for byte in body:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise BadJson(f"JSON is nested deeper than {MAX_DEPTH}")
-        elif byte in b"]}":
-            depth -= 1
+def _check_depth(value: object) -> None:
+    """Level by level; the parser has stopped at the interpreter's own limit on recursion already."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise BadJson(_TOO_DEEP)
+        level = [child for node in level for child in _children(node) if isinstance(child, (dict, list))]
+
+
+def _children(node: object) -> Iterable[object]:
+    return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import asyncio
 import io
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -16,10 +17,13 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.quantity import format_bytes
+from berth.runtime.logs import fields
 from berth.runtime.process import starting
+from proxy.bodies import TooLarge, read_whole
 from proxy.breaker import Breaker, QueueFull
 from proxy.headers import request_headers, response_headers
 from proxy.json_guard import BadJson, check_generate, check_infer, check_object
@@ -34,6 +38,9 @@ _RETRY_AFTER_SECONDS = "1"
 _CHUNK_BYTES = 256 * 1024
 _SMALL_ANSWER_BYTES = 4 * 1024 * 1024
 _COUNTED = frozenset({Route.INFER, Route.GENERATE, Route.GENERATE_STREAM})
+_LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
+# nginx's code for a client that did not wait for its answer.
+_CLIENT_LEFT = 499
 
 
 class _Refused(Exception):
@@ -42,6 +49,10 @@ class _Refused(Exception):
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
         self.status, self.message, self.headers = status, message, headers
+
+
+# What a client is told; anything else is a defect and answered 500.
+_TOLD = (_Refused, BadJson, QueueFull, NotServed, TimeoutError, aiohttp.ClientError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +64,7 @@ class _Body:
 
 
 class RestFront:
-    """Serves REST clients. `draining` refuses nothing by itself: it only closes connections after answers."""
+    """Serves REST clients."""
 
     def __init__(
         self,
@@ -69,10 +80,18 @@ class RestFront:
         self._max_json, self._timeout, self._not_ready = max_json_bytes, timeout_seconds, not_ready
         application = web.Application(handler_args={"auto_decompress": False})
         application.router.add_route("*", "/{anything:.*}", self._serve)
+        application.on_response_prepare.append(self._before_head)
         self._runner = web.AppRunner(
-            application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+            application,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=1.0,
+            logger=_server_log(),
         )
         self._site: web.TCPSite | None = None
+        self._stopping = False
+        # Connections with a request in progress, each with its answer once that has begun.
+        self._busy: dict[web.RequestHandler, web.StreamResponse | None] = {}
 
     async def start(self, listen: Endpoint) -> None:
         """Raises CannotStart when the port is taken."""
@@ -87,39 +106,49 @@ class RestFront:
         return port
 
     async def stop_accepting(self) -> None:
+        """Close the port and the idle connections; each of the others closes after its answer."""
+        self._stopping = True
         if self._site is not None:
             await self._site.stop()
+        for connection in self._runner.server.connections if self._runner.server is not None else ():
+            if connection not in self._busy:
+                connection.force_close()
 
     async def close(self) -> None:
         await self._runner.cleanup()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        began = time.monotonic()
-        status = 499  # the client left before there was an answer
-        try:
-            response = await self._answer(request)
-            status = response.status
-            return response
-        finally:
-            self._metrics.answered("rest", str(status), time.monotonic() - began)
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        began, status = time.monotonic(), _CLIENT_LEFT
+        self._busy[request.protocol] = None
         # The raw target: aiohttp's own path is decoded, and what is decoded is no longer what was asked.
         decision = decide_rest(request.method, request.raw_path.partition("?")[0])
         try:
-            return await self._decided(request, decision)
-        except _Refused as refused:
-            return _error(refused.status, refused.message, **refused.headers)
-        except BadJson as error:
-            return _error(400, str(error))
-        except QueueFull as error:
-            return _error(503, str(error), **{"Retry-After": _RETRY_AFTER_SECONDS})
-        except NotServed as error:
-            return _error(503, str(error), **{"Retry-After": _RETRY_AFTER_SECONDS})
-        except TimeoutError:
-            return _error(504, "request timeout")
-        except aiohttp.ClientError as error:
-            return _error(502, f"Triton broke off: {type(error).__name__}")
+            response = await self._decided(request, decision)
+            status = response.status
+            return response
+        except _TOLD as error:
+            refusal = _refusal(error)
+            status = _CLIENT_LEFT if _is_gone(request) else refusal.status
+            return self._broken_off(request, error) or refusal
+        finally:
+            del self._busy[request.protocol]
+            self._metrics.answered("rest", str(status), time.monotonic() - began)
+
+    async def _before_head(self, request: web.Request, response: web.StreamResponse) -> None:
+        if request.protocol in self._busy:
+            self._busy[request.protocol] = response
+        if self._stopping:
+            response.force_close()
+            response.headers["Connection"] = "close"
+
+    def _broken_off(self, request: web.Request, error: Exception) -> web.StreamResponse | None:
+        """The answer that had begun, cut off: a second head would be read as a part of its body."""
+        begun = self._busy[request.protocol]
+        if begun is not None:
+            log.info("answer broke off", extra=fields(reason=repr(error)))
+            if request.transport is not None:
+                request.transport.abort()
+        return begun
 
     async def _decided(self, request: web.Request, decision: RestDecision) -> web.StreamResponse:
         match decision.verdict:
@@ -166,10 +195,10 @@ class RestFront:
         timeout = aiohttp.ClientTimeout(total=min(self._timeout, 10.0))
         session = self._upstream.session
         async with session.get(_url(access, path), headers=access.http_headers, timeout=timeout) as answer:
-            text = await answer.content.read(_SMALL_ANSWER_BYTES)
             try:
+                text = await read_whole(answer.content, limit_bytes=_SMALL_ANSWER_BYTES)
                 return answer.status, json.loads(text)
-            except ValueError as error:
+            except (TooLarge, ValueError) as error:
                 raise aiohttp.ClientPayloadError("not JSON") from error
 
     async def _allowed(self, request: web.Request, decision: RestDecision) -> web.StreamResponse:
@@ -204,9 +233,9 @@ class RestFront:
             return await _relay(request, answer)
 
     async def _checked_body(self, request: web.Request, route: Route | None) -> _Body:
-        encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):
-            raise _Refused(415, f"Content-Encoding {encoding} is not accepted; send the body as it is")
+        for encoding in request.headers.getall("Content-Encoding", []):
+            if encoding.strip().lower() not in ("", "identity"):
+                raise _Refused(415, f"Content-Encoding {encoding} is not accepted; send the body as it is")
         if len(request.headers.getall("Content-Length", [])) > 1:
             raise _Refused(400, "more than one Content-Length")
         lengths = request.headers.getall(_HEADER_LENGTH, [])
@@ -228,7 +257,7 @@ class RestFront:
                 411 if total is None else 400, f"{_HEADER_LENGTH} needs infer and a Content-Length"
             )
         text = lengths[0].strip()
-        if len(lengths) > 1 or not (text.isascii() and text.isdigit()) or int(text) > total:
+        if len(lengths) > 1 or not _LENGTH.fullmatch(text) or int(text) > total:
             raise _Refused(400, f"{_HEADER_LENGTH} must be one number, not above Content-Length")
         size = int(text)
         if size > self._max_json:
@@ -243,13 +272,10 @@ class RestFront:
     async def _read(self, request: web.Request, limit: int) -> bytes:
         if request.content_length is not None and request.content_length > limit:
             raise self._too_large()
-        parts, size = [], 0
-        async for chunk in request.content.iter_chunked(_CHUNK_BYTES):
-            size += len(chunk)
-            if size > limit:
-                raise self._too_large()
-            parts.append(chunk)
-        return b"".join(parts)
+        try:
+            return await read_whole(request.content, limit_bytes=limit)
+        except TooLarge as error:
+            raise self._too_large() from error
 
     def _too_large(self) -> _Refused:
         return _Refused(
@@ -265,8 +291,6 @@ async def _relay(request: web.Request, answer: aiohttp.ClientResponse) -> web.St
     for name, value in response_headers(answer.headers.items()):
         response.headers.add(name, value)
     response.content_length = answer.content_length
-    if answer.content_length is None:
-        response.enable_chunked_encoding()
     await response.prepare(request)
     async for chunk in answer.content.iter_any():
         await response.write(chunk)
@@ -279,6 +303,27 @@ async def _chunks(first: bytes, rest: aiohttp.StreamReader) -> AsyncIterator[byt
     yield first
     async for chunk in rest.iter_chunked(_CHUNK_BYTES):
         yield chunk
+
+
+def _refusal(error: Exception) -> web.Response:
+    """What a client is told of it, in Triton's form of an error."""
+    match error:
+        case _Refused():
+            return _error(error.status, error.message, **error.headers)
+        case BadJson():
+            return _error(400, str(error))
+        case QueueFull() | NotServed():
+            return _try_again(str(error))
+        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+            return _try_again("Triton cannot be reached")
+        case TimeoutError():
+            return _error(504, "request timeout")
+        case _:
+            return _error(502, f"Triton broke off: {type(error).__name__}")
+
+
+def _is_gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
 
 
 def _path(decision: RestDecision, model: str) -> str:
@@ -304,3 +349,19 @@ def _url(access: Access, path: str) -> str:
 def _error(status: int, message: str, **headers: str) -> web.Response:
     """Triton's form of an error."""
     return web.json_response({"error": message}, status=status, headers=headers)
+
+
+def _try_again(message: str) -> web.Response:
+    return _error(503, message, **{"Retry-After": _RETRY_AFTER_SECONDS})
+
+
+def _server_log() -> logging.Logger:
+    """aiohttp's own log without what clients can fill it with: a traceback for each malformed request."""
+    logger = logging.getLogger(f"{__name__}.server")
+    logger.addFilter(_is_not_the_clients_fault)
+    return logger
+
+
+def _is_not_the_clients_fault(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | ConnectionError)

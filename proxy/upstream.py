@@ -25,6 +25,7 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from berth.v1 import node_agent_pb2 as pb
+from proxy.bodies import TooLarge, read_whole
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,11 @@ class Upstream:
         """Set when readiness changes. Take it before looking."""
         return self._changed
 
+    def announce(self) -> None:
+        """Wake who waits for the next change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     def require(self) -> Access:
         """Raises NotServed while nobody has told where Triton is."""
         if self.access is None:
@@ -103,8 +109,8 @@ class Upstream:
         timeout = aiohttp.ClientTimeout(total=_POLL_TIMEOUT_SECONDS)
         try:
             async with self.session.get(url, headers=access.http_headers, timeout=timeout) as answer:
-                data: Any = json.loads(await answer.content.read(_METADATA_BYTES))
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                data: Any = json.loads(await read_whole(answer.content, limit_bytes=_METADATA_BYTES))
+        except (aiohttp.ClientError, TimeoutError, TooLarge, ValueError) as error:
             raise NotServed(f"Triton does not answer: {error!r}") from error
         found = data.get("versions") if isinstance(data, dict) else None
         return [str(version) for version in found] if isinstance(found, list) else []
@@ -118,14 +124,17 @@ class Upstream:
 
     async def follow(self, agent: AgentConnection) -> None:
         """Follow the agent's word for ever; what it said last holds while it is away."""
-        backoff = Backoff(initial_seconds=0.2, cap_seconds=5.0)
+        backoff, said = Backoff(initial_seconds=0.2, cap_seconds=5.0), ""
         while True:
             try:
                 async for status in agent.watch(self.model):
                     self._take(status)
                     backoff.reset()
+                    said = ""
             except AgentError as error:
-                log.warning("agent is away", extra=fields(reason=error))
+                level = logging.DEBUG if str(error) == said else logging.WARNING
+                log.log(level, "agent is away", extra=fields(reason=error))
+                said = str(error)
             await asyncio.sleep(backoff.next())
 
     async def close(self) -> None:
@@ -165,8 +174,7 @@ class Upstream:
             log.info(
                 "model ready" if reason is None else "model not ready", extra=fields(reason=reason or "-")
             )
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self.announce()
         self.not_ready = reason
 
 

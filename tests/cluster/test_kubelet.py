@@ -237,7 +237,7 @@ async def main():
                 break
             except (KeyError, ProcessLookupError):
                 await asyncio.sleep(0.05)
-        print(cluster.id, flush=True)
+        print(cluster.id, cluster.directory, flush=True)
         await asyncio.sleep(3600)
 
 asyncio.run(main())
@@ -257,13 +257,15 @@ async def test_kill_9_of_the_cluster_leaves_no_process_behind() -> None:
     )
     assert parent.stdout is not None
     async with asyncio.timeout(60):
-        cluster_id = (await parent.stdout.readline()).decode().strip()
+        cluster_id, directory = (await parent.stdout.readline()).decode().split()
     assert len(processes_of(cluster_id)) >= 7
     parent.send_signal(signal.SIGKILL)
     await parent.wait()
 
     async def gone() -> None:
         assert processes_of(cluster_id) == []
+        assert not Path(directory).exists()
+        assert not list(Path("/dev/shm").glob(f"*{cluster_id}*"))
 
     await eventually(gone, seconds=15)
 

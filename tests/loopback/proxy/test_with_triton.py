@@ -8,6 +8,7 @@ import os
 import shutil
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -328,6 +329,19 @@ async def test_shared_memory_is_refused_over_grpc(door: Door) -> None:
     assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "shared memory is not available")
 
 
+async def test_tritons_own_refusals_come_through_as_they_are(door: Door) -> None:
+    request = pb.ModelInferRequest(model_name="mine")
+    address = f"{door.triton.rpartition(':')[0]}:{triton.GRPC_PORT}"
+    metadata = tuple(door.keys.inference_grpc_metadata.items())
+    direct = await outcome(address, "ModelInfer", request, metadata)
+    assert direct[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert await outcome(door.grpc, "ModelInfer", request, ()) == direct
+    request.model_version = "7"
+    direct = await outcome(address, "ModelInfer", request, metadata)
+    assert direct[0] is grpc.StatusCode.NOT_FOUND
+    assert await outcome(door.grpc, "ModelInfer", request, ()) == direct
+
+
 async def test_calls_that_are_blocked_or_not_offered(door: Door) -> None:
     for method, request in (
         ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="mine")),
@@ -356,10 +370,28 @@ async def test_grpc_health_check_and_watch(door: Door) -> None:
         watch.cancel()
 
 
-async def test_a_deadline_goes_through(door: Door) -> None:
-    async with grpc.aio.insecure_channel(door.grpc) as channel:
+async def test_a_deadline_counts_the_wait_and_leaves_no_trace(door: Door) -> None:
+    async with door.breaker.slot(), door.breaker.slot(), grpc.aio.insecure_channel(door.grpc) as channel:
         with pytest.raises(AioRpcError) as late:
             await GRPCInferenceServiceStub(channel).ModelInfer(
-                pb.ModelInferRequest(model_name="mine"), timeout=0.000001
+                pb.ModelInferRequest(model_name="mine"), timeout=0.2
             )
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        while door.breaker.waiting:
+            await asyncio.sleep(0.01)
+    assert door.breaker.running == 0
+
+
+async def test_a_full_queue_is_said_over_both_protocols(door: Door) -> None:
+    async with AsyncExitStack() as stack:
+        waiting = [asyncio.create_task(infer_rest(door.http, "mine")) for _ in range(2)]
+        for _ in range(2):
+            await stack.enter_async_context(door.breaker.slot())
+        while door.breaker.waiting < 2:
+            await asyncio.sleep(0.01)
+        status, text = await ask(door, "POST", "/v2/models/mine/infer", b'{"inputs":[]}')
+        assert (status, json.loads(text)) == (503, {"error": "pending request queue full"})
+        told = await outcome(door.grpc, "ModelInfer", pb.ModelInferRequest(model_name="mine"), ())
+        assert told == (grpc.StatusCode.UNAVAILABLE, "pending request queue full")
+        assert (await ask(door, "GET", "/v2/models/mine/ready"))[0] == 200  # probes wait for nobody
+    await asyncio.gather(*waiting)

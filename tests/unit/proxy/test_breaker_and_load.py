@@ -95,6 +95,19 @@ async def test_one_that_leaves_just_as_its_turn_comes_passes_it_on() -> None:
     assert limited.running == 0
 
 
+async def test_one_that_leaves_in_the_step_of_a_release_only_leaves() -> None:
+    """The release takes it out of the queue before it can do so itself."""
+    limited, _ = breaker(1, 2)
+    log: list[str] = []
+    first, second = (Request(limited, name, log) for name in "ab")
+    await settle()
+    first.end.set()  # the first wakes before the second …
+    second.task.cancel()  # … which has left by then
+    with pytest.raises(asyncio.CancelledError):
+        await second.task
+    assert (limited.running, limited.waiting) == (0, 0)
+
+
 async def test_no_limit_is_still_counted() -> None:
     limited, meter = breaker(0, 0)
     log: list[str] = []

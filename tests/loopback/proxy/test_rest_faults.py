@@ -1,0 +1,237 @@
+"""The REST front end before an upstream that breaks off, dawdles or is away, and at its own end."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from berth.contract.endpoint import Endpoint
+from berth.contract.ids import ModelName
+from proxy.breaker import Breaker
+from proxy.load import LoadMeter
+from proxy.metrics import ProxyMetrics
+from proxy.rest import RestFront
+from proxy.upstream import open_upstream
+
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
+METADATA = b"GET /v2/models/m HTTP/1.1\r\nHost: h\r\n\r\n"
+EVENTS = b"POST /v2/models/m/generate_stream HTTP/%s\r\nHost: h\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@dataclass
+class Scripted:
+    """Answers every request with these pieces; None cuts the connection, an event is waited for."""
+
+    pieces: list[bytes | asyncio.Event | None] = field(default_factory=list)
+    asked: list[bytes] = field(default_factory=list)
+    tasks: list["asyncio.Task[None] | None"] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tasks.append(asyncio.current_task())
+        with closing(writer):
+            while head := await read_head(reader):
+                self.asked.append(head)
+                for piece in self.pieces:
+                    if piece is None:
+                        return
+                    if isinstance(piece, asyncio.Event):
+                        await piece.wait()
+                    else:
+                        writer.write(piece)
+
+    async def end(self) -> None:
+        for piece in self.pieces:
+            if isinstance(piece, asyncio.Event):
+                piece.set()
+        await asyncio.gather(*(task for task in self.tasks if task is not None))
+
+
+async def read_head(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return b""
+
+
+@dataclass
+class Front:
+    rest: RestFront
+    triton: Scripted
+    breaker: Breaker
+    registry: CollectorRegistry
+
+    async def ask(self, request: bytes) -> bytes:
+        """Everything that comes until the connection ends, or falls silent."""
+        async with self.connected() as (reader, writer):
+            writer.write(request)
+            return await all_of(reader)
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.rest.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+
+    def answered(self, code: str) -> float:
+        labels = {"protocol": "rest", "code": code}
+        return self.registry.get_sample_value("berth_proxy_requests_total", labels) or 0.0
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await asyncio.wait_for(reader.read(), 5)
+    except ConnectionError:
+        return b""
+
+
+@pytest_asyncio.fixture
+async def front() -> AsyncIterator[Front]:
+    triton, registry = Scripted(), CollectorRegistry()
+    server = await asyncio.start_server(triton.serve, "127.0.0.1", 0)
+    here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+    loop = asyncio.get_running_loop()
+    breaker = Breaker(limit=1, queue_depth=1, meter=LoadMeter(loop.time, loop.time))
+    async with open_upstream(ModelName("m"), http=here, grpc_=here) as upstream:
+        rest = RestFront(
+            upstream,
+            breaker,
+            ProxyMetrics(registry),
+            max_json_bytes=1024,
+            timeout_seconds=0.5,
+            not_ready=lambda: None,
+        )
+        await rest.start(Endpoint("127.0.0.1", 0))
+        yield Front(rest, triton, breaker, registry)
+        await rest.close()
+    server.close()
+    await triton.end()
+
+
+def once(body: bytes) -> bytes:
+    return body.replace(b"\r\nHost", b"\r\nConnection: close\r\nHost")
+
+
+@pytest.mark.parametrize("stall", [None, asyncio.Event], ids=["cut", "late"])
+async def test_an_answer_that_breaks_off_is_never_finished_with_another(
+    front: Front, stall: Callable[[], asyncio.Event] | None
+) -> None:
+    """A second head would be taken for the missing part of the first one's body."""
+    front.triton.pieces = [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nbegun",
+        stall() if stall else None,
+    ]
+    received = bytearray()
+    async with front.connected() as (reader, writer):
+        writer.write(METADATA)
+        with pytest.raises((ConnectionError, EOFError)):
+            while chunk := await asyncio.wait_for(reader.read(4096), 5):
+                received += chunk
+            raise EOFError
+    assert received.count(b"HTTP/1.1") <= 1
+    assert b"error" not in received
+    assert front.answered("504" if stall else "502") == 1
+
+
+async def test_a_cut_before_the_answer_is_told(front: Front) -> None:
+    front.triton.pieces = [None]
+    assert b"502 Bad Gateway" in await front.ask(once(METADATA))
+
+
+async def test_nobody_there_is_unavailable_and_worth_another_try(front: Front) -> None:
+    async with open_upstream(
+        ModelName("m"), http=Endpoint("127.0.0.1", 1), grpc_=Endpoint("127.0.0.1", 1)
+    ) as away:
+        front.rest._upstream = away
+        answer = await front.ask(once(METADATA))
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"Retry-After: 1" in answer
+
+
+async def test_an_answer_in_many_pieces_is_read_to_its_end(front: Front) -> None:
+    body = [b'{"name":"triton",', b'"extensions":["trace",', b'"statistics"]}']
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    pause = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, pause.set)
+    front.triton.pieces = [head % len(b"".join(body)), body[0], pause, body[1], body[2]]
+    answer = await front.ask(once(b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\n"))
+    assert answer.endswith(b'{"name": "triton", "extensions": ["statistics"]}')
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_events_go_to_old_and_new_clients(front: Front, version: bytes) -> None:
+    front.triton.pieces = [
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"a\r\ndata: {}\n\n\r\n",
+        b"0\r\n\r\n",
+    ]
+    answer = await front.ask(EVENTS % version)
+    assert b"data: {}\n\n" in answer
+    assert (b"chunked" in answer) is (version == b"1.1")
+
+
+async def test_an_event_is_passed_on_when_it_comes(front: Front) -> None:
+    rest = asyncio.Event()
+    front.triton.pieces = [
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"a\r\ndata: {}\n\n\r\n",
+        rest,
+        b"0\r\n\r\n",
+    ]
+    async with front.connected() as (reader, writer):
+        writer.write(EVENTS % b"1.1")
+        await asyncio.wait_for(reader.readuntil(b"data: {}\n\n"), 5)
+        assert front.breaker.running == 1  # it holds its slot to its end
+        rest.set()
+        await all_of(reader)
+    await asyncio.wait_for(front.breaker.idle(), 5)
+
+
+async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(front: Front) -> None:
+    answer, port = asyncio.Event(), front.rest.port
+    front.triton.pieces = [answer, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"]
+    async with front.connected() as (idle, idle_writer), front.connected() as (busy, busy_writer):
+        idle_writer.write(LIVE)
+        await idle.readuntil(b"\r\n\r\n")
+        busy_writer.write(METADATA)
+        while not front.triton.asked:
+            await asyncio.sleep(0)
+        await front.rest.stop_accepting()
+        assert await all_of(idle) == b""
+        answer.set()
+        last = await all_of(busy)
+    assert last.endswith(b"{}")
+    assert b"Connection: close" in last
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Encoding: identity\r\nContent-Encoding: gzip\r\n",
+        b"Content-Encoding: x\r\n",
+        b"Inference-Header-Content-Length: " + b"9" * 5000 + b"\r\n",
+        b"Inference-Header-Content-Length: 1\r\nInference-Header-Content-Length: 2\r\n",
+        b"Inference-Header-Content-Length: \xb2\r\n",
+    ],
+)
+async def test_headers_that_two_readers_could_read_differently_are_refused(
+    front: Front, lines: bytes
+) -> None:
+    request = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 2\r\n"
+    answer = await front.ask(request + lines + b"\r\n{}")
+    assert answer.split(b" ")[1] in (b"400", b"415")
+    assert front.triton.asked == []
+
+
+async def test_a_client_cannot_fill_the_log(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert b" 400 " in await front.ask(b"GET /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n")
+    assert caplog.records == []
