@@ -195,7 +195,10 @@ class NodeAgentApi(NodeAgentServicer):
     async def _loadable(self, request: pb.LoadRequest, context: Context) -> Model:
         ref, name = await self._own(request.model_name, context)
         model = self._models.claim(ref.uid, name)
-        if model.state is not ModelState.FAILED and not await self._is_staged(model):
+        staged = await self._is_staged(model)
+        # What was staged is loaded without being asked, and a load that fails takes the files away
+        # before it is over: to join it is to hear why.
+        if not staged and not self._lifecycle.is_loading(ref.uid) and model.state is not ModelState.FAILED:
             raise NotPlaced(f"model {name!r} has not been staged")
         return model
 

@@ -172,7 +172,8 @@ class Lifecycle:
     async def _load(self, model: Model, name: ModelName) -> bool:
         record = await asyncio.to_thread(self._repository.record, name)
         if record is None or record.pod.uid != model.ref.uid:
-            raise InvalidModel("no files have been staged")
+            # Whoever asks after a failure that took the files away is told of that failure.
+            raise InvalidModel(model.reason or "no files have been staged")
         self._models.set(model, ModelState.LOADING)
         # The binder must know of every byte that a load may take before it is taken.
         await self._reported.covers(model.ref.uid)
