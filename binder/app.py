@@ -7,6 +7,7 @@ import random
 import secrets
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry
 
@@ -14,9 +15,11 @@ from berth.contract.keys import agent_lease_name
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client, require_reachable
 from berth.kube.election import Election
+from berth.kube.errors import KubeError
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Informer
 from berth.runtime.admin import AdminServer
+from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process
 from berth.runtime.tasks import first_of, supervise
@@ -29,6 +32,7 @@ log = logging.getLogger(__name__)
 
 SUMMARY = "Place the pods of one schedulerName on nodes and GPUs, by GPU memory."
 LEASE = "berth-binder"
+_FLUSH_SECONDS = 2.0
 
 
 def run(argv: Sequence[str]) -> int:
@@ -41,17 +45,16 @@ async def main(options: BinderOptions, stop: asyncio.Event) -> None:
     async with open_client(options.kubeconfig) as client:
         await require_reachable(client, what_for="listing nodes", path=paths.NODES, limit="1")
         events = EventRecorder(client, component=options.scheduler_name)
-        metrics = BinderMetrics(registry)
         scheduler = Scheduler(
             client,
             keys=options.key_prefix,
             scheduler_name=options.scheduler_name,
             by=strategy(options.strategy, random.random),
             events=events,
-            metrics=metrics,
+            metrics=BinderMetrics(registry),
             lease_prefix=agent_lease_name(""),
         )
-        await _Binder(options, client, scheduler, events, metrics, registry).run(stop)
+        await _Binder(options, client, scheduler, events, registry).run(stop)
 
 
 class _Binder:
@@ -63,11 +66,10 @@ class _Binder:
         client: KubeClient,
         scheduler: Scheduler,
         events: EventRecorder,
-        metrics: BinderMetrics,
         registry: CollectorRegistry,
     ) -> None:
         self._options, self._client, self._scheduler, self._events = options, client, scheduler, events
-        self._metrics, self._registry = metrics, registry
+        self._registry = registry
         self._nodes = Informer(client, paths.NODES, on_change=scheduler.on_node)
         self._pods = Informer(client, paths.PODS, on_change=scheduler.on_pod)
         self._leases = Informer(client, paths.leases(options.system_namespace), on_change=scheduler.on_lease)
@@ -92,26 +94,40 @@ class _Binder:
         election = Election(
             self._client, namespace=self._options.system_namespace, name=LEASE, identity=_identity()
         )
-        acquiring = asyncio.create_task(election.acquire())
-        await _either(acquiring, stop)
-        if stop.is_set():
-            return
         try:
+            await _either(asyncio.create_task(election.acquire()), stop)
+            if stop.is_set():
+                return
             async with supervise() as tasks:
                 tasks.eternal("leadership", election.hold())
-                # The last leader may have bound pods that our watch has not shown yet.
-                await self._pods.relist()
+                await _either(asyncio.create_task(self._catch_up()), stop)
                 await self._schedule(stop)
         finally:
+            # Also when only the answer to the write that acquired it was missing.
             await asyncio.shield(election.release())
+
+    async def _catch_up(self) -> None:
+        """The last leader may have bound pods that our watches have not shown yet. Pods before nodes:
+        a pod that is gone from the first list and may hold memory is in the second one's reports."""
+        backoff = Backoff(initial_seconds=0.2, cap_seconds=2.0)
+        for informer in (self._pods, self._nodes):
+            while True:
+                try:
+                    await informer.relist()
+                    break
+                except KubeError as error:
+                    log.warning("not caught up yet", extra=fields(error=error))
+                    await asyncio.sleep(backoff.next())
 
     async def _schedule(self, stop: asyncio.Event) -> None:
         log.info("placing pods", extra=fields(scheduler=self._options.scheduler_name))
-        self._metrics.leader.set(1)
         async with supervise() as tasks:
             tasks.eternal("scheduler", self._scheduler.run())
             await stop.wait()
             await self._scheduler.drain()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_SECONDS):
+                    await self._events.flush()
 
     async def _synced(self) -> None:
         for informer in (self._nodes, self._leases, self._pods):
@@ -133,6 +149,7 @@ async def _either(work: "asyncio.Task[None]", stop: asyncio.Event) -> None:
     finally:
         if not work.done():
             work.cancel()
+            await asyncio.wait({work})
     if work.done() and not work.cancelled():
         work.result()
 

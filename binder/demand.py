@@ -13,8 +13,13 @@ JsonObject = Mapping[str, Any]
 Amounts = Mapping[str, int]
 
 PODS = "pods"
-# What the binder cannot decide yet. Ignoring it would break a promise that nobody else keeps.
-_UNSUPPORTED_VOLUMES = ("persistentVolumeClaim", "ephemeral")
+# Volumes that every node can mount. Others tie a pod to nodes or are limited per node, which the
+# binder does not decide; ignoring that would break a promise that nobody else keeps.
+_FREE_VOLUMES = frozenset(
+    {"configMap", "csi", "downwardAPI", "emptyDir", "hostPath", "image", "nfs", "projected", "secret"}
+)
+# What may stand at the level of the pod instead of its containers (KEP-2837).
+_POD_LEVEL = ("cpu", "memory", "hugepages-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,11 @@ class Demand:
 
 
 def parse_demand(pod: JsonObject, keys: Keys) -> Demand:
-    """Raises InvalidPod."""
+    """Raises InvalidPod.
+
+    A pod of ours that asks for no GPU memory asks for 0 bytes, as in the proof of concept: it still
+    gets a GPU of its own, because its model must be loaded on one.
+    """
     spec = pod["spec"]
     return Demand(
         model=parse_model_pod(pod, keys),
@@ -71,15 +80,18 @@ def pod_amounts(pod: JsonObject, keys: Keys) -> dict[str, int]:
             _raise_to(peak, _sum(sidecars, asked))
     _add(running, sidecars)
     _raise_to(running, peak)
+    running |= _pod_level(spec, keys)
     _add(running, _amounts_of(spec.get("overhead") or {}, keys, "overhead"))
     return {**running, PODS: 1}
 
 
 def host_ports(pod: JsonObject) -> frozenset[tuple[str, str, int]]:
-    """(address, protocol, port) of every host port."""
+    """(address, protocol, port) of every host port of what runs for the pod's whole life."""
+    spec = pod["spec"]
+    sidecars = (c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always")
     return frozenset(
         (port.get("hostIP") or "0.0.0.0", port.get("protocol", "TCP"), port["hostPort"])  # noqa: S104 - the API's wildcard
-        for container in pod["spec"].get("containers") or ()
+        for container in (*(spec.get("containers") or ()), *sidecars)
         for port in container.get("ports") or ()
         if port.get("hostPort")
     )
@@ -88,6 +100,12 @@ def host_ports(pod: JsonObject) -> frozenset[tuple[str, str, int]]:
 def units(resource: str, quantity: str) -> int:
     """A quantity in the units that amounts are counted in. Raises InvalidValue."""
     return ceil_units(quantity, per_unit=1000 if resource == "cpu" else 1)
+
+
+def _pod_level(spec: JsonObject, keys: Keys) -> dict[str, int]:
+    """Requests of the pod as a whole, which count instead of its containers'."""
+    asked = (spec.get("resources") or {}).get("requests") or {}
+    return _amounts_of({k: v for k, v in asked.items() if k.startswith(_POD_LEVEL)}, keys, "pod")
 
 
 def _requests(container: JsonObject, keys: Keys) -> dict[str, int]:
@@ -121,9 +139,8 @@ def _unsupported(spec: JsonObject) -> str | None:
     if spec.get("resourceClaims"):
         return "spec.resourceClaims"
     for volume in spec.get("volumes") or ():
-        for kind in _UNSUPPORTED_VOLUMES:
-            if kind in volume:
-                return f"volume {volume['name']!r} ({kind})"
+        if kinds := sorted(volume.keys() - _FREE_VOLUMES - {"name"}):
+            return f"volume {volume['name']!r} ({kinds[0]})"
     return None
 
 

@@ -11,6 +11,7 @@ from binder.reasons import Kind, Reason
 from binder.view import NodeView
 
 _ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - the API's wildcard
+_CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,11 @@ def judge(demand: Demand, view: NodeView, *, fresh: bool) -> NodeVerdict:
     return NodeVerdict(view, _gpu_reason(gpus), gpus)
 
 
-def _cordon(_: Demand, view: NodeView) -> Reason | None:
-    return Reason(Kind.NODE_UNSCHEDULABLE) if view.facts.unschedulable else None
+def _cordon(demand: Demand, view: NodeView) -> Reason | None:
+    """Whoever tolerates the cordon's taint may pass, as with Kubernetes' own NodeUnschedulable."""
+    if not view.facts.unschedulable or untolerated_taint((_CORDON,), demand.tolerations) is None:
+        return None
+    return Reason(Kind.NODE_UNSCHEDULABLE)
 
 
 def _taints(demand: Demand, view: NodeView) -> Reason | None:
@@ -131,6 +135,7 @@ def _model(demand: Demand, view: NodeView, _: NodeReport) -> Reason | None:
 
 
 def _judge_gpu(demand: Demand, view: NodeView, gpu: GpuReport) -> GpuVerdict:
+    """A pod that asks for no memory still needs a GPU that is healthy, known and not over its memory."""
     if not gpu.healthy:
         return GpuVerdict(gpu, None, Reason(Kind.GPU_UNHEALTHY, gpu.reason))
     free = view.free_on(gpu)

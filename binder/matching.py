@@ -4,11 +4,13 @@ Sources: k8s.io/component-helpers/scheduling/corev1 (nodeaffinity, helpers) and 
 NodeSelectorRequirement and Toleration.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 JsonObject = Mapping[str, Any]
 
+_INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -83,14 +85,19 @@ def _not_in(value: str | None, unwanted: Sequence[str]) -> bool:
     return value is None or value not in unwanted
 
 
+def _integer(text: str) -> int | None:
+    """As Go's ParseInt(text, 10, 64) reads it: no spaces, no underscores, 64 bits."""
+    if not _INTEGER.fullmatch(text):
+        return None
+    return number if -(2**63) <= (number := int(text)) < 2**63 else None
+
+
 def _compare(holds: Callable[[int, int], bool]) -> Callable[[str | None, Sequence[str]], bool]:
     def test(value: str | None, bounds: Sequence[str]) -> bool:
         if value is None or len(bounds) != 1:
             return False
-        try:
-            return holds(int(value), int(bounds[0]))
-        except ValueError:
-            return False
+        number, bound = _integer(value), _integer(bounds[0])
+        return number is not None and bound is not None and holds(number, bound)
 
     return test
 

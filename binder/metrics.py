@@ -1,9 +1,13 @@
 """The binder's Prometheus metrics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from binder.queue import SchedulingQueue
+from binder.state import ClusterState
 from binder.view import NodeView
 
 _DECISION_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
@@ -12,7 +16,7 @@ RESULTS = ("scheduled", "unschedulable", "invalid", "error")
 
 
 class BinderMetrics:
-    """Registered in the given registry. A node's series go with the node."""
+    """Registered in the given registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._attempts = Counter(
@@ -29,27 +33,39 @@ class BinderMetrics:
             buckets=_BIND_BUCKETS,
             registry=registry,
         )
-        self.waiting = Gauge("berth_binder_waiting_pods", "pods in the queue", registry=registry)
-        self.assumed = Gauge(
-            "berth_binder_assumed_pods", "pods decided and not yet seen bound", registry=registry
-        )
         self.leader = Gauge("berth_binder_leader", "1 while this replica places pods", registry=registry)
-        self._free = Gauge(
-            "berth_binder_node_free_bytes", "free on the node's best GPU", ("node",), registry=registry
-        )
-        self._known: set[str] = set()
+        self._registry = registry
 
     def attempted(self, result: str) -> None:
         self._attempts.labels(result).inc()
 
-    def set_nodes(self, views: Iterable[NodeView]) -> None:
-        """Follow the nodes' free memory; a node with unknown facts has no series."""
-        free = {view.facts.name: best for view in views if (best := _best_free(view)) is not None}
-        for gone in self._known - free.keys():
-            self._free.remove(gone)
-        for name, value in free.items():
-            self._free.labels(name).set(value)
-        self._known = set(free)
+    def follow(self, queue: SchedulingQueue, state: ClusterState) -> None:
+        """Show the queue and the nodes as they are at each scrape."""
+        self._registry.register(_Snapshot(queue, state))
+
+
+class _Snapshot(Collector):
+    """What is read when somebody asks, so that no series outlives its node."""
+
+    def __init__(self, queue: SchedulingQueue, state: ClusterState) -> None:
+        self._queue, self._state = queue, state
+
+    def collect(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily("berth_binder_waiting_pods", "pods in the queue", labels=("queue",))
+        for name, count in self._queue.counts().items():
+            waiting.add_metric((name,), count)
+        yield waiting
+        yield GaugeMetricFamily(
+            "berth_binder_assumed_pods", "pods decided and not yet seen bound", self._state.assumed_count
+        )
+        # A node with unknown facts has no series: unknown is not 0.
+        free = GaugeMetricFamily(
+            "berth_binder_node_free_bytes", "free on the node's best GPU", labels=("node",)
+        )
+        for view in self._state.views():
+            if (best := _best_free(view)) is not None:
+                free.add_metric((view.facts.name,), best)
+        yield free
 
 
 def _best_free(view: NodeView) -> int | None:

@@ -68,7 +68,7 @@ class NodeLines:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All nodes that an agent has reported on."""
+    """All nodes that have, or should have, an agent's report."""
 
     nodes: tuple[NodeLines, ...]
 
@@ -110,42 +110,55 @@ async def main(options: OutputOptions, _: asyncio.Event) -> None:
 async def collect(client: KubeClient, keys: Keys, namespace: str) -> ClusterView:
     """Read the cluster once. Raises KubeError."""
     state, fresh = await read_cluster(client, keys, namespace)
-    views = (v for v in state.views() if v.facts.report is not None or v.facts.report_error)
+    views = (view for view in state.views() if _is_gpu_node(view))
     return ClusterView(tuple(_node(view, fresh=fresh(view.facts.name)) for view in views))
 
 
 def table(view: ClusterView) -> RenderableType:
     """Two tables: GPUs and models."""
     gpus = Table(
-        "NODE", "GPU", "PRODUCT", "TOTAL", "FOREIGN", "HELD", "FREE", "STATE", box=None, pad_edge=False
+        *("NODE", "GPU", "PRODUCT", "TOTAL", "FOREIGN", "HEADROOM", "HELD", "FREE", "STATE"),
+        box=None,
+        pad_edge=False,
     )
     models = Table("MODEL", "POD", "NODE", "GPU", "REQUESTED", "MEASURED", "STATE", box=None, pad_edge=False)
     for node in view.nodes:
         for gpu in node.gpus:
             gpus.add_row(*_gpu_row(node, gpu))
         if not node.gpus:
-            gpus.add_row(node.name, *["-"] * 6, Text(node.trouble or "no GPU"))
+            gpus.add_row(Text(node.name), *["-"] * 7, Text(node.trouble or Kind.NO_GPU.value))
         for model in node.models:
             models.add_row(*_model_row(node, model))
     return Group(gpus, Text(""), models) if models.row_count else gpus
 
 
+def _is_gpu_node(view: NodeView) -> bool:
+    """An agent has reported on it, or a model pod is on it although none has."""
+    return bool(view.facts.report or view.facts.report_error or view.held_anywhere)
+
+
 def _node(view: NodeView, *, fresh: bool) -> NodeLines:
-    facts, report = view.facts, view.facts.report
-    if report is None:
-        return NodeLines(facts.name, f"{Kind.UNREADABLE_REPORT.value}: {facts.report_error}", (), ())
-    trouble = "" if fresh else Kind.STALE.value
-    if not trouble and not report.triton.ready:
-        trouble = Kind.TRITON_NOT_READY.value
+    report = view.facts.report
     return NodeLines(
-        facts.name,
-        trouble,
-        tuple(_gpu(view, gpu) for gpu in report.gpus),
-        tuple(_model(model) for model in report.models),
+        view.facts.name,
+        _trouble(view, fresh=fresh),
+        () if report is None else tuple(_gpu(view, gpu, fresh=fresh) for gpu in report.gpus),
+        () if report is None else tuple(_model(model) for model in report.models),
     )
 
 
-def _gpu(view: NodeView, gpu: GpuReport) -> GpuLine:
+def _trouble(view: NodeView, *, fresh: bool) -> str:
+    report = view.facts.report
+    if report is None:
+        error = view.facts.report_error
+        return f"{Kind.UNREADABLE_REPORT.value}: {error}" if error else Kind.NO_REPORT.value
+    if not fresh:
+        return Kind.STALE.value
+    return "" if report.triton.ready else Kind.TRITON_NOT_READY.value
+
+
+def _gpu(view: NodeView, gpu: GpuReport, *, fresh: bool) -> GpuLine:
+    """The last known figures; what is free now is not known from old ones."""
     return GpuLine(
         index=gpu.index,
         uuid=gpu.uuid,
@@ -154,7 +167,7 @@ def _gpu(view: NodeView, gpu: GpuReport) -> GpuLine:
         foreign_bytes=gpu.foreign_bytes,
         headroom_bytes=gpu.headroom_bytes,
         held_bytes=sum(model.bytes for model in view.held_on(gpu.uuid)),
-        free_bytes=view.free_on(gpu),
+        free_bytes=view.free_on(gpu) if fresh else None,
         healthy=gpu.healthy,
         reason=gpu.reason,
     )
@@ -175,7 +188,7 @@ def _model(model: ModelReport) -> ModelLine:
 
 def _gpu_row(node: NodeLines, gpu: GpuLine) -> list[Text]:
     state = node.trouble or ("ok" if gpu.healthy else gpu.reason)
-    figures = (gpu.total_bytes, gpu.foreign_bytes, gpu.held_bytes, gpu.free_bytes)
+    figures = (gpu.total_bytes, gpu.foreign_bytes, gpu.headroom_bytes, gpu.held_bytes, gpu.free_bytes)
     return [Text(part) for part in (node.name, str(gpu.index), gpu.product, *map(_figure, figures), state)]
 
 

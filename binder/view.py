@@ -1,7 +1,7 @@
-"""One node as a decision sees it. Frozen values; made by `state`, read by `filters` and `scoring`."""
+"""One node as a decision sees it. Frozen values; made by `state`, read by `filters` and `decision`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from berth.contract.errors import InvalidValue, UnreadableReport
@@ -25,6 +25,13 @@ class NodeFacts:
     allocatable: Mapping[str, int]
     report: NodeReport | None
     report_error: str = ""
+
+    @property
+    def content(self) -> "NodeFacts":
+        """All but when and for which time it was reported: what a decision can depend on."""
+        if self.report is None:
+            return self
+        return replace(self, report=replace(self.report, generation=0, observed_at=""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ because they are slow and large on hot lists and watches.
 
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -73,7 +73,7 @@ class KubeClient:
 
     async def stream(
         self, path: str, params: Mapping[str, str], *, idle_timeout_seconds: float
-    ) -> AsyncIterator[JsonObject]:
+    ) -> AsyncGenerator[JsonObject, None]:
         """The JSON objects of a watch, line by line, until the server ends it or falls silent."""
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_TIMEOUT_SECONDS, sock_read=idle_timeout_seconds

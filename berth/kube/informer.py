@@ -8,6 +8,7 @@ a deletion. A watch that stays silent beyond `idle_timeout_seconds` is opened an
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -86,6 +87,8 @@ class Informer:
         self._on_change, self._idle_timeout = on_change, idle_timeout_seconds
         self._mirror = Mirror()
         self._version = ""
+        self._listing = asyncio.Lock()
+        self._lists = 0
         self.synced = asyncio.Event()
 
     @property
@@ -112,7 +115,15 @@ class Informer:
                 await asyncio.sleep(delay)
 
     async def relist(self) -> None:
-        """List the collection, tell the difference, and remember where to watch from."""
+        """List the collection, tell the difference, and remember where to watch from.
+
+        Also beside `run()`: a watch that is open then is given up, for what it has yet to deliver
+        may be older than the list.
+        """
+        async with self._listing:  # or the older of two lists could come second
+            await self._relist()
+
+    async def _relist(self) -> None:
         items: list[JsonObject] = []
         params = {**self._params, "limit": str(_LIST_CHUNK)}
         while True:
@@ -123,6 +134,7 @@ class Informer:
                 break
             params["continue"] = token
         self._version = page["metadata"]["resourceVersion"]
+        self._lists += 1
         self._tell(self._mirror.replace(items))
         self.synced.set()
 
@@ -135,9 +147,13 @@ class Informer:
             "timeoutSeconds": str(_SERVER_TIMEOUT_SECONDS),
         }
         stream = self._client.stream(self._path, params, idle_timeout_seconds=self._idle_timeout)
-        async for event in stream:
-            self._take(event)
-            backoff.reset()
+        lists = self._lists
+        async with aclosing(stream) as events:
+            async for event in events:
+                if self._lists != lists:
+                    return  # listed meanwhile: watch on from there
+                self._take(event)
+                backoff.reset()
 
     def _take(self, event: JsonObject) -> None:
         kind, item = event.get("type"), event.get("object") or {}

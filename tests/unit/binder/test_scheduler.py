@@ -154,7 +154,8 @@ async def test_a_binding_that_did_not_happen_is_forgotten_and_tried_again(error:
     bench.api.fail_before = [error]
     async with running(bench):
         bench.add("p1")
-        await until(lambda: bench.events.said)
+        await until(lambda: bench.events.said and bench.events.said[-1][1] == "Scheduled")
+    assert [reason for _, reason, _ in bench.events.said] == ["FailedScheduling", "Scheduled"]
     assert len(bench.api.bindings) == 2
     assert bench.api.pods["p1"]["spec"]["nodeName"] == "n1"
     assert bench.held() == GIB
@@ -221,3 +222,68 @@ async def test_pods_of_other_schedulers_are_left_alone() -> None:
         bench.add("mine")
         await until(lambda: bench.events.said)
     assert [body["metadata"]["name"] for body in bench.api.bindings] == ["mine"]
+
+
+async def test_a_failing_api_server_is_given_the_pod_s_whole_backoff() -> None:
+    bench = Bench()
+    bench.api.fail_before = [response_error(500, "", "x") for _ in range(10_000)]
+    async with running(bench):
+        for index in range(5):
+            bench.add(f"p{index}")
+        await asyncio.sleep(1.2)  # 0, 0.5 s, and the third only after 1.5 s
+    assert 5 <= len(bench.api.bindings) <= 10
+
+
+async def test_a_standby_writes_nothing() -> None:
+    bench = Bench()
+    bench.add("unreadable", annotations={KEYS.model_id: "a/b"})
+    bench.add("fine")
+    await asyncio.sleep(0.2)
+    assert (bench.api.conditions, bench.api.bindings, bench.events.said) == ([], [], [])
+    async with running(bench):
+        await until(lambda: bench.api.conditions and bench.api.bindings)
+
+
+async def test_a_deposed_leader_does_not_go_on_binding() -> None:
+    bench = Bench()
+    answer = asyncio.Event()
+    create = bench.api.create
+
+    async def slow(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        await answer.wait()
+        return await create(path, body)
+
+    bench.api.create = slow  # type: ignore[method-assign]
+    async with running(bench):
+        bench.add("p1")
+        await until(lambda: bench.scheduler.state.assumed_count)
+    answer.set()
+    await asyncio.sleep(0.1)
+    assert bench.api.bindings == []
+
+
+async def test_a_pod_bound_and_deleted_before_the_answer_holds_its_memory_as_a_ghost() -> None:
+    bench = Bench()
+    bench.api.fail_after = [KubeUnreachable("timed out")]
+    get = bench.api.get
+
+    async def gone(path: str) -> dict[str, Any]:
+        bench.api.pods.pop("p1", None)
+        return await get(path)
+
+    bench.api.get = gone  # type: ignore[method-assign]
+    async with running(bench):
+        bench.add("p1", mem="4Gi")
+        await until(lambda: bench.api.bindings and not bench.scheduler.state.assumed_count)
+    assert bench.held() == 4 * GIB
+
+
+async def test_an_old_event_of_a_bound_pod_does_not_queue_it_again() -> None:
+    bench = Bench()
+    async with running(bench):
+        bench.add("p1")
+        await until(lambda: bench.events.said)
+        bench.echo("p1")
+        bench.tell(bench.scheduler.on_pod, pod("p1"))
+        await asyncio.sleep(0.1)
+    assert len(bench.api.bindings) == 1

@@ -157,7 +157,8 @@ def test_a_pod_that_asks_for_no_memory_still_keeps_its_model_to_itself(state: Cl
 
 def test_a_node_that_says_the_same_again_wakes_nobody(state: ClusterState) -> None:
     assert not state.set_node(node(says=report()))
-    assert state.set_node(says(generation=9))
+    assert not state.set_node(says(generation=9))
+    assert state.set_node(node(says=report(gpu(total=17 * GIB), generation=10)))
 
 
 def test_a_node_that_is_gone_takes_its_ghosts_along(state: ClusterState) -> None:
@@ -166,6 +167,41 @@ def test_a_node_that_is_gone_takes_its_ghosts_along(state: ClusterState) -> None
     state.remove_node(N1)
     state.set_node(node(says=report()))
     assert held(state) == 0
+
+
+def test_a_pod_that_is_seen_again_after_its_end_is_counted_once(state: ClusterState) -> None:
+    state.set_pod(bound())
+    state.remove_pod(PodUid("p1"))
+    state.set_pod(bound())
+    assert held(state) == 4 * GIB
+    state.set_node(says(listed("p1", requested=4 * GIB)))
+    state.remove_pod(PodUid("p1"))
+    state.set_node(says(generation=3))
+    assert held(state) == 0
+
+
+def test_a_report_that_unlists_a_model_before_its_pod_is_seen_gone_leaves_no_ghost(
+    state: ClusterState, clock: Clock
+) -> None:
+    state.set_pod(bound())
+    state.set_node(says(listed("p1", requested=4 * GIB)))
+    state.set_node(says(generation=3))
+    state.remove_pod(PodUid("p1"))  # the watch of nodes is ahead of the watch of pods
+    assert held(state) == 0
+
+
+def test_an_edited_choice_of_a_gpu_that_is_not_there_frees_nothing(state: ClusterState) -> None:
+    state.set_pod(pod("p1", mem="4Gi", on="n1", choice=GpuChoice(GpuUuid("GPU-nowhere"), 0, 4 * GIB)))
+    assert held(state) == 4 * GIB
+
+
+def test_a_damaged_model_pod_still_counts_all_that_can_be_read_of_it(state: ClusterState) -> None:
+    damaged = {KEYS.model_id: "iris", KEYS.requirements: "a,,b"}
+    state.set_pod(pod("p1", mem="4Gi", on="n1", annotations=damaged, requests={"cpu": "500m"}))
+    view = state.view(N1)
+    assert held(state) == 4 * GIB
+    assert (view.used["pods"], view.used["cpu"]) == (1, 500)
+    assert "iris" in view.model_ids
 
 
 @pytest.mark.parametrize("seed", range(25))

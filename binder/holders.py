@@ -1,0 +1,144 @@
+"""What one pod holds of its node, and what all of them hold of each GPU. Pure.
+
+Whatever cannot be read fails closed: bytes whose GPU is not known are counted on every GPU of the
+node, because they are on one of them and nobody can tell which.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from berth.contract.errors import InvalidPod
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName, PodUid
+from berth.contract.keys import Keys
+from berth.contract.memory import Held
+from berth.contract.pod import PodRef, effective_request, is_model_pod, parse_model_pod, pod_ref
+from berth.contract.report import ModelReport
+from binder.demand import Demand, host_ports, pod_amounts
+
+JsonObject = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A pod's share of a node. `gpu` None with bytes: nobody can tell on which GPU they are."""
+
+    ref: PodRef
+    node: NodeName
+    amounts: Mapping[str, int]
+    ports: frozenset[tuple[str, str, int]]
+    model_id: ModelId | None = None
+    model_name: ModelName | None = None
+    gpu: GpuUuid | None = None
+    bytes: int = 0
+
+    @property
+    def has_model(self) -> bool:
+        """Its pod's end is not the end of what it holds."""
+        return bool(self.bytes or self.gpu or self.model_id or self.model_name)
+
+
+def assumed_holder(demand: Demand, node: NodeName, gpu: GpuChoice) -> Holder:
+    """A pod that has just been given a place."""
+    model = demand.model
+    return Holder(
+        ref=model.ref,
+        node=node,
+        amounts=demand.amounts,
+        ports=demand.host_ports,
+        model_id=model.model_id,
+        model_name=model.model_name,
+        gpu=gpu.uuid,
+        bytes=gpu.bytes,
+    )
+
+
+def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
+    """A pod that is bound to the node. Never fails: what can be read of it is counted."""
+    plain = Holder(pod_ref(pod), node, _amounts(pod, keys), host_ports(pod))
+    if not is_model_pod(pod, keys):
+        return plain
+    try:
+        model = parse_model_pod(pod, keys)
+    except InvalidPod:
+        return _unreadable(plain, pod, keys)
+    return replace(
+        plain,
+        model_id=model.model_id,
+        model_name=model.model_name,
+        gpu=None if model.gpu is None else model.gpu.uuid,
+        # What the pod asks for, which a quota can bound; its owner can edit the annotation.
+        bytes=model.request_bytes,
+    )
+
+
+def held_by_gpu(
+    holders: Mapping[PodUid, Holder], listed: Mapping[PodUid, ModelReport], gpus: frozenset[GpuUuid]
+) -> tuple[dict[GpuUuid, tuple[Held, ...]], tuple[Held, ...]]:
+    """What is held on each GPU, and what is held on one of them that is not known.
+
+    One entry a pod and GPU: the larger of what the pod asks for and what the report lists. Where
+    the two name different GPUs it is counted on both.
+    """
+    held: dict[GpuUuid, list[Held]] = {}
+    anywhere: list[Held] = []
+    for uid in holders.keys() | listed.keys():
+        holder, model = holders.get(uid), listed.get(uid)
+        share = _share(holder, model)
+        known = _gpus_of(holder, model, gpus)
+        for gpu in known:
+            held.setdefault(gpu, []).append(share)
+        if not known and share.bytes:
+            anywhere.append(share)
+    return {gpu: tuple(shares) for gpu, shares in held.items()}, tuple(anywhere)
+
+
+def _share(holder: Holder | None, model: ModelReport | None) -> Held:
+    asked = 0 if holder is None else holder.bytes
+    if model is None:
+        return Held(asked)
+    return Held(max(asked, model.requested_bytes), model.measured_bytes)
+
+
+def _gpus_of(
+    holder: Holder | None, model: ModelReport | None, gpus: frozenset[GpuUuid]
+) -> frozenset[GpuUuid]:
+    """The GPUs that a pod's bytes are counted on; none where that is not known.
+
+    A choice of a GPU that the node does not have is believed only if the report tells the same: a
+    GPU that has fallen off must not block the others, and an edited annotation must not free one.
+    """
+    said = None if model is None else model.gpu
+    if holder is None:
+        return frozenset() if said is None else frozenset({said})
+    if holder.gpu is None or (holder.gpu not in gpus and said is None):
+        return frozenset()
+    return frozenset({holder.gpu, *([] if said is None else [said])})
+
+
+def _amounts(pod: JsonObject, keys: Keys) -> dict[str, int]:
+    try:
+        return pod_amounts(pod, keys)
+    except InvalidPod:  # the API server refuses such quantities; a pod without any still is one
+        return {"pods": 1}
+
+
+def _unreadable(plain: Holder, pod: JsonObject, keys: Keys) -> Holder:
+    """A model pod some of whose keys somebody has damaged: its names count as they are written."""
+    annotations = pod["metadata"].get("annotations") or {}
+    model_id = annotations.get(keys.model_id, "").strip() or None
+    name = annotations.get(keys.model_name, "").strip() or model_id
+    return replace(
+        plain,
+        model_id=None if model_id is None else ModelId(model_id),
+        model_name=None if name is None else ModelName(name),
+        bytes=_asked(pod, keys),
+    )
+
+
+def _asked(pod: JsonObject, keys: Keys) -> int:
+    try:
+        return effective_request(pod, keys.gpu_mem)
+    except InvalidPod:
+        return 0

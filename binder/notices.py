@@ -1,0 +1,106 @@
+"""Tells a pod's owner why it waits: an event for people, and the condition that cluster autoscalers read."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from berth.contract.ids import PodUid
+from berth.contract.pod import PodRef
+from berth.kube import paths
+from berth.kube.client import STRATEGIC_PATCH, KubeClient
+from berth.kube.errors import Conflict, Invalid, KubeError, NotFound
+from berth.kube.events import EventRecorder
+from berth.kube.times import rfc3339, utc_now
+from berth.runtime.backoff import Backoff
+from berth.runtime.logs import fields
+from berth.runtime.tasks import wait_until_set
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 60.0
+
+
+def told(pod: Mapping[str, Any]) -> str:
+    """What the pod's condition says already; "" where it does not say that it is unschedulable."""
+    for condition in pod.get("status", {}).get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            return condition.get("message") or ""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    ref: PodRef
+    message: str
+    turned: bool
+
+
+class Notices:
+    """Writes the newest message of each pod, one pod at a time: nothing overtakes anything."""
+
+    def __init__(self, client: KubeClient, events: EventRecorder) -> None:
+        self._client, self._events = client, events
+        self._pending: dict[PodUid, _Notice] = {}
+        self._writing: PodUid | None = None
+        self._written = asyncio.Event()
+        self._wake = asyncio.Event()
+
+    def tell(self, ref: PodRef, message: str, *, first: bool) -> None:
+        """Say why the pod waits. `first`: its condition did not say so before. Never waits."""
+        self._events.record(ref, "Warning", "FailedScheduling", message)
+        pending = self._pending.get(ref.uid)
+        turned = first or (pending is not None and pending.turned)
+        self._pending[ref.uid] = _Notice(ref, message, turned)
+        self._wake.set()
+
+    async def withdraw(self, uid: PodUid) -> None:
+        """The pod is about to be bound: return once nothing can write over what the Binding writes."""
+        self._pending.pop(uid, None)
+        while self._writing == uid:
+            await self._written.wait()
+
+    async def run(self) -> None:
+        """Write for ever."""
+        backoff = Backoff(initial_seconds=0.2, cap_seconds=15.0)
+        while True:
+            self._wake.clear()
+            while self._pending:
+                uid = next(iter(self._pending))
+                if await self._write(uid, self._pending.pop(uid)):
+                    backoff.reset()
+                else:
+                    await asyncio.sleep(backoff.next())
+            await wait_until_set(self._wake, timeout_seconds=_TICK_SECONDS)
+
+    async def _write(self, uid: PodUid, notice: _Notice) -> bool:
+        """False when it must be tried again."""
+        self._writing = uid
+        self._written.clear()
+        try:
+            await self._patch(notice)
+        except (NotFound, Conflict, Invalid):  # gone, or somebody else by now
+            return True
+        except KubeError as error:
+            log.warning("condition not written", extra=fields(pod=notice.ref, error=error))
+            self._pending.setdefault(uid, notice)
+            return False
+        finally:
+            self._writing = None
+            self._written.set()
+        return True
+
+    async def _patch(self, notice: _Notice) -> None:
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": notice.message,
+        }
+        if notice.turned:  # the time of the status, not of the message
+            condition["lastTransitionTime"] = rfc3339(utc_now())
+        # The uid is a precondition: a successor of the same name is somebody else.
+        body = {"metadata": {"uid": notice.ref.uid}, "status": {"conditions": [condition]}}
+        path = f"{paths.pod(notice.ref.namespace, notice.ref.name)}/status"
+        await self._client.patch(path, body, content_type=STRATEGIC_PATCH)
