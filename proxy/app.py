@@ -1,67 +1,72 @@
 """`berth proxy`: the composition root of the door to one model."""
 
 import asyncio
+import gc
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
+import uvloop
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from berth.nodeagent.client import AgentConnection, connect
-from berth.runtime.admin import AdminServer
+from berth.runtime.admin import AdminServer, Handler
 from berth.runtime.errors import ConfigError
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process
-from berth.runtime.tasks import repeat, supervise
-from proxy.breaker import Breaker
+from berth.runtime.tasks import supervise
 from proxy.config import ProxyOptions
-from proxy.drain import UNLOAD_SECONDS, Stage, in_order, unload
-from proxy.grpc_front import GrpcFront
-from proxy.load import LoadMeter, LoadReport, encode_stat
-from proxy.metrics import ProxyMetrics
-from proxy.rest import RestFront
-from proxy.upstream import Upstream, open_upstream
+from proxy.drain import Stage, in_order
+from proxy.load import LoadReport, encode_stat
+from proxy.metrics import Figures, ProxyCollector
+from proxy.server import Server
+from proxy.tls import Certificates
+from proxy.upstream import Access, Upstream, open_upstream
+from proxy.workers import Crew
 
 log = logging.getLogger(__name__)
 
 SUMMARY = "The door to one model: REST and gRPC, isolated, limited, drained in order."
-_REPORT_SECONDS = 1.0
+_CERTIFICATE_SECONDS = 5.0
 
 
 def run(argv: Sequence[str]) -> int:
     """Entry point of `berth proxy`."""
-    return run_process("proxy", SUMMARY, ProxyOptions, main, argv)
+    return run_process("proxy", SUMMARY, ProxyOptions, main, argv, loop_factory=uvloop.new_event_loop)
+
+
+class DataPlane(Protocol):
+    """What serves: this process, or several."""
+
+    def figures(self) -> Figures: ...
+
+    async def stop_accepting(self) -> None: ...
+
+    async def idle(self) -> None: ...
 
 
 async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
+    _require_consistent(options)
+    gc.freeze()  # what is loaded by now stays: no collection needs to look at it
+    async with open_upstream(options.model) as upstream, AsyncExitStack() as stack:
+        if options.triton_http is not None and options.triton_grpc is not None:
+            upstream.access = Access(options.triton_http, options.triton_grpc)
+        await _Proxy(options, upstream).run(stop, stack)
+
+
+def _require_consistent(options: ProxyOptions) -> None:
+    """Raises ConfigError."""
     if options.agent is None and (options.triton_http is None or options.triton_grpc is None):
         raise ConfigError(
             "--triton-http and --triton-grpc are required where there is no --agent to tell them"
         )
-    async with (
-        _agent(options) as agent,
-        open_upstream(options.model, http=options.triton_http, grpc_=options.triton_grpc) as upstream,
-        AsyncExitStack() as stack,
-    ):
-        proxy = _Proxy(options, upstream)
-        await stack.enter_async_context(proxy.admin)
-        stack.push_async_callback(proxy.rest.close)
-        await proxy.rest.start(options.http_listen)
-        await proxy.grpc.start(options.grpc_listen)
-        stack.push_async_callback(proxy.grpc.stop_accepting, grace_seconds=0.0)
-        log.info(
-            "serving", extra=fields(model=options.model, http=options.http_listen, grpc=options.grpc_listen)
-        )
-        async with supervise() as tasks:
-            tasks.eternal("readiness", upstream.poll())
-            tasks.eternal("load", repeat(proxy.report_load, name="load", interval_seconds=_REPORT_SECONDS))
-            if agent is not None:
-                tasks.eternal("agent", upstream.follow(agent))
-            await stop.wait()
-            await in_order(proxy.ending(agent))
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together")
+    if options.tls_client_ca is not None and options.tls_cert is None:
+        raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
 
 
 class _Proxy:
@@ -70,86 +75,123 @@ class _Proxy:
     def __init__(self, options: ProxyOptions, upstream: Upstream) -> None:
         self._options, self._upstream = options, upstream
         self._draining = False
+        self._began = time.monotonic()
+
+    async def run(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
+        options, upstream = self._options, self._upstream
+        agent = None
+        if options.agent is not None:
+            # Imported here: without an agent nobody pays for gRPC's own library.
+            from proxy.agent import UNLOAD_SECONDS, open_agent
+
+            agent = await stack.enter_async_context(
+                open_agent(
+                    options.agent, options.token_file, http=options.triton_http, grpc=options.triton_grpc
+                )
+            )
+        plane = await stack.enter_async_context(self._serving())
+        await stack.enter_async_context(self._admin(plane))
+        log.info(
+            "serving", extra=fields(model=options.model, http=options.http_listen, grpc=options.grpc_listen)
+        )
+        async with supervise() as tasks:
+            tasks.eternal("readiness", upstream.poll())
+            if agent is not None:
+                tasks.eternal("agent", agent.follow(upstream))
+            await stop.wait()
+            stages = self._ending(plane)
+            if agent is not None:
+                stages.append(Stage("unload", lambda: agent.unload(options.model), UNLOAD_SECONDS))
+            await in_order(stages)
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[DataPlane]:
+        if self._options.workers > 1:
+            async with Crew(self._options, self._upstream, self._not_ready) as crew:
+                yield crew
+            return
+        options = self._options
+        certificates = certificates_of(options)
+        server = Server(options, self._upstream, self._not_ready)
+        try:
+            await server.start(
+                http=options.http_listen,
+                grpc=options.grpc_listen,
+                certificates=certificates,
+            )
+            async with supervise() as tasks:
+                tasks.eternal("tick", server.tick())
+                tasks.eternal("watchers", server.tell_watchers())
+                if certificates is not None:
+                    tasks.eternal("certificates", follow_certificates(certificates))
+                yield server
+        finally:
+            await server.close()
+
+    def _admin(self, plane: DataPlane) -> AdminServer:
         registry = CollectorRegistry()
-        self._metrics = ProxyMetrics(registry)
-        self._meter = LoadMeter(time.monotonic, time.time)
-        self._load = LoadReport(0.0, 0.0, 0.0, time.time())
-        self._breaker = Breaker(
-            limit=options.container_concurrency, queue_depth=options.waiting_limit, meter=self._meter
-        )
-        self.rest = RestFront(
-            upstream,
-            self._breaker,
-            self._metrics,
-            max_json_bytes=options.max_json_bytes,
-            timeout_seconds=options.request_timeout,
-            not_ready=self._not_ready,
-        )
-        self.grpc = GrpcFront(
-            upstream,
-            self._breaker,
-            self._metrics,
-            timeout_seconds=options.request_timeout,
-            not_ready=self._not_ready,
-        )
-        self.admin = AdminServer(
-            options.admin_listen,
+        registry.register(ProxyCollector(plane.figures))
+        return AdminServer(
+            self._options.admin_listen,
             not_ready=self._not_ready,
             registry=registry,
-            routes=[("/stat", self._stat)],
+            routes=[("/stat", self._stat(plane.figures))],
         )
 
-    async def report_load(self) -> None:
-        """Close one second of the load meter."""
-        self._load = self._meter.report()
-        self._metrics.concurrency.set(self._load.average_concurrency)
-        self._metrics.rate.set(self._load.requests)
-        self._metrics.running.set(self._breaker.running)
-        self._metrics.waiting.set(self._breaker.waiting)
-        self._metrics.model_ready.set(self._upstream.is_ready)
-
-    def ending(self, agent: AgentConnection | None) -> list[Stage]:
+    def _ending(self, plane: DataPlane) -> list[Stage]:
         """The order in which the proxy ends."""
         options = self._options
         self._draining = True
         self._upstream.announce()
-        stages = [
-            Stage("serve on", lambda: asyncio.sleep(options.drain_delay), options.drain_delay + 1),
-            Stage("requests in flight", self._finish_requests, options.drain_timeout),
-        ]
-        if agent is not None:
-            stages.append(Stage("unload", lambda: unload(agent, options.model), UNLOAD_SECONDS))
-        return stages
 
-    async def _finish_requests(self) -> None:
-        """Take nothing new and wait, by our own count, for what is inside Triton or waits for it."""
-        await self.rest.stop_accepting()
-        stopping = self.grpc.stop_accepting(grace_seconds=self._options.drain_timeout)
-        await asyncio.gather(stopping, self._breaker.idle())
+        async def finish_requests() -> None:
+            await plane.stop_accepting()
+            await plane.idle()
+
+        return [
+            Stage("serve on", lambda: asyncio.sleep(options.drain_delay), options.drain_delay + 1),
+            Stage("requests in flight", finish_requests, options.drain_timeout),
+        ]
 
     def _not_ready(self) -> str | None:
         return "draining" if self._draining else self._upstream.not_ready
 
-    async def _stat(self, request: web.Request) -> web.Response:
+    def _stat(self, figures: Callable[[], Figures]) -> Handler:
         """The last second's load: Knative's Stat as protobuf if asked for, else JSON."""
-        load, pod = self._load, socket.gethostname()
-        if "application/protobuf" in request.headers.get("Accept", ""):
-            return web.Response(body=encode_stat(load, pod_name=pod), content_type="application/protobuf")
-        return web.json_response(
-            {
-                "podName": pod,
-                "averageConcurrentRequests": load.average_concurrency,
-                "requestCount": load.requests,
-                "processUptime": load.uptime_seconds,
-                "timestamp": int(load.timestamp),
-            }
-        )
+
+        async def answer(request: web.Request) -> web.Response:
+            now, pod = figures(), socket.gethostname()
+            load = LoadReport(
+                now.average_concurrency, now.requests_per_second, time.monotonic() - self._began, time.time()
+            )
+            if "application/protobuf" in request.headers.get("Accept", ""):
+                return web.Response(body=encode_stat(load, pod_name=pod), content_type="application/protobuf")
+            return web.json_response(
+                {
+                    "podName": pod,
+                    "averageConcurrentRequests": load.average_concurrency,
+                    "requestCount": load.requests,
+                    "processUptime": load.uptime_seconds,
+                    "timestamp": int(load.timestamp),
+                }
+            )
+
+        return answer
 
 
-@asynccontextmanager
-async def _agent(options: ProxyOptions) -> AsyncIterator[AgentConnection | None]:
-    if options.agent is None:
-        yield None
-        return
-    async with connect(options.agent, options.token_file) as agent:
-        yield agent
+def certificates_of(options: ProxyOptions) -> Certificates | None:
+    """Raises ConfigError."""
+    if options.tls_cert is None or options.tls_key is None:
+        return None
+    return Certificates(cert=options.tls_cert, key=options.tls_key, client_ca=options.tls_client_ca)
+
+
+async def follow_certificates(certificates: Certificates) -> None:
+    """Take renewed files for ever."""
+    while True:
+        await asyncio.sleep(_CERTIFICATE_SECONDS)
+        try:
+            if certificates.reload():
+                log.info("certificates renewed")
+        except ConfigError as error:
+            log.warning("certificates not renewed", extra=fields(error=error))

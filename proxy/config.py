@@ -39,9 +39,26 @@ class ProxyOptions(opt.CommonOptions):
     token_file: Path | None = opt.option(
         "the pod's projected token of audience berth-agent", default=None, parse=Path, metavar="FILE"
     )
+    # One process uses one core; a proxy that needs more than one serves a model that is hard to find.
+    workers: int = opt.option(
+        "processes that serve, with one limit and one report",
+        default=1,
+        parse=opt.integer(minimum=1, maximum=64),
+        metavar="N",
+    )
+    tls_cert: Path | None = opt.option(
+        "serve TLS with this certificate chain; read again when it changes",
+        default=None,
+        parse=Path,
+        metavar="FILE",
+    )
+    tls_key: Path | None = opt.option("its private key", default=None, parse=Path, metavar="FILE")
+    tls_client_ca: Path | None = opt.option(
+        "serve only clients with a certificate of this authority", default=None, parse=Path, metavar="FILE"
+    )
     # Large enough for any JSON a person writes; tensors of this size belong into the binary extension.
     max_json_bytes: int = opt.option(
-        "the largest JSON body, or JSON header of a binary body",
+        "the largest JSON body or JSON header of a binary body, and what a packed one may unpack to",
         default=16 * 1024**2,
         parse=opt.byte_count,
         metavar="QUANTITY",

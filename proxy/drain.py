@@ -9,16 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from berth.contract.ids import ModelName
-from berth.nodeagent.client import AgentConnection, AgentError
-from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
-from berth.v1 import node_agent_pb2 as pb
 
 log = logging.getLogger(__name__)
-
-UNLOAD_TRIES = 3
-UNLOAD_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +35,3 @@ async def in_order(stages: Sequence[Stage]) -> None:
             log.warning("drain: failed", extra=fields(stage=stage.name, error=repr(error)))
         else:
             log.info("drained", extra=fields(stage=stage.name))
-
-
-async def unload(agent: AgentConnection, model: ModelName) -> None:
-    """Tell the agent, a few times at most. If it is away it will see for itself that the pod is gone."""
-    backoff = Backoff(initial_seconds=0.3, cap_seconds=2.0)
-    for attempt in range(1, UNLOAD_TRIES + 1):
-        try:
-            answer = await agent.unload(model)
-        except AgentError as error:
-            log.warning("unload not taken", extra=fields(attempt=attempt, error=error))
-            if attempt < UNLOAD_TRIES:
-                await asyncio.sleep(backoff.next())
-            continue
-        log.info("unload", extra=fields(outcome=pb.UnloadResponse.Outcome.Name(answer.outcome)))
-        return

@@ -1,47 +1,195 @@
 """JSON from clients, checked before Triton reads it. Pure.
 
-Triton 2.51 dies of JSON nested about 200 000 deep and of a declared shape with a huge product, each
-in one request, whatever model it names; and it obeys shared-memory parameters. A body that two
-parsers could read differently (a key twice) is refused, because Triton's takes the first and ours
-the last.
+Triton 2.51 dies, in one request and whatever model it names, of JSON nested about 200 000 deep, of a
+declared shape with a huge product, and of values of another type than it expects (a number where a
+tensor should be); and it obeys shared-memory parameters. So a body must be what the inference
+protocol says, type by type (github.com/kserve/open-inference-protocol, inference_rest), and nothing
+in it may be read in two ways: of a key that stands twice, Triton takes the first and others the last.
 """
 
 import json
-from collections.abc import Iterable
-from typing import Any
+import re
+from functools import lru_cache
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from proxy.model_facts import NO_CLASSES, ModelFacts
 
 # No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions.
 MAX_DEPTH = 100
 MAX_DIMENSIONS = 64
 _SHARED_MEMORY = "shared_memory_"
 _TOO_DEEP = f"JSON is nested deeper than {MAX_DEPTH}"
+_SHAPE = re.compile(rb'"shape"\s*:\s*\[([0-9, \t\r\n]{0,200})\]')
+# Numbers that JSON does not have and Triton takes, and the strings in which they are only text.
+_NOT_FINITE = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\b(?:NaN|Infinity|Inf)\b')
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
+_Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Parameters = dict[str, bool | _Int | float | str]
+
+
+class _Tensor(Struct, gc=False):
+    """One of `inputs`. `data` is looked at apart."""
+
+    name: str
+    datatype: str
+    shape: Annotated[list[_Size], Meta(max_length=MAX_DIMENSIONS)]
+    parameters: _Parameters | UnsetType = UNSET
+    data: Raw | UnsetType = UNSET
+
+
+class _Output(Struct, gc=False):
+    """One of `outputs`."""
+
+    name: str
+    parameters: _Parameters | UnsetType = UNSET
+
+
+class _InferRequest(Struct, gc=False):
+    inputs: list[_Tensor]
+    outputs: list[_Output] | UnsetType = UNSET
+    parameters: _Parameters | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+
+
+_infer = msgspec.json.Decoder(_InferRequest)
+_generate = msgspec.json.Decoder(dict[str, Raw])
 
 
 class BadJson(Exception):
     """The body is refused; the message is for the client."""
 
 
-def check_infer(body: bytes, *, binary_bytes: int | None) -> None:
+def check_infer(body: bytes, facts: ModelFacts, *, binary_bytes: int = 0) -> None:
     """An inference request, or the JSON header of a binary one with that many bytes behind it."""
-    request = _parse(body)
-    _check_tensors(request.get("inputs"), "inputs", len(body) + (binary_bytes or 0))
-    outputs = request.get("outputs")
-    for index, tensor in enumerate(_tensors(outputs, "outputs")):
-        _check_parameters(tensor, f"outputs[{index}]")
-    _check_parameters(request, "request")
+    request = _decoded(_infer, body)
+    if b"classification" in body or b"\\u" in body:
+        _read_whole(body)  # of two shapes or parameters, Triton may take the other one
+        _check_classification(request, facts)
+    available = len(body) + binary_bytes
+    for index, tensor in enumerate(request.inputs):
+        if not isinstance(tensor.data, UnsetType):
+            _check_data(bytes(tensor.data), f"inputs[{index}].data")
+    if is_harmless(body, available):
+        return
+    _check_closely(request, body, available)
 
 
 def check_generate(body: bytes) -> None:
-    """A generate request: flat keys that name tensors."""
-    _check_parameters(_parse(body), "request")
+    """A generate request: flat keys that name tensors, and parameters."""
+    request = _decoded(_generate, body)
+    for key, value in request.items():
+        if key == "parameters":
+            _check_values(_decoded(_parameters, bytes(value)), "parameters")
+        else:
+            _check_data(bytes(value), key, may_be_scalar=True)
+    if not is_harmless(body, len(body)):
+        _read_whole(body)
+
+
+_parameters = msgspec.json.Decoder(_Parameters)
 
 
 def check_object(body: bytes) -> dict[str, Any]:
     """Any other JSON body; empty is an empty object."""
-    return _parse(body) if body else {}
+    return _read_whole(body) if body else {}
 
 
-def _parse(body: bytes) -> dict[str, Any]:
+def is_harmless(body: bytes, available_bytes: int) -> bool:
+    """Whether the bytes alone show that no reading of them can be dangerous.
+
+    So few brackets cannot nest deep; no key can begin with `shared_memory_` where neither the text
+    nor an escape that could spell it is there; and wherever a shape stands, its product is small.
+    False is no verdict: the JSON must be looked at closely.
+    """
+    if b"\\u" in body or b"shared_memory_" in body:
+        return False
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        return False
+    shapes = _SHAPE.findall(body)
+    return body.count(b"shape") == len(shapes) and all(_elements(s) <= available_bytes for s in shapes)
+
+
+@lru_cache(maxsize=1024)
+def _elements(shape: bytes) -> float:
+    """The product of a shape as it is written; infinite where it is not plain numbers."""
+    elements = 1
+    for size in shape.split(b",") if shape.strip() else ():
+        if not size.strip().isdigit():
+            return float("inf")
+        # A 0 makes the product 0, but the others may be multiplied before it.
+        elements *= max(1, int(size))
+    return elements
+
+
+def _decoded(decoder: Any, body: bytes) -> Any:
+    """Raises BadJson, in the words of msgspec: what was expected, what came, and where."""
+    try:
+        return decoder.decode(body)
+    except RecursionError:
+        raise BadJson(_TOO_DEEP) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        if b"NaN" in body or b"Inf" in body:
+            finite = _NOT_FINITE.sub(lambda m: m[0] if m[0].startswith(b'"') else b"0.0", body)
+            if finite != body:
+                return _decoded(decoder, finite)
+        if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+            _read_whole(body)  # tells of the depth, which is more of a help
+        raise BadJson(f"not a request of the inference protocol: {error}") from error
+
+
+def _check_data(data: bytes, where: str, *, may_be_scalar: bool = False) -> None:
+    """Arrays of arrays of numbers, strings and booleans; no objects, no null."""
+    if not data.startswith(b"[") and not (may_be_scalar and data[:1] not in (b"{", b"n")):
+        raise BadJson(f"{where} must be an array")
+    if b"{" in data or b"null" in data:
+        plain = _STRING.sub(b"", data)
+        if b"{" in plain or b"null" in plain:
+            raise BadJson(f"{where} must hold numbers, strings or booleans")
+
+
+def _check_classification(request: _InferRequest, facts: ModelFacts) -> None:
+    has_empty_input = any(0 in tensor.shape for tensor in request.inputs)
+    for output in () if isinstance(request.outputs, UnsetType) else request.outputs:
+        parameters = {} if isinstance(output.parameters, UnsetType) else output.parameters
+        if "classification" in parameters and (has_empty_input or not facts.has_classes(output.name)):
+            raise BadJson(NO_CLASSES)
+
+
+def _check_closely(request: _InferRequest, body: bytes, available: int) -> None:
+    """What the bytes alone did not show."""
+    _read_whole(body)
+    holders: list[tuple[str, Any]] = [("request", request)]
+    holders += [(f"inputs[{index}]", tensor) for index, tensor in enumerate(request.inputs)]
+    outputs = [] if isinstance(request.outputs, UnsetType) else request.outputs
+    holders += [(f"outputs[{index}]", tensor) for index, tensor in enumerate(outputs)]
+    for where, holder in holders:
+        if not isinstance(holder.parameters, UnsetType):
+            _check_values(holder.parameters, f"{where}.parameters")
+    for index, tensor in enumerate(request.inputs):
+        _check_shape(tensor.shape, f"inputs[{index}]", available)
+
+
+def _check_values(parameters: dict[str, Any], where: str) -> None:
+    if any(key.startswith(_SHARED_MEMORY) for key in parameters):
+        raise BadJson(f"{where}: shared memory is not available")
+
+
+def _check_shape(shape: list[int], where: str, available_bytes: int) -> None:
+    """Every element takes at least one byte of the request, so a shape can hold no more than it has bytes."""
+    elements = 1
+    for size in shape:
+        elements *= max(1, size)
+        if elements > available_bytes:
+            raise BadJson(f"{where}.shape declares more elements than the request can hold")
+
+
+def _read_whole(body: bytes) -> dict[str, Any]:
+    """An object without keys that stand twice, not deeper than may be. Raises BadJson."""
     try:
         # Decoded here: json.loads would also take UTF-16 and UTF-32, which Triton reads as something else.
         value = json.loads(body.decode(), object_pairs_hook=_unique)
@@ -66,7 +214,7 @@ def _check_depth(value: object) -> None:
         level = [child for node in level for child in _children(node) if isinstance(child, (dict, list))]
 
 
-def _children(node: object) -> Iterable[object]:
+def _children(node: object) -> Any:
     return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
@@ -75,41 +223,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("an object has one key twice")
     return found
-
-
-def _check_tensors(tensors: Any, what: str, available_bytes: int) -> None:
-    for index, tensor in enumerate(_tensors(tensors, what)):
-        where = f"{what}[{index}]"
-        _check_parameters(tensor, where)
-        _check_shape(tensor.get("shape"), where, available_bytes)
-
-
-def _tensors(tensors: Any, what: str) -> list[dict[str, Any]]:
-    if tensors is None:
-        return []
-    if not isinstance(tensors, list) or not all(isinstance(tensor, dict) for tensor in tensors):
-        raise BadJson(f"{what} must be a list of objects")
-    return tensors
-
-
-def _check_shape(shape: Any, where: str, available_bytes: int) -> None:
-    """Every element takes at least one byte of the request, so a shape can hold no more than it has bytes."""
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
-        raise BadJson(f"{where}.shape must be a list of at most {MAX_DIMENSIONS} numbers")
-    elements = 1
-    for size in shape:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise BadJson(f"{where}.shape holds something other than sizes")
-        elements *= size
-        if size and elements > available_bytes:
-            raise BadJson(f"{where}.shape declares more elements than the request can hold")
-
-
-def _check_parameters(holder: dict[str, Any], where: str) -> None:
-    parameters = holder.get("parameters")
-    if parameters is None:
-        return
-    if not isinstance(parameters, dict):
-        raise BadJson(f"{where}.parameters must be an object")
-    if any(key.startswith(_SHARED_MEMORY) for key in parameters):
-        raise BadJson(f"{where}.parameters: shared memory is not available")

@@ -1,7 +1,7 @@
 """How busy the model is: time-weighted average concurrency and arrivals, second by second.
 
 Knative's request_metric.go: a request counts from its arrival, queued time included, to its end; the
-average of a period is Σ concurrency x dt / Σ dt. Pure; the clock is injected.
+average of a period is Σ concurrency x dt / Σ dt. Pure; whoever calls tells the time.
 """
 
 import struct
@@ -20,36 +20,37 @@ class LoadReport:
 
 
 class LoadMeter:
-    """Counts requests in flight. `report()` closes a period and begins the next."""
+    """Counts requests in flight. `report()` closes a period and begins the next.
 
-    def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        self._clock, self._wall = clock, wall
-        self._began = self._period_start = self._last = clock()
+    `now` is seconds on one monotonic clock and never goes back.
+    """
+
+    def __init__(self, now: float, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self._began = self._period_start = self._last = now
         self._area = 0.0
         self._arrived = 0
         self.concurrency = 0
 
-    def enter(self) -> None:
-        self._advance()
+    def enter(self, now: float) -> None:
+        self._area += self.concurrency * (now - self._last)
+        self._last = now
         self.concurrency += 1
         self._arrived += 1
 
-    def leave(self) -> None:
-        self._advance()
+    def leave(self, now: float) -> None:
+        self._area += self.concurrency * (now - self._last)
+        self._last = now
         self.concurrency -= 1
 
-    def report(self) -> LoadReport:
-        self._advance()
+    def report(self, now: float) -> LoadReport:
+        self._area += self.concurrency * (now - self._last)
+        self._last = now
         seconds = self._last - self._period_start
         average = self._area / seconds if seconds > 0 else float(self.concurrency)
         rate = self._arrived / seconds if seconds > 0 else float(self._arrived)
         self._period_start, self._area, self._arrived = self._last, 0.0, 0
         return LoadReport(average, rate, self._last - self._began, self._wall())
-
-    def _advance(self) -> None:
-        now = self._clock()
-        self._area += self.concurrency * (now - self._last)
-        self._last = now
 
 
 def encode_stat(report: LoadReport, *, pod_name: str) -> bytes:

@@ -142,7 +142,7 @@ RPC_RULES: Mapping[str, Verdict] = {
     f"/{SERVICE}/ServerMetadata": Verdict.FILTER,
     f"/{SERVICE}/ModelMetadata": Verdict.ALLOW,
     f"/{SERVICE}/ModelInfer": Verdict.ALLOW,
-    f"/{SERVICE}/ModelStreamInfer": Verdict.DENY,
+    f"/{SERVICE}/ModelStreamInfer": Verdict.ALLOW,
     f"/{SERVICE}/ModelConfig": Verdict.ALLOW,
     # An empty name asks for every model; the name is filled in.
     f"/{SERVICE}/ModelStatistics": Verdict.ALLOW,

@@ -1,336 +1,59 @@
-"""The REST front end: one model's door, on aiohttp.
+"""The REST front end: HTTP/1.1 from clients, request by request to the own model.
 
-The path to Triton is rebuilt from checked parts; the client's own path string never goes on. JSON is
-read whole within a bound and checked before a byte of it is sent; binary tensors stream through.
+JSON is held until it has been checked; the tensors behind it stream through unread, in both
+directions no faster than the slower side takes them. A head that has been read once is looked up.
 """
 
 import asyncio
-import io
 import json
 import logging
-import re
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import aiohttp
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from enum import Enum, auto
+from typing import cast
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.quantity import format_bytes
 from berth.runtime.logs import fields
-from berth.runtime.process import starting
-from proxy.bodies import TooLarge, read_whole
 from proxy.breaker import Breaker, QueueFull
-from proxy.headers import request_headers, response_headers
+from proxy.http1 import (
+    CONTINUE,
+    HEAD_BYTES,
+    HEAD_END,
+    HEADER_LENGTH,
+    BadRequest,
+    RequestChunks,
+    RequestHead,
+    ResponseHead,
+    read_request,
+    write_request,
+    write_response,
+)
 from proxy.json_guard import BadJson, check_generate, check_infer, check_object
-from proxy.metrics import ProxyMetrics
-from proxy.policy import HIDDEN_EXTENSIONS, RestDecision, Route, Verdict, decide_rest, hidden_rest, is_own
+from proxy.listener import Listener
+from proxy.metrics import Traffic
+from proxy.policy import HIDDEN_EXTENSIONS, Route, Verdict, hidden_rest, is_own
+from proxy.rest_upstream import UpstreamHttp, UpstreamPool
+from proxy.tcp import keep_alive
 from proxy.upstream import Access, NotServed, Upstream
 
 log = logging.getLogger(__name__)
 
-_HEADER_LENGTH = "Inference-Header-Content-Length"
-_RETRY_AFTER_SECONDS = "1"
-_CHUNK_BYTES = 256 * 1024
-_SMALL_ANSWER_BYTES = 4 * 1024 * 1024
+_RETRY = {"Retry-After": "1"}
+_HEAD_SECONDS, _IDLE_SECONDS, _LINGER_SECONDS = 10.0, 300.0, 2.0
+# What a client may have sent ahead while its last request is still under way.
+_PIPELINE_BYTES = 256 * 1024
+# A body that nobody wants is read to its end up to this size, to keep the connection.
+_SWALLOW_BYTES = 64 * 1024
+_WRITE_HIGH = 256 * 1024
+_CACHED_HEADS, _CACHED_HEAD_BYTES = 1024, 4096
 _COUNTED = frozenset({Route.INFER, Route.GENERATE, Route.GENERATE_STREAM})
-_LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 # nginx's code for a client that did not wait for its answer.
-_CLIENT_LEFT = 499
-
-
-class _Refused(Exception):
-    """An answer of our own."""
-
-    def __init__(self, status: int, message: str, **headers: str) -> None:
-        super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers
-
-
-# What a client is told; anything else is a defect and answered 500.
-_TOLD = (_Refused, BadJson, QueueFull, NotServed, TimeoutError, aiohttp.ClientError)
-
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """What goes to Triton: checked bytes, and whatever streams behind them."""
-
-    data: Any
-    length: int | None = None
-
-
-class RestFront:
-    """Serves REST clients."""
-
-    def __init__(
-        self,
-        upstream: Upstream,
-        breaker: Breaker,
-        metrics: ProxyMetrics,
-        *,
-        max_json_bytes: int,
-        timeout_seconds: float,
-        not_ready: Callable[[], str | None],
-    ) -> None:
-        self._upstream, self._breaker, self._metrics = upstream, breaker, metrics
-        self._max_json, self._timeout, self._not_ready = max_json_bytes, timeout_seconds, not_ready
-        application = web.Application(handler_args={"auto_decompress": False})
-        application.router.add_route("*", "/{anything:.*}", self._serve)
-        application.on_response_prepare.append(self._before_head)
-        self._runner = web.AppRunner(
-            application,
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=1.0,
-            logger=_server_log(),
-        )
-        self._site: web.TCPSite | None = None
-        self._stopping = False
-        # Connections with a request in progress, each with its answer once that has begun.
-        self._busy: dict[web.RequestHandler, web.StreamResponse | None] = {}
-
-    async def start(self, listen: Endpoint) -> None:
-        """Raises CannotStart when the port is taken."""
-        await self._runner.setup()
-        self._site = web.TCPSite(self._runner, listen.host, listen.port)
-        with starting("--http-listen", listen):
-            await self._site.start()
-
-    @property
-    def port(self) -> int:
-        port: int = self._runner.addresses[0][1]
-        return port
-
-    async def stop_accepting(self) -> None:
-        """Close the port and the idle connections; each of the others closes after its answer."""
-        self._stopping = True
-        if self._site is not None:
-            await self._site.stop()
-        for connection in self._runner.server.connections if self._runner.server is not None else ():
-            if connection not in self._busy:
-                connection.force_close()
-
-    async def close(self) -> None:
-        await self._runner.cleanup()
-
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
-        began, status = time.monotonic(), _CLIENT_LEFT
-        self._busy[request.protocol] = None
-        # The raw target: aiohttp's own path is decoded, and what is decoded is no longer what was asked.
-        decision = decide_rest(request.method, request.raw_path.partition("?")[0])
-        try:
-            response = await self._decided(request, decision)
-            status = response.status
-            return response
-        except _TOLD as error:
-            refusal = _refusal(error)
-            status = _CLIENT_LEFT if _is_gone(request) else refusal.status
-            return self._broken_off(request, error) or refusal
-        finally:
-            del self._busy[request.protocol]
-            self._metrics.answered("rest", str(status), time.monotonic() - began)
-
-    async def _before_head(self, request: web.Request, response: web.StreamResponse) -> None:
-        if request.protocol in self._busy:
-            self._busy[request.protocol] = response
-        if self._stopping:
-            response.force_close()
-            response.headers["Connection"] = "close"
-
-    def _broken_off(self, request: web.Request, error: Exception) -> web.StreamResponse | None:
-        """The answer that had begun, cut off: a second head would be read as a part of its body."""
-        begun = self._busy[request.protocol]
-        if begun is not None:
-            log.info("answer broke off", extra=fields(reason=repr(error)))
-            if request.transport is not None:
-                request.transport.abort()
-        return begun
-
-    async def _decided(self, request: web.Request, decision: RestDecision) -> web.StreamResponse:
-        match decision.verdict:
-            case Verdict.LOCAL:
-                return await self._local(request, decision)
-            case Verdict.FILTER:
-                return await self._filtered(decision)
-            case Verdict.BLOCK:
-                raise _Refused(403, "this route reaches beyond the model; the proxy does not offer it")
-            case Verdict.ALLOW:
-                return await self._allowed(request, decision)
-        if decision.allowed_methods:
-            raise _Refused(405, "Method Not Allowed", Allow=", ".join(decision.allowed_methods))
-        raise _Refused(404, "Not Found")
-
-    async def _local(self, request: web.Request, decision: RestDecision) -> web.Response:
-        if decision.route is Route.LIVE:
-            return web.Response()
-        if decision.route is Route.READY:
-            return web.Response() if self._not_ready() is None else web.Response(status=400)
-        wanted = check_object(await self._read(request, self._max_json))
-        return web.json_response(await self._index(only_ready=wanted.get("ready") is True))
-
-    async def _index(self, *, only_ready: bool) -> list[dict[str, str]]:
-        """The own model's rows, in the words of Triton's index."""
-        name = str(self._upstream.model)
-        if self._upstream.is_ready:
-            versions = await self._upstream.versions()
-            return [{"name": name, "version": version, "state": "READY"} for version in versions]
-        return [] if only_ready else [{"name": name, "state": "UNAVAILABLE", "reason": "not ready"}]
-
-    async def _filtered(self, decision: RestDecision) -> web.Response:
-        if decision.route is Route.ALL_STATS:
-            status, data = await self._fetch(f"/v2/models/{self._upstream.model}/stats")
-            return web.json_response(data, status=status)
-        status, data = await self._fetch("/v2")
-        if isinstance(data, dict) and isinstance(data.get("extensions"), list):
-            data["extensions"] = [e for e in data["extensions"] if e not in HIDDEN_EXTENSIONS]
-        return web.json_response(data, status=status)
-
-    async def _fetch(self, path: str) -> tuple[int, Any]:
-        """A small JSON answer of Triton's."""
-        access = self._upstream.require()
-        timeout = aiohttp.ClientTimeout(total=min(self._timeout, 10.0))
-        session = self._upstream.session
-        async with session.get(_url(access, path), headers=access.http_headers, timeout=timeout) as answer:
-            try:
-                text = await read_whole(answer.content, limit_bytes=_SMALL_ANSWER_BYTES)
-                return answer.status, json.loads(text)
-            except (TooLarge, ValueError) as error:
-                raise aiohttp.ClientPayloadError("not JSON") from error
-
-    async def _allowed(self, request: web.Request, decision: RestDecision) -> web.StreamResponse:
-        if not is_own(decision.model, self._upstream.model):
-            status, message = hidden_rest(decision.route, decision.model)
-            raise _Refused(status, message)
-        if decision.route is Route.MODEL_READY and self._not_ready() is not None:
-            status, message = hidden_rest(decision.route, decision.model)
-            raise _Refused(status, message)
-        async with asyncio.timeout(self._timeout):
-            if decision.route not in _COUNTED:
-                return await self._forward(request, decision)
-            async with self._breaker.slot():
-                return await self._forward(request, decision)
-
-    async def _forward(self, request: web.Request, decision: RestDecision) -> web.StreamResponse:
-        access = self._upstream.require()
-        body = await self._checked_body(request, decision.route) if request.method == "POST" else _Body(None)
-        headers = request_headers(list(request.headers.items()), access.http_headers)
-        if body.length is not None:
-            headers.append(("Content-Length", str(body.length)))
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-        async with self._upstream.session.request(
-            request.method,
-            _url(access, _path(decision, self._upstream.model)),
-            headers=headers,
-            data=body.data,
-            timeout=timeout,
-            allow_redirects=False,
-            skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
-        ) as answer:
-            return await _relay(request, answer)
-
-    async def _checked_body(self, request: web.Request, route: Route | None) -> _Body:
-        for encoding in request.headers.getall("Content-Encoding", []):
-            if encoding.strip().lower() not in ("", "identity"):
-                raise _Refused(415, f"Content-Encoding {encoding} is not accepted; send the body as it is")
-        if len(request.headers.getall("Content-Length", [])) > 1:
-            raise _Refused(400, "more than one Content-Length")
-        lengths = request.headers.getall(_HEADER_LENGTH, [])
-        if lengths:
-            return await self._binary_body(request, route, lengths)
-        data = await self._read(request, self._max_json)
-        if route is Route.INFER:
-            check_infer(data, binary_bytes=None)
-        else:
-            check_generate(data)
-        # A file-like body: aiohttp sends large bytes in one step, which holds up everybody else.
-        return _Body(io.BytesIO(data), len(data))
-
-    async def _binary_body(self, request: web.Request, route: Route | None, lengths: list[str]) -> _Body:
-        """The JSON header is checked; the tensors behind it go on unread."""
-        total = request.content_length
-        if route is not Route.INFER or total is None:
-            raise _Refused(
-                411 if total is None else 400, f"{_HEADER_LENGTH} needs infer and a Content-Length"
-            )
-        text = lengths[0].strip()
-        if len(lengths) > 1 or not _LENGTH.fullmatch(text) or int(text) > total:
-            raise _Refused(400, f"{_HEADER_LENGTH} must be one number, not above Content-Length")
-        size = int(text)
-        if size > self._max_json:
-            raise self._too_large()
-        try:
-            header = await request.content.readexactly(size)
-        except asyncio.IncompleteReadError as error:
-            raise _Refused(400, "the body ended early") from error
-        check_infer(header, binary_bytes=total - size)
-        return _Body(_chunks(header, request.content), total)
-
-    async def _read(self, request: web.Request, limit: int) -> bytes:
-        if request.content_length is not None and request.content_length > limit:
-            raise self._too_large()
-        try:
-            return await read_whole(request.content, limit_bytes=limit)
-        except TooLarge as error:
-            raise self._too_large() from error
-
-    def _too_large(self) -> _Refused:
-        return _Refused(
-            413,
-            f"JSON is taken up to {format_bytes(self._max_json)}; send large tensors with the binary extension "
-            f"({_HEADER_LENGTH})",
-        )
-
-
-async def _relay(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    """Pass an answer on as it comes, so that events of a stream are not held up."""
-    response = web.StreamResponse(status=answer.status, reason=answer.reason)
-    for name, value in response_headers(answer.headers.items()):
-        response.headers.add(name, value)
-    response.content_length = answer.content_length
-    await response.prepare(request)
-    async for chunk in answer.content.iter_any():
-        await response.write(chunk)
-    with suppress(ConnectionResetError):
-        await response.write_eof()
-    return response
-
-
-async def _chunks(first: bytes, rest: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    yield first
-    async for chunk in rest.iter_chunked(_CHUNK_BYTES):
-        yield chunk
-
-
-def _refusal(error: Exception) -> web.Response:
-    """What a client is told of it, in Triton's form of an error."""
-    match error:
-        case _Refused():
-            return _error(error.status, error.message, **error.headers)
-        case BadJson():
-            return _error(400, str(error))
-        case QueueFull() | NotServed():
-            return _try_again(str(error))
-        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
-            return _try_again("Triton cannot be reached")
-        case TimeoutError():
-            return _error(504, "request timeout")
-        case _:
-            return _error(502, f"Triton broke off: {type(error).__name__}")
-
-
-def _is_gone(request: web.Request) -> bool:
-    return request.transport is None or request.transport.is_closing()
-
-
-def _path(decision: RestDecision, model: str) -> str:
-    version = f"/versions/{decision.version}" if decision.version else ""
-    return f"/v2/models/{model}{version}{_SUFFIXES[decision.route]}"
-
-
+_CLIENT_LEFT = "499"
+_ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _SUFFIXES: dict[Route | None, str] = {
     Route.MODEL: "",
     Route.MODEL_READY: "/ready",
@@ -342,26 +65,774 @@ _SUFFIXES: dict[Route | None, str] = {
 }
 
 
-def _url(access: Access, path: str) -> str:
-    return f"http://{access.http}{path}"
+class _State(Enum):
+    HEAD = auto()  # between requests, or in the middle of a head
+    HOLD = auto()  # the part of a body that must be checked is coming
+    WAIT = auto()  # for a slot, or for Triton's connection
+    STREAM = auto()  # the rest of the body is passed on
+    ANSWER = auto()  # the request is complete, its answer is not
+    SWALLOW = auto()  # it has been answered; the rest of its body goes nowhere
+    LINGER = auto()  # the last answer has been written; only the client's end is waited for
+    ENDED = auto()
 
 
-def _error(status: int, message: str, **headers: str) -> web.Response:
-    """Triton's form of an error."""
-    return web.json_response({"error": message}, status=status, headers=headers)
+class _Refused(Exception):
+    """An answer of our own."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers or {}
 
 
-def _try_again(message: str) -> web.Response:
-    return _error(503, message, **{"Retry-After": _RETRY_AFTER_SECONDS})
+@dataclass(frozen=True, slots=True)
+class _Usual:
+    """What was decided about a head: a whole JSON of this length follows, and Triton gets this head."""
+
+    head: RequestHead
+    length: int
+    request: bytes
+    is_infer: bool
 
 
-def _server_log() -> logging.Logger:
-    """aiohttp's own log without what clients can fill it with: a traceback for each malformed request."""
-    logger = logging.getLogger(f"{__name__}.server")
-    logger.addFilter(_is_not_the_clients_fault)
-    return logger
+class RestConnection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, front: "RestFront") -> None:
+        self._front = front
+        self._transport: asyncio.Transport | None = None
+        self._state = _State.HEAD
+        # What has come and cannot be looked at yet.
+        self._input = b""
+        self._since = time.monotonic()
+        self._head: RequestHead | None = None
+        self._raw = b""
+        self._held: list[bytes] = []
+        self._hold_left = 0
+        self._body_left = 0
+        self._chunks: RequestChunks | None = None
+        self._request = b""
+        self._upstream: UpstreamHttp | None = None
+        self._has_slot = self._waits = self._closes = False
+        self._begun: ResponseHead | None = None
+        self._deadline = 0.0
+        self._writable, self._paused = True, False
+        self._task: asyncio.Task[None] | None = None
+
+    # The transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        keep_alive(transport)
+        if not self._front.connected(self):
+            self._transport.abort()
+            self._state = _State.ENDED
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        was, self._state = self._state, _State.ENDED
+        self._input = b""
+        self._held.clear()
+        if self._task is not None:
+            self._task.cancel()
+        if was not in (_State.HEAD, _State.SWALLOW, _State.LINGER, _State.ENDED):
+            self._client_left()
+        self._front.disconnected(self)
+
+    def eof_received(self) -> bool:
+        # A client that has said all it wants to may still wait for its answer.
+        return self._state in (_State.WAIT, _State.ANSWER)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        if self._upstream is not None and self._upstream.transport is not None:
+            self._upstream.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        if self._upstream is not None and self._upstream.transport is not None:
+            self._upstream.transport.resume_reading()
+
+    def upstream_writable(self, writable: bool) -> None:
+        if self._state is _State.STREAM:
+            self._resume() if writable else self._pause()
+
+    def _pause(self) -> None:
+        if self._transport is not None and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._transport is not None and self._paused and self._state is not _State.ENDED:
+            self._paused = False
+            self._transport.resume_reading()
+
+    # What a client sends.
+
+    def data_received(self, data: bytes) -> None:
+        if self._input:
+            data = self._input + data
+            self._input = b""
+        elif self._state is _State.HEAD and self._take_usual(data):
+            return
+        try:
+            self._take(data)
+        except BadRequest as error:
+            self._closes = True
+            if self._state is _State.SWALLOW:  # it has had its answer
+                self._linger()
+            else:
+                self._answer_error(error.status, str(error))
+
+    def _take_usual(self, data: bytes) -> bool:
+        """A request whose head has been seen before, with its whole JSON, for a Triton that waits.
+
+        What this does is what the steps below would. False, with nothing done, for anything else.
+        """
+        front = self._front
+        end = data.find(HEAD_END) + len(HEAD_END)
+        usual = front.usual.get(data[:end])
+        if usual is None or len(data) - end != usual.length or front.upstream.access is not front.heads_for:
+            return False
+        body = data[end:]
+        if front.is_draining or not front.pool.has_idle:
+            return False
+        try:
+            if usual.is_infer:
+                check_infer(body, front.upstream.facts)
+            else:
+                check_generate(body)
+        except BadJson:
+            return False  # to be told of below
+        now = time.monotonic()
+        if not front.breaker.enter_at_once(now):
+            return False
+        self._head, self._begun, self._closes = usual.head, None, False
+        self._since, self._deadline = now, now + front.timeout_seconds
+        self._has_slot, self._state = True, _State.ANSWER
+        front.traffic.received_bytes += usual.length
+        upstream = self._upstream = front.pool.take_idle(self)
+        upstream.request_done = True
+        if not self._writable and upstream.transport is not None:
+            upstream.transport.pause_reading()
+        upstream.write(usual.request + body)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        while data:
+            state = self._state
+            if state is _State.HEAD:
+                data = self._take_head(data)
+            elif state is _State.HOLD:
+                data = self._take_held(data)
+            elif state is _State.STREAM:
+                data = self._take_streamed(data)
+            elif state is _State.SWALLOW:
+                data = self._take_unwanted(data)
+            elif state in (_State.LINGER, _State.ENDED):
+                return
+            else:
+                self._keep(data)
+                return
+
+    def _keep(self, data: bytes) -> None:
+        """For later: a body that waits for its slot, or the next request."""
+        self._input = data
+        if len(data) > _PIPELINE_BYTES:
+            self._pause()
+
+    def _take_head(self, data: bytes) -> bytes:
+        if data.startswith(b"\r\n"):  # RFC 9112, 2.2
+            data = data[2:]
+        end = data.find(HEAD_END) + len(HEAD_END)
+        if end < len(HEAD_END):
+            if len(data) > HEAD_BYTES:
+                raise BadRequest(f"a head of more than {HEAD_BYTES} bytes", 431)
+            if not self._input:
+                self._since = time.monotonic()
+            self._input = data
+            return b""
+        raw = self._raw = data[:end]
+        head = self._front.heads.get(raw)
+        if head is None:
+            head = read_request(raw)
+            self._front.remember(raw, head)
+        self._begin(head)
+        return data[end:]
+
+    def _begin(self, head: RequestHead) -> None:
+        self._head, self._begun = head, None
+        self._since = now = time.monotonic()
+        self._deadline = now + self._front.timeout_seconds
+        self._closes = not head.keeps_alive or self._front.is_draining
+        self._body_left = head.length or 0
+        self._chunks = RequestChunks() if head.is_chunked else None
+        try:
+            self._hold_left = self._bytes_to_hold(head)
+        except _Refused as refusal:
+            self._refuse(refusal)
+            return
+        if head.expects_continue and (self._body_left or self._chunks) and self._transport is not None:
+            self._transport.write(CONTINUE)
+        self._state = _State.HOLD
+        if not self._hold_left and self._chunks is None:
+            self._held_all()
+
+    def _bytes_to_hold(self, head: RequestHead) -> int:
+        """How much of the body is to be checked before any of it goes on. Raises _Refused."""
+        front, decision = self._front, head.decision
+        route = decision.route
+        self._front.require_route(head)
+        length = head.length or 0
+        if head.encoding not in ("identity", *_ENCODINGS):
+            raise _Refused(415, f"Content-Encoding {head.encoding!r}; gzip and deflate are taken")
+        if head.header_length is None or head.is_chunked or head.encoding != "identity":
+            if length > front.max_json_bytes:
+                raise self._too_large()
+            return length
+        if route is not Route.INFER:
+            raise _Refused(400, f"{HEADER_LENGTH} belongs to infer")
+        if head.header_length > length:
+            raise _Refused(400, f"{HEADER_LENGTH} is above Content-Length")
+        if head.header_length > front.max_json_bytes:
+            raise self._too_large()
+        return head.header_length
+
+    def _take_held(self, data: bytes) -> bytes:
+        if self._chunks is not None:
+            return self._take_chunks(data)
+        piece, rest = (
+            (data, b"")
+            if len(data) <= self._hold_left
+            else (data[: self._hold_left], data[self._hold_left :])
+        )
+        self._held.append(piece)
+        self._hold_left -= len(piece)
+        self._body_left -= len(piece)
+        self._front.traffic.received_bytes += len(piece)
+        if not self._hold_left:
+            self._held_all()
+        return rest
+
+    def _take_chunks(self, data: bytes) -> bytes:
+        assert self._chunks is not None
+        body, size = self._chunks.feed(data)
+        self._hold_left += len(body)
+        self._front.traffic.received_bytes += len(body)
+        if self._hold_left > self._front.max_json_bytes:
+            self._closes = True
+            self._refuse(self._too_large())
+            return b""
+        self._held.append(body)
+        if self._chunks.is_done:
+            self._chunks = None
+            self._held_all()
+        return data[size:]
+
+    def _take_streamed(self, data: bytes) -> bytes:
+        assert self._upstream is not None
+        piece, rest = (
+            (data, b"")
+            if len(data) <= self._body_left
+            else (data[: self._body_left], data[self._body_left :])
+        )
+        self._body_left -= len(piece)
+        self._front.traffic.received_bytes += len(piece)
+        if not self._body_left:
+            self._state = _State.ANSWER
+            self._upstream.request_done = True
+        self._upstream.write(piece)
+        return rest
+
+    def _take_unwanted(self, data: bytes) -> bytes:
+        if self._chunks is not None:
+            _, size = self._chunks.feed(data)
+            if self._chunks.is_done:
+                self._chunks = None
+        else:
+            size = min(len(data), self._body_left)
+            self._body_left -= size
+        if self._chunks is None and not self._body_left:
+            self._next_request()
+        return data[size:]
+
+    # From a checked request to Triton.
+
+    def _held_all(self) -> None:
+        """What had to be held is there."""
+        head, self._state = self._head, _State.WAIT
+        assert head is not None
+        held = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+        self._held.clear()
+        try:
+            self._proceed(head, held)
+        except (BadJson, _Refused, QueueFull, NotServed) as error:
+            self._refuse(_refusal(error))
+
+    def _proceed(self, head: RequestHead, held: bytes) -> None:
+        front, decision = self._front, head.decision
+        if decision.verdict is not Verdict.ALLOW:
+            self._answer_locally(head, held)
+            return
+        access = front.upstream.require()
+        body = self._checked(head, held)
+        length = len(body) + self._body_left if front.takes_body(decision.route) else None
+        request = front.request_head(head, access, length)
+        self._request = request + body
+        if self._raw and body is held and not self._body_left:
+            front.remember_usual(self._raw, head, request)
+        if decision.route in _COUNTED:
+            if not front.breaker.enter(self, time.monotonic()):
+                self._waits = True
+                return
+            self._has_slot = True
+        self._connect(access)
+
+    def _checked(self, head: RequestHead, held: bytes) -> bytes:
+        """The body, or the part of it that was held, as it goes on. Raises BadJson or _Refused."""
+        route, binary = head.decision.route, self._body_left
+        if not self._front.takes_body(route):
+            return b""
+        if head.encoding != "identity":
+            held = _inflated(held, head.encoding, self._front.max_json_bytes)
+        text = held
+        if head.header_length is not None and not binary and head.header_length < len(held):
+            text, binary = held[: head.header_length], len(held) - head.header_length
+        elif head.header_length is not None and head.header_length > len(held):
+            raise _Refused(400, f"{HEADER_LENGTH} is above the body's length")
+        if route is Route.INFER:
+            check_infer(text, self._front.upstream.facts, binary_bytes=binary)
+        else:
+            check_generate(text)
+        return held
+
+    def granted(self) -> None:
+        """The breaker's word: the slot is there."""
+        self._waits, self._has_slot = False, True
+        try:
+            self._connect(self._front.upstream.require())
+        except NotServed as error:
+            self._refuse(_refusal(error))
+
+    def _connect(self, access: Access) -> None:
+        upstream = self._front.pool.take(access.http, self)
+        if upstream is not None:
+            self.connected(upstream)
+
+    def connected(self, upstream: UpstreamHttp) -> None:
+        if self._state is not _State.WAIT:  # the client has gone, or was told that it took too long
+            upstream.abort()
+            return
+        self._upstream = upstream
+        request, self._request = self._request, b""
+        upstream.request_done = not self._body_left
+        self._state = _State.STREAM if self._body_left else _State.ANSWER
+        if not self._writable and upstream.transport is not None:
+            upstream.transport.pause_reading()
+        upstream.write(request)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Look at what has come meanwhile."""
+        data, self._input = self._input, b""
+        self._resume()
+        if data:
+            self.data_received(data)
+
+    # The answer.
+
+    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
+        self._begun = head
+        transport = self._transport
+        if transport is None or self._state is _State.ENDED:
+            return
+        request = self._head
+        assert request is not None
+        self._front.traffic.sent_bytes += len(body)
+        # Answered early: the rest of the request has no reader.
+        if self._state is _State.STREAM or self._front.is_draining:
+            self._closes = True
+        if raw is not None and not self._closes and not request.is_head:
+            transport.write(raw)
+            return
+        self._closes = self._closes or not head.keeps_alive
+        start = head.whole(closes=self._closes, chunked=request.is_http11)
+        transport.write(start if request.is_head else start + body)
+
+    def response_data(self, data: bytes) -> None:
+        if self._state is _State.ENDED or self._transport is None:
+            return
+        assert self._head is not None
+        if self._head.decision.route is Route.GENERATE_STREAM:
+            self._deadline = time.monotonic() + self._front.timeout_seconds
+        if not self._head.is_head:
+            self._front.traffic.sent_bytes += len(data)
+            self._transport.write(data)
+
+    def response_ended(self) -> None:
+        upstream, self._upstream = self._upstream, None
+        if not self._writable and upstream is not None and upstream.transport is not None:
+            upstream.transport.resume_reading()
+        begun = self._begun
+        if self._state is _State.ENDED:
+            self._front.abandoned.discard(self)
+            self._finish(_CLIENT_LEFT)
+            return
+        self._finish("502" if begun is None else begun.code)
+        self._after_answer()
+
+    def response_lost(self, reason: str) -> None:
+        self._upstream = None
+        if self._state is _State.ENDED:
+            self._front.abandoned.discard(self)
+            self._finish(_CLIENT_LEFT)
+        elif self._begun is None:
+            self._refuse(_Refused(503, reason, _RETRY))
+        else:
+            # A second head would be read as a part of the body: the client learns by the cut.
+            log.info("answer broke off", extra=fields(reason=reason))
+            self._cut("502")
+
+    def _cut(self, code: str) -> None:
+        self._detach()
+        self._finish(code)
+        self._state = _State.LINGER
+        self.abort()
+
+    def _after_answer(self) -> None:
+        """The answer has been written: go on with this connection, or not."""
+        if self._state is _State.ENDED:
+            return
+        if self._closes:
+            self._linger()
+        elif self._body_left or self._chunks is not None:
+            self._state = _State.SWALLOW
+            self._read_on()
+        else:
+            self._next_request()
+            self._read_on_if_any()
+
+    def _next_request(self) -> None:
+        self._state, self._head = _State.HEAD, None
+        self._since = time.monotonic()
+
+    def _read_on_if_any(self) -> None:
+        if self._input:
+            # Not from here: a client that pipelines a thousand requests must not nest a thousand calls.
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _linger(self) -> None:
+        """Close for writing, and read a little longer: a reset would take the answer away."""
+        self._state, self._since, self._input = _State.LINGER, time.monotonic(), b""
+        if self._transport is None:
+            return
+        unread = self._body_left or self._chunks is not None or self._head is None
+        if not unread or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        self._resume()
+
+    def _refuse(self, refusal: _Refused) -> None:
+        if self._body_left > _SWALLOW_BYTES or self._chunks is not None:
+            self._closes = True
+        self._answer_error(refusal.status, str(refusal), refusal.headers)
+
+    def _answer_error(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        """In Triton's form of an error."""
+        body = json.dumps({"error": message}, separators=(",", ":")).encode() if message else b""
+        self._answer(status, body, headers)
+
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Answer here, and release whatever the request holds."""
+        if self._state in (_State.ENDED, _State.LINGER):
+            return
+        self._detach()
+        if self._task is not None:
+            self._task.cancel()
+        self._held.clear()
+        self._request = b""
+        self._finish(str(status))
+        is_head = self._head is not None and self._head.is_head
+        head, body = write_response(status, body, headers=headers or {}, close=self._closes)
+        if self._transport is not None:
+            self._transport.write(head if is_head else head + body)
+        self._after_answer()
+
+    def _finish(self, code: str) -> None:
+        """Once for each request: count it and give its slot back."""
+        front, now = self._front, time.monotonic()
+        if self._waits:
+            self._waits = False
+            front.breaker.cancel(self, now)
+        if self._has_slot:
+            self._has_slot = False
+            front.breaker.leave(now)
+        front.traffic.answered(code, now - self._since)
+
+    def _detach(self) -> None:
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abort()
+
+    def _client_left(self) -> None:
+        """Triton cannot be told, and goes on computing: the slot is kept until it is done.
+
+        Not so for a request that is not complete, which Triton never begins, nor for a stream of
+        events, which ends with its connection.
+        """
+        upstream, head = self._upstream, self._head
+        streams = head is not None and head.decision.route is Route.GENERATE_STREAM
+        if upstream is not None and upstream.request_done and self._has_slot and not streams:
+            if upstream.transport is not None:
+                upstream.transport.resume_reading()
+            self._front.abandoned.add(self)
+            return
+        self._detach()
+        self._finish(_CLIENT_LEFT)
+
+    # Answers of our own.
+
+    def _answer_locally(self, head: RequestHead, held: bytes) -> None:
+        front, route = self._front, head.decision.route
+        if route is Route.LIVE:
+            self._answer(200, b"")
+        elif route is Route.READY:
+            self._answer(200 if front.not_ready() is None else 400, b"")
+        else:
+            if route is Route.INDEX:
+                if head.encoding != "identity":
+                    held = _inflated(held, head.encoding, front.max_json_bytes)
+                only_ready = check_object(held).get("ready") is True
+                work = front.index(only_ready=only_ready)
+            elif route is Route.ALL_STATS:
+                work = front.own_statistics()
+            else:
+                work = front.server_metadata()
+            self._task = asyncio.create_task(self._answer_later(work))
+
+    async def _answer_later(self, work: Awaitable[tuple[int, bytes]]) -> None:
+        refusal, status, body = None, 0, b""
+        try:
+            status, body = await work
+        except NotServed as error:
+            refusal = _refusal(error)
+        except Exception as error:
+            log.error("a request broke", exc_info=error)
+            refusal = _Refused(500, "the proxy failed")
+        self._task = None
+        if self._state is not _State.WAIT:
+            return  # it took too long, and its client was told so
+        if refusal is not None:
+            self._refuse(refusal)
+        else:
+            self._answer(status, body)
+
+    def tick(self, now: float) -> None:
+        """Called every second: what has waited too long ends."""
+        state = self._state
+        if state is _State.HEAD:
+            if self._input and now - self._since > _HEAD_SECONDS:
+                self._closes = True
+                self._answer_error(408, "the head did not come")
+            elif not self._input and (now - self._since > _IDLE_SECONDS or self._front.is_draining):
+                self.abort()
+        elif state is _State.LINGER:
+            if now - self._since > _LINGER_SECONDS:
+                self.abort()
+        elif now > self._deadline:
+            self._too_late()
+
+    def _too_late(self) -> None:
+        if self._state is _State.ENDED:  # an abandoned request: Triton has had its time
+            self._detach()
+            self._front.abandoned.discard(self)
+            self._finish(_CLIENT_LEFT)
+        elif self._state is _State.SWALLOW:
+            self.abort()
+        elif self._begun is not None:
+            self._cut("504")
+        else:
+            self._closes = True
+            self._answer_error(504, "request timeout")
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a chunked answer can go to this client as it is."""
+        return self._head is None or self._head.is_http11
+
+    @property
+    def is_idle(self) -> bool:
+        return self._state is _State.HEAD and not self._input
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _too_large(self) -> _Refused:
+        return _Refused(
+            413,
+            f"JSON, and whatever comes packed or in chunks, is taken up to "
+            f"{format_bytes(self._front.max_json_bytes)}; send large tensors with the binary extension "
+            f"({HEADER_LENGTH} and Content-Length)",
+        )
 
 
-def _is_not_the_clients_fault(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError | ConnectionError)
+class RestFront:
+    """Serves REST clients. What all its connections share."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        breaker: Breaker,
+        traffic: Traffic,
+        *,
+        max_json_bytes: int,
+        timeout_seconds: float,
+        not_ready: Callable[[], str | None],
+    ) -> None:
+        self.upstream, self.breaker, self.traffic = upstream, breaker, traffic
+        self.max_json_bytes, self.timeout_seconds, self.not_ready = max_json_bytes, timeout_seconds, not_ready
+        self.pool = UpstreamPool()
+        self.is_draining = False
+        self.heads: dict[bytes, RequestHead] = {}
+        # Requests whose clients have gone while Triton works on them.
+        self.abandoned: set[RestConnection] = set()
+        # Heads whose requests go on as they came, good for one way of reaching Triton.
+        self.usual: dict[bytes, _Usual] = {}
+        self.heads_for: Access | None = None
+        self._connections: set[RestConnection] = set()
+        self._listener = Listener(lambda: RestConnection(self), what="--http-listen")
+
+    async def start(
+        self, listen: Endpoint, *, tls: ssl.SSLContext | None = None, share_port: bool = False
+    ) -> None:
+        """Raises CannotStart when the port is taken."""
+        await self._listener.start(listen, tls=tls, share_port=share_port)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    async def stop_accepting(self) -> None:
+        """Close the port and the idle connections; each of the others closes after its answer."""
+        self.is_draining = True
+        await self._listener.stop()
+        for connection in list(self._connections):
+            if connection.is_idle:
+                connection.abort()
+
+    async def close(self) -> None:
+        await self._listener.stop()
+        for connection in list(self._connections):
+            connection.abort()
+        await self.pool.close()
+
+    def tick(self, now: float) -> None:
+        """Called every second."""
+        for connection in [*self._connections, *self.abandoned]:
+            connection.tick(now)
+
+    def connected(self, connection: RestConnection) -> bool:
+        if not self._listener.admits(len(self._connections)):
+            return False
+        self._connections.add(connection)
+        self.traffic.connections = len(self._connections)
+        return True
+
+    def disconnected(self, connection: RestConnection) -> None:
+        self._connections.discard(connection)
+        self.traffic.connections = len(self._connections)
+
+    def remember(self, raw: bytes, head: RequestHead) -> None:
+        if len(raw) > _CACHED_HEAD_BYTES:
+            return
+        if len(self.heads) >= _CACHED_HEADS:
+            self.heads.clear()
+            self.usual.clear()
+        self.heads[raw] = head
+
+    def remember_usual(self, raw: bytes, head: RequestHead, request: bytes) -> None:
+        """After a request of this head has passed every check of a head."""
+        plain = head.length is not None and head.encoding == "identity" and head.header_length is None
+        if raw in self.heads and plain and head.keeps_alive and not head.expects_continue:
+            assert head.length is not None
+            self.usual[raw] = _Usual(head, head.length, request, head.decision.route is Route.INFER)
+
+    def require_route(self, head: RequestHead) -> None:
+        """Raises _Refused where the policy does not offer the route."""
+        decision = head.decision
+        if decision.verdict is Verdict.BLOCK:
+            raise _Refused(403, "this route reaches beyond the model; the proxy does not offer it")
+        if decision.verdict is Verdict.DENY:
+            if decision.allowed_methods:
+                raise _Refused(405, "Method Not Allowed", {"Allow": ", ".join(decision.allowed_methods)})
+            raise _Refused(404, "Not Found")
+        if decision.verdict is not Verdict.ALLOW:
+            return
+        is_down = decision.route is Route.MODEL_READY and self.not_ready() is not None
+        if is_down or not is_own(decision.model, self.upstream.model):
+            raise _Refused(*hidden_rest(decision.route, decision.model))
+
+    @staticmethod
+    def takes_body(route: Route | None) -> bool:
+        return route in _COUNTED
+
+    def request_head(self, head: RequestHead, access: Access, length: int | None) -> bytes:
+        """The head for Triton."""
+        if access is not self.heads_for:
+            self.usual.clear()
+            self.heads_for = access
+            self.pool.aim(access.http)
+        decision = head.decision
+        version = f"/versions/{decision.version}" if decision.version else ""
+        return write_request(
+            "POST" if self.takes_body(decision.route) else "GET",
+            f"/v2/models/{self.upstream.model}{version}{_SUFFIXES[decision.route]}",
+            str(access.http),
+            head.fields,
+            access.http_headers,
+            length,
+        )
+
+    async def index(self, *, only_ready: bool) -> tuple[int, bytes]:
+        """The own model's rows, in the words of Triton's index."""
+        name = str(self.upstream.model)
+        if self.upstream.is_ready:
+            rows = [{"name": name, "version": v, "state": "READY"} for v in await self.upstream.versions()]
+        else:
+            rows = [] if only_ready else [{"name": name, "state": "UNAVAILABLE", "reason": "not ready"}]
+        return 200, json.dumps(rows).encode()
+
+    async def own_statistics(self) -> tuple[int, bytes]:
+        answer = await self.upstream.fetch(f"/v2/models/{self.upstream.model}/stats")
+        return answer.status, answer.body
+
+    async def server_metadata(self) -> tuple[int, bytes]:
+        """Without the extensions that clients cannot use here."""
+        answer = await self.upstream.fetch("/v2")
+        data = json.loads(answer.body)
+        if isinstance(data, dict) and isinstance(data.get("extensions"), list):
+            data["extensions"] = [e for e in data["extensions"] if e not in HIDDEN_EXTENSIONS]
+        return answer.status, json.dumps(data).encode()
+
+
+def _inflated(data: bytes, encoding: str, limit: int) -> bytes:
+    """Unpack within a bound. Raises _Refused."""
+    unpacker = zlib.decompressobj(_ENCODINGS[encoding])
+    try:
+        body = unpacker.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise _Refused(400, f"the body is not {encoding}: {error}") from error
+    if len(body) > limit:
+        raise _Refused(413, f"the body unpacks to more than {format_bytes(limit)}")
+    if not unpacker.eof or unpacker.unused_data:
+        raise _Refused(400, f"the body is not one whole {encoding} stream")
+    return body
+
+
+def _refusal(error: Exception) -> _Refused:
+    if isinstance(error, _Refused):
+        return error
+    if isinstance(error, BadJson):
+        return _Refused(400, str(error))
+    return _Refused(503, str(error), _RETRY)

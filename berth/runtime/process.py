@@ -28,7 +28,15 @@ O = TypeVar("O", bound=CommonOptions)  # noqa: E741
 Main = Callable[[O, asyncio.Event], Awaitable[None]]
 
 
-def run_process(process: str, summary: str, options: type[O], main: "Main[O]", argv: Sequence[str]) -> int:
+def run_process(
+    process: str,
+    summary: str,
+    options: type[O],
+    main: "Main[O]",
+    argv: Sequence[str],
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> int:
     """Run `main(options, stop)` until it returns; `stop` is set by SIGTERM or SIGINT.
 
     Returns the exit code of DESIGN section 3: 0 done, 1 crash, 2 bad configuration, 3 cannot start.
@@ -41,7 +49,8 @@ def run_process(process: str, summary: str, options: type[O], main: "Main[O]", a
     configure_logging(format=parsed.log_format, level=parsed.log_level)
     log.info("starting", extra=fields(process=process, options=_described(parsed)))
     try:
-        asyncio.run(_until_stopped(main, parsed))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(_until_stopped(main, parsed))
     except KeyboardInterrupt:
         return EXIT_CRASH
     except BaseException as error:  # the process boundary: every way to die gets its exit code

@@ -2,21 +2,21 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
 from proxy.breaker import Breaker
 from proxy.load import LoadMeter
-from proxy.metrics import ProxyMetrics
+from proxy.metrics import Traffic
 from proxy.rest import RestFront
-from proxy.upstream import open_upstream
+from proxy.upstream import Access, open_upstream
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
 METADATA = b"GET /v2/models/m HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -63,7 +63,7 @@ class Front:
     rest: RestFront
     triton: Scripted
     breaker: Breaker
-    registry: CollectorRegistry
+    traffic: Traffic
 
     async def ask(self, request: bytes) -> bytes:
         """Everything that comes until the connection ends, or falls silent."""
@@ -79,9 +79,8 @@ class Front:
         finally:
             writer.close()
 
-    def answered(self, code: str) -> float:
-        labels = {"protocol": "rest", "code": code}
-        return self.registry.get_sample_value("berth_proxy_requests_total", labels) or 0.0
+    def answered(self, code: str) -> int:
+        return self.traffic.codes[code]
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
@@ -93,25 +92,33 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 
 @pytest_asyncio.fixture
 async def front() -> AsyncIterator[Front]:
-    triton, registry = Scripted(), CollectorRegistry()
+    triton, traffic = Scripted(), Traffic()
     server = await asyncio.start_server(triton.serve, "127.0.0.1", 0)
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
-    loop = asyncio.get_running_loop()
-    breaker = Breaker(limit=1, queue_depth=1, meter=LoadMeter(loop.time, loop.time))
-    async with open_upstream(ModelName("m"), http=here, grpc_=here) as upstream:
+    breaker = Breaker(LoadMeter(time.monotonic(), time.time), limit=1, queue_depth=1)
+    async with open_upstream(ModelName("m")) as upstream:
+        upstream.access = Access(here, here)
         rest = RestFront(
             upstream,
             breaker,
-            ProxyMetrics(registry),
+            traffic,
             max_json_bytes=1024,
             timeout_seconds=0.5,
             not_ready=lambda: None,
         )
         await rest.start(Endpoint("127.0.0.1", 0))
-        yield Front(rest, triton, breaker, registry)
+        ticking = asyncio.create_task(tick(rest))
+        yield Front(rest, triton, breaker, traffic)
+        ticking.cancel()
         await rest.close()
     server.close()
     await triton.end()
+
+
+async def tick(rest: RestFront) -> None:
+    while True:
+        await asyncio.sleep(0.1)
+        rest.tick(time.monotonic())
 
 
 def once(body: bytes) -> bytes:
@@ -141,15 +148,14 @@ async def test_an_answer_that_breaks_off_is_never_finished_with_another(
 
 async def test_a_cut_before_the_answer_is_told(front: Front) -> None:
     front.triton.pieces = [None]
-    assert b"502 Bad Gateway" in await front.ask(once(METADATA))
+    answer = await front.ask(once(METADATA))
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"Triton broke off" in answer
 
 
 async def test_nobody_there_is_unavailable_and_worth_another_try(front: Front) -> None:
-    async with open_upstream(
-        ModelName("m"), http=Endpoint("127.0.0.1", 1), grpc_=Endpoint("127.0.0.1", 1)
-    ) as away:
-        front.rest._upstream = away
-        answer = await front.ask(once(METADATA))
+    front.rest.upstream.access = Access(Endpoint("127.0.0.1", 1), Endpoint("127.0.0.1", 1))
+    answer = await front.ask(once(METADATA))
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"Retry-After: 1" in answer
 

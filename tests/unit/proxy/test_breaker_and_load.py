@@ -1,165 +1,166 @@
 import asyncio
+import contextlib
+import os
 import random
 import struct
 
 import pytest
 
-from proxy.breaker import Breaker, QueueFull
+from proxy.breaker import Breaker, QueueFull, SharedBreaker, shared_limit
 from proxy.drain import Stage, in_order
 from proxy.load import LoadMeter, LoadReport, encode_stat
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def breaker(limit: int, depth: int) -> tuple[Breaker, LoadMeter]:
-    meter = LoadMeter(Clock(), lambda: 0.0)
-    return Breaker(limit=limit, queue_depth=depth, meter=meter), meter
+    meter = LoadMeter(0.0, lambda: 0.0)
+    return Breaker(meter, limit=limit, queue_depth=depth), meter
 
 
 class Request:
     """One request that runs until it is told to end."""
 
-    def __init__(self, breaker: Breaker, name: str, log: list[str]) -> None:
-        self.end = asyncio.Event()
-        self.task = asyncio.create_task(self._run(breaker, name, log))
+    def __init__(self, breaker: Breaker, name: str = "", log: list[str] | None = None) -> None:
+        self.breaker, self.name, self.log = breaker, name, [] if log is None else log
+        self.state = "waiting"
+        if breaker.enter(self, 0.0):
+            self.granted()
 
-    async def _run(self, breaker: Breaker, name: str, log: list[str]) -> None:
-        async with breaker.slot():
-            log.append(name)
-            await self.end.wait()
+    def granted(self) -> None:
+        self.state = "running"
+        self.log.append(self.name)
+
+    def end(self) -> None:
+        """Its answer has come, or its client has gone."""
+        state, self.state = self.state, "ended"
+        if state == "running":
+            self.breaker.leave(0.0)
+        elif state == "waiting":
+            self.breaker.cancel(self, 0.0)
 
 
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-async def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
+def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
     limited, meter = breaker(2, 1)
     log: list[str] = []
-    requests = [Request(limited, str(i), log) for i in range(4)]
-    await settle()
-    assert (log, limited.running, limited.waiting, meter.concurrency) == (["0", "1"], 2, 1, 3)
+    requests = [Request(limited, str(i), log) for i in range(3)]
     with pytest.raises(QueueFull, match="pending request queue full"):
-        await requests[3].task
+        Request(limited)
+    assert (log, limited.running, limited.waiting, meter.concurrency) == (["0", "1"], 2, 1, 3)
     for request in requests:
-        request.end.set()
-    await asyncio.gather(*(r.task for r in requests[:3]))
+        request.end()
     assert (limited.running, limited.waiting, meter.concurrency) == (0, 0, 0)
 
 
-async def test_the_one_that_waited_longest_is_next() -> None:
+def test_the_one_that_waited_longest_is_next() -> None:
     limited, _ = breaker(1, 10)
     log: list[str] = []
-    requests = [Request(limited, str(i), log) for i in range(5)]
-    await settle()
-    for request in requests:
-        request.end.set()
-        await settle()
+    for request in [Request(limited, str(i), log) for i in range(5)]:
+        request.end()
     assert log == ["0", "1", "2", "3", "4"]
 
 
-async def test_one_that_leaves_while_it_waits_leaves_no_trace() -> None:
+def test_one_that_leaves_while_it_waits_leaves_no_trace() -> None:
     limited, meter = breaker(1, 2)
     log: list[str] = []
     first, second, third = (Request(limited, name, log) for name in "abc")
-    await settle()
-    second.task.cancel()
-    await settle()
+    second.end()
     assert (limited.waiting, meter.concurrency) == (1, 2)
-    first.end.set()
-    await settle()
+    first.end()
     assert log == ["a", "c"]
-    third.end.set()
-    await third.task
-    await limited.idle()
+    third.end()
+    assert (limited.running, meter.concurrency) == (0, 0)
 
 
-async def test_one_that_leaves_just_as_its_turn_comes_passes_it_on() -> None:
+def test_nobody_overtakes_those_who_wait() -> None:
     limited, _ = breaker(1, 2)
-    log: list[str] = []
-    first, second, third = (Request(limited, name, log) for name in "abc")
-    await settle()
-    first.end.set()
-    await asyncio.sleep(0)  # the slot is being handed to the second …
-    second.task.cancel()  # … which is gone
-    await settle()
-    assert log[-1] == "c"
-    third.end.set()
-    await third.task
-    assert limited.running == 0
-
-
-async def test_one_that_leaves_in_the_step_of_a_release_only_leaves() -> None:
-    """The release takes it out of the queue before it can do so itself."""
-    limited, _ = breaker(1, 2)
-    log: list[str] = []
-    first, second = (Request(limited, name, log) for name in "ab")
-    await settle()
-    first.end.set()  # the first wakes before the second …
-    second.task.cancel()  # … which has left by then
-    with pytest.raises(asyncio.CancelledError):
-        await second.task
-    assert (limited.running, limited.waiting) == (0, 0)
+    first, _second = Request(limited), Request(limited)
+    assert not limited.enter_at_once(0.0)
+    first.end()
+    assert not limited.enter_at_once(0.0)
 
 
 async def test_no_limit_is_still_counted() -> None:
     limited, meter = breaker(0, 0)
-    log: list[str] = []
-    requests = [Request(limited, str(i), log) for i in range(50)]
-    await settle()
+    requests = [Request(limited) for _ in range(50)]
     assert (limited.running, meter.concurrency) == (50, 50)
+    idle = asyncio.create_task(limited.idle())
+    await asyncio.sleep(0)
     for request in requests:
-        request.end.set()
-    await limited.idle()
-    assert limited.running == 0
+        assert not idle.done()
+        request.end()
+    await asyncio.wait_for(idle, 1)
 
 
-@pytest.mark.parametrize("seed", range(10))
-async def test_the_limit_holds_whatever_comes_and_goes(seed: int) -> None:
-    rng, log = random.Random(seed), list[str]()
-    limited, meter = breaker(3, 4)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("shared", [False, True])
+async def test_the_limit_holds_whatever_comes_and_goes(seed: int, shared: bool) -> None:
+    """Also for three breakers, as of three processes, that share one limit."""
+    rng = random.Random(seed)
+    if shared:
+        descriptors = shared_limit(3, 4)
+        meters = [LoadMeter(0.0, lambda: 0.0) for _ in range(3)]
+        breakers: list[Breaker] = [SharedBreaker(meter, *map(os.dup, descriptors)) for meter in meters]
+    else:
+        limited, meter = breaker(3, 4)
+        breakers, meters = [limited], [meter]
     requests: list[Request] = []
-    for step in range(200):
-        action = rng.random()
-        if action < 0.5:
-            requests.append(Request(limited, str(step), log))
+    for _ in range(300):
+        if rng.random() < 0.5:
+            with contextlib.suppress(QueueFull):
+                requests.append(Request(rng.choice(breakers)))
         elif requests:
-            request = requests.pop(rng.randrange(len(requests)))
-            request.end.set() if action < 0.75 else request.task.cancel()
-        if rng.random() < 0.7:
-            await settle()
-        assert limited.running <= 3
-        assert limited.waiting <= 4
-    for request in requests:
-        request.end.set()
-    await asyncio.gather(*(request.task for request in requests), return_exceptions=True)
-    await limited.idle()
-    assert (limited.running, limited.waiting, meter.concurrency) == (0, 0, 0)
+            requests.pop(rng.randrange(len(requests))).end()
+        if rng.random() < 0.3:
+            await asyncio.sleep(0)  # a breaker hears of slots that others give back
+        assert sum(one.running for one in breakers) <= 3
+        assert sum(one.waiting for one in breakers) <= 4
+        assert sum(one.running + one.waiting for one in breakers) == len(requests)
+    while requests:
+        while not (found := [request for request in requests if request.state == "running"]):
+            await asyncio.sleep(0.001)
+        running = found[0]
+        requests.remove(running)
+        running.end()
+    assert sum(meter.concurrency for meter in meters) == 0
+    if shared:
+        assert [os.eventfd_read(one) for one in descriptors for _ in range(3)] == [1] * 6
+        for one in descriptors:
+            os.close(one)
+
+
+def test_the_average_is_exact() -> None:
+    """Against the sum of what each request contributes to each period."""
+    rng, meter, now = random.Random(7), LoadMeter(0.0, lambda: 0.0), 0.0
+    spans: list[list[float]] = []
+    running: list[list[float]] = []
+    for period in range(50):
+        arrived = 0
+        for moment in sorted(rng.uniform(period, period + 1) for _ in range(rng.randrange(40))):
+            now = moment
+            if running and rng.random() < 0.5:
+                running.pop(rng.randrange(len(running)))[1] = now
+                meter.leave(now)
+            else:
+                running.append([now, float("inf")])
+                spans.append(running[-1])
+                meter.enter(now)
+                arrived += 1
+        report = meter.report(period + 1.0)
+        expected = sum(max(0.0, min(end, period + 1) - max(start, period)) for start, end in spans)
+        assert report.average_concurrency == pytest.approx(expected, abs=1e-9)
+        assert report.requests == arrived
 
 
 def test_average_concurrency_is_weighted_by_time() -> None:
-    clock = Clock()
-    meter = LoadMeter(clock, lambda: 42.0)
-    clock.now = 0.25
-    meter.enter()
-    clock.now = 0.5
-    meter.enter()
-    clock.now = 0.75
-    meter.leave()
-    clock.now = 1.0
-    report = meter.report()
+    meter = LoadMeter(0.0, lambda: 42.0)
+    meter.enter(0.25)
+    meter.enter(0.5)
+    meter.leave(0.75)
+    report = meter.report(1.0)
     assert report == LoadReport(
         average_concurrency=(0.25 * 1 + 0.25 * 2 + 0.25 * 1), requests=2.0, uptime_seconds=1.0, timestamp=42.0
     )
-    clock.now = 2.0
-    assert meter.report().average_concurrency == 1.0  # one is still in flight, and has arrived before
-    assert meter.report().requests == 0
+    later = meter.report(2.0)  # one is still in flight, and has arrived before
+    assert (later.average_concurrency, later.requests) == (1.0, 0)
 
 
 def test_knatives_stat_on_the_wire() -> None:

@@ -1,0 +1,331 @@
+"""The Triton end of a gRPC client's connection: one HTTP/2 connection for one client's calls."""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from berth.contract.endpoint import Endpoint
+from berth.runtime.logs import fields
+from proxy.h2 import frames, hpack
+from proxy.h2.connection import HEADER_LIST_BYTES, STREAM_WINDOW, H2Connection, Stream
+from proxy.h2.frames import (
+    END_HEADERS,
+    END_STREAM,
+    HEAD_BYTES,
+    MAX_STREAM_ID,
+    ConnectionFailed,
+    ErrorCode,
+    Setting,
+    pack_head,
+    read_head,
+)
+from proxy.messages import PREFIX_BYTES, read_prefix
+from proxy.status import Refused, Status
+from proxy.tcp import keep_alive
+
+if TYPE_CHECKING:
+    from proxy.grpc_front import Call, ClientConnection
+
+log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 5.0
+_CACHED_BLOCKS, _CACHED_BLOCK_BYTES = 256, 1024
+# With the last of its ids a connection is used up; long before, a new one takes over.
+_LAST_ID = MAX_STREAM_ID - 10_000
+
+
+class UpstreamStream(Stream):
+    """A call as Triton sees it."""
+
+    begun = False
+
+    def __init__(self, connection: "UpstreamConnection", id: int, call: "Call") -> None:
+        # As Stream's own, without the cost of asking it.
+        self.connection, self.id = connection, id
+        self.send_window, self.receive_left = connection.peer_window, STREAM_WINDOW
+        self.source = self.call = call
+
+
+class ResponseBlocks:
+    """What is known of header blocks that mean the same on every connection: their grpc-status."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[bytes, bytes | None] = {}
+
+    def __contains__(self, block: bytes) -> bool:
+        return block in self._statuses
+
+    def __getitem__(self, block: bytes) -> bytes | None:
+        return self._statuses[block]
+
+    def add(self, block: bytes, status: bytes | None) -> None:
+        if len(block) > _CACHED_BLOCK_BYTES:
+            return
+        if len(self._statuses) >= _CACHED_BLOCKS:
+            self._statuses.clear()
+        self._statuses[block] = status
+
+
+class MessageCounter:
+    """Counts the messages that are complete in a stream of bytes."""
+
+    __slots__ = ("_left", "_prefix")
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._prefix = b""
+
+    def feed(self, data: bytes) -> int:
+        count, at, end = 0, 0, len(data)
+        while at < end:
+            if not self._left:
+                self._prefix += data[at : at + PREFIX_BYTES - len(self._prefix)]
+                at = min(end, at + PREFIX_BYTES)
+                if len(self._prefix) < PREFIX_BYTES:
+                    break
+                self._left = read_prefix(self._prefix)[1]
+                self._prefix = b""
+                if not self._left:
+                    count += 1
+                    continue
+            taken = min(self._left, end - at)
+            self._left -= taken
+            at += taken
+            count += not self._left and taken > 0
+        return count
+
+
+class UpstreamConnection(H2Connection):
+    """Opened with its first call; gone with its client, or with Triton."""
+
+    def __init__(self, client: "ClientConnection", endpoint: Endpoint, blocks: ResponseBlocks) -> None:
+        super().__init__()
+        self._client, self._endpoint, self._blocks = client, endpoint, blocks
+        self.is_usable = True
+        self.write(frames.PREFACE)
+        self.send_settings({Setting.ENABLE_PUSH: 0})
+        self._connecting = asyncio.create_task(self._connect())
+
+    def open(self, call: "Call", block: bytes) -> UpstreamStream:
+        """Send a call's headers. Raises Refused where Triton takes no more streams."""
+        if len(self.streams) >= self.peer_max_streams:
+            raise Refused(
+                Status.UNAVAILABLE, "Triton takes no more calls on this connection", retry_after="1"
+            )
+        # The client's own id where it can be had: then frames need no change.
+        id = call.id if call.id > self.last_stream else self.last_stream + 2
+        self.last_stream = id
+        if id > _LAST_ID:
+            self.is_usable = False
+        stream = self.streams[id] = UpstreamStream(self, id, call)
+        self.send_headers(stream, block, end=False)
+        return stream
+
+    def takes_whole(self, id: int, length: int) -> bool:
+        """Whether a call of one DATA frame can go out as it is, under its client's id."""
+        return (
+            self.is_usable
+            and id > self.last_stream
+            and length <= self.send_window
+            and length <= self.peer_window
+            and length <= self.peer_max_frame
+            and len(self.streams) < self.peer_max_streams
+            and not self.tells_no_table
+        )
+
+    def open_whole(self, call: "Call", block: bytes, data: bytes, at: int, stop: int) -> UpstreamStream:
+        """Send a call's headers and its one DATA frame, `data[at:stop]`; `takes_whole` has said yes."""
+        id = self.last_stream = call.id
+        stream = self.streams[id] = UpstreamStream(self, id, call)
+        stream.local_done = True
+        if id > _LAST_ID:
+            self.is_usable = False
+        self.send_window -= stop - at - HEAD_BYTES
+        size = len(block)
+        self.write(pack_head(size >> 8, size & 0xFF, frames.HEADERS, END_HEADERS, id) + block + data[at:stop])
+        return stream
+
+    def take_headers(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
+        """The whole answer to a call that came in one piece: headers, one DATA frame, trailers."""
+        stream: UpstreamStream | None = self.streams.get(id)
+        if stream is None or stream.begun or not stream.local_done or end - stop < 2 * HEAD_BYTES:
+            return 0
+        call, client, blocks = stream.call, self._client, self._blocks
+        high, low, kind, flags, data_id = read_head(data, stop)
+        length = high << 8 | low
+        tail = stop + HEAD_BYTES + length
+        if kind or flags or data_id != id or call.id != id or end - tail < HEAD_BYTES:
+            return 0
+        high, low, kind, flags, trailers_id = read_head(data, tail)
+        whole: int = tail + HEAD_BYTES + (high << 8 | low)
+        if kind != frames.HEADERS or flags != END_HEADERS | END_STREAM or trailers_id != id or whole > end:
+            return 0
+        trailers = data[tail + HEAD_BYTES : whole]
+        if data[at + HEAD_BYTES : stop] not in blocks or trailers not in blocks:
+            return 0
+        if call.ended or call.responded or not call.remote_done or call.inflight != 1:
+            return 0
+        if length > self.receive_left or not self.decoder.is_stateless or client.tells_no_table:
+            return 0
+        if not client.can_pass(call, length, length + HEAD_BYTES):
+            return 0
+        del self.streams[id]
+        self.receive_left -= length
+        self.patience += 2
+        self.credit_connection(length)
+        client.pass_raw(data, at, whole)
+        client.answered_whole(call, blocks[trailers], length)
+        return whole
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                transport, _ = await loop.create_connection(
+                    lambda: self, self._endpoint.host, self._endpoint.port
+                )
+        except (OSError, TimeoutError) as error:
+            self._ended(f"Triton cannot be reached: {error or 'no answer'}")
+            self._client.flush()
+            return
+        keep_alive(transport)
+        if self.closed:
+            transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._client.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._client.resume_reading()
+
+    def flush_peers(self) -> None:
+        self._client.flush()
+
+    def on_block(self, id: int, block: bytes, end: bool, data: bytes, at: int, stop: int) -> None:
+        stateless = self.decoder.is_stateless
+        if stateless and block in self._blocks:
+            status = self._blocks[block]
+        else:
+            headers = self._decode(block)
+            status = next((value for name, value in headers if name == b"grpc-status"), None)
+            if stateless:
+                self._blocks.add(block, status)
+            else:
+                # It may mean something else to the client's decoder.
+                block, stop = hpack.encode(headers), 0
+        stream: UpstreamStream | None = self.streams.get(id)
+        if stream is None or stream.remote_done:
+            self._stray(id, stream, "HEADERS")
+            return
+        if end:
+            stream.remote_done = True
+        call, client = stream.call, self._client
+        if call.responded and not stream.begun:  # with headers of ours
+            if not end:
+                stream.begun = True
+                return
+            block, stop = _as_trailers(block), 0
+        stream.begun = True
+        if stop and id == call.id and not call.queue and not client.tells_no_table:
+            client.pass_raw(data, at, stop)
+            if end:
+                client.closed_locally(call)
+        else:
+            client.send_headers(call, block, end=end)
+        call.responded = True
+        if end:
+            self._answered(stream, status)
+
+    def on_stream_data(
+        self, stream: Any, data: bytes, at: int, start: int, finish: int, stop: int, end: bool
+    ) -> None:
+        call: Call = stream.call
+        call.source = stream
+        size, client = finish - start, self._client
+        client.front.traffic.sent_bytes += size
+        if call.responses is not None or call.counter is not None:
+            self._stream_data(stream, data[start:finish])
+        elif (
+            stream.id == call.id
+            and stop - at == size + frames.HEAD_BYTES
+            and not end
+            and client.can_pass(call, size, stop - at)
+        ):
+            client.pass_raw(data, at, stop)
+            self.credit(stream, size)
+        else:
+            client.send_data(call, data[start:finish], end=False)
+        if end:  # a gRPC server ends with trailers
+            self.on_stream_reset(stream, ErrorCode.PROTOCOL_ERROR)
+            self.streams.pop(stream.id, None)
+
+    def _stream_data(self, stream: UpstreamStream, payload: bytes) -> None:
+        """Of a ModelStreamInfer: how many of its messages are answered decides how many more may come."""
+        call = stream.call
+        if call.responses is not None:
+            asked = call.reader is not None and call.reader.wants_final
+            shown, finals = call.responses.feed(payload, show_marks=asked)
+            self.credit(stream, len(payload) - len(shown))
+            payload = shown
+        else:
+            assert call.counter is not None
+            finals = call.counter.feed(payload)
+        if payload:
+            self._client.send_data(call, payload, end=False)
+        self._client.answered_messages(call, finals)
+
+    def on_stream_reset(self, stream: Any, code: int) -> None:
+        self._client.broken(stream.call, f"Triton broke off ({_name(code)})")
+
+    def on_goaway(self, last_stream: int) -> None:
+        self.is_usable = False
+        for id in [id for id in self.streams if id > last_stream]:
+            stream = self.streams.pop(id)
+            self._client.broken(stream.call, "Triton is going away")
+
+    def on_end(self, reason: str) -> None:
+        self.is_usable = False
+        self._connecting.cancel()
+        for stream in list(self.streams.values()):
+            self._client.broken(stream.call, reason)
+        self._client.lost(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._client.flush()
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        log.warning("triton broke the protocol", extra=fields(code=code.name, reason=message))
+        super().fail(code, message)
+
+    def _answered(self, stream: UpstreamStream, status: bytes | None) -> None:
+        call = stream.call
+        if stream.local_done:
+            self.streams.pop(stream.id, None)
+        else:
+            self.reset(stream, ErrorCode.NO_ERROR)
+        call.up = None
+        self._client.answered(call, status)
+
+    def _decode(self, block: bytes) -> list[hpack.Header]:
+        try:
+            return self.decoder.decode(block)
+        except hpack.HpackError as error:
+            raise ConnectionFailed(ErrorCode.COMPRESSION_ERROR, str(error)) from error
+        except hpack.HeaderListTooLarge as error:
+            raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, str(error)) from error
+
+
+def _as_trailers(block: bytes) -> bytes:
+    """A block of headers and trailers in one, without what only the first block of an answer has."""
+    headers = hpack.Decoder(allowed=0, list_limit=HEADER_LIST_BYTES).decode(block)
+    return hpack.encode((n, v) for n, v in headers if not n.startswith(b":") and n != b"content-type")
+
+
+def _name(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)

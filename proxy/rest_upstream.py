@@ -1,0 +1,266 @@
+"""Connections to Triton's REST port: one request at a time on each, kept for the next."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+from berth.contract.endpoint import Endpoint
+from proxy.http1 import (
+    HEAD_BYTES,
+    HEAD_END,
+    BadChunks,
+    BadResponse,
+    ChunkReader,
+    ResponseHead,
+    read_response,
+)
+from proxy.tcp import keep_alive
+
+_CONNECT_SECONDS = 5.0
+_KEPT_CONNECTIONS = 128
+_CACHED_HEADS, _CACHED_HEAD_BYTES = 512, 2048
+_WRITE_HIGH: Final = 256 * 1024
+
+
+class Asker(Protocol):
+    """Whose request is under way."""
+
+    def connected(self, upstream: "UpstreamHttp") -> None:
+        """The request can be written now."""
+        ...
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a chunked body may come as it is; else it comes without its chunks."""
+        ...
+
+    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
+        """The head and the first of the body. `raw`: the bytes of both, if the head is to go out as it came."""
+        ...
+
+    def response_data(self, data: bytes) -> None: ...
+
+    def response_ended(self) -> None:
+        """The answer is complete."""
+        ...
+
+    def response_lost(self, reason: str) -> None:
+        """There will be no (more of an) answer."""
+        ...
+
+    def upstream_writable(self, writable: bool) -> None: ...
+
+
+class UpstreamHttp(asyncio.Protocol):
+    """One connection. `asker` None: it waits in the pool."""
+
+    def __init__(self, pool: "UpstreamPool", asker: Asker) -> None:
+        self._pool = pool
+        self.asker: Asker | None = asker
+        self.transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._head: ResponseHead | None = None
+        self._left: int | None = 0
+        self._chunks: ChunkReader | None = None
+        # The request has been written to its end: only then may the connection serve another.
+        self.request_done = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        keep_alive(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.lost(self)
+        asker, self.asker = self.asker, None
+        if asker is None:
+            return
+        if self._head is not None and self._left is None and self._chunks is None and exc is None:
+            asker.response_ended()  # a body that ends with its connection
+        else:
+            asker.response_lost(f"Triton broke off{f' ({exc})' if exc else ''}")
+
+    def pause_writing(self) -> None:
+        if self.asker is not None:
+            self.asker.upstream_writable(False)
+
+    def resume_writing(self) -> None:
+        if self.asker is not None:
+            self.asker.upstream_writable(True)
+
+    def write(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(data)
+
+    def abort(self) -> None:
+        """End it and tell nobody."""
+        self.asker = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        asker = self.asker
+        if asker is None:  # nobody has asked for this
+            self.abort()
+            return
+        if self._head is not None:
+            self._body(asker, data)
+            return
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        try:
+            self._response(asker, data)
+        except BadResponse as error:
+            self.abort()
+            asker.response_lost(f"Triton's answer cannot be read ({error})")
+
+    def _response(self, asker: Asker, data: bytes) -> None:
+        end = data.find(HEAD_END) + len(HEAD_END)
+        if end < len(HEAD_END):
+            if len(data) > HEAD_BYTES:
+                raise BadResponse("its head is too long")
+            self._buffer = data
+            return
+        raw_head = data[:end]
+        head = self._pool.read_head(raw_head)
+        if head.status < 200:
+            if end < len(data):
+                self._response(asker, data[end:])
+            return
+        self._head = head
+        self._left = head.length
+        self._chunks = ChunkReader() if head.is_chunked else None
+        size = len(data) - end
+        if self._left is not None and not self._chunks and size > self._left:
+            raise BadResponse("more body than its Content-Length")
+        same = head.plain_is_raw
+        body, done = self._taken(asker, data[end:] if size else b"")
+        asker.response_begun(head, body, data if same else None)
+        if done:
+            self._done(asker)
+
+    def _body(self, asker: Asker, data: bytes) -> None:
+        try:
+            data, done = self._taken(asker, data)
+        except BadResponse as error:
+            self.abort()
+            asker.response_lost(str(error))
+            return
+        asker.response_data(data)
+        if done:
+            self._done(asker)
+
+    def _taken(self, asker: Asker, data: bytes) -> tuple[bytes, bool]:
+        """Count off a piece of the body: what goes on of it, and whether it is the last. Raises BadResponse."""
+        if self._chunks is not None:
+            try:
+                content, size = self._chunks.feed(data)
+            except BadChunks as error:
+                raise BadResponse(str(error)) from error
+            if size < len(data):
+                raise BadResponse("bytes after the last chunk")
+            return (data if asker.takes_chunks else content), self._chunks.is_done
+        if self._left is None:
+            return data, False
+        self._left -= len(data)
+        if self._left < 0:
+            raise BadResponse("more body than its Content-Length")
+        return data, self._left == 0
+
+    def _done(self, asker: Asker) -> None:
+        head = self._head
+        assert head is not None
+        self._head, self._chunks = None, None
+        self.asker = None
+        if head.keeps_alive and self.request_done:
+            self._pool.give_back(self)
+        else:
+            self.abort()
+        asker.response_ended()
+
+
+class UpstreamPool:
+    """All connections to one Triton's REST port."""
+
+    def __init__(self) -> None:
+        self._idle: list[UpstreamHttp] = []
+        self._all: set[UpstreamHttp] = set()
+        self._endpoint: Endpoint | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._heads: dict[bytes, ResponseHead] = {}
+
+    def aim(self, endpoint: Endpoint) -> None:
+        """Triton is here from now on."""
+        if endpoint != self._endpoint:
+            self._drop_idle()
+            self._endpoint = endpoint
+
+    def take(self, endpoint: Endpoint, asker: Asker) -> UpstreamHttp | None:
+        """A connection that is there; else None, and `connected` or `response_lost` follows."""
+        self.aim(endpoint)
+        if self._idle:
+            upstream = self._idle.pop()
+            upstream.asker = asker
+            return upstream
+        task = asyncio.create_task(self._connect(endpoint, asker))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return None
+
+    @property
+    def has_idle(self) -> bool:
+        return bool(self._idle)
+
+    def take_idle(self, asker: Asker) -> UpstreamHttp:
+        """One that waits; `has_idle` has said that there is one, where `aim` has said."""
+        upstream = self._idle.pop()
+        upstream.asker = asker
+        return upstream
+
+    def give_back(self, upstream: UpstreamHttp) -> None:
+        if len(self._idle) >= _KEPT_CONNECTIONS:
+            upstream.abort()
+        else:
+            self._idle.append(upstream)
+
+    def lost(self, upstream: UpstreamHttp) -> None:
+        self._all.discard(upstream)
+        if upstream in self._idle:
+            self._idle.remove(upstream)
+
+    def read_head(self, raw: bytes) -> ResponseHead:
+        """Raises BadResponse."""
+        head = self._heads.get(raw)
+        if head is None:
+            head = read_response(raw)
+            if len(raw) <= _CACHED_HEAD_BYTES:
+                if len(self._heads) >= _CACHED_HEADS:
+                    self._heads.clear()
+                self._heads[raw] = head
+        return head
+
+    async def close(self) -> None:
+        for task in self._connecting:
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        for upstream in list(self._all):
+            upstream.abort()
+
+    def _drop_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for upstream in idle:
+            upstream.abort()
+
+    async def _connect(self, endpoint: Endpoint, asker: Asker) -> None:
+        make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, asker)  # noqa: E731
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                _, upstream = await asyncio.get_running_loop().create_connection(
+                    make, endpoint.host, endpoint.port
+                )
+        except (OSError, TimeoutError) as error:
+            asker.response_lost(f"Triton cannot be reached: {error or 'no answer'}")
+            return
+        self._all.add(upstream)
+        asker.connected(upstream)

@@ -1,0 +1,112 @@
+"""The data plane of one process: both front ends, one limit, one meter."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from berth.contract.endpoint import Endpoint
+from berth.runtime.tasks import wait_until_set
+from proxy.breaker import Breaker, SharedBreaker
+from proxy.config import ProxyOptions
+from proxy.grpc_front import GrpcFront
+from proxy.load import LoadMeter, LoadReport
+from proxy.metrics import Figures, Traffic
+from proxy.rest import RestFront
+from proxy.tls import Certificates
+from proxy.upstream import Upstream
+
+_TICK_SECONDS = 1.0
+_WATCH_SECONDS = 60.0
+
+
+class Server:
+    """Serves clients. `run` must run beside it."""
+
+    def __init__(
+        self,
+        options: ProxyOptions,
+        upstream: Upstream,
+        not_ready: Callable[[], str | None],
+        *,
+        shared: tuple[int, int] | None = None,
+    ) -> None:
+        """`shared`: the limit is one with other processes' (`breaker.shared_limit`)."""
+        self._upstream = upstream
+        self._meter = LoadMeter(time.monotonic(), time.time)
+        self._breaker = (
+            Breaker(self._meter, limit=options.container_concurrency, queue_depth=options.waiting_limit)
+            if shared is None
+            else SharedBreaker(self._meter, *shared)
+        )
+        self._rest_traffic, self._grpc_traffic = Traffic(), Traffic()
+        self.load = LoadReport(0.0, 0.0, 0.0, time.time())
+        self.rest = RestFront(
+            upstream,
+            self._breaker,
+            self._rest_traffic,
+            max_json_bytes=options.max_json_bytes,
+            timeout_seconds=options.request_timeout,
+            not_ready=not_ready,
+        )
+        self.grpc = GrpcFront(
+            upstream,
+            self._breaker,
+            self._grpc_traffic,
+            inflate_limit=options.max_json_bytes,
+            timeout_seconds=options.request_timeout,
+            not_ready=not_ready,
+        )
+
+    async def start(
+        self,
+        *,
+        http: Endpoint,
+        grpc: Endpoint,
+        certificates: Certificates | None = None,
+        share_ports: bool = False,
+    ) -> None:
+        """Raises CannotStart when a port is taken."""
+        http_tls = None if certificates is None else certificates.http
+        grpc_tls = None if certificates is None else certificates.grpc
+        await self.rest.start(http, tls=http_tls, share_port=share_ports)
+        await self.grpc.start(grpc, tls=grpc_tls, share_port=share_ports)
+
+    async def tick(self) -> None:
+        """Every second: end what has waited too long, and close one period of the meter."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            now = time.monotonic()
+            self.load = self._meter.report(now)
+            self.rest.tick(now)
+            self.grpc.tick(now)
+
+    async def tell_watchers(self) -> None:
+        """Pass every change of readiness on to the health checks that watch."""
+        while True:
+            change = self._upstream.next_change()
+            self.grpc.tell_watchers()
+            await wait_until_set(change, timeout_seconds=_WATCH_SECONDS)
+
+    def figures(self) -> Figures:
+        return Figures(
+            rest=self._rest_traffic,
+            grpc=self._grpc_traffic,
+            running=self._breaker.running,
+            waiting=self._breaker.waiting,
+            average_concurrency=self.load.average_concurrency,
+            requests_per_second=self.load.requests,
+            model_ready=self._upstream.is_ready,
+        )
+
+    async def stop_accepting(self) -> None:
+        """Take nothing new: ports closed, idle connections ended, the others told."""
+        await self.rest.stop_accepting()
+        await self.grpc.stop_accepting()
+
+    async def idle(self) -> None:
+        """Return when nothing runs in Triton and nothing waits."""
+        await self._breaker.idle()
+
+    async def close(self) -> None:
+        await self.rest.close()
+        await self.grpc.close()

@@ -1,0 +1,105 @@
+"""One of several serving processes; `proxy.workers` starts it and tells it everything.
+
+    python -m proxy.worker SOCKET [SLOTS PLACES]
+
+The arguments are descriptors. It ends when its socket does.
+"""
+
+import asyncio
+import base64
+import json
+import pickle
+import signal
+import socket
+import sys
+from typing import Any
+
+import uvloop
+
+from berth.runtime.errors import CannotStart, ConfigError
+from berth.runtime.logs import configure_logging
+from berth.runtime.tasks import supervise
+from proxy.app import certificates_of, follow_certificates
+from proxy.config import ProxyOptions
+from proxy.server import Server
+from proxy.upstream import Upstream, open_upstream
+
+_FIGURES_SECONDS = 1.0
+_IDLE_LOOK_SECONDS = 0.1
+_LINE_BYTES = 1024 * 1024
+
+
+class _Said:
+    """What the first process has said last."""
+
+    refusing: str | None = "the model has not been asked for yet"
+    stopping = False
+
+
+async def main(control: socket.socket, shared: tuple[int, int] | None) -> int:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A terminal's signal reaches every process; the first one decides when this one ends.
+        asyncio.get_running_loop().add_signal_handler(number, lambda: None)
+    reader, writer = await asyncio.open_unix_connection(sock=control, limit=_LINE_BYTES)
+    options: ProxyOptions = _unpacked(json.loads(await reader.readline())["options"])
+    configure_logging(format=options.log_format, level=options.log_level)
+    said = _Said()
+    async with open_upstream(options.model) as upstream:
+        server = Server(options, upstream, lambda: said.refusing, shared=shared)
+        try:
+            certificates = certificates_of(options)
+            await server.start(
+                http=options.http_listen,
+                grpc=options.grpc_listen,
+                certificates=certificates,
+                share_ports=True,
+            )
+        except (CannotStart, ConfigError) as error:
+            writer.write(json.dumps({"failure": str(error)}).encode() + b"\n")
+            await writer.drain()
+            return 3
+        async with supervise() as tasks:
+            tasks.eternal("tick", server.tick())
+            tasks.eternal("watchers", server.tell_watchers())
+            tasks.eternal("figures", _tell_figures(server, said, writer))
+            if certificates is not None:
+                tasks.eternal("certificates", follow_certificates(certificates))
+            while line := await reader.readline():
+                await _obey(json.loads(line), server, upstream, said)
+        await server.close()
+    return 0
+
+
+async def _obey(order: dict[str, Any], server: Server, upstream: Upstream, said: _Said) -> None:
+    if order.get("stop"):
+        said.stopping = True
+        await server.stop_accepting()
+        return
+    access = None if order["access"] is None else _unpacked(order["access"])
+    if access != upstream.access:
+        upstream.access = access
+    upstream.facts = _unpacked(order["facts"])
+    changed = (upstream.not_ready, said.refusing) != (order["notReady"], order["refusing"])
+    upstream.not_ready, said.refusing = order["notReady"], order["refusing"]
+    if changed:
+        upstream.announce()
+
+
+async def _tell_figures(server: Server, said: _Said, writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(json.dumps({"figures": server.figures().to_json()}).encode() + b"\n")
+        await asyncio.sleep(_IDLE_LOOK_SECONDS if said.stopping else _FIGURES_SECONDS)
+
+
+def _unpacked(text: str) -> Any:
+    """From the first process alone, over a socket that nobody else has."""
+    return pickle.loads(base64.b64decode(text))  # noqa: S301
+
+
+if __name__ == "__main__":
+    with (
+        socket.socket(fileno=int(sys.argv[1])) as control_socket,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        limits = (int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 2 else None
+        sys.exit(runner.run(main(control_socket, limits)))

@@ -1,0 +1,182 @@
+"""Several processes that serve the same ports with one limit and one report.
+
+The first process knows the model, the agent and the end; the workers serve. Each worker hears of
+every change over its own socket and tells its figures every second. A worker that dies takes the
+proxy with it: the pod's restart is the cure, as it is for a proxy of one process.
+"""
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from berth.runtime.errors import EXIT_CRASH, CannotStart
+from berth.runtime.logs import fields
+from berth.runtime.tasks import wait_until_set
+from proxy.breaker import shared_limit
+from proxy.config import ProxyOptions
+from proxy.metrics import Figures
+from proxy.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+_START_SECONDS = 20.0
+_END_SECONDS = 5.0
+_TELL_SECONDS = 5.0
+_LINE_BYTES = 1024 * 1024
+
+
+class _Worker:
+    """One process and its socket."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.process, self._reader, self._writer = process, reader, writer
+        self.figures = Figures()
+        self.started = asyncio.Event()
+        self.failure = ""
+
+    def tell(self, message: dict[str, Any]) -> None:
+        self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def listen(self) -> None:
+        """Take what it says until it ends."""
+        while line := await self._reader.readline():
+            said = json.loads(line)
+            if "failure" in said:
+                self.failure = said["failure"]
+            elif "figures" in said:
+                self.figures = Figures.from_json(said["figures"])
+                self.started.set()
+        self.started.set()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Crew:
+    """The workers, as one data plane."""
+
+    def __init__(
+        self, options: ProxyOptions, upstream: Upstream, not_ready: Callable[[], str | None]
+    ) -> None:
+        self._options, self._upstream, self._not_ready = options, upstream, not_ready
+        self._workers: list[_Worker] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    async def __aenter__(self) -> "Crew":
+        """Raises CannotStart where a worker cannot serve."""
+        options = self._options
+        shared: tuple[int, ...] = ()
+        if options.container_concurrency:
+            shared = shared_limit(options.container_concurrency, options.waiting_limit)
+        try:
+            for _ in range(options.workers):
+                self._workers.append(await _spawn(options, shared))
+        finally:
+            for descriptor in shared:
+                os.close(descriptor)
+        listening = [asyncio.create_task(worker.listen()) for worker in self._workers]
+        self._tasks = [*listening, asyncio.create_task(self._tell())]
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await asyncio.gather(*(worker.started.wait() for worker in self._workers))
+        except TimeoutError:
+            await self.__aexit__()
+            raise CannotStart("--workers: not all of them have started in time") from None
+        for worker in self._workers:
+            if worker.failure:
+                await self.__aexit__()
+                raise CannotStart(worker.failure)
+        self._owner = asyncio.current_task()
+        self._tasks += [asyncio.create_task(self._guard(worker)) for worker in self._workers]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopping = True
+        for worker in self._workers:
+            worker.close()
+        for worker in self._workers:
+            try:
+                async with asyncio.timeout(_END_SECONDS):
+                    await worker.process.wait()
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    worker.process.kill()
+                await worker.process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def figures(self) -> Figures:
+        total = Figures()
+        for worker in self._workers:
+            total.add(worker.figures)
+        total.model_ready = self._upstream.is_ready
+        return total
+
+    async def stop_accepting(self) -> None:
+        for worker in self._workers:
+            worker.tell({"stop": True})
+
+    async def idle(self) -> None:
+        """The workers tell their figures at once when they have changed to nothing."""
+        while any(worker.figures.running or worker.figures.waiting for worker in self._workers):
+            await asyncio.sleep(0.05)
+
+    async def _tell(self) -> None:
+        """Tell every worker how Triton is reached and whether the model is ready, for ever."""
+        while True:
+            change = self._upstream.next_change()
+            message = self._state()
+            for worker in self._workers:
+                worker.tell(message)
+            with suppress(TimeoutError):
+                for _ in range(int(_TELL_SECONDS / 0.5)):
+                    await wait_until_set(change, timeout_seconds=0.5)
+                    if change.is_set() or self._state() != message:
+                        break
+
+    def _state(self) -> dict[str, Any]:
+        access = self._upstream.access
+        packed = None if access is None else base64.b64encode(pickle.dumps(access)).decode()
+        return {
+            "access": packed,
+            "notReady": self._upstream.not_ready,
+            "refusing": self._not_ready(),
+            "facts": base64.b64encode(pickle.dumps(self._upstream.facts)).decode(),
+        }
+
+    async def _guard(self, worker: _Worker) -> None:
+        code = await worker.process.wait()
+        if not self._stopping:
+            log.critical("a worker has died", extra=fields(code=code))
+            os._exit(EXIT_CRASH)
+
+
+async def _spawn(options: ProxyOptions, shared: tuple[int, ...]) -> _Worker:
+    """Start one. Options and keys travel over its socket, where no command line shows them."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "proxy.worker",
+            str(theirs.fileno()),
+            *map(str, shared),
+            pass_fds=(theirs.fileno(), *shared),
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+    reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_LINE_BYTES)
+    worker = _Worker(process, reader, writer)
+    worker.tell({"options": base64.b64encode(pickle.dumps(options)).decode()})
+    return worker
