@@ -49,6 +49,7 @@ class PodRunner:
         self._gone = False
         self._changed = asyncio.Event()
         self._told: JsonObject | None = None
+        self._writing, self._said_all = asyncio.Lock(), False
         self.containers: dict[str, Container] = {}
         self._records = _records(pod["spec"])
 
@@ -161,7 +162,7 @@ class PodRunner:
 
     async def _refuse(self, why: str) -> None:
         self._events.record(self.ref, "Warning", "CannotRun", why)
-        await self._write({"phase": "Failed", "reason": "CannotRun", "message": why})
+        await self._write({"phase": "Failed", "reason": "CannotRun", "message": why}, last=True)
 
     async def _tell_changes(self) -> None:
         """Write the status after every change, the latest only."""
@@ -191,7 +192,15 @@ class PodRunner:
             await self._write(status)
             self._told = status
 
-    async def _write(self, status: JsonObject) -> None:
+    async def _write(self, status: JsonObject, *, last: bool = False) -> None:
+        """One after the other: an earlier status must not land on a later one. `last`: none follows."""
+        async with self._writing:
+            if self._said_all:
+                return
+            self._said_all = last
+            await self._patch(status)
+
+    async def _patch(self, status: JsonObject) -> None:
         path = f"{paths.pod(self.ref.namespace, self.ref.name)}/status"
         body = {"metadata": {"uid": self.ref.uid}, "status": status}
         try:

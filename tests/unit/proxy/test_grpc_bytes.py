@@ -1,0 +1,661 @@
+"""gRPC at the level of bytes: between a reference client and a reference server (python-hyper/h2).
+
+Both raise on anything that HTTP/2 does not allow, so every test here also holds our frames against them.
+"""
+
+import asyncio
+import gzip
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
+import pytest
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from proxy import wire
+from proxy.breaker import Breaker
+from proxy.grpc_head import INFER, STREAM_INFER
+from proxy.h2 import frames
+from proxy.messages import framed
+from proxy.model_facts import ModelFacts
+from tests.fakes.data_plane import KEY, GrpcPair, make_breaker, triton_at_hand
+
+
+def request(model: str = "own", *, size: int = 3, id: str = "", **parameters: str) -> bytes:
+    message = pb.ModelInferRequest(model_name=model, id=id)
+    tensor = message.inputs.add(name="IN", datatype="UINT8", shape=[size])
+    for key, value in parameters.items():
+        tensor.parameters[key].string_param = value
+    message.raw_input_contents.append(b"x" * size)
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+class Client:
+    """A reference client on one side of the proxy."""
+
+    def __init__(self, pair: GrpcPair) -> None:
+        self.pair = pair
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        self.h2.initiate_connection()
+        self.headers: dict[int, list[tuple[bytes, bytes]]] = {}
+        self.data: dict[int, bytes] = {}
+        self.resets: dict[int, int] = {}
+        self.ended: set[int] = set()
+        self.gone_away: int | None = None
+
+    def call(self, method: str = INFER, **more: str) -> int:
+        stream: int = self.h2.get_next_available_stream_id()
+        headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", method),
+            (":authority", "h"),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            *((name.replace("_", "-"), value) for name, value in more.items()),
+        ]
+        self.h2.send_headers(stream, headers)
+        return stream
+
+    def send(self, stream: int, data: bytes, *, end: bool = False, pad: int | None = None) -> None:
+        size = self.h2.max_outbound_frame_size - 300
+        pieces = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
+        for index, piece in enumerate(pieces):
+            self.h2.send_data(stream, piece, end_stream=end and index == len(pieces) - 1, pad_length=pad)
+
+    def exchange(self) -> None:
+        """Deliver what both sides have written to each other."""
+        if (out := self.h2.data_to_send()) and self.pair.to_client.open:
+            self.pair.client.data_received(out)
+        for event in self.h2.receive_data(self.pair.to_client.take()):
+            self.take(event)
+        if (out := self.h2.data_to_send()) and self.pair.to_client.open:
+            self.pair.client.data_received(out)
+
+    def take(self, event: Any) -> None:
+        match event:
+            case h2.events.ResponseReceived() | h2.events.TrailersReceived():
+                self.headers.setdefault(event.stream_id, []).extend(event.headers)
+            case h2.events.DataReceived():
+                self.data[event.stream_id] = self.data.get(event.stream_id, b"") + event.data
+                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            case h2.events.StreamReset():
+                self.resets[event.stream_id] = event.error_code
+            case h2.events.StreamEnded():
+                self.ended.add(event.stream_id)
+            case h2.events.ConnectionTerminated():
+                self.gone_away = event.error_code
+
+    def status(self, stream: int) -> int | None:
+        found = dict(self.headers.get(stream, [])).get(b"grpc-status")
+        return None if found is None else int(found)
+
+
+class Triton:
+    """A reference server on the other side."""
+
+    def __init__(self, pair: GrpcPair) -> None:
+        self.pair = pair
+        config = h2.config.H2Configuration(client_side=False, header_encoding=None)
+        self.h2 = h2.connection.H2Connection(config)
+        self.h2.initiate_connection()
+        self.calls: dict[int, dict[bytes, bytes]] = {}
+        self.data: dict[int, bytes] = {}
+        self.ended: set[int] = set()
+        self.resets: set[int] = set()
+
+    def exchange(self) -> None:
+        if not self.pair.tritons:
+            return
+        for event in self.h2.receive_data(self.pair.to_triton[0].take()):
+            match event:
+                case h2.events.RequestReceived():
+                    self.calls[event.stream_id] = dict(event.headers)
+                case h2.events.DataReceived():
+                    self.data[event.stream_id] = self.data.get(event.stream_id, b"") + event.data
+                    self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                case h2.events.StreamEnded():
+                    self.ended.add(event.stream_id)
+                case h2.events.StreamReset():
+                    self.resets.add(event.stream_id)
+        if self.pair.to_triton[0].open:
+            self.pair.tritons[0].data_received(self.h2.data_to_send())
+
+    def answer(self, stream: int, *messages: bytes, status: str = "0") -> None:
+        self.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+        for message in messages:
+            self.h2.send_data(stream, framed(message))
+        self.h2.send_headers(stream, [("grpc-status", status)], end_stream=True)
+
+    def messages(self, stream: int) -> list[bytes]:
+        data, found = self.data.get(stream, b""), []
+        while data:
+            assert data[0] == 0
+            size = int.from_bytes(data[1:5])
+            found.append(data[5 : 5 + size])
+            data = data[5 + size :]
+        return found
+
+
+class Both:
+    def __init__(self, pair: GrpcPair) -> None:
+        self.pair, self.client, self.triton = pair, Client(pair), Triton(pair)
+
+    def exchange(self, rounds: int = 6) -> None:
+        for _ in range(rounds):
+            self.client.exchange()
+            self.triton.exchange()
+
+
+@pytest.fixture
+async def connect() -> Any:
+    def make(*, breaker: Breaker | None = None, facts: ModelFacts | None = None) -> Both:
+        both = Both(GrpcPair(breaker=breaker, facts=facts))
+        both.exchange()
+        return both
+
+    with triton_at_hand():
+        yield make
+
+
+Connect = Callable[..., Both]
+
+
+async def test_a_call_goes_through_with_its_metadata_and_the_nodes_key(connect: Connect) -> None:
+    both = connect()
+    stream = both.client.call(x_request_id="7", triton_grpc_protocol_x="stolen", grpc_timeout="5S")
+    both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    head = both.triton.calls[stream]
+    assert (head[b":path"], head[b"x-request-id"], head[KEY.encode()]) == (INFER.encode(), b"7", b"k")
+    assert b"triton-grpc-protocol-x" not in head
+    assert both.triton.messages(stream) == [request()]
+    assert stream in both.triton.ended
+    both.triton.answer(stream, b"answer")
+    both.exchange()
+    assert both.client.data[stream] == framed(b"answer")
+    assert both.client.status(stream) == 0
+    assert both.pair.front.traffic.codes == {"OK": 1}
+    assert not both.pair.client.streams
+    assert not both.pair.tritons[0].streams
+
+
+@pytest.mark.parametrize("method", [INFER, STREAM_INFER])
+@pytest.mark.parametrize("seed", range(30))
+async def test_however_it_is_cut_triton_gets_the_same(connect: Connect, seed: int, method: str) -> None:
+    """Messages over frames of any size, padded or not, and the bytes in pieces of any size."""
+    rng, both = random.Random(seed), connect()
+    count = rng.randrange(1, 4) if method == STREAM_INFER else 1
+    messages = [request(size=rng.choice([0, 3, 5000, 400_000])) for _ in range(count)]
+    stream, data = both.client.call(method), b"".join(map(framed, messages))
+    while data:
+        sizes = [1, 2, 7, 500, 16_000] if len(data) < 6000 else [500, 3000, 16_000, 16_000]
+        size = min(rng.choice(sizes), both.client.h2.local_flow_control_window(stream) - 300)
+        pad = rng.choice([None, 0, 1, 200])
+        both.client.h2.send_data(stream, data[:size], pad_length=pad)
+        data = data[size:]
+        out = both.client.h2.data_to_send()
+        cut = rng.randrange(len(out))
+        for piece in (out[:cut], out[cut:]):
+            if piece:
+                both.pair.client.data_received(piece)
+        both.exchange(1)
+    both.client.h2.end_stream(stream)
+    both.exchange()
+    assert both.triton.messages(stream) == messages
+    assert stream in both.triton.ended
+
+
+async def test_split_at_every_byte(connect: Connect) -> None:
+    recorder = connect()
+    for index in range(3):
+        stream = recorder.client.call(x_index=str(index))
+        recorder.client.send(stream, framed(request(id=str(index))), end=True)
+    stream_of_bytes = recorder.client.h2.data_to_send()
+    expected = None
+    for cut in range(1, len(stream_of_bytes)):
+        both = connect()
+        for piece in (stream_of_bytes[:cut], stream_of_bytes[cut:]):
+            both.pair.client.data_received(piece)
+        sent = both.pair.to_triton[0].sent
+        expected = expected or sent
+        assert sent == expected, cut
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_interleaved_calls_do_not_disturb_each_other(connect: Connect, seed: int) -> None:
+    """Own and foreign models, in any order of frames and answers, with a limit."""
+    rng, both = random.Random(seed), connect(breaker=make_breaker(3, 1000))
+    todo: dict[int, bytes] = {}
+    names: dict[int, str] = {}
+    answered: set[int] = set()
+    for step in range(400):
+        if step < 200 and rng.random() < 0.4:
+            stream = both.client.call()
+            names[stream] = rng.choice(["own", "own", "other", "missing"])
+            todo[stream] = framed(request(names[stream], size=rng.choice([3, 30_000]), id=str(stream)))
+        elif todo:
+            stream = rng.choice(list(todo))
+            window = both.client.h2.local_flow_control_window(stream)
+            size = min(rng.choice([1, 9, 2000, 16_000]), window, len(todo[stream]))
+            if stream in both.client.ended:
+                del todo[stream]
+                continue
+            end = size == len(todo[stream])
+            both.client.h2.send_data(stream, todo[stream][:size], end_stream=end)
+            todo[stream] = todo[stream][size:]
+            if end:
+                del todo[stream]
+        if rng.random() < 0.5:
+            both.exchange(1)
+        ready = [id for id in both.triton.ended if id not in answered]
+        assert len(ready) <= 3
+        if ready and rng.random() < 0.5:
+            id = rng.choice(ready)
+            answered.add(id)
+            (message,) = both.triton.messages(id)
+            both.triton.answer(id, pb.ModelInferRequest.FromString(message).id.encode())
+    while True:
+        both.exchange(3)
+        ready = [id for id in both.triton.ended if id not in answered]
+        if not ready:
+            break
+        for id in ready:
+            answered.add(id)
+            (message,) = both.triton.messages(id)
+            both.triton.answer(id, pb.ModelInferRequest.FromString(message).id.encode())
+    for stream, name in names.items():
+        if name == "own" and stream not in todo:
+            assert both.client.data[stream] == framed(str(stream).encode())
+        elif stream not in todo:
+            assert both.client.status(stream) == 5
+    assert all(
+        pb.ModelInferRequest.FromString(m).model_name == "own"
+        for id in both.triton.data
+        for m in both.triton.messages(id)
+    )
+    assert both.pair.front.breaker.running == 0
+
+
+TRICKS: dict[str, bytes] = {
+    "another name": request("other"),
+    "an empty name": wire.encode_bytes(1, b"") + request(""),
+    "the last of two names counts": request("own") + wire.encode_bytes(1, b"other"),
+    "an unknown field between": wire.encode_bytes(1, b"own")
+    + wire.encode_bytes(99, b"x")
+    + wire.encode_bytes(1, b"other"),
+    "a name cut by NUL": wire.encode_bytes(1, b"own\x00other"),
+    "a name with another wire type": b"\x08\x01" + request("own"),
+    "a group": wire.encode_bytes(1, b"own") + b"\x0b\x0c",
+    "an overlong key": b"\x8a\x00\x05other" + b"",
+    "an overlong length": wire.encode_bytes(1, b"own") + b"\x0a\x85\x80\x00other",
+    "shared memory": request("own", shared_memory_region="r"),
+    "classes of what may be empty": pb.ModelInferRequest(
+        model_name="own",
+        outputs=[
+            pb.ModelInferRequest.InferRequestedOutputTensor(
+                name="OUT", parameters={"classification": pb.InferParameter(int64_param=2)}
+            )
+        ],
+    ).SerializeToString(),
+    "cut off": request("own")[:-1],
+}
+
+
+@pytest.mark.parametrize("trick", sorted(TRICKS))
+@pytest.mark.parametrize("frames_of", [1, 7, 10**6])
+@pytest.mark.parametrize("long", [False, True])
+async def test_no_trick_reaches_triton(connect: Connect, trick: str, frames_of: int, long: bool) -> None:
+    """Nor in a message that is too long to be held: its end never goes on."""
+    both, message = connect(), TRICKS[trick]
+    if long:
+        message = wire.encode_bytes(1, b"own") + wire.encode_bytes(7, b"x" * 300_000) + message
+        frames_of = max(frames_of, 5000)
+    stream, data = both.client.call(), framed(message)
+    for at in range(0, len(data), min(frames_of, 16_000)):
+        if stream in both.client.ended:
+            break
+        both.client.send(stream, data[at : at + min(frames_of, 16_000)])
+        both.exchange(2)
+    if stream not in both.client.ended:
+        both.client.h2.end_stream(stream)
+    both.exchange()
+    assert both.client.status(stream) in (3, 5)
+    assert stream not in both.triton.ended
+    assert len(both.triton.data.get(stream, b"")) < len(data)
+    assert both.pair.front.breaker.running == 0
+    if both.triton.calls and stream in both.triton.calls:
+        assert stream in both.triton.resets
+    again = both.client.call()
+    both.client.send(again, framed(request()), end=True)
+    both.exchange()
+    assert both.triton.messages(again) == [request()]  # the connection is as good as before
+
+
+@pytest.mark.parametrize(("encoding", "packed"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+async def test_packed_messages_are_opened_within_a_bound(
+    connect: Connect, encoding: str, packed: Callable[[bytes], bytes]
+) -> None:
+    def flagged(message: bytes) -> bytes:
+        return b"\x01" + len(body := packed(message)).to_bytes(4) + body
+
+    both = connect()
+    cases = {
+        "own": (flagged(request()), None),
+        "foreign": (flagged(request("other")), 5),
+        "bomb": (flagged(request(size=2 * 1024**2)), 8),
+        "damaged": (b"\x01\x00\x00\x00\x03abc", 3),
+        "trailing": (b"\x01" + (len(packed(request())) + 1).to_bytes(4) + packed(request()) + b"x", 3),
+    }
+    for data, status in cases.values():
+        stream = both.client.call(grpc_encoding=encoding)
+        both.client.send(stream, data, end=True)
+        both.exchange()
+        assert both.client.status(stream) == status
+        if status is None:
+            assert both.triton.messages(stream) == [request()]
+            assert b"grpc-encoding" not in both.triton.calls[stream]
+        else:
+            assert stream not in both.triton.calls
+    unknown = both.client.call(grpc_encoding="snappy")
+    both.client.send(unknown, flagged(request()), end=True)
+    both.exchange()
+    assert both.client.status(unknown) == 12
+    assert dict(both.client.headers[unknown])[b"grpc-accept-encoding"] == b"identity, deflate, gzip"
+
+
+async def test_refusals_are_not_calls(connect: Connect) -> None:
+    both = connect()
+    for method, status in (
+        ("/inference.GRPCInferenceService/RepositoryModelUnload", 7),
+        ("/inference.GRPCInferenceService/Unheard", 12),
+        ("/other.Service/ModelInfer", 12),
+        (INFER + "/", 12),
+        ("*", 12),
+    ):
+        stream = both.client.call(method)
+        both.exchange()
+        assert both.client.status(stream) == status, method
+    assert not both.triton.calls
+
+
+async def test_the_limit_holds_and_the_queue_is_in_order(connect: Connect) -> None:
+    both = connect(breaker=make_breaker(1, 2))
+    streams = []
+    for index in range(4):
+        streams.append(both.client.call())
+        both.client.send(streams[-1], framed(request(id=str(index))), end=True)
+    both.exchange()
+    assert both.client.status(streams[3]) == 14
+    assert dict(both.client.headers[streams[3]])[b"grpc-message"] == b"pending request queue full"
+    order = []
+    for _ in range(3):
+        (running,) = both.triton.ended - {id for id, _ in order}
+        order.append((running, pb.ModelInferRequest.FromString(both.triton.messages(running)[0]).id))
+        both.triton.answer(running, b"")
+        both.exchange()
+    assert [id for _, id in order] == ["0", "1", "2"]
+    assert (both.pair.front.breaker.running, both.pair.front.breaker.waiting) == (0, 0)
+
+
+async def test_who_leaves_the_queue_leaves_no_trace(connect: Connect) -> None:
+    both = connect(breaker=make_breaker(1, 2))
+    first, second, third = (both.client.call() for _ in range(3))
+    for stream in (first, second, third):
+        both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    both.client.h2.reset_stream(second, 8)
+    both.exchange()
+    assert both.pair.front.breaker.waiting == 1
+    both.triton.answer(first, b"")
+    both.exchange()
+    assert both.triton.ended == {first, third}
+    both.client.h2.reset_stream(third, 8)  # and who leaves Triton tells it so
+    both.exchange()
+    assert both.triton.resets == {third}
+    assert both.pair.front.breaker.running == 0
+
+
+async def test_a_deadline_in_the_queue_is_kept_and_what_is_left_goes_on(connect: Connect) -> None:
+    both = connect(breaker=make_breaker(1, 2))
+    first, late, patient = (
+        both.client.call(),
+        both.client.call(grpc_timeout="50m"),
+        both.client.call(grpc_timeout="9S"),
+    )
+    for stream in (first, late, patient):
+        both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    await asyncio.sleep(0.1)
+    both.exchange()
+    assert both.client.status(late) == 4
+    both.triton.answer(first, b"")
+    both.exchange()
+    left = both.triton.calls[patient][b"grpc-timeout"]
+    assert left.endswith(b"u")
+    assert 8_000_000 < int(left[:-1]) < 8_950_000
+
+
+def stream_response(
+    error: str = "", *, id: str = "", final: bool | None = None, output: bool = True
+) -> bytes:
+    response = pb.ModelStreamInferResponse(error_message=error)
+    response.infer_response.id = id
+    if final is not None:
+        response.infer_response.parameters["triton_final_response"].bool_param = final
+    if output:
+        response.infer_response.raw_output_contents.append(b"out")
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+def responses(data: bytes) -> Iterator[pb.ModelStreamInferResponse]:
+    while data:
+        size = int.from_bytes(data[1:5])
+        yield pb.ModelStreamInferResponse.FromString(data[5 : 5 + size])
+        data = data[5 + size :]
+
+
+async def test_in_a_stream_each_message_has_its_slot_and_its_refusal(connect: Connect) -> None:
+    both = connect(breaker=make_breaker(2, 10))
+    stream = both.client.call(STREAM_INFER)
+    for index, model in enumerate(["own", "other", "own", "own"]):
+        both.client.send(stream, framed(request(model, id=str(index))))
+    both.exchange()
+    assert len(both.triton.messages(stream)) == 2  # the third waits for a slot
+    (refused,) = responses(both.client.data[stream])
+    assert (refused.error_message, refused.infer_response.id) == (
+        "Request for unknown model: 'other' is not found",
+        "1",
+    )
+    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_data(stream, framed(stream_response(id="0")))
+    both.exchange()
+    assert len(both.triton.messages(stream)) == 3
+    for id in ("2", "3"):
+        both.triton.h2.send_data(stream, framed(stream_response(id=id)))
+    both.client.h2.end_stream(stream)
+    both.exchange()
+    both.triton.h2.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+    both.exchange()
+    assert [one.infer_response.id for one in responses(both.client.data[stream])] == ["1", "0", "2", "3"]
+    assert both.client.status(stream) == 0
+    assert both.pair.front.breaker.running == 0
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_a_decoupled_request_holds_its_slot_to_its_final_response(connect: Connect, asks: bool) -> None:
+    both = connect(breaker=make_breaker(1, 10), facts=ModelFacts(is_decoupled=True))
+    stream = both.client.call(STREAM_INFER)
+    message = pb.ModelInferRequest(model_name="own")
+    if asks:
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+    for _ in range(2):
+        both.client.send(stream, framed(message.SerializeToString()))
+    both.exchange()
+    (sent,) = both.triton.messages(stream)
+    assert pb.ModelInferRequest.FromString(sent).parameters["triton_enable_empty_final_response"].bool_param
+    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    for _ in range(2):
+        both.triton.h2.send_data(stream, framed(stream_response(final=False)))
+    both.exchange()
+    assert len(both.triton.messages(stream)) == 1
+    both.triton.h2.send_data(stream, framed(stream_response(final=True, output=False)))
+    both.exchange()
+    assert len(both.triton.messages(stream)) == 2
+    shown = list(responses(both.client.data[stream]))
+    assert len(shown) == (3 if asks else 2)
+    both.triton.h2.send_data(stream, framed(stream_response("stopped before the model", output=False)))
+    both.exchange()
+    assert both.pair.front.breaker.running == 0
+
+
+async def test_what_triton_breaks_off_is_unavailable_and_the_next_call_gets_a_new_connection(
+    connect: Connect,
+) -> None:
+    both = connect()
+    begun, waiting = both.client.call(), both.client.call()
+    for stream in (begun, waiting):
+        both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    both.triton.h2.send_headers(begun, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_data(begun, framed(b"a" * 10)[:8])
+    both.exchange()
+    both.pair.tritons[0].connection_lost(ConnectionResetError("reset"))
+    both.client.exchange()
+    assert (both.client.status(begun), both.client.status(waiting)) == (14, 14)
+    again = both.client.call()
+    both.client.send(again, framed(request()), end=True)
+    both.client.exchange()
+    assert len(both.pair.tritons) == 2
+
+
+async def test_a_goaway_of_tritons_moves_new_calls_to_a_new_connection(connect: Connect) -> None:
+    both = connect()
+    old = both.client.call()
+    both.client.send(old, framed(request()), end=True)
+    both.exchange()
+    both.pair.tritons[0].data_received(frames.goaway(old, frames.ErrorCode.NO_ERROR))
+    new = both.client.call()
+    both.client.send(new, framed(request()), end=True)
+    both.client.exchange()
+    assert len(both.pair.tritons) == 2
+    both.triton.answer(old, b"done")
+    both.exchange(2)
+    assert both.client.status(old) == 0
+
+
+async def test_a_slow_reader_holds_up_triton_and_nothing_grows(connect: Connect) -> None:
+    """The client opens no window: what Triton may still send is what its stream's window allows."""
+    both = connect()
+    stream = both.client.call()
+    both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    sent = 0
+    while (room := both.triton.h2.local_flow_control_window(stream)) > 0:
+        size = min(room, 16_000)
+        both.triton.h2.send_data(stream, b"x" * size)
+        sent += size
+        both.pair.tritons[0].data_received(both.triton.h2.data_to_send())
+        both.triton.h2.receive_data(both.pair.to_triton[0].take())
+    assert sent <= 2 * 512 * 1024
+    assert len(both.pair.to_client.sent) < 70_000
+    for _ in range(100):
+        both.exchange(1)
+    assert len(both.client.data[stream]) == sent
+
+
+FLOODS = {
+    "ping": frames.head(8, frames.PING, 0, 0) + b"12345678",
+    "settings": frames.settings({}),
+    "priority": frames.head(5, frames.PRIORITY, 0, 1) + b"\x00\x00\x00\x03\x10",
+    "window": frames.window_update(0, 1),
+    "empty data": frames.head(0, frames.DATA, 0, 1),
+}
+
+
+@pytest.mark.parametrize("flood", sorted(FLOODS))
+async def test_floods_end_the_connection(connect: Connect, flood: str) -> None:
+    both = connect()
+    both.client.call(STREAM_INFER)
+    both.exchange()
+    for _ in range(100):
+        if both.pair.to_client.open:
+            both.pair.client.data_received(FLOODS[flood] * 100)
+    assert not both.pair.to_client.open
+
+
+async def test_rapid_reset_ends_the_connection(connect: Connect) -> None:
+    both = connect()
+    for _ in range(3000):
+        if not both.pair.to_client.open:
+            break
+        stream = both.client.call()
+        both.client.h2.reset_stream(stream)
+        both.client.exchange()
+    assert not both.pair.to_client.open
+    assert both.pair.front.breaker.running == 0
+
+
+async def test_a_continuation_flood_is_bounded(connect: Connect) -> None:
+    both = connect()
+    both.pair.client.data_received(frames.head(1, frames.HEADERS, 0, 1) + b"\x82")
+    for _ in range(200):
+        if both.pair.to_client.open:
+            both.pair.client.data_received(frames.head(1000, frames.CONTINUATION, 0, 1) + b"\x82" * 1000)
+    assert not both.pair.to_client.open
+
+
+@pytest.mark.parametrize("seed", range(300))
+async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connect, seed: int) -> None:
+    """Damaged streams: either the same decision as the reference's, or a refusal; never another model."""
+    rng, recorder = random.Random(seed), connect()
+    for model in rng.choices(["own", "other"], k=4):
+        method = rng.choice([INFER, STREAM_INFER])
+        stream = recorder.client.call(method)
+        recorder.client.send(stream, framed(request(model)), end=True)
+    data = bytearray(recorder.client.h2.data_to_send())
+    for _ in range(rng.choice([1, 1, 2, 5])):
+        at = rng.randrange(len(data))
+        match rng.randrange(3):
+            case 0:
+                data[at] = rng.randrange(256)
+            case 1:
+                del data[at : at + rng.randrange(1, 10)]
+            case _:
+                data[at:at] = rng.randbytes(rng.randrange(1, 10))
+    both = connect()
+    both.pair.client.data_received(bytes(data))
+    if both.pair.tritons:
+        both.triton.exchange()  # raises on whatever HTTP/2 does not allow
+    for id in both.triton.ended:
+        for message in both.triton.messages(id):
+            with suppress(DecodeError):  # Triton's parser refuses it as well
+                assert pb.ModelInferRequest.FromString(message).model_name == "own"
+        assert both.triton.calls[id][b":path"] in (INFER.encode(), STREAM_INFER.encode())
+
+
+async def test_draining_tells_the_client_and_lets_calls_finish(connect: Connect) -> None:
+    both = connect()
+    stream = both.client.call()
+    both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    await both.pair.front.stop_accepting()
+    both.triton.answer(stream, b"last")
+    both.triton.exchange()
+    said = both.pair.to_client.take()  # by hand: h2 reads nothing after a GOAWAY
+    assert said.index(frames.goaway(stream, frames.ErrorCode.NO_ERROR, "draining")) < said.index(
+        framed(b"last")
+    )
+    assert not both.pair.client.streams
+    both.pair.client.tick(0)
+    assert not both.pair.to_client.open

@@ -1,0 +1,393 @@
+"""REST at the level of bytes: what comes from a client, and what a reference parser (h11) makes of what Triton gets."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import h11
+import pytest
+
+from proxy.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
+from tests.fakes.data_plane import RestPair, make_breaker, settle
+
+TENSOR = {"name": "I", "shape": [2], "datatype": "INT32", "data": [1, 2]}
+BODY = json.dumps({"inputs": [TENSOR]}).encode()
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def infer(
+    body: bytes = BODY, model: str = "own", *lines: str, length: bool = True, route: str = "infer"
+) -> bytes:
+    head = [f"POST /v2/models/{model}/{route} HTTP/1.1", "Host: h", *lines]
+    if length:
+        head.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+@pytest.fixture
+async def connect() -> Any:
+    with RestPair.triton_at_hand():
+        yield RestPair
+
+
+Connect = Callable[..., RestPair]
+
+
+class Seen:
+    """The requests on one connection to Triton, by h11, which raises on what is not HTTP/1.1."""
+
+    def __init__(self, data: bytes) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.is_partial = False
+        connection = h11.Connection(h11.SERVER)
+        connection.receive_data(data)
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                self.is_partial = bool(data) and connection.their_state is h11.SEND_BODY
+                return
+            if isinstance(event, h11.Request):
+                headers = {n.decode().lower(): v.decode("latin-1") for n, v in event.headers}
+                self.requests.append((event.target.decode(), headers, b""))
+            elif isinstance(event, h11.Data):
+                target, headers, body = self.requests[-1]
+                self.requests[-1] = (target, headers, body + bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                connection.send(h11.Response(status_code=200, headers=[("Content-Length", "0")]))
+                connection.send(h11.EndOfMessage())
+                connection.start_next_cycle()
+            else:
+                return
+
+
+async def drive(pair: RestPair, data: bytes, *, answer: bytes = OK) -> None:
+    """Deliver bytes and answer every request that comes out on the other side."""
+    if pair.to_client.open:
+        pair.client.data_received(data)
+    answered = getattr(pair, "answered", 0)
+    for _ in range(50):
+        await settle()
+        done = [u for u in pair.tritons if u.asker is not None and u.request_done]
+        if not done:
+            break
+        for upstream in done:
+            answered += 1
+            upstream.data_received(answer)
+    pair.answered = answered  # type: ignore[attr-defined]
+
+
+def seen(pair: RestPair) -> list[tuple[str, dict[str, str], bytes]]:
+    return [request for wire in pair.to_triton for request in Seen(wire.sent).requests]
+
+
+async def test_a_request_goes_on_with_the_nodes_key_and_without_control(connect: Connect) -> None:
+    pair = connect()
+    lines = (
+        "X-Request-Id: 7",
+        "Berth-Inference-Key: stolen",
+        "Connection: X-Hop",
+        "X-Hop: 1",
+        "TE: trailers",
+    )
+    await drive(pair, infer(BODY, "own", *lines))
+    ((target, headers, body),) = seen(pair)
+    assert (target, body) == ("/v2/models/own/infer", BODY)
+    assert headers == {
+        "host": "127.0.0.1:1",
+        "x-request-id": "7",
+        "berth-inference-key": "k",
+        "content-length": str(len(BODY)),
+    }
+    assert pair.to_client.sent == OK
+
+
+async def test_split_at_every_byte(connect: Connect) -> None:
+    data = (
+        infer()
+        + infer(b'{"text":"x"}', route="generate")
+        + infer(chunked(BODY, 7), "own", "Transfer-Encoding: chunked", length=False)
+    )
+    for cut in range(1, len(data)):
+        pair = connect()
+        await drive(pair, data[:cut])
+        await drive(pair, data[cut:])
+        assert [(target, body) for target, _, body in seen(pair)] == [
+            ("/v2/models/own/infer", BODY),
+            ("/v2/models/own/generate", b'{"text":"x"}'),
+            ("/v2/models/own/infer", BODY),
+        ], cut
+        assert pair.to_client.sent == OK * 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_binary_tensor_streams_through_in_any_pieces(connect: Connect, seed: int) -> None:
+    rng, pair = random.Random(seed), connect()
+    header = json.dumps({"inputs": [{"name": "I", "shape": [500_000], "datatype": "UINT8"}]}).encode()
+    tensor = rng.randbytes(500_000)
+    data = infer(header + tensor, "own", f"{HEADER_LENGTH}: {len(header)}") + infer()
+    while data:
+        size = rng.choice([1, 100, 9_000, 65_536])
+        await drive(pair, data[:size])
+        data = data[size:]
+    assert [body for _, _, body in seen(pair)] == [header + tensor, BODY]
+    assert not pair.client._input
+
+
+AMBIGUOUS = {
+    "two lengths": infer(BODY, "own", "Content-Length: 3"),
+    "the same length twice": infer(BODY, "own", f"Content-Length: {len(BODY)}"),
+    "length and chunked": infer(BODY, "own", "Transfer-Encoding: chunked"),
+    "a folded line": infer(BODY, "own", "X: a", "  b"),
+    "a folded line by tab": infer(BODY, "own", "Content-Length: 1", "\t0"),
+    "bare LF": infer().replace(b"\r\n", b"\n", 1),
+    "bare CR": infer(BODY, "own", "X: a\rb"),
+    "NUL": infer(BODY, "own", "X: a\0b"),
+    "space before the colon": infer(BODY, "own", "X : a"),
+    "no name": infer(BODY, "own", ": a"),
+    "absolute form": infer().replace(b"/v2", b"http://h/v2", 1),
+    "authority form": b"CONNECT h:80 HTTP/1.1\r\nHost: h\r\n\r\n",
+    "asterisk form": b"OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n",
+    "encoded": infer().replace(b"own", b"%6fwn", 1),
+    "dotted": infer().replace(b"/own", b"/x/../own", 1),
+    "an empty step": infer().replace(b"/own", b"//own", 1),
+    "a fragment": infer().replace(b"/infer", b"/infer#x", 1),
+    "HTTP/0.9": b"GET /v2/models/own\r\n\r\n",
+    "HTTP/1.10": infer().replace(b"HTTP/1.1", b"HTTP/1.10", 1),
+    "HTTP/2.0": infer().replace(b"HTTP/1.1", b"HTTP/2.0", 1),
+    "two spaces": infer().replace(b" /v2", b"  /v2", 1),
+    "a lower-case method": infer().replace(b"POST", b"post", 1),
+    "no host": infer().replace(b"Host: h\r\n", b"", 1),
+    "two hosts": infer(BODY, "own", "Host: g"),
+    "a length in hexadecimal": infer(length=False).replace(b"Host", b"Content-Length: 0x5\r\nHost"),
+    "a signed length": infer(length=False).replace(b"Host", b"Content-Length: +5\r\nHost"),
+    "a coding besides chunked": infer(BODY, "own", "Transfer-Encoding: gzip, chunked", length=False),
+    "identity coding": infer(BODY, "own", "Transfer-Encoding: identity", length=False),
+    "chunked twice": infer(BODY, "own", *["Transfer-Encoding: chunked"] * 2, length=False),
+    "chunked spelt otherwise": infer(BODY, "own", "Transfer-Encoding: xchunked", length=False),
+    "chunked in HTTP/1.0": infer(chunked(BODY, 9), "own", "Transfer-Encoding: chunked", length=False).replace(
+        b"HTTP/1.1", b"HTTP/1.0", 1
+    ),
+    "a chunk size with a sign": infer(
+        b"+3\r\nabc\r\n0\r\n\r\n", "own", "Transfer-Encoding: chunked", length=False
+    ),
+    "a chunk size that wraps": infer(
+        b"10000000000000003\r\nabc\r\n0\r\n\r\n", "own", "Transfer-Encoding: chunked", length=False
+    ),
+    "a chunk that is too long": infer(
+        b"3\r\nabcd\r\n0\r\n\r\n", "own", "Transfer-Encoding: chunked", length=False
+    ),
+    "bare LF between chunks": infer(b"3\nabc\n0\n\n", "own", "Transfer-Encoding: chunked", length=False),
+}
+
+
+@pytest.mark.parametrize("case", sorted(AMBIGUOUS))
+async def test_what_could_be_read_in_two_ways_is_refused_and_the_connection_closed(
+    connect: Connect, case: str
+) -> None:
+    pair = connect()
+    await drive(pair, AMBIGUOUS[case] + infer(BODY, "other"))
+    assert pair.to_client.sent.startswith(b"HTTP/1.1 400 "), case
+    assert pair.to_client.sent.count(b"HTTP/1.1 4") == 1
+    assert b"Connection: close" in pair.to_client.sent
+    assert not any(wire.sent for wire in pair.to_triton)
+
+
+@pytest.mark.parametrize("seed", range(400))
+async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connect, seed: int) -> None:
+    rng = random.Random(seed)
+    requests = [
+        infer(BODY, rng.choice(["own", "other"])),
+        infer(chunked(BODY, 11), rng.choice(["own", "other"]), "Transfer-Encoding: chunked", length=False),
+        b"GET /v2/models/%s HTTP/1.1\r\nHost: h\r\n\r\n" % rng.choice([b"own", b"other"]),
+    ]
+    data = bytearray(b"".join(rng.choices(requests, k=3)))
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        at = rng.randrange(len(data))
+        match rng.randrange(4):
+            case 0:
+                data[at] = rng.choice(b"\r\n\t :;,\x00%/.09azAZ\xff")
+            case 1:
+                del data[at : at + rng.randrange(1, 6)]
+            case 2:
+                data[at:at] = rng.choice([b"\r\n", b"\n", b"Content-Length: 5\r\n", b"0\r\n\r\n", b" "])
+            case _:
+                data[at:at] = data[rng.randrange(len(data)) :][: rng.randrange(40)]
+    pair = connect()
+    await drive(pair, bytes(data))
+    for wire in pair.to_triton:
+        for target, headers, _ in Seen(wire.sent).requests:  # h11 raises on what is not HTTP
+            assert target.startswith("/v2/models/own")
+            assert headers["berth-inference-key"] == "k"
+    assert pair.front.breaker.running == len([u for u in pair.tritons if u.asker is not None])
+
+
+async def test_pipelined_requests_go_on_one_by_one(connect: Connect) -> None:
+    pair = connect()
+    pair.client.data_received(infer() + infer(BODY, "other") + infer())
+    await settle()
+    assert len(seen(pair)) == 1
+    pair.tritons[0].data_received(OK)
+    await settle()
+    assert len(seen(pair)) == 2
+    pair.tritons[0].data_received(OK)
+    answers = pair.to_client.sent.split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in answers] == [b"200", b"404", b"200"]
+    assert len(pair.tritons) == 1
+
+
+async def test_expect_is_answered_here_and_only_where_the_body_is_wanted(connect: Connect) -> None:
+    pair = connect()
+    head, _, body = infer(BODY, "own", "Expect: 100-continue").partition(b"\r\n\r\n")
+    await drive(pair, head + b"\r\n\r\n")
+    assert pair.to_client.take() == b"HTTP/1.1 100 Continue\r\n\r\n"
+    await drive(pair, body)
+    assert pair.to_client.take() == OK
+    ((_, headers, _),) = seen(pair)
+    assert "expect" not in headers
+    foreign = connect()
+    await drive(foreign, infer(BODY, "other", "Expect: 100-continue").partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+    assert foreign.to_client.sent.startswith(b"HTTP/1.1 404")
+    strange = connect()
+    await drive(strange, infer(BODY, "own", "Expect: tea"))
+    assert strange.to_client.sent.startswith(b"HTTP/1.1 417")
+
+
+async def test_a_head_request_has_the_head_and_no_body(connect: Connect) -> None:
+    pair = connect()
+    await drive(pair, b"HEAD /v2/models/own HTTP/1.1\r\nHost: h\r\n\r\n" + infer())
+    assert pair.to_client.sent == OK[:-2] + OK
+
+
+async def test_the_queue_is_in_order_and_who_leaves_it_leaves_no_trace(connect: Connect) -> None:
+    first = connect(breaker=make_breaker(1, 2))
+    others = [connect() for _ in range(3)]
+    for pair in others:
+        pair.front = pair.client._front = first.front  # all on one front end
+    first.client.data_received(infer())
+    for pair in others:
+        pair.client.data_received(infer())
+    await settle()
+    breaker = first.front.breaker
+    assert (breaker.running, breaker.waiting) == (1, 2)
+    assert others[2].to_client.sent.startswith(b"HTTP/1.1 503")
+    assert b"Retry-After: 1" in others[2].to_client.sent
+    assert b"pending request queue full" in others[2].to_client.sent
+    others[0].client.connection_lost(None)
+    assert breaker.waiting == 1
+    first.tritons[0].data_received(OK)
+    await settle()
+    assert breaker.running == 1
+    assert breaker.waiting == 0
+
+
+async def test_a_client_that_leaves_keeps_its_slot_while_triton_works(connect: Connect) -> None:
+    """Triton's REST side cannot be told; a stream of events ends with its connection."""
+    pair = connect(breaker=make_breaker(1, 2))
+    pair.client.data_received(infer())
+    await settle()
+    pair.client.connection_lost(None)
+    assert pair.front.breaker.running == 1
+    pair.tritons[0].data_received(OK)
+    assert pair.front.breaker.running == 0
+    assert pair.front.traffic.codes == {"499": 1}
+    events = connect(breaker=make_breaker(1, 2))
+    events.client.data_received(infer(b"{}", route="generate_stream"))
+    await settle()
+    events.client.connection_lost(None)
+    assert events.front.breaker.running == 0
+    assert not events.to_triton[0].open
+
+
+async def test_an_early_answer_ends_the_upload_and_the_connection(connect: Connect) -> None:
+    pair = connect()
+    header = json.dumps({"inputs": [{"name": "I", "shape": [90_000], "datatype": "UINT8"}]}).encode()
+    data = infer(header + b"x" * 90_000, "own", f"{HEADER_LENGTH}: {len(header)}")
+    pair.client.data_received(data[:5000])
+    await settle()
+    pair.tritons[0].data_received(OK.replace(b"200 OK", b"400 Bad Request"))
+    assert b"Connection: close" in pair.to_client.sent
+    assert not pair.to_triton[0].open
+    pair.client.data_received(data[5000:] + infer())
+    await settle()
+    assert len(pair.tritons) == 1
+
+
+async def test_answers_that_cannot_be_read_are_not_passed_on(connect: Connect) -> None:
+    for answer in (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab",
+    ):
+        pair = connect()
+        pair.client.data_received(infer())
+        await settle()
+        pair.tritons[0].data_received(answer)
+        assert pair.to_client.sent.startswith(b"HTTP/1.1 503")
+        assert not pair.to_triton[0].open
+
+
+async def test_a_body_that_nobody_wants_is_swallowed_or_ends_the_connection(connect: Connect) -> None:
+    small = connect()
+    await drive(small, infer(BODY, "other") + infer())
+    assert small.to_client.sent.count(b"HTTP/1.1 ") == 2
+    large = connect()
+    await drive(large, infer(b"x" * 100_000, "other") + infer())
+    assert large.to_client.sent.count(b"HTTP/1.1 ") == 1
+    assert b"Connection: close" in large.to_client.sent
+
+
+async def test_slow_heads_and_idle_connections_end(connect: Connect) -> None:
+    slow, idle = connect(), connect()
+    slow.client.data_received(b"POST /v2")
+    slow.client.tick(asyncio.get_running_loop().time() + 1e6)
+    assert slow.to_client.sent.startswith(b"HTTP/1.1 408")
+    idle.client.tick(asyncio.get_running_loop().time() + 1e6)
+    assert not idle.to_client.open
+
+
+def mutations(text: bytes) -> Iterator[bytes]:
+    for at in range(len(text)):
+        for byte in (b"\r", b"\n", b"\0", b" ", b"\t", b":", b"x", b"\x80"):
+            yield text[:at] + byte + text[at + 1 :]
+
+
+def test_every_damaged_head_is_refused_or_read_as_h11_reads_it() -> None:
+    head = b"POST /v2/models/own/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\nX-A: b\r\n\r\n"
+    agreed = 0
+    for damaged in mutations(head):
+        if not damaged.endswith(b"\r\n\r\n") or damaged.index(b"\r\n\r\n") + 4 != len(damaged):
+            continue
+        try:
+            mine = read_request(damaged)
+        except BadRequest:
+            continue
+        connection = h11.Connection(h11.SERVER)
+        connection.receive_data(damaged)
+        event = connection.next_event()
+        assert isinstance(event, h11.Request), damaged
+        lengths = [int(value) for name, value in event.headers if name == b"content-length"]
+        assert (lengths or [None]) == [mine.length], damaged
+        assert event.target.decode().partition("?")[0].startswith("/"), damaged
+        agreed += 1
+    assert agreed > 100
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_chunks_are_read_alike_however_they_are_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    body = rng.randbytes(rng.randrange(200))
+    data, out = chunked(body, rng.randrange(1, 50)) + b"NEXT", b""
+    reader = RequestChunks()
+    while not reader.is_done:
+        piece = data[: rng.randrange(1, 20)]
+        content, size = reader.feed(piece)
+        out += content
+        data = data[size:]
+    assert (out, data) == (body, b"NEXT")
