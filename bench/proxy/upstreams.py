@@ -1,0 +1,151 @@
+"""What stands behind the proxies: nginx with a constant answer, a source of streams, and a real Triton."""
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from agent.model_config import load_config
+from bench.proxy.processes import started
+from berth.contract.endpoint import Endpoint
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, ModelName
+from berth.triton.admin import open_admin
+from berth.triton.errors import TritonError
+from berth.triton.keys import TritonKeys
+from localcluster import triton
+from localcluster.processes import end, spawn
+
+MODEL = "mine"
+# On one address, because queue-proxy knows no other.
+HOST = "127.0.0.1"
+NGINX_PORT, STREAMS_PORT = 18000, 18010
+ANSWER = (
+    '{"model_name":"mine","model_version":"1","outputs":'
+    '[{"name":"OUT","datatype":"UINT8","shape":[3],"data":[1,2,3]}]}'
+)
+EVENTS = 1000
+_SLOW_BYTES = 1024**3
+
+_NGINX = """
+worker_processes 1; daemon off; pid {dir}/upstream.pid; error_log {dir}/upstream.err;
+events {{ worker_connections 8192; }}
+http {{ access_log off; client_max_body_size 0; client_body_buffer_size 16m; keepalive_requests 1000000000;
+  server {{ listen {host}:{port} backlog=4096;
+    location / {{ default_type application/json; return 200 '{answer}'; }} }} }}
+"""
+_IDENTITY = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = (pb_utils.get_input_tensor_by_name(request, "IN") for request in requests)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", one.as_numpy())]) for one in inputs]
+"""
+_CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [{name: "IN", data_type: TYPE_UINT8, dims: [-1]}]
+output [{name: "OUT", data_type: TYPE_UINT8, dims: [-1]}]
+"""
+
+
+@contextmanager
+def constant(directory: Path) -> Iterator[None]:
+    """nginx: takes any body and answers the same."""
+    config = directory / "upstream.conf"
+    config.write_text(_NGINX.format(dir=directory, host=HOST, port=NGINX_PORT, answer=ANSWER))
+    with started(["nginx", "-c", str(config)], log=directory / "upstream.log", ports=[(HOST, NGINX_PORT)]):
+        yield
+
+
+@contextmanager
+def streams(directory: Path) -> Iterator[None]:
+    """This module as a program: events without end on generate_stream, and one very large answer."""
+    command = [sys.executable, "-m", "bench.proxy.upstreams"]
+    with started(command, log=directory / "streams.log", ports=[(HOST, STREAMS_PORT)]):
+        yield
+
+
+@asynccontextmanager
+async def identity_on_triton(directory: Path) -> AsyncIterator[None]:
+    """A real Triton with the identity of bytes, without keys: the peers could not send them."""
+    model = directory / "models" / MODEL
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text(_CONFIG)
+    (model / "1" / "model.py").write_text(_IDENTITY)
+    keys, prefix = TritonKeys.generate(), f"berth-bench-{os.getpid()}"
+    command = triton.command(
+        address=HOST,
+        models=directory / "models",
+        backends=triton.prepare_backends(directory / "backends"),
+        keys=keys,
+        shm_prefix=prefix,
+    )
+    plain = [word for word in command if "restricted" not in word and "default-byte-size" not in word]
+    plain.append(f"--backend-config=python,shm-default-byte-size={64 * 1024 * 1024}")
+    process = await spawn(plain, log=directory / "triton.log", env=triton.environment(os.environ))
+    try:
+        async with open_admin(Endpoint(HOST, triton.GRPC_PORT), keys) as admin:
+            for _ in range(200):
+                try:
+                    if await admin.version():
+                        break
+                except TritonError:
+                    await asyncio.sleep(0.1)
+            config = load_config(model, ModelName(MODEL), gpu=GpuChoice(GpuUuid("a"), 0, 0), kind="KIND_CPU")
+            await admin.load(ModelName(MODEL), config, timeout_seconds=60)
+        yield
+    finally:
+        await end(process, grace_seconds=5)
+        triton.remove_shared_memory(prefix)
+        shutil.rmtree(directory / "models", ignore_errors=True)
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or b"0")
+            await reader.readexactly(size)
+            if b"generate_stream" in head:
+                await _events(writer)
+            elif b"/config " in head:
+                await _large(writer)
+            else:
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+                )
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+
+
+async def _events(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for number in range(EVENTS):
+        event = b'data: {"text_output":"token %d"}\n\n' % number
+        writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+        await writer.drain()
+        await asyncio.sleep(0)
+    writer.write(b"0\r\n\r\n")
+
+
+async def _large(writer: asyncio.StreamWriter) -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {_SLOW_BYTES}\r\n\r\n"
+    writer.write(head.encode())
+    block = bytes(256 * 1024)
+    for _ in range(_SLOW_BYTES // len(block)):
+        writer.write(block)
+        await writer.drain()
+
+
+async def _main() -> None:
+    server = await asyncio.start_server(_serve, HOST, STREAMS_PORT)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

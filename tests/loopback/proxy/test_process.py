@@ -1,0 +1,318 @@
+"""The proxy as its users run it: one command, its ports, its signals."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+BODY = {"inputs": [{"name": "I", "shape": [1], "datatype": "INT32", "data": [1]}]}
+LIVE = "/inference.GRPCInferenceService/ServerLive"
+
+
+class Upstream:
+    """A Triton that has the model, and answers inference when it is let to."""
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or b"0")
+                await reader.readexactly(size)
+                if b"/infer " in head:
+                    self.running += 1
+                    self.most = max(self.most, self.running)
+                    await self.gate.wait()
+                    self.running -= 1
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+                )
+
+
+class Proxy:
+    def __init__(self, process: asyncio.subprocess.Process, ports: list[int], log: Path) -> None:
+        self.process, (self.http, self.grpc, self.admin), self.log = process, ports, log
+
+    async def get(self, port: int, path: str) -> tuple[int, str]:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{port}{path}") as answer,
+        ):
+            return answer.status, await answer.text()
+
+    async def infer(self, session: aiohttp.ClientSession) -> int:
+        url = f"http://127.0.0.1:{self.http}/v2/models/m/infer"
+        async with session.post(url, data=json.dumps(BODY)) as answer:
+            return answer.status
+
+
+@asynccontextmanager
+async def running(directory: Path, *flags: str) -> AsyncIterator[tuple[Proxy, Upstream]]:
+    upstream = Upstream()
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    triton = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    ports, log = free_ports(3), directory / "log"
+    names = ("--http-listen", "--grpc-listen", "--admin-listen")
+    listen = [word for name, port in zip(names, ports, strict=True) for word in (name, f"127.0.0.1:{port}")]
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "berth.cli", "proxy", "--model", "m"),
+            *("--triton-http", triton, "--triton-grpc", triton, *listen, "--drain-delay", "0", *flags),
+            stdout=output,
+            stderr=output,
+        )
+    proxy = Proxy(process, ports, log)
+    try:
+        await until(lambda: is_ready(proxy))
+        yield proxy, upstream
+    finally:
+        upstream.gate.set()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        server.close()
+
+
+def free_ports(count: int) -> list[int]:
+    import socket
+
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+async def is_ready(proxy: Proxy) -> bool:
+    assert proxy.process.returncode is None, proxy.log.read_text()
+    try:
+        return (await proxy.get(proxy.admin, "/readyz"))[0] == 200
+    except aiohttp.ClientError:
+        return False
+
+
+async def until(holds: Callable[[], Any], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not await holds():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_one_limit_and_one_report_whatever_the_number_of_workers(tmp_path: Path, workers: int) -> None:
+    flags = ("--container-concurrency", "2", "--queue-depth", "3", "--workers", str(workers))
+    async with running(tmp_path, *flags) as (proxy, upstream):
+        upstream.gate.clear()
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            asked = [asyncio.create_task(proxy.infer(session)) for _ in range(12)]
+            done, waiting = await asyncio.wait(asked, timeout=2.5)
+            assert [task.result() for task in done] == [503] * 7
+            stat = json.loads((await proxy.get(proxy.admin, "/stat"))[1])
+            assert stat["averageConcurrentRequests"] == pytest.approx(5, abs=0.2)
+            upstream.gate.set()
+            assert [await task for task in waiting] == [200] * 5
+        assert upstream.most == 2
+
+        async def counted() -> bool:
+            _, text = await proxy.get(proxy.admin, "/metrics")
+            return (
+                'berth_proxy_requests_total{code="200",protocol="rest"} 5.0' in text
+                and 'berth_proxy_requests_total{code="503",protocol="rest"} 7.0' in text
+                and "berth_proxy_running_requests 0.0" in text
+            )
+
+        await until(counted)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path, workers: int) -> None:
+    async with running(tmp_path, "--workers", str(workers)) as (proxy, upstream):
+        upstream.gate.clear()
+        async with aiohttp.ClientSession() as session:
+            asked = asyncio.create_task(proxy.infer(session))
+
+            async def arrived() -> bool:
+                return upstream.running == 1
+
+            await until(arrived)
+            await asyncio.sleep(1.2)  # a worker's figures are told every second
+            proxy.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(1)
+            assert not asked.done()
+            with pytest.raises(aiohttp.ClientError):
+                await proxy.get(proxy.http, "/v2/health/live")
+            upstream.gate.set()
+            assert await asked == 200
+        assert await asyncio.wait_for(proxy.process.wait(), 10) == 0
+
+
+async def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as (proxy, upstream):
+        upstream.gate.clear()
+        async with aiohttp.ClientSession() as session:
+            asked = asyncio.create_task(proxy.infer(session))
+            await asyncio.sleep(0.3)
+            for _ in range(2):
+                proxy.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.2)
+            assert await asyncio.wait_for(proxy.process.wait(), 3) == 128 + signal.SIGTERM
+            with pytest.raises(aiohttp.ClientError):
+                await asked
+
+
+async def test_a_worker_that_dies_takes_the_proxy_along(tmp_path: Path) -> None:
+    async with running(tmp_path, "--workers", "2") as (proxy, _):
+        children = Path(f"/proc/{proxy.process.pid}/task/{proxy.process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert await asyncio.wait_for(proxy.process.wait(), 5) == 1
+
+        async def gone() -> bool:
+            return not any(Path(f"/proc/{child}").exists() for child in children[1:])
+
+        await until(gone)
+
+
+class Authority:
+    """Certificates for 127.0.0.1 and for clients, of one authority."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.key = directory, ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+        self.certificate = self._signed(self.name, self.key, is_ca=True)
+        self.file = directory / "ca.pem"
+        self.file.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = self._signed(subject, key, is_ca=False)
+        cert_file, key_file = self.directory / f"{name}.pem", self.directory / f"{name}.key"
+        cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        form = serialization.PrivateFormat.PKCS8
+        key_file.write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        )
+        return cert_file, key_file
+
+    def _signed(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_ca: bool
+    ) -> x509.Certificate:
+        import ipaddress
+
+        now = datetime.now(UTC)
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self.name)
+        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(hours=1))
+        builder = builder.add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        return builder.sign(self.key, hashes.SHA256())
+
+
+async def test_tls_with_clients_certificates_and_a_renewal(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server")
+    client_cert, client_key = authority.issue("client")
+    flags = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(authority.file))
+    async with running(tmp_path, *flags) as (proxy, _):
+        context = ssl.create_default_context(cafile=str(authority.file))
+        context.load_cert_chain(client_cert, client_key)
+        url = f"https://127.0.0.1:{proxy.http}/v2/models/m/infer"
+        async with aiohttp.ClientSession() as session:
+            async with session.post(url, data=json.dumps(BODY), ssl=context) as answer:
+                assert answer.status == 200
+            stranger = ssl.create_default_context(cafile=str(authority.file))
+            with pytest.raises(aiohttp.ClientError):
+                async with session.post(url, data=json.dumps(BODY), ssl=stranger) as answer:
+                    await answer.read()
+        credentials = grpc.ssl_channel_credentials(
+            authority.file.read_bytes(), client_key.read_bytes(), client_cert.read_bytes()
+        )
+        async with grpc.aio.secure_channel(f"127.0.0.1:{proxy.grpc}", credentials) as channel:
+            assert await channel.unary_unary(LIVE)(b"") == b"\x08\x01"
+        before = await serial_of(proxy.http, context)
+        authority.issue("server")
+
+        async def renewed() -> bool:
+            return await serial_of(proxy.http, context) != before
+
+        await until(renewed)
+
+
+async def serial_of(port: int, context: ssl.SSLContext) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    serial = str(writer.get_extra_info("peercert")["serialNumber"])
+    writer.close()
+    del reader
+    return serial
+
+
+async def test_wrong_flags_are_told_by_name(tmp_path: Path) -> None:
+    for flags, text in (
+        (["--tls-cert", "x.pem"], "--tls-cert and --tls-key belong together"),
+        (["--tls-client-ca", "x.pem"], "--tls-client-ca needs"),
+        (["--tls-cert", "/missing.pem", "--tls-key", "/missing.key"], "--tls-cert /missing.pem"),
+        (["--workers", "0"], "--workers"),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "berth.cli", "proxy", "--model", "m", *flags),
+            *("--triton-http", "127.0.0.1:1", "--triton-grpc", "127.0.0.1:1"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, stderr = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 2, stderr
+        assert text in stderr.decode().splitlines()[-1]
+
+
+async def test_many_connections_opened_and_dropped_leave_nothing(tmp_path: Path) -> None:
+    """10 000, some in the middle of a head, a body or a preface."""
+    async with running(tmp_path) as (proxy, _):
+        starts = [b"", b"POST /v2/models/m/infer HTTP/1.1\r\nHost", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+        starts.append(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{")
+
+        async def drop(number: int) -> None:
+            port = proxy.grpc if number % 2 else proxy.http
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(starts[number % len(starts)])
+            if number % 3:
+                writer.transport.abort()
+            else:
+                writer.close()
+
+        for batch in range(0, 10_000, 250):
+            await asyncio.gather(*(drop(number) for number in range(batch, batch + 250)))
+
+        async def settled() -> bool:
+            _, text = await proxy.get(proxy.admin, "/metrics")
+            open_ones = [
+                line for line in text.splitlines() if line.startswith("berth_proxy_client_connections{")
+            ]
+            assert "berth_proxy_running_requests 0.0" in text
+            return all(line.endswith(" 0.0") for line in open_ones)
+
+        await until(settled, 30)
+        assert len(os.listdir(f"/proc/{proxy.process.pid}/fd")) < 60
+        async with aiohttp.ClientSession() as session:
+            assert await proxy.infer(session) == 200
