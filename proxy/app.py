@@ -1,7 +1,6 @@
 """`berth proxy`: the composition root of the door to one model."""
 
 import asyncio
-import gc
 import logging
 import socket
 import time
@@ -21,6 +20,7 @@ from berth.runtime.tasks import supervise
 from proxy.config import ProxyOptions
 from proxy.drain import Stage, in_order
 from proxy.load import LoadReport, encode_stat
+from proxy.memory import settle
 from proxy.metrics import Figures, ProxyCollector
 from proxy.server import Server
 from proxy.tls import Certificates
@@ -50,7 +50,7 @@ class DataPlane(Protocol):
 
 async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
     _require_consistent(options)
-    gc.freeze()  # what is loaded by now stays: no collection needs to look at it
+    settle()
     async with open_upstream(options.model) as upstream, AsyncExitStack() as stack:
         if options.triton_http is not None and options.triton_grpc is not None:
             upstream.access = Access(options.triton_http, options.triton_grpc)

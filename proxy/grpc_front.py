@@ -314,6 +314,8 @@ class ClientConnection(H2Connection):
         self.front.traffic.received_bytes += size
         if call.ended:
             self.credit(call, size)
+        elif call.reader is not None and not call.outbox and not end and call.reader.skim(size):
+            self._pass_on(call, data, at, start, finish, stop)
         elif (
             size >= PREFIX_BYTES
             and data[start] == 0
@@ -362,13 +364,26 @@ class ClientConnection(H2Connection):
             return
         connection = up.connection
         call.end_passed = end
-        if up.id == call.id and finish == stop and connection.can_pass(up, size, stop - at):
+        plain = finish == stop and start == at + frames.HEAD_BYTES
+        if up.id == call.id and plain and connection.can_pass(up, size, stop - at):
             connection.pass_raw(data, at, stop)
             self.credit(call, size)
             if end:
                 connection.closed_locally(up)
         else:
             connection.send_data(up, data[start:finish], end=end)
+
+    def _pass_on(self, call: Call, data: bytes, at: int, start: int, finish: int, stop: int) -> None:
+        """The middle of a long tensor."""
+        up = call.up
+        assert up is not None, "its first piece has gone on"
+        connection, size = up.connection, finish - start
+        plain = finish == stop and start == at + frames.HEAD_BYTES
+        if up.id == call.id and plain and connection.can_pass(up, size, stop - at):
+            connection.pass_raw(data, at, stop)
+            self.credit(call, size)
+        else:
+            connection.send_data(up, data[start:finish], end=False)
 
     def _take_part(self, call: Call, payload: bytes) -> None:
         """The other cases: messages cut anyhow, long ones, packed ones, those that are answered here."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from berth.contract.endpoint import Endpoint
 from berth.runtime.logs import fields
 from proxy.h2 import frames, hpack
-from proxy.h2.connection import HEADER_LIST_BYTES, STREAM_WINDOW, H2Connection, Stream
+from proxy.h2.connection import HEADER_LIST_BYTES, MAX_FRAME, STREAM_WINDOW, H2Connection, Stream
 from proxy.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -103,7 +103,9 @@ class UpstreamConnection(H2Connection):
         self._client, self._endpoint, self._blocks = client, endpoint, blocks
         self.is_usable = True
         self.write(frames.PREFACE)
-        self.send_settings({Setting.ENABLE_PUSH: 0})
+        # Frames that the client takes as they are.
+        largest = min(client.peer_max_frame, MAX_FRAME)
+        self.send_settings({Setting.ENABLE_PUSH: 0, Setting.MAX_FRAME_SIZE: largest})
         self._connecting = asyncio.create_task(self._connect())
 
     def open(self, call: "Call", block: bytes) -> UpstreamStream:

@@ -59,6 +59,10 @@ class Walk(Protocol):
         """Raises Refused."""
         ...
 
+    def skim(self, size: int) -> bool:
+        """True if so many bytes are of no interest, nor the next: they need not be fed."""
+        ...
+
     def finish(self) -> None:
         """The message is complete. Raises Refused."""
         ...
@@ -101,6 +105,9 @@ class _InferWalk:
         # Clients write the name first: what names somebody else is refused before any of it goes on.
         if self._walker.name:
             _require_own(self._own, self._walker.name)
+
+    def skim(self, size: int) -> bool:
+        return self._walker.skim(size)
 
     def finish(self) -> None:
         try:
@@ -161,6 +168,13 @@ class MessageReader:
     @property
     def is_between_messages(self) -> bool:
         return not self._buffer and not self._left
+
+    def skim(self, size: int) -> bool:
+        """Whether so many bytes are the middle of a long tensor, to be passed on without a look."""
+        if self._walk is None or size >= self._left or not self._passed or not self._walk.skim(size):
+            return False
+        self._left -= size
+        return True
 
     def feed(self, payload: bytes) -> list[Piece | Refused]:
         """Raises Refused when the call cannot go on: a part of a message that is refused has gone on."""

@@ -152,6 +152,14 @@ class InferWalker:
         data = self._pending + piece[at:]
         self._pending = data[self._fields(data) :]
 
+    def skim(self, size: int) -> bool:
+        """Pass over so many bytes if all of them are contents of no interest, and more of those follow."""
+        if size >= self._skip:
+            return False
+        self._consume(size)
+        self._skip -= size
+        return True
+
     def finish(self) -> None:
         self._end_tensor()
         if self._pending or self._skip or self._tensor:

@@ -21,6 +21,7 @@ from berth.runtime.logs import configure_logging
 from berth.runtime.tasks import supervise
 from proxy.app import certificates_of, follow_certificates
 from proxy.config import ProxyOptions
+from proxy.memory import settle
 from proxy.server import Server
 from proxy.upstream import Upstream, open_upstream
 
@@ -43,6 +44,7 @@ async def main(control: socket.socket, shared: tuple[int, int] | None) -> int:
     reader, writer = await asyncio.open_unix_connection(sock=control, limit=_LINE_BYTES)
     options: ProxyOptions = _unpacked(json.loads(await reader.readline())["options"])
     configure_logging(format=options.log_format, level=options.log_level)
+    settle()
     said = _Said()
     async with open_upstream(options.model) as upstream:
         server = Server(options, upstream, lambda: said.refusing, shared=shared)

@@ -56,11 +56,14 @@ async def _measure(directory: Path, *, seconds: float) -> Table:
     rounds = 3 if seconds > 1 else 1
     with upstreams.constant(directory):
         upstream = f"{HOST}:{upstreams.NGINX_PORT}"
-        _compare(table, directory, REST_PEERS, _rest_scenarios(seconds), upstream, upstream, rounds)
+        small, *tensors = _rest_scenarios(seconds)
+        _compare(table, directory, REST_PEERS, [small], upstream, upstream, rounds)
+        reading = f"{HOST}:{upstreams.READING_PORT}"
+        _compare(table, directory, REST_PEERS, tensors, reading, reading, rounds)
         table["REST p99 at 500/s, µs added"] = _added_latency(directory, upstream, False, seconds)
     with upstreams.streams(directory):
         upstream = f"{HOST}:{upstreams.STREAMS_PORT}"
-        scenarios: list[Scenario] = [("SSE, µs/event", lambda one: loads.events(one, streams=5).micros)]
+        scenarios: list[Scenario] = [("SSE, µs/event", lambda one: loads.events(one, streams=40).micros)]
         _compare(table, directory, REST_PEERS, scenarios, upstream, upstream, rounds)
         table["peak RSS, MiB, a slow reader of 1 GiB"] = _slow_reader(directory, upstream)
     async with upstreams.identity_on_triton(directory):
@@ -103,7 +106,7 @@ def _grpc_scenarios(seconds: float) -> list[Scenario]:
         ("gRPC unary 256 KiB 4x1, µs/request", unary(4, 1, 256 * 1024)),
         # Both ways: the identity sends as much back.
         ("gRPC 8 MiB tensors, CPU ms/GiB", lambda one: large(one) / 1000 * 64),
-        ("gRPC stream, µs/message", lambda one: loads.stream(one, messages=1000, streams=3).micros),
+        ("gRPC stream, µs/message", lambda one: loads.stream(one, messages=1000, streams=5).micros),
     ]
 
 

@@ -22,7 +22,7 @@ from localcluster.processes import end, spawn
 MODEL = "mine"
 # On one address, because queue-proxy knows no other.
 HOST = "127.0.0.1"
-NGINX_PORT, STREAMS_PORT = 18000, 18010
+NGINX_PORT, READING_PORT, STREAMS_PORT = 18000, 18001, 18010
 ANSWER = (
     '{"model_name":"mine","model_version":"1","outputs":'
     '[{"name":"OUT","datatype":"UINT8","shape":[3],"data":[1,2,3]}]}'
@@ -34,8 +34,13 @@ _NGINX = """
 worker_processes 1; daemon off; pid {dir}/upstream.pid; error_log {dir}/upstream.err;
 events {{ worker_connections 8192; }}
 http {{ access_log off; client_max_body_size 0; client_body_buffer_size 16m; keepalive_requests 1000000000;
+  upstream answer {{ server {host}:{port}; keepalive 64; }}
   server {{ listen {host}:{port} backlog=4096;
-    location / {{ default_type application/json; return 200 '{answer}'; }} }} }}
+    location / {{ default_type application/json; return 200 '{answer}'; }} }}
+  # `return` answers before a long body has come, which no Triton does.
+  server {{ listen {host}:{reading_port} backlog=4096;
+    location / {{ proxy_pass http://answer; proxy_method GET; proxy_set_body ""; proxy_http_version 1.1;
+      proxy_set_header Connection ""; }} }} }}
 """
 _IDENTITY = """
 import triton_python_backend_utils as pb_utils
@@ -58,7 +63,9 @@ output [{name: "OUT", data_type: TYPE_UINT8, dims: [-1]}]
 def constant(directory: Path) -> Iterator[None]:
     """nginx: takes any body and answers the same."""
     config = directory / "upstream.conf"
-    config.write_text(_NGINX.format(dir=directory, host=HOST, port=NGINX_PORT, answer=ANSWER))
+    config.write_text(
+        _NGINX.format(dir=directory, host=HOST, port=NGINX_PORT, reading_port=READING_PORT, answer=ANSWER)
+    )
     with started(["nginx", "-c", str(config)], log=directory / "upstream.log", ports=[(HOST, NGINX_PORT)]):
         yield
 

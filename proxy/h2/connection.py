@@ -337,7 +337,7 @@ class H2Connection(asyncio.Protocol):
             self._owed = 0
 
     def send_settings(self, values: dict[Setting, int]) -> None:
-        """Our part of the connection's preface."""
+        """Our part of the connection's preface, with what is special to this end."""
         self.write(
             frames.settings(
                 {
