@@ -61,7 +61,7 @@ class Breaker:
 
     def enter_at_once(self, now: float) -> bool:
         """Take a slot if one is free and nobody waits for it."""
-        if self._waiting or not self._take():
+        if self._waiting or (self.running >= self._limit if self._limit else not self._take()):
             return False
         self.running += 1
         self._meter.enter(now)

@@ -46,24 +46,15 @@ class UpstreamStream(Stream):
         self.source = self.call = call
 
 
-class ResponseBlocks:
+class ResponseBlocks(dict[bytes, bytes | None]):
     """What is known of header blocks that mean the same on every connection: their grpc-status."""
-
-    def __init__(self) -> None:
-        self._statuses: dict[bytes, bytes | None] = {}
-
-    def __contains__(self, block: bytes) -> bool:
-        return block in self._statuses
-
-    def __getitem__(self, block: bytes) -> bytes | None:
-        return self._statuses[block]
 
     def add(self, block: bytes, status: bytes | None) -> None:
         if len(block) > _CACHED_BLOCK_BYTES:
             return
-        if len(self._statuses) >= _CACHED_BLOCKS:
-            self._statuses.clear()
-        self._statuses[block] = status
+        if len(self) >= _CACHED_BLOCKS:
+            self.clear()
+        self[block] = status
 
 
 class MessageCounter:
@@ -75,8 +66,12 @@ class MessageCounter:
         self._left = 0
         self._prefix = b""
 
-    def feed(self, data: bytes) -> int:
-        count, at, end = 0, 0, len(data)
+    def count(self, data: bytes, at: int, end: int) -> int:
+        """How many messages are complete with `data[at:end]`."""
+        size = end - at - PREFIX_BYTES
+        if not self._left and not self._prefix and size >= 0 and read_prefix(data, at)[1] == size:
+            return 1  # the usual case: one frame is one message
+        count = 0
         while at < end:
             if not self._left:
                 self._prefix += data[at : at + PREFIX_BYTES - len(self._prefix)]
@@ -169,8 +164,11 @@ class UpstreamConnection(H2Connection):
             return 0
         if length > self.receive_left or not self.decoder.is_stateless or client.tells_no_table:
             return 0
-        if not client.can_pass(call, length, length + HEAD_BYTES):
+        if call.queue or length > client.peer_max_frame:
             return 0
+        if length > call.send_window or length > client.send_window:
+            return 0
+        client.send_window -= length
         del self.streams[id]
         self.receive_left -= length
         self.patience += 2
@@ -247,35 +245,33 @@ class UpstreamConnection(H2Connection):
         call.source = stream
         size, client = finish - start, self._client
         client.front.traffic.sent_bytes += size
-        if call.responses is not None or call.counter is not None:
-            self._stream_data(stream, data[start:finish])
-        elif (
-            stream.id == call.id
-            and stop - at == size + frames.HEAD_BYTES
-            and not end
-            and client.can_pass(call, size, stop - at)
-        ):
+        finals = 0
+        if call.responses is not None:
+            self._decoupled_data(stream, data[start:finish])
+            size = 0
+        elif call.counter is not None:
+            finals = call.counter.count(data, start, finish)
+        plain = stop - at == size + HEAD_BYTES
+        if size and stream.id == call.id and plain and not end and client.can_pass(call, size, stop - at):
             client.pass_raw(data, at, stop)
             self.credit(stream, size)
-        else:
+        elif size:
             client.send_data(call, data[start:finish], end=False)
+        if finals:
+            client.answered_messages(call, finals)
         if end:  # a gRPC server ends with trailers
             self.on_stream_reset(stream, ErrorCode.PROTOCOL_ERROR)
             self.streams.pop(stream.id, None)
 
-    def _stream_data(self, stream: UpstreamStream, payload: bytes) -> None:
-        """Of a ModelStreamInfer: how many of its messages are answered decides how many more may come."""
+    def _decoupled_data(self, stream: UpstreamStream, payload: bytes) -> None:
+        """Only the content of its answers tells which of its messages are done."""
         call = stream.call
-        if call.responses is not None:
-            asked = call.reader is not None and call.reader.wants_final
-            shown, finals = call.responses.feed(payload, show_marks=asked)
-            self.credit(stream, len(payload) - len(shown))
-            payload = shown
-        else:
-            assert call.counter is not None
-            finals = call.counter.feed(payload)
-        if payload:
-            self._client.send_data(call, payload, end=False)
+        assert call.responses is not None
+        asked = call.reader is not None and call.reader.wants_final
+        shown, finals = call.responses.feed(payload, show_marks=asked)
+        self.credit(stream, len(payload) - len(shown))
+        if shown:
+            self._client.send_data(call, shown, end=False)
         self._client.answered_messages(call, finals)
 
     def on_stream_reset(self, stream: Any, code: int) -> None:
