@@ -4,11 +4,13 @@
 #   make check           lint, types, import contracts, generated code, then the tests
 #   make format          format the code
 #   make generate        Python code from protos/
+#   make fuzz            fuzz the proxy's parsers for FUZZ_SECONDS each; what is found joins the corpus
+#   make h2spec          HTTP/2 conformance of the gRPC port (needs Go)
 #   make lock            the pinned dependencies, after a change in pyproject.toml
 #   make clean           what the above made in this directory (the cache in ~/.cache/berth stays)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup controlplane demo test check lint format generate generated lock clean
+.PHONY: help setup controlplane demo test check lint format generate generated fuzz h2spec lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -64,6 +66,17 @@ generated: $(STAMP)
 
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+
+FUZZ_SECONDS ?= 60
+
+fuzz: $(STAMP)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install --quiet --no-deps atheris==3.0.0
+	@for target in rest grpc json message; do \
+		$(BIN)/python -m tests.fuzz $$target -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -rss_limit_mb=2048 || exit 1; \
+	done
+
+h2spec: $(STAMP)
+	@scripts/h2spec $(BIN)/berth
 
 lock: $(STAMP)
 	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml

@@ -409,3 +409,188 @@ async def test_a_full_queue_is_said_over_both_protocols(door: Door) -> None:
         assert told == (grpc.StatusCode.UNAVAILABLE, "pending request queue full")
         assert (await ask(door, "GET", "/v2/models/mine/ready"))[0] == 200  # probes wait for nobody
     await asyncio.gather(*waiting)
+
+
+async def statistics_of(door: Door, model: str) -> tuple[int, int]:
+    """How often Triton has run or failed a model, by its own count."""
+    async with (
+        aiohttp.ClientSession(headers=door.keys.inference_http_headers) as session,
+        session.get(f"http://{door.triton}/v2/models/{model}/stats") as answer,
+    ):
+        (stats,) = (await answer.json())["model_stats"]
+    return stats["inference_count"], stats["inference_stats"]["fail"]["count"]
+
+
+def add_request(model: str, *, id: str = "") -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name=model, id=id)
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="INT32", shape=[16])
+        request.raw_input_contents.append(np.arange(16, dtype=np.int32).tobytes())
+    return request
+
+
+async def test_a_stream_of_messages_is_tritons_own(door: Door) -> None:
+    """Own, foreign, wrong version, broken: the answers are those that Triton itself gives."""
+    requests = [add_request("mine", id="1"), add_request("missing", id="2"), add_request("mine", id="3")]
+    requests[2].model_version = "7"
+    requests.append(pb.ModelInferRequest(model_name="mine", id="4"))
+    requests.append(add_request("mine", id="5"))
+    seen = []
+    for address, metadata in (
+        (door.grpc, ()),
+        (
+            f"{door.triton.rpartition(':')[0]}:{triton.GRPC_PORT}",
+            tuple(door.keys.inference_grpc_metadata.items()),
+        ),
+    ):
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = GRPCInferenceServiceStub(channel).ModelStreamInfer(metadata=metadata)
+            answers = []
+            for request in requests:
+                await call.write(request)
+                answer = await call.read()
+                answers.append(
+                    (
+                        answer.error_message,
+                        answer.infer_response.id,
+                        answer.infer_response.SerializeToString(),
+                    )
+                )
+            await call.done_writing()
+            assert await call.read() is grpc.aio.EOF
+            assert await call.code() is grpc.StatusCode.OK
+        seen.append(answers)
+    assert seen[0] == seen[1]
+    assert [one[0][:26] for one in seen[0]] == [
+        "",
+        "Request for unknown model:",
+        "Request for unknown model:",
+        seen[0][3][0][:26],
+        "",
+    ]
+
+
+async def test_packed_requests_are_answered_like_plain_ones(door: Door) -> None:
+    tensors = [
+        {"name": f"INPUT{i}", "shape": [16], "datatype": "INT32", "data": list(range(16))} for i in range(2)
+    ]
+    body = json.dumps({"inputs": tensors}).encode()
+    plain = await ask(door, "POST", "/v2/models/mine/infer", body)
+    assert plain[0] == 200
+    for encoding, packed in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body))):
+        assert (
+            await ask(door, "POST", "/v2/models/mine/infer", packed, **{"Content-Encoding": encoding})
+            == plain
+        )
+    async with grpc.aio.insecure_channel(door.grpc) as channel:
+        for packing in (grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate):
+            answer = await GRPCInferenceServiceStub(channel).ModelInfer(
+                add_request("mine"), compression=packing
+            )
+            assert len(answer.raw_output_contents) == 2
+
+
+@pytest.mark.parametrize("size", [3, 300_000, 8_000_000])
+async def test_large_messages_pass_over_grpc(door: Door, size: int) -> None:
+    """The model refuses the shape, in Triton's words: it has read all of it."""
+    request = pb.ModelInferRequest(model_name="mine")
+    request.inputs.add(name="INPUT0", datatype="UINT8", shape=[size])
+    request.raw_input_contents.append(bytes(size))
+    told = await outcome(door.grpc, "ModelInfer", request, ())
+    assert told[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert "expected 2 inputs but got 1" in told[1]
+
+
+async def test_a_cancelled_call_leaves_no_trace(door: Door) -> None:
+    async with grpc.aio.insecure_channel(door.grpc) as channel:
+        await channel.channel_ready()
+        with held(door.breaker, 2):
+            call = GRPCInferenceServiceStub(channel).ModelInfer(add_request("mine"))
+            while not door.breaker.waiting:
+                await asyncio.sleep(0.01)
+            call.cancel()
+            while door.breaker.waiting:
+                await asyncio.sleep(0.01)
+    assert door.breaker.running == 0
+
+
+SAME = {
+    "metadata": ("GET", "/v2/models/{model}", None),
+    "metadata of a version": ("GET", "/v2/models/{model}/versions/1", None),
+    "metadata of a version that is none": ("GET", "/v2/models/{model}/versions/9", None),
+    "config": ("GET", "/v2/models/{model}/config", None),
+    "ready": ("GET", "/v2/models/{model}/ready", None),
+    "no inputs": ("POST", "/v2/models/{model}/infer", b'{"inputs":[]}'),
+    "a wrong type": (
+        "POST",
+        "/v2/models/{model}/infer",
+        b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1],"data":[1]}]}',
+    ),
+    "a name that is none": (
+        "POST",
+        "/v2/models/{model}/infer",
+        b'{"inputs":[{"name":"X","datatype":"INT32","shape":[1],"data":[1]}]}',
+    ),
+    "too few values": (
+        "POST",
+        "/v2/models/{model}/infer",
+        b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[4],"data":[1]}]}',
+    ),
+    "generate": ("POST", "/v2/models/{model}/generate", b'{"INPUT0":[1],"INPUT1":[2]}'),
+}
+
+
+@pytest.mark.parametrize("case", sorted(SAME))
+async def test_good_and_bad_requests_are_answered_as_triton_answers(door: Door, case: str) -> None:
+    method, path, body = SAME[case]
+    path = path.format(model="mine")
+    async with (
+        aiohttp.ClientSession(headers=door.keys.inference_http_headers) as session,
+        session.request(method, f"http://{door.triton}{path}", data=body) as answer,
+    ):
+        expected = (answer.status, await answer.text())
+    assert await ask(door, method, path, body) == expected
+
+
+async def test_nothing_of_all_this_has_reached_the_other_model(door: Door) -> None:
+    """After every attack above, and a few more: Triton's own statistics of the other tenant's model."""
+    before = await statistics_of(door, "theirs")
+    paths = [
+        "/v2/models/theirs/infer",
+        "/v2/models/mine/../theirs/infer",
+        "/v2/models/mine%2f..%2ftheirs/infer",
+    ]
+    paths += ["/v2/models/theirs/versions/1/infer", "/v2/models/theirs/generate", "//v2/models/theirs/infer"]
+    tensors = [
+        {"name": f"INPUT{i}", "shape": [16], "datatype": "INT32", "data": list(range(16))} for i in range(2)
+    ]
+    body = json.dumps({"model_name": "theirs", "inputs": tensors}).encode()
+    for path in paths:
+        status, _ = await ask(door, "POST", path, body)
+        assert status in (400, 404), path
+    mine = await statistics_of(door, "mine")
+    assert (await ask(door, "POST", "/v2/models/mine/infer", body))[
+        0
+    ] == 200  # the name in the body is nothing
+    assert (await statistics_of(door, "mine"))[0] == mine[0] + 1
+    field = b"\x0a\x06theirs"
+    for message in (
+        add_request("theirs").SerializeToString(),
+        add_request("mine").SerializeToString() + field,
+        field + add_request("mine").SerializeToString() + field,
+    ):
+        async with grpc.aio.insecure_channel(door.grpc) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            with pytest.raises(AioRpcError) as refused:
+                await call(message)
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    raw = b"POST /v2/models/mine/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n"
+    smuggled = (
+        b"0\r\n\r\nPOST /v2/models/theirs/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+    )
+    host, _, port = door.http.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(raw + smuggled + body)
+    assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 400")
+    writer.close()
+    assert await statistics_of(door, "theirs") == before

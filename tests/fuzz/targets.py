@@ -1,0 +1,181 @@
+"""What must hold for any bytes at all: each target takes some and raises AssertionError where it does not."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import h11
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from proxy import wire
+from proxy.h2 import frames
+from proxy.json_guard import MAX_DEPTH, BadJson, check_infer
+from proxy.messages import InferGuard
+from proxy.model_facts import ModelFacts
+from proxy.status import Refused
+from tests.fakes.data_plane import GrpcPair, RestPair, settle, triton_at_hand
+
+OWN = wire.OwnModel(b"own")
+FACTS = ModelFacts(fixed_outputs=frozenset({"FIXED"}))
+_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def rest(data: bytes) -> None:
+    """HTTP/1.1 from a client, cut in two: what goes on is HTTP, and for the own model."""
+    cut = data[0] * len(data) // 256 if data else 0
+    _run(_rest((data[1 : 1 + cut], data[1 + cut :])))
+
+
+async def _rest(pieces: tuple[bytes, bytes]) -> None:
+    with RestPair.triton_at_hand():
+        pair = RestPair(facts=FACTS)
+        for piece in pieces:
+            if piece and pair.to_client.open:
+                pair.client.data_received(piece)
+            for _ in range(20):
+                await settle()
+                done = [u for u in pair.tritons if u.asker is not None and u.request_done]
+                for upstream in done:
+                    upstream.data_received(_ANSWER)
+                if not done:
+                    break
+        for wire_ in pair.to_triton:
+            _require_own_http(wire_.sent)
+
+
+def _require_own_http(sent: bytes) -> None:
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(sent)
+    while True:
+        event = connection.next_event()
+        if isinstance(event, h11.Request):
+            assert event.target.startswith(b"/v2/models/own"), event.target
+            keys = [value for name, value in event.headers if name == b"berth-inference-key"]
+            assert keys == [b"k"], keys
+        elif isinstance(event, h11.EndOfMessage):
+            connection.send(h11.Response(status_code=200, headers=[("Content-Length", "0")]))
+            connection.send(h11.EndOfMessage())
+            connection.start_next_cycle()
+        elif not isinstance(event, h11.Data):
+            return
+
+
+def grpc(data: bytes) -> None:
+    """HTTP/2 frames from a client behind a proper preface: what goes on is HTTP/2, and for the own model."""
+    _run(_grpc(data))
+
+
+async def _grpc(data: bytes) -> None:
+    with triton_at_hand():
+        pair = GrpcPair(facts=FACTS)
+        pair.client.data_received(frames.PREFACE + frames.settings({}) + frames.SETTINGS_ACK)
+        if data:
+            pair.client.data_received(data)
+        if pair.to_triton:
+            _require_own_grpc(pair.to_triton[0].sent)
+
+
+def _require_own_grpc(sent: bytes) -> None:
+    triton = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding=None))
+    triton.initiate_connection()
+    bodies: dict[int, bytes] = {}
+    for event in triton.receive_data(sent):
+        match event:
+            case h2.events.RequestReceived():
+                path = dict(event.headers)[b":path"]
+                assert path.startswith(b"/inference.GRPCInferenceService/Model"), path
+                bodies[event.stream_id] = b""
+            case h2.events.DataReceived():
+                bodies[event.stream_id] += event.data
+    for body in bodies.values():
+        while len(body) >= 5 and len(body) >= 5 + int.from_bytes(body[1:5]):
+            size = int.from_bytes(body[1:5])
+            with suppress(DecodeError):
+                assert pb.ModelInferRequest.FromString(body[5 : 5 + size]).model_name == "own"
+            body = body[5 + size :]
+
+
+def infer_json(data: bytes) -> None:
+    """A JSON body: what passes has no shape beyond its size, no depth, no shared memory, and the right types."""
+    try:
+        check_infer(data, FACTS)
+    except BadJson:
+        return
+    for reader in (dict, _first_of_equals):
+        _require_harmless(json.loads(data.decode(), object_pairs_hook=reader), len(data))
+
+
+def _first_of_equals(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As a reader that takes the first of two equal keys."""
+    return dict(reversed(pairs))
+
+
+def _require_harmless(value: Any, size: int) -> None:
+    assert isinstance(value, dict)
+    assert _depth(value) <= MAX_DEPTH
+    for tensor in [*value["inputs"], *value.get("outputs", [])]:
+        assert isinstance(tensor["name"], str)
+        parameters = tensor.get("parameters", {})
+        assert not any(key.startswith("shared_memory_") for key in parameters)
+        assert not any(isinstance(one, dict | list) or one is None for one in parameters.values())
+    for tensor in value["inputs"]:
+        product = 1
+        for extent in tensor["shape"]:
+            assert type(extent) is int
+            assert extent >= 0
+            product *= max(1, extent)
+        assert product <= size
+
+
+def _depth(value: Any) -> int:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, children), default=0) if isinstance(value, dict | list) else 0
+
+
+def message(data: bytes) -> None:
+    """A ModelInferRequest: what passes whole passes in pieces and names the own model only."""
+    guard = InferGuard(OWN, lambda: FACTS)
+    try:
+        guard.whole(data)
+    except Refused:
+        return
+    walker = wire.InferWalker()
+    step = max(1, len(data) // 3)
+    try:
+        for start in range(0, len(data), step):
+            walker.feed(data[start : start + step])
+        walker.finish()
+    except wire.BadMessage:
+        pass  # the walk looks into tensors too, which the quick way need not
+    else:
+        assert walker.name == OWN.name
+    try:
+        parsed = pb.ModelInferRequest.FromString(data)
+    except DecodeError:
+        return  # Triton refuses it as well
+    assert parsed.model_name == "own"
+    for tensor in (*parsed.inputs, *parsed.outputs):
+        assert not any(key.startswith("shared_memory_") for key in tensor.parameters)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(work)
+        loop.run_until_complete(asyncio.sleep(0))
+    finally:
+        loop.close()
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "rest": rest,
+    "grpc": grpc,
+    "json": infer_json,
+    "message": message,
+}
