@@ -1,666 +1,32 @@
-"""The gRPC front end: HTTP/2 from clients, call by call to the own model.
-
-A call's headers go to Triton together with its first message, once that has been checked and has a
-slot; nobody upstream ever hears of a call that is refused.
-"""
+"""The gRPC front end: the port, what all its clients share, and what is answered here."""
 
 import asyncio
 import json
 import logging
-import ssl
-import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any
 
-from berth.contract.endpoint import Endpoint
 from berth.runtime.logs import fields
 from proxy import wire
-from proxy.breaker import Breaker, QueueFull
-from proxy.grpc_head import MODEL_READY, CallHead, HeadReader, Malformed, require_trailers
-from proxy.grpc_upstream import MessageCounter, ResponseBlocks, UpstreamConnection, UpstreamStream
-from proxy.h2 import frames, hpack
-from proxy.h2.connection import STREAM_WINDOW, H2Connection, Stream
-from proxy.h2.frames import ConnectionFailed, ErrorCode, Setting, StreamFailed, read_u32
+from proxy.breaker import Breaker
+from proxy.grpc_client import Call, ClientConnection
+from proxy.grpc_head import CallHead, HeadReader
+from proxy.grpc_upstream import ResponseBlocks
 from proxy.listener import Listener
-from proxy.messages import (
-    PREFIX_BYTES,
-    MessageReader,
-    Piece,
-    ResponseReader,
-    framed,
-    read_prefix,
-    stream_error,
-)
 from proxy.metrics import Traffic
-from proxy.policy import HEALTH, HIDDEN_EXTENSIONS, SERVICE, Verdict
+from proxy.policy import HEALTH, HIDDEN_EXTENSIONS, SERVICE
 from proxy.status import (
-    OK_TRAILERS_BLOCK,
-    RESPONSE_BLOCK,
     Refused,
     Status,
-    trailers,
-    trailers_only,
+    try_again,
 )
-from proxy.tcp import keep_alive
 from proxy.upstream import Access, NotServed, Upstream
 
 log = logging.getLogger(__name__)
 
-MAX_STREAMS = 1000
-# A connection that has not said a word of HTTP/2, or stopped in the middle of a header block.
-_HANDSHAKE_SECONDS = 10.0
-_IDLE_SECONDS = 3600.0
 _CACHED_HEADS, _CACHED_HEAD_BYTES = 1024, 4096
-_GRPC_ONLY = b"this port takes gRPC calls: POST with content-type application/grpc\n"
 # A bool field 1 that is true, an enum field 1 of SERVING and NOT_SERVING: whole messages.
 _TRUE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"
 _WATCH = f"/{HEALTH}/Watch"
-_STATUS_NAMES = {b"%d" % status: status.name for status in Status}
-
-
-class Call(Stream):
-    """One call, as the stream of its client's connection that it came in on."""
-
-    connection: "ClientConnection"
-    # Most calls never need more than these.
-    up: UpstreamStream | None = None
-    reader: MessageReader | None = None
-    counter: MessageCounter | None = None
-    responses: ResponseReader | None = None
-    outbox: deque[Piece] | None = None
-    timer: asyncio.TimerHandle | None = None
-    messages = inflight = received = 0
-    ended = end_passed = waiting = granted_slot = responded = watches = False
-
-    def __init__(self, connection: "ClientConnection", id: int, head: CallHead, began: float) -> None:
-        # As Stream's own, without the cost of asking it.
-        self.connection, self.id = connection, id
-        self.send_window, self.receive_left = connection.peer_window, STREAM_WINDOW
-        self.head, self.began = head, began
-        self.deadline = began + connection.front.timeout_seconds
-
-    def granted(self) -> None:
-        """The breaker's word: the message that waits may go on."""
-        self.connection.granted(self)
-
-
-class ClientConnection(H2Connection):
-    """One client."""
-
-    def __init__(self, front: "GrpcFront") -> None:
-        super().__init__()
-        self.front = front
-        self._made = self._quiet_since = time.monotonic()
-        self.expect_preface()
-        self._going_away = False
-        self._upstreams: list[UpstreamConnection] = []
-        # Ids that were left out; to come back to them is an error.
-        self._skipped: deque[range] = deque(maxlen=16)
-
-    # The transport.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        keep_alive(transport)
-        if not self.front.connected(self):
-            transport.abort()  # type: ignore[attr-defined]
-            self.closed = True
-            return
-        self.send_settings({Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS})
-        super().connection_made(transport)
-
-    def pause_writing(self) -> None:
-        """The client does not read: nothing more is taken, from Triton for it, nor from itself."""
-        super().pause_writing()
-        for upstream in self._upstreams:
-            if upstream.transport is not None:
-                upstream.transport.pause_reading()
-        self.pause_reading()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        for upstream in self._upstreams:
-            if upstream.transport is not None and not upstream.closed:
-                upstream.transport.resume_reading()
-        self.resume_reading()
-
-    def pause_reading(self) -> None:
-        if self.transport is not None and not self.closed:
-            self.transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read on, once nobody who takes what comes is behind."""
-        if self.transport is None or self.closed or not self.writable:
-            return
-        if all(upstream.writable for upstream in self._upstreams):
-            self.transport.resume_reading()
-
-    def flush_peers(self) -> None:
-        for upstream in self._upstreams:
-            upstream.flush()
-
-    def on_end(self, reason: str) -> None:
-        for call in list(self.streams.values()):
-            call.up = None  # goes with its connection
-            self._finish(call, Status.CANCELLED.name)
-        upstreams, self._upstreams = self._upstreams, []
-        for upstream in upstreams:
-            upstream.abort("the client has gone")
-        self.front.disconnected(self)
-
-    def tick(self, now: float) -> None:
-        """Called every second: what has waited too long ends."""
-        self.calm_down()
-        for upstream in self._upstreams:
-            upstream.calm_down()
-        for call in list(self.streams.values()):
-            if now <= call.deadline or self._may_rest(call):
-                continue
-            if call.ended:  # answered, and the client does not take the answer
-                self.reset(call, ErrorCode.CANCEL)
-            else:
-                self.refuse(call, Refused(Status.DEADLINE_EXCEEDED, "request timeout"))
-        if not self._settings_seen and now - self._made > _HANDSHAKE_SECONDS:
-            self.fail(ErrorCode.SETTINGS_TIMEOUT, "no SETTINGS")
-        elif self.streams:
-            self._quiet_since = now
-        elif now - self._quiet_since > _IDLE_SECONDS or self._going_away:
-            self.fail(ErrorCode.NO_ERROR, "idle")
-        self.flush()
-        self.flush_peers()
-
-    def go_away(self) -> None:
-        """Take no more calls; the connection ends with its last."""
-        if not self.closed and not self._going_away:
-            self._going_away = True
-            self.write(frames.goaway(self.last_stream, ErrorCode.NO_ERROR, "draining"))
-            for call in [call for call in self.streams.values() if call.watches]:
-                self.refuse(call, Refused(Status.UNAVAILABLE, "draining"))
-            self.flush()
-
-    @staticmethod
-    def _may_rest(call: Call) -> bool:
-        """A stream may live for as long as it likes while nothing is asked of Triton in it."""
-        if call.ended:
-            return False
-        return call.watches or (call.head.is_stream and not call.inflight and not call.waiting)
-
-    # What a client sends.
-
-    def on_block(self, id: int, block: bytes, end: bool, data: bytes, at: int, stop: int) -> None:
-        if id <= self.last_stream:
-            self._later_block(id, block, end=end)
-            return
-        if not id & 1:
-            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"a client's stream cannot be {id}")
-        if id != self.last_stream + 2 and self.last_stream:
-            self._skipped.append(range(self.last_stream + 2, id))
-        self.last_stream = id
-        front = self.front
-        head = front.heads.get(block) if self.decoder.is_stateless else None
-        if head is None or front.upstream.access is not front.heads_for:
-            head = self._read_head(id, block)
-        if self._going_away or len(self.streams) >= MAX_STREAMS:
-            raise StreamFailed(id, ErrorCode.REFUSED_STREAM, "no more streams")
-        call = self.streams[id] = Call(self, id, head, time.monotonic())
-        if head.refusal is not None:
-            self.refuse(call, head.refusal)
-        elif head.verdict is Verdict.BLOCK:
-            self.refuse(
-                call,
-                Refused(
-                    Status.PERMISSION_DENIED,
-                    "this call reaches beyond the model; the proxy does not offer it",
-                ),
-            )
-        elif head.verdict is Verdict.DENY and head.http_status is None:
-            self.refuse(call, Refused(Status.UNIMPLEMENTED, f"unknown method {head.method}"))
-        if end:
-            call.remote_done = True
-            self._input_ended(call)
-
-    # The usual call: a ModelInfer whose headers have been seen before, and one DATA frame with its one
-    # message. What these two do is what `on_block` and `on_stream_data` would, with nothing else in between.
-
-    def take_headers(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
-        front = self.front
-        if id != self.last_stream + 2 or not self.decoder.is_stateless:
-            return 0
-        head = front.heads.get(data[at + frames.HEAD_BYTES : stop])
-        if head is None or not head.is_usual or front.upstream.access is not front.heads_for:
-            return 0
-        if self._going_away or len(self.streams) >= MAX_STREAMS:
-            return 0
-        self.last_stream = id
-        self.streams[id] = Call(self, id, head, time.monotonic())
-        return stop
-
-    def take_data(self, data: bytes, at: int, stop: int, id: int) -> bool:
-        call: Call | None = self.streams.get(id)
-        if call is None or call.received or not call.head.is_usual or not self._upstreams:
-            return False
-        length = stop - at - frames.HEAD_BYTES
-        if (
-            length < PREFIX_BYTES
-            or length > self.receive_left
-            or call.head.content_length not in (None, length)
-        ):
-            return False
-        packed, size = read_prefix(data, at + frames.HEAD_BYTES)
-        upstream, front = self._upstreams[-1], self.front
-        if packed or size != length - PREFIX_BYTES or not upstream.takes_whole(id, length):
-            return False
-        message = data[at + frames.HEAD_BYTES + PREFIX_BYTES : stop]
-        if wire.needs_closer_look(message) or not wire.names_model(message, front.own.field):
-            return False
-        if call.ended or call.remote_done or not front.breaker.enter_at_once(call.began):
-            return False
-        call.remote_done = call.end_passed = True
-        call.messages = call.inflight = 1
-        call.received = length
-        call.up = upstream.open_whole(call, call.head.block, data, at, stop)
-        self.receive_left -= length
-        self.patience += 2
-        self.credit_connection(length)
-        front.traffic.received_bytes += length
-        return True
-
-    def _read_head(self, id: int, block: bytes) -> CallHead:
-        stateless = self.decoder.is_stateless
-        headers = self._decode(id, block)
-        try:
-            head = self.front.reader.read(headers)
-        except Malformed as error:
-            raise StreamFailed(id, ErrorCode.PROTOCOL_ERROR, str(error)) from error
-        if stateless and block[0] & 0xE0 != 0x20:
-            self.front.remember(block, head)
-        return head
-
-    def _decode(self, id: int, block: bytes) -> list[hpack.Header]:
-        try:
-            return self.decoder.decode(block)
-        except hpack.HpackError as error:
-            raise ConnectionFailed(ErrorCode.COMPRESSION_ERROR, str(error)) from error
-        except hpack.HeaderListTooLarge as error:
-            raise StreamFailed(id, ErrorCode.ENHANCE_YOUR_CALM, str(error)) from error
-
-    def _later_block(self, id: int, block: bytes, *, end: bool) -> None:
-        """A client's trailers, or a block for a stream that is over."""
-        headers = self._decode(id, block)
-        call: Call | None = self.streams.get(id)
-        if call is None and any(id in skipped for skipped in self._skipped):
-            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"stream {id} after stream {self.last_stream}")
-        if call is None or call.remote_done:
-            self._stray(id, call, "HEADERS")
-            return
-        if not end:
-            raise StreamFailed(
-                id, ErrorCode.PROTOCOL_ERROR, "a second header block that does not end the stream"
-            )
-        try:
-            require_trailers(headers)
-        except Malformed as error:
-            raise StreamFailed(id, ErrorCode.PROTOCOL_ERROR, str(error)) from error
-        call.remote_done = True
-        self._input_ended(call)
-
-    def on_stream_data(
-        self, call: Any, data: bytes, at: int, start: int, finish: int, stop: int, end: bool
-    ) -> None:
-        size, head = finish - start, call.head
-        call.received += size
-        if head.content_length is not None:
-            self._check_length(call, end=end)
-        self.front.traffic.received_bytes += size
-        if call.ended:
-            self.credit(call, size)
-        elif call.reader is not None and not call.outbox and not end and call.reader.skim(size):
-            self._pass_on(call, data, at, start, finish, stop)
-        elif (
-            size >= PREFIX_BYTES
-            and data[start] == 0
-            and read_u32(data, start + 1)[0] == size - PREFIX_BYTES
-            and head.verdict is Verdict.ALLOW
-            and call.reader is None
-            and not call.outbox
-            and not (head.is_stream and self.front.upstream.facts.is_decoupled)
-            and (head.is_stream or not call.messages)
-        ):
-            self._take_whole(call, data, at, start, finish, stop, end=end)
-        elif size:
-            self._take_part(call, data[start:finish])
-        if end and not call.end_passed:
-            self._input_ended(call)
-
-    def _check_length(self, call: Call, *, end: bool) -> None:
-        length = call.head.content_length
-        if length is not None and (call.received > length or (end and call.received != length)):
-            raise StreamFailed(
-                call.id, ErrorCode.PROTOCOL_ERROR, f"content-length {length}, {call.received} came"
-            )
-
-    def _take_whole(
-        self, call: Call, data: bytes, at: int, start: int, finish: int, stop: int, *, end: bool
-    ) -> None:
-        """The usual case: one frame is one message."""
-        size, message = finish - start, data[start + PREFIX_BYTES : finish]
-        try:
-            checked = call.head.guard.whole(message)
-            call.messages += 1
-            if checked is not message or (call.head.is_counted and not self._enter(call)):
-                self.credit(call, size - PREFIX_BYTES - len(checked))
-                call.outbox = deque([Piece(framed(checked), begins=True)])
-                if checked is not message:
-                    self._pump_out(call)
-                return
-            up = call.up or self._open(call)
-        except Refused as refusal:
-            self.credit(call, size)
-            self._refuse_message(call, refusal)
-            return
-        except QueueFull as full:
-            self.credit(call, size)
-            self._refuse_message(call, _try_again(str(full), request_id=wire.request_id(message)))
-            return
-        connection = up.connection
-        call.end_passed = end
-        plain = finish == stop and start == at + frames.HEAD_BYTES
-        if up.id == call.id and plain and connection.can_pass(up, size, stop - at):
-            connection.pass_raw(data, at, stop)
-            self.credit(call, size)
-            if end:
-                connection.closed_locally(up)
-        else:
-            connection.send_data(up, data[start:finish], end=end)
-
-    def _pass_on(self, call: Call, data: bytes, at: int, start: int, finish: int, stop: int) -> None:
-        """The middle of a long tensor."""
-        up = call.up
-        assert up is not None, "its first piece has gone on"
-        connection, size = up.connection, finish - start
-        plain = finish == stop and start == at + frames.HEAD_BYTES
-        if up.id == call.id and plain and connection.can_pass(up, size, stop - at):
-            connection.pass_raw(data, at, stop)
-            self.credit(call, size)
-        else:
-            connection.send_data(up, data[start:finish], end=False)
-
-    def _take_part(self, call: Call, payload: bytes) -> None:
-        """The other cases: messages cut anyhow, long ones, packed ones, those that are answered here."""
-        head = call.head
-        if head.verdict is Verdict.DENY:  # no gRPC call at all: answered at its end
-            self.credit(call, len(payload))
-            return
-        reader = call.reader
-        if reader is None:
-            ask = head.is_stream and self.front.upstream.facts.is_decoupled
-            reader = call.reader = MessageReader(
-                head.guard, encoding=head.encoding, inflate_limit=self.front.inflate_limit, ask_final=ask
-            )
-        try:
-            items = reader.feed(payload)
-        except Refused as refusal:
-            self.credit(call, len(payload))
-            self.refuse(call, refusal)
-            return
-        if call.outbox is None:
-            call.outbox = deque()
-        going_on = 0
-        for item in items:
-            if call.ended:
-                break
-            if isinstance(item, Refused):
-                self._refuse_message(call, item)
-            elif item.begins and call.messages and not head.is_stream:
-                self.refuse(call, Refused(Status.INVALID_ARGUMENT, "a unary call takes one message"))
-            else:
-                call.messages += item.begins
-                if head.verdict is Verdict.ALLOW:
-                    call.outbox.append(item)
-                    going_on += len(item.data)
-                else:
-                    self.front.answer(call, item.data[PREFIX_BYTES:])
-        self.credit(call, len(payload) - going_on)
-        self._pump_out(call)
-
-    def _pump_out(self, call: Call) -> None:
-        """Pass on what has been checked, as far as there are slots for it."""
-        outbox = call.outbox
-        while outbox and not call.ended:
-            piece = outbox[0]
-            try:
-                if piece.begins and call.head.is_counted and not call.granted_slot and not self._enter(call):
-                    return
-                call.granted_slot = False
-                up = call.up or self._open(call)
-            except Refused as refusal:
-                self.refuse(call, refusal)
-                return
-            except QueueFull as full:
-                if not call.head.is_stream:
-                    self.refuse(call, _try_again(str(full)))
-                    return
-                self._drop_message(call)
-                self._refuse_message(call, _try_again(str(full)))
-                continue
-            outbox.popleft()
-            up.connection.send_data(up, piece.data, end=False)
-        if call.remote_done and not call.ended and not outbox:
-            self._input_ended(call)
-
-    def _drop_message(self, call: Call) -> None:
-        """Take out the first message of the outbox, whose every piece is there or will be refused."""
-        outbox = call.outbox
-        assert outbox
-        first = outbox.popleft()
-        self.credit(call, len(first.data))
-        while outbox and not outbox[0].begins:
-            self.credit(call, len(outbox.popleft().data))
-
-    def _enter(self, call: Call) -> bool:
-        """Ask the breaker for a message's slot. Raises QueueFull."""
-        if call.waiting:
-            return False
-        now = time.monotonic()
-        if self.front.breaker.enter(call, now):
-            call.inflight += 1
-            if call.head.is_stream:
-                call.deadline = now + self.front.timeout_seconds
-            return True
-        call.waiting = True
-        timeout = call.head.timeout_seconds
-        if timeout is not None and call.timer is None:
-            left = max(0.0, call.began + timeout - now)
-            call.timer = asyncio.get_running_loop().call_later(left, self._too_late, call)
-        return False
-
-    def granted(self, call: Call) -> None:
-        call.waiting, call.granted_slot = False, True
-        call.inflight += 1
-        self._pump_out(call)
-        self.flush()
-        self.flush_peers()
-
-    def _too_late(self, call: Call) -> None:
-        if not call.ended and call.waiting:
-            self.refuse(call, Refused(Status.DEADLINE_EXCEEDED, "the deadline passed in the queue"))
-            self.flush()
-
-    def _input_ended(self, call: Call) -> None:
-        """The client will send no more on this stream."""
-        if call.ended:
-            if call.local_done:
-                self.streams.pop(call.id, None)
-            return
-        head = call.head
-        if head.http_status is not None:
-            answer = [(b":status", head.http_status), (b"content-type", b"text/plain")]
-            self.send_headers(call, hpack.encode(answer), end=False)
-            self.send_data(call, _GRPC_ONLY, end=True)
-            self._finish(call, f"HTTP_{head.http_status.decode()}")
-        elif call.reader is not None and not call.reader.is_between_messages:
-            self.refuse(call, Refused(Status.INVALID_ARGUMENT, "the stream ended inside a message"))
-        elif call.end_passed:
-            return
-        elif not head.is_stream and not call.messages:
-            self.refuse(call, Refused(Status.INVALID_ARGUMENT, "a unary call needs one message"))
-        elif head.verdict is Verdict.ALLOW and not call.outbox:
-            try:
-                up = call.up or self._open(call)
-            except Refused as refusal:
-                self.refuse(call, refusal)
-                return
-            call.end_passed = True
-            up.connection.send_data(up, b"", end=True)
-
-    # Towards Triton.
-
-    def _open(self, call: Call) -> UpstreamStream:
-        """Begin the call at Triton. Raises Refused."""
-        front, head = self.front, call.head
-        if head.method == MODEL_READY and front.not_ready() is not None:
-            raise Refused(Status.NOT_FOUND, "not ready")  # told as ready: false
-        block = head.block
-        if head.timeout_seconds is not None and call.timer is not None:
-            call.timer.cancel()
-            block = head.block_with_timeout(call.began + head.timeout_seconds - time.monotonic())
-        connection = self._upstream()
-        call.up = connection.open(call, block)
-        if head.is_stream:
-            if front.upstream.facts.is_decoupled:
-                call.responses = ResponseReader()
-            else:
-                call.counter = MessageCounter()
-        return call.up
-
-    def _upstream(self) -> UpstreamConnection:
-        if self._upstreams and self._upstreams[-1].is_usable:
-            return self._upstreams[-1]
-        try:
-            access = self.front.upstream.require()
-        except NotServed as error:
-            raise _try_again(str(error)) from error
-        upstream = UpstreamConnection(self, access.grpc, self.front.response_blocks)
-        self._upstreams.append(upstream)
-        return upstream
-
-    def lost(self, upstream: UpstreamConnection) -> None:
-        if upstream in self._upstreams:
-            self._upstreams.remove(upstream)
-        self.resume_reading()
-
-    # Towards the client.
-
-    def answered(self, call: Call, status: bytes | None) -> None:
-        """Triton's trailers are on their way to the client."""
-        if not call.ended:
-            self._finish(call, _STATUS_NAMES.get(status or b"", Status.UNKNOWN.name))
-        self._close_input(call)
-
-    def answered_whole(self, call: Call, status: bytes | None, size: int) -> None:
-        """The whole answer to a call that came in one piece is on its way to the client."""
-        front, now = self.front, time.monotonic()
-        call.ended = call.responded = call.local_done = True
-        call.up = None
-        call.inflight = 0
-        del self.streams[call.id]
-        front.traffic.sent_bytes += size
-        front.traffic.answered(_STATUS_NAMES.get(status or b"", Status.UNKNOWN.name), now - call.began)
-        front.breaker.leave(now)
-
-    def answered_messages(self, call: Call, count: int) -> None:
-        """So many messages of a stream are answered for good."""
-        now = time.monotonic()
-        for _ in range(min(count, call.inflight)):
-            call.inflight -= 1
-            self.front.breaker.leave(now)
-        if count:
-            call.deadline = now + self.front.timeout_seconds
-
-    def broken(self, call: Call, reason: str) -> None:
-        """Triton's end of the call is gone without an answer."""
-        call.up = None
-        self.refuse(call, _try_again(reason))
-
-    def respond(self, call: Call, message: bytes) -> None:
-        """Answer a unary call here."""
-        if call.ended:
-            return
-        self._respond_part(call, framed(message))
-        self.send_headers(call, OK_TRAILERS_BLOCK, end=True)
-        self._finish(call, Status.OK.name)
-        self._close_input(call)
-
-    def _respond_part(self, call: Call, data: bytes) -> None:
-        if not call.responded:
-            call.responded = True
-            self.send_headers(call, RESPONSE_BLOCK, end=False)
-        source, call.source = call.source, None
-        self.send_data(call, data, end=False)
-        call.source = source
-
-    def tell_health(self, call: Call, status: bytes) -> None:
-        """One more message of a Watch."""
-        self._respond_part(call, framed(status))
-        self.flush()
-
-    def refuse(self, call: Call, refusal: Refused) -> None:
-        """End a call with a status of our own."""
-        if call.ended:
-            return
-        if call.head.method == MODEL_READY and refusal.status is Status.NOT_FOUND:
-            self.respond(call, b"")  # ready: false, which is what Triton says of models it does not have
-            return
-        if call.responded:
-            self.send_headers(call, hpack.encode(trailers(refusal)), end=True)
-        else:
-            self.send_headers(call, trailers_only(refusal), end=True)
-        self._finish(call, refusal.status.name)
-        self._close_input(call)
-
-    def _refuse_message(self, call: Call, refusal: Refused) -> None:
-        """In a stream the refusal of one message is a message, unless the client wants a status.
-
-        Triton 2.51 tells of a model that it does not have in a message either way.
-        """
-        as_status = call.head.errors_as_status and refusal.status is not Status.NOT_FOUND
-        if not call.head.is_stream or as_status:
-            self.refuse(call, refusal)
-        elif not call.ended:
-            self._respond_part(call, stream_error(str(refusal), refusal.request_id))
-
-    def _close_input(self, call: Call) -> None:
-        """The answer is complete: what the client may still send is of no use."""
-        if call.local_done and not call.remote_done:
-            self.reset(call, ErrorCode.NO_ERROR)
-
-    def on_stream_reset(self, call: Any, code: int) -> None:
-        self._finish(call, Status.CANCELLED.name)
-
-    def _finish(self, call: Call, code: str) -> None:
-        """Once for each call: nothing of it is left in Triton or in the queue, and it is counted."""
-        if call.ended:
-            return
-        call.ended = True
-        front, now = self.front, time.monotonic()
-        if call.up is not None:
-            call.up.connection.reset(call.up, ErrorCode.CANCEL)
-            call.up = None
-        if call.waiting:
-            call.waiting = False
-            front.breaker.cancel(call, now)
-        if call.timer is not None:
-            call.timer.cancel()
-        if call.outbox:
-            for piece in call.outbox:
-                self.credit_connection(len(piece.data))
-            call.outbox.clear()
-        if call.watches:
-            front.watchers.discard(call)
-        inflight, call.inflight = call.inflight, 0
-        for _ in range(inflight):
-            front.breaker.leave(now)
-        front.traffic.answered(code, now - call.began)
 
 
 class GrpcFront:
@@ -685,29 +51,20 @@ class GrpcFront:
         self._reader: HeadReader | None = None
         self.response_blocks = ResponseBlocks()
         self.watchers: set[Call] = set()
-        self._connections: set[ClientConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener = Listener(lambda: ClientConnection(self), what="--grpc-listen")
-
-    async def start(
-        self, listen: Endpoint, *, tls: ssl.SSLContext | None = None, share_port: bool = False
-    ) -> None:
-        """Raises CannotStart when the port is taken."""
-        await self._listener.start(listen, tls=tls, share_port=share_port)
-
-    @property
-    def port(self) -> int:
-        return self._listener.port
+        self.clients: Listener[ClientConnection] = Listener(
+            lambda: ClientConnection(self), traffic, what="--grpc-listen"
+        )
 
     async def stop_accepting(self) -> None:
         """Close the port and tell every client; connections end with their last call."""
-        await self._listener.stop()
-        for connection in list(self._connections):
+        await self.clients.stop()
+        for connection in self.clients:
             connection.go_away()
 
     async def close(self) -> None:
-        await self._listener.stop()
-        for connection in list(self._connections):
+        await self.clients.stop()
+        for connection in self.clients:
             connection.close("the proxy ends")
         for task in self._tasks:
             task.cancel()
@@ -715,7 +72,7 @@ class GrpcFront:
 
     def tick(self, now: float) -> None:
         """Called every second."""
-        for connection in list(self._connections):
+        for connection in self.clients:
             connection.tick(now)
 
     def tell_watchers(self) -> None:
@@ -723,17 +80,6 @@ class GrpcFront:
         status = self._serving()
         for call in list(self.watchers):
             call.connection.tell_health(call, status)
-
-    def connected(self, connection: ClientConnection) -> bool:
-        if not self._listener.admits(len(self._connections)):
-            return False
-        self._connections.add(connection)
-        self.traffic.connections = len(self._connections)
-        return True
-
-    def disconnected(self, connection: ClientConnection) -> None:
-        self._connections.discard(connection)
-        self.traffic.connections = len(self._connections)
 
     @property
     def reader(self) -> HeadReader:
@@ -798,7 +144,7 @@ class GrpcFront:
             else:
                 answer = await self._server_metadata()
         except NotServed as error:
-            connection.refuse(call, _try_again(str(error)))
+            connection.refuse(call, try_again(str(error)))
         except wire.BadMessage as error:
             connection.refuse(call, Refused(Status.INVALID_ARGUMENT, f"unreadable request: {error}"))
         except Exception as error:
@@ -827,7 +173,3 @@ class GrpcFront:
         extensions = [e for e in data["extensions"] if e not in HIDDEN_EXTENSIONS]
         parts = [(1, data["name"]), (2, data["version"]), *((3, e) for e in extensions)]
         return b"".join(wire.encode_bytes(number, text.encode()) for number, text in parts)
-
-
-def _try_again(message: str, *, request_id: bytes = b"") -> Refused:
-    return Refused(Status.UNAVAILABLE, message, request_id=request_id, retry_after="1")

@@ -24,7 +24,7 @@ from proxy.status import Refused, Status
 from proxy.tcp import keep_alive
 
 if TYPE_CHECKING:
-    from proxy.grpc_front import Call, ClientConnection
+    from proxy.grpc_client import Call, ClientConnection
 
 log = logging.getLogger(__name__)
 

@@ -37,6 +37,14 @@ class BadRequest(Exception):
         self.status = status
 
 
+class HttpRefused(Exception):
+    """A well-formed request that is answered with a status of our own."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers or {}
+
+
 class BadResponse(Exception):
     """Triton's answer cannot be read."""
 

@@ -5,10 +5,12 @@ import errno
 import resource
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime.process import starting
+from proxy.metrics import Traffic
 
 _BACKLOG = 4096
 _TLS_HANDSHAKE_SECONDS = 10.0
@@ -17,16 +19,27 @@ _DESCRIPTORS_KEPT, _DESCRIPTORS_EACH = 64, 2
 _MOST_CLIENTS = 16_384
 
 
-class Listener:
-    """One listening port. Raises CannotStart from `start` when it is taken."""
+C = TypeVar("C", bound=asyncio.Protocol)
 
-    def __init__(self, make: Callable[[], asyncio.Protocol], *, what: str) -> None:
-        self._make, self._what = make, what
+
+class Listener(Generic[C]):
+    """One listening port and the clients that are connected to it."""
+
+    def __init__(self, make: Callable[[], C], traffic: Traffic, *, what: str) -> None:
+        self._make, self._traffic, self._what = make, traffic, what
+        self._connections: set[C] = set()
         self._server: asyncio.Server | None = None
         # Half of them for each protocol.
         self._most = min(_MOST_CLIENTS, (allow_descriptors() - _DESCRIPTORS_KEPT) // (2 * _DESCRIPTORS_EACH))
 
-    async def start(self, listen: Endpoint, *, tls: ssl.SSLContext | None, share_port: bool) -> None:
+    def __iter__(self) -> Iterator[C]:
+        """The clients that are connected now; they may go while they are looked at."""
+        return iter(list(self._connections))
+
+    async def start(
+        self, listen: Endpoint, *, tls: ssl.SSLContext | None = None, share_port: bool = False
+    ) -> None:
+        """Raises CannotStart when the port is taken."""
         loop = asyncio.get_running_loop()
         with starting(self._what, listen):
             self._server = await loop.create_server(
@@ -47,9 +60,17 @@ class Listener:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    def admits(self, connections: int) -> bool:
-        """Whether one more client may connect beside so many."""
-        return connections < self._most
+    def connected(self, connection: C) -> bool:
+        """Count a client that has connected; False if there are too many."""
+        if len(self._connections) >= self._most:
+            return False
+        self._connections.add(connection)
+        self._traffic.connections = len(self._connections)
+        return True
+
+    def disconnected(self, connection: C) -> None:
+        self._connections.discard(connection)
+        self._traffic.connections = len(self._connections)
 
     async def stop(self) -> None:
         """Close the port; connections that are there stay."""

@@ -40,6 +40,10 @@ class Route(Enum):
     BLOCKED = "blocked"
 
 
+# What asks for inference: it takes a slot, and has a body.
+COUNTED = frozenset({Route.INFER, Route.GENERATE, Route.GENERATE_STREAM})
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One line of the REST table."""

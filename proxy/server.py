@@ -11,7 +11,7 @@ from proxy.config import ProxyOptions
 from proxy.grpc_front import GrpcFront
 from proxy.load import LoadMeter, LoadReport
 from proxy.metrics import Figures, Traffic
-from proxy.rest import RestFront
+from proxy.rest_front import RestFront
 from proxy.tls import Certificates
 from proxy.upstream import Upstream
 
@@ -68,8 +68,8 @@ class Server:
         """Raises CannotStart when a port is taken."""
         http_tls = None if certificates is None else certificates.http
         grpc_tls = None if certificates is None else certificates.grpc
-        await self.rest.start(http, tls=http_tls, share_port=share_ports)
-        await self.grpc.start(grpc, tls=grpc_tls, share_port=share_ports)
+        await self.rest.clients.start(http, tls=http_tls, share_port=share_ports)
+        await self.grpc.clients.start(grpc, tls=grpc_tls, share_port=share_ports)
 
     async def tick(self) -> None:
         """Every second: end what has waited too long, and close one period of the meter."""

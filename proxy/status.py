@@ -49,3 +49,8 @@ def trailers(refusal: Refused) -> list[hpack.Header]:
     text = quote_from_bytes(str(refusal).encode()[:4096], safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
     extra = [(name.replace("_", "-").encode(), value.encode()) for name, value in refusal.trailers.items()]
     return [(b"grpc-status", b"%d" % refusal.status), (b"grpc-message", text.encode()), *extra]
+
+
+def try_again(message: str, *, request_id: bytes = b"") -> Refused:
+    """For what may succeed a little later."""
+    return Refused(Status.UNAVAILABLE, message, request_id=request_id, retry_after="1")

@@ -11,12 +11,14 @@ from weakref import WeakKeyDictionary
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
 from proxy.breaker import Breaker
-from proxy.grpc_front import ClientConnection, GrpcFront
+from proxy.grpc_client import ClientConnection
+from proxy.grpc_front import GrpcFront
 from proxy.grpc_upstream import UpstreamConnection
 from proxy.load import LoadMeter
 from proxy.metrics import Traffic
 from proxy.model_facts import ModelFacts
-from proxy.rest import RestConnection, RestFront
+from proxy.rest_client import RestConnection
+from proxy.rest_front import RestFront
 from proxy.rest_upstream import UpstreamHttp, UpstreamPool
 from proxy.upstream import Access, Upstream
 

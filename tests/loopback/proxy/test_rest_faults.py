@@ -15,7 +15,7 @@ from berth.contract.ids import ModelName
 from proxy.breaker import Breaker
 from proxy.load import LoadMeter
 from proxy.metrics import Traffic
-from proxy.rest import RestFront
+from proxy.rest_front import RestFront
 from proxy.upstream import Access, open_upstream
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -73,7 +73,7 @@ class Front:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.rest.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.rest.clients.port)
         try:
             yield reader, writer
         finally:
@@ -106,7 +106,7 @@ async def front() -> AsyncIterator[Front]:
             timeout_seconds=0.5,
             not_ready=lambda: None,
         )
-        await rest.start(Endpoint("127.0.0.1", 0))
+        await rest.clients.start(Endpoint("127.0.0.1", 0))
         ticking = asyncio.create_task(tick(rest))
         yield Front(rest, triton, breaker, traffic)
         ticking.cancel()
@@ -200,7 +200,7 @@ async def test_an_event_is_passed_on_when_it_comes(front: Front) -> None:
 
 
 async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(front: Front) -> None:
-    answer, port = asyncio.Event(), front.rest.port
+    answer, port = asyncio.Event(), front.rest.clients.port
     front.triton.pieces = [answer, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"]
     async with front.connected() as (idle, idle_writer), front.connected() as (busy, busy_writer):
         idle_writer.write(LIVE)

@@ -39,7 +39,7 @@ from proxy.breaker import Breaker
 from proxy.grpc_front import GrpcFront
 from proxy.load import LoadMeter
 from proxy.metrics import Traffic
-from proxy.rest import RestFront
+from proxy.rest_front import RestFront
 from proxy.upstream import Access, Upstream, open_upstream
 from tests.fakes.slots import held
 
@@ -122,9 +122,9 @@ async def serve(
     front = GrpcFront(
         upstream, breaker, Traffic(), inflate_limit=1024**2, timeout_seconds=30, not_ready=door.not_ready
     )
-    await rest.start(ANY)
-    await front.start(ANY)
-    door.http, door.grpc = f"127.0.0.1:{rest.port}", f"127.0.0.1:{front.port}"
+    await rest.clients.start(ANY)
+    await front.clients.start(ANY)
+    door.http, door.grpc = f"127.0.0.1:{rest.clients.port}", f"127.0.0.1:{front.clients.port}"
     polling = asyncio.create_task(upstream.poll())
     while not upstream.is_ready:
         await asyncio.sleep(0.05)

@@ -1,44 +1,42 @@
-"""The REST front end: HTTP/1.1 from clients, request by request to the own model.
+"""A REST client's connection: HTTP/1.1, request by request to the own model.
 
 JSON is held until it has been checked; the tensors behind it stream through unread, in both
-directions no faster than the slower side takes them. A head that has been read once is looked up.
+directions no faster than the slower side takes them.
 """
 
 import asyncio
 import json
 import logging
-import ssl
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping
 from enum import Enum, auto
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from berth.contract.endpoint import Endpoint
 from berth.contract.quantity import format_bytes
 from berth.runtime.logs import fields
-from proxy.breaker import Breaker, QueueFull
+from proxy.breaker import QueueFull
 from proxy.http1 import (
     CONTINUE,
     HEAD_BYTES,
     HEAD_END,
     HEADER_LENGTH,
     BadRequest,
+    HttpRefused,
     RequestChunks,
     RequestHead,
     ResponseHead,
     read_request,
-    write_request,
     write_response,
 )
 from proxy.json_guard import BadJson, check_generate, check_infer, check_object
-from proxy.listener import Listener
-from proxy.metrics import Traffic
-from proxy.policy import HIDDEN_EXTENSIONS, Route, Verdict, hidden_rest, is_own
-from proxy.rest_upstream import UpstreamHttp, UpstreamPool
+from proxy.policy import COUNTED, Route, Verdict
+from proxy.rest_upstream import UpstreamHttp
 from proxy.tcp import keep_alive
-from proxy.upstream import Access, NotServed, Upstream
+from proxy.upstream import Access, NotServed
+
+if TYPE_CHECKING:
+    from proxy.rest_front import RestFront
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +47,9 @@ _PIPELINE_BYTES = 256 * 1024
 # A body that nobody wants is read to its end up to this size, to keep the connection.
 _SWALLOW_BYTES = 64 * 1024
 _WRITE_HIGH = 256 * 1024
-_CACHED_HEADS, _CACHED_HEAD_BYTES = 1024, 4096
-_COUNTED = frozenset({Route.INFER, Route.GENERATE, Route.GENERATE_STREAM})
 # nginx's code for a client that did not wait for its answer.
 _CLIENT_LEFT = "499"
 _ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-_SUFFIXES: dict[Route | None, str] = {
-    Route.MODEL: "",
-    Route.MODEL_READY: "/ready",
-    Route.INFER: "/infer",
-    Route.GENERATE: "/generate",
-    Route.GENERATE_STREAM: "/generate_stream",
-    Route.CONFIG: "/config",
-    Route.STATS: "/stats",
-}
 
 
 class _State(Enum):
@@ -74,24 +61,6 @@ class _State(Enum):
     SWALLOW = auto()  # it has been answered; the rest of its body goes nowhere
     LINGER = auto()  # the last answer has been written; only the client's end is waited for
     ENDED = auto()
-
-
-class _Refused(Exception):
-    """An answer of our own."""
-
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, headers or {}
-
-
-@dataclass(frozen=True, slots=True)
-class _Usual:
-    """What was decided about a head: a whole JSON of this length follows, and Triton gets this head."""
-
-    head: RequestHead
-    length: int
-    request: bytes
-    is_infer: bool
 
 
 class RestConnection(asyncio.Protocol):
@@ -124,7 +93,7 @@ class RestConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
         keep_alive(transport)
-        if not self._front.connected(self):
+        if not self._front.clients.connected(self):
             self._transport.abort()
             self._state = _State.ENDED
 
@@ -136,7 +105,7 @@ class RestConnection(asyncio.Protocol):
             self._task.cancel()
         if was not in (_State.HEAD, _State.SWALLOW, _State.LINGER, _State.ENDED):
             self._client_left()
-        self._front.disconnected(self)
+        self._front.clients.disconnected(self)
 
     def eof_received(self) -> bool:
         # A client that has said all it wants to may still wait for its answer.
@@ -268,7 +237,7 @@ class RestConnection(asyncio.Protocol):
         self._chunks = RequestChunks() if head.is_chunked else None
         try:
             self._hold_left = self._bytes_to_hold(head)
-        except _Refused as refusal:
+        except HttpRefused as refusal:
             self._refuse(refusal)
             return
         if head.expects_continue and (self._body_left or self._chunks) and self._transport is not None:
@@ -278,21 +247,21 @@ class RestConnection(asyncio.Protocol):
             self._held_all()
 
     def _bytes_to_hold(self, head: RequestHead) -> int:
-        """How much of the body is to be checked before any of it goes on. Raises _Refused."""
+        """How much of the body is to be checked before any of it goes on. Raises HttpRefused."""
         front, decision = self._front, head.decision
         route = decision.route
         self._front.require_route(head)
         length = head.length or 0
         if head.encoding not in ("identity", *_ENCODINGS):
-            raise _Refused(415, f"Content-Encoding {head.encoding!r}; gzip and deflate are taken")
+            raise HttpRefused(415, f"Content-Encoding {head.encoding!r}; gzip and deflate are taken")
         if head.header_length is None or head.is_chunked or head.encoding != "identity":
             if length > front.max_json_bytes:
                 raise self._too_large()
             return length
         if route is not Route.INFER:
-            raise _Refused(400, f"{HEADER_LENGTH} belongs to infer")
+            raise HttpRefused(400, f"{HEADER_LENGTH} belongs to infer")
         if head.header_length > length:
-            raise _Refused(400, f"{HEADER_LENGTH} is above Content-Length")
+            raise HttpRefused(400, f"{HEADER_LENGTH} is above Content-Length")
         if head.header_length > front.max_json_bytes:
             raise self._too_large()
         return head.header_length
@@ -365,7 +334,7 @@ class RestConnection(asyncio.Protocol):
         self._held.clear()
         try:
             self._proceed(head, held)
-        except (BadJson, _Refused, QueueFull, NotServed) as error:
+        except (BadJson, HttpRefused, QueueFull, NotServed) as error:
             self._refuse(_refusal(error))
 
     def _proceed(self, head: RequestHead, held: bytes) -> None:
@@ -380,7 +349,7 @@ class RestConnection(asyncio.Protocol):
         self._request = request + body
         if self._raw and body is held and not self._body_left:
             front.remember_usual(self._raw, head, request)
-        if decision.route in _COUNTED:
+        if decision.route in COUNTED:
             if not front.breaker.enter(self, time.monotonic()):
                 self._waits = True
                 return
@@ -388,7 +357,7 @@ class RestConnection(asyncio.Protocol):
         self._connect(access)
 
     def _checked(self, head: RequestHead, held: bytes) -> bytes:
-        """The body, or the part of it that was held, as it goes on. Raises BadJson or _Refused."""
+        """The body, or the part of it that was held, as it goes on. Raises BadJson or HttpRefused."""
         route, binary = head.decision.route, self._body_left
         if not self._front.takes_body(route):
             return b""
@@ -398,7 +367,7 @@ class RestConnection(asyncio.Protocol):
         if head.header_length is not None and not binary and head.header_length < len(held):
             text, binary = held[: head.header_length], len(held) - head.header_length
         elif head.header_length is not None and head.header_length > len(held):
-            raise _Refused(400, f"{HEADER_LENGTH} is above the body's length")
+            raise HttpRefused(400, f"{HEADER_LENGTH} is above the body's length")
         if route is Route.INFER:
             check_infer(text, self._front.upstream.facts, binary_bytes=binary)
         else:
@@ -486,7 +455,7 @@ class RestConnection(asyncio.Protocol):
             self._front.abandoned.discard(self)
             self._finish(_CLIENT_LEFT)
         elif self._begun is None:
-            self._refuse(_Refused(503, reason, _RETRY))
+            self._refuse(HttpRefused(503, reason, _RETRY))
         else:
             # A second head would be read as a part of the body: the client learns by the cut.
             log.info("answer broke off", extra=fields(reason=reason))
@@ -532,7 +501,7 @@ class RestConnection(asyncio.Protocol):
         self._transport.write_eof()
         self._resume()
 
-    def _refuse(self, refusal: _Refused) -> None:
+    def _refuse(self, refusal: HttpRefused) -> None:
         if self._body_left > _SWALLOW_BYTES or self._chunks is not None:
             self._closes = True
         self._answer_error(refusal.status, str(refusal), refusal.headers)
@@ -618,7 +587,7 @@ class RestConnection(asyncio.Protocol):
             refusal = _refusal(error)
         except Exception as error:
             log.error("a request broke", exc_info=error)
-            refusal = _Refused(500, "the proxy failed")
+            refusal = HttpRefused(500, "the proxy failed")
         self._task = None
         if self._state is not _State.WAIT:
             return  # it took too long, and its client was told so
@@ -668,8 +637,8 @@ class RestConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _too_large(self) -> _Refused:
-        return _Refused(
+    def _too_large(self) -> HttpRefused:
+        return HttpRefused(
             413,
             f"JSON, and whatever comes packed or in chunks, is taken up to "
             f"{format_bytes(self._front.max_json_bytes)}; send large tensors with the binary extension "
@@ -677,162 +646,23 @@ class RestConnection(asyncio.Protocol):
         )
 
 
-class RestFront:
-    """Serves REST clients. What all its connections share."""
-
-    def __init__(
-        self,
-        upstream: Upstream,
-        breaker: Breaker,
-        traffic: Traffic,
-        *,
-        max_json_bytes: int,
-        timeout_seconds: float,
-        not_ready: Callable[[], str | None],
-    ) -> None:
-        self.upstream, self.breaker, self.traffic = upstream, breaker, traffic
-        self.max_json_bytes, self.timeout_seconds, self.not_ready = max_json_bytes, timeout_seconds, not_ready
-        self.pool = UpstreamPool()
-        self.is_draining = False
-        self.heads: dict[bytes, RequestHead] = {}
-        # Requests whose clients have gone while Triton works on them.
-        self.abandoned: set[RestConnection] = set()
-        # Heads whose requests go on as they came, good for one way of reaching Triton.
-        self.usual: dict[bytes, _Usual] = {}
-        self.heads_for: Access | None = None
-        self._connections: set[RestConnection] = set()
-        self._listener = Listener(lambda: RestConnection(self), what="--http-listen")
-
-    async def start(
-        self, listen: Endpoint, *, tls: ssl.SSLContext | None = None, share_port: bool = False
-    ) -> None:
-        """Raises CannotStart when the port is taken."""
-        await self._listener.start(listen, tls=tls, share_port=share_port)
-
-    @property
-    def port(self) -> int:
-        return self._listener.port
-
-    async def stop_accepting(self) -> None:
-        """Close the port and the idle connections; each of the others closes after its answer."""
-        self.is_draining = True
-        await self._listener.stop()
-        for connection in list(self._connections):
-            if connection.is_idle:
-                connection.abort()
-
-    async def close(self) -> None:
-        await self._listener.stop()
-        for connection in list(self._connections):
-            connection.abort()
-        await self.pool.close()
-
-    def tick(self, now: float) -> None:
-        """Called every second."""
-        for connection in [*self._connections, *self.abandoned]:
-            connection.tick(now)
-
-    def connected(self, connection: RestConnection) -> bool:
-        if not self._listener.admits(len(self._connections)):
-            return False
-        self._connections.add(connection)
-        self.traffic.connections = len(self._connections)
-        return True
-
-    def disconnected(self, connection: RestConnection) -> None:
-        self._connections.discard(connection)
-        self.traffic.connections = len(self._connections)
-
-    def remember(self, raw: bytes, head: RequestHead) -> None:
-        if len(raw) > _CACHED_HEAD_BYTES:
-            return
-        if len(self.heads) >= _CACHED_HEADS:
-            self.heads.clear()
-            self.usual.clear()
-        self.heads[raw] = head
-
-    def remember_usual(self, raw: bytes, head: RequestHead, request: bytes) -> None:
-        """After a request of this head has passed every check of a head."""
-        plain = head.length is not None and head.encoding == "identity" and head.header_length is None
-        if raw in self.heads and plain and head.keeps_alive and not head.expects_continue:
-            assert head.length is not None
-            self.usual[raw] = _Usual(head, head.length, request, head.decision.route is Route.INFER)
-
-    def require_route(self, head: RequestHead) -> None:
-        """Raises _Refused where the policy does not offer the route."""
-        decision = head.decision
-        if decision.verdict is Verdict.BLOCK:
-            raise _Refused(403, "this route reaches beyond the model; the proxy does not offer it")
-        if decision.verdict is Verdict.DENY:
-            if decision.allowed_methods:
-                raise _Refused(405, "Method Not Allowed", {"Allow": ", ".join(decision.allowed_methods)})
-            raise _Refused(404, "Not Found")
-        if decision.verdict is not Verdict.ALLOW:
-            return
-        is_down = decision.route is Route.MODEL_READY and self.not_ready() is not None
-        if is_down or not is_own(decision.model, self.upstream.model):
-            raise _Refused(*hidden_rest(decision.route, decision.model))
-
-    @staticmethod
-    def takes_body(route: Route | None) -> bool:
-        return route in _COUNTED
-
-    def request_head(self, head: RequestHead, access: Access, length: int | None) -> bytes:
-        """The head for Triton."""
-        if access is not self.heads_for:
-            self.usual.clear()
-            self.heads_for = access
-            self.pool.aim(access.http)
-        decision = head.decision
-        version = f"/versions/{decision.version}" if decision.version else ""
-        return write_request(
-            "POST" if self.takes_body(decision.route) else "GET",
-            f"/v2/models/{self.upstream.model}{version}{_SUFFIXES[decision.route]}",
-            str(access.http),
-            head.fields,
-            access.http_headers,
-            length,
-        )
-
-    async def index(self, *, only_ready: bool) -> tuple[int, bytes]:
-        """The own model's rows, in the words of Triton's index."""
-        name = str(self.upstream.model)
-        if self.upstream.is_ready:
-            rows = [{"name": name, "version": v, "state": "READY"} for v in await self.upstream.versions()]
-        else:
-            rows = [] if only_ready else [{"name": name, "state": "UNAVAILABLE", "reason": "not ready"}]
-        return 200, json.dumps(rows).encode()
-
-    async def own_statistics(self) -> tuple[int, bytes]:
-        answer = await self.upstream.fetch(f"/v2/models/{self.upstream.model}/stats")
-        return answer.status, answer.body
-
-    async def server_metadata(self) -> tuple[int, bytes]:
-        """Without the extensions that clients cannot use here."""
-        answer = await self.upstream.fetch("/v2")
-        data = json.loads(answer.body)
-        if isinstance(data, dict) and isinstance(data.get("extensions"), list):
-            data["extensions"] = [e for e in data["extensions"] if e not in HIDDEN_EXTENSIONS]
-        return answer.status, json.dumps(data).encode()
-
-
 def _inflated(data: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack within a bound. Raises _Refused."""
+    """Unpack within a bound. Raises HttpRefused."""
     unpacker = zlib.decompressobj(_ENCODINGS[encoding])
     try:
         body = unpacker.decompress(data, limit + 1)
     except zlib.error as error:
-        raise _Refused(400, f"the body is not {encoding}: {error}") from error
+        raise HttpRefused(400, f"the body is not {encoding}: {error}") from error
     if len(body) > limit:
-        raise _Refused(413, f"the body unpacks to more than {format_bytes(limit)}")
+        raise HttpRefused(413, f"the body unpacks to more than {format_bytes(limit)}")
     if not unpacker.eof or unpacker.unused_data:
-        raise _Refused(400, f"the body is not one whole {encoding} stream")
+        raise HttpRefused(400, f"the body is not one whole {encoding} stream")
     return body
 
 
-def _refusal(error: Exception) -> _Refused:
-    if isinstance(error, _Refused):
+def _refusal(error: Exception) -> HttpRefused:
+    if isinstance(error, HttpRefused):
         return error
     if isinstance(error, BadJson):
-        return _Refused(400, str(error))
-    return _Refused(503, str(error), _RETRY)
+        return HttpRefused(400, str(error))
+    return HttpRefused(503, str(error), _RETRY)

@@ -1,0 +1,161 @@
+"""The REST front end: the port, what all its clients share, and what is answered here.
+
+A head that has been read once is looked up.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from proxy.breaker import Breaker
+from proxy.http1 import (
+    HttpRefused,
+    RequestHead,
+    write_request,
+)
+from proxy.listener import Listener
+from proxy.metrics import Traffic
+from proxy.policy import COUNTED, HIDDEN_EXTENSIONS, Route, Verdict, hidden_rest, is_own
+from proxy.rest_client import RestConnection
+from proxy.rest_upstream import UpstreamPool
+from proxy.upstream import Access, Upstream
+
+_CACHED_HEADS, _CACHED_HEAD_BYTES = 1024, 4096
+_SUFFIXES: dict[Route | None, str] = {
+    Route.MODEL: "",
+    Route.MODEL_READY: "/ready",
+    Route.INFER: "/infer",
+    Route.GENERATE: "/generate",
+    Route.GENERATE_STREAM: "/generate_stream",
+    Route.CONFIG: "/config",
+    Route.STATS: "/stats",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What was decided about a head: a whole JSON of this length follows, and Triton gets this head."""
+
+    head: RequestHead
+    length: int
+    request: bytes
+    is_infer: bool
+
+
+class RestFront:
+    """Serves REST clients. What all its connections share."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        breaker: Breaker,
+        traffic: Traffic,
+        *,
+        max_json_bytes: int,
+        timeout_seconds: float,
+        not_ready: Callable[[], str | None],
+    ) -> None:
+        self.upstream, self.breaker, self.traffic = upstream, breaker, traffic
+        self.max_json_bytes, self.timeout_seconds, self.not_ready = max_json_bytes, timeout_seconds, not_ready
+        self.pool = UpstreamPool()
+        self.is_draining = False
+        self.heads: dict[bytes, RequestHead] = {}
+        # Requests whose clients have gone while Triton works on them.
+        self.abandoned: set[RestConnection] = set()
+        # Heads whose requests go on as they came, good for one way of reaching Triton.
+        self.usual: dict[bytes, Usual] = {}
+        self.heads_for: Access | None = None
+        self.clients: Listener[RestConnection] = Listener(
+            lambda: RestConnection(self), traffic, what="--http-listen"
+        )
+
+    async def stop_accepting(self) -> None:
+        """Close the port and the idle connections; each of the others closes after its answer."""
+        self.is_draining = True
+        await self.clients.stop()
+        for connection in self.clients:
+            if connection.is_idle:
+                connection.abort()
+
+    async def close(self) -> None:
+        await self.clients.stop()
+        for connection in self.clients:
+            connection.abort()
+        await self.pool.close()
+
+    def tick(self, now: float) -> None:
+        """Called every second."""
+        for connection in [*self.clients, *self.abandoned]:
+            connection.tick(now)
+
+    def remember(self, raw: bytes, head: RequestHead) -> None:
+        if len(raw) > _CACHED_HEAD_BYTES:
+            return
+        if len(self.heads) >= _CACHED_HEADS:
+            self.heads.clear()
+            self.usual.clear()
+        self.heads[raw] = head
+
+    def remember_usual(self, raw: bytes, head: RequestHead, request: bytes) -> None:
+        """After a request of this head has passed every check of a head."""
+        plain = head.length is not None and head.encoding == "identity" and head.header_length is None
+        if raw in self.heads and plain and head.keeps_alive and not head.expects_continue:
+            assert head.length is not None
+            self.usual[raw] = Usual(head, head.length, request, head.decision.route is Route.INFER)
+
+    def require_route(self, head: RequestHead) -> None:
+        """Raises HttpRefused where the policy does not offer the route."""
+        decision = head.decision
+        if decision.verdict is Verdict.BLOCK:
+            raise HttpRefused(403, "this route reaches beyond the model; the proxy does not offer it")
+        if decision.verdict is Verdict.DENY:
+            if decision.allowed_methods:
+                raise HttpRefused(405, "Method Not Allowed", {"Allow": ", ".join(decision.allowed_methods)})
+            raise HttpRefused(404, "Not Found")
+        if decision.verdict is not Verdict.ALLOW:
+            return
+        is_down = decision.route is Route.MODEL_READY and self.not_ready() is not None
+        if is_down or not is_own(decision.model, self.upstream.model):
+            raise HttpRefused(*hidden_rest(decision.route, decision.model))
+
+    @staticmethod
+    def takes_body(route: Route | None) -> bool:
+        return route in COUNTED
+
+    def request_head(self, head: RequestHead, access: Access, length: int | None) -> bytes:
+        """The head for Triton."""
+        if access is not self.heads_for:
+            self.usual.clear()
+            self.heads_for = access
+            self.pool.aim(access.http)
+        decision = head.decision
+        version = f"/versions/{decision.version}" if decision.version else ""
+        return write_request(
+            "POST" if self.takes_body(decision.route) else "GET",
+            f"/v2/models/{self.upstream.model}{version}{_SUFFIXES[decision.route]}",
+            str(access.http),
+            head.fields,
+            access.http_headers,
+            length,
+        )
+
+    async def index(self, *, only_ready: bool) -> tuple[int, bytes]:
+        """The own model's rows, in the words of Triton's index."""
+        name = str(self.upstream.model)
+        if self.upstream.is_ready:
+            rows = [{"name": name, "version": v, "state": "READY"} for v in await self.upstream.versions()]
+        else:
+            rows = [] if only_ready else [{"name": name, "state": "UNAVAILABLE", "reason": "not ready"}]
+        return 200, json.dumps(rows).encode()
+
+    async def own_statistics(self) -> tuple[int, bytes]:
+        answer = await self.upstream.fetch(f"/v2/models/{self.upstream.model}/stats")
+        return answer.status, answer.body
+
+    async def server_metadata(self) -> tuple[int, bytes]:
+        """Without the extensions that clients cannot use here."""
+        answer = await self.upstream.fetch("/v2")
+        data = json.loads(answer.body)
+        if isinstance(data, dict) and isinstance(data.get("extensions"), list):
+            data["extensions"] = [e for e in data["extensions"] if e not in HIDDEN_EXTENSIONS]
+        return answer.status, json.dumps(data).encode()
