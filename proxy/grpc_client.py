@@ -169,6 +169,14 @@ class ClientConnection(H2Connection):
                 self.refuse(call, Refused(Status.UNAVAILABLE, "draining"))
             self.flush()
 
+    @property
+    def is_busy(self) -> bool:
+        """A call is under way, or an answer not yet with the system."""
+        if self.transport is None or self.closed:
+            return False
+        calls = any(not call.watches for call in self.streams.values())
+        return calls or self.transport.get_write_buffer_size() > 0
+
     @staticmethod
     def _may_rest(call: Call) -> bool:
         """A stream may live for as long as it likes while nothing is asked of Triton in it."""

@@ -53,6 +53,8 @@ class Figures:
     waiting: int = 0
     average_concurrency: float = 0.0
     requests_per_second: float = 0.0
+    # Connections with a request or an undelivered answer.
+    busy_connections: int = 0
     model_ready: bool = True
 
     def add(self, other: "Figures") -> None:
@@ -62,6 +64,7 @@ class Figures:
         self.waiting += other.waiting
         self.average_concurrency += other.average_concurrency
         self.requests_per_second += other.requests_per_second
+        self.busy_connections += other.busy_connections
         self.model_ready = self.model_ready and other.model_ready
 
     def to_json(self) -> dict[str, Any]:

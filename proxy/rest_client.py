@@ -630,6 +630,13 @@ class RestConnection(asyncio.Protocol):
         return self._head is None or self._head.is_http11
 
     @property
+    def is_busy(self) -> bool:
+        """A request is under way, or its answer not yet with the system."""
+        if self._transport is None or self._state is _State.ENDED:
+            return False
+        return self._state not in (_State.HEAD, _State.LINGER) or self._transport.get_write_buffer_size() > 0
+
+    @property
     def is_idle(self) -> bool:
         return self._state is _State.HEAD and not self._input
 

@@ -17,6 +17,7 @@ from proxy.upstream import Upstream
 
 _TICK_SECONDS = 1.0
 _WATCH_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
 
 
 class Server:
@@ -95,6 +96,7 @@ class Server:
             waiting=self._breaker.waiting,
             average_concurrency=self.load.average_concurrency,
             requests_per_second=self.load.requests,
+            busy_connections=self._busy_connections(),
             model_ready=self._upstream.is_ready,
         )
 
@@ -104,8 +106,14 @@ class Server:
         await self.grpc.stop_accepting()
 
     async def idle(self) -> None:
-        """Return when nothing runs in Triton and nothing waits."""
+        """Return when nothing runs in Triton, nothing waits, and every answer has been delivered."""
         await self._breaker.idle()
+        while self._busy_connections():
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _busy_connections(self) -> int:
+        rest = sum(connection.is_busy for connection in self.rest.clients)
+        return rest + sum(connection.is_busy for connection in self.grpc.clients)
 
     async def close(self) -> None:
         await self.rest.close()

@@ -24,9 +24,9 @@ from proxy.config import ProxyOptions
 from proxy.memory import settle
 from proxy.server import Server
 from proxy.upstream import Upstream, open_upstream
+from proxy.workers import IDLE_LOOK_SECONDS
 
 _FIGURES_SECONDS = 1.0
-_IDLE_LOOK_SECONDS = 0.1
 _LINE_BYTES = 1024 * 1024
 
 
@@ -90,7 +90,7 @@ async def _obey(order: dict[str, Any], server: Server, upstream: Upstream, said:
 async def _tell_figures(server: Server, said: _Said, writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(json.dumps({"figures": server.figures().to_json()}).encode() + b"\n")
-        await asyncio.sleep(_IDLE_LOOK_SECONDS if said.stopping else _FIGURES_SECONDS)
+        await asyncio.sleep(IDLE_LOOK_SECONDS if said.stopping else _FIGURES_SECONDS)
 
 
 def _unpacked(text: str) -> Any:

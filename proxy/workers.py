@@ -27,6 +27,8 @@ from proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
+# How often a worker that is to stop tells its figures.
+IDLE_LOOK_SECONDS = 0.1
 _START_SECONDS = 20.0
 _END_SECONDS = 5.0
 _TELL_SECONDS = 5.0
@@ -129,9 +131,12 @@ class Crew:
             worker.tell({"stop": True})
 
     async def idle(self) -> None:
-        """The workers tell their figures at once when they have changed to nothing."""
-        while any(worker.figures.running or worker.figures.waiting for worker in self._workers):
-            await asyncio.sleep(0.05)
+        """As a server's own; once they are to stop, the workers tell their figures all the time."""
+        while True:
+            await asyncio.sleep(2 * IDLE_LOOK_SECONDS)  # what they told before the stop is old
+            total = self.figures()
+            if not (total.running or total.waiting or total.busy_connections):
+                return
 
     async def _tell(self) -> None:
         """Tell every worker how Triton is reached and whether the model is ready, for ever."""

@@ -64,6 +64,9 @@ class Wire:
     def set_write_buffer_limits(self, **_: int) -> None:
         pass
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def get_extra_info(self, _: str) -> None:
         return None
 

@@ -33,6 +33,7 @@ class Upstream:
         self.running = self.most = 0
         self.gate = asyncio.Event()
         self.gate.set()
+        self.answer = b"{}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
@@ -44,9 +45,8 @@ class Upstream:
                     self.most = max(self.most, self.running)
                     await self.gate.wait()
                     self.running -= 1
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-                )
+                size = len(self.answer)
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (size, self.answer))
 
 
 class Proxy:
@@ -165,6 +165,25 @@ async def test_sigterm_lets_what_is_in_flight_finish(tmp_path: Path, workers: in
                 await proxy.get(proxy.http, "/v2/health/live")
             upstream.gate.set()
             assert await asked == 200
+        assert await asyncio.wait_for(proxy.process.wait(), 10) == 0
+
+
+async def test_an_answer_on_its_way_to_a_slow_client_is_delivered_before_the_end(tmp_path: Path) -> None:
+    """Triton is done with it long before: only the proxy has it still."""
+    async with running(tmp_path) as (proxy, upstream):
+        upstream.answer = b"x" * 3_000_000
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.http, limit=1024)
+        writer.write(b"GET /v2/models/m/config HTTP/1.1\r\nHost: h\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"3000000" in head
+        proxy.process.send_signal(signal.SIGTERM)
+        received = 0
+        while received < 3_000_000:
+            chunk = await reader.read(65536)
+            assert chunk, f"cut off after {received} bytes"
+            received += len(chunk)
+            await asyncio.sleep(0.01)
+        writer.close()
         assert await asyncio.wait_for(proxy.process.wait(), 10) == 0
 
 
