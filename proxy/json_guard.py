@@ -9,7 +9,6 @@ in it may be read in two ways: of a key that stands twice, Triton takes the firs
 
 import json
 import re
-from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -21,8 +20,10 @@ from proxy.model_facts import NO_CLASSES, ModelFacts
 MAX_DEPTH = 100
 MAX_DIMENSIONS = 64
 _SHARED_MEMORY = "shared_memory_"
+_BRACKET = ord("[")
+# Keys to look at, escapes that could spell any key, and what tensors may not hold.
+_SUSPECT = (b"\\u", b"shared_memory_", b"classification", b"null")
 _TOO_DEEP = f"JSON is nested deeper than {MAX_DEPTH}"
-_SHAPE = re.compile(rb'"shape"\s*:\s*\[([0-9, \t\r\n]{0,200})\]')
 # Numbers that JSON does not have and Triton takes, and the strings in which they are only text.
 _NOT_FINITE = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\b(?:NaN|Infinity|Inf)\b')
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
@@ -67,16 +68,51 @@ class BadJson(Exception):
 def check_infer(body: bytes, facts: ModelFacts, *, binary_bytes: int = 0) -> None:
     """An inference request, or the JSON header of a binary one with that many bytes behind it."""
     request = _decoded(_infer, body)
-    if b"classification" in body or b"\\u" in body:
-        _read_whole(body)  # of two shapes or parameters, Triton may take the other one
-        _check_classification(request, facts)
+    if not _says_all(request, body):
+        _read_whole(body)
+        _check_parameters(request, facts)
+        for index, tensor in enumerate(request.inputs):
+            if not isinstance(tensor.data, UnsetType):
+                _check_data(bytes(tensor.data), f"inputs[{index}].data")
     available = len(body) + binary_bytes
     for index, tensor in enumerate(request.inputs):
-        if not isinstance(tensor.data, UnsetType):
-            _check_data(bytes(tensor.data), f"inputs[{index}].data")
-    if is_harmless(body, available):
-        return
-    _check_closely(request, body, available)
+        elements = 1
+        for size in tensor.shape:
+            elements *= size or 1  # a 0 makes the product 0, but the others may be multiplied before it
+        # Every element takes at least one byte of the request.
+        if elements > available:
+            raise BadJson(f"inputs[{index}].shape declares more elements than the request can hold")
+
+
+def _says_all(request: _InferRequest, body: bytes) -> bool:
+    """Whether the bytes alone show that the decoded request is all there is, and that all of it is harmless.
+
+    So few brackets cannot nest deep. As many braces, `shape`s and `data`s as there are tensors, and
+    nothing that could spell them otherwise: then no key stands twice where it matters, and no tensor
+    holds objects. Keys that ask for more than tensors can only be where their text is. False is no
+    verdict: the JSON is then looked at closely.
+    """
+    for word in _SUSPECT:
+        if word in body:
+            return False
+    objects = 1 + len(request.inputs)
+    for tensor in request.inputs:
+        if tensor.parameters is not UNSET:
+            objects += 1
+        if tensor.data is not UNSET and memoryview(tensor.data)[0] != _BRACKET:
+            return False
+    if request.outputs is not UNSET:
+        objects += len(request.outputs) + sum(one.parameters is not UNSET for one in request.outputs)
+    if request.parameters is not UNSET:
+        objects += 1
+    tensors = len(request.inputs)
+    return (
+        body.isascii()
+        and body.count(b"{") == objects
+        and body.count(b"[") + objects <= MAX_DEPTH
+        and body.count(b"shape") == tensors
+        and body.count(b'"data"') <= tensors
+    )
 
 
 def check_generate(body: bytes) -> None:
@@ -87,8 +123,7 @@ def check_generate(body: bytes) -> None:
             _check_values(_decoded(_parameters, bytes(value)), "parameters")
         else:
             _check_data(bytes(value), key, may_be_scalar=True)
-    if not is_harmless(body, len(body)):
-        _read_whole(body)
+    _read_whole(body)
 
 
 _parameters = msgspec.json.Decoder(_Parameters)
@@ -97,33 +132,6 @@ _parameters = msgspec.json.Decoder(_Parameters)
 def check_object(body: bytes) -> dict[str, Any]:
     """Any other JSON body; empty is an empty object."""
     return _read_whole(body) if body else {}
-
-
-def is_harmless(body: bytes, available_bytes: int) -> bool:
-    """Whether the bytes alone show that no reading of them can be dangerous.
-
-    So few brackets cannot nest deep; no key can begin with `shared_memory_` where neither the text
-    nor an escape that could spell it is there; and wherever a shape stands, its product is small.
-    False is no verdict: the JSON must be looked at closely.
-    """
-    if b"\\u" in body or b"shared_memory_" in body:
-        return False
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
-        return False
-    shapes = _SHAPE.findall(body)
-    return body.count(b"shape") == len(shapes) and all(_elements(s) <= available_bytes for s in shapes)
-
-
-@lru_cache(maxsize=1024)
-def _elements(shape: bytes) -> float:
-    """The product of a shape as it is written; infinite where it is not plain numbers."""
-    elements = 1
-    for size in shape.split(b",") if shape.strip() else ():
-        if not size.strip().isdigit():
-            return float("inf")
-        # A 0 makes the product 0, but the others may be multiplied before it.
-        elements *= max(1, int(size))
-    return elements
 
 
 def _decoded(decoder: Any, body: bytes) -> Any:
@@ -152,40 +160,24 @@ def _check_data(data: bytes, where: str, *, may_be_scalar: bool = False) -> None
             raise BadJson(f"{where} must hold numbers, strings or booleans")
 
 
-def _check_classification(request: _InferRequest, facts: ModelFacts) -> None:
+def _check_parameters(request: _InferRequest, facts: ModelFacts) -> None:
+    holders: list[tuple[str, Any]] = [("request", request)]
+    holders += [(f"inputs[{index}]", tensor) for index, tensor in enumerate(request.inputs)]
+    outputs = [] if isinstance(request.outputs, UnsetType) else request.outputs
+    holders += [(f"outputs[{index}]", output) for index, output in enumerate(outputs)]
+    for where, holder in holders:
+        if not isinstance(holder.parameters, UnsetType):
+            _check_values(holder.parameters, f"{where}.parameters")
     has_empty_input = any(0 in tensor.shape for tensor in request.inputs)
-    for output in () if isinstance(request.outputs, UnsetType) else request.outputs:
+    for output in outputs:
         parameters = {} if isinstance(output.parameters, UnsetType) else output.parameters
         if "classification" in parameters and (has_empty_input or not facts.has_classes(output.name)):
             raise BadJson(NO_CLASSES)
 
 
-def _check_closely(request: _InferRequest, body: bytes, available: int) -> None:
-    """What the bytes alone did not show."""
-    _read_whole(body)
-    holders: list[tuple[str, Any]] = [("request", request)]
-    holders += [(f"inputs[{index}]", tensor) for index, tensor in enumerate(request.inputs)]
-    outputs = [] if isinstance(request.outputs, UnsetType) else request.outputs
-    holders += [(f"outputs[{index}]", tensor) for index, tensor in enumerate(outputs)]
-    for where, holder in holders:
-        if not isinstance(holder.parameters, UnsetType):
-            _check_values(holder.parameters, f"{where}.parameters")
-    for index, tensor in enumerate(request.inputs):
-        _check_shape(tensor.shape, f"inputs[{index}]", available)
-
-
 def _check_values(parameters: dict[str, Any], where: str) -> None:
     if any(key.startswith(_SHARED_MEMORY) for key in parameters):
         raise BadJson(f"{where}: shared memory is not available")
-
-
-def _check_shape(shape: list[int], where: str, available_bytes: int) -> None:
-    """Every element takes at least one byte of the request, so a shape can hold no more than it has bytes."""
-    elements = 1
-    for size in shape:
-        elements *= max(1, size)
-        if elements > available_bytes:
-            raise BadJson(f"{where}.shape declares more elements than the request can hold")
 
 
 def _read_whole(body: bytes) -> dict[str, Any]:

@@ -125,12 +125,22 @@ def _require_harmless(value: Any, size: int) -> None:
         assert not any(key.startswith("shared_memory_") for key in parameters)
         assert not any(isinstance(one, dict | list) or one is None for one in parameters.values())
     for tensor in value["inputs"]:
+        _require_plain_data(tensor.get("data", []))
         product = 1
         for extent in tensor["shape"]:
             assert type(extent) is int
             assert extent >= 0
             product *= max(1, extent)
         assert product <= size
+
+
+def _require_plain_data(data: Any) -> None:
+    assert isinstance(data, list), data
+    for one in data:
+        if isinstance(one, list):
+            _require_plain_data(one)
+        else:
+            assert isinstance(one, bool | int | float | str), one
 
 
 def _depth(value: Any) -> int:

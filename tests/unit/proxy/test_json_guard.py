@@ -67,6 +67,9 @@ def test_an_ordinary_request_passes() -> None:
         (b'{"a":' + b"[" * 150 + b"]" * 150 + b"}", "nested deeper"),
         (b'{"a":' + b'{"b":' * 150 + b"1" + b"}" * 150 + b"}", "nested deeper"),
         (b'{"inputs":[]}x', "trailing"),
+        (b'{"inputs":[{"name":"I","datatype":"X","shape":[1],"data":{"a":1},"data":[1]}]}', "one key twice"),
+        (b'{"inputs":[{"name":"I","datatype":"X","shape":[1],"data":5,"data":[1]}]}', "one key twice"),
+        (b'{"inputs":[],"a\xff":1}', "not JSON"),
         (b'{"inputs":[null]}', "Expected `object`, got `null`"),
         (body(outputs=[{"name": 1}]), "Expected `str`"),
         (body(id={}), "Expected `str`"),
@@ -103,7 +106,14 @@ def test_what_triton_would_die_of_or_obey_is_refused(request_body: bytes, messag
 
 @pytest.mark.parametrize(
     "request_body",
-    [b"[1]", b'{"text":{"a":1}}', b'{"text":null}', b'{"x":[{}]}', b'{"parameters":{"a":[1]}}'],
+    [
+        b'{"a":{"b":1},"a":1}',
+        b"[1]",
+        b'{"text":{"a":1}}',
+        b'{"text":null}',
+        b'{"x":[{}]}',
+        b'{"parameters":{"a":[1]}}',
+    ],
 )
 def test_a_generate_request_is_flat(request_body: bytes) -> None:
     check_generate(b'{"text_input":"hi","stream":false,"parameters":{"temperature":0.5},"ids":[[1,2],[3]]}')
