@@ -252,7 +252,7 @@ class ClientConnection(H2Connection):
         message = data[at + frames.HEAD_BYTES + PREFIX_BYTES : stop]
         if wire.needs_closer_look(message) or not wire.names_model(message, front.own.field):
             return False
-        if call.ended or call.remote_done or not front.breaker.enter_at_once(call.began):
+        if call.ended or call.remote_done or not front.breaker.enter_at_once(time.monotonic()):
             return False
         call.remote_done = call.end_passed = True
         call.messages = call.inflight = 1
@@ -320,7 +320,7 @@ class ClientConnection(H2Connection):
             and data[start] == 0
             and read_u32(data, start + 1)[0] == size - PREFIX_BYTES
             and head.verdict is Verdict.ALLOW
-            and call.reader is None
+            and (call.reader is None or call.reader.is_between_messages)
             and not call.outbox
             and not (head.is_stream and self.front.upstream.facts.is_decoupled)
             and (head.is_stream or not call.messages)
@@ -448,13 +448,15 @@ class ClientConnection(H2Connection):
             self._input_ended(call)
 
     def _drop_message(self, call: Call) -> None:
-        """Take out the first message of the outbox, whose every piece is there or will be refused."""
+        """Take out the first message of the outbox. Of the last one more may be to come."""
         outbox = call.outbox
         assert outbox
         first = outbox.popleft()
         self.credit(call, len(first.data))
         while outbox and not outbox[0].begins:
             self.credit(call, len(outbox.popleft().data))
+        if not outbox and call.reader is not None:
+            call.reader.drop()
 
     def _enter(self, call: Call) -> bool:
         """Ask the breaker for a message's slot. Raises QueueFull."""

@@ -176,6 +176,11 @@ class MessageReader:
         self._left -= size
         return True
 
+    def drop(self) -> None:
+        """What has gone on of the message that streams by was dropped: so is what is still to come of it."""
+        if self._left and self._passed:
+            self._walk = None
+
     def feed(self, payload: bytes) -> list[Piece | Refused]:
         """Raises Refused when the call cannot go on: a part of a message that is refused has gone on."""
         out: list[Piece | Refused] = []

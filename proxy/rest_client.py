@@ -252,14 +252,14 @@ class RestConnection(asyncio.Protocol):
         route = decision.route
         self._front.require_route(head)
         length = head.length or 0
+        if head.header_length is not None and route is not Route.INFER:
+            raise HttpRefused(400, f"{HEADER_LENGTH} belongs to infer")
         if head.encoding not in ("identity", *_ENCODINGS):
             raise HttpRefused(415, f"Content-Encoding {head.encoding!r}; gzip and deflate are taken")
         if head.header_length is None or head.is_chunked or head.encoding != "identity":
             if length > front.max_json_bytes:
                 raise self._too_large()
             return length
-        if route is not Route.INFER:
-            raise HttpRefused(400, f"{HEADER_LENGTH} belongs to infer")
         if head.header_length > length:
             raise HttpRefused(400, f"{HEADER_LENGTH} is above Content-Length")
         if head.header_length > front.max_json_bytes:
@@ -443,8 +443,7 @@ class RestConnection(asyncio.Protocol):
             upstream.transport.resume_reading()
         begun = self._begun
         if self._state is _State.ENDED:
-            self._front.abandoned.discard(self)
-            self._finish(_CLIENT_LEFT)
+            self._end_abandoned()
             return
         self._finish("502" if begun is None else begun.code)
         self._after_answer()
@@ -452,14 +451,19 @@ class RestConnection(asyncio.Protocol):
     def response_lost(self, reason: str) -> None:
         self._upstream = None
         if self._state is _State.ENDED:
-            self._front.abandoned.discard(self)
-            self._finish(_CLIENT_LEFT)
+            self._end_abandoned()
         elif self._begun is None:
             self._refuse(HttpRefused(503, reason, _RETRY))
         else:
             # A second head would be read as a part of the body: the client learns by the cut.
             log.info("answer broke off", extra=fields(reason=reason))
             self._cut("502")
+
+    def _end_abandoned(self) -> None:
+        """Triton is done with a request whose client has gone."""
+        if self in self._front.abandoned:
+            self._front.abandoned.discard(self)
+            self._finish(_CLIENT_LEFT)
 
     def _cut(self, code: str) -> None:
         self._detach()

@@ -491,6 +491,35 @@ async def test_in_a_stream_each_message_has_its_slot_and_its_refusal(connect: Co
     assert both.pair.front.breaker.running == 0
 
 
+async def test_a_long_message_that_finds_the_queue_full_is_dropped_to_its_end(connect: Connect) -> None:
+    """Its tail must not be taken for messages: nobody has checked it as such."""
+    both = connect(breaker=make_breaker(1, 0))
+    stream = both.client.call(STREAM_INFER)
+    both.client.send(stream, framed(request(id="1")))
+    both.exchange()
+    hidden = framed(request("other"))
+    long = pb.ModelInferRequest(model_name="own", id="2")
+    long.raw_input_contents.append(b"x" * 300_000 + hidden * 1000)
+    data = framed(long.SerializeToString())
+    while data:
+        size = min(16_000 if len(data) > 60_000 else len(hidden), len(data))
+        both.client.send(stream, data[:size])
+        data = data[size:]
+        both.exchange(1)
+    both.client.send(stream, framed(request(id="3")))
+    both.exchange()
+    assert both.triton.messages(stream) == [request(id="1")]
+    errors = [one.error_message for one in responses(both.client.data[stream])]
+    assert errors == ["pending request queue full"] * 2
+    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_data(stream, framed(stream_response(id="1")))
+    both.exchange()
+    both.client.send(stream, framed(request(id="4")))
+    both.exchange()
+    assert both.triton.messages(stream) == [request(id="1"), request(id="4")]
+    assert both.client.h2.local_flow_control_window(stream) > 100_000  # all of it was given back
+
+
 @pytest.mark.parametrize("asks", [False, True])
 async def test_a_decoupled_request_holds_its_slot_to_its_final_response(connect: Connect, asks: bool) -> None:
     both = connect(breaker=make_breaker(1, 10), facts=ModelFacts(is_decoupled=True))

@@ -1,6 +1,7 @@
 """REST at the level of bytes: what comes from a client, and what a reference parser (h11) makes of what Triton gets."""
 
 import asyncio
+import gzip
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -226,6 +227,20 @@ async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connec
             assert target.startswith("/v2/models/own")
             assert headers["berth-inference-key"] == "k"
     assert pair.front.breaker.running == len([u for u in pair.tritons if u.asker is not None])
+
+
+@pytest.mark.parametrize("lines", [(), ("Transfer-Encoding: chunked",), ("Content-Encoding: gzip",)])
+async def test_a_binary_header_hides_nothing_in_a_generate_request(
+    connect: Connect, lines: tuple[str, ...]
+) -> None:
+    body = b'{"text_input":"x"}' + b"[" * 1000
+    packed = {(): body, ("Content-Encoding: gzip",): gzip.compress(body)}.get(lines, chunked(body, 100))
+    is_chunked = "Transfer-Encoding: chunked" in lines
+    pair = connect()
+    head = (f"{HEADER_LENGTH}: 18", *lines)
+    await drive(pair, infer(packed, "own", *head, length=not is_chunked, route="generate"))
+    assert pair.to_client.sent.startswith(b"HTTP/1.1 400")
+    assert not pair.tritons
 
 
 async def test_pipelined_requests_go_on_one_by_one(connect: Connect) -> None:
