@@ -24,6 +24,7 @@ from berth.contract.report import ModelState
 from berth.kube.errors import KubeError
 from berth.runtime.logs import fields
 from berth.runtime.process import starting
+from berth.runtime.tasks import in_thread
 from berth.triton.errors import TritonError
 from berth.triton.keys import TritonKeys
 from berth.v1 import node_agent_pb2 as pb
@@ -148,7 +149,7 @@ class NodeAgentApi(NodeAgentServicer):
         ):
             return pb.StageResponse(digest=known.digest, already_staged=True)
         async with self._stage_slots:
-            staged = await asyncio.to_thread(self._repository.new_staging)
+            staged = await in_thread(self._repository.new_staging)
             try:
                 return await self._receive(requests, pod, name, staged)
             finally:
@@ -176,11 +177,11 @@ class NodeAgentApi(NodeAgentServicer):
             request = await _next_part(requests, "file", "chunk", "commit")
             match request.WhichOneof("part"):
                 case "file":
-                    await asyncio.to_thread(files.begin_file, request.file.path, request.file.size)
+                    await in_thread(files.begin_file, request.file.path, request.file.size)
                 case "chunk":
-                    await asyncio.to_thread(files.write, request.chunk)
+                    await in_thread(files.write, request.chunk)
                 case _:
-                    return await asyncio.to_thread(files.commit, request.commit.digest)
+                    return await in_thread(files.commit, request.commit.digest)
 
     def _placed(self, pod: ModelPod) -> ModelPod:
         """The binder's choice, looked at again: annotations can be written by others. Raises NotPlaced."""

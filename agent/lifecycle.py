@@ -19,6 +19,7 @@ from berth.contract.report import ModelState
 from berth.kube.events import EventType
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
+from berth.runtime.tasks import in_thread
 from berth.triton.admin import GONE, IndexState, TritonAdmin
 from berth.triton.errors import TritonError, TritonRefused, TritonUnavailable
 
@@ -114,7 +115,7 @@ class Lifecycle:
         """Make staged files the pod's model, in place of what it had. Raises TritonError or OSError."""
         async with self.lock(record.name):
             await self._take_from_triton(record.name, model)
-            await asyncio.to_thread(self._repository.publish, staged, record)
+            await in_thread(self._repository.publish, staged, record)
             self._models.set(model, ModelState.STAGED)
 
     async def _unload(self, name: ModelName) -> None:
@@ -123,7 +124,7 @@ class Lifecycle:
             if model is not None:
                 self._models.set(model, ModelState.UNLOADING)
             await self._take_from_triton(name, model)
-            await asyncio.to_thread(self._repository.remove, name)
+            await in_thread(self._repository.remove, name)
             if model is not None:
                 self._released(model)
         log.info("model unloaded", extra=fields(model=name))
@@ -238,7 +239,7 @@ class Lifecycle:
                 await self._take_from_triton(model.name, model)
                 record = await asyncio.to_thread(self._repository.record, model.name)
                 if record is None or not record.served:
-                    await asyncio.to_thread(self._repository.remove, model.name)
+                    await in_thread(self._repository.remove, model.name)
         except (TritonError, OSError) as error:
             log.warning("failed model not removed yet", extra=fields(model=model.name, error=error))
         self._models.set(model, ModelState.FAILED, reason, failure=failure)

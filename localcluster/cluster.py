@@ -281,7 +281,7 @@ class LocalCluster:
                 spec, address, directory, backends, await self._account_kubeconfig("berth-agent", spec.name)
             ),
             triton=self._triton(
-                spec, address, directory, backends, keys, shm_prefix=f"{triton.shm_prefix(self.id)}{index}"
+                spec, address, directory, backends, keys, shm_prefix=f"{triton.shm_prefix(self.id)}{index}-"
             ),
             kubelet=kubelet,
         )

@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class TaskReturned(Exception):
@@ -46,6 +48,19 @@ async def supervise() -> AsyncIterator[Supervisor]:
 async def _must_not_return(name: str, work: Coroutine[Any, Any, Any]) -> None:
     await work
     raise TaskReturned(f"task {name} returned")
+
+
+async def in_thread(work: Callable[..., T], *args: Any) -> T:
+    """Run blocking work in a thread; a cancellation waits for its end, because nothing can stop it.
+
+    With `asyncio.to_thread` whoever cleans up after a cancellation races against the thread.
+    """
+    future = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait({future})
+        raise
 
 
 async def repeat(

@@ -97,4 +97,9 @@ class Probe:
             return bool(await channel.unary_unary(_HEALTH_CHECK, None, None)(request) == _SERVING)
 
     def _port(self, port: int | str) -> int:
-        return int(self._ports.get(str(port), port))
+        """Raises OSError for a name that no port of the container has: such a probe fails, as a kubelet's."""
+        if isinstance(port, str) and not port.isdigit():
+            if port not in self._ports:
+                raise OSError(f"the container has no port {port!r}")
+            return int(self._ports[port])
+        return int(port)

@@ -1,6 +1,7 @@
 """A pod's volumes as directories, with real ServiceAccount tokens that are renewed."""
 
 import asyncio
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,13 @@ from typing import Any
 
 from berth.kube import paths
 from berth.kube.client import KubeClient
+from berth.kube.errors import KubeError
+from berth.runtime.backoff import Backoff
+from berth.runtime.logs import fields
 from localcluster.kubelet.environment import Addresses, field
 from localcluster.kubelet.refusal import CannotRun
+
+log = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
 
@@ -58,7 +64,18 @@ class Volumes:
             shortest = min((token.seconds for token in self.tokens), default=_DEFAULT_TOKEN_SECONDS)
             await asyncio.sleep(shortest * _RENEW_AT)
             for token in self.tokens:
+                await self._renew(token)
+
+    async def _renew(self, token: TokenFile) -> None:
+        """As often as it takes: the old token is good for a while."""
+        backoff = Backoff(initial_seconds=1.0, cap_seconds=30.0)
+        while True:
+            try:
                 await self._write_token(token)
+                return
+            except KubeError as error:
+                log.warning("token not renewed", extra=fields(path=token.path, error=error))
+                await asyncio.sleep(backoff.next())
 
     async def _make(self, volume: JsonObject) -> Path:
         if "hostPath" in volume:

@@ -3,6 +3,8 @@ import io
 import json
 import logging
 import socket
+import threading
+import time
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 
@@ -19,7 +21,7 @@ from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.logs import configure_logging, fields
 from berth.runtime.options import CommonOptions, parse_options
 from berth.runtime.process import run_process
-from berth.runtime.tasks import TaskReturned, repeat, supervise
+from berth.runtime.tasks import TaskReturned, in_thread, repeat, supervise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,3 +240,22 @@ async def test_a_taken_port_is_cannot_start_and_names_the_flag() -> None:
         with pytest.raises(CannotStart, match=f"--admin-listen: cannot listen on {listen}"):
             async with admin:
                 pass
+
+
+async def test_cancelled_work_in_a_thread_is_waited_for() -> None:
+    """Whoever cleans up after it must not race against the thread."""
+    begun, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        time.sleep(0.2)
+        done.set()
+
+    task = asyncio.create_task(in_thread(work))
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()
+    assert await in_thread(sum, [1, 2]) == 3
