@@ -18,23 +18,24 @@ import uvloop
 
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.logs import configure_logging
-from berth.runtime.tasks import supervise
+from berth.runtime.tasks import supervise, wait_until_set
 from proxy.app import certificates_of, follow_certificates
 from proxy.config import ProxyOptions
 from proxy.memory import settle
 from proxy.server import Server
 from proxy.upstream import Upstream, open_upstream
-from proxy.workers import IDLE_LOOK_SECONDS
 
 _FIGURES_SECONDS = 1.0
+_IDLE_LOOK_SECONDS = 0.1
 _LINE_BYTES = 1024 * 1024
 
 
 class _Said:
     """What the first process has said last."""
 
-    refusing: str | None = "the model has not been asked for yet"
-    stopping = False
+    def __init__(self) -> None:
+        self.refusing: str | None = "the model has not been asked for yet"
+        self.stopping = asyncio.Event()
 
 
 async def main(control: socket.socket, shared: tuple[int, int] | None) -> int:
@@ -74,8 +75,8 @@ async def main(control: socket.socket, shared: tuple[int, int] | None) -> int:
 
 async def _obey(order: dict[str, Any], server: Server, upstream: Upstream, said: _Said) -> None:
     if order.get("stop"):
-        said.stopping = True
         await server.stop_accepting()
+        said.stopping.set()
         return
     access = None if order["access"] is None else _unpacked(order["access"])
     if access != upstream.access:
@@ -89,8 +90,13 @@ async def _obey(order: dict[str, Any], server: Server, upstream: Upstream, said:
 
 async def _tell_figures(server: Server, said: _Said, writer: asyncio.StreamWriter) -> None:
     while True:
-        writer.write(json.dumps({"figures": server.figures().to_json()}).encode() + b"\n")
-        await asyncio.sleep(IDLE_LOOK_SECONDS if said.stopping else _FIGURES_SECONDS)
+        stops = said.stopping.is_set()
+        told = {"figures": server.figures().to_json(), "takesNothingNew": stops}
+        writer.write(json.dumps(told).encode() + b"\n")
+        if stops:
+            await asyncio.sleep(_IDLE_LOOK_SECONDS)
+        else:
+            await wait_until_set(said.stopping, timeout_seconds=_FIGURES_SECONDS)
 
 
 def _unpacked(text: str) -> Any:

@@ -27,8 +27,7 @@ from proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
-# How often a worker that is to stop tells its figures.
-IDLE_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.05
 _START_SECONDS = 20.0
 _END_SECONDS = 5.0
 _TELL_SECONDS = 5.0
@@ -43,6 +42,7 @@ class _Worker:
     ) -> None:
         self.process, self._reader, self._writer = process, reader, writer
         self.figures = Figures()
+        self.takes_nothing_new = False
         self.started = asyncio.Event()
         self.failure = ""
 
@@ -57,6 +57,7 @@ class _Worker:
                 self.failure = said["failure"]
             elif "figures" in said:
                 self.figures = Figures.from_json(said["figures"])
+                self.takes_nothing_new = said["takesNothingNew"]
                 self.started.set()
         self.started.set()
 
@@ -131,12 +132,14 @@ class Crew:
             worker.tell({"stop": True})
 
     async def idle(self) -> None:
-        """As a server's own; once they are to stop, the workers tell their figures all the time."""
-        while True:
-            await asyncio.sleep(2 * IDLE_LOOK_SECONDS)  # what they told before the stop is old
-            total = self.figures()
-            if not (total.running or total.waiting or total.busy_connections):
-                return
+        """As a server's own. What a worker told before it stopped taking requests is old."""
+        while not self._is_idle():
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _is_idle(self) -> bool:
+        total = self.figures()
+        busy = total.running or total.waiting or total.busy_connections
+        return not busy and all(worker.takes_nothing_new for worker in self._workers)
 
     async def _tell(self) -> None:
         """Tell every worker how Triton is reached and whether the model is ready, for ever."""
