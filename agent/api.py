@@ -153,7 +153,7 @@ class NodeAgentApi(NodeAgentServicer):
             try:
                 return await self._receive(requests, pod, name, staged)
             finally:
-                await asyncio.shield(asyncio.to_thread(self._repository.discard, staged))
+                await in_thread(self._repository.discard, staged)
 
     async def _receive(
         self, requests: AsyncIterator[pb.StageRequest], pod: ModelPod, name: ModelName, staged: Path

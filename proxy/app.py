@@ -22,15 +22,13 @@ from proxy.drain import Stage, in_order
 from proxy.load import LoadReport, encode_stat
 from proxy.memory import settle
 from proxy.metrics import Figures, ProxyCollector
-from proxy.server import Server
-from proxy.tls import Certificates
+from proxy.server import serving
 from proxy.upstream import Access, Upstream, open_upstream
 from proxy.workers import Crew
 
 log = logging.getLogger(__name__)
 
 SUMMARY = "The door to one model: REST and gRPC, isolated, limited, drained in order."
-_CERTIFICATE_SECONDS = 5.0
 
 
 def run(argv: Sequence[str]) -> int:
@@ -110,23 +108,8 @@ class _Proxy:
             async with Crew(self._options, self._upstream, self._not_ready) as crew:
                 yield crew
             return
-        options = self._options
-        certificates = certificates_of(options)
-        server = Server(options, self._upstream, self._not_ready)
-        try:
-            await server.start(
-                http=options.http_listen,
-                grpc=options.grpc_listen,
-                certificates=certificates,
-            )
-            async with supervise() as tasks:
-                tasks.eternal("tick", server.tick())
-                tasks.eternal("watchers", server.tell_watchers())
-                if certificates is not None:
-                    tasks.eternal("certificates", follow_certificates(certificates))
-                yield server
-        finally:
-            await server.close()
+        async with serving(self._options, self._upstream, self._not_ready) as server:
+            yield server
 
     def _admin(self, plane: DataPlane) -> AdminServer:
         registry = CollectorRegistry()
@@ -177,21 +160,3 @@ class _Proxy:
             )
 
         return answer
-
-
-def certificates_of(options: ProxyOptions) -> Certificates | None:
-    """Raises ConfigError."""
-    if options.tls_cert is None or options.tls_key is None:
-        return None
-    return Certificates(cert=options.tls_cert, key=options.tls_key, client_ca=options.tls_client_ca)
-
-
-async def follow_certificates(certificates: Certificates) -> None:
-    """Take renewed files for ever."""
-    while True:
-        await asyncio.sleep(_CERTIFICATE_SECONDS)
-        try:
-            if certificates.reload():
-                log.info("certificates renewed")
-        except ConfigError as error:
-            log.warning("certificates not renewed", extra=fields(error=error))

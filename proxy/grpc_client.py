@@ -272,7 +272,7 @@ class ClientConnection(H2Connection):
         except Malformed as error:
             raise StreamFailed(id, ErrorCode.PROTOCOL_ERROR, str(error)) from error
         if stateless and block[0] & 0xE0 != 0x20:
-            self.front.remember(block, head)
+            self.front.heads.remember(block, head)
         return head
 
     def _decode(self, id: int, block: bytes) -> list[hpack.Header]:

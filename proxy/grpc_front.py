@@ -12,6 +12,7 @@ from proxy.grpc_client import Call, ClientConnection
 from proxy.grpc_head import CallHead, HeadReader
 from proxy.grpc_upstream import ResponseBlocks
 from proxy.listener import Listener
+from proxy.lookup import Lookup
 from proxy.metrics import Traffic
 from proxy.policy import HEALTH, HIDDEN_EXTENSIONS, SERVICE
 from proxy.status import (
@@ -23,7 +24,6 @@ from proxy.upstream import Access, NotServed, Upstream
 
 log = logging.getLogger(__name__)
 
-_CACHED_HEADS, _CACHED_HEAD_BYTES = 1024, 4096
 # A bool field 1 that is true, an enum field 1 of SERVING and NOT_SERVING: whole messages.
 _TRUE, _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x01", b"\x08\x02"
 _WATCH = f"/{HEALTH}/Watch"
@@ -46,10 +46,10 @@ class GrpcFront:
         self.timeout_seconds, self.inflate_limit, self.not_ready = timeout_seconds, inflate_limit, not_ready
         self.own = wire.OwnModel(upstream.model.encode())
         # What was decided about a block of headers, good for one way of reaching Triton.
-        self.heads: dict[bytes, CallHead] = {}
+        self.heads: Lookup[CallHead] = Lookup(entries=1024, key_bytes=4096)
         self.heads_for: Access | None = None
         self._reader: HeadReader | None = None
-        self.response_blocks = ResponseBlocks()
+        self.response_blocks = ResponseBlocks(entries=256, key_bytes=1024)
         self.watchers: set[Call] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.clients: Listener[ClientConnection] = Listener(
@@ -95,13 +95,6 @@ class GrpcFront:
                 keys={} if access is None else access.grpc_metadata,
             )
         return self._reader
-
-    def remember(self, block: bytes, head: CallHead) -> None:
-        if len(block) > _CACHED_HEAD_BYTES:
-            return
-        if len(self.heads) >= _CACHED_HEADS:
-            del self.heads[next(iter(self.heads))]
-        self.heads[block] = head
 
     def answer(self, call: Call, message: bytes) -> None:
         """Answer a call that Triton has no part in."""

@@ -19,6 +19,7 @@ from proxy.h2.frames import (
     pack_head,
     read_head,
 )
+from proxy.lookup import Lookup
 from proxy.messages import PREFIX_BYTES, read_prefix
 from proxy.status import Refused, Status
 from proxy.tcp import keep_alive
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 5.0
-_CACHED_BLOCKS, _CACHED_BLOCK_BYTES = 256, 1024
 # With the last of its ids a connection is used up; long before, a new one takes over.
 _LAST_ID = MAX_STREAM_ID - 10_000
 
@@ -46,15 +46,8 @@ class UpstreamStream(Stream):
         self.source = self.call = call
 
 
-class ResponseBlocks(dict[bytes, bytes | None]):
-    """What is known of header blocks that mean the same on every connection: their grpc-status."""
-
-    def add(self, block: bytes, status: bytes | None) -> None:
-        if len(block) > _CACHED_BLOCK_BYTES:
-            return
-        if len(self) >= _CACHED_BLOCKS:
-            self.clear()
-        self[block] = status
+# What is known of header blocks that mean the same on every connection: their grpc-status.
+ResponseBlocks = Lookup[bytes | None]
 
 
 class MessageCounter:
@@ -211,7 +204,7 @@ class UpstreamConnection(H2Connection):
             headers = self._decode(block)
             status = next((value for name, value in headers if name == b"grpc-status"), None)
             if stateless:
-                self._blocks.add(block, status)
+                self._blocks.remember(block, status)
             else:
                 # It may mean something else to the client's decoder.
                 block, stop = hpack.encode(headers), 0

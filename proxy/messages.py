@@ -5,19 +5,18 @@ streams by: should it turn out to be refused only at its end, it is never comple
 """
 
 import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from proxy import wire
 from proxy.model_facts import NO_CLASSES, ModelFacts
+from proxy.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack
 from proxy.policy import unknown_model
 from proxy.status import Refused, Status
 
 PREFIX_BYTES: Final = 5
 HOLD_BYTES: Final = 256 * 1024
-_SMALL_REQUEST_BYTES = 64 * 1024
 # Triton's own limit for gRPC messages.
 _MAX_MESSAGE = 2**31 - 1
 
@@ -211,7 +210,7 @@ class MessageReader:
     def _require_readable(self, flag: int, size: int) -> None:
         if flag not in (0, 1):
             raise Refused(Status.INVALID_ARGUMENT, f"a message's compressed flag is {flag}, not 0 or 1")
-        if flag and self._encoding not in _INFLATERS:
+        if flag and self._encoding not in CODINGS:
             raise Refused(
                 Status.UNIMPLEMENTED,
                 f"a compressed message with grpc-encoding {self._encoding!r}; gzip and deflate are taken",
@@ -340,21 +339,15 @@ def stream_error(message: str, request_id: bytes) -> bytes:
     return framed(wire.encode_bytes(_ERROR_MESSAGE, message.encode()) + response)
 
 
-_INFLATERS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-
-
 def inflate(data: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack within a bound. Raises Refused."""
-    unpacker = zlib.decompressobj(_INFLATERS[encoding])
+    """Unpack a message within a bound. Raises Refused."""
     try:
-        message = unpacker.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise Refused(Status.INVALID_ARGUMENT, f"a message is not {encoding}: {error}") from error
-    if len(message) > limit:
-        raise Refused(Status.RESOURCE_EXHAUSTED, f"a compressed message unpacks to more than {limit} bytes")
-    if not unpacker.eof or unpacker.unused_data:
-        raise Refused(Status.INVALID_ARGUMENT, f"a message is not one whole {encoding} stream")
-    return message
+        return unpack(data, encoding, limit)
+    except BadPacking as error:
+        raise Refused(Status.INVALID_ARGUMENT, f"a message {error}") from error
+    except UnpacksTooLarge as error:
+        message = f"a compressed message unpacks to more than {limit} bytes"
+        raise Refused(Status.RESOURCE_EXHAUSTED, message) from error
 
 
 def _require_own(own: wire.OwnModel, name: bytes, request_id: bytes = b"") -> None:

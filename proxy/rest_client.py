@@ -8,7 +8,6 @@ import asyncio
 import json
 import logging
 import time
-import zlib
 from collections.abc import Awaitable, Mapping
 from enum import Enum, auto
 from typing import TYPE_CHECKING, cast
@@ -30,6 +29,7 @@ from proxy.http1 import (
     write_response,
 )
 from proxy.json_guard import BadJson, check_generate, check_infer, check_object
+from proxy.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack
 from proxy.policy import COUNTED, Route, Verdict
 from proxy.rest_upstream import UpstreamHttp
 from proxy.tcp import keep_alive
@@ -49,7 +49,6 @@ _SWALLOW_BYTES = 64 * 1024
 _WRITE_HIGH = 256 * 1024
 # nginx's code for a client that did not wait for its answer.
 _CLIENT_LEFT = "499"
-_ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 class _State(Enum):
@@ -224,7 +223,7 @@ class RestConnection(asyncio.Protocol):
         head = self._front.heads.get(raw)
         if head is None:
             head = read_request(raw)
-            self._front.remember(raw, head)
+            self._front.heads.remember(raw, head)
         self._begin(head)
         return data[end:]
 
@@ -254,7 +253,7 @@ class RestConnection(asyncio.Protocol):
         length = head.length or 0
         if head.header_length is not None and route is not Route.INFER:
             raise HttpRefused(400, f"{HEADER_LENGTH} belongs to infer")
-        if head.encoding not in ("identity", *_ENCODINGS):
+        if head.encoding not in ("identity", *CODINGS):
             raise HttpRefused(415, f"Content-Encoding {head.encoding!r}; gzip and deflate are taken")
         if head.header_length is None or head.is_chunked or head.encoding != "identity":
             if length > front.max_json_bytes:
@@ -658,17 +657,13 @@ class RestConnection(asyncio.Protocol):
 
 
 def _inflated(data: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack within a bound. Raises HttpRefused."""
-    unpacker = zlib.decompressobj(_ENCODINGS[encoding])
+    """Unpack a body within a bound. Raises HttpRefused."""
     try:
-        body = unpacker.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise HttpRefused(400, f"the body is not {encoding}: {error}") from error
-    if len(body) > limit:
-        raise HttpRefused(413, f"the body unpacks to more than {format_bytes(limit)}")
-    if not unpacker.eof or unpacker.unused_data:
-        raise HttpRefused(400, f"the body is not one whole {encoding} stream")
-    return body
+        return unpack(data, encoding, limit)
+    except BadPacking as error:
+        raise HttpRefused(400, f"the body {error}") from error
+    except UnpacksTooLarge as error:
+        raise HttpRefused(413, f"the body unpacks to more than {format_bytes(limit)}") from error
 
 
 def _refusal(error: Exception) -> HttpRefused:

@@ -14,13 +14,14 @@ from proxy.http1 import (
     write_request,
 )
 from proxy.listener import Listener
+from proxy.lookup import Lookup
 from proxy.metrics import Traffic
 from proxy.policy import COUNTED, HIDDEN_EXTENSIONS, Route, Verdict, hidden_rest, is_own
 from proxy.rest_client import RestConnection
 from proxy.rest_upstream import UpstreamPool
 from proxy.upstream import Access, Upstream
 
-_CACHED_HEADS, _CACHED_HEAD_BYTES = 1024, 4096
+_HEADS, _HEAD_BYTES = 1024, 4096
 _SUFFIXES: dict[Route | None, str] = {
     Route.MODEL: "",
     Route.MODEL_READY: "/ready",
@@ -59,11 +60,11 @@ class RestFront:
         self.max_json_bytes, self.timeout_seconds, self.not_ready = max_json_bytes, timeout_seconds, not_ready
         self.pool = UpstreamPool()
         self.is_draining = False
-        self.heads: dict[bytes, RequestHead] = {}
+        self.heads: Lookup[RequestHead] = Lookup(entries=_HEADS, key_bytes=_HEAD_BYTES)
         # Requests whose clients have gone while Triton works on them.
         self.abandoned: set[RestConnection] = set()
         # Heads whose requests go on as they came, good for one way of reaching Triton.
-        self.usual: dict[bytes, Usual] = {}
+        self.usual: Lookup[Usual] = Lookup(entries=_HEADS, key_bytes=_HEAD_BYTES)
         self.heads_for: Access | None = None
         self.clients: Listener[RestConnection] = Listener(
             lambda: RestConnection(self), traffic, what="--http-listen"
@@ -88,20 +89,12 @@ class RestFront:
         for connection in [*self.clients, *self.abandoned]:
             connection.tick(now)
 
-    def remember(self, raw: bytes, head: RequestHead) -> None:
-        if len(raw) > _CACHED_HEAD_BYTES:
-            return
-        if len(self.heads) >= _CACHED_HEADS:
-            self.heads.clear()
-            self.usual.clear()
-        self.heads[raw] = head
-
     def remember_usual(self, raw: bytes, head: RequestHead, request: bytes) -> None:
         """After a request of this head has passed every check of a head."""
-        plain = head.length is not None and head.encoding == "identity" and head.header_length is None
-        if raw in self.heads and plain and head.keeps_alive and not head.expects_continue:
-            assert head.length is not None
-            self.usual[raw] = Usual(head, head.length, request, head.decision.route is Route.INFER)
+        if head.length is None or head.encoding != "identity" or head.header_length is not None:
+            return
+        if head.keeps_alive and not head.expects_continue:
+            self.usual.remember(raw, Usual(head, head.length, request, head.decision.route is Route.INFER))
 
     def require_route(self, head: RequestHead) -> None:
         """Raises HttpRefused where the policy does not offer the route."""

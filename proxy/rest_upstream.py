@@ -14,11 +14,11 @@ from proxy.http1 import (
     ResponseHead,
     read_response,
 )
+from proxy.lookup import Lookup
 from proxy.tcp import keep_alive
 
 _CONNECT_SECONDS = 5.0
 _KEPT_CONNECTIONS = 128
-_CACHED_HEADS, _CACHED_HEAD_BYTES = 512, 2048
 _WRITE_HIGH: Final = 256 * 1024
 
 
@@ -188,7 +188,7 @@ class UpstreamPool:
         self._all: set[UpstreamHttp] = set()
         self._endpoint: Endpoint | None = None
         self._connecting: set[asyncio.Task[None]] = set()
-        self._heads: dict[bytes, ResponseHead] = {}
+        self._heads: Lookup[ResponseHead] = Lookup(entries=512, key_bytes=2048)
 
     def aim(self, endpoint: Endpoint) -> None:
         """Triton is here from now on."""
@@ -200,9 +200,7 @@ class UpstreamPool:
         """A connection that is there; else None, and `connected` or `response_lost` follows."""
         self.aim(endpoint)
         if self._idle:
-            upstream = self._idle.pop()
-            upstream.asker = asker
-            return upstream
+            return self.take_idle(asker)
         task = asyncio.create_task(self._connect(endpoint, asker))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -234,10 +232,7 @@ class UpstreamPool:
         head = self._heads.get(raw)
         if head is None:
             head = read_response(raw)
-            if len(raw) <= _CACHED_HEAD_BYTES:
-                if len(self._heads) >= _CACHED_HEADS:
-                    self._heads.clear()
-                self._heads[raw] = head
+            self._heads.remember(raw, head)
         return head
 
     async def close(self) -> None:

@@ -2,17 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from berth.contract.endpoint import Endpoint
-from berth.runtime.tasks import wait_until_set
+from berth.runtime.tasks import supervise, wait_until_set
 from proxy.breaker import Breaker, SharedBreaker
 from proxy.config import ProxyOptions
 from proxy.grpc_front import GrpcFront
 from proxy.load import LoadMeter, LoadReport
 from proxy.metrics import Figures, Traffic
 from proxy.rest_front import RestFront
-from proxy.tls import Certificates
+from proxy.tls import Certificates, certificates_of, follow_certificates
 from proxy.upstream import Upstream
 
 _TICK_SECONDS = 1.0
@@ -21,7 +21,7 @@ _LOOK_SECONDS = 0.05
 
 
 class Server:
-    """Serves clients. `run` must run beside it."""
+    """Serves clients. `tick` and `tell_watchers` must run beside it, as `serving` has them do."""
 
     def __init__(
         self,
@@ -59,18 +59,13 @@ class Server:
         )
 
     async def start(
-        self,
-        *,
-        http: Endpoint,
-        grpc: Endpoint,
-        certificates: Certificates | None = None,
-        share_ports: bool = False,
+        self, options: ProxyOptions, certificates: Certificates | None, *, share_ports: bool
     ) -> None:
         """Raises CannotStart when a port is taken."""
         http_tls = None if certificates is None else certificates.http
         grpc_tls = None if certificates is None else certificates.grpc
-        await self.rest.clients.start(http, tls=http_tls, share_port=share_ports)
-        await self.grpc.clients.start(grpc, tls=grpc_tls, share_port=share_ports)
+        await self.rest.clients.start(options.http_listen, tls=http_tls, share_port=share_ports)
+        await self.grpc.clients.start(options.grpc_listen, tls=grpc_tls, share_port=share_ports)
 
     async def tick(self) -> None:
         """Every second: end what has waited too long, and close one period of the meter."""
@@ -118,3 +113,27 @@ class Server:
     async def close(self) -> None:
         await self.rest.close()
         await self.grpc.close()
+
+
+@asynccontextmanager
+async def serving(
+    options: ProxyOptions,
+    upstream: Upstream,
+    not_ready: Callable[[], str | None],
+    *,
+    shared: tuple[int, int] | None = None,
+    share_ports: bool = False,
+) -> AsyncIterator[Server]:
+    """A server with all that runs beside it. Raises CannotStart or ConfigError before it serves."""
+    certificates = certificates_of(options)
+    server = Server(options, upstream, not_ready, shared=shared)
+    try:
+        await server.start(options, certificates, share_ports=share_ports)
+        async with supervise() as tasks:
+            tasks.eternal("tick", server.tick())
+            tasks.eternal("watchers", server.tell_watchers())
+            if certificates is not None:
+                tasks.eternal("certificates", follow_certificates(certificates))
+            yield server
+    finally:
+        await server.close()

@@ -1,11 +1,18 @@
 """TLS towards clients: certificates that may be renewed while the proxy runs."""
 
+import asyncio
+import logging
 import ssl
 from pathlib import Path
 from typing import Final
 
 from berth.runtime.errors import ConfigError
+from berth.runtime.logs import fields
+from proxy.config import ProxyOptions
 
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 5.0
 _ALPN: Final = {"http": ["http/1.1"], "grpc": ["h2"]}
 
 
@@ -60,3 +67,21 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     except OSError:
         return (0, 0, 0)
     return (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+def certificates_of(options: ProxyOptions) -> Certificates | None:
+    """Raises ConfigError."""
+    if options.tls_cert is None or options.tls_key is None:
+        return None
+    return Certificates(cert=options.tls_cert, key=options.tls_key, client_ca=options.tls_client_ca)
+
+
+async def follow_certificates(certificates: Certificates) -> None:
+    """Take renewed files for ever."""
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            if certificates.reload():
+                log.info("certificates renewed")
+        except ConfigError as error:
+            log.warning("certificates not renewed", extra=fields(error=error))

@@ -16,13 +16,12 @@ from typing import Any
 
 import uvloop
 
-from berth.runtime.errors import CannotStart, ConfigError
+from berth.runtime.errors import EXIT_CANNOT_START, CannotStart, ConfigError
 from berth.runtime.logs import configure_logging
 from berth.runtime.tasks import supervise, wait_until_set
-from proxy.app import certificates_of, follow_certificates
 from proxy.config import ProxyOptions
 from proxy.memory import settle
-from proxy.server import Server
+from proxy.server import Server, serving
 from proxy.upstream import Upstream, open_upstream
 
 _FIGURES_SECONDS = 1.0
@@ -48,28 +47,18 @@ async def main(control: socket.socket, shared: tuple[int, int] | None) -> int:
     settle()
     said = _Said()
     async with open_upstream(options.model) as upstream:
-        server = Server(options, upstream, lambda: said.refusing, shared=shared)
         try:
-            certificates = certificates_of(options)
-            await server.start(
-                http=options.http_listen,
-                grpc=options.grpc_listen,
-                certificates=certificates,
-                share_ports=True,
-            )
+            async with (
+                serving(options, upstream, lambda: said.refusing, shared=shared, share_ports=True) as server,
+                supervise() as tasks,
+            ):
+                tasks.eternal("figures", _tell_figures(server, said, writer))
+                while line := await reader.readline():
+                    await _obey(json.loads(line), server, upstream, said)
         except (CannotStart, ConfigError) as error:
             writer.write(json.dumps({"failure": str(error)}).encode() + b"\n")
             await writer.drain()
-            return 3
-        async with supervise() as tasks:
-            tasks.eternal("tick", server.tick())
-            tasks.eternal("watchers", server.tell_watchers())
-            tasks.eternal("figures", _tell_figures(server, said, writer))
-            if certificates is not None:
-                tasks.eternal("certificates", follow_certificates(certificates))
-            while line := await reader.readline():
-                await _obey(json.loads(line), server, upstream, said)
-        await server.close()
+            return EXIT_CANNOT_START
     return 0
 
 

@@ -100,7 +100,6 @@ class Crew:
             if worker.failure:
                 await self.__aexit__()
                 raise CannotStart(worker.failure)
-        self._owner = asyncio.current_task()
         self._tasks += [asyncio.create_task(self._guard(worker)) for worker in self._workers]
         return self
 
@@ -148,11 +147,9 @@ class Crew:
             message = self._state()
             for worker in self._workers:
                 worker.tell(message)
-            with suppress(TimeoutError):
-                for _ in range(int(_TELL_SECONDS / 0.5)):
-                    await wait_until_set(change, timeout_seconds=0.5)
-                    if change.is_set() or self._state() != message:
-                        break
+            for _ in range(int(_TELL_SECONDS / 0.5)):
+                if await wait_until_set(change, timeout_seconds=0.5) or self._state() != message:
+                    break
 
     def _state(self) -> dict[str, Any]:
         access = self._upstream.access

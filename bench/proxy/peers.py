@@ -214,17 +214,16 @@ def _first(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
 
 
 BERTH = Peer("berth", _berth)
-REST_PEERS = (
-    BERTH,
-    Peer("nginx", _nginx),
-    Peer("envoy", _envoy),
-    Peer("queue-proxy", _queue_proxy(HTTP)),
-    Peer("first version", _first),
-)
-GRPC_PEERS = (
-    BERTH,
-    Peer("nginx", _nginx),
-    Peer("envoy", _envoy),
-    Peer("queue-proxy", _queue_proxy(GRPC)),
-    Peer("first version", _first),
-)
+
+
+def _peers(port: int) -> tuple[Peer, ...]:
+    return (
+        BERTH,
+        Peer("nginx", _nginx),
+        Peer("envoy", _envoy),
+        Peer("queue-proxy", _queue_proxy(port)),
+        Peer("first version", _first),
+    )
+
+
+REST_PEERS, GRPC_PEERS = _peers(HTTP), _peers(GRPC)
