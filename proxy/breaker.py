@@ -61,7 +61,7 @@ class Breaker:
 
     def enter_at_once(self, now: float) -> bool:
         """Take a slot if one is free and nobody waits for it."""
-        if self._waiting or (self.running >= self._limit if self._limit else not self._take()):
+        if self._waiting or not self._take():
             return False
         self.running += 1
         self._meter.enter(now)
@@ -74,7 +74,7 @@ class Breaker:
         self._give()
         if self._waiting:
             self.hand_out()
-        elif not self.running and self._idle is not None:
+        else:
             self._look_idle()
 
     def cancel(self, waiter: Waiter, now: float) -> None:
