@@ -189,8 +189,12 @@ class NodeAgentApi(NodeAgentServicer):
             raise NotPlaced(f"pod {pod.ref} has no GPU choice; is its schedulerName the binder's?")
         if pod.gpu.bytes != pod.request_bytes:
             raise NotPlaced(f"pod {pod.ref} asks for {pod.request_bytes} bytes but was given {pod.gpu.bytes}")
-        if not any((gpu.uuid, gpu.index) == (pod.gpu.uuid, pod.gpu.index) for gpu in self._readings()):
-            raise NotPlaced(f"pod {pod.ref} was given GPU {pod.gpu.uuid}, which this node does not have")
+        if len(pod.gpu.gpus) != pod.gpu_count:
+            raise NotPlaced(f"pod {pod.ref} asks for {pod.gpu_count} GPUs but was given {len(pod.gpu.gpus)}")
+        here = {(gpu.uuid, gpu.index) for gpu in self._readings()}
+        for gpu in pod.gpu.gpus:
+            if (gpu.uuid, gpu.index) not in here:
+                raise NotPlaced(f"pod {pod.ref} was given GPU {gpu.uuid}, which this node does not have")
         return pod
 
     async def _loadable(self, request: pb.LoadRequest, context: Context) -> Model:

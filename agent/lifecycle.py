@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +15,7 @@ from agent.metrics import AgentMetrics
 from agent.model_config import InvalidModel, load_config
 from agent.models import Model, Models
 from agent.repository import Record, Repository
+from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.pod import PodRef
 from berth.contract.report import ModelState
@@ -185,31 +188,42 @@ class Lifecycle:
             gpu=record.gpu,
             kind=self._gpus.instance_kind,
         )
-        async with self._gpu_locks[record.gpu.uuid]:
+        async with self._gpus_of(record.gpu):
             entry = (await self._triton.index()).get(name, GONE)
             if entry.state is IndexState.READY:
                 self._models.set_resident(model, True)
                 return False  # an earlier agent has loaded it; loading again could need its memory twice
-            before = await self._used(record.gpu.uuid)
+            before = await self._used(record.gpu)
             await self._triton.load(name, config, timeout_seconds=self._load_timeout)
             self._models.set_resident(model, True)
             await self._measure(model, record, before)
         return True
 
-    async def _measure(self, model: Model, record: Record, before: int | None) -> None:
-        after = await self._used(record.gpu.uuid)
-        if before is not None and after is not None:
-            model.measured_bytes = max(0, after - before)
+    async def _measure(self, model: Model, record: Record, before: Mapping[GpuUuid, int]) -> None:
+        """What the load has taken; of several GPUs what it took on that where it took most."""
+        after = await self._used(record.gpu)
+        taken = [after[gpu] - before[gpu] for gpu in record.gpu.uuids if gpu in before and gpu in after]
+        if len(taken) == len(record.gpu.gpus):
+            model.measured_bytes = max(0, *taken)
         await asyncio.to_thread(
             self._repository.learn, record.name, measured_bytes=model.measured_bytes, served=True
         )
 
-    async def _used(self, gpu: GpuUuid) -> int | None:
+    async def _used(self, gpu: GpuChoice) -> dict[GpuUuid, int]:
+        """Bytes in use on these GPUs, as far as they are known."""
         try:
             readings = await self._gpus.read_now()
         except GpusUnknown:
-            return None
-        return next((reading.used_bytes for reading in readings if reading.uuid == gpu), None)
+            return {}
+        return {r.uuid: r.used_bytes for r in readings if r.uuid in gpu.uuids and r.used_bytes is not None}
+
+    @asynccontextmanager
+    async def _gpus_of(self, gpu: GpuChoice | None) -> AsyncIterator[None]:
+        """One change at a time on each of these GPUs; always taken in one order."""
+        async with AsyncExitStack() as held:
+            for uuid in sorted(() if gpu is None else gpu.uuids):
+                await held.enter_async_context(self._gpu_locks[uuid])
+            yield
 
     async def _until_triton_answers(self) -> None:
         backoff = Backoff(initial_seconds=0.2, cap_seconds=2.0)
@@ -248,8 +262,7 @@ class Lifecycle:
 
     async def _take_from_triton(self, name: ModelName, model: Model | None) -> None:
         """Raises TritonError if it is not gone within the time."""
-        gpu = None if model is None or model.gpu is None else model.gpu.uuid
-        async with self._gpu_locks[gpu or GpuUuid("")]:
+        async with self._gpus_of(None if model is None else model.gpu):
             if (await self._triton.index()).get(name, GONE).state is not IndexState.UNKNOWN:
                 await self._triton.unload(name, timeout_seconds=self._unload_timeout)
                 await self._until_gone(name)

@@ -67,7 +67,7 @@ class AgentMetrics:
             self._set_gpu(gpu, report)
 
     def _set_gpu(self, gpu: GpuReport, report: NodeReport) -> None:
-        held = [Held(m.requested_bytes, m.measured_bytes) for m in report.models if m.gpu == gpu.uuid]
+        held = [Held(m.requested_bytes, m.measured_bytes) for m in report.models if gpu.uuid in m.gpus]
         free = free_bytes(gpu, held)
         unknown = float("nan")
         self._total.labels(gpu.uuid).set(unknown if gpu.total_bytes is None else gpu.total_bytes)

@@ -34,7 +34,11 @@ def load_config(directory: Path, name: ModelName, *, gpu: GpuChoice, kind: str) 
     if count > _MAX_INSTANCES:
         raise InvalidModel(f"{CONFIG_FILE}: {count} instances; at most {_MAX_INSTANCES} are allowed")
     del config.instance_group[:]
-    group = {"kind": kind, "count": count, **({"gpus": [gpu.index]} if kind == "KIND_GPU" else {})}
+    group = {
+        "kind": kind,
+        "count": count,
+        **({"gpus": [one.index for one in gpu.gpus]} if kind == "KIND_GPU" else {}),
+    }
     # A name would have to equal the directory's, which the agent has chosen.
     config.name = name
     return {**json_format.MessageToDict(config, preserving_proto_field_name=True), "instance_group": [group]}

@@ -10,7 +10,7 @@ from agent.repository import Record
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.pod import ModelPod, PodRef
-from berth.contract.report import ModelReport, ModelState
+from berth.contract.report import Failure, ModelReport, ModelState
 
 
 @dataclass(slots=True)
@@ -43,6 +43,8 @@ class Model:
             measured_bytes=self.measured_bytes,
             state=self.state,
             reason=self.reason[:512],
+            other_gpus=() if self.gpu is None else tuple(gpu.uuid for gpu in self.gpu.others),
+            failure=None if self.failure is None else Failure[self.failure.name],
         )
 
 
@@ -143,9 +145,10 @@ class Models:
     def residents(self) -> Iterable[Resident]:
         """What Triton holds, for mock GPUs to charge."""
         return [
-            Resident(model.name, model.gpu.uuid, model.requested_bytes)
+            Resident(model.name, gpu.uuid, model.requested_bytes)
             for model in self
             if model.resident and model.name is not None and model.gpu is not None
+            for gpu in model.gpu.gpus
         ]
 
     def measured_on(self, gpu: GpuUuid) -> int:
@@ -153,7 +156,7 @@ class Models:
         return sum(
             model.measured_bytes or 0
             for model in self
-            if model.resident and model.gpu is not None and model.gpu.uuid == gpu
+            if model.resident and model.gpu is not None and gpu in model.gpu.uuids
         )
 
     def _free_name(self, pod: ModelPod) -> ModelName | None:

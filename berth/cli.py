@@ -13,6 +13,7 @@ COMMANDS = {
     "proxy": ("proxy.app", "the door to one model: REST and gRPC, isolated and limited"),
     "top": ("binder.top", "GPUs, models, requested and measured memory of the cluster"),
     "why": ("binder.why", "why a pod is pending, node by node and GPU by GPU"),
+    "would-fit": ("binder.would_fit", "whether a pod that does not exist yet would find a place, and where"),
     "demo": ("localcluster.demo", "the whole story on one machine"),
     "keys": ("agent.keys", "make the keys that close a node's Triton to everyone but Berth"),
 }
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:8} {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {name:9} {summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: berth COMMAND [--flags]",

@@ -3,30 +3,30 @@
 import asyncio
 import logging
 import os
-import random
 import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
+import numpy
 from prometheus_client import CollectorRegistry
 
-from berth.contract.keys import agent_lease_name
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client, require_reachable
 from berth.kube.election import Election
 from berth.kube.errors import KubeError
 from berth.kube.events import EventRecorder
-from berth.kube.informer import Informer
+from berth.kube.informer import Informer, whole
 from berth.runtime.admin import AdminServer
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process
 from berth.runtime.tasks import first_of, supervise
+from binder.cluster import slim
 from binder.config import BinderOptions
-from binder.decision import strategy
 from binder.metrics import BinderMetrics
 from binder.scheduler import Scheduler
+from binder.strategies import make_strategy
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +49,9 @@ async def main(options: BinderOptions, stop: asyncio.Event) -> None:
             client,
             keys=options.key_prefix,
             scheduler_name=options.scheduler_name,
-            by=strategy(options.strategy, random.random),
+            strategy=make_strategy(options.strategy, numpy.random.default_rng()),
             events=events,
             metrics=BinderMetrics(registry),
-            lease_prefix=agent_lease_name(""),
         )
         await _Binder(options, client, scheduler, events, registry).run(stop)
 
@@ -70,16 +69,21 @@ class _Binder:
     ) -> None:
         self._options, self._client, self._scheduler, self._events = options, client, scheduler, events
         self._registry = registry
-        self._nodes = Informer(client, paths.NODES, on_change=scheduler.on_node)
-        self._pods = Informer(client, paths.PODS, on_change=scheduler.on_pod)
-        self._leases = Informer(client, paths.leases(options.system_namespace), on_change=scheduler.on_lease)
+        self._informers = {
+            source.name: Informer(
+                client,
+                source.path,
+                on_change=source.hear,
+                keep=slim if source.name == "pods" else whole,
+            )
+            for source in scheduler.sources(options.system_namespace)
+        }
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`. Raises LeadershipLost when another replica may have taken over."""
         admin = AdminServer(self._options.admin_listen, not_ready=self._not_ready, registry=self._registry)
         async with admin, supervise() as tasks:
-            # Nodes and heartbeats first: what is free must be known before the first pod is looked at.
-            for name, informer in (("nodes", self._nodes), ("leases", self._leases), ("pods", self._pods)):
+            for name, informer in self._informers.items():
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
             synced = asyncio.create_task(self._synced())
@@ -110,7 +114,7 @@ class _Binder:
         """The last leader may have bound pods that our watches have not shown yet. Pods before nodes:
         a pod that is gone from the first list and may hold memory is in the second one's reports."""
         backoff = Backoff(initial_seconds=0.2, cap_seconds=2.0)
-        for informer in (self._pods, self._nodes):
+        for informer in (self._informers["pods"], self._informers["nodes"]):
             while True:
                 try:
                     await informer.relist()
@@ -130,13 +134,12 @@ class _Binder:
                     await self._events.flush()
 
     async def _synced(self) -> None:
-        for informer in (self._nodes, self._leases, self._pods):
+        for informer in self._informers.values():
             await informer.synced.wait()
 
     def _not_ready(self) -> str | None:
         """A standby is ready: it can take over."""
-        mirrors = {"nodes": self._nodes, "leases": self._leases, "pods": self._pods}
-        missing = [name for name, informer in mirrors.items() if not informer.synced.is_set()]
+        missing = [name for name, informer in self._informers.items() if not informer.synced.is_set()]
         return f"not mirrored yet: {', '.join(missing)}" if missing else None
 
 

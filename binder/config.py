@@ -6,6 +6,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.keys import SCHEDULER_NAME
 from berth.kube.options import KubeOptions
 from berth.runtime import options as opt
+from binder.strategies import STRATEGIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,10 +17,11 @@ class BinderOptions(KubeOptions):
         "pods with this schedulerName are placed", default=SCHEDULER_NAME, metavar="NAME"
     )
     strategy: str = opt.option(
-        "where a pod goes among the GPUs that fit: the fullest, the emptiest, or any",
-        default="binpack",
-        parse=opt.choice("binpack", "spread", "random"),
-        metavar="binpack|spread|random",
+        "where a pod goes among the GPUs that fit: where least is lost for what others ask, the "
+        "fullest, the emptiest, or any",
+        default=STRATEGIES[0],
+        parse=opt.choice(*STRATEGIES),
+        metavar="|".join(STRATEGIES),
     )
     admin_listen: Endpoint = opt.endpoint("health and metrics", default="0.0.0.0:8480")
     leader_elect: bool = opt.switch("place pods only while holding the Lease berth-binder", default=True)

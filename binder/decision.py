@@ -1,31 +1,30 @@
-"""One decision: a pod and the nodes in, a node and a GPU or the reasons out. Pure and synchronous.
+"""One decision: a pod in, a node and its GPUs or the reasons out. Pure and synchronous.
 
-Scores are compared as tuples: what the pod's owner prefers first, then the strategy, then a fixed
-order (node name, GPU index), so that equal cases are always decided alike.
+What the pod's owner prefers comes first, then the strategy, then a fixed order, so that equal cases
+are always decided alike.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from berth.contract.gpu_choice import GpuChoice
+import numpy as np
+
+from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import NodeName
-from binder.demand import Demand
-from binder.filters import GpuVerdict, NodeVerdict, judge
-from binder.matching import preference, untolerated_preferences
-from binder.view import NodeView
+from binder.demand import Demand, Shape
+from binder.filters import CODE, FITS, KIND, Codes, affinity_mask, first_failing, gpu_fit
+from binder.labels import Labels
+from binder.matching import tolerates_taints
+from binder.ranking import Ranking, Rankings
+from binder.reasons import Kind, Reason
+from binder.state import ClusterState
+from binder.strategies import Strategy, best_gpus
+from binder.table import Bools, Floats, Ints, NodeTable
+from binder.topology import NodePolicy, Surroundings, misfits, wishes
+from binder.volumes import Volumes
 
-# From what is free on the GPU afterwards to a figure of which the smallest wins.
-Strategy = Callable[[int], float]
-
-
-def strategy(name: str, random_unit: Callable[[], float]) -> Strategy:
-    """binpack: the least left free; spread: the most; random: any."""
-    table: dict[str, Strategy] = {
-        "binpack": lambda free_after: free_after,
-        "spread": lambda free_after: -free_after,
-        "random": lambda _: random_unit(),
-    }
-    return table[name]
+_ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - the API's wildcard
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +37,165 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Nowhere: every node's verdict."""
+    """Nowhere. `codes`: for each row of the table the first rule that it fails; `because`: what no
+    node can help."""
 
-    verdicts: tuple[NodeVerdict, ...]
+    codes: Codes
+    because: Reason | None = None
 
-
-def decide(
-    demand: Demand, views: Iterable[NodeView], *, fresh: Callable[[NodeName], bool], by: Strategy
-) -> Placement | Refusal:
-    """Choose among all nodes and their GPUs."""
-    verdicts = [judge(demand, view, fresh=fresh(view.facts.name)) for view in views]
-    candidates = [
-        (_score(demand, verdict.view, gpu, by), verdict.view.facts.name, gpu)
-        for verdict in verdicts
-        if verdict.reason is None
-        for gpu in verdict.fitting
-    ]
-    if not candidates:
-        return Refusal(tuple(verdicts))
-    _, node, best = min(candidates, key=lambda c: (c[0], c[1], c[2].gpu.index))
-    return Placement(node, GpuChoice(best.gpu.uuid, best.gpu.index, demand.model.request_bytes))
+    def counts(self, table: NodeTable) -> Counter[Kind]:
+        """How many nodes refuse for each reason."""
+        numbers = np.bincount(self.codes[table.live[: len(self.codes)]], minlength=FITS + 1)
+        return Counter({KIND[code]: int(n) for code, n in enumerate(numbers) if n and code != FITS})
 
 
-def _score(demand: Demand, view: NodeView, gpu: GpuVerdict, by: Strategy) -> tuple[int, int, float]:
-    facts = view.facts
-    assert gpu.free_after_bytes is not None
-    return (
-        untolerated_preferences(facts.taints, demand.tolerations),
-        -preference(facts.name, facts.labels, demand.affinity),
-        by(gpu.free_after_bytes),
-    )
+class Decider:
+    """Decides over all nodes of a state, whose one decider it is. `excluded`: nodes that a pod must not go to for now."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        strategy: Strategy,
+        *,
+        clock: Callable[[], float],
+        volumes: Volumes | None = None,
+        namespaces: Mapping[str, Labels] | None = None,
+        excluded: Callable[[Demand], Iterable[NodeName]] = lambda _: (),
+    ) -> None:
+        self.state, self.table = state, NodeTable()
+        self.volumes = volumes or Volumes()
+        self._strategy, self._rankings = strategy, Rankings(strategy)
+        self._clock, self._excluded = clock, excluded
+        for view in state.views():
+            self.table.put(view)
+        self._around = Surroundings(state.pods, namespaces if namespaces is not None else {})
+
+    def decide(self, demand: Demand) -> Placement | Refusal:
+        """Choose among all nodes and their GPUs."""
+        self.refresh()
+        if because := self.because(demand):
+            return Refusal(np.full(len(self.table), CODE[because.kind], np.int8), because)
+        ranking = self._rankings.of(demand.shape, self.table)
+        codes = self._codes(ranking, demand)
+        row = self._best(ranking, codes, demand)
+        return Refusal(codes) if row is None else self._placement(demand, row)
+
+    def codes(self, demand: Demand) -> Codes:
+        """For each row of the table the first rule that it fails."""
+        self.refresh()
+        if because := self.because(demand):
+            return np.full(len(self.table), CODE[because.kind], np.int8)
+        return self._codes(self._rankings.of(demand.shape, self.table), demand)
+
+    def fits_somewhere(self, shape: Shape) -> bool:
+        """Whether some node could take a pod of this shape, whoever it is."""
+        self.refresh()
+        return bool((self._rankings.of(shape, self.table).codes == FITS).any())
+
+    def scores(self, demand: Demand) -> Floats:
+        """The strategy's figure for each row, the larger the better; -inf where the pod does not fit
+        by its shape alone."""
+        self.refresh()
+        return self._rankings.of(demand.shape, self.table).score
+
+    def place_on(self, demand: Demand, node: NodeName) -> Placement | Reason:
+        """The best GPUs of one node, or why it does not take the pod."""
+        self.refresh()
+        row = self.table.row_of.get(node)
+        if row is None:
+            return Reason(Kind.NO_REPORT, f"node {node} is not known")
+        code = int(self.codes(demand)[row])
+        return Reason(KIND[code]) if code != FITS else self._placement(demand, row)
+
+    def refresh(self) -> None:
+        """Take over what has changed in the state."""
+        for name in self.state.take_touched():
+            view = self.state.find(name)
+            if view is None:
+                self.table.drop(name)
+            else:
+                self.table.put(view)
+
+    def because(self, demand: Demand) -> Reason | None:
+        """What no node can help."""
+        if demand.unsupported is not None:
+            return Reason(Kind.UNSUPPORTED, demand.unsupported)
+        if not demand.claims:
+            return None
+        if because := self.volumes.refusal(demand):
+            return because
+        for claim in self.volumes.exclusive(demand):
+            if self.state.claims[demand.model.ref.namespace, claim]:
+                return Reason(Kind.VOLUME_IN_USE, f"claim {claim!r} is ReadWriteOncePod and in use")
+        return None
+
+    def _codes(self, ranking: Ranking, demand: Demand) -> Codes:
+        """The shape's codes, and what depends on who the pod is and on the time."""
+        more = list(self._misfits(demand))
+        return first_failing(len(self.table), more, ranking.codes) if more else ranking.codes
+
+    def _misfits(self, demand: Demand) -> Iterator[tuple[Kind, Bools]]:
+        table, model = self.table, demand.model
+        stale = table.deadline <= self._clock()
+        if stale.any():
+            yield Kind.STALE, stale
+        names = (("id", model.model_id), ("name", model.model_name))
+        if rows := table.rows_with_model(*(key for key in names if key[1] is not None)):
+            yield Kind.MODEL_ON_NODE, self._mask(rows)
+        if rows := [table.row_of[n] for n in self._excluded(demand) if n in table.row_of]:
+            yield Kind.EXCLUDED, self._mask(rows)
+        for port in demand.host_ports:
+            if rows := self._rows_with(port):
+                yield Kind.HOST_PORT, self._mask(rows)
+        if demand.claims:
+            yield from self.volumes.misfits(table, demand)
+        yield from misfits(table, self._around, demand, self._policy(demand))
+
+    def _rows_with(self, port: tuple[str, str, int]) -> list[int]:
+        """Nodes where the host port is taken on the same address or on all."""
+        address, protocol, number = port
+        rows = self.table.rows_with_port(protocol, number)
+        if address == _ANY_ADDRESS:
+            return rows
+        clashing = {(address, protocol, number), (_ANY_ADDRESS, protocol, number)}
+        return [row for row in rows if clashing & self.table.view(row).host_ports]
+
+    def _policy(self, demand: Demand) -> NodePolicy:
+        table, shape = self.table, demand.shape
+        return NodePolicy(
+            affinity=lambda: affinity_mask(table, shape),
+            taints=lambda: tolerates_taints(table, shape.tolerations, table.all_rows),
+        )
+
+    def _best(self, ranking: Ranking, codes: Codes, demand: Demand) -> int | None:
+        # A shape's own codes are in its score already.
+        score = ranking.score if codes is ranking.codes else np.where(codes == FITS, ranking.score, -np.inf)
+        if not len(score):
+            return None
+        preferred = _sum_of(ranking.wishes, wishes(self.table, self._around, demand))
+        if preferred is not None:
+            among = np.where(score > -np.inf, preferred, -np.inf)
+            score = np.where(among == among.max(), score, -np.inf)
+        row = int(score.argmax())
+        return None if score[row] == -np.inf else row
+
+    def _placement(self, demand: Demand, row: int) -> Placement:
+        table, shape, rows = self.table, demand.shape, np.array([row])
+        gpus = gpu_fit(table, shape, rows)
+        gains = self._strategy.gains(table, shape, rows, gpus.after)
+        slots = best_gpus(gains[0], gpus.fits[0], gpus.after[0], shape.gpu_count)
+        chosen = [table.view(row).gpus[slot] for slot in slots]
+        first, *others = [GpuRef(gpu.uuid, gpu.index) for gpu in chosen]
+        choice = GpuChoice(first.uuid, first.index, shape.request_bytes, tuple(others))
+        return Placement(table.view(row).facts.name, choice)
+
+    def _mask(self, rows: list[int]) -> Bools:
+        mask = np.zeros(len(self.table), np.bool_)
+        mask[rows] = True
+        return mask
+
+
+def _sum_of(one: Ints | None, other: Floats | None) -> Floats | None:
+    if one is None or other is None:
+        return other if one is None else one.astype(float)
+    return one + other

@@ -1,41 +1,75 @@
 """Everything that a pod asks of a node, read once from its JSON."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from berth.contract.errors import InvalidPod, InvalidValue
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, parse_model_pod
 from berth.contract.quantity import ceil_units
+from binder.neighbours import Neighbours, parse_neighbours
 
 JsonObject = Mapping[str, Any]
 Amounts = Mapping[str, int]
 
 PODS = "pods"
-# Volumes that every node can mount. Others tie a pod to nodes or are limited per node, which the
-# binder does not decide; ignoring that would break a promise that nobody else keeps.
+# Volumes that every node can mount. Claims are looked at (`volumes`); the rest ties a pod to nodes or
+# is limited per node, which the binder does not decide.
 _FREE_VOLUMES = frozenset(
     {"configMap", "csi", "downwardAPI", "emptyDir", "hostPath", "image", "nfs", "projected", "secret"}
 )
+_CLAIM_VOLUMES = frozenset({"persistentVolumeClaim", "ephemeral"})
 # What may stand at the level of the pod instead of its containers (KEP-2837).
 _POD_LEVEL = ("cpu", "memory", "hugepages-")
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What decides which nodes a pod fits on, whoever it is: pods of one shape are judged together.
+
+    `rules` is the canonical text of the three mappings behind it, which themselves are not compared.
+    """
+
+    request_bytes: int
+    gpu_count: int
+    products: tuple[str, ...]
+    amounts: tuple[tuple[str, int], ...]
+    requirements: tuple[str, ...]
+    server: str | None
+    rules: str
+    node_selector: Mapping[str, str] = field(compare=False)
+    node_affinity: JsonObject = field(compare=False)
+    tolerations: tuple[JsonObject, ...] = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
-    """A pending pod. `unsupported` names the first field that the binder does not decide."""
+    """A pending pod. `unsupported` names the first field that the binder does not decide.
+
+    `claims` are the PersistentVolumeClaims it mounts, `owned_claims` those of them that are made for
+    it (generic ephemeral volumes). `owner`: uid of the controller that will replace the pod. `preempts`: it may take the place of pods of lower priority.
+    """
 
     model: ModelPod
-    amounts: Amounts
-    node_selector: Mapping[str, str]
-    affinity: JsonObject
-    tolerations: tuple[JsonObject, ...]
+    shape: Shape
+    owner: str | None
+    labels: Mapping[str, str]
+    neighbours: Neighbours
     host_ports: frozenset[tuple[str, str, int]]
+    claims: tuple[str, ...]
+    owned_claims: frozenset[str]
     unsupported: str | None
     priority: int
+    preempts: bool
     created: str
     gated: bool
+
+    @property
+    def amounts(self) -> Amounts:
+        return dict(self.shape.amounts)
 
 
 def parse_demand(pod: JsonObject, keys: Keys) -> Demand:
@@ -44,17 +78,22 @@ def parse_demand(pod: JsonObject, keys: Keys) -> Demand:
     A pod of ours that asks for no GPU memory asks for 0 bytes, as in the proof of concept: it still
     gets a GPU of its own, because its model must be loaded on one.
     """
-    spec = pod["spec"]
+    spec, meta = pod["spec"], pod["metadata"]
+    model = parse_model_pod(pod, keys)
+    claims, owned = pod_claims(pod)
     return Demand(
-        model=parse_model_pod(pod, keys),
-        amounts=pod_amounts(pod, keys),
-        node_selector=spec.get("nodeSelector") or {},
-        affinity=(spec.get("affinity") or {}).get("nodeAffinity") or {},
-        tolerations=tuple(spec.get("tolerations") or ()),
+        model=model,
+        shape=_shape(pod, model, keys),
+        owner=controller_of(pod),
+        labels=meta.get("labels") or {},
+        neighbours=parse_neighbours(pod),
         host_ports=host_ports(pod),
+        claims=claims,
+        owned_claims=owned,
         unsupported=_unsupported(spec),
         priority=spec.get("priority") or 0,
-        created=pod["metadata"].get("creationTimestamp") or "",
+        preempts=spec.get("preemptionPolicy") != "Never",
+        created=meta.get("creationTimestamp") or "",
         gated=bool(spec.get("schedulingGates")),
     )
 
@@ -97,9 +136,51 @@ def host_ports(pod: JsonObject) -> frozenset[tuple[str, str, int]]:
     )
 
 
-def units(resource: str, quantity: str) -> int:
+def pod_claims(pod: JsonObject) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Names of the claims behind the pod's volumes; an ephemeral volume's is `<pod>-<volume>`."""
+    claims, owned = [], []
+    for volume in pod["spec"].get("volumes") or ():
+        if "persistentVolumeClaim" in volume:
+            claims.append(volume["persistentVolumeClaim"]["claimName"])
+        elif "ephemeral" in volume:
+            owned.append(f"{pod['metadata']['name']}-{volume['name']}")
+    return tuple(dict.fromkeys([*claims, *owned])), frozenset(owned)
+
+
+def controller_of(pod: JsonObject) -> str | None:
+    """The uid of the pod's controller."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return next((owner["uid"] for owner in owners if owner.get("controller")), None)
+
+
+@lru_cache(maxsize=4096)
+def units(resource: str, quantity: str | int | float) -> int:
     """A quantity in the units that amounts are counted in. Raises InvalidValue."""
     return ceil_units(quantity, per_unit=1000 if resource == "cpu" else 1)
+
+
+def product_key(product: str) -> str:
+    """One spelling for NVML's `NVIDIA A100-SXM4-80GB` and the node label's `NVIDIA-A100-SXM4-80GB`."""
+    return "-".join(product.split()).casefold()
+
+
+def _shape(pod: JsonObject, model: ModelPod, keys: Keys) -> Shape:
+    spec = pod["spec"]
+    selector = spec.get("nodeSelector") or {}
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    tolerations = tuple(spec.get("tolerations") or ())
+    return Shape(
+        request_bytes=model.request_bytes,
+        gpu_count=model.gpu_count,
+        products=tuple(product_key(product) for product in model.gpu_products),
+        amounts=tuple(sorted(pod_amounts(pod, keys).items())),
+        requirements=model.requirements,
+        server=model.server,
+        rules=json.dumps([selector, affinity, tolerations], sort_keys=True, separators=(",", ":")),
+        node_selector=selector,
+        node_affinity=affinity,
+        tolerations=tolerations,
+    )
 
 
 def _pod_level(spec: JsonObject, keys: Keys) -> dict[str, int]:
@@ -128,20 +209,20 @@ def _amounts_of(quantities: Mapping[str, str], keys: Keys, where: str) -> dict[s
 
 
 def _unsupported(spec: JsonObject) -> str | None:
-    affinity = spec.get("affinity") or {}
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    for kind in ("podAffinity", "podAntiAffinity"):
-        if (affinity.get(kind) or {}).get(required):
-            return f"spec.affinity.{kind}.{required}"
-    for constraint in spec.get("topologySpreadConstraints") or ():
-        if constraint.get("whenUnsatisfiable") == "DoNotSchedule":
-            return "spec.topologySpreadConstraints with DoNotSchedule"
     if spec.get("resourceClaims"):
         return "spec.resourceClaims"
     for volume in spec.get("volumes") or ():
-        if kinds := sorted(volume.keys() - _FREE_VOLUMES - {"name"}):
+        if kinds := sorted(volume.keys() - _FREE_VOLUMES - _CLAIM_VOLUMES - {"name"}):
             return f"volume {volume['name']!r} ({kinds[0]})"
     return None
+
+
+def total(amounts: Iterable[Amounts]) -> dict[str, int]:
+    """The sum, resource by resource."""
+    summed: dict[str, int] = {}
+    for one in amounts:
+        _add(summed, one)
+    return summed
 
 
 def _add(into: dict[str, int], more: Amounts) -> None:
@@ -150,9 +231,7 @@ def _add(into: dict[str, int], more: Amounts) -> None:
 
 
 def _sum(one: Amounts, other: Amounts) -> dict[str, int]:
-    total = dict(one)
-    _add(total, other)
-    return total
+    return total((one, other))
 
 
 def _raise_to(into: dict[str, int], least: Amounts) -> None:

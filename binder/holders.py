@@ -13,33 +13,39 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.memory import Held
-from berth.contract.pod import PodRef, effective_request, is_model_pod, parse_model_pod, pod_ref
+from berth.contract.pod import PodRef, effective_request, is_deleting, is_model_pod, parse_model_pod, pod_ref
 from berth.contract.report import ModelReport
-from binder.demand import Demand, host_ports, pod_amounts
+from binder.demand import Demand, host_ports, pod_amounts, pod_claims
+from binder.view import HostPort
 
 JsonObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A pod's share of a node. `gpu` None with bytes: nobody can tell on which GPU they are."""
+    """A pod's share of a node: `bytes` on each of `gpus`. Without `gpus` nobody can tell where its
+    bytes are."""
 
     ref: PodRef
     node: NodeName
     amounts: Mapping[str, int]
-    ports: frozenset[tuple[str, str, int]]
+    ports: frozenset[HostPort]
+    priority: int = 0
+    created: str = ""
     model_id: ModelId | None = None
     model_name: ModelName | None = None
-    gpu: GpuUuid | None = None
+    gpus: tuple[GpuUuid, ...] = ()
     bytes: int = 0
+    claims: tuple[str, ...] = ()
+    deleting: bool = False
 
     @property
     def has_model(self) -> bool:
         """Its pod's end is not the end of what it holds."""
-        return bool(self.bytes or self.gpu or self.model_id or self.model_name)
+        return bool(self.bytes or self.gpus or self.model_id or self.model_name)
 
 
-def assumed_holder(demand: Demand, node: NodeName, gpu: GpuChoice) -> Holder:
+def placed_holder(demand: Demand, node: NodeName, gpu: GpuChoice) -> Holder:
     """A pod that has just been given a place."""
     model = demand.model
     return Holder(
@@ -47,16 +53,28 @@ def assumed_holder(demand: Demand, node: NodeName, gpu: GpuChoice) -> Holder:
         node=node,
         amounts=demand.amounts,
         ports=demand.host_ports,
+        priority=demand.priority,
+        created=demand.created,
         model_id=model.model_id,
         model_name=model.model_name,
-        gpu=gpu.uuid,
+        gpus=tuple(one.uuid for one in gpu.gpus),
         bytes=gpu.bytes,
+        claims=demand.claims,
     )
 
 
 def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
     """A pod that is bound to the node. Never fails: what can be read of it is counted."""
-    plain = Holder(pod_ref(pod), node, _amounts(pod, keys), host_ports(pod))
+    plain = Holder(
+        pod_ref(pod),
+        node,
+        _amounts(pod, keys),
+        host_ports(pod),
+        priority=pod["spec"].get("priority") or 0,
+        created=pod["metadata"].get("creationTimestamp") or "",
+        claims=pod_claims(pod)[0],
+        deleting=is_deleting(pod),
+    )
     if not is_model_pod(pod, keys):
         return plain
     try:
@@ -67,7 +85,7 @@ def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
         plain,
         model_id=model.model_id,
         model_name=model.model_name,
-        gpu=None if model.gpu is None else model.gpu.uuid,
+        gpus=() if model.gpu is None else tuple(gpu.uuid for gpu in model.gpu.gpus),
         # What the pod asks for, which a quota can bound; its owner can edit the annotation.
         bytes=model.request_bytes,
     )
@@ -109,12 +127,12 @@ def _gpus_of(
     A choice of a GPU that the node does not have is believed only if the report tells the same: a
     GPU that has fallen off must not block the others, and an edited annotation must not free one.
     """
-    said = None if model is None else model.gpu
+    said = frozenset() if model is None else model.gpus
     if holder is None:
-        return frozenset() if said is None else frozenset({said})
-    if holder.gpu is None or (holder.gpu not in gpus and said is None):
+        return said
+    if not holder.gpus or (not gpus.issuperset(holder.gpus) and not said):
         return frozenset()
-    return frozenset({holder.gpu, *([] if said is None else [said])})
+    return said.union(holder.gpus)
 
 
 def _amounts(pod: JsonObject, keys: Keys) -> dict[str, int]:

@@ -1,12 +1,13 @@
 """The binder's Prometheus metrics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from binder.queue import SchedulingQueue
+from binder.reasons import Kind
 from binder.state import ClusterState
 from binder.view import NodeView
 
@@ -34,7 +35,16 @@ class BinderMetrics:
             registry=registry,
         )
         self.leader = Gauge("berth_binder_leader", "1 while this replica places pods", registry=registry)
+        self._refusals = Counter(
+            "berth_binder_refusals", "nodes that refused a pod at a try", ("reason",), registry=registry
+        )
+        for kind in Kind:
+            self._refusals.labels(kind.value)
         self._registry = registry
+
+    def refused(self, counts: Mapping[Kind, int]) -> None:
+        for kind, nodes in counts.items():
+            self._refusals.labels(kind.value).inc(nodes)
 
     def attempted(self, result: str) -> None:
         self._attempts.labels(result).inc()
@@ -57,6 +67,11 @@ class _Snapshot(Collector):
         yield waiting
         yield GaugeMetricFamily(
             "berth_binder_assumed_pods", "pods decided and not yet seen bound", self._state.assumed_count
+        )
+        yield GaugeMetricFamily(
+            "berth_binder_ghosts",
+            "pods that are gone and whose model may still be loaded",
+            self._state.ghost_count,
         )
         # A node with unknown facts has no series: unknown is not 0.
         free = GaugeMetricFamily(

@@ -7,11 +7,12 @@ memory. An assumption is given up only when it is certain that the Binding did n
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from berth.contract.errors import InvalidPod
-from berth.contract.ids import PodUid
+from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, has_ended, is_deleting, node_of, pod_ref
 from berth.contract.quantity import format_bytes
@@ -19,27 +20,33 @@ from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, ChangeKind
-from berth.kube.lease import Freshness
-from berth.kube.times import utc_now
 from berth.runtime.logs import fields
-from berth.runtime.tasks import supervise, wait_until_set
+from berth.runtime.tasks import in_thread, supervise, wait_until_set
 from binder.binding import current_pod, may_have_happened, post_binding
-from binder.decision import Placement, Refusal, Strategy, decide
-from binder.demand import parse_demand
+from binder.cluster import Cluster, Source
+from binder.decision import Placement, Refusal
+from binder.demand import Demand, Shape, parse_demand
 from binder.explain import summary
+from binder.load_failures import LoadFailures
+from binder.market import price
 from binder.metrics import BinderMetrics
 from binder.notices import Notices, told
 from binder.queue import SchedulingQueue, Waiting
-from binder.state import ClusterState
+from binder.remedy import remedy
+from binder.replacing import Replacer
+from binder.room import RoomMaker
+from binder.strategies import LeastFragmentation, Strategy
 
 log = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
 
-BINDS_AT_ONCE = 16
+BINDS_AT_ONCE = 64
 # Ghosts and stale heartbeats are matters of time, not of events: look now and then.
 _TICK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
+# Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
+_CLOSE_LOOKS = 2
 
 
 @dataclass(slots=True)
@@ -52,7 +59,7 @@ class _Unreadable:
 
 
 class Scheduler:
-    """`on_*` take what the watches tell, on a standby too; only `run()` writes anything."""
+    """`sources()` is what it must hear of, on a standby too; only `run()` writes anything."""
 
     def __init__(
         self,
@@ -60,51 +67,53 @@ class Scheduler:
         *,
         keys: Keys,
         scheduler_name: str,
-        by: Strategy,
+        strategy: Strategy,
         events: EventRecorder,
         metrics: BinderMetrics,
-        lease_prefix: str,
     ) -> None:
-        self._client, self._keys, self._name, self._by = client, keys, scheduler_name, by
-        self._events, self._metrics, self._lease_prefix = events, metrics, lease_prefix
+        self._client, self._keys, self._name, self._strategy = client, keys, scheduler_name, strategy
+        self._events, self._metrics = events, metrics
         self._notices = Notices(client, events)
-        self.state = ClusterState(keys, clock=time.monotonic)
+        failures = LoadFailures(time.monotonic)
+        self.cluster = Cluster(keys, strategy, excluded=failures.excluded)
+        self.state = self.cluster.state
         self.queue = SchedulingQueue(time.monotonic)
+        self._room = RoomMaker(client, self.cluster, events, time.monotonic)
+        self._replacer = Replacer(client, keys, scheduler_name, failures, events)
         metrics.follow(self.queue, self.state)
-        self._fresh = Freshness()
         self._unreadable: dict[PodUid, _Unreadable] = {}
         self._wake = asyncio.Event()
+        self._news = False
         self._slots = asyncio.Semaphore(BINDS_AT_ONCE)
         self._binds: set[asyncio.Task[None]] = set()
+        self._learning: asyncio.Task[None] | None = None
         self._stopping = False
 
-    def on_node(self, change: Change) -> None:
-        if change.kind is ChangeKind.GONE:
-            self.state.remove_node(change.object["metadata"]["name"])
-        elif self.state.set_node(change.object):
-            self._wake_all()
+    def sources(self, system_namespace: str) -> list[Source]:
+        """What the cluster hears, with what the queue makes of it."""
+        own: dict[str, Callable[[Change], bool]] = {"pods": self.on_pod, "nodes": self.on_node}
+        return [
+            Source(source.name, source.path, self._waking(own.get(source.name, source.hear)))
+            for source in self.cluster.sources(system_namespace)
+        ]
 
-    def on_lease(self, change: Change) -> None:
-        name = change.object["metadata"]["name"]
-        if not name.startswith(self._lease_prefix):
-            return
-        if change.kind is ChangeKind.GONE:
-            self._fresh.forget(name)
-            return
-        was_fresh = self._fresh.is_fresh(name, monotonic=time.monotonic())
-        self._fresh.observe(change.object, monotonic=time.monotonic(), wall=utc_now())
-        if not was_fresh:
-            self._wake_all()
+    def on_node(self, change: Change) -> bool:
+        helps = self.cluster.on_node(change)
+        if change.kind is ChangeKind.SET:
+            view = self.state.find(NodeName(change.object["metadata"]["name"]))
+            if view is not None:
+                self._replacer.look_at(view)
+        return helps
 
-    def on_pod(self, change: Change) -> None:
+    def on_pod(self, change: Change) -> bool:
         pod = change.object
-        if node_of(pod) is not None:
-            # Also of a pod that is gone: its last state may be the first that we see of its node.
-            self._set_bound(pod)
-        if change.kind is ChangeKind.GONE:
-            self._remove(pod_ref(pod).uid)
-        elif node_of(pod) is None and pod["spec"].get("schedulerName") == self._name:
+        ref = pod_ref(pod)
+        helps = self.cluster.on_pod(change)
+        if change.kind is ChangeKind.GONE or node_of(pod) is not None:
+            self._no_longer_waits(ref.uid)
+        elif pod["spec"].get("schedulerName") == self._name:
             self._set_pending(pod)
+        return helps
 
     async def run(self) -> None:
         """Place pods until cancelled; nothing is in flight any more when it ends."""
@@ -112,6 +121,8 @@ class Scheduler:
         try:
             async with supervise() as tasks:
                 tasks.eternal("notices", self._notices.run())
+                tasks.eternal("room", self._room.run())
+                tasks.eternal("replacing", self._replacer.run())
                 while True:
                     await self._pass()
         finally:
@@ -124,19 +135,33 @@ class Scheduler:
         if self._binds:
             await asyncio.wait(self._binds, timeout=_STOP_SECONDS)
 
-    def is_fresh(self, node: str) -> bool:
-        return self._fresh.is_fresh(self._lease_prefix + node, monotonic=time.monotonic())
-
     async def _pass(self) -> None:
         """Place what can be placed now, then wait for news or for the next pod's time."""
         self._wake.clear()
-        if self.state.expire_ghosts():
-            self.queue.wake()
+        if self.state.expire_ghosts() or self._room.expire():
+            self._news = True
+        self._wake_queue()
         self._tell_unreadable()
         await self._place_ready()
         due = None if self._stopping else self.queue.seconds_to_next()
         pause = _TICK_SECONDS if due is None else max(0.01, min(due, _TICK_SECONDS))
         await wait_until_set(self._wake, timeout_seconds=pause)
+
+    def _wake_queue(self) -> None:
+        """Bring forward the pods that may fit now: one look for all pods of a shape."""
+        if not self._news:
+            return
+        self._news = False
+        looked: dict[Shape, bool] = {}
+
+        def may_fit(demand: Demand) -> bool:
+            if self._room.waits_for_room(demand):
+                return True
+            if demand.shape not in looked:
+                looked[demand.shape] = self.cluster.decider.fits_somewhere(demand.shape)
+            return looked[demand.shape]
+
+        self.queue.wake(may_fit)
 
     async def _place_ready(self) -> None:
         while True:
@@ -152,9 +177,8 @@ class Scheduler:
     def _place(self, waiting: Waiting) -> None:
         """Decide and assume in one step; the slot is given back by what follows."""
         with self._metrics.decision_seconds.time():
-            outcome = decide(waiting.demand, self.state.views(), fresh=self.is_fresh, by=self._by)
+            outcome = self._room.decide(waiting.demand)
         if isinstance(outcome, Placement):
-            self.state.assume(waiting.demand, outcome.node, outcome.gpu)
             self._bind_in_background(waiting, outcome)
         else:
             self._slots.release()
@@ -162,20 +186,26 @@ class Scheduler:
 
     def _park(self, waiting: Waiting, refusal: Refusal) -> None:
         self._metrics.attempted("unschedulable")
-        self._tell(waiting, summary(refusal.verdicts))
+        counts = refusal.counts(self.cluster.decider.table)
+        self._metrics.refused(counts)
+        message = summary(self.cluster.decider, waiting.demand, refusal)
+        if sacrifice := self._room.make_room(waiting.demand, refusal):
+            names = ", ".join(str(victim.ref) for victim in sacrifice.victims)
+            message = f"{message}; waits for node {sacrifice.placement.node} to be rid of {names}"
+        if message != waiting.reasons:
+            waiting.reasons = message
+            self._tell(waiting, self._with_remedy(waiting.demand, refusal, message))
         self.queue.park(waiting)
 
-    def _set_bound(self, pod: JsonObject) -> None:
-        uid = pod_ref(pod).uid
-        self.queue.remove(uid)
-        self._unreadable.pop(uid, None)
-        if self.state.set_pod(pod):
-            self._wake_all()
+    def _with_remedy(self, demand: Demand, refusal: Refusal, message: str) -> str:
+        help = remedy(self.cluster.decider, demand, refusal, most_nodes=_CLOSE_LOOKS)
+        return f"{message}; {help}" if help else message
 
     def _set_pending(self, pod: JsonObject) -> None:
         ref = pod_ref(pod)
         if is_deleting(pod) or has_ended(pod):
-            self._remove(ref.uid)
+            self._no_longer_waits(ref.uid)
+            self._note(self.state.remove_pod(ref.uid))
             return
         if self.state.has_place(ref.uid):
             return  # an assumption settles itself, and a watch that lags takes no node away
@@ -188,14 +218,26 @@ class Scheduler:
             self._unreadable[ref.uid] = _Unreadable(ref, f"the pod cannot be placed: {error}", before)
         else:
             self._unreadable.pop(ref.uid, None)
-            self.queue.put(demand, told=told(pod))
+            if self.queue.put(demand, told=told(pod)):
+                self._learn(demand)
         self._wake.set()
 
-    def _remove(self, uid: PodUid) -> None:
+    def _no_longer_waits(self, uid: PodUid) -> None:
         self.queue.remove(uid)
         self._unreadable.pop(uid, None)
-        if self.state.remove_pod(uid):
-            self._wake_all()
+        self._room.give_up(uid)
+
+    def _learn(self, demand: Demand) -> None:
+        """What is asked for decides what GPUs are worth. Learned in the background, one at a time."""
+        strategy = self._strategy
+        if not isinstance(strategy, LeastFragmentation) or not strategy.arrivals.note(demand.shape):
+            return
+        if self._learning is None or self._learning.done():
+            self._learning = asyncio.create_task(self._renew_prices(strategy), name="prices")
+
+    async def _renew_prices(self, strategy: LeastFragmentation) -> None:
+        self.cluster.decider.refresh()
+        strategy.learn(await in_thread(price, strategy.arrivals.market(self.cluster.decider.table)))
 
     def _bind_in_background(self, waiting: Waiting, placement: Placement) -> None:
         task = asyncio.create_task(self._bind(waiting, placement))
@@ -210,7 +252,7 @@ class Scheduler:
                 await post_binding(self._client, self._keys, ref, placement)
         except NotFound:
             self.state.forget(ref.uid)
-            self._wake_all()
+            self._note(True)
         except KubeError as error:
             await self._settle(waiting, placement, error)
         else:
@@ -224,7 +266,7 @@ class Scheduler:
         log.warning("binding failed", extra=fields(pod=ref, node=placement.node, error=error))
         pod = await current_pod(self._client, ref)
         if pod is not None and node_of(pod) is not None:
-            self._set_bound(pod)
+            self.on_pod(Change(ChangeKind.SET, pod))
         elif pod is not None:
             self.state.forget(ref.uid)
             self._tell(waiting, f"binding to node {placement.node} failed: {error}")
@@ -234,7 +276,7 @@ class Scheduler:
             self.state.remove_pod(ref.uid)  # bound and deleted since, perhaps: a ghost
         else:
             self.state.forget(ref.uid)
-        self._wake_all()
+        self._note(True)
 
     def _tell(self, waiting: Waiting, message: str) -> None:
         """Once for each message."""
@@ -254,8 +296,9 @@ class Scheduler:
 
     def _tell_placed(self, ref: PodRef, placement: Placement) -> None:
         node, gpu = placement.node, placement.gpu
+        where = ", ".join(f"GPU {one.index} ({one.uuid})" for one in gpu.gpus)
         log.info("placed", extra=fields(pod=ref, node=node, gpu=gpu.uuid, bytes=gpu.bytes))
-        message = f"placed {ref} on {node}, GPU {gpu.index} ({gpu.uuid}), {format_bytes(gpu.bytes)}"
+        message = f"placed {ref} on {node}, {where}, {format_bytes(gpu.bytes)}"
         self._events.record(ref, "Normal", "Scheduled", message)
 
     def _bind_done(self, task: "asyncio.Task[None]") -> None:
@@ -266,11 +309,17 @@ class Scheduler:
 
     async def _abandon_binds(self) -> None:
         """A leader that is not sure to lead any more must not write: its successor decides now."""
-        binds = list(self._binds)
-        for bind in binds:
-            bind.cancel()
-        await asyncio.gather(*binds, return_exceptions=True)
+        tasks = [*self._binds, *([] if self._learning is None else [self._learning])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _wake_all(self) -> None:
-        self.queue.wake()
-        self._wake.set()
+    def _waking(self, hear: Callable[[Change], bool]) -> Callable[[Change], bool]:
+        return lambda change: self._note(hear(change))
+
+    def _note(self, helps: bool) -> bool:
+        """Something has changed that could let a pod in."""
+        if helps:
+            self._news = True
+            self._wake.set()
+        return helps

@@ -1,33 +1,40 @@
 """What the binder knows of the cluster: nodes, pods, its own assumptions, and ghosts.
 
-Memory is held until the *model* is gone, not the pod. Three kinds of holders, one per pod uid:
+Memory is held until the *model* is gone, not the pod. Four kinds of holders, one per pod uid:
 
 - a pod that is bound to the node and has not ended;
 - an *assumed* pod: decided and not yet seen bound;
-- a *ghost*: a pod that was one of these and is gone. It stays until a report that had listed it no
-  longer does. The agent writes a report that lists a pod before it loads anything for it, so a
+- a *nominated* pod: it waits for others to make room for it there (preemption);
+- a *ghost*: a pod that was bound or assumed and is gone. It stays until a report that had listed it
+  no longer does. The agent writes a report that lists a pod before it loads anything for it, so a
   ghost that no report has ever listed holds nothing; it is dropped after GHOST_GRACE_SECONDS, which
-  covers the delay between the watches of pods and nodes.
+  covers the delay between the watches of pods and nodes. No ghost outlives GHOST_LIMIT_SECONDS: what
+  the report still lists by then is held for that reason alone, and says so.
 
 Besides, whatever a report lists is held, also when this binder never saw its pod.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
-from berth.contract.pod import has_ended, node_of, pod_ref
+from berth.contract.pod import has_ended, is_deleting, node_of, pod_ref
 from berth.contract.report import ModelReport, NodeReport
-from binder.demand import Demand
-from binder.holders import Holder, assumed_holder, bound_holder, held_by_gpu
+from binder.demand import Demand, total
+from binder.holders import Holder, bound_holder, held_by_gpu, placed_holder
+from binder.neighbours import required_anti_affinity
+from binder.pod_index import Neighbour, PodIndex
 from binder.view import NodeFacts, NodeView, parse_node
 
 JsonObject = Mapping[str, Any]
 
 GHOST_GRACE_SECONDS = 15.0
+GHOST_LIMIT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,8 @@ class Ghost:
 class ClusterState:
     """Pure but for its clock. Every change returns whether it could let a waiting pod in.
 
-    A uid is in one of `_bound`, `_assumed` and `_ghosts` at most; `_by_node` holds the uids of all three.
+    A uid is in one of `_bound`, `_assumed`, `_nominated` and `_ghosts` at most; `_by_node` holds the
+    uids of all four. `pods` are the first two as their neighbours see them.
     """
 
     def __init__(self, keys: Keys, *, clock: Callable[[], float]) -> None:
@@ -49,19 +57,34 @@ class ClusterState:
         self._nodes: dict[NodeName, NodeFacts] = {}
         self._bound: dict[PodUid, Holder] = {}
         self._assumed: dict[PodUid, Holder] = {}
+        self._nominated: dict[PodUid, Holder] = {}
         self._ghosts: dict[PodUid, Ghost] = {}
         # Holders that some report of their node has listed.
         self._listed: set[PodUid] = set()
         self._by_node: dict[NodeName, set[PodUid]] = {}
         self._views: dict[NodeName, NodeView] = {}
+        # Pods that are taken out of account for the moment, in the reports too.
+        self._hidden: frozenset[PodUid] = frozenset()
+        self._touched: set[NodeName] = set()
+        self.pods = PodIndex()
+        self.claims: Counter[tuple[str, str]] = Counter()
 
     @property
     def assumed_count(self) -> int:
         return len(self._assumed)
 
+    @property
+    def ghost_count(self) -> int:
+        return len(self._ghosts)
+
     def has_place(self, uid: PodUid) -> bool:
         """The pod is bound or assumed. A pod that has a node never loses it again."""
         return uid in self._bound or uid in self._assumed
+
+    def take_touched(self) -> set[NodeName]:
+        """Nodes that have changed, come or gone since the last call."""
+        touched, self._touched = self._touched, set()
+        return touched
 
     def set_node(self, node: JsonObject) -> bool:
         facts = parse_node(node, self._keys)
@@ -69,7 +92,7 @@ class ClusterState:
         if known == facts:
             return False
         self._nodes[facts.name] = facts
-        self._views.pop(facts.name, None)
+        self._touch(facts.name)
         if facts.report is not None:
             self._follow_report(facts.name, facts.report)
         return known is None or known.content != facts.content
@@ -77,7 +100,7 @@ class ClusterState:
     def remove_node(self, name: NodeName) -> None:
         """A node that is gone holds nothing; its pods follow on their own."""
         self._nodes.pop(name, None)
-        self._views.pop(name, None)
+        self._touch(name)
         for uid in self._ghosts_on(name):
             self._lift(uid)
 
@@ -89,17 +112,20 @@ class ClusterState:
         if has_ended(pod):
             return self.remove_pod(uid)
         holder = bound_holder(pod, node, self._keys)
-        if self._bound.get(uid) == holder:
+        neighbour = _neighbour(pod, node)
+        if self._bound.get(uid) == holder and self.pods.get(uid) == neighbour:
             return False
         was_listed = uid in self._listed
         before = self._lift(uid)
         self._bound[uid] = holder
         # What another node has listed says nothing of this one.
         self._put_on_node(uid, holder, listed=was_listed and before is not None and before.node == node)
+        self.pods.put(uid, neighbour)
         return before is not None and before != holder
 
     def remove_pod(self, uid: PodUid) -> bool:
         """The pod is gone or has ended. True if something became free at once."""
+        self.withdraw(uid)
         if not self.has_place(uid):
             return False
         self.expire_ghosts()  # here too, so that a standby does not gather them
@@ -114,22 +140,48 @@ class ClusterState:
         return True
 
     def assume(self, demand: Demand, node: NodeName, gpu: GpuChoice) -> None:
-        """Count a decision as done, in the same step in which it was made."""
+        """Count a decision as done, in the same step in which it was made.
+
+        Raises AssertionError where the memory rule does not hold: whoever decided was wrong.
+        """
         uid = demand.model.ref.uid
         assert not self.has_place(uid), f"pod {demand.model.ref} has a place already"
         self._lift(uid)
-        holder = self._assumed[uid] = assumed_holder(demand, node, gpu)
+        self._require_room(demand, node, gpu)
+        holder = self._assumed[uid] = placed_holder(demand, node, gpu)
         self._put_on_node(uid, holder, listed=False)
+        ref, apart = demand.model.ref, demand.neighbours.anti_affinity
+        self.pods.put(uid, Neighbour(ref.namespace, demand.labels, node, keeps_away=apart))
 
     def forget(self, uid: PodUid) -> None:
         """The assumed binding did not happen: nothing was ever there. A pod seen bound stays."""
         if uid in self._assumed:
             self._lift(uid)
 
+    def nominate(self, demand: Demand, node: NodeName, gpu: GpuChoice) -> None:
+        """Keep a place for a pod for which others are about to go."""
+        uid = demand.model.ref.uid
+        assert not self.has_place(uid), f"pod {demand.model.ref} has a place already"
+        self._lift(uid)
+        holder = self._nominated[uid] = placed_holder(demand, node, gpu)
+        self._put_on_node(uid, holder, listed=False)
+
+    def withdraw(self, uid: PodUid) -> bool:
+        """Keep no place for this pod any more. True if one was kept."""
+        return uid in self._nominated and self._lift(uid) is not None
+
+    def holds(self, uid: PodUid) -> bool:
+        """The pod has a place, or its model may still be where it was."""
+        return self.has_place(uid) or uid in self._ghosts
+
+    def nominated(self) -> Mapping[PodUid, Holder]:
+        return self._nominated
+
     def expire_ghosts(self) -> bool:
-        """Drop ghosts that no report ever listed and whose grace is over. True if there were any."""
-        end = self._clock() - GHOST_GRACE_SECONDS
-        old = [u for u, ghost in self._ghosts.items() if u not in self._listed and ghost.since <= end]
+        """Drop ghosts that no report ever listed and whose grace is over, and those that are too old
+        whoever lists them. True if there were any."""
+        now = self._clock()
+        old = [uid for uid, ghost in self._ghosts.items() if now - ghost.since >= self._lifetime(uid)]
         for uid in old:
             self._lift(uid)
         return bool(old)
@@ -138,6 +190,9 @@ class ClusterState:
         """Every node, by name."""
         return (self.view(name) for name in sorted(self._nodes))
 
+    def find(self, name: NodeName) -> NodeView | None:
+        return self.view(name) if name in self._nodes else None
+
     def view(self, name: NodeName) -> NodeView:
         """One node. Kept until something on it changes."""
         view = self._views.get(name)
@@ -145,28 +200,71 @@ class ClusterState:
             view = self._views[name] = self._make_view(name)
         return view
 
+    def living_on(self, node: NodeName) -> list[Holder]:
+        """The pods on a node that are bound or assumed."""
+        return [holder for uid in self._by_node.get(node, ()) if (holder := self._living(uid)) is not None]
+
+    @contextmanager
+    def without(self, uids: Iterable[PodUid]) -> Iterator[None]:
+        """As if these pods and their models were not there. For a question, never over an await."""
+        before = self._hidden
+        hidden = self._hidden = before.union(uids)
+        nodes = {h.node for uid in hidden - before if (h := self._holder(uid)) is not None}
+        kept = {uid: pod for uid in hidden - before if (pod := self.pods.get(uid)) is not None}
+        for uid in kept:
+            self.pods.drop(uid)
+        self._touch(*nodes)
+        try:
+            yield
+        finally:
+            self._hidden = before
+            for uid, pod in kept.items():
+                self.pods.put(uid, pod)
+            self._touch(*nodes)
+
     def _make_view(self, name: NodeName) -> NodeView:
         facts = self._nodes[name]
-        uids = self._by_node.get(name, set())
-        living = {uid: holder for uid in uids if (holder := self._living(uid)) is not None}
-        holders = living | {uid: self._ghosts[uid].holder for uid in uids if uid in self._ghosts}
+        uids = self._by_node.get(name, set()) - self._hidden
+        here = {uid: holder for uid in uids if (holder := self._present(uid)) is not None}
+        holders = here | {uid: self._ghosts[uid].holder for uid in uids if uid in self._ghosts}
         report = facts.report
-        listed = {model.pod_uid: model for model in report.models} if report is not None else {}
+        models = () if report is None else report.models
+        listed = {model.pod_uid: model for model in models if model.pod_uid not in self._hidden}
         gpus = frozenset(gpu.uuid for gpu in report.gpus) if report is not None else frozenset()
         held, anywhere = held_by_gpu(holders, listed, gpus)
-        models: list[Holder | ModelReport] = [*holders.values(), *listed.values()]
+        named: list[Holder | ModelReport] = [*holders.values(), *listed.values()]
         return NodeView(
             facts=facts,
-            used=_total(holder.amounts for holder in living.values()),
+            used=total(holder.amounts for holder in here.values()),
             held=held,
             held_anywhere=anywhere,
-            model_ids=frozenset(model.model_id for model in models if model.model_id is not None),
-            model_names=frozenset(model.model_name for model in models if model.model_name is not None),
-            host_ports=frozenset().union(*(holder.ports for holder in living.values())),
+            model_ids=frozenset(model.model_id for model in named if model.model_id is not None),
+            model_names=frozenset(model.model_name for model in named if model.model_name is not None),
+            host_ports=frozenset().union(*(holder.ports for holder in here.values())),
         )
+
+    def _require_room(self, demand: Demand, node: NodeName, gpu: GpuChoice) -> None:
+        view, model = self.view(node), demand.model
+        here = {one.uuid: one for one in view.gpus}
+        for one in gpu.gpus:
+            free = view.free_on(here[one.uuid])
+            if free is None or free < gpu.bytes:
+                raise AssertionError(f"{model.ref} does not fit on {one.uuid}: {free} bytes are free")
+        if model.model_id is not None and model.model_id in view.model_ids:
+            raise AssertionError(f"{model.ref}: model {model.model_id} is on {node} already")
 
     def _living(self, uid: PodUid) -> Holder | None:
         return self._bound.get(uid) or self._assumed.get(uid)
+
+    def _present(self, uid: PodUid) -> Holder | None:
+        return self._living(uid) or self._nominated.get(uid)
+
+    def _holder(self, uid: PodUid) -> Holder | None:
+        ghost = self._ghosts.get(uid)
+        return self._present(uid) or (None if ghost is None else ghost.holder)
+
+    def _lifetime(self, uid: PodUid) -> float:
+        return GHOST_LIMIT_SECONDS if uid in self._listed else GHOST_GRACE_SECONDS
 
     def _report_of(self, node: NodeName) -> NodeReport | None:
         facts = self._nodes.get(node)
@@ -186,29 +284,49 @@ class ClusterState:
     def _put_on_node(self, uid: PodUid, holder: Holder, *, listed: bool) -> None:
         """`listed`: some report of this node has named it, the last one perhaps not."""
         self._by_node.setdefault(holder.node, set()).add(uid)
-        self._views.pop(holder.node, None)
+        self._touch(holder.node)
+        if self.has_place(uid):
+            self.claims.update((holder.ref.namespace, claim) for claim in holder.claims)
         report = self._report_of(holder.node)
         if listed or (report is not None and report.model_of(uid) is not None):
             self._listed.add(uid)
 
     def _lift(self, uid: PodUid) -> Holder | None:
         """Take a holder off its node, whatever kind it is."""
-        holder = self._bound.pop(uid, None) or self._assumed.pop(uid, None)
-        if holder is None and (ghost := self._ghosts.pop(uid, None)) is not None:
-            holder = ghost.holder
+        holder = self._holder(uid)
         if holder is None:
             return None
+        if self.has_place(uid):
+            self.pods.drop(uid)
+            for claim in holder.claims:
+                _decrement(self.claims, (holder.ref.namespace, claim))
+        for kind in (self._bound, self._assumed, self._nominated, self._ghosts):
+            kind.pop(uid, None)
         self._listed.discard(uid)
         self._by_node[holder.node].discard(uid)
         if not self._by_node[holder.node]:
             del self._by_node[holder.node]
-        self._views.pop(holder.node, None)
+        self._touch(holder.node)
         return holder
 
+    def _touch(self, *nodes: NodeName) -> None:
+        for node in nodes:
+            self._views.pop(node, None)
+            self._touched.add(node)
 
-def _total(amounts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for one in amounts:
-        for resource, amount in one.items():
-            total[resource] = total.get(resource, 0) + amount
-    return total
+
+def _neighbour(pod: JsonObject, node: NodeName) -> Neighbour:
+    meta = pod["metadata"]
+    return Neighbour(
+        meta.get("namespace", ""),
+        meta.get("labels") or {},
+        node,
+        deleting=is_deleting(pod),
+        keeps_away=required_anti_affinity(pod),
+    )
+
+
+def _decrement(counts: Counter[tuple[str, str]], key: tuple[str, str]) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]

@@ -50,6 +50,7 @@ class ModelLine:
     model_id: str | None
     model_name: str | None
     gpu: str | None
+    other_gpus: tuple[str, ...]
     requested_bytes: int
     measured_bytes: int | None
     state: str
@@ -109,9 +110,9 @@ async def main(options: OutputOptions, _: asyncio.Event) -> None:
 
 async def collect(client: KubeClient, keys: Keys, namespace: str) -> ClusterView:
     """Read the cluster once. Raises KubeError."""
-    state, fresh = await read_cluster(client, keys, namespace)
-    views = (view for view in state.views() if _is_gpu_node(view))
-    return ClusterView(tuple(_node(view, fresh=fresh(view.facts.name)) for view in views))
+    cluster = await read_cluster(client, keys, namespace)
+    views = (view for view in cluster.state.views() if _is_gpu_node(view))
+    return ClusterView(tuple(_node(view, fresh=cluster.is_fresh(view.facts.name)) for view in views))
 
 
 def table(view: ClusterView) -> RenderableType:
@@ -179,6 +180,7 @@ def _model(model: ModelReport) -> ModelLine:
         model_id=model.model_id,
         model_name=model.model_name,
         gpu=model.gpu,
+        other_gpus=model.other_gpus,
         requested_bytes=model.requested_bytes,
         measured_bytes=model.measured_bytes,
         state=model.state.value,
@@ -193,12 +195,12 @@ def _gpu_row(node: NodeLines, gpu: GpuLine) -> list[Text]:
 
 
 def _model_row(node: NodeLines, model: ModelLine) -> list[Text]:
-    index = next((str(gpu.index) for gpu in node.gpus if gpu.uuid == model.gpu), "-")
+    indexes = [str(gpu.index) for gpu in node.gpus if gpu.uuid in (model.gpu, *model.other_gpus)]
     parts = (
         model.model_name or "-",
         model.pod,
         node.name,
-        index,
+        ",".join(indexes) or "-",
         _figure(model.requested_bytes),
         _figure(model.measured_bytes),
         model.state,

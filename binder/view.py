@@ -1,4 +1,4 @@
-"""One node as a decision sees it. Frozen values; made by `state`, read by `filters` and `decision`."""
+"""One node with what is on it. Frozen values; made by `state`, turned into a row by `table`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,7 @@ from berth.contract.report import GpuReport, NodeReport
 from binder.demand import units
 
 JsonObject = Mapping[str, Any]
+HostPort = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class NodeView:
     held_anywhere: tuple[Held, ...] = ()
     model_ids: frozenset[ModelId] = frozenset()
     model_names: frozenset[ModelName] = frozenset()
-    host_ports: frozenset[tuple[str, str, int]] = frozenset()
+    host_ports: frozenset[HostPort] = frozenset()
 
     def held_on(self, gpu: GpuUuid) -> tuple[Held, ...]:
         return (*self.held.get(gpu, ()), *self.held_anywhere)
@@ -56,6 +57,14 @@ class NodeView:
     def free_on(self, gpu: GpuReport) -> int | None:
         """The memory rule for one GPU of this node; None when it is not known."""
         return free_bytes(gpu, self.held_on(gpu.uuid))
+
+    def left_of(self, resource: str) -> int:
+        """What is left of the node's allocatable; negative where it has been given out twice."""
+        return self.facts.allocatable.get(resource, 0) - self.used.get(resource, 0)
+
+    @property
+    def gpus(self) -> tuple[GpuReport, ...]:
+        return () if self.facts.report is None else self.facts.report.gpus
 
 
 def parse_node(node: JsonObject, keys: Keys) -> NodeFacts:

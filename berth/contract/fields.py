@@ -62,6 +62,9 @@ class Fields:
             raise InvalidValue(f"{self.path}.{key} holds something other than strings")
         return tuple(values)
 
+    def optional_strings(self, key: str) -> tuple[str, ...]:
+        return () if self.data.get(key) is None else self.strings(key)
+
     def object(self, key: str) -> "Fields":
         return Fields.of(self.data.get(key), path=f"{self.path}.{key}")
 

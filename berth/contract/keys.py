@@ -48,9 +48,24 @@ class Keys:
         return f"{self.prefix}server"
 
     @property
+    def gpu_count(self) -> str:
+        """Pod annotation: how many distinct GPUs of one node, each with the requested bytes."""
+        return f"{self.prefix}gpu-count"
+
+    @property
+    def gpu_product(self) -> str:
+        """Pod annotation: comma list of GPU products, any of which will do."""
+        return f"{self.prefix}gpu-product"
+
+    @property
     def gpu(self) -> str:
         """Pod annotation written by the binder in the Binding: the chosen GPU."""
         return f"{self.prefix}gpu"
+
+    @property
+    def loaded_condition(self) -> str:
+        """Pod condition: False, with the reason, once no other node is tried for a failed load."""
+        return f"{self.prefix}model-loaded"
 
     @property
     def node_total(self) -> str:

@@ -13,6 +13,7 @@ from berth.contract.quantity import parse_bytes
 JsonObject = Mapping[str, Any]
 ENDED_PHASES = frozenset({"Succeeded", "Failed"})
 _ANNOTATION_LIMIT = 253
+MOST_GPUS = 64  # of one node; no machine has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class ModelPod:
     requirements: tuple[str, ...]
     server: str | None
     gpu: GpuChoice | None
+    gpu_count: int = 1
+    gpu_products: tuple[str, ...] = ()
 
     @property
     def model_name(self) -> ModelName | None:
@@ -90,9 +93,11 @@ def parse_model_pod(pod: JsonObject, keys: Keys) -> ModelPod:
             request_bytes=effective_request(pod, keys.gpu_mem),
             model_id=_model_id(annotations, keys),
             declared_name=_declared_name(annotations, keys),
-            requirements=_requirements(annotations, keys),
+            requirements=_comma_list(annotations, keys.requirements),
             server=_text(annotations, keys.server),
             gpu=_gpu(annotations, keys),
+            gpu_count=_gpu_count(annotations, keys),
+            gpu_products=_comma_list(annotations, keys.gpu_product),
         )
     except InvalidPod:
         raise
@@ -165,14 +170,23 @@ def _checked_name(text: str, key: str) -> ModelName:
         raise InvalidPod(f"annotation {key}: {error}") from error
 
 
-def _requirements(annotations: Mapping[str, str], keys: Keys) -> tuple[str, ...]:
-    text = _text(annotations, keys.requirements)
+def _comma_list(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
+    text = _text(annotations, key)
     if text is None:
         return ()
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entries):
-        raise InvalidPod(f"annotation {keys.requirements} is {text!r}; write a comma list such as a,b")
+        raise InvalidPod(f"annotation {key} is {text!r}; write a comma list such as a,b")
     return tuple(sorted(set(entries)))
+
+
+def _gpu_count(annotations: Mapping[str, str], keys: Keys) -> int:
+    text = _text(annotations, keys.gpu_count)
+    if text is None:
+        return 1
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_GPUS):
+        raise InvalidPod(f"annotation {keys.gpu_count} is {text!r}; write a number from 1 to {MOST_GPUS}")
+    return int(text)
 
 
 def _gpu(annotations: Mapping[str, str], keys: Keys) -> GpuChoice | None:

@@ -27,6 +27,14 @@ class ModelState(str, Enum):
     LOST = "lost"  # the files are gone from the node while the pod still lives
 
 
+class Failure(str, Enum):
+    """Why a load failed, as far as it says whether another node could do better."""
+
+    CAPACITY = "capacity"  # the GPU's memory did not do: another GPU may
+    TRANSIENT = "transient"  # the node or its Triton was in trouble: another node may do
+    INVALID_MODEL = "invalid_model"  # the same files would fail anywhere
+
+
 @dataclass(frozen=True, slots=True)
 class GpuReport:
     """One GPU. `foreign_bytes` is what NVML counts as used and no Berth model accounts for."""
@@ -101,9 +109,18 @@ class ModelReport:
     measured_bytes: int | None
     state: ModelState
     reason: str = ""
+    # Of a model on several GPUs the others; the bytes are those on each.
+    other_gpus: tuple[GpuUuid, ...] = ()
+    # Of a failed load, what the failure means for another node.
+    failure: Failure | None = None
+
+    @property
+    def gpus(self) -> frozenset[GpuUuid]:
+        """Every GPU that it is on; empty while that is not known."""
+        return frozenset(self.other_gpus if self.gpu is None else (self.gpu, *self.other_gpus))
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        data: dict[str, Any] = {
             "podUid": self.pod_uid,
             "namespace": self.namespace,
             "podName": self.pod_name,
@@ -115,6 +132,11 @@ class ModelReport:
             "state": self.state.value,
             "reason": self.reason,
         }
+        if self.other_gpus:
+            data["otherGpus"] = list(self.other_gpus)
+        if self.failure is not None:
+            data["failure"] = self.failure.value
+        return data
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "ModelReport":
@@ -130,6 +152,8 @@ class ModelReport:
             measured_bytes=fields.optional_integer("measuredBytes"),
             state=fields.choice("state", ModelState),
             reason=fields.string("reason", default=""),
+            other_gpus=tuple(GpuUuid(uuid) for uuid in fields.optional_strings("otherGpus")),
+            failure=fields.choice("failure", Failure) if "failure" in fields.data else None,
         )
 
 

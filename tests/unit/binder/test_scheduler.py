@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -14,9 +15,9 @@ from berth.contract.pod import PodRef
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
-from binder.decision import strategy
 from binder.metrics import BinderMetrics
 from binder.scheduler import Scheduler
+from binder.strategies import make_strategy
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 
@@ -78,27 +79,25 @@ class Bench:
             self.api,  # type: ignore[arg-type]
             keys=KEYS,
             scheduler_name="trtis-scheduler",
-            by=strategy("binpack", lambda: 0.5),
+            strategy=make_strategy("binpack", np.random.default_rng(1)),
             events=self.events,  # type: ignore[arg-type]
             metrics=BinderMetrics(CollectorRegistry()),
-            lease_prefix="berth-agent-",
         )
-        self.tell(self.scheduler.on_node, node(says=report(gpu(total=total_gib * GIB))))
+        self.hear = {source.name: source.hear for source in self.scheduler.sources("berth-system")}
+        self.tell("nodes", node(says=report(gpu(total=total_gib * GIB))))
         spec = {"renewTime": micro_time(datetime.now(UTC)), "leaseDurationSeconds": 40}
-        self.tell(self.scheduler.on_lease, {"metadata": {"name": "berth-agent-n1"}, "spec": spec})
+        self.tell("leases", {"metadata": {"name": "berth-agent-n1"}, "spec": spec})
 
-    def tell(
-        self, hear: Callable[[Change], None], item: dict[str, Any], kind: ChangeKind = ChangeKind.SET
-    ) -> None:
-        hear(Change(kind, item))
+    def tell(self, source: str, item: dict[str, Any], kind: ChangeKind = ChangeKind.SET) -> None:
+        self.hear[source](Change(kind, item))
 
     def add(self, uid: str, **asks: Any) -> None:
         self.api.pods[uid] = pod(uid, **asks)
-        self.tell(self.scheduler.on_pod, pod(uid, **asks))
+        self.tell("pods", pod(uid, **asks))
 
     def echo(self, uid: str) -> None:
         """The watch delivers the pod as it is now."""
-        self.tell(self.scheduler.on_pod, self.api.pods[uid])
+        self.tell("pods", self.api.pods[uid])
 
     def held(self) -> int:
         (view,) = self.scheduler.state.views()
@@ -186,7 +185,7 @@ async def test_another_of_the_same_name_is_not_bound_by_mistake() -> None:
     bench = Bench()
     async with running(bench):
         bench.api.pods["p1"] = {**pod("p1"), "metadata": {**pod("p1")["metadata"], "uid": "successor"}}
-        bench.tell(bench.scheduler.on_pod, pod("p1"))
+        bench.tell("pods", pod("p1"))
         await until(lambda: bench.api.bindings and not bench.scheduler.state.assumed_count)
     assert "nodeName" not in bench.api.pods["p1"]["spec"]
     assert bench.held() == 0
@@ -198,8 +197,11 @@ async def test_unschedulable_is_said_once_and_a_change_lets_the_pod_in() -> None
         bench.add("p1", mem="4Gi")
         await until(lambda: bench.api.conditions)
         await asyncio.sleep(1.5)  # several tries
-        assert bench.api.conditions == ["0/1 nodes: 1 GPUMemoryInsufficient (2 GiB short on the best GPU)"]
-        bench.tell(bench.scheduler.on_node, node(says=report(gpu(total=8 * GIB))))
+        assert bench.api.conditions == [
+            "0/1 nodes: 1 GPUMemoryInsufficient (2 GiB short on the best GPU); "
+            "no GPU is large enough: 4 GiB asked, 2 GiB on the largest when empty"
+        ]
+        bench.tell("nodes", node(says=report(gpu(total=8 * GIB))))
         await until(lambda: bench.api.bindings)
 
 
@@ -284,6 +286,6 @@ async def test_an_old_event_of_a_bound_pod_does_not_queue_it_again() -> None:
         bench.add("p1")
         await until(lambda: bench.events.said)
         bench.echo("p1")
-        bench.tell(bench.scheduler.on_pod, pod("p1"))
+        bench.tell("pods", pod("p1"))
         await asyncio.sleep(0.1)
     assert len(bench.api.bindings) == 1

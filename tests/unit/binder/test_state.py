@@ -3,14 +3,16 @@
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.report import ModelReport
-from binder.decision import Placement, decide, strategy
+from binder.decision import Decider, Placement
 from binder.demand import parse_demand
-from binder.state import GHOST_GRACE_SECONDS, ClusterState
+from binder.state import GHOST_GRACE_SECONDS, GHOST_LIMIT_SECONDS, ClusterState
+from binder.strategies import STRATEGIES, make_strategy
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 
 A = GpuUuid("GPU-a")
@@ -83,7 +85,7 @@ def test_a_ghost_holds_until_a_report_that_had_listed_it_no_longer_does(
     state.set_pod(bound())
     state.set_node(says(listed("p1", requested=4 * GIB)))
     state.remove_pod(PodUid("p1"))
-    clock.now += 1000
+    clock.now += GHOST_LIMIT_SECONDS - 1
     assert not state.expire_ghosts()
     assert held(state) == 4 * GIB
     state.set_node(says(generation=3))
@@ -210,7 +212,9 @@ def test_no_sequence_of_events_puts_a_gpu_over_its_memory(seed: int) -> None:
     rng, clock = random.Random(seed), Clock()
     state = ClusterState(KEYS, clock=clock)
     gpus = [gpu("GPU-a", total=10 * GIB), gpu("GPU-b", total=6 * GIB, index=1)]
-    by = strategy(rng.choice(["binpack", "spread", "random"]), rng.random)
+    by = make_strategy(rng.choice(STRATEGIES), np.random.default_rng(seed))
+    decider = Decider(state, by, clock=lambda: 0.0)
+    decider.table.beat(N1, 1.0)
     on_node: dict[str, tuple[GpuChoice, str]] = {}  # what Triton really holds: uid to choice and model id
     living: dict[str, dict[str, Any]] = {}
     events: list[Any] = []  # what the watches have yet to deliver, per kind in order
@@ -230,7 +234,7 @@ def test_no_sequence_of_events_puts_a_gpu_over_its_memory(seed: int) -> None:
         if action < 0.35:
             uid = f"p{step}"
             asks = pod(uid, mem=f"{rng.randint(1, 5)}Gi", annotations={KEYS.model_id: f"m{rng.randrange(4)}"})
-            outcome = decide(parse_demand(asks, KEYS), state.views(), fresh=lambda _: True, by=by)
+            outcome = decider.decide(parse_demand(asks, KEYS))
             if isinstance(outcome, Placement):
                 state.assume(parse_demand(asks, KEYS), outcome.node, outcome.gpu)
                 living[uid] = bound_copy = {**asks, "spec": {**asks["spec"], "nodeName": "n1"}}
@@ -261,3 +265,15 @@ def test_no_sequence_of_events_puts_a_gpu_over_its_memory(seed: int) -> None:
             assert used <= (one.total_bytes or 0)
         ids = [model_id for _, model_id in on_node.values()]
         assert len(ids) == len(set(ids))
+
+
+def test_a_ghost_ends_at_last_and_what_is_still_listed_is_held_by_the_report(
+    state: ClusterState, clock: Clock
+) -> None:
+    state.set_pod(bound())
+    state.set_node(says(listed("p1", requested=4 * GIB)))
+    state.remove_pod(PodUid("p1"))
+    clock.now += GHOST_LIMIT_SECONDS
+    assert state.expire_ghosts()
+    assert state.ghost_count == 0
+    assert held(state) == 4 * GIB

@@ -1,0 +1,1 @@
+"""How well the binder packs GPUs: a production trace through the binder's own decisions."""

@@ -1,0 +1,49 @@
+"""A cluster that takes one task after another, by the binder's own state and decisions."""
+
+from typing import Any
+
+import numpy as np
+
+from bench.packing.trace import KEYS, Task, demand
+from berth.contract.ids import PodUid
+from binder.decision import Decider, Placement
+from binder.market import price
+from binder.state import ClusterState
+from binder.strategies import LeastFragmentation, Strategy, make_strategy
+
+
+class Packed:
+    """`gpus`: how many there are; `allocated`: how much of them is given out."""
+
+    def __init__(self, nodes: list[dict[str, Any]], strategy: str, seed: int) -> None:
+        self._now = 0.0
+        self._state = ClusterState(KEYS, clock=lambda: self._now)
+        self._strategy: Strategy = make_strategy(strategy, np.random.default_rng(seed))
+        self._decider = Decider(self._state, self._strategy, clock=lambda: self._now)
+        for node in nodes:
+            self._state.set_node(node)
+            self._decider.table.beat(node["metadata"]["name"], np.inf)
+        self.gpus = sum(len(view.gpus) for view in self._state.views())
+        self.allocated = 0.0
+
+    def offer(self, task: Task, uid: str) -> bool:
+        """Place the task if it fits; nothing waits."""
+        asked = demand(task, uid)
+        outcome = self._decider.decide(asked)
+        self._learn(asked)
+        if not isinstance(outcome, Placement):
+            return False
+        self._state.assume(asked, outcome.node, outcome.gpu)
+        self.allocated += task.gpus
+        return True
+
+    def release(self, task: Task, uid: str) -> None:
+        """The task has ended, and what it held is free."""
+        self._state.forget(PodUid(uid))
+        self.allocated -= task.gpus
+
+    def _learn(self, asked: Any) -> None:
+        """At once, where the binder does it in the background."""
+        strategy = self._strategy
+        if isinstance(strategy, LeastFragmentation) and strategy.arrivals.note(asked.shape):
+            strategy.learn(price(strategy.arrivals.market(self._decider.table)))

@@ -1,0 +1,106 @@
+"""The answer of `berth why` and `berth would-fit`, as a table for people and JSON for programs."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from berth.contract.quantity import format_bytes
+from binder.cluster import Cluster
+from binder.decision import Placement
+from binder.demand import Demand
+from binder.explain import NodeVerdict, sentence, summary, verdicts
+from binder.remedy import remedy
+from binder.top import OutputOptions
+
+_CLOSE_LOOKS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One line that says it all, what would help, and the verdict on each node where there is one."""
+
+    message: str
+    fits: bool = False
+    remedy: str = ""
+    verdicts: tuple[NodeVerdict, ...] = ()
+
+    def print(self, options: OutputOptions) -> None:
+        if options.output == "json":
+            print(json.dumps(self.to_json(), indent=2))
+        else:
+            self.show(Console(soft_wrap=True))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "message": self.message,
+            "fits": self.fits,
+            "remedy": self.remedy,
+            "nodes": [_node_json(verdict) for verdict in self.verdicts],
+        }
+
+    def show(self, console: Console) -> None:
+        console.print(Text(self.message))
+        if self.remedy:
+            console.print(Text(self.remedy))
+        if not self.verdicts:
+            return
+        lines = Table("NODE", "GPU", "FREE", "WHY NOT", box=None, pad_edge=False)
+        for verdict in self.verdicts:
+            for row in _rows(verdict):
+                lines.add_row(*(Text(part) for part in row))
+        console.print(lines)
+
+
+def judge(cluster: Cluster, demand: Demand, name: str) -> Answer:
+    decider, asked = cluster.decider, format_bytes(demand.shape.request_bytes)
+    outcome = decider.decide(demand)
+    found = tuple(verdicts(decider, demand))
+    if isinstance(outcome, Placement):
+        fitting = sum(verdict.reason is None for verdict in found)
+        message = f"{name} asks for {asked} and fits on {fitting} of {len(found)} nodes"
+        return Answer(f"{message}; the binder places it, if it runs", True, "", found)
+    message = f"{name} asks for {asked}; {summary(decider, demand, outcome)}"
+    return Answer(message, False, remedy(decider, demand, outcome, most_nodes=_CLOSE_LOOKS), found)
+
+
+def _rows(verdict: NodeVerdict) -> list[tuple[str, str, str, str]]:
+    """The node's own reason once, or each GPU's."""
+    name = verdict.view.facts.name
+    on_gpus = any(gpu.reason for gpu in verdict.gpus) or verdict.reason is None
+    if (
+        not verdict.gpus
+        or not on_gpus
+        or (verdict.reason and not verdict.reason.kind.value.startswith("GPU"))
+    ):
+        return [(name, "-", "-", sentence(verdict.reason) if verdict.reason else "")]
+    return [
+        (
+            name,
+            f"{gpu.gpu.index} {gpu.gpu.product}",
+            "?" if gpu.free_bytes is None else format_bytes(gpu.free_bytes),
+            sentence(gpu.reason) if gpu.reason else "fits",
+        )
+        for gpu in verdict.gpus
+    ]
+
+
+def _node_json(verdict: NodeVerdict) -> dict[str, Any]:
+    return {
+        "node": verdict.view.facts.name,
+        "reason": None if verdict.reason is None else verdict.reason.kind.value,
+        "detail": "" if verdict.reason is None else verdict.reason.detail,
+        "gpus": [
+            {
+                "uuid": gpu.gpu.uuid,
+                "index": gpu.gpu.index,
+                "freeBytes": gpu.free_bytes,
+                "reason": None if gpu.reason is None else gpu.reason.kind.value,
+                "shortBytes": None if gpu.reason is None else gpu.reason.short_bytes,
+            }
+            for gpu in verdict.gpus
+        ],
+    }

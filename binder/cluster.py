@@ -1,0 +1,185 @@
+"""The cluster as the watches tell it: everything that a decision can depend on, in one place.
+
+Shared by the scheduler, which follows it, and by `berth why`, `top` and `would-fit`, which read it once.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from berth.contract.ids import NodeName
+from berth.contract.keys import Keys, agent_lease_name
+from berth.contract.pod import node_of
+from berth.kube import paths
+from berth.kube.informer import Change, ChangeKind
+from berth.kube.lease import Freshness
+from berth.kube.times import utc_now
+from binder.decision import Decider
+from binder.demand import Demand
+from binder.labels import Labels
+from binder.preemption import Budgets
+from binder.state import ClusterState
+from binder.strategies import Strategy, make_strategy
+from binder.volumes import Volumes
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One collection of the API server, and who hears of its changes. A handler returns whether the
+    change could let a waiting pod in."""
+
+    name: str
+    path: str
+    hear: Callable[[Change], bool]
+
+
+class Cluster:
+    """`excluded`: nodes that a pod must not go to for now."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        strategy: Strategy | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        excluded: Callable[[Demand], Iterable[NodeName]] = lambda _: (),
+    ) -> None:
+        self._clock = clock
+        self.state = ClusterState(keys, clock=clock)
+        self.volumes, self.budgets = Volumes(), Budgets()
+        self.namespaces: dict[str, Labels] = {}
+        self._fresh, self._lease_prefix = Freshness(), agent_lease_name("")
+        self.decider = Decider(
+            self.state,
+            strategy or make_strategy("binpack", np.random.default_rng()),
+            clock=clock,
+            volumes=self.volumes,
+            namespaces=self.namespaces,
+            excluded=excluded,
+        )
+
+    def sources(self, system_namespace: str) -> tuple[Source, ...]:
+        """In the order in which they must be known: what is free before who wants it."""
+        return (
+            Source("nodes", paths.NODES, self.on_node),
+            Source("leases", paths.leases(system_namespace), self.on_lease),
+            Source("namespaces", paths.NAMESPACES, self.on_namespace),
+            Source("persistentvolumes", paths.VOLUMES, self.on_volume),
+            Source("persistentvolumeclaims", paths.CLAIMS, self.on_claim),
+            Source("storageclasses", paths.STORAGE_CLASSES, self.on_class),
+            Source("poddisruptionbudgets", paths.BUDGETS, self.on_budget),
+            Source("pods", paths.PODS, self.on_pod),
+        )
+
+    def is_fresh(self, node: NodeName) -> bool:
+        """The heartbeat of the node's agent is alive."""
+        return self._fresh.is_fresh(self._lease_prefix + node, monotonic=self._clock())
+
+    def on_node(self, change: Change) -> bool:
+        if change.kind is ChangeKind.GONE:
+            self.state.remove_node(change.object["metadata"]["name"])
+            return False
+        return self.state.set_node(change.object)
+
+    def on_lease(self, change: Change) -> bool:
+        name, now = change.object["metadata"]["name"], self._clock()
+        if not name.startswith(self._lease_prefix):
+            return False
+        node = NodeName(name.removeprefix(self._lease_prefix))
+        if change.kind is ChangeKind.GONE:
+            self._fresh.forget(name)
+            self.decider.table.beat(node, -math.inf)
+            return False
+        was_fresh = self._fresh.is_fresh(name, monotonic=now)
+        self._fresh.observe(change.object, monotonic=now, wall=utc_now())
+        self.decider.table.beat(node, now + self._fresh.seconds_left(name, monotonic=now))
+        return not was_fresh
+
+    def on_pod(self, change: Change) -> bool:
+        """Pods that have a node; who waits for one is the queue's affair."""
+        pod = change.object
+        # Also of a pod that is gone: its last state may be the first that we see of its node.
+        freed = node_of(pod) is not None and self.state.set_pod(pod)
+        if change.kind is ChangeKind.GONE:
+            freed = self.state.remove_pod(pod["metadata"]["uid"]) or freed
+        return freed
+
+    def on_namespace(self, change: Change) -> bool:
+        meta = change.object["metadata"]
+        labels = meta.get("labels") or {}
+        if self.namespaces.get(meta["name"]) == labels and change.kind is ChangeKind.SET:
+            return False
+        _keep(self.namespaces, meta["name"], labels, change)
+        return True
+
+    def on_claim(self, change: Change) -> bool:
+        meta = change.object["metadata"]
+        _keep(self.volumes.claims, (meta["namespace"], meta["name"]), change.object, change)
+        return True
+
+    def on_volume(self, change: Change) -> bool:
+        _keep(self.volumes.volumes, change.object["metadata"]["name"], change.object, change)
+        return True
+
+    def on_class(self, change: Change) -> bool:
+        _keep(self.volumes.classes, change.object["metadata"]["name"], change.object, change)
+        return True
+
+    def on_budget(self, change: Change) -> bool:
+        if change.kind is ChangeKind.GONE:
+            self.budgets.drop(change.object)
+        else:
+            self.budgets.put(change.object)
+        return True
+
+
+def slim(item: JsonObject) -> JsonObject:
+    """A pod without what no decision depends on: fifty thousand of them are kept."""
+    meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    return {
+        "metadata": {key: meta[key] for key in _META if key in meta},
+        "spec": {key: spec[key] for key in _SPEC if key in spec} | _containers(spec),
+        "status": {key: status[key] for key in ("phase", "conditions", "nominatedNodeName") if key in status},
+    }
+
+
+_META = (
+    *("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"),
+    *("labels", "annotations", "ownerReferences"),
+)
+_SPEC = (
+    *("nodeName", "schedulerName", "nodeSelector", "affinity", "tolerations", "topologySpreadConstraints"),
+    *(
+        "schedulingGates",
+        "priority",
+        "preemptionPolicy",
+        "resources",
+        "overhead",
+        "volumes",
+        "resourceClaims",
+    ),
+)
+
+
+def _containers(spec: JsonObject) -> JsonObject:
+    return {
+        kind: [
+            {key: c[key] for key in ("name", "resources", "ports", "restartPolicy") if key in c}
+            for c in spec[kind]
+        ]
+        for kind in ("containers", "initContainers")
+        if kind in spec
+    }
+
+
+def _keep(known: dict[Any, Any], key: object, value: object, change: Change) -> None:
+    if change.kind is ChangeKind.GONE:
+        known.pop(key, None)
+    else:
+        known[key] = value

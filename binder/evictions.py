@@ -1,0 +1,27 @@
+"""Ends pods so that others can have their place, through the API that honours PodDisruptionBudgets."""
+
+from berth.contract.pod import PodRef
+from berth.kube import paths
+from berth.kube.client import STRATEGIC_PATCH, KubeClient
+from berth.kube.errors import NotFound
+
+
+async def evict(client: KubeClient, ref: PodRef) -> None:
+    """Ask for the pod's end. Raises KubeError; 429 where a budget does not allow it now."""
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": ref.name, "namespace": ref.namespace},
+        "deleteOptions": {"preconditions": {"uid": ref.uid}},
+    }
+    try:
+        await client.create(f"{paths.pod(ref.namespace, ref.name)}/eviction", body)
+    except NotFound:  # gone already
+        return
+
+
+async def set_nominated_node(client: KubeClient, ref: PodRef, node: str) -> None:
+    """Say in the pod's status for which node it waits; "" for none. Raises KubeError."""
+    body = {"metadata": {"uid": ref.uid}, "status": {"nominatedNodeName": node or None}}
+    path = f"{paths.pod(ref.namespace, ref.name)}/status"
+    await client.patch(path, body, content_type=STRATEGIC_PATCH)

@@ -1,0 +1,136 @@
+"""The pods that have a node, found by their labels: what affinity, anti-affinity and spread count."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from berth.contract.ids import NodeName, PodUid
+from binder.labels import Labels, Requirement, Selector
+from binder.neighbours import Term
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+# (namespace, label, value)
+_Mark = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """One pod as others see it. `keeps_away`: its own required anti-affinity."""
+
+    namespace: str
+    labels: Labels
+    node: NodeName
+    deleting: bool = False
+    keeps_away: tuple[Term, ...] = ()
+
+
+class PodIndex:
+    """Looks at few pods: those that share the rarest label that a selector asks for."""
+
+    def __init__(self) -> None:
+        self._pods: dict[PodUid, Neighbour] = {}
+        self._marked: dict[_Mark, set[PodUid]] = {}
+        self._in_namespace: dict[str, set[PodUid]] = {}
+        # Where pods with one and the same anti-affinity term are; and the terms by one label that
+        # they ask for, so that a pod meets only those that could speak of it.
+        self._apart: dict[Term, dict[NodeName, int]] = {}
+        self._terms: dict[tuple[str, str] | None, set[Term]] = {}
+
+    def put(self, uid: PodUid, pod: Neighbour) -> None:
+        self.drop(uid)
+        self._pods[uid] = pod
+        self._in_namespace.setdefault(pod.namespace, set()).add(uid)
+        for mark in _marks(pod):
+            self._marked.setdefault(mark, set()).add(uid)
+        for term in pod.keeps_away:
+            self._add_term(term, pod.node)
+
+    def drop(self, uid: PodUid) -> None:
+        pod = self._pods.pop(uid, None)
+        if pod is None:
+            return
+        _discard(self._in_namespace, pod.namespace, uid)
+        for mark in _marks(pod):
+            _discard(self._marked, mark, uid)
+        for term in pod.keeps_away:
+            self._drop_term(term, pod.node)
+
+    def get(self, uid: PodUid) -> Neighbour | None:
+        return self._pods.get(uid)
+
+    def matching(self, term: Term, namespaces: Mapping[str, Labels]) -> Iterator[Neighbour]:
+        """The pods that a term speaks of. `namespaces`: the labels of each."""
+        if term.selector is None:
+            return iter(())
+        return self._in(self._namespaces_of(term, namespaces), term.selector)
+
+    def in_namespace(self, namespace: str, selector: Selector | None) -> Iterator[Neighbour]:
+        """The pods of one namespace that a selector matches."""
+        return iter(()) if selector is None else self._in((namespace,), selector)
+
+    def terms_against(self, labels: Labels) -> Iterator[tuple[Term, Mapping[NodeName, int]]]:
+        """Terms that could speak of a pod with these labels, and the nodes of the pods that have them."""
+        seen: set[Term] = set()
+        for mark in (None, *labels.items()):
+            for term in self._terms.get(mark, ()):
+                if term not in seen:
+                    seen.add(term)
+                    yield term, self._apart[term]
+
+    def _namespaces_of(self, term: Term, namespaces: Mapping[str, Labels]) -> frozenset[str]:
+        among = term.namespace_selector
+        if among is None:
+            return term.namespaces
+        if not among.requirements:
+            return frozenset(self._in_namespace)
+        return term.namespaces | {name for name, labels in namespaces.items() if among.matches(labels)}
+
+    def _in(self, namespaces: "frozenset[str] | tuple[str, ...]", selector: Selector) -> Iterator[Neighbour]:
+        narrow = selector.narrowest()
+        for namespace in namespaces:
+            for uid in self._candidates(namespace, narrow):
+                pod = self._pods[uid]
+                if selector.matches(pod.labels):
+                    yield pod
+
+    def _candidates(self, namespace: str, narrow: Requirement | None) -> Iterator[PodUid]:
+        if narrow is None:
+            yield from self._in_namespace.get(namespace, ())
+            return
+        for value in narrow.values:
+            yield from self._marked.get((namespace, narrow.key, value), ())
+
+    def _add_term(self, term: Term, node: NodeName) -> None:
+        nodes = self._apart.get(term)
+        if nodes is None:
+            nodes = self._apart[term] = {}
+            for mark in _speaks_of(term):
+                self._terms.setdefault(mark, set()).add(term)
+        nodes[node] = nodes.get(node, 0) + 1
+
+    def _drop_term(self, term: Term, node: NodeName) -> None:
+        nodes = self._apart[term]
+        nodes[node] -= 1
+        if not nodes[node]:
+            del nodes[node]
+        if not nodes:
+            del self._apart[term]
+            for mark in _speaks_of(term):
+                _discard(self._terms, mark, term)
+
+
+def _marks(pod: Neighbour) -> Iterator[_Mark]:
+    return ((pod.namespace, key, value) for key, value in pod.labels.items())
+
+
+def _speaks_of(term: Term) -> "list[tuple[str, str] | None]":
+    """The labels of which a pod must have one; None when that cannot be told."""
+    narrow = None if term.selector is None else term.selector.narrowest()
+    return [None] if narrow is None else [(narrow.key, value) for value in narrow.values]
+
+
+def _discard(index: dict[_K, set[_V]], key: _K, value: _V) -> None:
+    index[key].discard(value)
+    if not index[key]:
+        del index[key]

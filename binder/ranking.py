@@ -1,0 +1,93 @@
+"""How every node stands towards the pods of one shape: kept, and renewed only where nodes changed.
+
+A decision for a shape that has been seen costs what has changed since; only a shape that comes for
+the first time looks at every node.
+"""
+
+from collections import OrderedDict
+
+import numpy as np
+
+from binder.demand import Shape
+from binder.filters import FITS, Codes, first_failing, gpu_fit, resource_misfits, standing_codes
+from binder.matching import preference, untolerated_preferences
+from binder.strategies import Strategy, best_sum
+from binder.table import Floats, Ints, NodeTable, Rows
+
+_KEPT = 256
+# One untolerated PreferNoSchedule taint outweighs all preferred terms: 100 terms of weight 100 at most.
+_TAINT_WEIGHT = 1_000_000
+_NEVER = -1
+
+
+class Ranking:
+    """`codes`: the first rule that each row fails; `score`: the strategy's figure, the larger the
+    better, where it fails none; `wishes`: what the pod's owner prefers, None where he does not care."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.codes: Codes = np.zeros(0, np.int8)
+        self.score: Floats = np.zeros(0)
+        self._standing: Codes = np.zeros(0, np.int8)
+        self._wishes: Ints = np.zeros(0, np.int64)
+        self._clock = _NEVER
+        self._strategy_version = _NEVER
+
+    @property
+    def wishes(self) -> Ints | None:
+        return self._wishes if self._wishes.any() else None
+
+    def renew(self, table: NodeTable, strategy: Strategy) -> None:
+        """Bring every row up to date."""
+        if len(self.codes) != len(table) or self._clock == _NEVER:
+            self._begin(table)
+            self._stand(table, table.all_rows)
+            self._rank(table, strategy, table.all_rows)
+        else:
+            if len(moved := table.moved_since(self._clock)):
+                self._stand(table, moved)
+            if self._strategy_version != strategy.version:
+                self._rank(table, strategy, table.all_rows)
+            elif len(changed := table.changed_since(self._clock)):
+                self._rank(table, strategy, changed)
+        self._clock, self._strategy_version = table.clock, strategy.version
+
+    def _begin(self, table: NodeTable) -> None:
+        rows = len(table)
+        self.codes, self._standing = np.zeros(rows, np.int8), np.zeros(rows, np.int8)
+        self.score, self._wishes = np.zeros(rows), np.zeros(rows, np.int64)
+
+    def _stand(self, table: NodeTable, rows: Rows) -> None:
+        self._standing[rows] = standing_codes(table, self.shape, rows)
+        wishes = -_TAINT_WEIGHT * untolerated_preferences(table, self.shape.tolerations, rows)
+        preferred = preference(table, self.shape.node_affinity, rows)
+        self._wishes[rows] = wishes if preferred is None else wishes + preferred
+
+    def _rank(self, table: NodeTable, strategy: Strategy, rows: Rows) -> None:
+        shape, standing = self.shape, self._standing[rows]
+        gpus = gpu_fit(table, shape, rows)
+        misfits = (*resource_misfits(table, shape, rows), *gpus.misfits)
+        codes = first_failing(len(standing), misfits, standing)
+        gains = strategy.gains(table, shape, rows, gpus.after)
+        score = strategy.score(table, shape, rows, best_sum(gains, gpus.fits, shape.gpu_count))
+        score[codes != FITS] = -np.inf
+        self.codes[rows], self.score[rows] = codes, score
+
+
+class Rankings:
+    """One ranking a shape, the last used ones kept."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._known: OrderedDict[Shape, Ranking] = OrderedDict()
+
+    def of(self, shape: Shape, table: NodeTable) -> Ranking:
+        """The ranking of a shape, up to date."""
+        ranking = self._known.get(shape)
+        if ranking is None:
+            ranking = self._known[shape] = Ranking(shape)
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(shape)
+        ranking.renew(table, self._strategy)
+        return ranking

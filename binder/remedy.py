@@ -1,0 +1,33 @@
+"""What would make a pod fit that does not: a larger GPU, or the end of which models. Pure."""
+
+from berth.contract.quantity import format_bytes
+from binder.decision import Decider, Refusal
+from binder.demand import Demand
+from binder.filters import CODE
+from binder.preemption import CURABLE, Budgets, find_sacrifice
+from binder.reasons import Kind
+
+
+def remedy(decider: Decider, demand: Demand, refusal: Refusal, *, most_nodes: int) -> str:
+    """One clause; "" where only other things than room are in the way. Looks closely at `most_nodes`
+    nodes at most, those with the most free memory."""
+    codes = set(refusal.codes[decider.table.live].tolist())
+    if refusal.because is not None or codes.isdisjoint(CODE[kind] for kind in CURABLE):
+        return ""
+    if CODE[Kind.GPU_MEMORY] in codes and (largest := _largest(decider, demand)) < demand.shape.request_bytes:
+        asked = format_bytes(demand.shape.request_bytes)
+        return f"no GPU is large enough: {asked} asked, {format_bytes(largest)} on the largest when empty"
+    sacrifice = find_sacrifice(
+        decider, demand, refusal, may_go=lambda _: True, budgets=Budgets(), most_nodes=most_nodes
+    )
+    if sacrifice is None:
+        return ""
+    gpus = ", ".join(str(gpu.index) for gpu in sacrifice.placement.gpu.gpus)
+    gone = ", ".join(str(victim.ref) for victim in sacrifice.victims)
+    return f"would fit on {sacrifice.placement.node}, GPU {gpus}, without {gone}"
+
+
+def _largest(decider: Decider, demand: Demand) -> int:
+    """What the largest GPU of a product that will do can give to models at all."""
+    models, wanted = decider.table.models, demand.shape.products
+    return max((size for product, size in models if not wanted or product in wanted), default=0)

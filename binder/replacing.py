@@ -1,0 +1,132 @@
+"""Replaces pods whose model could not be loaded where they are, but may be elsewhere.
+
+A pod cannot be moved: it is evicted, its controller makes another, and that one keeps away from the node
+(`load_failures`). Where this makes no sense, the pod's condition says why the model is not loaded: the
+pod is pinned, nobody would replace it, the model itself is at fault, or enough was tried.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from berth.contract.errors import InvalidPod
+from berth.contract.ids import NodeName, PodUid
+from berth.contract.keys import Keys
+from berth.contract.pod import PodRef, is_deleting, node_of
+from berth.contract.report import ModelReport, ModelState
+from berth.kube import paths
+from berth.kube.client import STRATEGIC_PATCH, KubeClient
+from berth.kube.errors import KubeError, NotFound
+from berth.kube.events import EventRecorder
+from berth.kube.times import rfc3339, utc_now
+from berth.runtime.backoff import Backoff
+from berth.runtime.logs import fields
+from binder.demand import Demand, parse_demand
+from binder.evictions import evict
+from binder.load_failures import CURABLE, EXCLUDED_SECONDS, LoadFailures, model_key
+from binder.view import NodeView
+
+log = logging.getLogger(__name__)
+
+JsonObject = dict[str, Any]
+_QUEUE_LIMIT = 1000
+
+
+class Replacer:
+    """`look_at` takes what the reports tell, on a standby too; only `run` acts on it."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        keys: Keys,
+        scheduler_name: str,
+        failures: LoadFailures,
+        events: EventRecorder,
+    ) -> None:
+        self._client, self._keys, self._name = client, keys, scheduler_name
+        self._failures, self._events = failures, events
+        # Failed loads that have not been dealt with, by pod, and those that have.
+        self._failed: dict[PodUid, tuple[NodeName, ModelReport]] = {}
+        self._settled: dict[PodUid, str] = {}
+        self._wake = asyncio.Event()
+
+    def look_at(self, view: NodeView) -> None:
+        """Take note of the loads that the node's report calls failed."""
+        report = view.facts.report
+        for model in () if report is None else report.models:
+            uid = model.pod_uid
+            if model.state is not ModelState.FAILED:
+                self._failed.pop(uid, None)
+                self._settled.pop(uid, None)
+            elif self._settled.get(uid) != model.reason and len(self._failed) < _QUEUE_LIMIT:
+                self._failed[uid] = (view.facts.name, model)
+                self._wake.set()
+
+    async def run(self) -> None:
+        """Deal with them one by one, for ever."""
+        backoff = Backoff(initial_seconds=0.5, cap_seconds=30.0)
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for uid, (node, model) in list(self._failed.items()):
+                try:
+                    await self._settle(node, model)
+                except KubeError as error:
+                    log.warning(
+                        "failed load not dealt with", extra=fields(model=model.model_name, error=error)
+                    )
+                    self._wake.set()
+                    await asyncio.sleep(backoff.next())
+                else:
+                    backoff.reset()
+                    self._failed.pop(uid, None)
+                    self._settled[uid] = model.reason
+
+    async def _settle(self, node: NodeName, model: ModelReport) -> None:
+        try:
+            pod = await self._client.get(paths.pod(model.namespace, model.pod_name))
+            demand = parse_demand(pod, self._keys)
+        except (NotFound, InvalidPod):
+            return
+        ref = demand.model.ref
+        if ref.uid != model.pod_uid or node_of(pod) != node or is_deleting(pod):
+            return
+        if pod["spec"].get("schedulerName") != self._name:
+            return
+        if why_not := self._why_not(demand, model, node):
+            await self._tell_failed(ref, f"{model.reason or 'the load failed'} ({why_not})")
+        else:
+            await self._replace(ref, node, model)
+
+    def _why_not(self, demand: Demand, model: ModelReport, node: NodeName) -> str:
+        """Why the pod is left where it is; "" where another node is worth a try."""
+        if model.failure not in CURABLE:
+            return "the model would fail on every node"
+        if demand.shape.server is not None:
+            return f"the pod is pinned to server {demand.shape.server}"
+        key = model_key(demand)
+        if demand.owner is None or key is None:
+            return "nothing would replace the pod"
+        return (
+            "" if self._failures.note(key, node) else "it failed on other nodes, too; none is tried any more"
+        )
+
+    async def _replace(self, ref: PodRef, node: str, model: ModelReport) -> None:
+        minutes = int(EXCLUDED_SECONDS / 60)
+        message = f"{model.reason}; replaced, and node {node} is left out for {minutes} min"
+        self._events.record(ref, "Warning", "ModelLoadFailedHere", message)
+        log.info("replacing a pod whose load failed", extra=fields(pod=ref, node=node, reason=model.reason))
+        await evict(self._client, ref)
+
+    async def _tell_failed(self, ref: PodRef, message: str) -> None:
+        self._events.record(ref, "Warning", "ModelLoadFailed", message)
+        condition = {
+            "type": self._keys.loaded_condition,
+            "status": "False",
+            "reason": "ModelLoadFailed",
+            "message": message,
+            "lastTransitionTime": rfc3339(utc_now()),
+        }
+        body = {"metadata": {"uid": ref.uid}, "status": {"conditions": [condition]}}
+        path = f"{paths.pod(ref.namespace, ref.name)}/status"
+        await self._client.patch(path, body, content_type=STRATEGIC_PATCH)

@@ -1,0 +1,120 @@
+"""Which of the GPUs that fit is the best one. A strategy gives figures; the larger wins.
+
+Equal figures are decided by a fixed order, never by chance: ties that are broken at random leave every
+node half full (4 points of the allocated share on the openb trace).
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binder.demand import Shape
+from binder.market import Arrivals, Prices, price
+from binder.table import USABLE, Bools, Floats, NodeTable, Rows
+
+STRATEGIES = ("least-fragmentation", "binpack", "spread", "random")
+# Differences below this are noise of floating point, and must not break a tie.
+_DECIMALS = 7
+
+
+class Strategy(Protocol):
+    """`version` grows when figures given before are no longer valid."""
+
+    version: int
+
+    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: NDArray[np.int64]) -> Floats:
+        """(rows, GPUs): what putting one share of the pod on each GPU does. `after`: bytes free then."""
+
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats) -> Floats:
+        """(rows): what putting the whole pod on a node does; `gain`: that of its best GPUs together."""
+
+
+class Simple:
+    """A strategy that looks at nothing but the memory left on the GPU."""
+
+    def __init__(self, figure: Callable[[NDArray[np.int64]], Floats]) -> None:
+        self.version, self._figure = 0, figure
+
+    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: NDArray[np.int64]) -> Floats:
+        return self._figure(after)
+
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats) -> Floats:
+        return gain
+
+
+class LeastFragmentation:
+    """The node whose worth (`market`) falls least. Learns from what is asked for."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.arrivals = Arrivals()
+        self._prices: Prices | None = None
+
+    def learn(self, prices: Prices) -> None:
+        """Decide by these from now on."""
+        self._prices = prices
+        self.version += 1
+
+    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: NDArray[np.int64]) -> Floats:
+        prices, models = self._current(table), table.gpu_model[rows]
+        gains: Floats = prices.value(models, after) - prices.value(models, table.free[rows])
+        return gains
+
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats) -> Floats:
+        prices, asked = self._current(table), dict(shape.amounts)
+        worth = np.where(
+            table.condition[rows] == USABLE, prices.value(table.gpu_model[rows], table.free[rows]), 0.0
+        ).sum(axis=1)
+        before, after = worth, worth + gain
+        for unit, per_gpu in prices.per_gpu.items():
+            if per_gpu > 0:
+                left = table.left(unit)[rows]
+                before = np.minimum(before, left / per_gpu)
+                after = np.minimum(after, (left - asked.get(unit, 0)) / per_gpu)
+        gpus = shape.gpu_count * shape.request_bytes / prices.mean_bytes
+        rare = prices.scarcity[table.gpu_model[rows][:, 0]] * gpus
+        score: Floats = np.round(after - before - rare, _DECIMALS)
+        return score
+
+    def _current(self, table: NodeTable) -> Prices:
+        """Prices for every GPU model there is; of a model that is new, by what is known."""
+        if self._prices is None or len(self._prices.scarcity) < len(table.models):
+            self.learn(price(self.arrivals.market(table)))
+            assert self._prices is not None
+        return self._prices
+
+
+def make_strategy(name: str, random: np.random.Generator) -> Strategy:
+    """By its name in `--strategy`."""
+    match name:
+        case "least-fragmentation":
+            return LeastFragmentation()
+        case "binpack":
+            return Simple(lambda after: -after.astype(float))
+        case "spread":
+            return Simple(lambda after: after.astype(float))
+        case "random":
+            return Simple(lambda after: random.random(after.shape))
+    raise ValueError(name)
+
+
+def best_sum(gains: Floats, fits: Bools, count: int) -> Floats:
+    """(rows): the gains of the `count` best GPUs that fit, together; -inf where there are fewer."""
+    if not gains.shape[1]:
+        return np.full(len(gains), -np.inf)
+    masked = np.where(fits, gains, -np.inf)
+    if count == 1:
+        best: Floats = masked.max(axis=1)
+        return best
+    if count > masked.shape[1]:
+        return np.full(len(gains), -np.inf)
+    top: Floats = np.partition(masked, -count, axis=1)[:, -count:].sum(axis=1)
+    return top
+
+
+def best_gpus(gains: Floats, fits: Bools, after: NDArray[np.int64], count: int) -> list[int]:
+    """One row's GPUs to take: the most gain, then the least left, then the first."""
+    order = np.lexsort((np.arange(len(gains)), after, -np.round(gains, _DECIMALS)))
+    return [int(slot) for slot in order if fits[slot]][:count]

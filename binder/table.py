@@ -1,0 +1,349 @@
+"""All nodes side by side: one row a node, one array a fact, so that a rule tests all of them at once.
+
+The arrays are a copy of what `state` knows; `put` and `drop` keep a row in step. Two counters say
+since when a row is as it is: `changed` for anything, `moved` for what only people change (labels,
+taints, cordon, capabilities), which most decisions need not look at again.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from berth.contract.ids import NodeName
+from berth.contract.report import GpuReport
+from binder.demand import product_key
+from binder.reasons import Kind
+from binder.view import NodeFacts, NodeView
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Codes = NDArray[np.int32]
+Floats = NDArray[np.float64]
+# Which rows: all of them (`NodeTable.all_rows`), or some by number.
+Rows = slice | NDArray[np.intp]
+
+NOT_KNOWN = -1  # no free bytes are known: no such GPU, not healthy, or a fact is missing
+_FIRST_CAPACITY, _FIRST_WIDTH = 64, 1
+
+# Why a GPU is out of the question, whatever is asked of it.
+USABLE, ABSENT, SICK, UNKNOWN = 0, 1, 2, 3
+
+
+class Column:
+    """One fact of every node as a small number, with the values behind the numbers. 0 is absent."""
+
+    def __init__(self, capacity: int) -> None:
+        self.codes: Codes = np.zeros(capacity, np.int32)
+        self.values: list[Any] = [None]
+        self._code_of: dict[Hashable, int] = {None: 0}
+
+    def set(self, row: int, value: Hashable) -> None:
+        code = self._code_of.get(value)
+        if code is None:
+            code = self._code_of[value] = len(self.values)
+            self.values.append(value)
+        self.codes[row] = code
+
+    def is_one_of(self, values: Iterable[Hashable], rows: Rows) -> Bools:
+        """Where the fact is one of these values. None is absence."""
+        codes = self.codes[rows]
+        found = np.zeros(len(codes), np.bool_)
+        for value in values:
+            if (code := self._code_of.get(value)) is not None:
+                found |= codes == code
+        return found
+
+    def map(self, rows: Rows, figure: Callable[[Any], Any], kind: Any) -> NDArray[Any]:
+        """`figure` of each row's value, computed once for each value that occurs."""
+        codes = self.codes[rows]
+        if len(codes) < len(self.values):
+            return np.array([figure(self.values[code]) for code in codes], kind)
+        figures: NDArray[Any] = np.array([figure(value) for value in self.values], kind)[codes]
+        return figures
+
+    def widen(self, capacity: int) -> None:
+        self.codes = _grown(self.codes, capacity, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the node's report says beside its GPUs: decides together, so it is one fact."""
+
+    trouble: Kind | None
+    server: str = ""
+    capabilities: frozenset[str] = frozenset()
+
+
+class NodeTable:
+    """Rows are given out in order of arrival and used again."""
+
+    def __init__(self) -> None:
+        self.names: list[NodeName | None] = []
+        self.row_of: dict[NodeName, int] = {}
+        self._spare: list[int] = []
+        self.clock = 0
+        self._capacity, self._width = _FIRST_CAPACITY, _FIRST_WIDTH
+        capacity = self._capacity
+        self._live: Bools = np.zeros(capacity, np.bool_)
+        self._changed: Ints = np.zeros(capacity, np.int64)
+        self._moved: Ints = np.zeros(capacity, np.int64)
+        self._deadline: Floats = np.full(capacity, -np.inf)
+        self._free: Ints = np.full((capacity, self._width), NOT_KNOWN, np.int64)
+        self._condition: NDArray[np.int8] = np.full((capacity, self._width), ABSENT, np.int8)
+        # Which GPUs are alike: (product, bytes) to a number.
+        self.models: list[tuple[str, int]] = []
+        self._model_of: dict[tuple[str, int], int] = {}
+        self._gpu_model: NDArray[np.int32] = np.zeros((capacity, self._width), np.int32)
+        self._left: dict[str, Ints] = {}
+        self._allocatable: dict[str, Ints] = {}
+        self._labels: dict[str, Column] = {}
+        self.name, self.taints, self.cordon, self.service = (Column(capacity) for _ in range(4))
+        self._views: list[NodeView | None] = []
+        self._deadlines: dict[NodeName, float] = {}
+        self._model_rows: dict[Hashable, set[int]] = {}
+        self._port_rows: dict[tuple[str, int], set[int]] = {}
+
+    def __len__(self) -> int:
+        """How many rows are given out, spare ones among them."""
+        return len(self.names)
+
+    @property
+    def all_rows(self) -> slice:
+        return slice(0, len(self))
+
+    @property
+    def live(self) -> Bools:
+        """Which rows are nodes."""
+        return self._live[: len(self)]
+
+    @property
+    def deadline(self) -> Floats:
+        """Until when the agent's heartbeat counts, monotonic seconds."""
+        return self._deadline[: len(self)]
+
+    @property
+    def free(self) -> Ints:
+        """(rows, GPUs): free bytes; below 0 where a GPU takes nothing."""
+        return self._free[: len(self)]
+
+    @property
+    def condition(self) -> NDArray[np.int8]:
+        """(rows, GPUs): USABLE, or why not."""
+        return self._condition[: len(self)]
+
+    @property
+    def gpu_model(self) -> NDArray[np.int32]:
+        """(rows, GPUs): which of `models` the GPU is."""
+        return self._gpu_model[: len(self)]
+
+    def left(self, resource: str) -> Ints:
+        """What is left of a resource on every node."""
+        return self._amounts(self._left, resource, lambda view: view.left_of(resource))
+
+    def allocatable(self, resource: str) -> Ints:
+        return self._amounts(
+            self._allocatable, resource, lambda view: view.facts.allocatable.get(resource, 0)
+        )
+
+    def label(self, key: str) -> Column:
+        """One label of every node."""
+        column = self._labels.get(key)
+        if column is None:
+            column = self._labels[key] = Column(self._capacity)
+            for row, view in enumerate(self._views):
+                if view is not None:
+                    column.set(row, view.facts.labels.get(key))
+        return column
+
+    def view(self, row: int) -> NodeView:
+        view = self._views[row]
+        assert view is not None
+        return view
+
+    def rows_with_model(self, *keys: Hashable) -> list[int]:
+        """Nodes that hold a model of one of these ids or names."""
+        return sorted(row for key in keys for row in self._model_rows.get(key, ()))
+
+    def rows_with_port(self, protocol: str, port: int) -> list[int]:
+        return sorted(self._port_rows.get((protocol, port), ()))
+
+    def changed_since(self, clock: int) -> NDArray[np.intp]:
+        return np.flatnonzero(self._changed[: len(self)] > clock)
+
+    def moved_since(self, clock: int) -> NDArray[np.intp]:
+        return np.flatnonzero(self._moved[: len(self)] > clock)
+
+    def put(self, view: NodeView) -> None:
+        """Take a node as it is now."""
+        row = self._row(view.facts.name)
+        before = self._views[row]
+        self.clock += 1
+        self._changed[row] = self.clock
+        if before is None or _moves(before.facts, view.facts):
+            self._moved[row] = self.clock
+            self._place(row, view.facts)
+        self._index(row, before, view)
+        self._views[row] = view
+        self._weigh(row, view)
+
+    def drop(self, name: NodeName) -> None:
+        """The node is gone."""
+        row = self.row_of.pop(name, None)
+        if row is None:
+            return
+        self.clock += 1
+        self._changed[row] = self._moved[row] = self.clock
+        self._index(row, self._views[row], None)
+        self._views[row], self.names[row] = None, None
+        self._live[row] = False
+        self.service.set(row, None)
+        self._free[row], self._condition[row] = NOT_KNOWN, ABSENT
+        self._deadline[row] = -np.inf
+        self._spare.append(row)
+
+    def beat(self, name: NodeName, deadline: float) -> None:
+        """The node's heartbeat counts until then. It may be heard before the node is known."""
+        self._deadlines[name] = deadline
+        if (row := self.row_of.get(name)) is not None:
+            self._deadline[row] = deadline
+
+    def _place(self, row: int, facts: NodeFacts) -> None:
+        for key, column in self._labels.items():
+            column.set(row, facts.labels.get(key))
+        self.name.set(row, facts.name)
+        self.taints.set(row, _taint_key(facts.taints))
+        self.cordon.set(row, facts.unschedulable or None)
+        self.service.set(row, service_of(facts))
+
+    def _weigh(self, row: int, view: NodeView) -> None:
+        for resource, left in self._left.items():
+            left[row] = view.left_of(resource)
+        for resource, amounts in self._allocatable.items():
+            amounts[row] = view.facts.allocatable.get(resource, 0)
+        gpus = view.gpus
+        if len(gpus) > self._width:
+            self._widen(len(gpus))
+        self._free[row], self._condition[row] = NOT_KNOWN, ABSENT
+        for slot, gpu in enumerate(gpus):
+            free = view.free_on(gpu)
+            self._condition[row, slot] = SICK if not gpu.healthy else UNKNOWN if free is None else USABLE
+            self._free[row, slot] = NOT_KNOWN if free is None else max(free, NOT_KNOWN)
+            self._gpu_model[row, slot] = self._model(gpu)
+
+    def _model(self, gpu: GpuReport) -> int:
+        key = (product_key(gpu.product), max(0, (gpu.total_bytes or 0) - gpu.headroom_bytes))
+        number = self._model_of.get(key)
+        if number is None:
+            number = self._model_of[key] = len(self.models)
+            self.models.append(key)
+        return number
+
+    def _index(self, row: int, before: NodeView | None, after: NodeView | None) -> None:
+        for rows, old, new in (
+            (self._model_rows, _model_keys(before), _model_keys(after)),
+            (self._port_rows, _ports(before), _ports(after)),
+        ):
+            _reindex(rows, row, old, new)
+
+    def _row(self, name: NodeName) -> int:
+        row = self.row_of.get(name)
+        if row is not None:
+            return row
+        if self._spare:
+            row = self._spare.pop()
+            self.names[row] = name
+        else:
+            row = len(self.names)
+            self.names.append(name)
+            self._views.append(None)
+            if row >= self._capacity:
+                self._lengthen()
+        self.row_of[name] = row
+        self._live[row] = True
+        self._deadline[row] = self._deadlines.get(name, -np.inf)
+        return row
+
+    def _lengthen(self) -> None:
+        capacity = self._capacity = 2 * self._capacity
+        self._live = _grown(self._live, capacity, False)
+        self._changed, self._moved = (_grown(a, capacity, 0) for a in (self._changed, self._moved))
+        self._deadline = _grown(self._deadline, capacity, -np.inf)
+        self._free = _grown(self._free, capacity, NOT_KNOWN)
+        self._condition = _grown(self._condition, capacity, ABSENT)
+        self._gpu_model = _grown(self._gpu_model, capacity, 0)
+        for amounts in (self._left, self._allocatable):
+            for resource in amounts:
+                amounts[resource] = _grown(amounts[resource], capacity, 0)
+        for column in (*self._labels.values(), self.name, self.taints, self.cordon, self.service):
+            column.widen(capacity)
+
+    def _widen(self, width: int) -> None:
+        more = ((0, 0), (0, width - self._width))
+        self._free = np.pad(self._free, more, constant_values=NOT_KNOWN)
+        self._condition = np.pad(self._condition, more, constant_values=ABSENT)
+        self._gpu_model = np.pad(self._gpu_model, more)
+        self._width = width
+
+    def _amounts(self, known: dict[str, Ints], resource: str, figure: Callable[[NodeView], int]) -> Ints:
+        amounts = known.get(resource)
+        if amounts is None:
+            amounts = known[resource] = np.zeros(self._capacity, np.int64)
+            for row, view in enumerate(self._views):
+                if view is not None:
+                    amounts[row] = figure(view)
+        return amounts[: len(self)]
+
+
+def service_of(facts: NodeFacts) -> Service:
+    """What is not known is not there."""
+    if facts.report_error:
+        return Service(Kind.UNREADABLE_REPORT)
+    if facts.report is None:
+        return Service(Kind.NO_REPORT)
+    report = facts.report
+    trouble = None if report.triton.ready else Kind.TRITON_NOT_READY
+    return Service(trouble, report.server, frozenset(report.capabilities))
+
+
+def _moves(before: NodeFacts, after: NodeFacts) -> bool:
+    return (
+        before.labels != after.labels
+        or before.taints != after.taints
+        or before.unschedulable != after.unschedulable
+        or service_of(before) != service_of(after)
+    )
+
+
+def _taint_key(taints: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str, str], ...] | None:
+    """(key, value, effect) of each; None without any."""
+    return tuple((t["key"], t.get("value") or "", t.get("effect") or "") for t in taints) or None
+
+
+def _model_keys(view: NodeView | None) -> frozenset[Hashable]:
+    if view is None:
+        return frozenset()
+    return frozenset({("id", one) for one in view.model_ids} | {("name", one) for one in view.model_names})
+
+
+def _ports(view: NodeView | None) -> frozenset[tuple[str, int]]:
+    return frozenset() if view is None else frozenset((p, n) for _, p, n in view.host_ports)
+
+
+def _reindex(rows: dict[Any, set[int]], row: int, old: frozenset[Any], new: frozenset[Any]) -> None:
+    if old == new:
+        return
+    for key in old - new:
+        rows[key].discard(row)
+        if not rows[key]:
+            del rows[key]
+    for key in new - old:
+        rows.setdefault(key, set()).add(row)
+
+
+def _grown(array: NDArray[Any], capacity: int, filling: Any) -> NDArray[Any]:
+    grown = np.full((capacity, *array.shape[1:]), filling, array.dtype)
+    grown[: len(array)] = array
+    return grown

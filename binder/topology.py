@@ -1,0 +1,172 @@
+"""Affinity, anti-affinity and spread between pods, over all nodes at once.
+
+Semantics of kube-scheduler 1.36: plugins/interpodaffinity/filtering.go and
+plugins/podtopologyspread/filtering.go.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from berth.contract.ids import NodeName
+from binder.demand import Demand
+from binder.labels import Labels
+from binder.neighbours import Spread, Term
+from binder.pod_index import PodIndex
+from binder.reasons import Kind
+from binder.table import Bools, Floats, Ints, NodeTable
+
+# How much one pod too many in a domain weighs for a constraint that is only wished for: as much as a
+# preferred term of middling weight.
+_SPREAD_WEIGHT = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The pods that have a node, and their namespaces' labels."""
+
+    pods: PodIndex
+    namespaces: Mapping[str, Labels]
+
+    def labels_of(self, namespace: str) -> Labels:
+        return self.namespaces.get(namespace, {})
+
+
+@dataclass(frozen=True, slots=True)
+class NodePolicy:
+    """Which nodes a spread constraint counts: those that the pod's own rules let it on."""
+
+    affinity: Callable[[], Bools]
+    taints: Callable[[], Bools]
+
+    def counted(self, spread: Spread, rows: int) -> Bools:
+        mask = np.ones(rows, np.bool_)
+        if spread.honours_affinity:
+            mask &= self.affinity()
+        if spread.honours_taints:
+            mask &= self.taints()
+        return mask
+
+
+def misfits(
+    table: NodeTable, around: Surroundings, demand: Demand, policy: NodePolicy
+) -> Iterator[tuple[Kind, Bools]]:
+    """For each rule that this pod is under, the nodes that it forbids."""
+    near = demand.neighbours
+    if near.affinity:
+        yield Kind.POD_AFFINITY, ~_has_company(table, around, demand)
+    for term in near.anti_affinity:
+        yield Kind.POD_ANTI_AFFINITY, _where(table, term.topology_key, _nodes(around, term)) > 0
+    if (kept := _kept_away(table, around, demand)) is not None:
+        yield Kind.KEPT_AWAY, kept
+    hard = [spread for spread in near.spread if spread.required]
+    if hard:
+        all_keys = np.logical_and.reduce([_has(table, spread.topology_key) for spread in hard])
+        for spread in hard:
+            counted = all_keys & policy.counted(spread, len(table))
+            yield Kind.SPREAD, _too_many(table, around, demand, spread, counted)
+
+
+def wishes(table: NodeTable, around: Surroundings, demand: Demand) -> Floats | None:
+    """What the pod would rather have beside it, as one figure a node; None where it does not care."""
+    near = demand.neighbours
+    soft = [spread for spread in near.spread if not spread.required]
+    if not near.preferred and not soft:
+        return None
+    figure = np.zeros(len(table))
+    for weight, term in near.preferred:
+        figure += weight * _where(table, term.topology_key, _nodes(around, term))
+    for spread in soft:
+        pods = around.pods.in_namespace(demand.model.ref.namespace, spread.selector)
+        counts = _where(table, spread.topology_key, (pod.node for pod in pods if not pod.deleting))
+        figure -= _SPREAD_WEIGHT * counts / spread.max_skew
+        # A node outside every domain is the last choice.
+        figure[~_has(table, spread.topology_key)] -= 1e6
+    return figure
+
+
+def _has_company(table: NodeTable, around: Surroundings, demand: Demand) -> Bools:
+    """Pods that match all terms at once count; while there are none the first of a group that wants
+    to be together may go anywhere where all the labels are."""
+    terms = demand.neighbours.affinity
+    pods = (
+        [pod.node for pod in around.pods.matching(terms[0], around.namespaces)]
+        if len(terms) == 1
+        else [
+            pod.node
+            for pod in around.pods.matching(terms[0], around.namespaces)
+            if all(t.matches(pod.namespace, around.labels_of(pod.namespace), pod.labels) for t in terms[1:])
+        ]
+    )
+    found = np.ones(len(table), np.bool_)
+    labelled = found.copy()
+    anywhere = False
+    for term in terms:
+        counts = _where(table, term.topology_key, pods)
+        anywhere |= bool(counts.any())
+        found &= counts > 0
+        labelled &= _has(table, term.topology_key)
+    if anywhere or not _matches_itself(around, demand):
+        return found
+    return labelled
+
+
+def _matches_itself(around: Surroundings, demand: Demand) -> bool:
+    namespace = demand.model.ref.namespace
+    labels = around.labels_of(namespace)
+    return all(term.matches(namespace, labels, demand.labels) for term in demand.neighbours.affinity)
+
+
+def _kept_away(table: NodeTable, around: Surroundings, demand: Demand) -> Bools | None:
+    """Where a pod is that wants nobody like this one in its domain."""
+    namespace = demand.model.ref.namespace
+    labels = around.labels_of(namespace)
+    forbidden: Bools | None = None
+    for term, nodes in around.pods.terms_against(demand.labels):
+        if term.matches(namespace, labels, demand.labels):
+            taken = _where(table, term.topology_key, nodes) > 0
+            forbidden = taken if forbidden is None else forbidden | taken
+    return forbidden
+
+
+def _too_many(
+    table: NodeTable, around: Surroundings, demand: Demand, spread: Spread, counted: Bools
+) -> Bools:
+    """Nodes where the pod would raise its domain more than max_skew above the emptiest one."""
+    column = table.label(spread.topology_key)
+    codes = column.codes[: len(table)]
+    namespace = demand.model.ref.namespace
+    pods = around.pods.in_namespace(namespace, spread.selector)
+    on = _counts_by_node(table, (pod.node for pod in pods if not pod.deleting))
+    by_domain = np.bincount(codes, weights=np.where(counted, on, 0), minlength=len(column.values))
+    domains = np.unique(codes[counted])
+    itself = int(spread.selector is not None and spread.selector.matches(demand.labels))
+    if not len(domains):
+        return codes == 0
+    least = 0 if len(domains) < spread.min_domains else by_domain[domains].min()
+    too_many: Bools = by_domain[codes] + itself - least > spread.max_skew
+    return too_many | (codes == 0)
+
+
+def _nodes(around: Surroundings, term: Term) -> Iterator[NodeName]:
+    return (pod.node for pod in around.pods.matching(term, around.namespaces))
+
+
+def _where(table: NodeTable, key: str, nodes: Iterable[NodeName]) -> Ints:
+    """For each node how many of these pods' nodes share its domain; 0 outside every domain."""
+    column = table.label(key)
+    codes = column.codes[: len(table)]
+    by_domain = np.bincount(codes, weights=_counts_by_node(table, nodes), minlength=len(column.values))
+    by_domain[0] = 0
+    return by_domain[codes].astype(np.int64)
+
+
+def _counts_by_node(table: NodeTable, nodes: Iterable[NodeName]) -> Ints:
+    rows = [row for node in nodes if (row := table.row_of.get(node)) is not None]
+    return np.bincount(np.array(rows, np.intp), minlength=len(table))
+
+
+def _has(table: NodeTable, key: str) -> Bools:
+    mask: Bools = table.label(key).codes[: len(table)] != 0
+    return mask
