@@ -5,10 +5,11 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 
 import numpy
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from berth.kube import paths
@@ -16,14 +17,15 @@ from berth.kube.client import KubeClient, open_client, require_reachable
 from berth.kube.election import Election
 from berth.kube.errors import KubeError
 from berth.kube.events import EventRecorder
-from berth.kube.informer import Informer, whole
+from berth.kube.informer import Change, Informer, whole
 from berth.runtime.admin import AdminServer
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
-from berth.runtime.process import run_process
+from berth.runtime.process import run_process, starting
 from berth.runtime.tasks import first_of, supervise
-from binder.cluster import slim
+from binder.cluster import Source, slim
 from binder.config import BinderOptions
+from binder.extender import Extender
 from binder.metrics import BinderMetrics
 from binder.scheduler import Scheduler
 from binder.strategies import make_strategy
@@ -69,11 +71,12 @@ class _Binder:
     ) -> None:
         self._options, self._client, self._scheduler, self._events = options, client, scheduler, events
         self._registry = registry
+        self._leader = ""
         self._informers = {
             source.name: Informer(
                 client,
                 source.path,
-                on_change=source.hear,
+                on_change=self._hearing_leader(source) if source.name == "leases" else source.hear,
                 keep=slim if source.name == "pods" else whole,
             )
             for source in scheduler.sources(options.system_namespace)
@@ -82,7 +85,7 @@ class _Binder:
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`. Raises LeadershipLost when another replica may have taken over."""
         admin = AdminServer(self._options.admin_listen, not_ready=self._not_ready, registry=self._registry)
-        async with admin, supervise() as tasks:
+        async with admin, self._extender(), supervise() as tasks:
             for name, informer in self._informers.items():
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
@@ -96,7 +99,10 @@ class _Binder:
     async def _lead(self, stop: asyncio.Event) -> None:
         """A standby keeps its mirrors warm; a leader places pods for as long as it is sure to lead."""
         election = Election(
-            self._client, namespace=self._options.system_namespace, name=LEASE, identity=_identity()
+            self._client,
+            namespace=self._options.system_namespace,
+            name=LEASE,
+            identity=_identity(self._options.extender_url),
         )
         try:
             await _either(asyncio.create_task(election.acquire()), stop)
@@ -133,6 +139,33 @@ class _Binder:
                 async with asyncio.timeout(_FLUSH_SECONDS):
                     await self._events.flush()
 
+    @asynccontextmanager
+    async def _extender(self) -> AsyncIterator[None]:
+        """Answer kube-scheduler for as long as the replica runs, if that is wanted."""
+        listen = self._options.extender_listen
+        if listen is None:
+            yield
+            return
+        extender = Extender(self._scheduler, self._options.key_prefix, lambda: self._leader)
+        runner = web.AppRunner(extender.application(), access_log=None, shutdown_timeout=5.0)
+        await runner.setup()
+        try:
+            with starting("--extender-listen", listen):
+                await web.TCPSite(runner, listen.host, listen.port).start()
+            yield
+        finally:
+            await runner.cleanup()
+
+    def _hearing_leader(self, source: Source) -> Callable[[Change], None]:
+        """Leases tell who leads, besides whose heart beats."""
+
+        def hear(change: Change) -> None:
+            if change.object["metadata"]["name"] == LEASE:
+                self._leader = _url_of((change.object.get("spec") or {}).get("holderIdentity") or "")
+            source.hear(change)
+
+        return hear
+
     async def _synced(self) -> None:
         for informer in self._informers.values():
             await informer.synced.wait()
@@ -157,6 +190,12 @@ async def _either(work: "asyncio.Task[None]", stop: asyncio.Event) -> None:
         work.result()
 
 
-def _identity() -> str:
-    """Unique for each life of each replica: a restarted one must not pass for its predecessor."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+def _identity(url: str | None) -> str:
+    """Unique for each life of each replica: a restarted one must not pass for its predecessor. Ends in
+    where its extender can be reached, after an @."""
+    identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{identity}@{url}" if url else identity
+
+
+def _url_of(identity: str) -> str:
+    return identity.partition("@")[2].rstrip("/")

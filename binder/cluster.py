@@ -145,7 +145,7 @@ def slim(item: JsonObject) -> JsonObject:
     return {
         "metadata": {key: meta[key] for key in _META if key in meta},
         "spec": {key: spec[key] for key in _SPEC if key in spec} | _containers(spec),
-        "status": {key: status[key] for key in ("phase", "conditions", "nominatedNodeName") if key in status},
+        "status": {key: status[key] for key in _STATUS if key in status} | _resized(item),
     }
 
 
@@ -165,6 +165,34 @@ _SPEC = (
         "resourceClaims",
     ),
 )
+
+
+_STATUS = ("phase", "conditions", "nominatedNodeName", "resources", "allocatedResources")
+
+
+def _resized(item: JsonObject) -> JsonObject:
+    """Of the containers' statuses only those whose requests are not those of the spec."""
+    spec, status = item.get("spec") or {}, item.get("status") or {}
+    asked = {
+        c["name"]: (c.get("resources") or {}).get("requests") or {}
+        for kind in ("containers", "initContainers")
+        for c in spec.get(kind) or ()
+    }
+    found = {}
+    for kind in ("containerStatuses", "initContainerStatuses"):
+        differing = [
+            {key: s[key] for key in ("name", "resources", "allocatedResources") if key in s}
+            for s in status.get(kind) or ()
+            if _differs(s, asked.get(s["name"], {}))
+        ]
+        if differing:
+            found[kind] = differing
+    return found
+
+
+def _differs(status: JsonObject, asked: JsonObject) -> bool:
+    has = (status.get("resources") or {}).get("requests")
+    return has not in (None, asked) or status.get("allocatedResources") not in (None, asked)
 
 
 def _containers(spec: JsonObject) -> JsonObject:

@@ -24,4 +24,12 @@ class BinderOptions(KubeOptions):
         metavar="|".join(STRATEGIES),
     )
     admin_listen: Endpoint = opt.endpoint("health and metrics", default="0.0.0.0:8480")
+    extender_listen: Endpoint | None = opt.endpoint(
+        "also answer kube-scheduler's extender calls (filter, prioritize, bind) here; unset: no extender"
+    )
+    extender_url: str | None = opt.option(
+        "where other replicas send such calls while this one leads, e.g. http://POD_IP:8481",
+        default=None,
+        metavar="URL",
+    )
     leader_elect: bool = opt.switch("place pods only while holding the Lease berth-binder", default=True)

@@ -8,8 +8,9 @@ import numpy as np
 
 from berth.contract.quantity import format_bytes
 from berth.contract.report import GpuReport
+from binder.amounts import PODS
 from binder.decision import Decider, Refusal
-from binder.demand import PODS, Demand, product_key
+from binder.demand import Demand, product_key
 from binder.filters import CODE, FITS, KIND
 from binder.matching import untolerated_taint
 from binder.reasons import Kind, Reason

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from binder.demand import PODS, Shape
+from binder.amounts import PODS
+from binder.demand import Shape
 from binder.matching import (
     matches_affinity,
     matches_selector,

@@ -15,7 +15,8 @@ from berth.contract.keys import Keys
 from berth.contract.memory import Held
 from berth.contract.pod import PodRef, effective_request, is_deleting, is_model_pod, parse_model_pod, pod_ref
 from berth.contract.report import ModelReport
-from binder.demand import Demand, host_ports, pod_amounts, pod_claims
+from binder.amounts import pod_amounts
+from binder.demand import Demand, host_ports, pod_claims
 from binder.view import HostPort
 
 JsonObject = Mapping[str, Any]

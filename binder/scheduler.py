@@ -7,9 +7,9 @@ memory. An assumption is given up only when it is certain that the Binding did n
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from berth.contract.errors import InvalidPod
 from berth.contract.ids import NodeName, PodUid
@@ -23,7 +23,7 @@ from berth.kube.informer import Change, ChangeKind
 from berth.runtime.logs import fields
 from berth.runtime.tasks import in_thread, supervise, wait_until_set
 from binder.binding import current_pod, may_have_happened, post_binding
-from binder.cluster import Cluster, Source
+from binder.cluster import Cluster, Source, slim
 from binder.decision import Placement, Refusal
 from binder.demand import Demand, Shape, parse_demand
 from binder.explain import summary
@@ -40,6 +40,7 @@ from binder.strategies import LeastFragmentation, Strategy
 log = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
+T = TypeVar("T")
 
 BINDS_AT_ONCE = 64
 # Ghosts and stale heartbeats are matters of time, not of events: look now and then.
@@ -56,6 +57,14 @@ class _Unreadable:
     ref: PodRef
     message: str
     told: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a pod was not bound, and the pod as it is, where it still waits."""
+
+    why: str
+    pod: JsonObject | None
 
 
 class Scheduler:
@@ -85,9 +94,10 @@ class Scheduler:
         self._wake = asyncio.Event()
         self._news = False
         self._slots = asyncio.Semaphore(BINDS_AT_ONCE)
-        self._binds: set[asyncio.Task[None]] = set()
+        self._binds: set[asyncio.Task[Any]] = set()
         self._learning: asyncio.Task[None] | None = None
         self._stopping = False
+        self.leads = False
 
     def sources(self, system_namespace: str) -> list[Source]:
         """What the cluster hears, with what the queue makes of it."""
@@ -118,6 +128,7 @@ class Scheduler:
     async def run(self) -> None:
         """Place pods until cancelled; nothing is in flight any more when it ends."""
         self._metrics.leader.set(1)
+        self.leads = True
         try:
             async with supervise() as tasks:
                 tasks.eternal("notices", self._notices.run())
@@ -127,11 +138,12 @@ class Scheduler:
                     await self._pass()
         finally:
             self._metrics.leader.set(0)
+            self.leads = False
             await self._abandon_binds()
 
     async def drain(self) -> None:
         """Decide nothing more and wait, within bounds, for the Bindings in flight."""
-        self._stopping = True
+        self._stopping, self.leads = True, False
         if self._binds:
             await asyncio.wait(self._binds, timeout=_STOP_SECONDS)
 
@@ -219,7 +231,7 @@ class Scheduler:
         else:
             self._unreadable.pop(ref.uid, None)
             if self.queue.put(demand, told=told(pod)):
-                self._learn(demand)
+                self.learn(demand)
         self._wake.set()
 
     def _no_longer_waits(self, uid: PodUid) -> None:
@@ -227,7 +239,7 @@ class Scheduler:
         self._unreadable.pop(uid, None)
         self._room.give_up(uid)
 
-    def _learn(self, demand: Demand) -> None:
+    def learn(self, demand: Demand) -> None:
         """What is asked for decides what GPUs are worth. Learned in the background, one at a time."""
         strategy = self._strategy
         if not isinstance(strategy, LeastFragmentation) or not strategy.arrivals.note(demand.shape):
@@ -239,44 +251,66 @@ class Scheduler:
         self.cluster.decider.refresh()
         strategy.learn(await in_thread(price, strategy.arrivals.market(self.cluster.decider.table)))
 
+    async def read(self, path: str) -> JsonObject:
+        """One object as it is now. Raises KubeError."""
+        return await self._client.get(path)
+
+    async def in_flight(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work that writes: it is waited for at the end, and ends with the leadership."""
+        task = asyncio.create_task(work)
+        self._binds.add(task)
+        task.add_done_callback(self._binds.discard)
+        return await asyncio.shield(task)
+
+    async def bind_assumed(self, demand: Demand, placement: Placement) -> str:
+        """Bind a pod that was assumed. "" once it is bound there; else why not, and nothing of it is
+        left."""
+        failure = await self._try_to_bind(demand, placement)
+        return failure.why if failure is not None else ""
+
     def _bind_in_background(self, waiting: Waiting, placement: Placement) -> None:
         task = asyncio.create_task(self._bind(waiting, placement))
         self._binds.add(task)
         task.add_done_callback(self._bind_done)
 
     async def _bind(self, waiting: Waiting, placement: Placement) -> None:
-        ref = waiting.demand.model.ref
+        await self._notices.withdraw(waiting.uid)
+        failure = await self._try_to_bind(waiting.demand, placement)
+        if failure is not None and failure.pod is not None:
+            self._tell(waiting, f"binding to node {placement.node} failed: {failure.why}")
+            self.queue.hold(waiting)
+            self._set_pending(failure.pod)  # it may ask for something else by now, or be about to go
+
+    async def _try_to_bind(self, demand: Demand, placement: Placement) -> _Failure | None:
+        """None once the pod is bound, here or elsewhere; the assumption is settled either way."""
+        ref = demand.model.ref
         try:
-            await self._notices.withdraw(ref.uid)
             with self._metrics.bind_seconds.time():
                 await post_binding(self._client, self._keys, ref, placement)
-        except NotFound:
+        except NotFound as error:
             self.state.forget(ref.uid)
             self._note(True)
+            return _Failure(str(error), None)
         except KubeError as error:
-            await self._settle(waiting, placement, error)
-        else:
-            self._metrics.attempted("scheduled")
-            self._tell_placed(ref, placement)
+            return await self._settle(ref, placement, error)
+        self._metrics.attempted("scheduled")
+        self._tell_placed(ref, placement)
+        return None
 
-    async def _settle(self, waiting: Waiting, placement: Placement, error: KubeError) -> None:
+    async def _settle(self, ref: PodRef, placement: Placement, error: KubeError) -> _Failure | None:
         """After an error only the pod itself can tell whether it is bound, and where."""
-        ref = waiting.demand.model.ref
         self._metrics.attempted("error")
         log.warning("binding failed", extra=fields(pod=ref, node=placement.node, error=error))
         pod = await current_pod(self._client, ref)
+        self._note(True)
         if pod is not None and node_of(pod) is not None:
-            self.on_pod(Change(ChangeKind.SET, pod))
-        elif pod is not None:
-            self.state.forget(ref.uid)
-            self._tell(waiting, f"binding to node {placement.node} failed: {error}")
-            self.queue.hold(waiting)
-            self._set_pending(pod)  # it may ask for something else by now, or be about to go
-        elif may_have_happened(error):
+            self.on_pod(Change(ChangeKind.SET, slim(pod)))
+            return None if node_of(pod) == placement.node else _Failure(str(error), None)
+        if pod is None and may_have_happened(error):
             self.state.remove_pod(ref.uid)  # bound and deleted since, perhaps: a ghost
         else:
             self.state.forget(ref.uid)
-        self._note(True)
+        return _Failure(str(error), pod)
 
     def _tell(self, waiting: Waiting, message: str) -> None:
         """Once for each message."""

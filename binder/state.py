@@ -25,7 +25,8 @@ from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import has_ended, is_deleting, node_of, pod_ref
 from berth.contract.report import ModelReport, NodeReport
-from binder.demand import Demand, total
+from binder.amounts import total
+from binder.demand import Demand
 from binder.holders import Holder, bound_holder, held_by_gpu, placed_holder
 from binder.neighbours import required_anti_affinity
 from binder.pod_index import Neighbour, PodIndex

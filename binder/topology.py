@@ -137,7 +137,9 @@ def _too_many(
     column = table.label(spread.topology_key)
     codes = column.codes[: len(table)]
     namespace = demand.model.ref.namespace
-    pods = around.pods.in_namespace(namespace, spread.selector)
+    # An empty selector counts nobody who is there, as in countPodsMatchSelector (common.go).
+    counted_by = spread.selector if spread.selector and spread.selector.requirements else None
+    pods = around.pods.in_namespace(namespace, counted_by)
     on = _counts_by_node(table, (pod.node for pod in pods if not pod.deleting))
     by_domain = np.bincount(codes, weights=np.where(counted, on, 0), minlength=len(column.values))
     domains = np.unique(codes[counted])

@@ -9,7 +9,7 @@ from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName
 from berth.contract.keys import Keys
 from berth.contract.memory import Held, free_bytes
 from berth.contract.report import GpuReport, NodeReport
-from binder.demand import units
+from binder.amounts import units
 
 JsonObject = Mapping[str, Any]
 HostPort = tuple[str, str, int]

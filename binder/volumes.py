@@ -46,10 +46,8 @@ class Volumes:
             if required is not None:
                 yield Kind.VOLUME_ELSEWHERE, ~matches_node_selector(table, required, table.all_rows)
             if zones := _zone_labels(volume):
-                reached = [
-                    table.label(key).is_one_of(values, table.all_rows) for key, values in zones.items()
-                ]
-                # Where nodes carry no zone at all there is one zone (volumezone/volume_zone.go).
+                reached = [_in_zone(table, key, values) for key, values in zones.items()]
+                # A node without any such label is in the only zone (volumezone/volume_zone.go).
                 known = np.logical_or.reduce([table.label(k).codes[: len(table)] != 0 for k in _ZONES])
                 yield Kind.VOLUME_ELSEWHERE, known & ~np.logical_and.reduce(reached)
 
@@ -86,12 +84,19 @@ class Volumes:
         return f"claim {name!r} is not bound yet"
 
 
-_ZONES = (
-    "topology.kubernetes.io/zone",
-    "topology.kubernetes.io/region",
-    "failure-domain.beta.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region",
-)
+_NEW_LABEL = {
+    "failure-domain.beta.kubernetes.io/zone": "topology.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region": "topology.kubernetes.io/region",
+}
+_ZONES = (*_NEW_LABEL, *_NEW_LABEL.values())
+
+
+def _in_zone(table: NodeTable, key: str, values: list[str]) -> Bools:
+    """Nodes whose label is one of these; where a node lacks an old label, its new one."""
+    old, new = table.label(key), table.label(_NEW_LABEL.get(key, key))
+    rows = table.all_rows
+    has_old = old.codes[rows] != 0
+    return np.where(has_old, old.is_one_of(values, rows), new.is_one_of(values, rows))
 
 
 def _zone_labels(volume: JsonObject) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from localcluster.paths import cache_directory
 
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 _MODULE = Path(__file__).parent / "controlplane"
 _SOURCES = ("go.mod", "go.sum", "etcd/main.go")
 _PACKAGES = (

@@ -34,8 +34,8 @@ from localcluster.processes import CLUSTER_ID_VARIABLE, Supervised
 JsonObject = dict[str, Any]
 
 SYSTEM_NAMESPACE = "berth-system"
-AGENT_PORT, AGENT_ADMIN_PORT, BINDER_ADMIN_PORT = 8470, 8471, 8480
-_BASE = Path(__file__).parent.parent / "deploy" / "base"
+AGENT_PORT, AGENT_ADMIN_PORT, BINDER_ADMIN_PORT, EXTENDER_PORT = 8470, 8471, 8480, 8481
+_DEPLOY = Path(__file__).parent.parent / "deploy"
 _RIGHTS = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 _TOKEN_SECONDS = 24 * 3600
 _CONTROLLERS_SECONDS = 60.0
@@ -60,6 +60,7 @@ class ClusterSpec:
 
     nodes: Sequence[NodeSpec] = ()
     binders: int = 1
+    kube_scheduler: bool = False  # with the extender, as `deploy/extender` sets it up
     binder_flags: Sequence[str] = ()
 
 
@@ -175,10 +176,11 @@ class LocalCluster:
         network = self._network = self._stack.enter_context(cluster_network())
         await self._start_guard()
         users = [node_user(node.name) for node in self._spec.nodes]
+        self._binaries = await asyncio.to_thread(control_plane_directory)
         self._control_plane = ControlPlane(
             self.directory,
             host=f"{network}.0.1",
-            binaries=await asyncio.to_thread(control_plane_directory),
+            binaries=self._binaries,
             users=users,
             env=self._env,
         )
@@ -200,6 +202,8 @@ class LocalCluster:
             ),
             *(self._start_binder(index) for index in range(self._spec.binders)),
         )
+        if self._spec.kube_scheduler:
+            await self._start_kube_scheduler()
 
     @contextmanager
     def _work_directory(self) -> Iterator[Path]:
@@ -231,7 +235,10 @@ class LocalCluster:
         self._stack.push_async_callback(release)
 
     async def _make_objects(self) -> None:
-        await self.apply(document for document in _base_documents() if document["kind"] in _RIGHTS)
+        parts = ("base", "extender") if self._spec.kube_scheduler else ("base",)
+        await self.apply(
+            document for part in parts for document in _documents(part) if document["kind"] in _RIGHTS
+        )
         # The controller-manager makes this too, but only after some seconds, and pods need it.
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
         try:
@@ -258,12 +265,27 @@ class LocalCluster:
                     "binder",
                     f"--kubeconfig={kubeconfig}",
                     f"--admin-listen={self.binder_address(index)}:{BINDER_ADMIN_PORT}",
+                    f"--extender-listen={self.binder_address(index)}:{EXTENDER_PORT}",
+                    f"--extender-url=http://{self.binder_address(index)}:{EXTENDER_PORT}",
                 ),
                 *self._spec.binder_flags,
             ],
         )
         self._binders[index] = binder
         await binder.start()
+
+    async def _start_kube_scheduler(self) -> None:
+        """The overlay's configuration, but for the Service: it calls the first binder, which need not lead."""
+        config = yaml.safe_load((_DEPLOY / "extender" / "scheduler.yaml").read_text())
+        config["extenders"][0]["urlPrefix"] = f"http://{self.binder_address(0)}:{EXTENDER_PORT}"
+        kubeconfig = await self._account_kubeconfig("berth-kube-scheduler", "kube-scheduler")
+        config["clientConnection"] = {"kubeconfig": str(kubeconfig)}
+        path = self.directory / "kube-scheduler.yaml"
+        path.write_text(yaml.safe_dump(config))
+        command = [str(self._binaries / "kube-scheduler"), f"--config={path}", "--secure-port=0"]
+        await self._keep(
+            Supervised("kube-scheduler", command, log=path.with_suffix(".log"), env=self._env)
+        ).start()
 
     async def _start_node(self, index: int, spec: NodeSpec, user: User, address: str, backends: Path) -> None:
         directory = self.directory / spec.name
@@ -347,13 +369,15 @@ class LocalCluster:
             before=lambda: triton.remove_shared_memory(shm_prefix),
         )
         self._stack.callback(triton.remove_shared_memory, shm_prefix)
-        self._stack.push_async_callback(server.stop, grace_seconds=0)
-        return server
+        return self._keep(server)
 
     def _supervised(self, name: str, arguments: Sequence[str]) -> Supervised:
         """One of Berth's own processes."""
         command = [sys.executable, "-m", "berth.cli", *arguments]
-        process = Supervised(name, command, log=self.directory / f"{name}.log", env=self._env)
+        return self._keep(Supervised(name, command, log=self.directory / f"{name}.log", env=self._env))
+
+    def _keep(self, process: Supervised) -> Supervised:
+        """It ends with the cluster."""
         self._stack.push_async_callback(process.stop, grace_seconds=0)
         return process
 
@@ -386,10 +410,10 @@ async def _running(kubelet: Kubelet) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _base_documents() -> list[JsonObject]:
+def _documents(part: str) -> list[JsonObject]:
     return [
         document
-        for path in sorted(_BASE.glob("*.yaml"))
+        for path in sorted((_DEPLOY / part).glob("*.yaml"))
         for document in yaml.safe_load_all(path.read_text())
         if document["kind"] != "Kustomization"
     ]

@@ -43,12 +43,24 @@ def node_user(node: str) -> User:
 
 
 class ControlPlane:
-    """Starts the three processes; `admin` and `users` are known to the API server from its start."""
+    """Starts the three processes; `admin` and `users` are known to the API server from its start.
+
+    `controllers=False` leaves out the third: nothing but what the caller writes changes the objects then.
+    """
 
     def __init__(
-        self, directory: Path, *, host: str, binaries: Path, users: Sequence[User], env: Mapping[str, str]
+        self,
+        directory: Path,
+        *,
+        host: str,
+        binaries: Path,
+        users: Sequence[User],
+        env: Mapping[str, str],
+        api_flags: Sequence[str] = (),
+        controllers: bool = True,
     ) -> None:
         self._directory, self._host, self._binaries, self._env = directory, host, binaries, dict(env)
+        self._more_api_flags, self._controllers = tuple(api_flags), controllers
         self.admin = User("berth-admin", ("system:masters",))
         self._manager = User("system:kube-controller-manager")
         self._users = [self.admin, self._manager, *users]
@@ -81,7 +93,8 @@ class ControlPlane:
         # The API server waits for etcd by itself; both come up side by side.
         api = await self._spawn("kube-apiserver", self._api_flags())
         await self._ready(api)
-        await self._spawn("kube-controller-manager", self._manager_flags())
+        if self._controllers:
+            await self._spawn("kube-controller-manager", self._manager_flags())
 
     async def stop(self) -> None:
         for child in reversed(self._children):
@@ -144,6 +157,7 @@ class ControlPlane:
             f"--service-cluster-ip-range={_SERVICE_NETWORK}",
             "--allow-privileged=true",
             "--profiling=false",
+            *self._more_api_flags,
         ]
 
     def _manager_flags(self) -> list[str]:

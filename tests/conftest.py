@@ -32,7 +32,7 @@ NODES = (
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster() -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(ClusterSpec(nodes=NODES, binders=2)) as running:
+    async with LocalCluster(ClusterSpec(nodes=NODES, binders=2, kube_scheduler=True)) as running:
         yield running
 
 

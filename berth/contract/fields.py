@@ -20,10 +20,10 @@ class Fields:
     path: str
 
     @classmethod
-    def parse(cls, text: str, *, what: str) -> "Fields":
+    def parse(cls, text: str, *, what: str, limit: int = TEXT_LIMIT) -> "Fields":
         """Read `text` as one JSON object. Raises InvalidValue; never RecursionError."""
-        if len(text) > TEXT_LIMIT:
-            raise InvalidValue(f"{what} has {len(text)} characters; at most {TEXT_LIMIT} are read")
+        if len(text) > limit:
+            raise InvalidValue(f"{what} has {len(text)} characters; at most {limit} are read")
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -8,8 +8,9 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid
 from berth.contract.report import TritonReport
+from binder.amounts import pod_amounts
 from binder.decision import Decider, Placement, Refusal
-from binder.demand import parse_demand, pod_amounts
+from binder.demand import parse_demand
 from binder.explain import NodeVerdict, summary, verdicts
 from binder.matching import matches_affinity, untolerated_taint
 from binder.reasons import Kind
