@@ -21,12 +21,10 @@ class Running:
     process: subprocess.Popen[bytes]
 
     def cpu_seconds(self) -> float:
-        """User and system time of the tree so far."""
-        return sum(_cpu(pid) for pid in tree(self.process.pid)) * _TICK_SECONDS
+        return cpu_seconds(self.process.pid)
 
     def peak_rss_bytes(self) -> int:
-        """The sum of every process' high-water mark."""
-        return sum(_peak(pid) for pid in tree(self.process.pid))
+        return peak_rss_bytes(self.process.pid)
 
 
 @contextmanager
@@ -54,6 +52,16 @@ def started(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time so far of a process and its descendants."""
+    return sum(_cpu(one) for one in tree(pid)) * _TICK_SECONDS
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """The sum of the high-water marks of a process and its descendants."""
+    return sum(_peak(one) for one in tree(pid))
 
 
 def tree(pid: int) -> list[int]:

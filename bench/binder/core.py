@@ -1,0 +1,226 @@
+"""The binder's decisions alone: no API server, no sockets; everything from the JSON on.
+
+For each size a process of its own takes nodes and ten bound pods a node as the watches would tell
+them, then decides for a mix of pods: a few large Deployments and many small ones, a third of them with
+constraints. Between two decisions a pod departs, as in a cluster that is in its steady state.
+"""
+
+import argparse
+import gc
+import json
+import math
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bench.binder import objects
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, PodUid
+from berth.kube.informer import Change, ChangeKind, Mirror
+from binder.cluster import Cluster, slim
+from binder.decision import Placement
+from binder.demand import Demand, parse_demand
+from binder.market import price
+from binder.strategies import LeastFragmentation
+
+SIZES = (100, 1000, 5000, 20000)
+_PODS_PER_NODE, _DECISIONS, _WARM_UP = 10, 4000, 500
+_DEPLOYMENTS, _ZONES = 200, 6
+_PRODUCTS = ("NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3", "NVIDIA-L40S")
+_PRODUCT_LABEL, _ZONE_LABEL = "nvidia.com/gpu.product", "topology.kubernetes.io/zone"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table; write it as JSON, too, where that is asked for."""
+    sizes = [options.nodes] if options.nodes else list(SIZES)
+    rows = [_measured_apart(size) for size in sizes]
+    print(_table(rows))
+    result: dict[str, Any] = {"sizes": rows}
+    if len(rows) > 1:
+        result["growth_exponent"] = round(_exponent(rows), 3)
+        print(f"\nµs per decision grow with the number of nodes to the power of {result['growth_exponent']}")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2))
+    return 0
+
+
+def _measured_apart(size: int) -> dict[str, float]:
+    """In a fresh process, for its memory's sake."""
+    print(f"{size} nodes …", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "bench.binder.core", str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def _measure(size: int) -> dict[str, float]:
+    nodes, pods = [json.dumps(n) for n in _nodes(size)], [json.dumps(p) for p in _bound_pods(size)]
+    before = _rss_mib()
+    started = time.perf_counter()
+    strategy = LeastFragmentation()
+    cluster = Cluster(objects.KEYS, strategy)
+    mirror = Mirror(slim)
+    for text in nodes:
+        cluster.on_node(Change(ChangeKind.SET, json.loads(text)))
+    for index in range(size):
+        cluster.on_lease(Change(ChangeKind.SET, objects.lease(index)))
+    for text in pods:
+        for change in mirror.apply("ADDED", json.loads(text)):
+            cluster.on_pod(change)
+    asks = list(_demands(_WARM_UP + _DECISIONS))
+    cluster.decider.decide(asks[0])
+    first = time.perf_counter() - started
+    del nodes, pods
+    gc.collect()
+    gc.freeze()  # as the binder does
+    times = _decisions(cluster, strategy, asks, size)
+    times.sort()
+    return {
+        "nodes": size,
+        "pods": size * _PODS_PER_NODE,
+        "mean_us": round(sum(times) / len(times) * 1e6, 1),
+        "p50_us": round(times[len(times) // 2] * 1e6, 1),
+        "p99_us": round(times[int(len(times) * 0.99)] * 1e6, 1),
+        "max_us": round(times[-1] * 1e6, 1),
+        "first_decision_s": round(first, 2),
+        "rss_mib": round(_rss_mib()),
+        "rss_before_mib": round(before),
+    }
+
+
+def _decisions(
+    cluster: Cluster, strategy: LeastFragmentation, asks: Sequence[Demand], size: int
+) -> list[float]:
+    """Seconds of each decision with its assumption. A pod departs after each."""
+    chance, times = random.Random(3), []
+    there = [f"bound-{number}" for number in range(size * _PODS_PER_NODE)]
+    for number, demand in enumerate(asks):
+        began = time.perf_counter()
+        outcome = cluster.decider.decide(demand)
+        if isinstance(outcome, Placement):
+            cluster.state.assume(demand, outcome.node, outcome.gpu)
+        if number >= _WARM_UP:
+            times.append(time.perf_counter() - began)
+        if isinstance(outcome, Placement):
+            there.append(demand.model.ref.uid)
+        gone = chance.randrange(len(there))
+        there[gone], there[-1] = there[-1], there[gone]
+        cluster.state.remove_pod(PodUid(there.pop()))
+        if strategy.arrivals.note(demand.shape):  # the binder learns in a thread
+            strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+    return times
+
+
+def _nodes(size: int) -> Iterator[objects.Json]:
+    for index in range(size):
+        node = objects.node(index)
+        node["metadata"]["uid"] = f"node-{index}"
+        node["metadata"]["labels"] |= {
+            _ZONE_LABEL: f"zone-{index % _ZONES}",
+            _PRODUCT_LABEL: _PRODUCTS[index % len(_PRODUCTS)],
+        }
+        if index % 20 == 0:
+            node["spec"] = {"taints": [{"key": "dedicated", "value": "batch", "effect": "NoSchedule"}]}
+        yield node
+
+
+def _bound_pods(size: int) -> Iterator[objects.Json]:
+    """As they stand in the API, with a status of the usual size."""
+    chance = random.Random(2)
+    asks = objects.asks(size * _PODS_PER_NODE)
+    for number, ask in enumerate(asks):
+        pod = objects.berth_pod(f"bound-{number}", ask)
+        gpu = chance.randrange(objects.GPUS)
+        index = number % size
+        uuid = f"GPU-{index}-{gpu}"
+        choice = GpuChoice(GpuUuid(uuid), gpu, ask.gpu_gib * objects.GIB)
+        pod["metadata"] |= {"uid": f"bound-{number}", "namespace": f"team-{number % 50}", "resourceVersion": "1"}
+        pod["metadata"]["annotations"][objects.KEYS.gpu] = choice.encode()
+        pod["metadata"]["labels"]["app"] = f"app-{number % 1000}"
+        pod["metadata"]["managedFields"] = [{"manager": "kubectl", "fieldsV1": {f"f:{i}": {} for i in range(40)}}]
+        pod["spec"]["nodeName"] = objects.node_name(index)
+        pod["status"] = {
+            "phase": "Running",
+            "conditions": [{"type": t, "status": "True"} for t in ("PodScheduled", "Initialized", "Ready")],
+        }
+        yield pod
+
+
+def _demands(count: int) -> Iterator[Demand]:
+    """Pods of 200 Deployments, the first ones far larger than the last."""
+    chance = random.Random(1)
+    kinds = [_kind(number, chance) for number in range(_DEPLOYMENTS)]
+    weights = [1 / (rank + 1) for rank in range(_DEPLOYMENTS)]
+    for number in range(count):
+        (kind,) = chance.choices(kinds, weights)
+        pod = json.loads(kind)
+        pod["metadata"] |= {"uid": f"new-{number}", "name": f"new-{number}"}
+        pod["metadata"]["annotations"][objects.KEYS.model_id] = f"model-{number}"
+        yield parse_demand(pod, objects.KEYS)
+
+
+def _kind(number: int, chance: random.Random) -> str:
+    """One Deployment's pod; every third has some constraint."""
+    (ask,) = list(objects.asks(number + 1))[-1:]
+    pod = objects.berth_pod("new", ask)
+    labels = {"app": f"deployment-{number}"}
+    pod["metadata"] |= {"namespace": f"team-{number % 50}", "labels": labels}
+    spec, selector = pod["spec"], {"matchLabels": labels}
+    match chance.randrange(15):
+        case 0:
+            spec["nodeSelector"] = {_PRODUCT_LABEL: chance.choice(_PRODUCTS)}
+        case 1:
+            terms = [{"matchExpressions": [_in(_ZONE_LABEL, "zone-1", "zone-2")]}]
+            spec["affinity"] = {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}}
+        case 2:
+            term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
+            spec["affinity"] = {"podAntiAffinity": {_REQUIRED: [term]}}
+        case 3:
+            spec["topologySpreadConstraints"] = [
+                {"maxSkew": 2, "topologyKey": _ZONE_LABEL, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": selector}
+            ]
+        case 4:
+            pod["metadata"]["annotations"][objects.KEYS.gpu_count] = "2"
+    return json.dumps(pod)
+
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def _in(key: str, *values: str) -> dict[str, Any]:
+    return {"key": key, "operator": "In", "values": list(values)}
+
+
+def _exponent(rows: Sequence[dict[str, float]]) -> float:
+    """Slope of log(mean) over log(nodes), by least squares."""
+    points = [(math.log(row["nodes"]), math.log(row["mean_us"])) for row in rows]
+    x, y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
+    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+
+
+def _rss_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _table(rows: Sequence[dict[str, float]]) -> str:
+    names = {
+        "mean_us": "µs/decision",
+        "p50_us": "p50",
+        "p99_us": "p99",
+        "max_us": "max",
+        "first_decision_s": "start to first decision, s",
+        "rss_mib": "peak RSS, MiB",
+    }
+    lines = [f"| nodes | pods | {' | '.join(names.values())} |", "|---" * (len(names) + 2) + "|"]
+    for row in rows:
+        figures = " | ".join(f"{row[name]:g}" for name in names)
+        lines.append(f"| {row['nodes']:g} | {row['pods']:g} | {figures} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(int(sys.argv[1]))))
