@@ -4,7 +4,7 @@ from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from berth.contract.memory import Held, free_bytes
+from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.report import GpuReport, ModelState, NodeReport
 
 _LOAD_BUCKETS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
@@ -67,7 +67,8 @@ class AgentMetrics:
             self._set_gpu(gpu, report)
 
     def _set_gpu(self, gpu: GpuReport, report: NodeReport) -> None:
-        held = [Held(m.requested_bytes, m.measured_bytes) for m in report.models if gpu.uuid in m.gpus]
+        models = (model for model in report.models if gpu.uuid in model.gpus)
+        held = sum(held_bytes(model.requested_bytes, model.measured_bytes) for model in models)
         free = free_bytes(gpu, held)
         unknown = float("nan")
         self._total.labels(gpu.uuid).set(unknown if gpu.total_bytes is None else gpu.total_bytes)

@@ -12,7 +12,7 @@ from berth.contract.errors import InvalidPod
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName, PodUid
 from berth.contract.keys import Keys
-from berth.contract.memory import Held
+from berth.contract.memory import held_bytes
 from berth.contract.pod import PodRef, effective_request, is_deleting, is_model_pod, parse_model_pod, pod_ref
 from berth.contract.report import ModelReport
 from binder.amounts import pod_amounts
@@ -94,30 +94,30 @@ def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
 
 def held_by_gpu(
     holders: Mapping[PodUid, Holder], listed: Mapping[PodUid, ModelReport], gpus: frozenset[GpuUuid]
-) -> tuple[dict[GpuUuid, tuple[Held, ...]], tuple[Held, ...]]:
-    """What is held on each GPU, and what is held on one of them that is not known.
+) -> tuple[dict[GpuUuid, int], int]:
+    """Bytes held on each GPU, and bytes held on one of them that is not known.
 
-    One entry a pod and GPU: the larger of what the pod asks for and what the report lists. Where
-    the two name different GPUs it is counted on both.
+    A pod counts once on a GPU: the larger of what it asks for and what the report lists. Where the
+    two name different GPUs it is counted on both.
     """
-    held: dict[GpuUuid, list[Held]] = {}
-    anywhere: list[Held] = []
+    held: dict[GpuUuid, int] = {}
+    anywhere = 0
     for uid in holders.keys() | listed.keys():
         holder, model = holders.get(uid), listed.get(uid)
         share = _share(holder, model)
         known = _gpus_of(holder, model, gpus)
         for gpu in known:
-            held.setdefault(gpu, []).append(share)
-        if not known and share.bytes:
-            anywhere.append(share)
-    return {gpu: tuple(shares) for gpu, shares in held.items()}, tuple(anywhere)
+            held[gpu] = held.get(gpu, 0) + share
+        if not known:
+            anywhere += share
+    return held, anywhere
 
 
-def _share(holder: Holder | None, model: ModelReport | None) -> Held:
+def _share(holder: Holder | None, model: ModelReport | None) -> int:
     asked = 0 if holder is None else holder.bytes
     if model is None:
-        return Held(asked)
-    return Held(max(asked, model.requested_bytes), model.measured_bytes)
+        return asked
+    return held_bytes(max(asked, model.requested_bytes), model.measured_bytes)
 
 
 def _gpus_of(

@@ -181,8 +181,12 @@ class ClusterState:
     def expire_ghosts(self) -> bool:
         """Drop ghosts that no report ever listed and whose grace is over, and those that are too old
         whoever lists them. True if there were any."""
-        now = self._clock()
-        old = [uid for uid, ghost in self._ghosts.items() if now - ghost.since >= self._lifetime(uid)]
+        now, old = self._clock(), []
+        for uid, ghost in self._ghosts.items():  # in the order in which they came
+            if now - ghost.since < GHOST_GRACE_SECONDS:
+                break
+            if now - ghost.since >= self._lifetime(uid):
+                old.append(uid)
         for uid in old:
             self._lift(uid)
         return bool(old)

@@ -65,7 +65,7 @@ class Column:
         return figures
 
     def widen(self, capacity: int) -> None:
-        self.codes = _grown(self.codes, capacity, 0)
+        self.codes = _grown(self.codes, (capacity,), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +91,13 @@ class NodeTable:
         self._changed: Ints = np.zeros(capacity, np.int64)
         self._moved: Ints = np.zeros(capacity, np.int64)
         self._deadline: Floats = np.full(capacity, -np.inf)
-        self._free: Ints = np.full((capacity, self._width), NOT_KNOWN, np.int64)
-        self._condition: NDArray[np.int8] = np.full((capacity, self._width), ABSENT, np.int8)
+        # Column by column ("F"): a rule runs over all nodes' first GPUs, then over their second ones.
+        self._free: Ints = np.full((capacity, self._width), NOT_KNOWN, np.int64, order="F")
+        self._condition: NDArray[np.int8] = np.full((capacity, self._width), ABSENT, np.int8, order="F")
         # Which GPUs are alike: (product, bytes) to a number.
         self.models: list[tuple[str, int]] = []
         self._model_of: dict[tuple[str, int], int] = {}
-        self._gpu_model: NDArray[np.int32] = np.zeros((capacity, self._width), np.int32)
+        self._gpu_model: NDArray[np.int32] = np.zeros((capacity, self._width), np.int32, order="F")
         self._left: dict[str, Ints] = {}
         self._allocatable: dict[str, Ints] = {}
         self._labels: dict[str, Column] = {}
@@ -268,23 +269,24 @@ class NodeTable:
 
     def _lengthen(self) -> None:
         capacity = self._capacity = 2 * self._capacity
-        self._live = _grown(self._live, capacity, False)
-        self._changed, self._moved = (_grown(a, capacity, 0) for a in (self._changed, self._moved))
-        self._deadline = _grown(self._deadline, capacity, -np.inf)
-        self._free = _grown(self._free, capacity, NOT_KNOWN)
-        self._condition = _grown(self._condition, capacity, ABSENT)
-        self._gpu_model = _grown(self._gpu_model, capacity, 0)
+        rows, gpus = (capacity,), (capacity, self._width)
+        self._live = _grown(self._live, rows, False)
+        self._changed, self._moved = (_grown(a, rows, 0) for a in (self._changed, self._moved))
+        self._deadline = _grown(self._deadline, rows, -np.inf)
+        self._free = _grown(self._free, gpus, NOT_KNOWN)
+        self._condition = _grown(self._condition, gpus, ABSENT)
+        self._gpu_model = _grown(self._gpu_model, gpus, 0)
         for amounts in (self._left, self._allocatable):
             for resource in amounts:
-                amounts[resource] = _grown(amounts[resource], capacity, 0)
+                amounts[resource] = _grown(amounts[resource], rows, 0)
         for column in (*self._labels.values(), self.name, self.taints, self.cordon, self.service):
             column.widen(capacity)
 
     def _widen(self, width: int) -> None:
-        more = ((0, 0), (0, width - self._width))
-        self._free = np.pad(self._free, more, constant_values=NOT_KNOWN)
-        self._condition = np.pad(self._condition, more, constant_values=ABSENT)
-        self._gpu_model = np.pad(self._gpu_model, more)
+        shape = (self._capacity, width)
+        self._free = _grown(self._free, shape, NOT_KNOWN)
+        self._condition = _grown(self._condition, shape, ABSENT)
+        self._gpu_model = _grown(self._gpu_model, shape, 0)
         self._width = width
 
     def _amounts(self, known: dict[str, Ints], resource: str, figure: Callable[[NodeView], int]) -> Ints:
@@ -343,7 +345,7 @@ def _reindex(rows: dict[Any, set[int]], row: int, old: frozenset[Any], new: froz
         rows.setdefault(key, set()).add(row)
 
 
-def _grown(array: NDArray[Any], capacity: int, filling: Any) -> NDArray[Any]:
-    grown = np.full((capacity, *array.shape[1:]), filling, array.dtype)
-    grown[: len(array)] = array
+def _grown(array: NDArray[Any], shape: tuple[int, ...], filling: Any) -> NDArray[Any]:
+    grown = np.full(shape, filling, array.dtype, order="F")
+    grown[tuple(slice(length) for length in array.shape)] = array
     return grown

@@ -167,7 +167,7 @@ def _gpu(view: NodeView, gpu: GpuReport, *, fresh: bool) -> GpuLine:
         total_bytes=gpu.total_bytes,
         foreign_bytes=gpu.foreign_bytes,
         headroom_bytes=gpu.headroom_bytes,
-        held_bytes=sum(model.bytes for model in view.held_on(gpu.uuid)),
+        held_bytes=view.held_on(gpu.uuid),
         free_bytes=view.free_on(gpu) if fresh else None,
         healthy=gpu.healthy,
         reason=gpu.reason,

@@ -7,7 +7,7 @@ from typing import Any
 from berth.contract.errors import InvalidValue, UnreadableReport
 from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName
 from berth.contract.keys import Keys
-from berth.contract.memory import Held, free_bytes
+from berth.contract.memory import free_bytes
 from berth.contract.report import GpuReport, NodeReport
 from binder.amounts import units
 
@@ -39,20 +39,21 @@ class NodeFacts:
 class NodeView:
     """A node with what its pods and models take.
 
-    `held_anywhere`: bytes of pods whose GPU cannot be read. They are counted on every GPU, because
+    `held`: bytes on each GPU. `held_anywhere`: bytes of pods whose GPU cannot be read. They are counted on every GPU, because
     they are on one of them and nobody knows on which.
     """
 
     facts: NodeFacts
     used: Mapping[str, int] = field(default_factory=dict)
-    held: Mapping[GpuUuid, tuple[Held, ...]] = field(default_factory=dict)
-    held_anywhere: tuple[Held, ...] = ()
+    held: Mapping[GpuUuid, int] = field(default_factory=dict)
+    held_anywhere: int = 0
     model_ids: frozenset[ModelId] = frozenset()
     model_names: frozenset[ModelName] = frozenset()
     host_ports: frozenset[HostPort] = frozenset()
 
-    def held_on(self, gpu: GpuUuid) -> tuple[Held, ...]:
-        return (*self.held.get(gpu, ()), *self.held_anywhere)
+    def held_on(self, gpu: GpuUuid) -> int:
+        """Bytes that models hold on one GPU, or may hold there."""
+        return self.held.get(gpu, 0) + self.held_anywhere
 
     def free_on(self, gpu: GpuReport) -> int | None:
         """The memory rule for one GPU of this node; None when it is not known."""

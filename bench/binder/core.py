@@ -138,10 +138,16 @@ def _bound_pods(size: int) -> Iterator[objects.Json]:
         index = number % size
         uuid = f"GPU-{index}-{gpu}"
         choice = GpuChoice(GpuUuid(uuid), gpu, ask.gpu_gib * objects.GIB)
-        pod["metadata"] |= {"uid": f"bound-{number}", "namespace": f"team-{number % 50}", "resourceVersion": "1"}
+        pod["metadata"] |= {
+            "uid": f"bound-{number}",
+            "namespace": f"team-{number % 50}",
+            "resourceVersion": "1",
+        }
         pod["metadata"]["annotations"][objects.KEYS.gpu] = choice.encode()
         pod["metadata"]["labels"]["app"] = f"app-{number % 1000}"
-        pod["metadata"]["managedFields"] = [{"manager": "kubectl", "fieldsV1": {f"f:{i}": {} for i in range(40)}}]
+        pod["metadata"]["managedFields"] = [
+            {"manager": "kubectl", "fieldsV1": {f"f:{i}": {} for i in range(40)}}
+        ]
         pod["spec"]["nodeName"] = objects.node_name(index)
         pod["status"] = {
             "phase": "Running",
@@ -181,7 +187,12 @@ def _kind(number: int, chance: random.Random) -> str:
             spec["affinity"] = {"podAntiAffinity": {_REQUIRED: [term]}}
         case 3:
             spec["topologySpreadConstraints"] = [
-                {"maxSkew": 2, "topologyKey": _ZONE_LABEL, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": selector}
+                {
+                    "maxSkew": 2,
+                    "topologyKey": _ZONE_LABEL,
+                    "whenUnsatisfiable": "DoNotSchedule",
+                    "labelSelector": selector,
+                }
             ]
         case 4:
             pod["metadata"]["annotations"][objects.KEYS.gpu_count] = "2"

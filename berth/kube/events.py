@@ -14,12 +14,15 @@ from berth.kube.client import JsonObject, KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.times import rfc3339, utc_now
 from berth.runtime.logs import fields
+from berth.runtime.tasks import supervise
 
 log = logging.getLogger(__name__)
 
 EventType = Literal["Normal", "Warning"]
 
-_QUEUE_LIMIT = 1000
+# Eight writers, so that a burst of pods is told of while it is news; a pod has one of them, so that
+# what is said of it stays in order.
+_WRITERS, _QUEUE_LIMIT = 8, 2500
 _REMEMBERED = 4096
 # The API server refuses longer notes (events.k8s.io: 1 kB).
 _MESSAGE_LIMIT = 1024
@@ -40,32 +43,41 @@ class _Known:
 
 
 class EventRecorder:
-    """Queues events without waiting and writes them in one task. Events are help for people: a full
+    """Queues events without waiting and writes them in the background. Events are help for people: a full
     queue or an API server that is away loses some, and says so in the log."""
 
     def __init__(
         self, client: KubeClient, *, component: str, host: str = "", now: Callable[[], datetime] = utc_now
     ) -> None:
         self._client, self._component, self._host, self._now = client, component, host, now
-        self._queue: asyncio.Queue[_Note] = asyncio.Queue(_QUEUE_LIMIT)
+        self._queues: list[asyncio.Queue[_Note]] = [asyncio.Queue(_QUEUE_LIMIT) for _ in range(_WRITERS)]
         self._known: OrderedDict[_Note, _Known] = OrderedDict()
 
     def record(self, pod: PodRef, type: EventType, reason: str, message: str) -> None:
         """Say something about a pod. Never waits, never raises."""
         try:
-            self._queue.put_nowait(_Note(pod, type, reason, message[:_MESSAGE_LIMIT]))
+            queue = self._queues[hash(pod.uid) % _WRITERS]
+            queue.put_nowait(_Note(pod, type, reason, message[:_MESSAGE_LIMIT]))
         except asyncio.QueueFull:
             log.warning("event lost: queue full", extra=fields(pod=pod, reason=reason))
 
     async def run(self) -> None:
         """Write events for ever."""
-        while True:
-            await self._write_safely(await self._queue.get())
+        async with supervise() as tasks:
+            for number, queue in enumerate(self._queues):
+                tasks.eternal(f"events {number}", self._write_all(queue))
 
     async def flush(self) -> None:
         """Write what is queued, for a process that ends. Bounded by the client's own timeouts."""
-        while not self._queue.empty():
-            await self._write_safely(self._queue.get_nowait())
+        await asyncio.gather(*(self._write_rest(queue) for queue in self._queues))
+
+    async def _write_all(self, queue: "asyncio.Queue[_Note]") -> None:
+        while True:
+            await self._write_safely(await queue.get())
+
+    async def _write_rest(self, queue: "asyncio.Queue[_Note]") -> None:
+        while not queue.empty():
+            await self._write_safely(queue.get_nowait())
 
     async def _write_safely(self, note: _Note) -> None:
         try:

@@ -14,7 +14,7 @@ from aiohttp import ClientError
 from tritonclient.utils import InferenceServerException
 
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.memory import Held, free_bytes
+from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.report import ModelState, NodeReport
 from binder import top
 from localcluster.inference import infer_rest
@@ -40,7 +40,8 @@ async def settled(user: User) -> None:
             for model in report.models:
                 assert model.pod_uid in live, f"{model.model_name} on {name} has no pod"
             for gpu in report.gpus:
-                held = [Held(m.requested_bytes, m.measured_bytes) for m in report.models if m.gpu == gpu.uuid]
+                models = [m for m in report.models if gpu.uuid in m.gpus]
+                held = sum(held_bytes(m.requested_bytes, m.measured_bytes) for m in models)
                 left = free_bytes(gpu, held)
                 assert left is not None
                 assert left >= 0, f"{gpu.uuid} is over its memory by {-left}"

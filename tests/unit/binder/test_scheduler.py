@@ -101,7 +101,7 @@ class Bench:
 
     def held(self) -> int:
         (view,) = self.scheduler.state.views()
-        return sum(one.bytes for one in view.held_on(gpu().uuid))
+        return int(view.held_on(gpu().uuid))
 
 
 @asynccontextmanager
