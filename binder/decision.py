@@ -109,7 +109,7 @@ class Decider:
 
     def refresh(self) -> None:
         """Take over what has changed in the state."""
-        for name in self.state.take_touched():
+        for name in sorted(self.state.take_touched()):  # rows in one order, whatever the sets' is
             view = self.state.find(name)
             if view is None:
                 self.table.drop(name)

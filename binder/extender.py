@@ -112,10 +112,10 @@ class Extender:
         ref = PodRef(args.string("PodNamespace"), args.string("PodName"), PodUid(args.string("PodUID")))
         node = NodeName(args.string("Node"))
         # A task of the scheduler's: it ends with the leadership, whoever still waits for the answer.
-        error = await self._scheduler.in_flight(self._place(ref, node))
+        error = await self._scheduler.in_flight(self.place(ref, node))
         return web.json_response({"Error": error})
 
-    async def _place(self, ref: PodRef, node: NodeName) -> str:
+    async def place(self, ref: PodRef, node: NodeName) -> str:
         """Decide the GPU and bind; "" or what went wrong."""
         try:
             pod = slim(await self._scheduler.read(paths.pod(ref.namespace, ref.name)))

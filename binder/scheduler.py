@@ -16,6 +16,7 @@ from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, has_ended, is_deleting, node_of, pod_ref
 from berth.contract.quantity import format_bytes
+from berth.kube import paths
 from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.events import EventRecorder
@@ -46,6 +47,8 @@ BINDS_AT_ONCE = 64
 # Ghosts and stale heartbeats are matters of time, not of events: look now and then.
 _TICK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
+# Longer than a Binding and the watch that shows it ever take.
+_OVERDUE_SECONDS = 60.0
 # Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
 _CLOSE_LOOKS = 2
 
@@ -79,22 +82,23 @@ class Scheduler:
         strategy: Strategy,
         events: EventRecorder,
         metrics: BinderMetrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client, self._keys, self._name, self._strategy = client, keys, scheduler_name, strategy
-        self._events, self._metrics = events, metrics
+        self._events, self._metrics, self._clock = events, metrics, clock
         self._notices = Notices(client, events)
-        failures = LoadFailures(time.monotonic)
-        self.cluster = Cluster(keys, strategy, excluded=failures.excluded)
+        failures = LoadFailures(clock)
+        self.cluster = Cluster(keys, strategy, clock=clock, excluded=failures.excluded)
         self.state = self.cluster.state
-        self.queue = SchedulingQueue(time.monotonic)
-        self._room = RoomMaker(client, self.cluster, events, time.monotonic)
+        self.queue = SchedulingQueue(clock)
+        self.room = RoomMaker(client, self.cluster, events, clock)
         self._replacer = Replacer(client, keys, scheduler_name, failures, events)
         metrics.follow(self.queue, self.state)
         self._unreadable: dict[PodUid, _Unreadable] = {}
         self._wake = asyncio.Event()
         self._news = False
-        self._slots = asyncio.Semaphore(BINDS_AT_ONCE)
         self._binds: set[asyncio.Task[Any]] = set()
+        self._asked: set[str] = set()  # pods and nodes
         self._learning: asyncio.Task[None] | None = None
         self._stopping = False
         self.leads = False
@@ -131,15 +135,21 @@ class Scheduler:
         self.leads = True
         try:
             async with supervise() as tasks:
-                tasks.eternal("notices", self._notices.run())
-                tasks.eternal("room", self._room.run())
-                tasks.eternal("replacing", self._replacer.run())
+                for name, work in self.background().items():
+                    tasks.eternal(name, work)
                 while True:
-                    await self._pass()
+                    self._wake.clear()
+                    self.step()
+                    await asyncio.sleep(0)  # a wait for what is there already would let nobody else run
+                    await wait_until_set(self._wake, timeout_seconds=self._pause())
         finally:
             self._metrics.leader.set(0)
             self.leads = False
-            await self._abandon_binds()
+            await self.abandon()
+
+    def background(self) -> "dict[str, Coroutine[Any, Any, None]]":
+        """What a leader does beside placing pods, for ever."""
+        return {"notices": self._notices.run(), "room": self.room.run(), "replacing": self._replacer.run()}
 
     async def drain(self) -> None:
         """Decide nothing more and wait, within bounds, for the Bindings in flight."""
@@ -147,17 +157,26 @@ class Scheduler:
         if self._binds:
             await asyncio.wait(self._binds, timeout=_STOP_SECONDS)
 
-    async def _pass(self) -> None:
-        """Place what can be placed now, then wait for news or for the next pod's time."""
-        self._wake.clear()
-        if self.state.expire_ghosts() or self._room.expire():
+    def step(self) -> None:
+        """Place one pod that can be placed now; ask to be called again at once if there may be more.
+
+        One at a time, because the watches must be heard between two decisions.
+        """
+        if self.state.expire_ghosts() or self.room.expire():
             self._news = True
         self._wake_queue()
         self._tell_unreadable()
-        await self._place_ready()
-        due = None if self._stopping else self.queue.seconds_to_next()
-        pause = _TICK_SECONDS if due is None else max(0.01, min(due, _TICK_SECONDS))
-        await wait_until_set(self._wake, timeout_seconds=pause)
+        self._ask_for_overdue()
+        # Asked only now: a pod may have changed or gone while there was no slot.
+        waiting = None if self._stopping or self._is_busy() else self.queue.pop()
+        if waiting is not None:
+            self._place(waiting)
+            self._wake.set()
+
+    def _pause(self) -> float:
+        """Until the next pod's time, at most; a slot that comes free wakes, too."""
+        due = None if self._stopping or self._is_busy() else self.queue.seconds_to_next()
+        return _TICK_SECONDS if due is None else min(due, _TICK_SECONDS)
 
     def _wake_queue(self) -> None:
         """Bring forward the pods that may fit now: one look for all pods of a shape."""
@@ -167,7 +186,7 @@ class Scheduler:
         looked: dict[Shape, bool] = {}
 
         def may_fit(demand: Demand) -> bool:
-            if self._room.waits_for_room(demand):
+            if self.room.waits_for_room(demand):
                 return True
             if demand.shape not in looked:
                 looked[demand.shape] = self.cluster.decider.fits_somewhere(demand.shape)
@@ -175,25 +194,16 @@ class Scheduler:
 
         self.queue.wake(may_fit)
 
-    async def _place_ready(self) -> None:
-        while True:
-            await self._slots.acquire()
-            # Asked only now: a pod may have changed or gone while there was no slot.
-            waiting = None if self._stopping else self.queue.pop()
-            if waiting is None:
-                self._slots.release()
-                return
-            self._place(waiting)
-            await asyncio.sleep(0)  # the watches must be heard between two decisions
+    def _is_busy(self) -> bool:
+        return len(self._binds) >= BINDS_AT_ONCE
 
     def _place(self, waiting: Waiting) -> None:
-        """Decide and assume in one step; the slot is given back by what follows."""
+        """Decide and assume in one step."""
         with self._metrics.decision_seconds.time():
-            outcome = self._room.decide(waiting.demand)
+            outcome = self.room.decide(waiting.demand)
         if isinstance(outcome, Placement):
             self._bind_in_background(waiting, outcome)
         else:
-            self._slots.release()
             self._park(waiting, outcome)
 
     def _park(self, waiting: Waiting, refusal: Refusal) -> None:
@@ -201,7 +211,7 @@ class Scheduler:
         counts = refusal.counts(self.cluster.decider.table)
         self._metrics.refused(counts)
         message = summary(self.cluster.decider, waiting.demand, refusal)
-        if sacrifice := self._room.make_room(waiting.demand, refusal):
+        if sacrifice := self.room.make_room(waiting.demand, refusal):
             names = ", ".join(str(victim.ref) for victim in sacrifice.victims)
             message = f"{message}; waits for node {sacrifice.placement.node} to be rid of {names}"
         if message != waiting.reasons:
@@ -237,7 +247,7 @@ class Scheduler:
     def _no_longer_waits(self, uid: PodUid) -> None:
         self.queue.remove(uid)
         self._unreadable.pop(uid, None)
-        self._room.give_up(uid)
+        self.room.give_up(uid)
 
     def learn(self, demand: Demand) -> None:
         """What is asked for decides what GPUs are worth. Learned in the background, one at a time."""
@@ -269,7 +279,11 @@ class Scheduler:
         return failure.why if failure is not None else ""
 
     def _bind_in_background(self, waiting: Waiting, placement: Placement) -> None:
-        task = asyncio.create_task(self._bind(waiting, placement))
+        self._start(self._bind(waiting, placement))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """In the background; a Binding, or a question that has to do with one."""
+        task = asyncio.create_task(work)
         self._binds.add(task)
         task.add_done_callback(self._bind_done)
 
@@ -335,13 +349,49 @@ class Scheduler:
         message = f"placed {ref} on {node}, {where}, {format_bytes(gpu.bytes)}"
         self._events.record(ref, "Normal", "Scheduled", message)
 
+    def _ask_for_overdue(self) -> None:
+        """A watch that broke off may never show a pod that was bound and deleted meanwhile."""
+        for ref in self.state.overdue(seconds=_OVERDUE_SECONDS):
+            if ref.uid not in self._asked and not self._is_busy():
+                self._asked.add(ref.uid)
+                self._start(self._ask(ref))
+        for node in self.state.unsettled():
+            if node not in self._asked and not self._is_busy():
+                self._asked.add(node)
+                self._start(self._ask_node(node))
+
+    async def _ask_node(self, name: NodeName) -> None:
+        """What the node's report says now, however far its watch is behind."""
+        asked_at = self._clock()
+        try:
+            node = await self._client.get(paths.node(name))
+            self.on_node(Change(ChangeKind.SET, node))
+            self._note(self.state.settle(name, asked_at=asked_at))
+        except NotFound:
+            self.state.remove_node(name)
+        except KubeError as error:
+            log.warning("node not asked", extra=fields(node=name, error=error))
+            await asyncio.sleep(_TICK_SECONDS)
+        finally:
+            self._asked.discard(name)
+
+    async def _ask(self, ref: PodRef) -> None:
+        try:
+            pod = await current_pod(self._client, ref)
+            if pod is None:
+                self._note(self.state.remove_pod(ref.uid))
+            elif node_of(pod) is not None:
+                self.on_pod(Change(ChangeKind.SET, slim(pod)))
+        finally:
+            self._asked.discard(ref.uid)
+
     def _bind_done(self, task: "asyncio.Task[None]") -> None:
         self._binds.discard(task)
-        self._slots.release()
+        self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("binding broke", exc_info=error)
 
-    async def _abandon_binds(self) -> None:
+    async def abandon(self) -> None:
         """A leader that is not sure to lead any more must not write: its successor decides now."""
         tasks = [*self._binds, *([] if self._learning is None else [self._learning])]
         for task in tasks:

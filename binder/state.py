@@ -7,9 +7,10 @@ Memory is held until the *model* is gone, not the pod. Four kinds of holders, on
 - a *nominated* pod: it waits for others to make room for it there (preemption);
 - a *ghost*: a pod that was bound or assumed and is gone. It stays until a report that had listed it
   no longer does. The agent writes a report that lists a pod before it loads anything for it, so a
-  ghost that no report has ever listed holds nothing; it is dropped after GHOST_GRACE_SECONDS, which
-  covers the delay between the watches of pods and nodes. No ghost outlives GHOST_LIMIT_SECONDS: what
-  the report still lists by then is held for that reason alone, and says so.
+  ghost that no report has ever listed holds nothing. That is believed once the node itself has been
+  asked (`unsettled`, `settle`), GHOST_GRACE_SECONDS after the pod's end, for a watch of nodes may be
+  far behind that of pods. No ghost outlives GHOST_LIMIT_SECONDS: what the report still lists by then
+  is held for that reason alone.
 
 Besides, whatever a report lists is held, also when this binder never saw its pod.
 """
@@ -18,12 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
-from berth.contract.pod import has_ended, is_deleting, node_of, pod_ref
+from berth.contract.pod import PodRef, has_ended, is_deleting, node_of, pod_ref
 from berth.contract.report import ModelReport, NodeReport
 from binder.amounts import total
 from binder.demand import Demand
@@ -58,6 +60,7 @@ class ClusterState:
         self._nodes: dict[NodeName, NodeFacts] = {}
         self._bound: dict[PodUid, Holder] = {}
         self._assumed: dict[PodUid, Holder] = {}
+        self._assumed_at: dict[PodUid, float] = {}
         self._nominated: dict[PodUid, Holder] = {}
         self._ghosts: dict[PodUid, Ghost] = {}
         # Holders that some report of their node has listed.
@@ -90,8 +93,8 @@ class ClusterState:
     def set_node(self, node: JsonObject) -> bool:
         facts = parse_node(node, self._keys)
         known = self._nodes.get(facts.name)
-        if known == facts:
-            return False
+        if known == facts or (known is not None and known.version > facts.version):
+            return False  # a watch that is behind tells nothing new of a node that was asked
         self._nodes[facts.name] = facts
         self._touch(facts.name)
         if facts.report is not None:
@@ -150,6 +153,7 @@ class ClusterState:
         self._lift(uid)
         self._require_room(demand, node, gpu)
         holder = self._assumed[uid] = placed_holder(demand, node, gpu)
+        self._assumed_at[uid] = self._clock()
         self._put_on_node(uid, holder, listed=False)
         ref, apart = demand.model.ref, demand.neighbours.anti_affinity
         self.pods.put(uid, Neighbour(ref.namespace, demand.labels, node, keeps_away=apart))
@@ -158,6 +162,11 @@ class ClusterState:
         """The assumed binding did not happen: nothing was ever there. A pod seen bound stays."""
         if uid in self._assumed:
             self._lift(uid)
+
+    def overdue(self, *, seconds: float) -> list[PodRef]:
+        """Pods that were assumed so long ago, and that no watch has shown since."""
+        since = self._clock() - seconds
+        return [self._assumed[uid].ref for uid, then in self._assumed_at.items() if then <= since]
 
     def nominate(self, demand: Demand, node: NodeName, gpu: GpuChoice) -> None:
         """Keep a place for a pod for which others are about to go."""
@@ -179,14 +188,21 @@ class ClusterState:
         return self._nominated
 
     def expire_ghosts(self) -> bool:
-        """Drop ghosts that no report ever listed and whose grace is over, and those that are too old
-        whoever lists them. True if there were any."""
-        now, old = self._clock(), []
-        for uid, ghost in self._ghosts.items():  # in the order in which they came
-            if now - ghost.since < GHOST_GRACE_SECONDS:
-                break
-            if now - ghost.since >= self._lifetime(uid):
-                old.append(uid)
+        """Drop ghosts that are too old, whoever lists them. True if there were any."""
+        old = [uid for uid, _ in self._ghosts_before(self._clock() - GHOST_LIMIT_SECONDS)]
+        for uid in old:
+            self._lift(uid)
+        return bool(old)
+
+    def unsettled(self) -> set[NodeName]:
+        """Nodes to ask about ghosts that no report has listed and whose grace is over."""
+        ghosts = self._ghosts_before(self._clock() - GHOST_GRACE_SECONDS)
+        return {ghost.holder.node for uid, ghost in ghosts if uid not in self._listed}
+
+    def settle(self, node: NodeName, *, asked_at: float) -> bool:
+        """The node has been asked then, and what it said was told here. True if something became free."""
+        ghosts = self._ghosts_before(asked_at - GHOST_GRACE_SECONDS)
+        old = [uid for uid, g in ghosts if g.holder.node == node and uid not in self._listed]
         for uid in old:
             self._lift(uid)
         return bool(old)
@@ -268,8 +284,9 @@ class ClusterState:
         ghost = self._ghosts.get(uid)
         return self._present(uid) or (None if ghost is None else ghost.holder)
 
-    def _lifetime(self, uid: PodUid) -> float:
-        return GHOST_LIMIT_SECONDS if uid in self._listed else GHOST_GRACE_SECONDS
+    def _ghosts_before(self, time: float) -> list[tuple[PodUid, Ghost]]:
+        """Those whose pod had gone by then; they stand in the order in which they came."""
+        return list(takewhile(lambda item: item[1].since <= time, self._ghosts.items()))
 
     def _report_of(self, node: NodeName) -> NodeReport | None:
         facts = self._nodes.get(node)
@@ -307,6 +324,7 @@ class ClusterState:
                 _decrement(self.claims, (holder.ref.namespace, claim))
         for kind in (self._bound, self._assumed, self._nominated, self._ghosts):
             kind.pop(uid, None)
+        self._assumed_at.pop(uid, None)
         self._listed.discard(uid)
         self._by_node[holder.node].discard(uid)
         if not self._by_node[holder.node]:

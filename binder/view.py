@@ -17,7 +17,7 @@ HostPort = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What the Node object says. `report_error`: the annotation is there and cannot be read."""
+    """What the Node object says; `version`: which of its states. `report_error`: the annotation is there and cannot be read."""
 
     name: NodeName
     labels: Mapping[str, str]
@@ -26,6 +26,7 @@ class NodeFacts:
     allocatable: Mapping[str, int]
     report: NodeReport | None
     report_error: str = ""
+    version: int = field(default=0, compare=False)
 
     @property
     def content(self) -> "NodeFacts":
@@ -80,7 +81,13 @@ def parse_node(node: JsonObject, keys: Keys) -> NodeFacts:
         allocatable=_allocatable(status.get("allocatable") or {}),
         report=report,
         report_error=error,
+        version=_version(meta.get("resourceVersion")),
     )
+
+
+def _version(text: str | None) -> int:
+    """Versions of one object grow (KEP-5504); 0 where that is not a number."""
+    return int(text) if text and text.isdecimal() else 0
 
 
 def _report(text: str | None) -> tuple[NodeReport | None, str]:

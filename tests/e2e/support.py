@@ -111,6 +111,11 @@ class User:
         items: list[Json] = listed["items"]
         return items
 
+    async def events_of(self, app: str) -> list[Json]:
+        """Events about pods of one Deployment, those that are gone among them."""
+        listed = await self.client.get(paths.events("default"))
+        return [e for e in listed["items"] if e["involvedObject"]["name"].startswith(f"{app}-")]
+
     async def event(self, pod: Json, reason: str, *, seconds: float = 30) -> str:
         """The newest message of one reason."""
 

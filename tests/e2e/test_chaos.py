@@ -68,7 +68,9 @@ async def settled(user: User) -> None:
 
 async def deploy_all(user: User, source: str) -> None:
     for app in MODELS:
-        await user.apply(model_deployment(app, source=source, gpu_mem="3Gi"))
+        # One of them is placed by kube-scheduler with the extender.
+        spec = {"schedulerName": "trtis-kube-scheduler"} if app == "blue" else {}
+        await user.apply(model_deployment(app, source=source, gpu_mem="3Gi", pod_spec=spec))
 
 
 def kill_proxy(user: User, rng: random.Random) -> Callable[[], object]:

@@ -101,16 +101,37 @@ def test_a_ghost_that_is_listed_only_later_is_held_too(state: ClusterState, cloc
     assert held(state) == 4 * GIB
 
 
-def test_a_ghost_that_no_report_ever_listed_is_held_for_the_grace_only(
+def test_a_ghost_that_no_report_ever_listed_is_held_until_the_node_was_asked_after_its_grace(
     state: ClusterState, clock: Clock
 ) -> None:
     state.set_pod(bound())
     state.remove_pod(PodUid("p1"))
     clock.now += GHOST_GRACE_SECONDS - 0.1
-    assert not state.expire_ghosts()
-    assert held(state) == 4 * GIB
+    assert not state.unsettled()
+    assert not state.settle(N1, asked_at=clock.now)
     clock.now += 0.1
-    assert state.expire_ghosts()
+    assert state.unsettled() == {N1}
+    assert held(state) == 4 * GIB
+    assert state.settle(N1, asked_at=clock.now)
+    assert held(state) == 0
+
+
+def test_a_watch_that_is_behind_does_not_undo_what_the_node_said_when_it_was_asked(
+    state: ClusterState, clock: Clock
+) -> None:
+    def version(number: int, *models: ModelReport) -> dict[str, Any]:
+        found = says(*models, generation=number)
+        found["metadata"]["resourceVersion"] = str(number)
+        return found
+
+    state.set_pod(bound())
+    state.remove_pod(PodUid("p1"))
+    clock.now += GHOST_GRACE_SECONDS
+    state.set_node(version(7, listed("p1", requested=4 * GIB)))
+    assert not state.settle(N1, asked_at=clock.now)
+    state.set_node(version(6))
+    assert held(state) == 4 * GIB
+    state.set_node(version(8))
     assert held(state) == 0
 
 

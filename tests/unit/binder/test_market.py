@@ -1,0 +1,97 @@
+"""What a GPU's remainder is worth, and what that makes the binder choose."""
+
+import dataclasses
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from berth.contract.ids import GpuUuid
+from binder.cluster import Cluster
+from binder.cutting_stock import CELLS, remainder_values
+from binder.decision import Placement
+from binder.demand import parse_demand
+from binder.market import Arrivals, price
+from binder.strategies import LeastFragmentation
+from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+
+
+def test_without_any_demand_a_remainder_is_worth_its_share() -> None:
+    assert remainder_values({}) == pytest.approx(np.arange(CELLS + 1) / CELLS)
+
+
+def test_what_nobody_asks_for_is_worth_nothing() -> None:
+    worth = remainder_values({400: 10.0})
+    assert worth[399] == 0
+    assert worth[400] == worth[799] == pytest.approx(0.5)
+    assert worth[800] == worth[CELLS] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_duals_are_a_feasible_price_and_the_best_one(seed: int) -> None:
+    """Weak duality both ways: no pattern is worth more than a GPU, and the demand's worth is what the
+    best mix of patterns costs, which is at least the memory that is asked for."""
+    chance = random.Random(seed)
+    demand = {chance.randrange(100, 1001): float(chance.randrange(1, 50)) for _ in range(5)}
+    worth = remainder_values(demand)
+    assert (np.diff(worth) >= -1e-9).all()
+    assert worth[0] == 0
+    sizes = sorted(demand)
+    for counts in itertools.product(*(range(CELLS // size + 1) for size in sizes)):
+        if sum(n * size for n, size in zip(counts, sizes, strict=True)) <= CELLS:
+            assert sum(n * worth[size] for n, size in zip(counts, sizes, strict=True)) <= 1 + 1e-6
+    gpus = sum(count * worth[size] for size, count in demand.items())
+    assert gpus >= sum(count * size for size, count in demand.items()) / CELLS - 1e-6
+
+
+def cluster_of(strategy: LeastFragmentation, *nodes: dict[str, object]) -> Cluster:
+    cluster = Cluster(KEYS, strategy, clock=lambda: 0.0)
+    for one in nodes:
+        cluster.state.set_node(one)
+        cluster.decider.table.beat(one["metadata"]["name"], 1.0)  # type: ignore[index]
+    return cluster
+
+
+def test_a_remainder_that_nobody_could_use_is_not_left_behind() -> None:
+    """Pods of 6 GiB are what comes: 2 of them fill 12 GiB, and 4 GiB on a GPU of 10 GiB are lost anyway."""
+    strategy = LeastFragmentation()
+    cluster = cluster_of(
+        strategy,
+        node("n1", says=report(gpu("GPU-1", total=12 * GIB))),
+        node("n2", says=report(gpu("GPU-2", total=12 * GIB, foreign_bytes=2 * GIB))),
+    )
+    for _ in range(25):
+        strategy.arrivals.note(parse_demand(pod(mem="6Gi"), KEYS).shape)
+    cluster.decider.refresh()
+    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+    small = cluster.decider.decide(parse_demand(pod(mem="4Gi"), KEYS))
+    assert isinstance(small, Placement)
+    assert small.gpu.uuid == GpuUuid("GPU-2")
+
+
+def test_a_rare_product_is_kept_for_those_who_need_it() -> None:
+    strategy = LeastFragmentation()
+    rare = dataclasses.replace(gpu("GPU-1"), product="A100")
+    cluster = cluster_of(
+        strategy,
+        node("n1", says=report(rare), labels={"product": "rare"}),
+        *(node(f"n{i}", says=report(gpu(f"GPU-{i}"))) for i in range(2, 6)),
+    )
+    anywhere = parse_demand(pod(mem="8Gi"), KEYS)
+    first = cluster.decider.decide(anywhere)
+    assert isinstance(first, Placement)
+    assert first.node == "n1"  # nothing tells them apart, but their order
+    picky = parse_demand(pod(mem="8Gi", nodeSelector={"product": "rare"}), KEYS)
+    for _ in range(25):
+        strategy.arrivals.note(picky.shape)
+    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+    second = cluster.decider.decide(anywhere)
+    assert isinstance(second, Placement)
+    assert second.node == "n2"
+
+
+def test_prices_are_renewed_ever_more_rarely() -> None:
+    arrivals, shape = Arrivals(), parse_demand(pod(), KEYS).shape
+    due = [number for number in range(1, 5001) if arrivals.note(shape)]
+    assert due == [25, 50, 100, 200, 400, 800, 2400, 4000]
