@@ -14,7 +14,6 @@ from berth.kube.client import JsonObject, KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.times import rfc3339, utc_now
 from berth.runtime.logs import fields
-from berth.runtime.tasks import supervise
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +62,7 @@ class EventRecorder:
 
     async def run(self) -> None:
         """Write events for ever."""
-        async with supervise() as tasks:
-            for number, queue in enumerate(self._queues):
-                tasks.eternal(f"events {number}", self._write_all(queue))
+        await asyncio.gather(*(self._write_all(queue) for queue in self._queues))
 
     async def flush(self) -> None:
         """Write what is queued, for a process that ends. Bounded by the client's own timeouts."""

@@ -27,7 +27,9 @@ class Supervisor:
 
     def eternal(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
         """Run `work` until the supervisor ends; its return is a failure."""
-        self._eternal.append(self._group.create_task(_must_not_return(name, work), name=name))
+        task = self._group.create_task(_must_not_return(name, work), name=name)
+        task.add_done_callback(lambda _: work.close())  # cancelled before it began, it was never awaited
+        self._eternal.append(task)
 
     def cancel(self) -> None:
         for task in self._eternal:

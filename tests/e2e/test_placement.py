@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import yaml
 
 from berth.kube.errors import NotFound
@@ -73,7 +74,7 @@ async def test_a_pinned_pod_stays_and_its_condition_says_why(user: User, picky: 
     assert "pinned to server triton" in condition["message"]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def important(user: User) -> str:
     name = "berth-important"
     try:
