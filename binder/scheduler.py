@@ -37,6 +37,7 @@ from binder.remedy import remedy
 from binder.replacing import Replacer
 from binder.room import RoomMaker
 from binder.strategies import LeastFragmentation, Strategy
+from binder.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class Scheduler:
         self.state = self.cluster.state
         self.queue = SchedulingQueue(clock)
         self.room = RoomMaker(client, self.cluster, events, clock)
+        self._troubles = Troubles(self.state, events)
         self._replacer = Replacer(client, keys, scheduler_name, failures, events)
         metrics.follow(self.queue, self.state)
         self._unreadable: dict[PodUid, _Unreadable] = {}
@@ -113,10 +115,10 @@ class Scheduler:
 
     def on_node(self, change: Change) -> bool:
         helps = self.cluster.on_node(change)
-        if change.kind is ChangeKind.SET:
-            view = self.state.find(NodeName(change.object["metadata"]["name"]))
-            if view is not None:
-                self._replacer.look_at(view)
+        name = NodeName(change.object["metadata"]["name"])
+        self._troubles.look_at(name)
+        if (view := self.state.find(name)) is not None:
+            self._replacer.look_at(view)
         return helps
 
     def on_pod(self, change: Change) -> bool:
@@ -166,6 +168,7 @@ class Scheduler:
             self._news = True
         self._wake_queue()
         self._tell_unreadable()
+        self._troubles.tell()
         self._ask_for_overdue()
         # Asked only now: a pod may have changed or gone while there was no slot.
         waiting = None if self._stopping or self._is_busy() else self.queue.pop()

@@ -1,0 +1,59 @@
+"""What the owners of placed pods are told when their node or GPU is in trouble."""
+
+from typing import Any
+
+import pytest
+
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, NodeName
+from binder.state import ClusterState
+from binder.troubles import Troubles
+from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+
+N1 = NodeName("n1")
+PLACED = pod("p1", mem="12Gi", on="n1", choice=GpuChoice(GpuUuid("GPU-a"), 0, 12 * GIB))
+CASES: dict[str, tuple[Any, str, str]] = {
+    "report deleted": (node(), "NodeReportGone", "n1"),
+    "GPU off the bus": (node(says=report(gpu("GPU-b"))), "GPULost", "GPU-a"),
+    "GPU sick": (node(says=report(gpu(healthy=False, reason="Xid 79"))), "GPUUnhealthy", "Xid 79"),
+    "GPU smaller": (node(says=report(gpu(total=10 * GIB))), "GPUOvercommitted", "2 GiB over"),
+}
+
+
+class Events:
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+
+    def record(self, ref: Any, kind: str, reason: str, message: str) -> None:
+        self.said.append((reason, message))
+
+
+def world() -> tuple[ClusterState, Events, Troubles]:
+    state, events = ClusterState(KEYS, clock=lambda: 0.0), Events()
+    state.set_node(node(says=report()))
+    state.set_pod(PLACED)
+    return state, events, Troubles(state, events)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_each_trouble_is_told_once_and_again_when_it_comes_back(case: str) -> None:
+    after, reason, detail = CASES[case]
+    state, events, troubles = world()
+    for _ in range(2):
+        state.set_node(after)
+        for _ in range(2):
+            troubles.look_at(N1)
+            troubles.tell()
+        state.set_node(node(says=report()))
+        troubles.look_at(N1)
+        troubles.tell()
+    assert [said[0] for said in events.said] == [reason, reason]
+    assert detail in events.said[0][1]
+
+
+def test_a_node_that_is_gone() -> None:
+    state, events, troubles = world()
+    state.remove_node(N1)
+    troubles.look_at(N1)
+    troubles.tell()
+    assert [said[0] for said in events.said] == ["NodeGone"]
