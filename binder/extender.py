@@ -80,7 +80,7 @@ class Extender:
     async def _filter(self, request: web.Request) -> web.StreamResponse:
         args = await _arguments(request)
         try:
-            demand = self._demand(args.object("Pod").data)
+            demand = self._demand(_pod_of(args))
         except InvalidPod as error:
             return web.json_response({"Error": f"the pod cannot be placed: {error}"})
         self._learn(demand)
@@ -99,7 +99,7 @@ class Extender:
 
     async def _prioritize(self, request: web.Request) -> web.StreamResponse:
         args = await _arguments(request)
-        demand = _gpu_only(self._demand(args.object("Pod").data))
+        demand = _gpu_only(self._demand(_pod_of(args)))
         names = args.strings("NodeNames")
         scores = self._decider.scores(demand)
         rows = [self._decider.table.row_of.get(NodeName(name)) for name in names]
@@ -184,6 +184,14 @@ def _points(figures: "np.ndarray[Any, np.dtype[np.float64]]") -> list[int]:
     points = np.where(known, np.floor((BEST_SCORE - 1) * (np.where(known, figures, low) - low) / span), 0)
     points[int(figures.argmax())] = BEST_SCORE
     return [int(point) for point in points]
+
+
+def _pod_of(args: Fields) -> JsonObject:
+    """The pod, if it is one. Raises InvalidValue."""
+    pod = args.object("Pod")
+    pod.object("metadata").string("name")
+    pod.object("spec")
+    return pod.data
 
 
 async def _arguments(request: web.Request) -> Fields:

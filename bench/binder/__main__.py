@@ -24,10 +24,10 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.binder", description=__doc__.partition("\n")[0])
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--nodes", type=int, default=1000, metavar="N", help="GPU nodes (default 1000)")
     common.add_argument("--json", type=Path, metavar="FILE", help="write the figures for programs")
     benches = parser.add_subparsers(dest="bench", required=True)
-    benches.add_parser("core", parents=[common], help="decisions alone")
+    core = benches.add_parser("core", parents=[common], help="decisions alone")
+    core.add_argument("--nodes", type=int, metavar="N", help="one size (default: 100, 1000, 5000, 20000)")
     _cluster_options(benches.add_parser("cluster", parents=[common], help="beside kube-scheduler"))
     return parser
 
@@ -36,6 +36,7 @@ def _cluster_options(parser: argparse.ArgumentParser) -> None:
     def number(flag: str, default: int, text: str) -> None:
         parser.add_argument(flag, type=int, default=default, metavar="N", help=f"{text} (default {default})")
 
+    number("--nodes", 1000, "GPU nodes")
     number("--pods", 5000, "pods of the throughput measure")
     number("--rounds", 2, "turns of each scheduler; the medians are shown")
     number("--limit-seconds", 300, "a throughput measure that takes longer is broken off")

@@ -17,7 +17,7 @@ from statistics import mean
 from typing import Any
 
 from bench.packing.churn import refused_percent
-from bench.packing.cluster import Packed
+from bench.packing.cluster import FGD, Packed, strategy_of
 from bench.packing.trace import GPU_BYTES, Task, read_nodes, read_tasks
 from binder.strategies import STRATEGIES
 
@@ -54,7 +54,7 @@ def _run(job: tuple[argparse.Namespace, int]) -> dict[str, dict[str, float]]:
 
 def allocated_percent(nodes: list[Any], tasks: list[Task], strategy: str, seed: int) -> dict[str, float]:
     """Share of all GPUs that is given out when 100 % and 130 % of them have been asked for."""
-    cluster = Packed(nodes, strategy, seed)
+    cluster = Packed(nodes, strategy_of(strategy, tasks, seed))
     offered, marks, result = 0.0, list(_MARKS), {}
     for number, task in enumerate(_inflow(tasks, Random(seed))):
         offered += task.gpus
@@ -84,7 +84,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.packing", description=__doc__)
     parser.add_argument("--nodes", type=Path, required=True, help="CSV: sn,cpu_milli,memory_mib,gpu,model")
     parser.add_argument("--pods", type=Path, required=True, help="CSV of tasks in the openb format")
-    parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[0])
+    parser.add_argument("--strategy", choices=(*STRATEGIES, FGD), default=STRATEGIES[0])
     parser.add_argument("--seeds", default="42-51", help="one, or a range (default: 42-51)")
     parser.add_argument("--json", type=Path, help="write the result here, too")
     parser.add_argument(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from bench.packing.cluster import Packed
+from bench.packing.cluster import Packed, strategy_of
 from bench.packing.trace import Task
 
 # Of mean lifetimes: until the cluster is in its steady state, and how long is measured then.
@@ -20,7 +20,7 @@ def refused_percent(
     nodes: list[Any], tasks: list[Task], strategy: str, seed: int, load: float, lifetimes: str
 ) -> float:
     """Share of the GPUs asked for that no place was found for, once the cluster is warm."""
-    random, cluster = Random(seed), Packed(nodes, strategy, seed)
+    random, cluster = Random(seed), Packed(nodes, strategy_of(strategy, tasks, seed))
     ends: list[tuple[float, str, Task]] = []
     offered = refused = 0.0
     for number, (now, task, life) in enumerate(_arrivals(tasks, random, load * cluster.gpus, lifetimes)):

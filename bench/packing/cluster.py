@@ -1,9 +1,11 @@
 """A cluster that takes one task after another, by the binder's own state and decisions."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from bench.packing.fgd import FragmentationGradient
 from bench.packing.trace import KEYS, Task, demand
 from berth.contract.ids import PodUid
 from binder.decision import Decider, Placement
@@ -11,14 +13,23 @@ from binder.market import price
 from binder.state import ClusterState
 from binder.strategies import LeastFragmentation, Strategy, make_strategy
 
+FGD = "fgd"
+
+
+def strategy_of(name: str, tasks: Sequence[Task], seed: int) -> Strategy:
+    """One of the binder's, or the published one to compare with."""
+    if name == FGD:
+        return FragmentationGradient(tasks)
+    return make_strategy(name, np.random.default_rng(seed))
+
 
 class Packed:
     """`gpus`: how many there are; `allocated`: how much of them is given out."""
 
-    def __init__(self, nodes: list[dict[str, Any]], strategy: str, seed: int) -> None:
+    def __init__(self, nodes: list[dict[str, Any]], strategy: Strategy) -> None:
         self._now = 0.0
         self._state = ClusterState(KEYS, clock=lambda: self._now)
-        self._strategy: Strategy = make_strategy(strategy, np.random.default_rng(seed))
+        self._strategy = strategy
         self._decider = Decider(self._state, self._strategy, clock=lambda: self._now)
         for node in nodes:
             self._state.set_node(node)
