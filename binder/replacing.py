@@ -47,19 +47,22 @@ class Replacer:
         self._failures, self._events = failures, events
         # Failed loads that have not been dealt with, by pod, and those that have.
         self._failed: dict[PodUid, tuple[NodeName, ModelReport]] = {}
-        self._settled: dict[PodUid, str] = {}
+        self._settled: dict[NodeName, dict[PodUid, str]] = {}
         self._wake = asyncio.Event()
 
     def look_at(self, view: NodeView) -> None:
         """Take note of the loads that the node's report calls failed."""
-        report = view.facts.report
-        for model in () if report is None else report.models:
-            uid = model.pod_uid
-            if model.state is not ModelState.FAILED:
-                self._failed.pop(uid, None)
-                self._settled.pop(uid, None)
-            elif self._settled.get(uid) != model.reason and len(self._failed) < _QUEUE_LIMIT:
-                self._failed[uid] = (view.facts.name, model)
+        node, report = view.facts.name, view.facts.report
+        models = {} if report is None else {m.pod_uid: m for m in report.models}
+        failed = {uid: m for uid, m in models.items() if m.state is ModelState.FAILED}
+        for uid in models.keys() - failed.keys():
+            self._failed.pop(uid, None)
+        before = self._settled.pop(node, {})
+        if settled := {uid: reason for uid, reason in before.items() if uid in failed}:
+            self._settled[node] = settled
+        for uid, model in failed.items():
+            if settled.get(uid) != model.reason and len(self._failed) < _QUEUE_LIMIT:
+                self._failed[uid] = (node, model)
                 self._wake.set()
 
     async def run(self) -> None:
@@ -80,7 +83,7 @@ class Replacer:
                 else:
                     backoff.reset()
                     self._failed.pop(uid, None)
-                    self._settled[uid] = model.reason
+                    self._settled.setdefault(node, {})[uid] = model.reason
 
     async def _settle(self, node: NodeName, model: ModelReport) -> None:
         try:

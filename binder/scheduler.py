@@ -101,6 +101,7 @@ class Scheduler:
         self._news = False
         self._binds: set[asyncio.Task[Any]] = set()
         self._asked: set[str] = set()  # pods and nodes
+        self._next_tick = 0.0
         self._learning: asyncio.Task[None] | None = None
         self._stopping = False
         self.leads = False
@@ -164,17 +165,23 @@ class Scheduler:
 
         One at a time, because the watches must be heard between two decisions.
         """
-        if self.state.expire_ghosts() or self.room.expire():
-            self._news = True
+        if self._clock() >= self._next_tick:
+            self._tick()
         self._wake_queue()
         self._tell_unreadable()
-        self._troubles.tell()
-        self._ask_for_overdue()
         # Asked only now: a pod may have changed or gone while there was no slot.
         waiting = None if self._stopping or self._is_busy() else self.queue.pop()
         if waiting is not None:
             self._place(waiting)
             self._wake.set()
+
+    def _tick(self) -> None:
+        """What is a matter of time."""
+        self._next_tick = self._clock() + _TICK_SECONDS
+        if self.state.expire_ghosts() or self.room.expire():
+            self._news = True
+        self._troubles.tell()
+        self._ask_for_overdue()
 
     def _pause(self) -> float:
         """Until the next pod's time, at most; a slot that comes free wakes, too."""

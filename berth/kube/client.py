@@ -123,7 +123,8 @@ async def open_client(kubeconfig: str | None) -> AsyncIterator[KubeClient]:
     except OSError as error:
         raise ConfigError(f"--kubeconfig: certificates cannot be read: {error}") from error
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS)
-    connector = aiohttp.TCPConnector(ssl=tls, limit=64)
+    # More than any process asks for at once: whoever renews a Lease must not wait behind its own writes.
+    connector = aiohttp.TCPConnector(ssl=tls, limit=128)
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, read_bufsize=_LINE_BYTES
     ) as session:
