@@ -105,6 +105,8 @@ class _Binder:
             name=LEASE,
             identity=_identity(self._options.extender_url),
         )
+        # Asked before every Binding: a process that was stopped for a while learns of it here first.
+        self._scheduler.may_write = election.is_certain
         try:
             await _either(asyncio.create_task(election.acquire()), stop)
             if stop.is_set():

@@ -87,6 +87,7 @@ class Scheduler:
     ) -> None:
         self._client, self._keys, self._name, self._strategy = client, keys, scheduler_name, strategy
         self._events, self._metrics, self._clock = events, metrics, clock
+        self.may_write: Callable[[], bool] = lambda: True
         self._notices = Notices(client, events)
         failures = LoadFailures(clock)
         self.cluster = Cluster(keys, strategy, clock=clock, excluded=failures.excluded)
@@ -165,6 +166,8 @@ class Scheduler:
 
         One at a time, because the watches must be heard between two decisions.
         """
+        if not self.may_write():
+            return  # the leadership's own task will end this one
         if self._clock() >= self._next_tick:
             self._tick()
         self._wake_queue()
@@ -308,6 +311,10 @@ class Scheduler:
     async def _try_to_bind(self, demand: Demand, placement: Placement) -> _Failure | None:
         """None once the pod is bound, here or elsewhere; the assumption is settled either way."""
         ref = demand.model.ref
+        if not self.may_write():
+            # Stopped, suspended or starved for so long that somebody else may lead by now.
+            self.state.forget(ref.uid)
+            return _Failure("this replica is not sure to lead any more", None)
         try:
             with self._metrics.bind_seconds.time():
                 await post_binding(self._client, self._keys, ref, placement)

@@ -72,6 +72,10 @@ class Election:
             except TimeoutError:
                 raise LeadershipLost(f"{self._name}: not renewed in time") from None
 
+    def is_certain(self) -> bool:
+        """No other candidate can lead at this moment, whatever this process has slept through."""
+        return self._clock() < self._renewed_at + self._times.renew_deadline_seconds
+
     async def release(self) -> None:
         """Let go of the Lease at once so that the next candidate need not wait for its end."""
         try:

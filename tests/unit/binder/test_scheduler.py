@@ -1,6 +1,7 @@
 """The scheduler beside an API server that fails as real ones do."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -73,7 +74,7 @@ class Events:
 
 
 class Bench:
-    def __init__(self, *, total_gib: int = 16) -> None:
+    def __init__(self, *, total_gib: int = 16, clock: Callable[[], float] = time.monotonic) -> None:
         self.api, self.events = Api(), Events()
         self.scheduler = Scheduler(
             self.api,  # type: ignore[arg-type]
@@ -82,6 +83,7 @@ class Bench:
             strategy=make_strategy("binpack", np.random.default_rng(1)),
             events=self.events,  # type: ignore[arg-type]
             metrics=BinderMetrics(CollectorRegistry()),
+            clock=clock,
         )
         self.hear = {source.name: source.hear for source in self.scheduler.sources("berth-system")}
         self.tell("nodes", node(says=report(gpu(total=total_gib * GIB))))
@@ -289,3 +291,29 @@ async def test_an_old_event_of_a_bound_pod_does_not_queue_it_again() -> None:
         bench.tell("pods", pod("p1"))
         await asyncio.sleep(0.1)
     assert len(bench.api.bindings) == 1
+
+
+async def test_a_leader_that_slept_through_its_lease_binds_nothing_more() -> None:
+    """Stopped between a decision and its Binding; its successor has decided since."""
+    bench = Bench()
+    async with running(bench):
+        bench.add("p1")
+        bench.scheduler.step()
+        bench.scheduler.may_write = lambda: False
+        await asyncio.sleep(0.1)
+    assert bench.api.bindings == []
+    assert bench.held() == 0
+
+
+async def test_a_pod_that_was_bound_and_never_shown_is_asked_for() -> None:
+    now = [0.0]
+    bench = Bench(clock=lambda: now[0])
+    bench.add("p1")
+    bench.scheduler.step()
+    await until(lambda: bench.api.bindings)
+    await asyncio.sleep(0.01)
+    del bench.api.pods["p1"]  # and the watch that would have told of it broke off
+    now[0] += 61
+    bench.scheduler.step()
+    await until(lambda: not bench.scheduler.state.assumed_count)
+    assert bench.scheduler.state.ghost_count == 1
