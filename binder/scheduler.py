@@ -16,7 +16,6 @@ from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, has_ended, is_deleting, node_of, pod_ref
 from berth.contract.quantity import format_bytes
-from berth.kube import paths
 from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.events import EventRecorder
@@ -27,6 +26,7 @@ from binder.binding import current_pod, may_have_happened, post_binding
 from binder.cluster import Cluster, Source, slim
 from binder.decision import Placement, Refusal
 from binder.demand import Demand, Shape, parse_demand
+from binder.doubts import Doubts
 from binder.explain import summary
 from binder.load_failures import LoadFailures
 from binder.market import price
@@ -48,8 +48,6 @@ BINDS_AT_ONCE = 64
 # Ghosts and stale heartbeats are matters of time, not of events: look now and then.
 _TICK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
-# Longer than a Binding and the watch that shows it ever take.
-_OVERDUE_SECONDS = 60.0
 # Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
 _CLOSE_LOOKS = 2
 
@@ -95,13 +93,15 @@ class Scheduler:
         self.queue = SchedulingQueue(clock)
         self.room = RoomMaker(client, self.cluster, events, clock)
         self._troubles = Troubles(self.state, events)
+        self._doubts = Doubts(
+            client, self.state, on_pod=self.on_pod, on_node=self.on_node, freed=self._note, clock=clock
+        )
         self._replacer = Replacer(client, keys, scheduler_name, failures, events)
         metrics.follow(self.queue, self.state)
         self._unreadable: dict[PodUid, _Unreadable] = {}
         self._wake = asyncio.Event()
         self._news = False
         self._binds: set[asyncio.Task[Any]] = set()
-        self._asked: set[str] = set()  # pods and nodes
         self._next_tick = 0.0
         self._learning: asyncio.Task[None] | None = None
         self._stopping = False
@@ -153,7 +153,12 @@ class Scheduler:
 
     def background(self) -> "dict[str, Coroutine[Any, Any, None]]":
         """What a leader does beside placing pods, for ever."""
-        return {"notices": self._notices.run(), "room": self.room.run(), "replacing": self._replacer.run()}
+        return {
+            "notices": self._notices.run(),
+            "room": self.room.run(),
+            "replacing": self._replacer.run(),
+            "doubts": self._doubts.run(),
+        }
 
     async def drain(self) -> None:
         """Decide nothing more and wait, within bounds, for the Bindings in flight."""
@@ -184,7 +189,7 @@ class Scheduler:
         if self.state.expire_ghosts() or self.room.expire():
             self._news = True
         self._troubles.tell()
-        self._ask_for_overdue()
+        self._doubts.look()
 
     def _pause(self) -> float:
         """Until the next pod's time, at most; a slot that comes free wakes, too."""
@@ -292,11 +297,7 @@ class Scheduler:
         return failure.why if failure is not None else ""
 
     def _bind_in_background(self, waiting: Waiting, placement: Placement) -> None:
-        self._start(self._bind(waiting, placement))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """In the background; a Binding, or a question that has to do with one."""
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(self._bind(waiting, placement))
         self._binds.add(task)
         task.add_done_callback(self._bind_done)
 
@@ -365,42 +366,6 @@ class Scheduler:
         log.info("placed", extra=fields(pod=ref, node=node, gpu=gpu.uuid, bytes=gpu.bytes))
         message = f"placed {ref} on {node}, {where}, {format_bytes(gpu.bytes)}"
         self._events.record(ref, "Normal", "Scheduled", message)
-
-    def _ask_for_overdue(self) -> None:
-        """A watch that broke off may never show a pod that was bound and deleted meanwhile."""
-        for ref in self.state.overdue(seconds=_OVERDUE_SECONDS):
-            if ref.uid not in self._asked and not self._is_busy():
-                self._asked.add(ref.uid)
-                self._start(self._ask(ref))
-        for node in self.state.unsettled():
-            if node not in self._asked and not self._is_busy():
-                self._asked.add(node)
-                self._start(self._ask_node(node))
-
-    async def _ask_node(self, name: NodeName) -> None:
-        """What the node's report says now, however far its watch is behind."""
-        asked_at = self._clock()
-        try:
-            node = await self._client.get(paths.node(name))
-            self.on_node(Change(ChangeKind.SET, node))
-            self._note(self.state.settle(name, asked_at=asked_at))
-        except NotFound:
-            self.state.remove_node(name)
-        except KubeError as error:
-            log.warning("node not asked", extra=fields(node=name, error=error))
-            await asyncio.sleep(_TICK_SECONDS)
-        finally:
-            self._asked.discard(name)
-
-    async def _ask(self, ref: PodRef) -> None:
-        try:
-            pod = await current_pod(self._client, ref)
-            if pod is None:
-                self._note(self.state.remove_pod(ref.uid))
-            elif node_of(pod) is not None:
-                self.on_pod(Change(ChangeKind.SET, slim(pod)))
-        finally:
-            self._asked.discard(ref.uid)
 
     def _bind_done(self, task: "asyncio.Task[None]") -> None:
         self._binds.discard(task)

@@ -16,6 +16,7 @@ from berth.contract.pod import PodRef
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
+from binder.doubts import OVERDUE_SECONDS
 from binder.metrics import BinderMetrics
 from binder.scheduler import Scheduler
 from binder.strategies import make_strategy
@@ -308,12 +309,10 @@ async def test_a_leader_that_slept_through_its_lease_binds_nothing_more() -> Non
 async def test_a_pod_that_was_bound_and_never_shown_is_asked_for() -> None:
     now = [0.0]
     bench = Bench(clock=lambda: now[0])
-    bench.add("p1")
-    bench.scheduler.step()
-    await until(lambda: bench.api.bindings)
-    await asyncio.sleep(0.01)
-    del bench.api.pods["p1"]  # and the watch that would have told of it broke off
-    now[0] += 61
-    bench.scheduler.step()
-    await until(lambda: not bench.scheduler.state.assumed_count)
+    async with running(bench):
+        bench.add("p1")
+        await until(lambda: bench.events.said)
+        del bench.api.pods["p1"]  # and the watch that would have told of it broke off
+        now[0] += OVERDUE_SECONDS
+        await until(lambda: not bench.scheduler.state.assumed_count)
     assert bench.scheduler.state.ghost_count == 1

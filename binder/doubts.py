@@ -1,0 +1,80 @@
+"""Asks the API server where the watches alone cannot be believed.
+
+A watch that breaks off may never show a pod that was bound and deleted meanwhile; and a watch of nodes
+may be so far behind that of pods that a model looks as if it had never been loaded.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from berth.contract.ids import NodeName
+from berth.contract.pod import PodRef, node_of
+from berth.kube import paths
+from berth.kube.client import KubeClient
+from berth.kube.errors import KubeError, NotFound
+from berth.kube.informer import Change, ChangeKind
+from berth.runtime.logs import fields
+from binder.binding import current_pod
+from binder.cluster import slim
+from binder.state import ClusterState
+
+log = logging.getLogger(__name__)
+
+# Longer than a Binding and the watch that shows it ever take.
+OVERDUE_SECONDS = 60.0
+
+Hear = Callable[[Change], bool]
+
+
+class Doubts:
+    """`look` finds whom to ask, `run` asks. `freed` is told when something became free."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: ClusterState,
+        *,
+        on_pod: Hear,
+        on_node: Hear,
+        freed: Callable[[bool], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self._client, self._state, self._clock = client, state, clock
+        self._on_pod, self._on_node, self._freed = on_pod, on_node, freed
+        self._wake = asyncio.Event()
+
+    def look(self) -> None:
+        """Is there anything to ask? Cheap; never waits."""
+        if self._state.overdue(seconds=OVERDUE_SECONDS) or self._state.unsettled():
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Ask for ever, one question at a time."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for ref in self._state.overdue(seconds=OVERDUE_SECONDS):
+                await self._ask_pod(ref)
+            for node in sorted(self._state.unsettled()):
+                await self._ask_node(node)
+
+    async def _ask_pod(self, ref: PodRef) -> None:
+        pod = await current_pod(self._client, ref)
+        if pod is None:
+            self._freed(self._state.remove_pod(ref.uid))
+        elif node_of(pod) is not None:
+            self._on_pod(Change(ChangeKind.SET, slim(pod)))
+
+    async def _ask_node(self, name: NodeName) -> None:
+        """What the node's report says now, however far its watch is behind."""
+        asked_at = self._clock()
+        try:
+            node = await self._client.get(paths.node(name))
+        except NotFound:
+            self._state.remove_node(name)
+        except KubeError as error:  # asked again at the next look
+            log.warning("node not asked", extra=fields(node=name, error=error))
+        else:
+            self._on_node(Change(ChangeKind.SET, node))
+            self._freed(self._state.settle(name, asked_at=asked_at))
