@@ -12,8 +12,8 @@ from typing import Any
 from bench.packing.cluster import Packed, strategy_of
 from bench.packing.trace import Task
 
-# Of mean lifetimes: until the cluster is in its steady state, and how long is measured then.
-_WARM_UP, _MEASURED = 2.0, 3.0
+# Of mean lifetimes: until the policy has made the cluster its own, and how long is measured then.
+_WARM_UP, _MEASURED = 0.5, 2.0
 
 
 def refused_percent(
@@ -44,6 +44,10 @@ def _arrivals(
     mean_life = sum(lives) / len(lives)
     share = [life / mean_life if lifetimes == "trace" else 1.0 for life in lives]
     held = sum(task.gpus * life for task, life in zip(tasks, share, strict=True)) / len(tasks)
+    # Those who would be there already: the longer one lives the likelier, and some of it is over.
+    for chosen in random.choices(range(len(tasks)), share, k=round(gpus / held)):
+        life = random.random() * share[chosen] if lifetimes == "trace" else random.expovariate(1.0)
+        yield 0.0, tasks[chosen], life
     now = 0.0
     while True:
         now += random.expovariate(gpus / held)

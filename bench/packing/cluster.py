@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bench.packing.fgd import FragmentationGradient
-from bench.packing.trace import KEYS, Task, demand
+from bench.packing.trace import GPU_BYTES, KEYS, Task, demand
 from berth.contract.ids import PodUid
 from binder.decision import Decider, Placement
 from binder.market import price
@@ -24,7 +24,7 @@ def strategy_of(name: str, tasks: Sequence[Task], seed: int) -> Strategy:
 
 
 class Packed:
-    """`gpus`: how many there are; `allocated`: how much of them is given out."""
+    """`gpus`: how many there are, in GPUs of GPU_BYTES; `allocated`: how much of them is given out."""
 
     def __init__(self, nodes: list[dict[str, Any]], strategy: Strategy) -> None:
         self._now = 0.0
@@ -34,7 +34,7 @@ class Packed:
         for node in nodes:
             self._state.set_node(node)
             self._decider.table.beat(node["metadata"]["name"], np.inf)
-        self.gpus = sum(len(view.gpus) for view in self._state.views())
+        self.gpus = sum(gpu.total_bytes or 0 for view in self._state.views() for gpu in view.gpus) / GPU_BYTES
         self.allocated = 0.0
 
     def offer(self, task: Task, uid: str) -> bool:
