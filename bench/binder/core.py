@@ -95,7 +95,7 @@ def _measure(size: int) -> dict[str, float]:
 def _decisions(
     cluster: Cluster, strategy: LeastFragmentation, asks: Sequence[Demand], size: int
 ) -> list[float]:
-    """Seconds of each decision with its assumption. A pod departs after each."""
+    """Seconds of each decision with its assumption. For each pod that is placed another one departs."""
     chance, times = random.Random(3), []
     there = [f"bound-{number}" for number in range(size * _PODS_PER_NODE)]
     for number, demand in enumerate(asks):
@@ -107,9 +107,9 @@ def _decisions(
             times.append(time.perf_counter() - began)
         if isinstance(outcome, Placement):
             there.append(demand.model.ref.uid)
-        gone = chance.randrange(len(there))
-        there[gone], there[-1] = there[-1], there[gone]
-        cluster.state.remove_pod(PodUid(there.pop()))
+            gone = chance.randrange(len(there))
+            there[gone], there[-1] = there[-1], there[gone]
+            cluster.state.remove_pod(PodUid(there.pop()))
         if strategy.arrivals.note(demand.shape):  # the binder learns in a thread
             strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
     return times
