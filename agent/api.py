@@ -20,7 +20,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import ModelName, parse_model_name
 from berth.contract.pod import ModelPod, PodRef
-from berth.contract.report import ModelState
+from berth.contract.report import Failure, ModelState
 from berth.kube.errors import KubeError
 from berth.runtime.logs import fields
 from berth.runtime.process import starting
@@ -56,6 +56,10 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (OSError, grpc.StatusCode.RESOURCE_EXHAUSTED),
 )
 _STATES = {state: f"MODEL_STATE_{state.name}" for state in ModelState}
+_FAILURES: dict[Failure | None, str] = {
+    None: "FAILURE_CLASS_UNSPECIFIED",
+    **{failure: f"FAILURE_CLASS_{failure.name}" for failure in Failure},
+}
 
 T = TypeVar("T")
 
@@ -305,8 +309,9 @@ def _metadata(context: Context) -> dict[str, str]:
 
 
 def _progress(model: Model) -> pb.LoadProgress:
-    failure = pb.FAILURE_CLASS_UNSPECIFIED if model.failure is None else model.failure.value
-    return pb.LoadProgress(state=_STATES[model.state], reason=model.reason, failure_class=failure)
+    return pb.LoadProgress(
+        state=_STATES[model.state], reason=model.reason, failure_class=_FAILURES[model.failure]
+    )
 
 
 def _status(model: Model, access: pb.TritonAccess | None) -> pb.ModelStatus:

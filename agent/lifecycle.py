@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from agent.failures import FailureClass, classify
+from agent.failures import classify
 from agent.gpus import GpuReading, GpusUnknown
 from agent.metrics import AgentMetrics
 from agent.model_config import InvalidModel, load_config
@@ -18,7 +18,7 @@ from agent.repository import Record, Repository
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.pod import PodRef
-from berth.contract.report import ModelState
+from berth.contract.report import Failure, ModelState
 from berth.kube.events import EventType
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
@@ -145,13 +145,13 @@ class Lifecycle:
         try:
             loaded_now = await self._load_until_settled(model, model.name)
         except InvalidModel as error:
-            await self._failed(model, str(error), FailureClass.INVALID_MODEL)
+            await self._failed(model, str(error), Failure.INVALID_MODEL)
         except TritonRefused as error:
             await self._failed(model, str(error), classify(str(error)))
         except (TritonUnavailable, TimeoutError) as error:
-            await self._failed(model, f"not loaded: {error}", FailureClass.TRANSIENT)
+            await self._failed(model, f"not loaded: {error}", Failure.TRANSIENT)
         except OSError as error:
-            await self._failed(model, f"repository: {error}", FailureClass.TRANSIENT)
+            await self._failed(model, f"repository: {error}", Failure.TRANSIENT)
         else:
             self._models.set(model, ModelState.READY)
             if loaded_now:
@@ -242,7 +242,7 @@ class Lifecycle:
         log.info("model loaded", extra=fields(model=model.name, pod=model.ref, seconds=round(seconds, 2)))
         self._events.record(model.ref, "Normal", "ModelLoaded", f"Triton serves {model.name}")
 
-    async def _failed(self, model: Model, reason: str, failure: FailureClass) -> None:
+    async def _failed(self, model: Model, reason: str, failure: Failure) -> None:
         """Leave nothing in Triton. The files stay only if they have served: then they are not to blame."""
         assert model.name is not None
         log.warning(
@@ -257,7 +257,7 @@ class Lifecycle:
         except (TritonError, OSError) as error:
             log.warning("failed model not removed yet", extra=fields(model=model.name, error=error))
         self._models.set(model, ModelState.FAILED, reason, failure=failure)
-        self._metrics.load_failed(failure.name.lower())
+        self._metrics.load_failed(failure.value)
         self._events.record(model.ref, "Warning", "ModelLoadFailed", reason)
 
     async def _take_from_triton(self, name: ModelName, model: Model | None) -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from agent.failures import FailureClass
 from agent.mock_gpus import Resident
 from agent.repository import Record
 from berth.contract.gpu_choice import GpuChoice
@@ -26,7 +25,7 @@ class Model:
     deleting: bool = False
     state: ModelState = ModelState.PENDING
     reason: str = ""
-    failure: FailureClass | None = None
+    failure: Failure | None = None
     measured_bytes: int | None = None
     # Triton holds it: its memory is taken. Changed by `Models.set_resident` only.
     resident: bool = False
@@ -44,7 +43,7 @@ class Model:
             state=self.state,
             reason=self.reason[:512],
             other_gpus=() if self.gpu is None else tuple(gpu.uuid for gpu in self.gpu.others),
-            failure=None if self.failure is None else Failure[self.failure.name],
+            failure=self.failure,
         )
 
 
@@ -114,7 +113,7 @@ class Models:
         return model
 
     def set(
-        self, model: Model, state: ModelState, reason: str = "", *, failure: FailureClass | None = None
+        self, model: Model, state: ModelState, reason: str = "", *, failure: Failure | None = None
     ) -> None:
         if (model.state, model.reason, model.failure) != (state, reason, failure):
             model.state, model.reason, model.failure = state, reason, failure

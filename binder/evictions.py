@@ -2,8 +2,9 @@
 
 from berth.contract.pod import PodRef
 from berth.kube import paths
-from berth.kube.client import STRATEGIC_PATCH, KubeClient
+from berth.kube.client import KubeClient
 from berth.kube.errors import NotFound
+from binder.pod_status import patch_status
 
 
 async def evict(client: KubeClient, ref: PodRef) -> None:
@@ -22,6 +23,4 @@ async def evict(client: KubeClient, ref: PodRef) -> None:
 
 async def set_nominated_node(client: KubeClient, ref: PodRef, node: str) -> None:
     """Say in the pod's status for which node it waits; "" for none. Raises KubeError."""
-    body = {"metadata": {"uid": ref.uid}, "status": {"nominatedNodeName": node or None}}
-    path = f"{paths.pod(ref.namespace, ref.name)}/status"
-    await client.patch(path, body, content_type=STRATEGIC_PATCH)
+    await patch_status(client, ref, {"nominatedNodeName": node or None})

@@ -91,7 +91,7 @@ def gpu_fit(table: NodeTable, shape: Shape, rows: Rows) -> GpuFit:
     """The memory rule for every GPU of these nodes: as many as are asked for must each have the bytes."""
     condition, count = table.condition[rows], shape.gpu_count
     present = condition != ABSENT
-    wanted = present & _products(table, shape, rows) if shape.products else present
+    wanted = present & _products(table, shape, rows) if shape.products and table.models else present
     usable = wanted & (condition == USABLE)
     after = table.free[rows] - shape.request_bytes
     fits = usable & (after >= 0)
@@ -128,6 +128,12 @@ def _service_codes(table: NodeTable, shape: Shape, rows: Rows) -> Codes:
     return table.service.map(rows, code, np.int8)
 
 
+def wanted_models(table: NodeTable, shape: Shape) -> Bools:
+    """Which of the table's GPU models are of a product that the pod asks for."""
+    return np.array(
+        [not shape.products or product in shape.products for product, _ in table.models], np.bool_
+    )
+
+
 def _products(table: NodeTable, shape: Shape, rows: Rows) -> Bools:
-    allowed = np.array([product in shape.products for product, _ in table.models] or [False], np.bool_)
-    return allowed[table.gpu_model[rows]]
+    return wanted_models(table, shape)[table.gpu_model[rows]]

@@ -52,9 +52,6 @@ class Selector:
         return Selector((*self.requirements, *(r for r in more if r not in self.requirements)))
 
 
-EVERYTHING = Selector(())
-
-
 def parse_selector(selector: JsonObject | None) -> Selector | None:
     """None for a selector that matches nothing."""
     if selector is None:

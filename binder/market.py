@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from binder.cutting_stock import CELLS, remainder_values
 from binder.demand import Shape
-from binder.filters import affinity_mask
+from binder.filters import affinity_mask, wanted_models
 from binder.table import USABLE, Bools, Floats, NodeTable
 
 _UNITS = ("cpu", "memory")
@@ -164,9 +164,7 @@ def _pour(amount: float, level: Floats, share: Floats, allowed: Bools) -> None:
 
 
 def _allowed(table: NodeTable, shape: Shape, sizes: NDArray[np.int64], usable: Bools) -> Bools:
-    allowed: Bools = sizes >= shape.request_bytes
-    if shape.products:
-        allowed = allowed & np.array([product in shape.products for product, _ in table.models], np.bool_)
+    allowed: Bools = (sizes >= shape.request_bytes) & wanted_models(table, shape)
     if not shape.node_selector and not shape.node_affinity:
         return allowed
     reachable = np.zeros(len(sizes), np.bool_)

@@ -8,14 +8,14 @@ from typing import Any
 
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
-from berth.kube import paths
-from berth.kube.client import STRATEGIC_PATCH, KubeClient
+from berth.kube.client import KubeClient
 from berth.kube.errors import Conflict, Invalid, KubeError, NotFound
 from berth.kube.events import EventRecorder
 from berth.kube.times import rfc3339, utc_now
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
+from binder.pod_status import patch_status
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,4 @@ class Notices:
         }
         if notice.turned:  # the time of the status, not of the message
             condition["lastTransitionTime"] = rfc3339(utc_now())
-        # The uid is a precondition: a successor of the same name is somebody else.
-        body = {"metadata": {"uid": notice.ref.uid}, "status": {"conditions": [condition]}}
-        path = f"{paths.pod(notice.ref.namespace, notice.ref.name)}/status"
-        await self._client.patch(path, body, content_type=STRATEGIC_PATCH)
+        await patch_status(self._client, notice.ref, {"conditions": [condition]})

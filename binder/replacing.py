@@ -15,7 +15,7 @@ from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, is_deleting, node_of
 from berth.contract.report import ModelReport, ModelState
 from berth.kube import paths
-from berth.kube.client import STRATEGIC_PATCH, KubeClient
+from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.events import EventRecorder
 from berth.kube.times import rfc3339, utc_now
@@ -24,6 +24,7 @@ from berth.runtime.logs import fields
 from binder.demand import Demand, parse_demand
 from binder.evictions import evict
 from binder.load_failures import CURABLE, EXCLUDED_SECONDS, LoadFailures, model_key
+from binder.pod_status import patch_status
 from binder.view import NodeView
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,4 @@ class Replacer:
             "message": message,
             "lastTransitionTime": rfc3339(utc_now()),
         }
-        body = {"metadata": {"uid": ref.uid}, "status": {"conditions": [condition]}}
-        path = f"{paths.pod(ref.namespace, ref.name)}/status"
-        await self._client.patch(path, body, content_type=STRATEGIC_PATCH)
+        await patch_status(self._client, ref, {"conditions": [condition]})

@@ -81,7 +81,6 @@ class NodeTable:
     """Rows are given out in order of arrival and used again."""
 
     def __init__(self) -> None:
-        self.names: list[NodeName | None] = []
         self.row_of: dict[NodeName, int] = {}
         self._spare: list[int] = []
         self.clock = 0
@@ -109,7 +108,7 @@ class NodeTable:
 
     def __len__(self) -> int:
         """How many rows are given out, spare ones among them."""
-        return len(self.names)
+        return len(self._views)
 
     @property
     def all_rows(self) -> slice:
@@ -183,7 +182,7 @@ class NodeTable:
         before = self._views[row]
         self.clock += 1
         self._changed[row] = self.clock
-        if before is None or _moves(before.facts, view.facts):
+        if before is None or (before.facts is not view.facts and _moves(before.facts, view.facts)):
             self._moved[row] = self.clock
             self._place(row, view.facts)
         self._index(row, before, view)
@@ -198,7 +197,7 @@ class NodeTable:
         self.clock += 1
         self._changed[row] = self._moved[row] = self.clock
         self._index(row, self._views[row], None)
-        self._views[row], self.names[row] = None, None
+        self._views[row] = None
         self._live[row] = False
         self.service.set(row, None)
         self._free[row], self._condition[row] = NOT_KNOWN, ABSENT
@@ -255,10 +254,8 @@ class NodeTable:
             return row
         if self._spare:
             row = self._spare.pop()
-            self.names[row] = name
         else:
-            row = len(self.names)
-            self.names.append(name)
+            row = len(self._views)
             self._views.append(None)
             if row >= self._capacity:
                 self._lengthen()

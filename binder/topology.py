@@ -90,15 +90,11 @@ def _has_company(table: NodeTable, around: Surroundings, demand: Demand) -> Bool
     """Pods that match all terms at once count; while there are none the first of a group that wants
     to be together may go anywhere where all the labels are."""
     terms = demand.neighbours.affinity
-    pods = (
-        [pod.node for pod in around.pods.matching(terms[0], around.namespaces)]
-        if len(terms) == 1
-        else [
-            pod.node
-            for pod in around.pods.matching(terms[0], around.namespaces)
-            if all(t.matches(pod.namespace, around.labels_of(pod.namespace), pod.labels) for t in terms[1:])
-        ]
-    )
+    pods = [
+        pod.node
+        for pod in around.pods.matching(terms[0], around.namespaces)
+        if all(t.matches(pod.namespace, around.labels_of(pod.namespace), pod.labels) for t in terms[1:])
+    ]
     found = np.ones(len(table), np.bool_)
     labelled = found.copy()
     anywhere = False

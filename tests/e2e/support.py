@@ -1,8 +1,10 @@
 """What the end-to-end tests share: waiting for a state with a bound, and speaking to the cluster as a user does."""
 
 import asyncio
+import io
 import json
 import sys
+import tarfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -140,6 +142,17 @@ class User:
     async def models_on(self, node: str) -> dict[str, str]:
         """Model name to state, as the node's report tells it."""
         return {model["modelName"]: model["state"] for model in (await self.report(node))["models"]}
+
+
+def packed(**files: bytes) -> bytes:
+    """A .tar.gz of these files, by path."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, body in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(body)
+            tar.addfile(member, io.BytesIO(body))
+    return buffer.getvalue()
 
 
 def is_ready(pod: Json) -> bool:

@@ -1,28 +1,16 @@
 """A model that Triton cannot load: its reason reaches the pod, and nothing stays on the node."""
 
-import io
-import tarfile
 from collections.abc import Callable
 
 import pytest
 
 from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod
-from tests.e2e.support import KEYS, User, eventually
+from tests.e2e.support import KEYS, User, eventually, packed
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CONFIG = (SIMPLE_MODEL / "config.pbtxt").read_bytes()
 MODEL = (SIMPLE_MODEL / "1" / "model.py").read_bytes()
-
-
-def packed(**files: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, body in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(body)
-            tar.addfile(member, io.BytesIO(body))
-    return buffer.getvalue()
 
 
 BROKEN = {

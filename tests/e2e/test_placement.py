@@ -1,9 +1,7 @@
 """What needs more than one decision: preemption, a second node after a failed load, and the questions
 that people ask before they create a pod."""
 
-import io
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import yaml
 
 from berth.kube.errors import NotFound
 from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod
-from tests.e2e.support import KEYS, User, berth, eventually
+from tests.e2e.support import KEYS, User, berth, eventually, packed
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -33,21 +31,12 @@ def prefers(node: str) -> dict[str, Any]:
     return {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}}
 
 
-def packed(model: bytes) -> bytes:
-    files = {"config.pbtxt": (SIMPLE_MODEL / "config.pbtxt").read_bytes(), "1/model.py": model}
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, body in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(body)
-            tar.addfile(member, io.BytesIO(body))
-    return buffer.getvalue()
-
-
 @pytest.fixture
 def picky(url: Callable[[str, bytes], str]) -> str:
     """The URL of a model that loads on every node but gpu-1."""
-    return url("picky.tar.gz", packed((SIMPLE_MODEL / "1" / "model.py").read_bytes() + FAILS_ON_GPU_1))
+    model = (SIMPLE_MODEL / "1" / "model.py").read_bytes() + FAILS_ON_GPU_1
+    config = (SIMPLE_MODEL / "config.pbtxt").read_bytes()
+    return url("picky.tar.gz", packed(**{"config.pbtxt": config, "1/model.py": model}))
 
 
 async def test_a_load_that_failed_for_want_of_memory_is_tried_on_another_node(user: User, picky: str) -> None:

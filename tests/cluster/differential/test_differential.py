@@ -6,6 +6,7 @@ The binder judges the objects as the API server gives them, with all defaults. A
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,12 @@ from dataclasses import dataclass, field
 import pytest
 import pytest_asyncio
 
-from binder.feasible import World, feasible_nodes
+from berth.contract.ids import NodeName
+from berth.contract.keys import Keys
+from berth.kube.informer import Change, ChangeKind
+from binder.cluster import Cluster
+from binder.demand import parse_demand
+from binder.filters import FITS
 from localcluster.binaries import control_plane_directory
 from tests.cluster.differential.constraints import CONSTRAINTS, UNUSABLE_CLAIM, WAITING_CLAIM
 from tests.cluster.differential.generator import PLAIN, Case, Generated, generate
@@ -22,6 +28,7 @@ from tests.cluster.differential.reference import Judged, Reference, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+KEYS = Keys()
 SEEDS = range(1, 31)
 CASES = 120
 # Of the answers of a seed, so many must be neither no node nor what any pod may have.
@@ -55,17 +62,25 @@ async def reference() -> AsyncIterator[Reference]:
 
 def ours(judged: Judged) -> Answers:
     """The nodes that the binder's filters leave, by pod."""
-    known = judged.world
-    world = World(
-        nodes=known.nodes,
-        pods=known.pods,
-        namespaces=known.namespaces,
-        claims=known.claims,
-        volumes=known.volumes,
-        storage_classes=known.storage_classes,
-    )
-    decider = world.decider()
-    return {name: feasible_nodes(pod, world, decider) for name, pod in judged.pods.items()}
+    cluster, world = Cluster(KEYS), judged.world
+    for hear, objects in (
+        (cluster.on_node, world.nodes),
+        (cluster.on_namespace, world.namespaces),
+        (cluster.on_volume, world.volumes),
+        (cluster.on_claim, world.claims),
+        (cluster.on_class, world.storage_classes),
+        (cluster.on_pod, world.pods),
+    ):
+        for one in objects:
+            hear(Change(ChangeKind.SET, one))
+    for node in world.nodes:
+        cluster.decider.table.beat(NodeName(name_of(node)), math.inf)
+    return {name: _allowed(cluster, pod) for name, pod in judged.pods.items()}
+
+
+def _allowed(cluster: Cluster, pod: Json) -> frozenset[str]:
+    codes = cluster.decider.codes(parse_demand(pod, KEYS))
+    return frozenset(name for name, row in cluster.decider.table.row_of.items() if codes[row] == FITS)
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 import agent.lifecycle
-from agent.failures import FailureClass
 from agent.lifecycle import MAX_LOST_LOADS
 from berth.contract.ids import ModelName, PodUid
-from berth.contract.report import ModelState
+from berth.contract.report import Failure, ModelState
 from berth.triton.errors import TritonRefused, TritonUnavailable
 from tests.fakes.agent_node import GPU, Node
 from tests.fakes.objects import GIB
@@ -59,7 +58,7 @@ async def test_a_refused_load_leaves_nothing_and_tells_tritons_reason(on_node: N
     await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure, model.reason) == (
         ModelState.FAILED,
-        FailureClass.CAPACITY,
+        Failure.CAPACITY,
         "CUDA out of memory",
     )
     assert on_node.repository.records() == {}
@@ -85,7 +84,7 @@ async def test_a_model_that_takes_triton_down_again_and_again_is_given_up(on_nod
     model = await on_node.stage()
     on_node.triton.errors = [TritonUnavailable("connection reset")] * 10
     await on_node.lifecycle.start_load(model)
-    assert (model.state, model.failure) == (ModelState.FAILED, FailureClass.TRANSIENT)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     assert len(on_node.triton.configs) == MAX_LOST_LOADS
     assert "went away 3 times" in model.reason
 
@@ -94,7 +93,7 @@ async def test_a_bad_config_never_reaches_triton(on_node: Node) -> None:
     model = await on_node.stage()
     (on_node.repository.directory(NAME) / "config.pbtxt").write_text("nonsense {")
     await on_node.lifecycle.start_load(model)
-    assert (model.state, model.failure) == (ModelState.FAILED, FailureClass.INVALID_MODEL)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.INVALID_MODEL)
     assert on_node.triton.configs == []
 
 

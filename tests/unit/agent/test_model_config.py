@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 
-from agent.failures import FailureClass, classify
+from agent.failures import classify
 from agent.model_config import InvalidModel, load_config
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.report import Failure
 
 GPU = GpuChoice(GpuUuid("GPU-a"), 3, 5)
 
@@ -57,13 +58,13 @@ def test_a_config_that_is_refused_says_why(tmp_path: Path, text: str, message: s
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
-        ("CUDA error: out of memory", FailureClass.CAPACITY),
-        ("onnx runtime error 6: Failed to allocate memory for requested buffer", FailureClass.CAPACITY),
-        ("memory limit set for GPU 0 has exceeded", FailureClass.CAPACITY),
-        ("Failed to create shared memory region", FailureClass.TRANSIENT),
-        ("ModuleNotFoundError: No module named 'torch'", FailureClass.INVALID_MODEL),
-        ("failed to poll from model repository", FailureClass.INVALID_MODEL),
+        ("CUDA error: out of memory", Failure.CAPACITY),
+        ("onnx runtime error 6: Failed to allocate memory for requested buffer", Failure.CAPACITY),
+        ("memory limit set for GPU 0 has exceeded", Failure.CAPACITY),
+        ("Failed to create shared memory region", Failure.TRANSIENT),
+        ("ModuleNotFoundError: No module named 'torch'", Failure.INVALID_MODEL),
+        ("failed to poll from model repository", Failure.INVALID_MODEL),
     ],
 )
-def test_failures_are_told_apart_by_tritons_text(reason: str, kind: FailureClass) -> None:
+def test_failures_are_told_apart_by_tritons_text(reason: str, kind: Failure) -> None:
     assert classify(reason) is kind
