@@ -77,15 +77,19 @@ def try_all(changes: list[Change], table: Table, jobs: int, show: Callable[[Outc
     return sorted(done, key=lambda one: (one.change.file, one.change.start, one.change.after))
 
 
-def report(outcomes: list[Outcome], same: list[Change]) -> str:
+def survivors(outcomes: list[Outcome]) -> str:
     lines = []
     for outcome in outcomes:
         if not outcome.noticed:
             one = outcome.change
-            how = f"{outcome.tests} tests run it" if outcome.tests else "no test runs it"
+            how = f"tests that run it: {outcome.tests}"
             lines += [f"{one.file}:{one.line}  {one.function}  ({one.kind}, {how})"]
             lines += [f"    {one.before}", f"    → {one.after}"]
-    lines += ["", "package    changes  noticed  share  equivalent"]
+    return "\n".join(lines)
+
+
+def shares(outcomes: list[Outcome], same: list[Change]) -> str:
+    lines = ["package    changes  noticed  share  equivalent"]
     packages = sorted({one.package for one in [*same, *(outcome.change for outcome in outcomes)]})
     for package in [*packages, "all"]:
         tried = [one.noticed for one in outcomes if package in (one.change.package, "all")]
@@ -140,7 +144,9 @@ def main(argv: list[str] | None = None) -> None:
     outcomes = try_all(
         [one for one in changes if one not in same], up_to_date(ROOT, PACKAGES), arguments.jobs, show
     )
-    print(report([] if arguments.at else outcomes, same))
+    if not arguments.at:
+        print(survivors(outcomes))
+    print(shares(outcomes, same))
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps([as_json(one) for one in outcomes], indent=1) + "\n")

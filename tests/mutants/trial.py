@@ -27,9 +27,27 @@ from tests.mutants.table import FLAGS
 
 # It costs only time if one is missing.
 PRELOAD = (
-    "_pytest.config _pytest.python unittest.mock aiohttp.web google.protobuf grpc.aio h11 h2.connection hpack httptools "
-    "kubernetes.client kubernetes.config msgspec numpy prometheus_client rich.table tritonclient.grpc uvloop yaml"
-).split()
+    *(
+        "aiohttp.web",
+        "google.protobuf",
+        "grpc.aio",
+        "h11",
+        "h2.connection",
+        "hpack",
+        "httptools",
+        "msgspec",
+        "numpy",
+    ),
+    *(
+        "kubernetes.client",
+        "kubernetes.config",
+        "prometheus_client",
+        "rich.table",
+        "tritonclient.grpc",
+        "uvloop",
+    ),
+    *("yaml", "unittest.mock", "_pytest.config", "_pytest.python", __name__),
+)
 # A change is given its fastest tests until they have taken this long: what none of them notices is rarely worth the
 # slower ones.
 TESTS_SECONDS = 10.0
@@ -60,7 +78,7 @@ class Court:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*PRELOAD, __name__])
+        self._context.set_forkserver_preload(list(PRELOAD))
 
     def run(self, change: Change, tests: dict[str, float]) -> Outcome:
         if not tests:
