@@ -27,26 +27,13 @@ from tests.mutants.table import FLAGS
 
 # It costs only time if one is missing.
 PRELOAD = (
-    *(
-        "aiohttp.web",
-        "google.protobuf",
-        "grpc.aio",
-        "h11",
-        "h2.connection",
-        "hpack",
-        "httptools",
-        "msgspec",
-        "numpy",
-    ),
-    *(
-        "kubernetes.client",
-        "kubernetes.config",
-        "prometheus_client",
-        "rich.table",
-        "tritonclient.grpc",
-        "uvloop",
-    ),
-    *("yaml", "unittest.mock", "_pytest.config", "_pytest.python", __name__),
+    "_pytest.python",
+    "aiohttp.web",
+    "grpc.aio",
+    "kubernetes.client",
+    "numpy",
+    "tritonclient.grpc",
+    __name__,
 )
 # A change is given its fastest tests until they have taken this long: what none of them notices is rarely worth the
 # slower ones.
