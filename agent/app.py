@@ -49,6 +49,8 @@ _DRAIN_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0
 # In heartbeats: an annotation that somebody has damaged is mended after this time.
 _VERIFY_EVERY = 3
+# A driver that is busy takes seconds; a call that has been away for so long does not come back.
+_HANG_SECONDS = 120.0
 
 
 def run(argv: Sequence[str]) -> int:
@@ -175,6 +177,11 @@ class _Parts:
             return "Triton does not answer"
         return None if self.reporter.has_written else "no report has been written"
 
+    def not_alive(self) -> str | None:
+        """Why the agent must be started anew, for `/livez`."""
+        seconds = self.gpus.hanging_seconds
+        return f"NVML has not answered for {seconds:.0f} s" if seconds > _HANG_SECONDS else None
+
     async def look_at_gpus(self) -> None:
         await self.gpus.refresh()
         self.reporter.wake.set()
@@ -227,7 +234,12 @@ async def _run(parts: _Parts, stop: asyncio.Event) -> None:
     options = parts.options
     await parts.gpus.refresh()
     await parts.reconciler.adopt_repository()
-    admin = AdminServer(options.admin_listen, not_ready=parts.not_ready, registry=parts.registry)
+    admin = AdminServer(
+        options.admin_listen,
+        not_ready=parts.not_ready,
+        not_alive=parts.not_alive,
+        registry=parts.registry,
+    )
     async with admin, supervise() as tasks:
         tasks.eternal("pods", parts.pods.run())
         tasks.eternal("events", parts.events.run())
@@ -314,19 +326,14 @@ def _gpus(choice: str, models: Models) -> Gpus:
             raise ConfigError(f"--nvml: {error}") from error
     if choice == "none":
         return NoGpus()
-    if choice in ("auto", "nvml"):
-        return _real_gpus(required=choice == "nvml")
-    raise ConfigError(f"--nvml: {choice!r} is not one of auto, nvml, none, mock:FILE")
-
-
-def _real_gpus(*, required: bool) -> Gpus:
-    try:
-        return NvmlGpus.open()
-    except NvmlMissing as error:
-        if required:
+    if choice == "auto":
+        return NvmlGpus()  # without a driver its facts are unknown, and the node takes no models
+    if choice == "nvml":
+        try:
+            return NvmlGpus.open()
+        except NvmlMissing as error:
             raise CannotStart(f"--nvml nvml: {error}") from error
-        log.warning("no GPU facts: this node takes no models", extra=fields(reason=error))
-        return NoGpus()
+    raise ConfigError(f"--nvml: {choice!r} is not one of auto, nvml, none, mock:FILE")
 
 
 def _backends(directory: Path | None) -> tuple[str, ...]:
