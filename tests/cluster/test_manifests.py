@@ -51,10 +51,8 @@ def test_the_kustomization_names_every_manifest() -> None:
 def test_every_object_stays_where_its_file_puts_it(part: str) -> None:
     """A kustomization that sets a namespace moves every object into it, whatever stands in its file."""
     files = [path for where in {"base", part} for path in (DEPLOY / where).glob("*.yaml")]
-    written = [d["metadata"] | d for p in files for d in yaml.safe_load_all(p.read_text()) if "metadata" in d]
-    wanted = {(d["kind"], d["name"], d.get("namespace")) for d in written}
-    found = {(d["kind"], d["metadata"]["name"], d["metadata"].get("namespace")) for d in rendered(part)}
-    assert {one for one in found if one[0] != "ConfigMap"} == wanted
+    wanted = {_key(d) for p in files for d in yaml.safe_load_all(p.read_text()) if "metadata" in d}
+    assert {_key(d) for d in rendered(part) if d["kind"] != "ConfigMap"} == wanted
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -76,6 +74,11 @@ async def test_admission_mounts_no_token_beside_those_that_are_asked_for(
     assert found == containers
 
 
+def _key(document: dict[str, Any]) -> tuple[str, str, str | None]:
+    meta = document["metadata"]
+    return document["kind"], meta["name"], meta.get("namespace")
+
+
 def _owns_pods(document: dict[str, Any], name: str) -> bool:
     return document["kind"] in ("DaemonSet", "Deployment") and document["metadata"]["name"] == name
 
@@ -86,6 +89,6 @@ def _is_credentials(mount: dict[str, Any]) -> bool:
 
 def test_the_extender_is_the_base_and_more() -> None:
     """The overlay changes nothing of the base but the binder's own Deployment."""
-    base = {(d["kind"], d["metadata"]["name"]): d for d in rendered("base")}
-    extended = {(d["kind"], d["metadata"]["name"]): d for d in rendered("extender")}
-    assert {key for key in base if extended[key] != base[key]} == {("Deployment", "berth-binder")}
+    base, extended = ({_key(d): d for d in rendered(part)} for part in KUSTOMIZATIONS)
+    changed = {key for key in base if extended[key] != base[key]}
+    assert changed == {("Deployment", "berth-binder", "berth-system")}

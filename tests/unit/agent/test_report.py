@@ -161,8 +161,8 @@ async def test_the_heartbeat_is_due_at_once_when_the_trouble_begins_and_when_it_
     wake = agent.reporter.trouble_changed
     await agent.reporter.step()
     assert not wake.is_set()
-    agent.report, agent.api.error = replace(agent.report, server="other"), REFUSED
-    for due in (True, False):  # once, not at every try
+    agent.report = replace(agent.report, server="other")
+    for agent.api.error, due in ((REFUSED, True), (TOO_LONG, False)):  # once, not at every try
         with pytest.raises(KubeError):
             await agent.reporter.step()
         assert wake.is_set() is due
