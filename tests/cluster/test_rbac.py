@@ -120,19 +120,49 @@ async def test_an_agent_makes_no_lease_but_its_own(cluster: LocalCluster) -> Non
                 await cluster.client.get(f"{LEASES}/{name}")
 
 
-async def test_a_token_that_is_bound_to_no_node_writes_to_none(cluster: LocalCluster, tmp_path: Path) -> None:
+async def agent_kubeconfig(cluster: LocalCluster, path: Path, bound_to: Json | None) -> str:
+    """For the agents' ServiceAccount, with a token as a kubelet asks for one for a pod's volume."""
     asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    if bound_to is not None:
+        meta = bound_to["metadata"]
+        pod = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
+        asked["spec"] = {"boundObjectRef": pod}
     account = "/api/v1/namespaces/berth-system/serviceaccounts/berth-agent"
     token = (await cluster.client.create(f"{account}/token", asked))["status"]["token"]
     certificate = cluster.directory / "serving.crt"
-    config = write_kubeconfig(
-        tmp_path / "config", server=cluster.client.host, certificate=certificate, token=token
-    )
-    async with open_client(str(config)) as unbound:
+    return str(write_kubeconfig(path, server=cluster.client.host, certificate=certificate, token=token))
+
+
+async def test_a_token_that_is_bound_to_no_node_writes_to_none(cluster: LocalCluster, tmp_path: Path) -> None:
+    async with open_client(await agent_kubeconfig(cluster, tmp_path / "config", None)) as unbound:
         with pytest.raises(Denied, match=NODE_ONLY):
             await unbound.patch(OWN, annotated("seldon.io/trtis-probe", "x"))
         with pytest.raises(Denied, match=LEASE_ONLY):
             await unbound.patch(f"{LEASES}/berth-agent-gpu-1", {"spec": {"holderIdentity": "me"}})
+
+
+async def test_a_token_that_is_bound_to_a_pod_writes_to_the_pods_node(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """As the DaemonSet's agents have it; those of the local cluster are bound to the Node itself."""
+    spec = {
+        "serviceAccountName": "berth-agent",
+        "automountServiceAccountToken": False,
+        "nodeName": "gpu-1",
+        "containers": [{"name": "agent", "image": "none", "command": ["sleep", "60"]}],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "agent-probe"}, "spec": spec}
+    created = await cluster.client.create(paths.pods("berth-system"), pod)
+    try:
+        async with open_client(await agent_kubeconfig(cluster, tmp_path / "config", created)) as agent:
+            for value in ("x", None):
+                await agent.patch(OWN, annotated("seldon.io/trtis-probe", value))
+            with pytest.raises(Denied, match=NODE_ONLY):
+                await agent.patch(OTHER, annotated("seldon.io/trtis-probe", "x"))
+            with pytest.raises(Denied, match=LEASE_ONLY):
+                await agent.patch(f"{LEASES}/berth-agent-gpu-2", {"spec": {"holderIdentity": "me"}})
+    finally:
+        await cluster.client.delete(paths.pod("berth-system", "agent-probe"), grace_seconds=0)
 
 
 async def test_the_policies_bind_agents_and_nobody_else(cluster: LocalCluster) -> None:
