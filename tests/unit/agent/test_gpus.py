@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts
-from agent.gpus import GpuReading, GpusUnknown
+from agent.gpus import GpuReading, GpusHang, GpusUnknown
 from agent.mock_gpus import MockGpus, Resident, parse_scenario
 from agent.report import gauge_annotations, node_total
 from berth.contract.errors import InvalidValue
@@ -73,6 +73,37 @@ async def test_facts_are_unknown_while_the_scenario_is_broken_and_come_back(tmp_
     path.write_text(SCENARIO)
     await facts.refresh()
     assert facts.readings[0].total_bytes == 24 * GIB
+
+
+class Driver:
+    """A port that raises what it is told to."""
+
+    instance_kind = "KIND_GPU"
+
+    def __init__(self) -> None:
+        self.error: GpusUnknown | None = None
+
+    async def read(self) -> tuple[GpuReading, ...]:
+        if self.error is not None:
+            raise self.error
+        return ()
+
+
+async def test_only_a_call_that_does_not_return_counts_as_hanging() -> None:
+    now, driver = [100.0], Driver()
+    facts = GpuFacts(driver, lambda: 0, clock=lambda: now[0])
+    for error, after, hanging in (
+        (GpusUnknown("no driver"), 50.0, 0.0),
+        (GpusHang("no answer"), 0.0, 0.0),
+        (GpusHang("no answer"), 70.0, 70.0),
+        (GpusUnknown("no driver"), 10.0, 0.0),
+        (GpusHang("no answer"), 5.0, 0.0),
+        (None, 5.0, 0.0),
+    ):
+        driver.error = error
+        now[0] += after
+        await facts.refresh()
+        assert facts.hanging_seconds == hanging
 
 
 def reading(used: int | None) -> GpuReading:
