@@ -174,7 +174,7 @@ def _allowed(table: NodeTable, shape: Shape, sizes: NDArray[np.int64], usable: B
 
 def _most_per_gpu(table: NodeTable, sizes: NDArray[np.int64], usable: Bools) -> dict[str, float]:
     """The median over the cluster's GPU bytes of what a node has per GPU of mean size."""
-    held = np.where(usable, sizes[table.gpu_model] if len(sizes) else 0, 0).sum(axis=1).astype(float)
+    held = np.where(usable, sizes[table.gpu_model], 0).astype(float).sum(axis=1)
     rows = held > 0
     if not rows.any():
         return dict.fromkeys(_UNITS, 0.0)

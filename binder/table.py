@@ -26,6 +26,7 @@ Floats = NDArray[np.float64]
 Rows = slice | NDArray[np.intp]
 
 NOT_KNOWN = -1  # no free bytes are known: no such GPU, not healthy, or a fact is missing
+NO_MODEL = 0  # in `NodeTable.models`: there is no GPU
 _FIRST_CAPACITY, _FIRST_WIDTH = 64, 1
 
 # Why a GPU is out of the question, whatever is asked of it.
@@ -93,8 +94,9 @@ class NodeTable:
         # Column by column ("F"): a rule runs over all nodes' first GPUs, then over their second ones.
         self._free: Ints = np.full((capacity, self._width), NOT_KNOWN, np.int64, order="F")
         self._condition: NDArray[np.int8] = np.full((capacity, self._width), ABSENT, np.int8, order="F")
-        # Which GPUs are alike: (product, bytes) to a number.
-        self.models: list[tuple[str, int]] = []
+        # Which GPUs are alike: (product, bytes) to a number. Before any node has reported a GPU there is
+        # one model already, that of the GPUs that are not there.
+        self.models: list[tuple[str, int]] = [("", 0)]
         self._model_of: dict[tuple[str, int], int] = {}
         self._gpu_model: NDArray[np.int32] = np.zeros((capacity, self._width), np.int32, order="F")
         self._left: dict[str, Ints] = {}
@@ -200,7 +202,7 @@ class NodeTable:
         self._views[row] = None
         self._live[row] = False
         self.service.set(row, None)
-        self._free[row], self._condition[row] = NOT_KNOWN, ABSENT
+        self._forget_gpus(row)
         self._deadline[row] = -np.inf
         self._spare.append(row)
 
@@ -226,12 +228,15 @@ class NodeTable:
         gpus = view.gpus
         if len(gpus) > self._width:
             self._widen(len(gpus))
-        self._free[row], self._condition[row] = NOT_KNOWN, ABSENT
+        self._forget_gpus(row)
         for slot, gpu in enumerate(gpus):
             free = view.free_on(gpu)
             self._condition[row, slot] = SICK if not gpu.healthy else UNKNOWN if free is None else USABLE
             self._free[row, slot] = NOT_KNOWN if free is None else max(free, NOT_KNOWN)
             self._gpu_model[row, slot] = self._model(gpu)
+
+    def _forget_gpus(self, row: int) -> None:
+        self._free[row], self._condition[row], self._gpu_model[row] = NOT_KNOWN, ABSENT, NO_MODEL
 
     def _model(self, gpu: GpuReport) -> int:
         key = (product_key(gpu.product), max(0, (gpu.total_bytes or 0) - gpu.headroom_bytes))
@@ -272,7 +277,7 @@ class NodeTable:
         self._deadline = _grown(self._deadline, rows, -np.inf)
         self._free = _grown(self._free, gpus, NOT_KNOWN)
         self._condition = _grown(self._condition, gpus, ABSENT)
-        self._gpu_model = _grown(self._gpu_model, gpus, 0)
+        self._gpu_model = _grown(self._gpu_model, gpus, NO_MODEL)
         for amounts in (self._left, self._allocatable):
             for resource in amounts:
                 amounts[resource] = _grown(amounts[resource], rows, 0)
@@ -283,7 +288,7 @@ class NodeTable:
         shape = (self._capacity, width)
         self._free = _grown(self._free, shape, NOT_KNOWN)
         self._condition = _grown(self._condition, shape, ABSENT)
-        self._gpu_model = _grown(self._gpu_model, shape, 0)
+        self._gpu_model = _grown(self._gpu_model, shape, NO_MODEL)
         self._width = width
 
     def _amounts(self, known: dict[str, Ints], resource: str, figure: Callable[[NodeView], int]) -> Ints:
