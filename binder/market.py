@@ -108,7 +108,7 @@ class Arrivals:
 
 def price(market: Market) -> Prices:
     """Learn. Some tenths of a second for a cluster of several GPU models."""
-    total = float(market.bytes @ market.supply)
+    total = float(market.bytes.astype(float) @ market.supply)
     mean = total / max(1, int(market.supply.sum())) or 1.0
     tables = {int(size): _values(market, int(size), mean) for size in np.unique(market.bytes)}
     per_byte = np.divide(CELLS, market.bytes, out=np.zeros(len(market.bytes)), where=market.bytes > 0)
@@ -138,7 +138,7 @@ def _per_gpu(market: Market, mean: float) -> dict[str, float]:
 
 def _scarcity(market: Market, total: float) -> Floats:
     """Pour what can go to some models only onto these, always onto the one that has least so far."""
-    share = market.bytes * market.supply / (total or 1.0)
+    share = market.bytes.astype(float) * market.supply / (total or 1.0)
     level = np.zeros(len(share))
     offered = float(sum(a.count * a.gpu_count * a.request_bytes for a in market.asks)) or 1.0
     there = share > 0

@@ -207,16 +207,38 @@ class Scheduler:
             if self.room.waits_for_room(demand):
                 return True
             if demand.shape not in looked:
-                looked[demand.shape] = self.cluster.decider.fits_somewhere(demand.shape)
+                looked[demand.shape] = self._may_fit(demand.shape)
             return looked[demand.shape]
 
         self.queue.wake(may_fit)
+
+    def _may_fit(self, shape: Shape) -> bool:
+        try:
+            return self.cluster.decider.fits_somewhere(shape)
+        except Exception:  # the pods of this shape hear of it when they are tried
+            return True
 
     def _is_busy(self) -> bool:
         return len(self._binds) >= BINDS_AT_ONCE
 
     def _place(self, waiting: Waiting) -> None:
         """Decide and assume in one step."""
+        try:
+            self._decide(waiting)
+        except Exception as error:  # what breaks over one pod must not stop the others
+            self._break_off(waiting, error)
+
+    def _break_off(self, waiting: Waiting, error: Exception) -> None:
+        """A defect of ours, or an object that nobody has thought of: the pod is tried again later."""
+        self._metrics.attempted("broken")
+        log.error("decision broke", extra=fields(pod=waiting.demand.model.ref), exc_info=error)
+        self.state.forget(waiting.uid)  # no Binding is on its way: that would have been the last step
+        self.room.give_up(waiting.uid)
+        waiting.reasons = f"the binder could not judge the pod, and tries again later: {error!r}"
+        self._tell(waiting, waiting.reasons)
+        self.queue.hold(waiting)
+
+    def _decide(self, waiting: Waiting) -> None:
         with self._metrics.decision_seconds.time():
             outcome = self.room.decide(waiting.demand)
         if isinstance(outcome, Placement):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from berth.contract.ids import NodeName
+from berth.contract.quantity import MOST
 from berth.contract.report import GpuReport
 from binder.demand import product_key
 from binder.reasons import Kind
@@ -142,7 +143,8 @@ class NodeTable:
         return self._gpu_model[: len(self)]
 
     def left(self, resource: str) -> Ints:
-        """What is left of a resource on every node."""
+        """What is left of a resource on every node; less than MOST, so that a pod which asks for that
+        fits nowhere."""
         return self._amounts(self._left, resource, lambda view: view.left_of(resource))
 
     def allocatable(self, resource: str) -> Ints:
@@ -222,9 +224,9 @@ class NodeTable:
 
     def _weigh(self, row: int, view: NodeView) -> None:
         for resource, left in self._left.items():
-            left[row] = view.left_of(resource)
+            left[row] = _within_64_bits(view.left_of(resource))
         for resource, amounts in self._allocatable.items():
-            amounts[row] = view.facts.allocatable.get(resource, 0)
+            amounts[row] = _within_64_bits(view.facts.allocatable.get(resource, 0))
         gpus = view.gpus
         if len(gpus) > self._width:
             self._widen(len(gpus))
@@ -232,14 +234,14 @@ class NodeTable:
         for slot, gpu in enumerate(gpus):
             free = view.free_on(gpu)
             self._condition[row, slot] = SICK if not gpu.healthy else UNKNOWN if free is None else USABLE
-            self._free[row, slot] = NOT_KNOWN if free is None else max(free, NOT_KNOWN)
+            self._free[row, slot] = NOT_KNOWN if free is None else _within_64_bits(max(free, NOT_KNOWN))
             self._gpu_model[row, slot] = self._model(gpu)
 
     def _forget_gpus(self, row: int) -> None:
         self._free[row], self._condition[row], self._gpu_model[row] = NOT_KNOWN, ABSENT, NO_MODEL
 
     def _model(self, gpu: GpuReport) -> int:
-        key = (product_key(gpu.product), max(0, (gpu.total_bytes or 0) - gpu.headroom_bytes))
+        key = (product_key(gpu.product), _within_64_bits(max(0, (gpu.total_bytes or 0) - gpu.headroom_bytes)))
         number = self._model_of.get(key)
         if number is None:
             number = self._model_of[key] = len(self.models)
@@ -297,7 +299,7 @@ class NodeTable:
             amounts = known[resource] = np.zeros(self._capacity, np.int64)
             for row, view in enumerate(self._views):
                 if view is not None:
-                    amounts[row] = figure(view)
+                    amounts[row] = _within_64_bits(figure(view))
         return amounts[: len(self)]
 
 
@@ -319,6 +321,11 @@ def _moves(before: NodeFacts, after: NodeFacts) -> bool:
         or before.unschedulable != after.unschedulable
         or service_of(before) != service_of(after)
     )
+
+
+def _within_64_bits(amount: int) -> int:
+    """The amount where it is below MOST. Sums over a node's pods know no bound."""
+    return max(1 - MOST, min(amount, MOST - 1))
 
 
 def _taint_key(taints: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str, str], ...] | None:
