@@ -28,7 +28,8 @@ def test_whole_bytes(text: str | int, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "Mi", "1 Gi", "1gi", "1GiB", "0x10", "1e", "--1", "١", "1" * 65, "1e99999999999", "nan", "inf"]
+    "text",
+    ["", " ", "Mi", "1 Gi", "1gi", "1GiB", "0x10", "1e", "--1", "١", "1" * 65, "1e99999999999", "nan", "inf"],
 )
 def test_not_a_quantity(text: str) -> None:
     with pytest.raises(InvalidValue, match="is not a quantity"):
