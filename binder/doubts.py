@@ -72,7 +72,7 @@ class Doubts:
         try:
             node = await self._client.get(paths.node(name))
         except NotFound:
-            self._state.remove_node(name)
+            self._freed(self._state.remove_node(name))
         except KubeError as error:  # asked again at the next look
             log.warning("node not asked", extra=fields(node=name, error=error))
         else:

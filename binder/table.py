@@ -203,7 +203,8 @@ class NodeTable:
         self._index(row, self._views[row], None)
         self._views[row] = None
         self._live[row] = False
-        self.service.set(row, None)
+        for column in self._columns():  # a row of no node is in no domain
+            column.set(row, None)
         self._forget_gpus(row)
         self._deadline[row] = -np.inf
         self._spare.append(row)
@@ -283,8 +284,11 @@ class NodeTable:
         for amounts in (self._left, self._allocatable):
             for resource in amounts:
                 amounts[resource] = _grown(amounts[resource], rows, 0)
-        for column in (*self._labels.values(), self.name, self.taints, self.cordon, self.service):
+        for column in self._columns():
             column.widen(capacity)
+
+    def _columns(self) -> tuple[Column, ...]:
+        return (*self._labels.values(), self.name, self.taints, self.cordon, self.service)
 
     def _widen(self, width: int) -> None:
         shape = (self._capacity, width)
