@@ -226,7 +226,9 @@ def test_a_choice_that_its_owner_took_away_holds_no_gpu_but_the_one_that_the_rep
     edited = pod("p1", mem="70Gi", on="n1", annotations=marks)
     state.set_pod(edited)
     state.set_node(node(says=report(*eight)))
-    assert [held(state, one.uuid) for one in eight] == [70 * GIB] * 8  # on one of them, and who knows on which
+    assert [held(state, one.uuid) for one in eight] == [
+        70 * GIB
+    ] * 8  # on one of them, and who knows on which
     state.set_node(node(says=report(*eight, models=(listed("p1", on="GPU-3", requested=70 * GIB),))))
     assert [held(state, one.uuid) // GIB for one in eight] == [0, 0, 0, 70, 0, 0, 0, 0]
     state.remove_pod(PodUid("p1"))
