@@ -103,7 +103,8 @@ class PodIndex:
             for one in selector.lists
         ]
         everybody = [self._in_namespace.get(namespace, nobody)]
-        return chain.from_iterable(min(lookups, key=_size, default=everybody))
+        rarest: list[set[PodUid]] = min(lookups, key=_size, default=everybody)
+        return chain.from_iterable(rarest)
 
     def _add_term(self, term: Term, node: NodeName) -> None:
         nodes = self._apart.get(term)
