@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from berth.contract.errors import InvalidPod
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
@@ -29,6 +31,7 @@ from binder.decision import Placement, Refusal
 from binder.demand import Demand, Shape, parse_demand
 from binder.doubts import Doubts
 from binder.explain import summary
+from binder.filters import FITS
 from binder.load_failures import LoadFailures
 from binder.market import price
 from binder.metrics import BinderMetrics
@@ -109,7 +112,9 @@ class Scheduler:
         self._doubts = Doubts(
             client, self.state, on_pod=self.on_pod, on_node=self.on_node, freed=self._note, clock=clock
         )
-        self._replacer = Replacer(client, keys, scheduler_name, failures, events)
+        self._replacer = Replacer(
+            client, keys, scheduler_name, failures, events, fits_elsewhere=self.fits_elsewhere
+        )
         metrics.follow(self.queue, self.state)
         self._unreadable: dict[PodUid, _Unreadable] = {}
         self._wake = asyncio.Event()
@@ -136,7 +141,10 @@ class Scheduler:
         helps = self.cluster.on_node(change)
         name = NodeName(change.object["metadata"]["name"])
         self._troubles.look_at(name)
-        if (view := self.state.find(name)) is not None:
+        view = self.state.find(name)
+        if view is None:
+            self._replacer.forget(name)
+        else:
             self._replacer.look_at(view)
         return helps
 
@@ -325,6 +333,13 @@ class Scheduler:
     async def _renew_prices(self, strategy: LeastFragmentation) -> None:
         self.cluster.decider.refresh()
         strategy.learn(await in_thread(price, strategy.arrivals.market(self.cluster.decider.table)))
+
+    def fits_elsewhere(self, demand: Demand, node: NodeName) -> bool:
+        """Whether some other node would take a pod that is bound to this one, were it to be made anew."""
+        decider = self.cluster.decider
+        with self.state.without((demand.model.ref.uid,)):
+            fitting = np.flatnonzero(decider.codes(demand) == FITS)
+            return any(decider.table.view(int(row)).facts.name != node for row in fitting)
 
     async def read(self, path: str) -> JsonObject:
         """One object as it is now. Raises KubeError."""
