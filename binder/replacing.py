@@ -99,6 +99,9 @@ class Replacer:
                     log.warning("failed load not dealt with", extra=fields(model=name, error=error))
                     self._wake.set()
                     await asyncio.sleep(backoff.next())
+                except Exception as error:  # what breaks over one pod must not stop the others
+                    log.error("failed load broke", extra=fields(pod=failed.model.pod_name), exc_info=error)
+                    failed.is_settled = True
                 else:
                     backoff.reset()
             await wait_until_set(self._wake, timeout_seconds=LOOK_AGAIN_SECONDS)
