@@ -552,7 +552,7 @@ class World:
         uid = call.body["metadata"]["uid"]
         if outcome in _SILENT:
             call.api.doubts.add(uid)
-        elif uid not in call.api.doubts:
+        elif outcome == "conflict" and uid not in call.api.doubts:
             call.api.sent.pop(uid, None)
         if outcome in _REFUSALS:
             call.answer.set_exception(response_error(_REFUSALS[outcome], "", "x"))
