@@ -1,7 +1,7 @@
 """Everything that a pod asks of a node, read once from its JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,17 @@ class Demand:
     created: str
     gated: bool
     nominated: NodeName | None = field(default=None, compare=False)
+
+    @property
+    def question(self) -> Hashable:
+        """All that an answer depends on but the pod's name and age: pods that ask the same are refused
+        alike."""
+        model = self.model
+        return (
+            *(model.ref.namespace, model.model_id, model.model_name, self.owner, self.shape, self.neighbours),
+            *(frozenset(self.labels.items()), self.host_ports, self.claims, self.owned_claims),
+            *(self.unsupported, self.priority, self.preempts, self.gated),
+        )
 
     @property
     def amounts(self) -> Amounts:

@@ -7,7 +7,7 @@ Hints may hope too much, never too little; before a woken pod is tried, its node
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,9 @@ class Stand:
     hopeless: bool
     clock: int
     searched: int | None = None
+
+    def copy(self) -> "Stand":
+        return replace(self, codes=self.codes.copy(), kinds=set(self.kinds))
 
     def learn(self, rows: Some, codes: Codes, clock: int) -> None:
         """Some nodes have been looked at again."""

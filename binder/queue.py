@@ -105,6 +105,9 @@ class SchedulingQueue:
             self._file(known)
         return known is None
 
+    def find(self, uid: PodUid) -> Waiting | None:
+        return self._waiting.get(uid)
+
     def remove(self, uid: PodUid) -> None:
         self._waiting.pop(uid, None)
 

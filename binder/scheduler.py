@@ -7,7 +7,8 @@ memory. An assumption is given up only when it is certain that the Binding did n
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -51,6 +52,7 @@ _TICK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
 # Woken pods that are looked at in one step: some milliseconds.
 _MOST_LOOKS = 32
+_MOST_QUESTIONS = 4096
 # Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
 _CLOSE_LOOKS = 2
 
@@ -102,6 +104,8 @@ class Scheduler:
             may_make_room=self.room.may_make_room,
             clock=clock,
         )
+        # Who was refused last of those who ask the same.
+        self._refused: OrderedDict[Hashable, PodUid] = OrderedDict()
         # Pods that an earlier leader has begun to make room for.
         self._to_adopt: dict[PodUid, Demand] = {}
         self._troubles = Troubles(self.state, events)
@@ -233,13 +237,35 @@ class Scheduler:
         faster, perhaps."""
         for _ in range(_MOST_LOOKS):
             waiting = self.queue.pop()
-            if waiting is None or waiting.stand is None or waiting.hope is None:
+            if waiting is None:
+                return None
+            if waiting.stand is None:
+                if (alike := self._refused_alike(waiting)) is None:
+                    return waiting
+                self._refuse_alike(waiting, alike)
+                continue
+            if waiting.hope is None:
                 return waiting
             if self._hints.look(waiting.demand, waiting.stand, waiting.hope):
                 return waiting
             self.queue.park_again(waiting, waiting.stand)
         self._wake.set()
         return None
+
+    def _refused_alike(self, waiting: Waiting) -> Waiting | None:
+        """A pod that asked the same, was refused, and has no hope since: one of many copies."""
+        uid = self._refused.get(waiting.demand.question)
+        known = None if uid is None else self.queue.find(uid)
+        if known is None or known.stand is None or known.hope is not None:
+            return None
+        same = known.demand.question == waiting.demand.question
+        return known if same and not self.room.waits_for_room(known.demand) else None
+
+    def _refuse_alike(self, waiting: Waiting, alike: Waiting) -> None:
+        assert alike.stand is not None
+        waiting.reasons = alike.reasons
+        self._tell(waiting, alike.message)
+        self.queue.park(waiting, alike.stand.copy())
 
     def _is_busy(self) -> bool:
         return len(self._binds) >= BINDS_AT_ONCE
@@ -268,6 +294,9 @@ class Scheduler:
             waiting.reasons = message
             self._tell(waiting, self._with_remedy(waiting.demand, refusal, message))
         self.queue.park(waiting, stand)
+        self._refused[waiting.demand.question] = waiting.uid
+        if len(self._refused) > _MOST_QUESTIONS:
+            self._refused.popitem(last=False)
 
     def _with_remedy(self, demand: Demand, refusal: Refusal, message: str) -> str:
         help = remedy(self.cluster.decider, demand, refusal, most_nodes=_CLOSE_LOOKS)
