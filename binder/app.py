@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from berth.kube import paths
-from berth.kube.client import KubeClient, open_client, require_reachable
+from berth.kube.client import WRITE_SECONDS, KubeClient, open_client, require_reachable
 from berth.kube.election import Election
 from berth.kube.errors import KubeError
 from berth.kube.events import EventRecorder
@@ -105,8 +105,9 @@ class _Binder:
             name=LEASE,
             identity=_identity(self._options.extender_url),
         )
-        # Asked before every Binding: a process that was stopped for a while learns of it here first.
-        self._scheduler.may_write = election.is_certain
+        # Asked before every Binding: a process that was stopped for a while learns of it here first, and
+        # what is written last is written before anybody else can lead.
+        self._scheduler.may_write = lambda: election.is_certain(for_seconds=WRITE_SECONDS)
         try:
             await _either(asyncio.create_task(election.acquire()), stop)
             if stop.is_set():
@@ -116,8 +117,10 @@ class _Binder:
                 await _either(asyncio.create_task(self._catch_up()), stop)
                 await self._schedule(stop)
         finally:
-            # Also when only the answer to the write that acquired it was missing.
-            await asyncio.shield(election.release())
+            # Also when only the answer to the write that acquired it was missing. A Lease with Bindings that
+            # may still be written is left to run out, which takes longer than they can.
+            if not self._scheduler.in_doubt:
+                await asyncio.shield(election.release())
 
     async def _catch_up(self) -> None:
         """The last leader may have bound pods that our watches have not shown yet. Pods before nodes:

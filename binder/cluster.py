@@ -86,8 +86,7 @@ class Cluster:
 
     def on_node(self, change: Change) -> bool:
         if change.kind is ChangeKind.GONE:
-            self.state.remove_node(change.object["metadata"]["name"])
-            return False
+            return self.state.remove_node(change.object["metadata"]["name"])
         return self.state.set_node(change.object)
 
     def on_lease(self, change: Change) -> bool:

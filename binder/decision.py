@@ -4,6 +4,7 @@ What the pod's owner prefers comes first, then the strategy, then a fixed order,
 are always decided alike.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import NodeName, PodUid
+from berth.runtime.logs import fields
 from binder.demand import Demand
 from binder.filters import CODE, FITS, KIND, Codes, affinity_mask, first_failing, gpu_fit, shape_codes
 from binder.labels import Labels
@@ -25,6 +27,8 @@ from binder.strategies import Strategy, best_gpus
 from binder.table import Bools, Floats, Ints, NodeTable
 from binder.topology import NodePolicy, Surroundings, misfits, wishes
 from binder.volumes import Volumes
+
+log = logging.getLogger(__name__)
 
 _ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - the API's wildcard
 
@@ -133,11 +137,18 @@ class Decider:
     def refresh(self) -> None:
         """Take over what has changed in the state."""
         for name in sorted(self.state.take_touched()):  # rows in one order, whatever the sets' is
-            view = self.state.find(name)
-            if view is None:
+            try:
+                self._take(name)
+            except Exception as error:  # one node must not hide what has changed on the others
+                log.error("node left out", extra=fields(node=name), exc_info=error)
                 self.table.drop(name)
-            else:
-                self.table.put(view, supposed=self.state.hides)
+
+    def _take(self, name: NodeName) -> None:
+        view = self.state.find(name)
+        if view is None:
+            self.table.drop(name)
+        else:
+            self.table.put(view, supposed=self.state.hides)
 
     def because(self, demand: Demand) -> Reason | None:
         """What no node can help."""

@@ -98,7 +98,7 @@ def gpu_fit(table: NodeTable, shape: Shape, rows: Rows) -> GpuFit:
     """The memory rule for every GPU of these nodes: as many as are asked for must each have the bytes."""
     condition, count = table.condition[rows], shape.gpu_count
     present = condition != ABSENT
-    wanted = present & _products(table, shape, rows) if shape.products and table.models else present
+    wanted = present & _products(table, shape, rows) if shape.products else present
     usable = wanted & (condition == USABLE)
     after = table.free[rows] - shape.request_bytes
     fits = usable & (after >= 0)

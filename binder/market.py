@@ -108,7 +108,7 @@ class Arrivals:
 
 def price(market: Market) -> Prices:
     """Learn. Some tenths of a second for a cluster of several GPU models."""
-    total = float(market.bytes @ market.supply)
+    total = float(market.bytes.astype(float) @ market.supply)
     mean = total / max(1, int(market.supply.sum())) or 1.0
     tables = {int(size): _values(market, int(size), mean) for size in np.unique(market.bytes)}
     per_byte = np.divide(CELLS, market.bytes, out=np.zeros(len(market.bytes)), where=market.bytes > 0)
@@ -138,7 +138,7 @@ def _per_gpu(market: Market, mean: float) -> dict[str, float]:
 
 def _scarcity(market: Market, total: float) -> Floats:
     """Pour what can go to some models only onto these, always onto the one that has least so far."""
-    share = market.bytes * market.supply / (total or 1.0)
+    share = market.bytes.astype(float) * market.supply / (total or 1.0)
     level = np.zeros(len(share))
     offered = float(sum(a.count * a.gpu_count * a.request_bytes for a in market.asks)) or 1.0
     there = share > 0
@@ -174,7 +174,7 @@ def _allowed(table: NodeTable, shape: Shape, sizes: NDArray[np.int64], usable: B
 
 def _most_per_gpu(table: NodeTable, sizes: NDArray[np.int64], usable: Bools) -> dict[str, float]:
     """The median over the cluster's GPU bytes of what a node has per GPU of mean size."""
-    held = np.where(usable, sizes[table.gpu_model] if len(sizes) else 0, 0).sum(axis=1).astype(float)
+    held = np.where(usable, sizes[table.gpu_model], 0).astype(float).sum(axis=1)
     rows = held > 0
     if not rows.any():
         return dict.fromkeys(_UNITS, 0.0)

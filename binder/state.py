@@ -111,12 +111,14 @@ class ClusterState:
             self._follow_report(facts.name, facts.report)
         return known is None or known.content != facts.content
 
-    def remove_node(self, name: NodeName) -> None:
-        """A node that is gone holds nothing; its pods follow on their own."""
-        self._nodes.pop(name, None)
+    def remove_node(self, name: NodeName) -> bool:
+        """A node that is gone holds nothing, and is in no domain that pods are spread over; its pods follow
+        on their own."""
+        known = self._nodes.pop(name, None) is not None
         self._touch(name)
         for uid in self._ghosts_on(name):
             self._lift(uid)
+        return known
 
     def set_pod(self, pod: JsonObject) -> bool:
         """Take a pod that has a node. True if something became free."""

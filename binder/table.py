@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from berth.contract.ids import NodeName
+from berth.contract.quantity import MOST
 from berth.contract.report import GpuReport
 from binder.demand import product_key
 from binder.reasons import Kind
@@ -27,6 +28,7 @@ Floats = NDArray[np.float64]
 Rows = slice | NDArray[np.intp]
 
 NOT_KNOWN = -1  # no free bytes are known: no such GPU, not healthy, or a fact is missing
+NO_MODEL = 0  # in `NodeTable.models`: there is no GPU
 _FIRST_CAPACITY, _FIRST_WIDTH = 64, 1
 
 # Why a GPU is out of the question, whatever is asked of it.
@@ -95,8 +97,9 @@ class NodeTable:
         # Column by column ("F"): a rule runs over all nodes' first GPUs, then over their second ones.
         self._free: Ints = np.full((capacity, self._width), NOT_KNOWN, np.int64, order="F")
         self._condition: NDArray[np.int8] = np.full((capacity, self._width), ABSENT, np.int8, order="F")
-        # Which GPUs are alike: (product, bytes) to a number.
-        self.models: list[tuple[str, int]] = []
+        # Which GPUs are alike: (product, bytes) to a number. Before any node has reported a GPU there is
+        # one model already, that of the GPUs that are not there.
+        self.models: list[tuple[str, int]] = [("", 0)]
         self._model_of: dict[tuple[str, int], int] = {}
         self._gpu_model: NDArray[np.int32] = np.zeros((capacity, self._width), np.int32, order="F")
         self._left: dict[str, Ints] = {}
@@ -142,7 +145,8 @@ class NodeTable:
         return self._gpu_model[: len(self)]
 
     def left(self, resource: str) -> Ints:
-        """What is left of a resource on every node."""
+        """What is left of a resource on every node; less than MOST, so that a pod which asks for that
+        fits nowhere."""
         return self._amounts(self._left, resource, lambda view: view.left_of(resource))
 
     def allocatable(self, resource: str) -> Ints:
@@ -217,8 +221,9 @@ class NodeTable:
         self._index(row, self._views[row], None)
         self._views[row] = None
         self._live[row] = False
-        self.service.set(row, None)
-        self._free[row], self._condition[row] = NOT_KNOWN, ABSENT
+        for column in self._columns():  # a row of no node is in no domain
+            column.set(row, None)
+        self._forget_gpus(row)
         self._deadline[row] = -np.inf
         self._spare.append(row)
 
@@ -238,21 +243,24 @@ class NodeTable:
 
     def _weigh(self, row: int, view: NodeView) -> None:
         for resource, left in self._left.items():
-            left[row] = view.left_of(resource)
+            left[row] = _within_64_bits(view.left_of(resource))
         for resource, amounts in self._allocatable.items():
-            amounts[row] = view.facts.allocatable.get(resource, 0)
+            amounts[row] = _within_64_bits(view.facts.allocatable.get(resource, 0))
         gpus = view.gpus
         if len(gpus) > self._width:
             self._widen(len(gpus))
-        self._free[row], self._condition[row] = NOT_KNOWN, ABSENT
+        self._forget_gpus(row)
         for slot, gpu in enumerate(gpus):
             free = view.free_on(gpu)
             self._condition[row, slot] = SICK if not gpu.healthy else UNKNOWN if free is None else USABLE
-            self._free[row, slot] = NOT_KNOWN if free is None else max(free, NOT_KNOWN)
+            self._free[row, slot] = NOT_KNOWN if free is None else _within_64_bits(max(free, NOT_KNOWN))
             self._gpu_model[row, slot] = self._model(gpu)
 
+    def _forget_gpus(self, row: int) -> None:
+        self._free[row], self._condition[row], self._gpu_model[row] = NOT_KNOWN, ABSENT, NO_MODEL
+
     def _model(self, gpu: GpuReport) -> int:
-        key = (product_key(gpu.product), max(0, (gpu.total_bytes or 0) - gpu.headroom_bytes))
+        key = (product_key(gpu.product), _within_64_bits(max(0, (gpu.total_bytes or 0) - gpu.headroom_bytes)))
         number = self._model_of.get(key)
         if number is None:
             number = self._model_of[key] = len(self.models)
@@ -292,18 +300,21 @@ class NodeTable:
         self._deadline = _grown(self._deadline, rows, -np.inf)
         self._free = _grown(self._free, gpus, NOT_KNOWN)
         self._condition = _grown(self._condition, gpus, ABSENT)
-        self._gpu_model = _grown(self._gpu_model, gpus, 0)
+        self._gpu_model = _grown(self._gpu_model, gpus, NO_MODEL)
         for amounts in (self._left, self._allocatable):
             for resource in amounts:
                 amounts[resource] = _grown(amounts[resource], rows, 0)
-        for column in (*self._labels.values(), self.name, self.taints, self.cordon, self.service):
+        for column in self._columns():
             column.widen(capacity)
+
+    def _columns(self) -> tuple[Column, ...]:
+        return (*self._labels.values(), self.name, self.taints, self.cordon, self.service)
 
     def _widen(self, width: int) -> None:
         shape = (self._capacity, width)
         self._free = _grown(self._free, shape, NOT_KNOWN)
         self._condition = _grown(self._condition, shape, ABSENT)
-        self._gpu_model = _grown(self._gpu_model, shape, 0)
+        self._gpu_model = _grown(self._gpu_model, shape, NO_MODEL)
         self._width = width
 
     def _amounts(self, known: dict[str, Ints], resource: str, figure: Callable[[NodeView], int]) -> Ints:
@@ -312,7 +323,7 @@ class NodeTable:
             amounts = known[resource] = np.zeros(self._capacity, np.int64)
             for row, view in enumerate(self._views):
                 if view is not None:
-                    amounts[row] = figure(view)
+                    amounts[row] = _within_64_bits(figure(view))
         return amounts[: len(self)]
 
 
@@ -369,6 +380,11 @@ def _moves(before: NodeFacts, after: NodeFacts) -> bool:
 def _gpu_set(facts: NodeFacts) -> "frozenset[tuple[str, str]]":
     gpus = () if facts.report is None else facts.report.gpus
     return frozenset((gpu.uuid, gpu.product) for gpu in gpus)
+
+
+def _within_64_bits(amount: int) -> int:
+    """The amount where it is below MOST. Sums over a node's pods know no bound."""
+    return max(1 - MOST, min(amount, MOST - 1))
 
 
 def _taint_key(taints: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str, str], ...] | None:

@@ -22,6 +22,9 @@ from binder.view import NodeView
 
 Some = NDArray[np.intp]
 
+# More than any node has, and little enough that the sums over all priorities stay within 64 bits.
+_PLENTY = 2**56
+
 
 @dataclass(frozen=True, slots=True)
 class _Share:
@@ -60,7 +63,7 @@ class Victims:
         """(rows, GPUs): what could be free on a node's GPUs if all pods of these priorities went, the
         most first. Bring it up to date first (`renew`)."""
         table = self._table
-        free = table.free[rows]
+        free = np.minimum(table.free[rows], _PLENTY)
         most = sum((self._bytes[level][rows] for level in levels), start=np.maximum(free, 0))
         # What is over its memory is shown as unknown bytes of a GPU that is usable.
         most = np.where(table.condition[rows] == USABLE, np.maximum(most, free), NOT_KNOWN)
@@ -68,7 +71,7 @@ class Victims:
 
     def left(self, name: str, rows: Some, levels: tuple[int, ...]) -> Ints:
         """What could be left of a resource then."""
-        most: Ints = self._table.left(name)[rows].copy()
+        most: Ints = np.minimum(self._table.left(name)[rows], _PLENTY)
         for level in levels:
             if (amounts := self._amounts.get((level, name))) is not None:
                 most += amounts[rows]
@@ -105,7 +108,7 @@ class Victims:
         for row in rows:
             before = self._row(row)
             self._weigh(row)
-            self._free[row] = np.maximum(table.free[row], 0)
+            self._free[row] = np.clip(table.free[row], 0, _PLENTY)
             if table.live[row] and _grows(before, self._row(row)):
                 table.ease(table.view(row).facts.name)
 
@@ -145,7 +148,7 @@ class Victims:
                 key = (share.priority, name)
                 if key not in self._amounts:
                     self._amounts[key] = np.zeros(len(self._table), np.int64)
-                self._amounts[key][row] += amount
+                self._amounts[key][row] = _plus(self._amounts[key][row], amount)
             if share.budget is not None:
                 counted[share.budget.uid, share.priority] += 1
                 if counted[share.budget.uid, share.priority] > share.budget.allowed:
@@ -159,7 +162,9 @@ class Victims:
             self._any[share.priority] = np.zeros(len(self._table), np.bool_)
         self._any[share.priority][row] = True
         for slot in share.slots:
-            self._bytes[share.priority][row, slot] += share.bytes
+            self._bytes[share.priority][row, slot] = _plus(
+                self._bytes[share.priority][row, slot], share.bytes
+            )
 
     def _shares(self, view: NodeView) -> Iterator[_Share]:
         report, node = view.facts.report, view.facts.name
@@ -175,6 +180,10 @@ class Victims:
             where = tuple(slots[gpu] for gpu in gpus if gpu in slots) if gpus else tuple(slots.values())
             budget = next(iter(self._budgets.of(self._state.labelled(holder))), None)
             yield _Share(holder.priority, holder.amounts, where, size, budget)
+
+
+def _plus(sum: Any, amount: int) -> int:
+    return min(int(sum) + amount, _PLENTY)
 
 
 def _grows(before: "dict[int | None, Ints]", after: "dict[int | None, Ints]") -> bool:
