@@ -181,10 +181,11 @@ class RoomMaker:
                 self._bar(*nomination.to_go, seconds=NOMINATION_SECONDS)
             elif nomination.to_go and nomination.next_try <= now:
                 self._wake.set()
-        over = [uid for uid, until in self._barred.items() if until <= now]
-        for uid in over:
-            del self._barred[uid]
-            if (holder := self._cluster.state.holder_of(uid)) is not None:
+        for uid, until in list(self._barred.items()):
+            if (holder := self._cluster.state.holder_of(uid)) is None:
+                del self._barred[uid]
+            elif _OVER < until <= now:
+                self._barred[uid] = _OVER
                 self._cluster.decider.table.ease(holder.node)
 
     async def run(self) -> None:

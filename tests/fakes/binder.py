@@ -28,6 +28,7 @@ class Api:
 
     def __init__(self) -> None:
         self.pods: dict[str, Json] = {}
+        self.nodes: dict[str, Json] = {}
         self.rehearsed: list[str] = []
         self.evicted: list[str] = []
         self.nominated: list[tuple[str, str | None]] = []
@@ -54,7 +55,8 @@ class Api:
         self.evicted.append(name)
 
     async def get(self, path: str) -> Json:
-        if (found := self.pods.get(path.rpartition("/")[2])) is None:
+        kind, name = path.split("/")[-2:]
+        if (found := (self.nodes if kind == "nodes" else self.pods).get(name)) is None:
             raise response_error(404, "NotFound", path)
         return copy.deepcopy(found)
 
@@ -103,6 +105,10 @@ class Bench:
     def tell(self, source: str, item: Json, kind: ChangeKind = ChangeKind.SET) -> None:
         self._version += 1
         item["metadata"]["resourceVersion"] = str(self._version)
+        if source == "nodes":
+            self.api.nodes[item["metadata"]["name"]] = copy.deepcopy(item)
+            if kind is ChangeKind.GONE:
+                del self.api.nodes[item["metadata"]["name"]]
         self._hear[source](Change(kind, copy.deepcopy(item)))
 
     def node(self, name: str, *sizes: int, foreign: int = 0, beats: bool = True, **more: Any) -> None:
