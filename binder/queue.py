@@ -19,8 +19,8 @@ from binder.hints import Hope, Stand
 
 INITIAL_SECONDS, CAP_SECONDS = 0.5, 120.0
 WOKEN_CAP_SECONDS = 10.0
-# How often a pod whose time alone has come goes before those who have a reason.
-TURN_SECONDS = 0.5
+# After so many who have a reason one gets a turn whose time alone has come.
+TURN = 8
 _ALWAYS = float("-inf")
 Order = tuple[int, str, str]
 
@@ -74,7 +74,7 @@ class SchedulingQueue:
         self._ready: list[tuple[Order, PodUid]] = []
         self._again: list[tuple[Order, PodUid]] = []
         self._later: list[tuple[float, PodUid]] = []
-        self._next_turn = _ALWAYS
+        self._since_turn = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -114,12 +114,12 @@ class SchedulingQueue:
     def pop(self) -> Waiting | None:
         """Take out the next pod whose time has come."""
         self._sort_in_due()
-        heaps = (self._again, self._ready) if self._is_turn() else (self._ready, self._again)
-        for heap in heaps:
-            if heap:
-                if heap is self._again:
-                    self._next_turn = self._clock() + TURN_SECONDS
-                return self._waiting.pop(heapq.heappop(heap)[1])
+        if self._again and (not self._ready or self._since_turn >= TURN):
+            self._since_turn = 0
+            return self._waiting.pop(heapq.heappop(self._again)[1])
+        if self._ready:
+            self._since_turn += 1
+            return self._waiting.pop(heapq.heappop(self._ready)[1])
         return None
 
     def park(self, waiting: Waiting, stand: Stand) -> None:
@@ -180,9 +180,6 @@ class SchedulingQueue:
             heapq.heappush(self._later, (waiting.due, waiting.uid))
         else:
             heapq.heappush(self._ready if waiting.has_reason else self._again, (waiting.order, waiting.uid))
-
-    def _is_turn(self) -> bool:
-        return bool(self._again) and self._clock() >= self._next_turn
 
     def _sort_in_due(self) -> None:
         """Move on whose time has come, and drop what is old from the heads of the heaps."""

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 NOMINATION_SECONDS = 300.0
 # A pod whose eviction was refused is no victim for so long.
 _BARRED_SECONDS = 60.0
+_OVER = float("-inf")
 _MOST_WAITING = 256
 _TICK_SECONDS = 1.0
 
@@ -82,6 +83,7 @@ class RoomMaker:
         self._waiting: dict[PodUid, _Nomination] = {}
         self._lost: set[PodUid] = set()
         self._to_clear: dict[PodUid, PodRef] = {}
+        # Pods whose eviction was refused: until when they are no victims. Known for as long as they live.
         self._barred: dict[PodUid, float] = {}
         self._wake = asyncio.Event()
 
@@ -205,6 +207,7 @@ class RoomMaker:
                 if not await self._evict(one, one.to_go[0]):
                     one.next_try = self._clock() + one.retries.next()
                     return
+                one.retries.reset()
                 one.to_go.pop(0)
 
     async def _is_granted(self, one: _Nomination) -> bool:
@@ -264,11 +267,12 @@ class RoomMaker:
             self._cluster.decider,
             demand,
             nodes,
-            may_go=lambda h: (
-                h.priority < demand.priority and not h.deleting and h.ref.uid not in self._barred
-            ),
+            may_go=lambda h: h.priority < demand.priority and not h.deleting and not self._is_barred(h),
             budgets=self._cluster.budgets,
         )
+
+    def _is_barred(self, victim: Holder) -> bool:
+        return self._barred.get(victim.ref.uid, _OVER) > self._clock()
 
     def _keep_waiting(self, demand: Demand) -> None:
         """Hold the place on, for as long as it can still become free."""
@@ -320,6 +324,8 @@ class RoomMaker:
         ref = one.demand.model.ref
         self.give_up(ref.uid)
         self._lost.add(ref.uid)
+        if one.retries.failures:
+            self._bar(one.to_go[0], seconds=NOMINATION_SECONDS)
         if one.granted:
             self._to_clear[ref.uid] = ref
             self._wake.set()
@@ -334,7 +340,9 @@ class RoomMaker:
         self._forget(uid)
         until = self._clock() + NOMINATION_SECONDS
         granted = not to_go  # an earlier leader's work
-        self._waiting[uid] = _Nomination(demand, sacrifice, until, list(to_go), granted)
+        # Who was refused before goes first: if that fails again, nobody else has gone in vain.
+        first = sorted(to_go, key=lambda victim: victim.ref.uid not in self._barred)
+        self._waiting[uid] = _Nomination(demand, sacrifice, until, first, granted)
         self._cluster.state.nominate(demand, placement.node, placement.gpu)
         self._displace(placement.node, demand)
         self._wake.set()

@@ -4,7 +4,7 @@ import numpy as np
 
 from binder.demand import parse_demand
 from binder.hints import Hope, Stand
-from binder.queue import CAP_SECONDS, WOKEN_CAP_SECONDS, SchedulingQueue, Waiting
+from binder.queue import CAP_SECONDS, TURN, WOKEN_CAP_SECONDS, SchedulingQueue, Waiting
 from tests.fakes.objects import KEYS, pod
 
 STAND = Stand(np.zeros(0, np.int8), set(), hopeless=False, clock=0)
@@ -98,13 +98,10 @@ def test_who_has_a_reason_goes_before_who_only_waits_and_who_waits_gets_a_turn()
     assert entry is not None
     waiting.park(entry, STAND)
     clock.now += 1.0
-    for name in ("a", "b", "c"):
-        waiting.put(demand(name))
-    assert [uid_of(waiting.pop()) for _ in range(2)] == ["old", "a"]
-    waiting.park(entry, STAND)
-    clock.now += 2.0
-    waiting.put(demand("d"))
-    assert {uid_of(waiting.pop()) for _ in range(2)} == {"old", "b"}
+    for number in range(2 * TURN):
+        waiting.put(demand(f"new{number:02}"))
+    popped = [uid_of(waiting.pop()) for _ in range(2 * TURN + 1)]
+    assert popped.index("old") == TURN
 
 
 def test_a_deleted_pod_is_out_and_blocks_nobody() -> None:

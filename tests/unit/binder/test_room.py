@@ -46,7 +46,7 @@ async def test_a_victim_that_does_not_begin_to_go_is_given_up() -> None:
         bench.resident("v-n1", "n1", 16, priority=200)  # somebody has made it important meanwhile
         await bench.step(10, seconds=NOMINATION_SECONDS / 8)
         assert bench.api.evicted == ["v-n1", "v-n2"]
-        assert ("vip", None) in bench.api.nominated
+        assert bench.api.nominated == [("vip", "n1"), ("vip", "n2")]
 
 
 async def test_a_place_on_a_node_that_takes_nobody_any_more_is_given_up() -> None:
@@ -70,7 +70,8 @@ async def test_nobody_slips_into_a_place_that_is_being_made() -> None:
         bench.add("same", mem="4Gi", priority=100, created="2020-01-01T00:00:00Z")
         bench.add("lower", mem="4Gi", priority=50)
         await bench.step(5, seconds=1.0)
-        assert not bench.is_placed("same") and not bench.is_placed("lower")
+        assert not bench.is_placed("same")
+        assert not bench.is_placed("lower")
         bench.gone("b")
         await bench.step(3, seconds=5.0)
         assert bench.is_placed("vip")
@@ -102,7 +103,7 @@ async def test_all_evictions_are_rehearsed_before_the_first() -> None:
         assert len(bench.api.rehearsed) < 30
         del bench.api.refusals["b"]
         await bench.step(120, seconds=1.0)
-        assert bench.api.evicted == ["a", "b"]
+        assert sorted(bench.api.evicted) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ async def test_an_eviction_that_fails_after_all_is_tried_again_and_no_successor_
         assert bench.api.evicted == ["a"]
         bench.api.late_refusals.clear()
         bench.gone("a1")
-        await drain(bench, 120)
+        await drain(bench, 600)
         assert "b" in bench.api.evicted
 
 
