@@ -8,6 +8,7 @@ things are Berth's own: only model pods are victims, and a PodDisruptionBudget i
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,11 +110,12 @@ def promising(
     order = np.lexsort((rows, asked - free, least))
     order = order[reached[order]]
     blocked = CODE[Kind.MODEL_ON_NODE]
-    return [
+    names = (
         table.view(int(row)).facts.name
         for row in rows[order]
         if codes[row] != blocked or not victims.in_the_way_for_good(demand, int(row))
-    ]
+    )
+    return list(islice(names, _MOST_LOOKS))
 
 
 def _on_node(
