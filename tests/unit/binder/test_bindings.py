@@ -289,3 +289,21 @@ def test_what_a_leader_writes_last_is_written_before_its_lease_ends() -> None:
     sure_for = times.lease_seconds - WRITE_SECONDS
     assert sure_for > 2 * times.retry_seconds  # one renewal may be late and the leader goes on
     assert sure_for <= times.renew_deadline_seconds
+
+
+async def test_a_leader_that_is_not_sure_waits_instead_of_looking_again_and_again() -> None:
+    bench = Bench()
+    bench.scheduler.may_write = lambda: False
+    bench.add("p1", mem="12Gi")
+    steps, step = list[int](), bench.scheduler.step
+
+    def counted() -> None:
+        steps.append(1)
+        step()
+
+    bench.scheduler.step = counted  # type: ignore[method-assign]
+    task = asyncio.create_task(bench.scheduler.run())
+    await asyncio.sleep(0.2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert 1 <= len(steps) <= 3
