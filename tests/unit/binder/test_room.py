@@ -165,6 +165,7 @@ async def test_a_leader_that_is_not_certain_decides_nothing() -> None:
     async with Bench() as bench:
         bench.node("n1", 16)
         bench.add("p")
+        bench.add("large", mem="20Gi")
         bench.scheduler.may_write = lambda: False
         await bench.step(5, seconds=1.0)
         assert not bench.is_placed("p")
@@ -223,3 +224,14 @@ async def test_who_waits_for_room_does_not_take_victims_of_a_model_it_could_not_
         bench.add("vip", mem="8Gi", priority=100, annotations={KEYS.model_id: "m"})
         await drain(bench, 30)
         assert bench.api.evicted == []
+
+
+async def test_who_is_on_his_way_out_is_not_evicted_once_more() -> None:
+    async with Bench() as bench:
+        bench.node("n1", 16)
+        bench.resident("going", "n1", 8)
+        bench.resident("staying", "n1", 8, priority=5)
+        bench.begin_to_go("going")
+        bench.add("vip", mem="8Gi", priority=100)
+        await bench.step(3, seconds=1.0)
+        assert bench.api.evicted == ["staying"]
