@@ -18,10 +18,10 @@ from berth.kube import paths
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.lease import Freshness
 from berth.kube.times import utc_now
+from binder.budgets import Budgets
 from binder.decision import Decider
 from binder.demand import Demand
 from binder.labels import Labels
-from binder.preemption import Budgets
 from binder.state import ClusterState
 from binder.strategies import Strategy, make_strategy
 from binder.volumes import Volumes
@@ -53,6 +53,9 @@ class Cluster:
         self._clock = clock
         self.state = ClusterState(keys, clock=clock)
         self.volumes, self.budgets = Volumes(), Budgets()
+        # Set by what is heard, taken back by who has looked at it (`hints`).
+        self.volumes_turned = False
+        self.namespaces_turned: set[str] = set()
         self.namespaces: dict[str, Labels] = {}
         self._fresh, self._lease_prefix = Freshness(), agent_lease_name("")
         self._report_behind = keys.report_behind
@@ -101,6 +104,8 @@ class Cluster:
         was_fresh = self._fresh.is_fresh(name, monotonic=now)
         self._fresh.observe(change.object, monotonic=now, wall=utc_now())
         self.decider.table.beat(node, now + self._fresh.seconds_left(name, monotonic=now))
+        if not was_fresh:
+            self.decider.table.ease(node)
         return not was_fresh
 
     def on_pod(self, change: Change) -> bool:
@@ -118,27 +123,28 @@ class Cluster:
         if self.namespaces.get(meta["name"]) == labels and change.kind is ChangeKind.SET:
             return False
         _keep(self.namespaces, meta["name"], labels, change)
+        self.namespaces_turned.add(meta["name"])
         return True
 
     def on_claim(self, change: Change) -> bool:
         meta = change.object["metadata"]
-        _keep(self.volumes.claims, (meta["namespace"], meta["name"]), change.object, change)
-        return True
+        return self._keep_volume(self.volumes.claims, (meta["namespace"], meta["name"]), change)
 
     def on_volume(self, change: Change) -> bool:
-        _keep(self.volumes.volumes, change.object["metadata"]["name"], change.object, change)
-        return True
+        return self._keep_volume(self.volumes.volumes, change.object["metadata"]["name"], change)
 
     def on_class(self, change: Change) -> bool:
-        _keep(self.volumes.classes, change.object["metadata"]["name"], change.object, change)
+        return self._keep_volume(self.volumes.classes, change.object["metadata"]["name"], change)
+
+    def _keep_volume(self, known: dict[Any, Any], key: object, change: Change) -> bool:
+        _keep(known, key, change.object, change)
+        self.volumes_turned = True
         return True
 
     def on_budget(self, change: Change) -> bool:
         if change.kind is ChangeKind.GONE:
-            self.budgets.drop(change.object)
-        else:
-            self.budgets.put(change.object)
-        return True
+            return self.budgets.drop(change.object)
+        return self.budgets.put(change.object)
 
 
 def slim(item: JsonObject) -> JsonObject:

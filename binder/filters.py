@@ -78,6 +78,13 @@ def resource_misfits(table: NodeTable, shape: Shape, rows: Rows) -> list[tuple[K
     ]
 
 
+def shape_codes(table: NodeTable, shape: Shape, rows: Rows) -> Codes:
+    """For each of these rows the first rule that a pod of the shape fails, whoever it is."""
+    standing = standing_codes(table, shape, rows)
+    misfits = (*resource_misfits(table, shape, rows), *gpu_fit(table, shape, rows).misfits)
+    return first_failing(len(standing), misfits, standing)
+
+
 @dataclass(frozen=True, slots=True)
 class GpuFit:
     """`after` (rows, GPUs): bytes free on each GPU with the pod on it; `fits`: which GPUs can take it."""

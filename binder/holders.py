@@ -113,6 +113,13 @@ def held_by_gpu(
     return held, anywhere
 
 
+def place_of(
+    holder: Holder, model: ModelReport | None, gpus: frozenset[GpuUuid]
+) -> tuple[frozenset[GpuUuid], int]:
+    """The GPUs on which a pod is counted (none: on all of them), and its bytes on each."""
+    return _gpus_of(holder, model, gpus), _share(holder, model)
+
+
 def _share(holder: Holder | None, model: ModelReport | None) -> int:
     asked = 0 if holder is None else holder.bytes
     if model is None:

@@ -11,6 +11,8 @@ from binder.neighbours import Term
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
+# On a standby nobody asks for the changes.
+_TOLD_ONE_BY_ONE = 1000
 # (namespace, label, value)
 _Mark = tuple[str, str, str]
 
@@ -26,6 +28,10 @@ class Neighbour:
     keeps_away: tuple[Term, ...] = ()
 
 
+# A pod as it was and as it is; None while it is not there.
+Turn = tuple[Neighbour | None, Neighbour | None]
+
+
 class PodIndex:
     """Looks at few pods: those that share the rarest label that a selector asks for."""
 
@@ -38,9 +44,25 @@ class PodIndex:
         self._apart: dict[Term, dict[NodeName, int]] = {}
         self._terms: dict[tuple[str, str] | None, set[Term]] = {}
         self._filed: dict[Term, list[tuple[str, str] | None]] = {}
+        # How pods that have changed were before; None once there are too many to be told one by one.
+        self._before: dict[PodUid, Neighbour | None] | None = {}
+
+    def take_changed(self) -> "list[Turn] | None":
+        """Pods that have come, gone or changed since the last call; None if they are too many to tell."""
+        before, self._before = self._before, {}
+        if before is None:
+            return None
+        return [(old, new) for uid, old in before.items() if old != (new := self._pods.get(uid))]
+
+    def _note(self, uid: PodUid) -> None:
+        if self._before is not None:
+            self._before.setdefault(uid, self._pods.get(uid))
+            if len(self._before) > _TOLD_ONE_BY_ONE:
+                self._before = None
 
     def put(self, uid: PodUid, pod: Neighbour) -> None:
         self.drop(uid)
+        self._note(uid)
         self._pods[uid] = pod
         self._in_namespace.setdefault(pod.namespace, set()).add(uid)
         for mark in _marks(pod):
@@ -49,9 +71,11 @@ class PodIndex:
             self._add_term(term, pod.node)
 
     def drop(self, uid: PodUid) -> None:
-        pod = self._pods.pop(uid, None)
+        pod = self._pods.get(uid)
         if pod is None:
             return
+        self._note(uid)
+        del self._pods[uid]
         _discard(self._in_namespace, pod.namespace, uid)
         for mark in _marks(pod):
             _discard(self._marked, mark, uid)

@@ -7,7 +7,8 @@ memory. An assumption is given up only when it is certain that the Binding did n
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,10 +29,11 @@ from berth.runtime.tasks import in_thread, supervise, wait_until_set
 from binder.binding import current_pod, is_answer, may_have_happened, post_binding
 from binder.cluster import Cluster, Source, slim
 from binder.decision import Placement, Refusal
-from binder.demand import Demand, Shape, parse_demand
+from binder.demand import Demand, parse_demand
 from binder.doubts import Doubts
 from binder.explain import summary
 from binder.filters import FITS
+from binder.hints import Hints, Hope, News, stand_of
 from binder.load_failures import LoadFailures
 from binder.market import price
 from binder.metrics import BinderMetrics
@@ -52,6 +54,9 @@ BINDS_AT_ONCE = 64
 # Ghosts and stale heartbeats are matters of time, not of events: look now and then.
 _TICK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
+# Woken pods that are looked at in one step: some milliseconds.
+_MOST_LOOKS = 32
+_MOST_QUESTIONS = 4096
 # Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
 _CLOSE_LOOKS = 2
 
@@ -107,7 +112,18 @@ class Scheduler:
         self.cluster = Cluster(keys, strategy, clock=clock, excluded=failures.excluded)
         self.state = self.cluster.state
         self.queue = SchedulingQueue(clock)
-        self.room = RoomMaker(client, self.cluster, events, clock)
+        self.room = RoomMaker(client, self.cluster, events, may_write=lambda: self.may_write(), clock=clock)
+        self._hints = Hints(
+            self.cluster,
+            self.room.victims,
+            aside=self.room.aside,
+            may_make_room=self.room.may_make_room,
+            clock=clock,
+        )
+        # Who was refused last of those who ask the same.
+        self._refused: OrderedDict[Hashable, PodUid] = OrderedDict()
+        # Pods that an earlier leader has begun to make room for.
+        self._to_adopt: dict[PodUid, Demand] = {}
         self._troubles = Troubles(self.state, events)
         self._doubts = Doubts(
             client, self.state, on_pod=self.on_pod, on_node=self.on_node, freed=self._note, clock=clock
@@ -118,7 +134,6 @@ class Scheduler:
         metrics.follow(self.queue, self.state)
         self._unreadable: dict[PodUid, _Unreadable] = {}
         self._wake = asyncio.Event()
-        self._news = False
         self._binds: set[asyncio.Task[Any]] = set()
         # Bindings on their way or without an answer, and the pauses between the tries of some of them.
         self._in_doubt: set[PodUid] = set()
@@ -207,10 +222,11 @@ class Scheduler:
             return  # the leadership's own task will end this one
         if self._clock() >= self._next_tick:
             self._tick()
+        self._adopt()
         self._wake_queue()
         self._tell_unreadable()
         # Asked only now: a pod may have changed or gone while there was no slot.
-        waiting = None if self._stopping or self._is_busy() else self.queue.pop()
+        waiting = None if self._stopping or self._is_busy() else self._next()
         if waiting is not None:
             self._place(waiting)
             self._wake.set()
@@ -218,8 +234,11 @@ class Scheduler:
     def _tick(self) -> None:
         """What is a matter of time."""
         self._next_tick = self._clock() + _TICK_SECONDS
-        if self.state.expire_ghosts() or self.room.expire():
-            self._news = True
+        self.state.expire_ghosts()
+        self.room.expire()
+        for waiting in self.queue.parked():
+            if waiting.stand and (hope := self._hints.spared(waiting.demand, waiting.stand)):
+                self.queue.wake(waiting, hope)
         self._troubles.tell()
         self._doubts.look()
 
@@ -229,27 +248,69 @@ class Scheduler:
         due = None if waits else self.queue.seconds_to_next()
         return _TICK_SECONDS if due is None else min(due, _TICK_SECONDS)
 
+    def _adopt(self) -> None:
+        """Before anybody else can take their places."""
+        for demand in self._to_adopt.values():
+            self.room.adopt(demand)
+        self._to_adopt.clear()
+
     def _wake_queue(self) -> None:
-        """Bring forward the pods that may fit now: one look for all pods of a shape."""
-        if not self._news:
+        """Wake the pods that the news may help."""
+        if not (news := self._hints.take_news()) and not self.room.has_lost:
             return
-        self._news = False
-        looked: dict[Shape, bool] = {}
+        lost, rows = self.room.take_lost(), set(news.rows.tolist())
+        for waiting in self.queue.parked():
+            if waiting.uid in lost or self.room.row_of(waiting.demand) in rows:
+                self.queue.wake(waiting, Hope(None))
+            elif hope := self._hope(waiting, news):
+                self.queue.wake(waiting, hope)
 
-        def may_fit(demand: Demand) -> bool:
-            if self.room.waits_for_room(demand):
-                return True
-            if demand.shape not in looked:
-                looked[demand.shape] = self._may_fit(demand.shape)
-            return looked[demand.shape]
-
-        self.queue.wake(may_fit)
-
-    def _may_fit(self, shape: Shape) -> bool:
+    def _hope(self, waiting: Waiting, news: News) -> Hope | None:
+        assert waiting.stand is not None
         try:
-            return self.cluster.decider.fits_somewhere(shape)
-        except Exception:  # the pods of this shape hear of it when they are tried
+            return self._hints.hope(waiting.demand, waiting.stand, news)
+        except Exception:  # heard of when the pod is tried
+            return Hope(None)
+
+    def _is_worth_a_try(self, waiting: Waiting) -> bool:
+        if waiting.stand is None or waiting.hope is None:
             return True
+        try:
+            return self._hints.look(waiting.demand, waiting.stand, waiting.hope)
+        except Exception:  # heard of when the pod is tried
+            return True
+
+    def _next(self) -> Waiting | None:
+        """The next pod that is worth a try. Whose hope has gone by now is put back: somebody else was
+        faster, perhaps."""
+        for _ in range(_MOST_LOOKS):
+            waiting = self.queue.pop()
+            if waiting is None:
+                return None
+            if waiting.stand is None and (alike := self._refused_alike(waiting)) is not None:
+                self._refuse_alike(waiting, alike)
+            elif self._is_worth_a_try(waiting):
+                return waiting
+            else:
+                assert waiting.stand is not None
+                self.queue.park_again(waiting, waiting.stand)
+        self._wake.set()
+        return None
+
+    def _refused_alike(self, waiting: Waiting) -> Waiting | None:
+        """A pod that asked the same, was refused, and has no hope since: one of many copies."""
+        uid = self._refused.get(waiting.demand.question)
+        known = None if uid is None else self.queue.find(uid)
+        if known is None or known.stand is None or known.hope is not None:
+            return None
+        same = known.demand.question == waiting.demand.question
+        return known if same and not self.room.waits_for_room(known.demand) else None
+
+    def _refuse_alike(self, waiting: Waiting, alike: Waiting) -> None:
+        assert alike.stand is not None
+        waiting.reasons = alike.reasons
+        self._tell(waiting, alike.message)
+        self.queue.park(waiting, alike.stand.copy())
 
     def _is_busy(self) -> bool:
         return len(self._binds) - len(self._pauses) >= BINDS_AT_ONCE
@@ -284,13 +345,19 @@ class Scheduler:
         counts = refusal.counts(self.cluster.decider.table)
         self._metrics.refused(counts)
         message = summary(self.cluster.decider, waiting.demand, refusal)
-        if sacrifice := self.room.make_room(waiting.demand, refusal):
+        stand = stand_of(self.cluster.decider, refusal)
+        if waiting.stand is not None and (waiting.hope is None or waiting.hope.rows is not None):
+            stand.searched = waiting.stand.searched
+        if sacrifice := self.room.make_room(waiting.demand, refusal, stand):
             names = ", ".join(str(victim.ref) for victim in sacrifice.victims)
             message = f"{message}; waits for node {sacrifice.placement.node} to be rid of {names}"
         if message != waiting.reasons:
             waiting.reasons = message
             self._tell(waiting, self._with_remedy(waiting.demand, refusal, message))
-        self.queue.park(waiting)
+        self.queue.park(waiting, stand)
+        self._refused[waiting.demand.question] = waiting.uid
+        if len(self._refused) > _MOST_QUESTIONS:
+            self._refused.popitem(last=False)
 
     def _with_remedy(self, demand: Demand, refusal: Refusal, message: str) -> str:
         help = remedy(self.cluster.decider, demand, refusal, most_nodes=_CLOSE_LOOKS)
@@ -315,11 +382,14 @@ class Scheduler:
             self._unreadable.pop(ref.uid, None)
             if self.queue.put(demand, told=told(pod)):
                 self.learn(demand)
+                if demand.nominated:
+                    self._to_adopt[ref.uid] = demand
         self._wake.set()
 
     def _no_longer_waits(self, uid: PodUid) -> None:
         self.queue.remove(uid)
         self._unreadable.pop(uid, None)
+        self._to_adopt.pop(uid, None)
         self.room.give_up(uid)
 
     def learn(self, demand: Demand) -> None:
@@ -337,7 +407,7 @@ class Scheduler:
     def fits_elsewhere(self, demand: Demand, node: NodeName) -> bool:
         """Whether some other node would take a pod that is bound to this one, were it to be made anew."""
         decider = self.cluster.decider
-        with self.state.without((demand.model.ref.uid,)):
+        with decider.without((demand.model.ref.uid,)):
             fitting = np.flatnonzero(decider.codes(demand) == FITS)
             return any(decider.table.view(int(row)).facts.name != node for row in fitting)
 
@@ -500,7 +570,6 @@ class Scheduler:
 
     def _note(self, helps: bool) -> bool:
         """Something has changed that could let a pod in."""
-        if helps:
-            self._news = True
+        if helps or self.state.is_touched:  # a pod that came may be the company that another waits for
             self._wake.set()
         return helps

@@ -1,8 +1,9 @@
 """All nodes side by side: one row a node, one array a fact, so that a rule tests all of them at once.
 
-The arrays are a copy of what `state` knows; `put` and `drop` keep a row in step. Two counters say
+The arrays are a copy of what `state` knows; `put` and `drop` keep a row in step. Three counters say
 since when a row is as it is: `changed` for anything, `moved` for what only people change (labels,
-taints, cordon, capabilities), which most decisions need not look at again.
+taints, cordon, capabilities, which GPUs there are), which most decisions need not look at again, and
+`eased` for what may let a pod in that did not fit.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -91,6 +92,7 @@ class NodeTable:
         self._live: Bools = np.zeros(capacity, np.bool_)
         self._changed: Ints = np.zeros(capacity, np.int64)
         self._moved: Ints = np.zeros(capacity, np.int64)
+        self._eased: Ints = np.zeros(capacity, np.int64)
         self._deadline: Floats = np.full(capacity, -np.inf)
         # Column by column ("F"): a rule runs over all nodes' first GPUs, then over their second ones.
         self._free: Ints = np.full((capacity, self._width), NOT_KNOWN, np.int64, order="F")
@@ -180,12 +182,28 @@ class NodeTable:
     def moved_since(self, clock: int) -> NDArray[np.intp]:
         return np.flatnonzero(self._moved[: len(self)] > clock)
 
-    def put(self, view: NodeView) -> None:
-        """Take a node as it is now."""
+    def eased_since(self, clock: int) -> NDArray[np.intp]:
+        """Nodes where something became free or better."""
+        return np.flatnonzero((self._eased[: len(self)] > clock) & self.live)
+
+    def moved_after(self, rows: NDArray[np.intp], clock: int) -> Bools:
+        """Which of these rows have moved since."""
+        return self._moved[rows] > clock
+
+    def ease(self, name: NodeName) -> None:
+        """Something that is not in the node's view has become better."""
+        if (row := self.row_of.get(name)) is not None:
+            self.clock += 1
+            self._eased[row] = self.clock
+
+    def put(self, view: NodeView, *, supposed: bool = False) -> None:
+        """Take a node as it is now, or as it is supposed to be for a question."""
         row = self._row(view.facts.name)
         before = self._views[row]
         self.clock += 1
         self._changed[row] = self.clock
+        if not supposed and eases(before, view):
+            self._eased[row] = self.clock
         if before is None or (before.facts is not view.facts and _moves(before.facts, view.facts)):
             self._moved[row] = self.clock
             self._place(row, view.facts)
@@ -276,7 +294,9 @@ class NodeTable:
         capacity = self._capacity = 2 * self._capacity
         rows, gpus = (capacity,), (capacity, self._width)
         self._live = _grown(self._live, rows, False)
-        self._changed, self._moved = (_grown(a, rows, 0) for a in (self._changed, self._moved))
+        self._changed, self._moved, self._eased = (
+            _grown(a, rows, 0) for a in (self._changed, self._moved, self._eased)
+        )
         self._deadline = _grown(self._deadline, rows, -np.inf)
         self._free = _grown(self._free, gpus, NOT_KNOWN)
         self._condition = _grown(self._condition, gpus, ABSENT)
@@ -318,13 +338,48 @@ def service_of(facts: NodeFacts) -> Service:
     return Service(trouble, report.server, frozenset(report.capabilities))
 
 
+def eases(before: NodeView | None, after: NodeView) -> bool:
+    """Whether a pod that the node refused may fit there now: something was given back, or moved."""
+    if before is None or (before.facts is not after.facts and _moves(before.facts, after.facts)):
+        return True
+    if before.facts is after.facts and before.held == after.held and before.used == after.used:
+        return not (before.held_anywhere <= after.held_anywhere and _names_more(before, after))
+    free = {gpu.uuid: _free_or_unknown(before, gpu) for gpu in before.gpus}
+    return (
+        any(_free_or_unknown(after, gpu) > free.get(gpu.uuid, NOT_KNOWN) for gpu in after.gpus)
+        or any(after.left_of(name) > before.left_of(name) for name in before.used.keys() | after.used.keys())
+        or any(after.left_of(name) > before.left_of(name) for name in after.facts.allocatable)
+        or not _names_more(before, after)
+    )
+
+
+def _free_or_unknown(view: NodeView, gpu: GpuReport) -> int:
+    free = view.free_on(gpu)
+    return NOT_KNOWN if free is None else free
+
+
+def _names_more(before: NodeView, after: NodeView) -> bool:
+    """All names and ports that were taken still are."""
+    return (
+        before.model_ids <= after.model_ids
+        and before.model_names <= after.model_names
+        and before.host_ports <= after.host_ports
+    )
+
+
 def _moves(before: NodeFacts, after: NodeFacts) -> bool:
     return (
         before.labels != after.labels
         or before.taints != after.taints
         or before.unschedulable != after.unschedulable
         or service_of(before) != service_of(after)
+        or _gpu_set(before) != _gpu_set(after)
     )
+
+
+def _gpu_set(facts: NodeFacts) -> "frozenset[tuple[str, str]]":
+    gpus = () if facts.report is None else facts.report.gpus
+    return frozenset((gpu.uuid, gpu.product) for gpu in gpus)
 
 
 def _within_64_bits(amount: int) -> int:

@@ -154,7 +154,7 @@ class Api:
 
     async def create(self, path: str, body: Json) -> Json:
         if path.endswith("/eviction"):
-            self._world.evict(body)
+            self._world.evict(self, body)
         elif path.endswith("/binding"):
             self._world.check_sent(self, body)
             call = Call(self, body)
@@ -217,6 +217,19 @@ class Replica:
         for one in sorted(NODES.keys() - world.stale):
             self.beat(one)
 
+    def tell_budgets(self, allowed: int) -> None:
+        """At once: what else may be late is tried enough. "both" is counted by two of them."""
+        for name, guards, left in (
+            ("kept", ["kept"], 0),
+            ("one", ["one"], allowed),
+            ("both", ["both"], 5),
+            ("twice", ["both"], 5),
+        ):
+            spec = {"selector": {"matchExpressions": [{"key": "guard", "operator": "In", "values": guards}]}}
+            meta = {"name": name, "namespace": "team", "uid": name}
+            budget = {"metadata": meta, "spec": spec, "status": {"disruptionsAllowed": left}}
+            self._hear["poddisruptionbudgets"](Change(ChangeKind.SET, budget))
+
     def deliver(self, kind: str, *, again: bool) -> None:
         """The watch's next event; `again`: and it will come once more."""
         if self.pending[kind]:
@@ -270,6 +283,9 @@ class World:
         self.replicas: list[Replica] = []
         self.leader = 0
         self._deciding: list[asyncio.Task[Any]] = []
+        # How the next evictions fail, whether who is evicted takes his time, and what a budget allows.
+        self.eviction_faults: list[int] = []
+        self.graceful, self.allowed = False, 1
 
     async def begin(self) -> None:
         for _ in range(2):
@@ -341,6 +357,7 @@ class World:
             priority=(b % 3) * 10,
             schedulerName="other" if b % 7 == 0 else "trtis-scheduler",
         )
+        one["metadata"]["labels"] = {"guard": ("none", "none", "kept", "one", "both")[(a // 9) % 5]}
         self.truth.pods[uid] = one
         self._publish("pods", "ADDED", self.truth.touch(one))
 
@@ -471,6 +488,22 @@ class World:
             place = self.replicas[self.leader].extender.place(ref, NodeName(sorted(NODES)[b % len(NODES)]))
             self._deciding.append(asyncio.create_task(scheduler.in_flight(place)))
 
+    async def op_end(self, a: int, _: int) -> None:
+        """The grace of somebody who was evicted is over."""
+        going = [uid for uid, one in self.truth.pods.items() if "deletionTimestamp" in one["metadata"]]
+        if uid := self._pick(sorted(going), a):
+            self._delete(uid)
+
+    async def op_evictions(self, a: int, b: int) -> None:
+        """How evictions go from now on."""
+        self.graceful = a % 2 == 0
+        self.eviction_faults += [(429, 500, 503)[b % 3]] * (a % 3)
+
+    async def op_allow(self, a: int, _: int) -> None:
+        """The disruption controller has counted anew."""
+        self.allowed = a % 3
+        self._tell_budgets()
+
     async def op_crash(self, a: int, b: int) -> None:
         """A replica dies or loses its leadership. What it has sent is written now or never: the Lease
         outlives its requests. The next leader lists before it decides."""
@@ -510,6 +543,8 @@ class World:
             for call in self.calls:
                 self._finish(call, "done")
             self.calls.clear()
+            self.eviction_faults.clear()
+            self._end_all()
             await self._settle()
             for replica in self.replicas:
                 for kind in _KINDS:
@@ -519,7 +554,7 @@ class World:
             for _ in range(3 * len(self.truth.pods) + 3):
                 self.replicas[self.leader].scheduler.step()
                 await self._settle()
-        if self.calls:
+        if self.calls or any("deletionTimestamp" in one["metadata"] for one in self.truth.pods.values()):
             return  # still busy: whoever was evicted made room for one more
         self._check_quiet(self.replicas[self.leader].scheduler)
 
@@ -539,9 +574,43 @@ class World:
             if isinstance(scheduler.cluster.decider.decide(demand), Placement):
                 raise Broken(f"pod {uid} fits and is not tried")
 
-    def evict(self, body: Json) -> None:
-        if body["metadata"]["name"] in self.truth.pods:
-            self._delete(body["metadata"]["name"])
+    def evict(self, by: Api, body: Json) -> None:
+        """As the API server takes an eviction: budgets count, two of them for one pod are an error, and
+        who is evicted goes at once or takes his time."""
+        uid, rehearsal = body["metadata"]["name"], body["deleteOptions"].get("dryRun") == ["All"]
+        if by is not self.replicas[self.leader].api:
+            self._faults.append(f"{uid} is evicted by one who does not lead")
+        one = self.truth.pods.get(uid)
+        if one is None:
+            raise response_error(404, "NotFound", uid)
+        if self.eviction_faults:
+            raise response_error(self.eviction_faults.pop(), "", uid)
+        guard = one["metadata"]["labels"].get("guard")
+        if guard in ("kept", "both"):
+            self._faults.append(f"{uid} is evicted, whom no budget lets go")
+        if guard == "one" and self.allowed == 0:
+            raise response_error(429, "TooManyRequests", uid)
+        if rehearsal or "deletionTimestamp" in one["metadata"]:
+            return
+        if guard == "one":
+            self.allowed -= 1
+            self._tell_budgets()
+        if self.graceful:
+            one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            self._publish("pods", "MODIFIED", self.truth.touch(one))
+        else:
+            self._delete(uid)
+
+    def _end_all(self) -> bool:
+        """Whoever is on his way out has gone. True if there was anybody."""
+        going = [uid for uid, one in self.truth.pods.items() if "deletionTimestamp" in one["metadata"]]
+        for uid in going:
+            self._delete(uid)
+        return bool(going)
+
+    def _tell_budgets(self) -> None:
+        for replica in self.replicas:
+            replica.tell_budgets(self.allowed)
 
     def _delete(self, uid: str) -> None:
         self._publish("pods", "DELETED", self.truth.touch(self.truth.pods.pop(uid)))
@@ -612,6 +681,7 @@ class World:
     def _new_replica(self) -> Replica:
         self._lives += 1
         replica = Replica(self, self._lives)
+        replica.tell_budgets(self.allowed)
         for kind in _KINDS:
             self._relist(replica, kind)
         return replica
@@ -659,6 +729,9 @@ OPERATIONS: dict[str, int] = {
     "depose": 1,
     "zombie": 2,
     "extend": 4,
+    "end": 4,
+    "evictions": 2,
+    "allow": 2,
     "crash": 1,
     "wait": 5,
     "quiet": 1,
