@@ -26,8 +26,9 @@ class Agent(NodeAgentServicer):
     def Stage(self, requests: Any, context: Any) -> pb.StageResponse:  # noqa: N802
         self.calls += 1
         for _ in requests:
-            if self.codes:
-                context.abort(self.codes.pop(0), "so it is")
+            pass
+        if self.codes:
+            context.abort(self.codes.pop(0), "so it is")
         return pb.StageResponse(digest="d")
 
     def Load(self, request: Any, context: Any) -> Any:  # noqa: N802
