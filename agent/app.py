@@ -139,7 +139,7 @@ class _Parts:
             models=models,
             repository=repository,
             lifecycle=self.lifecycle,
-            readings=lambda: gpus.readings,
+            readings=gpus.listed,
             access=make_access(
                 host=options.pod_host, http=options.triton_http, grpc_=options.triton_grpc, keys=keys
             ),

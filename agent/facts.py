@@ -40,6 +40,12 @@ class GpuFacts:
         self._note("")
         return self.readings
 
+    def listed(self) -> tuple[GpuReading, ...]:
+        """The GPUs that are known to be here. Raises GpusUnknown while none has ever been seen."""
+        if self._trouble and not self.readings:
+            raise GpusUnknown(self._trouble)
+        return self.readings
+
     async def refresh(self) -> None:
         """A fresh reading, or all facts unknown."""
         try:

@@ -51,6 +51,10 @@ class NameTaken(Exception):
     """Another pod's model has this name on this node."""
 
 
+class OneModelOnly(Exception):
+    """The pod has a model, and asks for another: a pod is one model."""
+
+
 class Models:
     """The table, and how others learn that it has changed."""
 
@@ -103,13 +107,21 @@ class Models:
         return model
 
     def claim(self, uid: PodUid, name: ModelName) -> Model:
-        """Give an anonymous pod's model its name. Raises NameTaken."""
-        model, holder = self._by_pod[uid], self.named(name)
+        """Give a pod's model its name, which an anonymous pod chooses by the first that it stages; it
+        keeps it. Raises OneModelOnly or NameTaken."""
+        model, holder = self.own(uid, name), self.named(name)
         if holder is not None and holder is not model:
             raise NameTaken(f"model {name!r} on this node belongs to pod {holder.ref}")
         if model.name is None:
             model.name = name
             self.touch()
+        return model
+
+    def own(self, uid: PodUid, name: ModelName) -> Model:
+        """The pod's model, which has this name or none yet. Raises OneModelOnly."""
+        model = self._by_pod[uid]
+        if model.name not in (None, name):
+            raise OneModelOnly(f"pod {model.ref} has model {model.name!r}; it cannot have {name!r} as well")
         return model
 
     def set(

@@ -76,6 +76,28 @@ async def test_facts_are_unknown_while_the_scenario_is_broken_and_come_back(tmp_
     assert facts.readings[0].total_bytes == 24 * GIB
 
 
+async def test_gpus_that_were_never_seen_are_unknown_and_not_absent() -> None:
+    class Silent:
+        instance_kind = "KIND_GPU"
+        answer: tuple[GpuReading, ...] | None = None
+
+        async def read(self) -> tuple[GpuReading, ...]:
+            if self.answer is None:
+                raise GpusUnknown("NVML has not answered for 5 s")
+            return self.answer
+
+    port = Silent()
+    facts = GpuFacts(port, lambda: 0)
+    await facts.refresh()
+    with pytest.raises(GpusUnknown, match="has not answered"):
+        facts.listed()
+    port.answer = (reading(0),)
+    await facts.refresh()
+    port.answer = None
+    await facts.refresh()
+    assert [gpu.uuid for gpu in facts.listed()] == [A]  # unknown, but here
+
+
 def reading(used: int | None) -> GpuReading:
     return GpuReading(A, 0, "A10", 24 * GIB, used, 0.0)
 

@@ -151,7 +151,8 @@ async def test_of_two_loads_during_a_death_of_triton_only_the_one_that_kills_it_
     bad, good = await on_node.stage("p1"), await on_node.stage("p2", on="GPU-b")
     on_node.triton.deadly = {NAME}
     await asyncio.gather(on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(good))
-    assert on_node.triton.loads[:2] == ["model-p1", "model-p2"]  # both were open at the first death
+    assert on_node.triton.most_loading == 2  # both were open at the first death
+    assert on_node.triton.loads.count(ModelName("model-p2")) == 2  # and this one is not open at another
     assert on_node.triton.deaths == MAX_LOST_LOADS
     assert bad.state is ModelState.FAILED
     assert good.state is ModelState.READY
