@@ -147,7 +147,7 @@ async def test_a_model_that_takes_triton_down_again_and_again_is_given_up_until_
 
 
 async def test_of_two_loads_during_a_death_of_triton_only_the_one_that_kills_it_fails(on_node: Node) -> None:
-    on_node.triton.load_seconds = 0.05
+    on_node.triton.load_seconds = 0.2
     bad, good = await on_node.stage("p1"), await on_node.stage("p2", on="GPU-b")
     on_node.triton.deadly = {NAME}
     await asyncio.gather(on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(good))
