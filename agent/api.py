@@ -242,7 +242,11 @@ class NodeAgentApi(NodeAgentServicer):
             await self._own(request.model_name, context)  # says why not, if it may not
             return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_UNLOADED)
         pod = await self._guard.current(ref)
-        if pod is not None and not pod.deleting and not pod.ended:
+        if pod is None:
+            self._models.lose_pod(ref.uid)
+        elif self._models.get(ref.uid) is model:
+            self._models.see_pod(pod)
+        if model.is_wanted:
             return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_KEPT)
         await asyncio.shield(self._lifecycle.start_unload(name))
         return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_UNLOADED)

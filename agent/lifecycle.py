@@ -110,6 +110,11 @@ class Lifecycle:
     def is_loading(self, uid: PodUid) -> bool:
         return uid in self._loads
 
+    @property
+    def is_busy(self) -> bool:
+        """Something is being loaded or unloaded."""
+        return bool(self._loads or self._unloads)
+
     def busy_gpus(self) -> set[GpuUuid]:
         """GPUs whose use is changing because a model comes or goes."""
         return {gpu for gpu, lock in self._gpu_locks.items() if lock.locked()}
@@ -128,7 +133,8 @@ class Lifecycle:
         """Unload in the background, or join the unload that is under way.
 
         The task waits until Triton shows the model gone, removes its files and releases its memory.
-        It raises TritonError or OSError; then the model is still listed, to be tried again.
+        It raises TritonError or OSError; then the model is still listed, to be tried again. It leaves
+        alone what a pod that goes on living has staged meanwhile.
         """
         task = self._unloads.get(name)
         if task is None:
@@ -144,10 +150,27 @@ class Lifecycle:
             await in_thread(self._repository.publish, staged, record)
             self._models.set(model, ModelState.STAGED)
 
+    async def lose(self, model: Model) -> None:
+        """Say that the model's files are gone, unless somebody is putting them there."""
+        if model.name is not None and (self.lock(model.name).locked() or await self._has_files(model)):
+            return
+        reason = "its files are gone from the node; only a new pod stages them again"
+        self._models.set(model, ModelState.LOST, reason)
+
+    async def _has_files(self, model: Model) -> bool:
+        assert model.name is not None
+        async with self.lock(model.name):
+            record = await asyncio.to_thread(self._repository.record, model.name)
+        return record is not None and record.pod.uid == model.ref.uid
+
     async def _unload(self, name: ModelName) -> None:
         async with self.lock(name):
+            record = await asyncio.to_thread(self._repository.record, name)
+            owner = None if record is None else self._models.get(record.pod.uid)
+            if owner is not None and owner.is_wanted and owner.name == name:
+                return
             model = self._models.named(name)
-            if model is not None:
+            if model is not None and model.state is not ModelState.LOST:
                 self._models.set(model, ModelState.UNLOADING)
             await self._take_from_triton(name, model)
             await in_thread(self._repository.remove, name)
@@ -200,7 +223,7 @@ class Lifecycle:
         raise _NotWanted
 
     def _wanted(self, model: Model) -> bool:
-        return self._models.get(model.ref.uid) is model and model.pod_lives and not model.deleting
+        return self._models.get(model.ref.uid) is model and model.is_wanted
 
     async def _load_until_settled(self, model: Model, name: ModelName) -> bool:
         """Load; False if it has served before this. When Triton goes away meanwhile, wait and try again."""
@@ -396,10 +419,10 @@ class Lifecycle:
             ) from None
 
     def _released(self, model: Model) -> None:
-        if model.pod_lives:
-            self._models.set(model, ModelState.PENDING)
-        else:
+        if not model.pod_lives:
             self._models.drop(model)
+        elif model.state is not ModelState.LOST:
+            self._models.set(model, ModelState.PENDING)
 
 
 def _ordinals_of(choice: GpuChoice, readings: Sequence[GpuReading]) -> list[int]:

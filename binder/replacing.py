@@ -1,8 +1,10 @@
 """Replaces pods whose model could not be loaded where they are, but may be elsewhere.
 
 A pod cannot be moved: it is evicted, its controller makes another, and that one keeps away from the node
-(`load_failures`). Where this makes no sense, the pod's condition says why the model is not loaded: the
-pod is pinned, nobody would replace it, the model itself is at fault, or enough was tried.
+(`load_failures`). A pod whose model files are gone from its node is evicted as well, because its loader
+does not run again; its successor may go anywhere. Where this makes no sense, the pod's condition says why
+the model is not loaded: the pod is pinned, nobody would replace it, the model itself is at fault, or
+enough was tried.
 """
 
 import asyncio
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
 _QUEUE_LIMIT = 1000
+_IN_TROUBLE = (ModelState.FAILED, ModelState.LOST)
 
 
 class Replacer:
@@ -55,7 +58,7 @@ class Replacer:
         """Take note of the loads that the node's report calls failed."""
         node, report = view.facts.name, view.facts.report
         models = {} if report is None else {m.pod_uid: m for m in report.models}
-        failed = {uid: m for uid, m in models.items() if m.state is ModelState.FAILED}
+        failed = {uid: m for uid, m in models.items() if m.state in _IN_TROUBLE}
         for uid in models.keys() - failed.keys():
             self._failed.pop(uid, None)
         before = self._settled.pop(node, {})
@@ -95,12 +98,26 @@ class Replacer:
         ref = demand.model.ref
         if ref.uid != model.pod_uid or node_of(pod) != node or is_deleting(pod):
             return
+        if model.state is ModelState.LOST:
+            await self._restage(ref, pod, demand, model)
+            return
         if pod["spec"].get("schedulerName") != self._name:
             return
         if why_not := self._why_not(demand, model, node):
             await self._tell_failed(ref, f"{model.reason or 'the load failed'} ({why_not})")
         else:
             await self._replace(ref, node, model)
+
+    async def _restage(self, ref: PodRef, pod: JsonObject, demand: Demand, model: ModelReport) -> None:
+        """Files that are gone are staged by a new pod's loader only; any node will do, this one as well."""
+        if not _is_initialized(pod):
+            return  # its own loader is still at it
+        if demand.owner is None:
+            await self._tell_failed(ref, f"{model.reason} (nothing would replace the pod)")
+            return
+        self._events.record(ref, "Warning", "ModelLost", f"{model.reason}; replaced")
+        log.info("replacing a pod whose model is lost", extra=fields(pod=ref, reason=model.reason))
+        await evict(self._client, ref)
 
     def _why_not(self, demand: Demand, model: ModelReport, node: NodeName) -> str:
         """Why the pod is left where it is; "" where another node is worth a try."""
@@ -132,3 +149,9 @@ class Replacer:
             "lastTransitionTime": rfc3339(utc_now()),
         }
         await patch_status(self._client, ref, {"conditions": [condition]})
+
+
+def _is_initialized(pod: JsonObject) -> bool:
+    """Every initContainer, the loader among them, has done its work."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(one.get("type") == "Initialized" and one.get("status") == "True" for one in conditions)
