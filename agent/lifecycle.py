@@ -212,12 +212,14 @@ class Lifecycle:
     async def _until_reported(self, model: Model) -> None:
         """The binder must know of every byte that a load may take before it is taken. An API server
         that is away fails no model: the load waits for it and says so. Holds no lock meanwhile."""
+        pauses = Backoff(initial_seconds=_POLL_SECONDS, cap_seconds=5.0)
         while self._wanted(model):
             try:
                 await self._reported.covers(model.ref.uid)
             except TimeoutError:
                 reason = "waits until the node's report can be written; is the API server away?"
                 self._models.set(model, ModelState.LOADING, reason)
+                await asyncio.sleep(pauses.next())
             else:
                 return
         raise _NotWanted
@@ -268,7 +270,13 @@ class Lifecycle:
             if reason := self._deadly.get(record.digest):
                 raise LoadFailed(reason, Failure.TRANSIENT)
             self._models.set(model, ModelState.LOADING)
-            config = await asyncio.to_thread(load_config, self._repository.directory(name), name)
+            config = await asyncio.to_thread(
+                load_config,
+                self._repository.directory(name),
+                name,
+                gpu=record.gpu,
+                kind=self._gpus.instance_kind,
+            )
             async with self._gpus_of(record.gpu):
                 return await self._load_on_its_gpus(model, record, config)
 
@@ -280,7 +288,7 @@ class Lifecycle:
                 await self._learn(record, record.measured_bytes)
             return not record.served
         before = await self._readings()
-        config = pinned(config, kind=self._gpus.instance_kind, ordinals=_ordinals_of(record.gpu, before))
+        config = pinned(config, _ordinals_of(record.gpu, before))
         idle, residency = self._idle_gpus(before), self._models.residency
         await self._ask_triton(record, config)
         undisturbed = residency == self._models.residency

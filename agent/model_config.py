@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
+from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import ModelName
 
 CONFIG_FILE = "config.pbtxt"
@@ -23,9 +24,8 @@ class InvalidModel(Exception):
     """The model's files say something that cannot be served here; the message says where."""
 
 
-def load_config(directory: Path, name: ModelName) -> dict[str, Any]:
-    """ModelConfig as JSON, for Triton's load request, with as many instances as the model asks for.
-    Where they run is for `pinned` to say. Raises InvalidModel.
+def load_config(directory: Path, name: ModelName, *, gpu: GpuChoice, kind: str) -> dict[str, Any]:
+    """ModelConfig as JSON, for Triton's load request. Raises InvalidModel.
 
     Without a config.pbtxt Triton completes the configuration from the model's files.
     """
@@ -35,17 +35,22 @@ def load_config(directory: Path, name: ModelName) -> dict[str, Any]:
     if count > _MAX_INSTANCES:
         raise InvalidModel(f"{CONFIG_FILE}: {count} instances; at most {_MAX_INSTANCES} are allowed")
     del config.instance_group[:]
+    group = {
+        "kind": kind,
+        "count": count,
+        **({"gpus": [one.index for one in gpu.gpus]} if kind == "KIND_GPU" else {}),
+    }
     # A name would have to equal the directory's, which the agent has chosen.
     config.name = name
-    group = {"count": count}
     return {**json_format.MessageToDict(config, preserving_proto_field_name=True), "instance_group": [group]}
 
 
-def pinned(config: Mapping[str, Any], *, kind: str, ordinals: Sequence[int]) -> dict[str, Any]:
-    """`config` with its instances on these GPUs, by CUDA's numbers."""
+def pinned(config: Mapping[str, Any], ordinals: Sequence[int]) -> dict[str, Any]:
+    """`config` with CUDA's numbers of now for its GPUs, instead of the indexes of the time of the choice."""
     (group,) = config["instance_group"]
-    gpus = {"gpus": list(ordinals)} if kind == "KIND_GPU" else {}
-    return {**config, "instance_group": [{"kind": kind, **group, **gpus}]}
+    if "gpus" not in group:
+        return dict(config)
+    return {**config, "instance_group": [{**group, "gpus": list(ordinals)}]}
 
 
 def _read(path: Path) -> model_config_pb2.ModelConfig:

@@ -151,7 +151,6 @@ class Reported:
     async def covers(self, uid: PodUid) -> None:
         self.asked.append(uid)
         if self.away:
-            await asyncio.sleep(0.01)
             raise TimeoutError
 
 

@@ -5,14 +5,18 @@ import pytest
 
 from agent.failures import classify, explain
 from agent.model_config import InvalidModel, load_config, pinned
-from berth.contract.ids import ModelName
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, ModelName
 from berth.contract.report import Failure
+
+
+GPU = GpuChoice(GpuUuid("GPU-a"), 3, 5)
 
 
 def configured(tmp_path: Path, text: str | None, *, kind: str = "KIND_GPU") -> dict[str, Any]:
     if text is not None:
         (tmp_path / "config.pbtxt").write_text(text)
-    return pinned(load_config(tmp_path, ModelName("m")), kind=kind, ordinals=[3])
+    return load_config(tmp_path, ModelName("m"), gpu=GPU, kind=kind)
 
 
 def test_the_instances_go_to_the_chosen_gpu_and_nothing_else_is_lost(tmp_path: Path) -> None:
@@ -23,6 +27,14 @@ def test_the_instances_go_to_the_chosen_gpu_and_nothing_else_is_lost(tmp_path: P
     assert (config["name"], config["backend"], config["max_batch_size"]) == ("m", "onnxruntime", 8)
     assert config["parameters"] == {"k": {"string_value": "v"}}
     assert config["dynamic_batching"] == {"preferred_batch_size": [4]}
+
+
+def test_the_gpus_of_now_take_the_place_of_those_of_the_choice(tmp_path: Path) -> None:
+    text = "instance_group [ { count: 2 } ]"
+    config = pinned(configured(tmp_path, text), [7, 0])
+    assert config["instance_group"] == [{"kind": "KIND_GPU", "count": 2, "gpus": [7, 0]}]
+    config = pinned(configured(tmp_path, text, kind="KIND_CPU"), [7, 0])
+    assert config["instance_group"] == [{"kind": "KIND_CPU", "count": 2}]
 
 
 def test_without_a_file_there_is_one_instance(tmp_path: Path) -> None:
