@@ -18,7 +18,7 @@ from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, parse_model_pod
 from berth.runtime.tasks import wait_until_set
-from berth.triton.admin import IndexEntry, IndexState
+from berth.triton.admin import IndexEntry, IndexState, TritonAdmin
 from berth.triton.errors import TritonError, TritonLate, TritonUnavailable
 from tests.fakes.objects import GIB, pod
 
@@ -163,7 +163,11 @@ class Events:
 
 
 class Node:
-    def __init__(self, directory: Path, *, load_timeout_seconds: float = 5) -> None:
+    """`triton`: another than the fake one, which then stands idle."""
+
+    def __init__(
+        self, directory: Path, *, load_timeout_seconds: float = 5, triton: TritonAdmin | None = None
+    ) -> None:
         self.repository, self.models = Repository(directory), Models()
         self.repository.open()
         self.triton, self.reported, self.events = FakeTriton(), Reported(), Events()
@@ -171,7 +175,7 @@ class Node:
         self.lifecycle = Lifecycle(
             models=self.models,
             repository=self.repository,
-            triton=self.triton,
+            triton=triton or self.triton,
             gpus=self.gpus,
             reported=self.reported,
             events=self.events,
@@ -181,13 +185,21 @@ class Node:
         )
 
     async def stage(
-        self, uid: str = "p1", *, served: bool = False, on: str = "GPU-a", digest: str = ""
+        self,
+        uid: str = "p1",
+        *,
+        served: bool = False,
+        on: str = "GPU-a",
+        digest: str = "",
+        files: Mapping[str, str] | None = None,
     ) -> Model:
         choice = GpuChoice(GpuUuid(on), 0, GIB)
         self.models.see_pod(parse_model_pod(pod(uid, on="n1", choice=choice), Keys()))
         name = ModelName(f"model-{uid}")
         staged = self.repository.new_staging()
         (staged / "1").mkdir()
+        for path, text in (files or {}).items():
+            (staged / path).write_text(text)
         record = Record(
             PodRef("team", uid, PodUid(uid)), ModelId(name), name, choice, digest or uid, served=served
         )

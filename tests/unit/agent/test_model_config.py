@@ -9,7 +9,6 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName
 from berth.contract.report import Failure
 
-
 GPU = GpuChoice(GpuUuid("GPU-a"), 3, 5)
 
 
