@@ -41,6 +41,7 @@ class FakeTriton:
         self.most_loading = 0
         self.deaths = 0
         self.load_seconds, self.unload_seconds, self.restart_seconds = 0.01, 0.1, 0.0
+        self.takes: dict[ModelName, float] = {}  # seconds, where they are not `load_seconds`
         self._died = asyncio.Event()
         self._alive_at = 0.0
 
@@ -92,7 +93,7 @@ class FakeTriton:
         self.loading += 1
         self.most_loading = max(self.most_loading, self.loading)
         # A deadly one kills half-way, so that what begins with it does not get through before.
-        seconds = self.load_seconds / (2 if name in self.deadly else 1)
+        seconds = self.takes.get(name, self.load_seconds) / (2 if name in self.deadly else 1)
         died = await wait_until_set(self._died, timeout_seconds=seconds)
         self.loading -= 1
         error = self.errors.pop(0) if self.errors and not died else None

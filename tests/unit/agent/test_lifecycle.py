@@ -331,15 +331,17 @@ async def test_a_model_that_went_to_another_gpu_is_unloaded(on_node: Node) -> No
     assert on_node.triton.held[NAME] is IndexState.UNAVAILABLE
 
 
-async def test_growth_of_a_gpu_that_another_model_comes_to_meanwhile_says_nothing(on_node: Node) -> None:
-    """The first takes nothing on its GPU; while it is loaded, others come to the second."""
+@pytest.mark.parametrize("seconds", [0.05, 0.5])  # it is loaded before the first is, or still being loaded
+async def test_growth_of_a_gpu_that_another_model_comes_to_meanwhile_says_nothing(
+    on_node: Node, seconds: float
+) -> None:
+    """The first takes nothing on its GPU; while it is loaded, another comes to the second."""
     on_node.gpus.cuda = ["nowhere", "GPU-b"]
     first, second = await on_node.stage("p1"), await on_node.stage("p2", on="GPU-b")
-    on_node.triton.load_seconds = 0.05
+    on_node.triton.takes = {NAME: 0.25, ModelName("model-p2"): seconds}
     load = on_node.lifecycle.start_load(first)
     await until(lambda: on_node.triton.loading == 1)
-    await on_node.lifecycle.start_load(second)
-    await load
+    await asyncio.gather(load, on_node.lifecycle.start_load(second))
     assert (first.state, second.state) == (ModelState.READY, ModelState.READY)
     assert (first.measured_bytes, second.measured_bytes) == (0, 3 * GIB)
 
