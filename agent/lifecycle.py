@@ -110,11 +110,6 @@ class Lifecycle:
     def is_loading(self, uid: PodUid) -> bool:
         return uid in self._loads
 
-    @property
-    def is_busy(self) -> bool:
-        """Something is being loaded or unloaded."""
-        return bool(self._loads or self._unloads)
-
     def busy_gpus(self) -> set[GpuUuid]:
         """GPUs whose use is changing because a model comes or goes."""
         return {gpu for gpu, lock in self._gpu_locks.items() if lock.locked()}
@@ -406,11 +401,9 @@ class Lifecycle:
     async def _take_from_triton(self, name: ModelName, model: Model | None) -> None:
         """Raises TritonError if it is not gone within the time."""
         async with self._gpus_of(None if model is None else model.gpu):
-            state = await self._index_state(name)
-            if state not in (IndexState.UNKNOWN, IndexState.UNLOADING):
+            if await self._index_state(name) is not IndexState.UNKNOWN:
                 # One that is being loaded is unloaded after that: until then this call does not return.
                 await self._triton.unload(name, timeout_seconds=self._unload_timeout)
-            if state is not IndexState.UNKNOWN:
                 await self._until_gone(name)
             if model is not None:
                 self._models.set_resident(model, False)

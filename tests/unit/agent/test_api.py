@@ -18,6 +18,7 @@ from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
 from berth.contract.report import Failure, ModelState
+from berth.kube.errors import KubeUnreachable, response_error
 from berth.triton.errors import TritonRefused
 from berth.v1 import node_agent_pb2 as pb
 from tests.fakes.agent_node import GPU, Node
@@ -28,7 +29,7 @@ class Knows:
     """Whoever calls is the pod `caller`, and lives here; an anonymous one if it is called so."""
 
     def __init__(self) -> None:
-        self.caller = "p1"
+        self.caller, self.deleting = "p1", False
 
     async def pod_of(self, metadata: Mapping[str, str]) -> PodRef:
         return self._pod().ref
@@ -41,7 +42,10 @@ class Knows:
 
     def _pod(self) -> ModelPod:
         marks = {Keys().model_id: None} if self.caller.startswith("anonymous") else {}
-        return parse_model_pod(pod(self.caller, on="n1", choice=GPU, annotations=marks), Keys())
+        found = pod(self.caller, on="n1", choice=GPU, annotations=marks)
+        if self.deleting:
+            found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        return parse_model_pod(found, Keys())
 
 
 class Refused(Exception):
@@ -187,6 +191,33 @@ async def test_gpus_that_nobody_has_seen_yet_are_waited_for(tmp_path: Path) -> N
     with pytest.raises(Refused, match="NVML has not answered") as refused:
         await staged(api_of(Node(tmp_path), readings=unknown), "model-p1")
     assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_api_server_that_is_away_is_no_refusal(tmp_path: Path) -> None:
+    """A loader asks again after UNAVAILABLE, and ends after anything else."""
+
+    class Away(Knows):
+        async def pod_of(self, metadata: Mapping[str, str]) -> PodRef:
+            raise error
+
+    for error in (KubeUnreachable("connection refused"), response_error(503, "ServiceUnavailable", "later")):
+        api = api_of(Node(tmp_path), Away())
+        with pytest.raises(Refused, match=str(error)) as refused:
+            await staged(api, "model-p1")
+        assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_pod_that_goes_on_keeps_its_model_and_one_that_ends_does_not(tmp_path: Path) -> None:
+    node, knows = Node(tmp_path), Knows()
+    api = api_of(node, knows)
+    await staged(api, "model-p1")
+    await outcome(api)
+    request = pb.UnloadRequest(model_name="model-p1")
+    assert (await api.Unload(request, Context())).outcome == pb.UnloadResponse.OUTCOME_KEPT
+    assert list(node.repository.records()) == ["model-p1"]
+    knows.deleting = True  # the API server says so; the agent's own watch is behind
+    assert (await api.Unload(request, Context())).outcome == pb.UnloadResponse.OUTCOME_UNLOADED
+    assert node.repository.records() == {}
 
 
 async def test_a_model_that_is_too_large_is_not_a_full_disk(tmp_path: Path) -> None:

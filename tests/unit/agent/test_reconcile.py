@@ -161,8 +161,8 @@ class Agent(Node):
     async def settle(self) -> None:
         """A pass, and then the ends of what it has begun."""
         await self.reconciler.step()
-        while self.lifecycle.is_busy:
-            await asyncio.sleep(0.01)
+        begun = [task for task in asyncio.all_tasks() if task.get_name().startswith(("load ", "unload "))]
+        await asyncio.gather(*begun, return_exceptions=True)
 
     async def restart(self) -> "Agent":
         """The agent dies and is started anew; its Triton and its disk stay."""
