@@ -46,6 +46,10 @@ class LoadFailed(Exception):
         self.failure = failure
 
 
+class _Late(Exception):
+    """Triton is still at it after our time; it goes on."""
+
+
 class _WentAway(Exception):
     """Triton went away while it was loading the model."""
 
@@ -192,7 +196,7 @@ class Lifecycle:
             await self._failed(model, str(error), Failure.INVALID_MODEL)
         except LoadFailed as error:
             await self._failed(model, str(error), error.failure)
-        except TritonLate as error:
+        except _Late as error:
             # Triton goes on loading it. To unload it now would only queue behind that.
             self._tell_failed(model, f"not loaded yet: {error}", Failure.TRANSIENT)
         except TritonError as error:
@@ -228,8 +232,6 @@ class Lifecycle:
         for _ in range(_MOST_TRIES):
             try:
                 return await self._load_alone(model, name) if lost else await self._load(model, name)
-            except TritonLate:
-                raise
             except _WentAway as error:
                 lost += 1
                 reason = f"Triton went away {lost} times during the load: {error}"
@@ -296,11 +298,11 @@ class Lifecycle:
         return True
 
     async def _ask_triton(self, record: Record, config: Mapping[str, Any]) -> None:
-        """Raises TritonLate, _WentAway or LoadFailed."""
+        """Raises _Late, _WentAway or LoadFailed."""
         try:
             await self._triton.load(record.name, config, timeout_seconds=self._load_timeout)
         except TritonLate:
-            raise TritonLate(f"Triton has been loading it for {self._load_timeout:g} s") from None
+            raise _Late(f"Triton has been loading it for {self._load_timeout:g} s") from None
         except TritonUnavailable as error:
             raise _WentAway(str(error)) from error
         except TritonRefused as error:
@@ -311,7 +313,7 @@ class Lifecycle:
 
     async def _index_settled(self, model: Model, name: ModelName) -> IndexState:
         """What Triton holds of the model once it neither loads nor unloads it any more. An earlier agent
-        may have begun either. Raises TritonLate."""
+        may have begun either. Raises _Late."""
         pauses, state = Backoff(initial_seconds=_POLL_SECONDS, cap_seconds=1.0), IndexState.UNKNOWN
         try:
             async with asyncio.timeout(self._load_timeout):
@@ -320,7 +322,7 @@ class Lifecycle:
                     self._models.set(model, ModelState.LOADING, said)
                     await asyncio.sleep(pauses.next())
         except TimeoutError:
-            raise TritonLate(f"still {state.value} after {self._load_timeout:g} s") from None
+            raise _Late(f"still {state.value} after {self._load_timeout:g} s") from None
         return state
 
     async def _index_state(self, name: ModelName) -> IndexState:

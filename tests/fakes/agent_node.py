@@ -34,6 +34,7 @@ class FakeTriton:
         self.held: dict[ModelName, IndexState] = {}
         # Raised at the end of the next loads; TritonUnavailable is Triton's death, with all it held.
         self.errors: list[TritonError] = []
+        self.index_errors: list[TritonError] = []  # raised by the next looks at the index
         self.deadly: set[ModelName] = set()
         self.configs: list[Mapping[str, Any]] = []
         self.loads: list[ModelName] = []
@@ -51,6 +52,8 @@ class FakeTriton:
 
     async def index(self) -> Mapping[ModelName, IndexEntry]:
         self._require_alive()
+        if self.index_errors:
+            raise self.index_errors.pop(0)
         return {name: IndexEntry(state) for name, state in self.held.items()}
 
     async def load(self, name: ModelName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:

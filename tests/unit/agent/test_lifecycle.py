@@ -13,7 +13,7 @@ from agent.lifecycle import MAX_LOST_LOADS
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.report import Failure, ModelState
 from berth.triton.admin import IndexState
-from berth.triton.errors import TritonRefused, TritonUnavailable
+from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
 from tests.fakes.agent_node import GPU, Node
 from tests.fakes.objects import GIB
 
@@ -166,6 +166,14 @@ async def test_a_model_that_waits_while_triton_dies_of_others_is_not_charged(on_
     assert bad.state is ModelState.FAILED
     assert waiting.state is ModelState.READY
     assert on_node.triton.loads.count(ModelName("model-p2")) == 1
+
+
+@pytest.mark.parametrize("error", [TritonUnavailable("connection reset"), TritonLate("Deadline Exceeded")])
+async def test_a_look_at_triton_that_gets_no_answer_fails_no_load(on_node: Node, error: TritonError) -> None:
+    model = await on_node.stage()
+    on_node.triton.index_errors = [error] * (MAX_LOST_LOADS + 1)
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, on_node.triton.loads) == (ModelState.READY, [NAME])
 
 
 async def test_a_triton_that_stays_away_fails_the_load_and_keeps_the_files(
