@@ -5,12 +5,15 @@
 #   make format          format the code
 #   make generate        Python code from protos/
 #   make fuzz            fuzz the proxy's parsers for FUZZ_SECONDS each; what is found joins the corpus
+#   make mutants         change one thing at a time in the code; does a unit test notice? MUTANTS=200 SEED=1 JOBS=2,
+#                        PACKAGES="binder agent"; ARGS=--at=FILE:LINE, or --again=build/mutants/result.json for what
+#                        nothing noticed last time
 #   make h2spec          HTTP/2 conformance of the gRPC port (needs Go)
 #   make lock            the pinned dependencies, after a change in pyproject.toml
 #   make clean           what the above made in this directory (the cache in ~/.cache/berth stays)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup controlplane demo test check lint format generate generated fuzz h2spec lock clean
+.PHONY: help setup controlplane demo test check lint format generate generated fuzz mutants h2spec lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -75,12 +78,22 @@ fuzz: $(STAMP)
 		$(BIN)/python -m tests.fuzz $$target -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -rss_limit_mb=2048 || exit 1; \
 	done
 
+MUTANTS ?= 200
+SEED ?= 1
+JOBS ?= 2
+
+mutants: $(STAMP)
+	@$(BIN)/python -c 'import coverage' 2>/dev/null || $(BIN)/pip install --quiet --no-deps coverage==7.17.3
+	@$(BIN)/python -m tests.mutants $(PACKAGES) --count $(MUTANTS) --seed $(SEED) --jobs $(JOBS) \
+		--output build/mutants/result.json $(ARGS)
+
 h2spec: $(STAMP)
 	@scripts/h2spec $(BIN)/berth
 
+# What runs in the image is what was tested: development's versions bind the image's.
 lock: $(STAMP)
-	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml
 	$(COMPILE) --extra local --extra dev --output-file requirements/dev.txt pyproject.toml
+	$(COMPILE) --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -14,6 +14,10 @@ class GpusUnknown(Exception):
     """No GPU facts can be had now: NVML hangs, its driver is gone, or the scenario is unreadable."""
 
 
+class GpusHang(GpusUnknown):
+    """A call that has not returned, and none else can be made meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuReading:
     """One GPU at one moment. None where NVML gives no figure; `reason` says why it is not healthy.

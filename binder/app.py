@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import numpy
@@ -24,7 +24,7 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process, starting
 from berth.runtime.tasks import first_of, supervise
-from binder.cluster import Source, slim
+from binder.cluster import slim
 from binder.config import BinderOptions
 from binder.extender import Extender
 from binder.metrics import BinderMetrics
@@ -77,11 +77,17 @@ class _Binder:
             source.name: Informer(
                 client,
                 source.path,
-                on_change=self._hearing_leader(source) if source.name == "leases" else source.hear,
+                on_change=source.hear,
                 keep=slim if source.name == "pods" else whole,
             )
             for source in scheduler.sources(options.system_namespace)
         }
+        self._informers["leader"] = Informer(
+            client,
+            paths.leases(options.system_namespace),
+            params={"fieldSelector": f"metadata.name={LEASE}"},
+            on_change=self._on_leader,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`. Raises LeadershipLost when another replica may have taken over."""
@@ -159,15 +165,8 @@ class _Binder:
         finally:
             await runner.cleanup()
 
-    def _hearing_leader(self, source: Source) -> Callable[[Change], None]:
-        """Leases tell who leads, besides whose heart beats."""
-
-        def hear(change: Change) -> None:
-            if change.object["metadata"]["name"] == LEASE:
-                self._leader = _url_of((change.object.get("spec") or {}).get("holderIdentity") or "")
-            source.hear(change)
-
-        return hear
+    def _on_leader(self, change: Change) -> None:
+        self._leader = _url_of((change.object.get("spec") or {}).get("holderIdentity") or "")
 
     async def _synced(self) -> None:
         for informer in self._informers.values():

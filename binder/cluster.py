@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from berth.contract.ids import NodeName
-from berth.contract.keys import Keys, agent_lease_name
+from berth.contract.keys import Keys, agent_lease_name, agent_lease_namespace
 from berth.contract.pod import node_of
 from berth.kube import paths
 from berth.kube.informer import Change, ChangeKind
@@ -55,6 +55,7 @@ class Cluster:
         self.volumes, self.budgets = Volumes(), Budgets()
         self.namespaces: dict[str, Labels] = {}
         self._fresh, self._lease_prefix = Freshness(), agent_lease_name("")
+        self._report_behind = keys.report_behind
         self.decider = Decider(
             self.state,
             strategy or make_strategy("binpack", np.random.default_rng()),
@@ -68,7 +69,7 @@ class Cluster:
         """In the order in which they must be known: what is free before who wants it."""
         return (
             Source("nodes", paths.NODES, self.on_node),
-            Source("leases", paths.leases(system_namespace), self.on_lease),
+            Source("leases", paths.leases(agent_lease_namespace(system_namespace)), self.on_lease),
             Source("namespaces", paths.NAMESPACES, self.on_namespace),
             Source("persistentvolumes", paths.VOLUMES, self.on_volume),
             Source("persistentvolumeclaims", paths.CLAIMS, self.on_claim),
@@ -92,7 +93,9 @@ class Cluster:
         if not name.startswith(self._lease_prefix):
             return False
         node = NodeName(name.removeprefix(self._lease_prefix))
-        if change.kind is ChangeKind.GONE:
+        behind = self._report_behind in (change.object["metadata"].get("annotations") or {})
+        # A living agent whose report could not be written is no better than one that is gone.
+        if change.kind is ChangeKind.GONE or behind:
             self._fresh.forget(name)
             self.decider.table.beat(node, -math.inf)
             return False

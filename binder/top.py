@@ -176,7 +176,7 @@ def _gpu(view: NodeView, gpu: GpuReport, *, fresh: bool) -> GpuLine:
 
 def _model(model: ModelReport) -> ModelLine:
     return ModelLine(
-        pod=f"{model.namespace}/{model.pod_name}",
+        pod=f"{model.namespace}/{model.pod_name}" if model.pod_name else model.pod_uid,
         model_id=model.model_id,
         model_name=model.model_name,
         gpu=model.gpu,

@@ -69,8 +69,12 @@ class Fields:
         return Fields.of(self.data.get(key), path=f"{self.path}.{key}")
 
     def objects(self, key: str) -> "Iterator[Fields]":
+        return (Fields.of(value, path=path) for path, value in self.items(key))
+
+    def items(self, key: str) -> "Iterator[tuple[str, Any]]":
+        """The entries of a list, each with the path that names it."""
         for position, value in enumerate(self._typed(key, list, "a list", None)):
-            yield Fields.of(value, path=f"{self.path}.{key}[{position}]")
+            yield f"{self.path}.{key}[{position}]", value
 
     def choice(self, key: str, convert: Callable[[str], T]) -> T:
         """A string that `convert` (an Enum class, say) accepts."""

@@ -25,7 +25,7 @@ nvml.READ_TIMEOUT_SECONDS = 1.0
 
 async def main():
     try:
-        gpus = nvml.NvmlGpus.open()
+        gpus = nvml.NvmlGpus() if "auto" in sys.argv else nvml.NvmlGpus.open()
     except nvml.NvmlMissing as error:
         print(json.dumps({"missing": str(error)}), flush=True)
         return
@@ -61,11 +61,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Reader:
     """A process with the stub as its NVML."""
 
-    def __init__(self, library: Path, script: Path) -> None:
+    def __init__(self, library: Path, script: Path, *arguments: str) -> None:
         self._script = script
         env = {**os.environ, "LD_LIBRARY_PATH": str(library), "NVML_STUB": str(script)}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", READER], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", READER, *arguments],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def read(self, script: str | None = None) -> Any:
@@ -151,4 +155,37 @@ def test_a_machine_without_a_driver_says_so(library: Path, tmp_path: Path) -> No
     script.write_text("init error=9\n")
     reader = Reader(library, script)
     assert "NVML" in reader.answer()["missing"]
+    reader.close()
+
+
+@pytest.mark.parametrize("calls_that_work", ["", " count=1"])
+def test_a_driver_that_is_loaded_again_is_found_again(reader: Reader, calls_that_work: str) -> None:
+    assert reader.read()[0]["healthy"]
+    away = reader.read(TWO + f"driver 2{calls_that_work}\n")
+    assert "unknown" in away or not any(gpu["healthy"] for gpu in away)
+    first, second = reader.read()
+    assert (first["total_bytes"], second["total_bytes"]) == (24 * GIB, 8 * GIB)
+
+
+def test_a_driver_that_is_away_for_a_while_is_found_again(reader: Reader) -> None:
+    reader.read()
+    for _ in range(3):
+        assert "unknown" in reader.read(TWO + "driver 2\ninit error=9\n")
+    assert reader.read(TWO + "driver 2\n")[0]["healthy"]
+
+
+def test_one_gpu_that_is_lost_costs_the_others_nothing(reader: Reader) -> None:
+    """NVML is not opened anew while it answers for any GPU: its next reading is of the same session."""
+    reader.read()
+    reader.read(TWO + "gpu 0 error=15\n")
+    assert reader.read(TWO + "gpu 0 error=15\ninit error=9\n")[1]["healthy"]
+
+
+def test_a_driver_that_comes_late_is_found(library: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("init error=9\n")
+    reader = Reader(library, script, "auto")
+    for _ in range(2):
+        assert "NVML" in reader.read()["unknown"]
+    assert [gpu["uuid"] for gpu in reader.read(TWO)] == ["GPU-stub-0", "GPU-stub-1"]
     reader.close()

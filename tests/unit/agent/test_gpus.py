@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts
-from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals, grown_instead
+from agent.gpus import GpuReading, GpusHang, GpusUnknown, cuda_ordinals, grown_instead
 from agent.mock_gpus import MockGpus, Resident, parse_scenario
 from agent.report import gauge_annotations, node_total
 from berth.contract.errors import InvalidValue
@@ -96,6 +96,37 @@ async def test_gpus_that_were_never_seen_are_unknown_and_not_absent() -> None:
     port.answer = None
     await facts.refresh()
     assert [gpu.uuid for gpu in facts.listed()] == [A]  # unknown, but here
+
+
+class Driver:
+    """A port that raises what it is told to."""
+
+    instance_kind = "KIND_GPU"
+
+    def __init__(self) -> None:
+        self.error: GpusUnknown | None = None
+
+    async def read(self) -> tuple[GpuReading, ...]:
+        if self.error is not None:
+            raise self.error
+        return ()
+
+
+async def test_only_a_call_that_does_not_return_counts_as_hanging() -> None:
+    now, driver = [100.0], Driver()
+    facts = GpuFacts(driver, lambda: 0, clock=lambda: now[0])
+    for error, after, hanging in (
+        (GpusUnknown("no driver"), 50.0, 0.0),
+        (GpusHang("no answer"), 0.0, 0.0),
+        (GpusHang("no answer"), 70.0, 70.0),
+        (GpusUnknown("no driver"), 10.0, 0.0),
+        (GpusHang("no answer"), 5.0, 0.0),
+        (None, 5.0, 0.0),
+    ):
+        driver.error = error
+        now[0] += after
+        await facts.refresh()
+        assert facts.hanging_seconds == hanging
 
 
 def reading(used: int | None) -> GpuReading:
