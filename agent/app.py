@@ -20,7 +20,7 @@ from agent.models import Models
 from agent.nvml import NvmlGpus, NvmlMissing
 from agent.pulse import Pulse
 from agent.reconcile import Reconciler
-from agent.report import Reporter
+from agent.report import Reporter, last_report
 from agent.repository import Repository, RepositoryUnusable
 from berth.contract.errors import InvalidPod, InvalidValue
 from berth.contract.ids import NodeName, PodUid
@@ -73,7 +73,9 @@ async def main(options: AgentOptions, stop: asyncio.Event) -> None:
         open_admin(options.triton_grpc, keys or TritonKeys("none", "none")) as triton,
     ):
         node = paths.node(options.node_name)
-        await require_reachable(client, what_for=f"--node-name {options.node_name}", path=node)
+        found = await require_reachable(client, what_for=f"--node-name {options.node_name}", path=node)
+        if (said := last_report(found, options.key_prefix)) is not None:
+            models.remember(said)
         await _run(_Parts(options, client, triton, repository, models, gpus, keys), stop)
 
 
@@ -145,7 +147,7 @@ class _Parts:
             models=models,
             repository=repository,
             lifecycle=self.lifecycle,
-            readings=lambda: gpus.readings,
+            readings=gpus.listed,
             access=make_access(
                 host=options.pod_host, http=options.triton_http, grpc_=options.triton_grpc, keys=keys
             ),

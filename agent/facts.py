@@ -44,6 +44,12 @@ class GpuFacts:
         self._note("")
         return self.readings
 
+    def listed(self) -> tuple[GpuReading, ...]:
+        """The GPUs that are known to be here. Raises GpusUnknown while none has ever been seen."""
+        if self._trouble and not self.readings:
+            raise GpusUnknown(self._trouble)
+        return self.readings
+
     @property
     def hanging_seconds(self) -> float:
         """For how long every reading has been waiting for the same call."""

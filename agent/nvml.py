@@ -91,7 +91,10 @@ class NvmlGpus:
         except pynvml.NVMLError as error:
             log.debug("gpu not readable", extra=fields(index=index, error=error))
             uuid, product = self._known.get(index, (GpuUuid(f"unknown-{index}"), ""))
-            return GpuReading(uuid, index, product, None, None, None, healthy=False, reason=f"NVML: {error}")
+            trouble = f"NVML: {error}"
+            return GpuReading(
+                uuid, index, product, None, None, None, healthy=False, reason=trouble, in_cuda=False
+            )
 
     def _healthy(self, index: int, handle: Any) -> GpuReading:
         uuid, product = self._known[index]
@@ -109,6 +112,8 @@ class NvmlGpus:
             utilization=None if rates is None else rates.gpu / 100,
             healthy=not split,
             reason=_MIG_REASON if split else "",
+            bus_id=_text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+            in_cuda=not split,
         )
 
 
@@ -118,3 +123,8 @@ def _optional(call: Any, handle: Any) -> Any:
         return call(handle)
     except pynvml.NVMLError_NotSupported:
         return None
+
+
+def _text(value: str | bytes) -> str:
+    """A string field of one of NVML's structures."""
+    return value if isinstance(value, str) else value.decode()

@@ -12,12 +12,12 @@ from datetime import datetime
 
 from agent.gpus import GpuReading
 from agent.metrics import AgentMetrics
-from berth.contract.errors import ReportTooLarge
+from berth.contract.errors import ReportTooLarge, UnreadableReport
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.report import NodeReport
 from berth.kube import paths
-from berth.kube.client import KubeClient
+from berth.kube.client import JsonObject, KubeClient
 from berth.kube.errors import KubeError
 from berth.kube.times import rfc3339, utc_now
 from berth.runtime.logs import fields
@@ -134,6 +134,16 @@ class Reporter:
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+
+def last_report(node: JsonObject, keys: Keys) -> NodeReport | None:
+    """What this node's agent said last; None if that cannot be read."""
+    text = (node["metadata"].get("annotations") or {}).get(keys.report)
+    try:
+        return None if text is None else NodeReport.decode(text)
+    except UnreadableReport as error:
+        log.warning("the last report cannot be read", extra=fields(error=error))
+        return None
 
 
 def node_total(report: NodeReport) -> str | None:

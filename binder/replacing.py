@@ -1,9 +1,10 @@
 """Replaces pods whose model could not be loaded where they are, but may be elsewhere.
 
 A pod cannot be moved: it is evicted, its controller makes another, and that one keeps away from the node
-(`load_failures`). Where this makes no sense, the pod's condition says why the model is not loaded: the
-pod is pinned, nobody would replace it, the model itself is at fault, or enough was tried. While no other
-node has room it stays, too, and is looked at again.
+(`load_failures`). A pod whose model files are gone from its node is evicted as well, because its loader
+does not run again; its successor may go anywhere. Where this makes no sense, the pod's condition says why
+the model is not loaded: the pod is pinned, nobody would replace it, the model itself is at fault, or
+enough was tried. While no other node has room for a failed one it stays, too, and is looked at again.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Any
 from berth.contract.errors import InvalidPod
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
-from berth.contract.pod import PodRef, is_deleting, node_of
+from berth.contract.pod import PodRef, is_deleting, is_model_pod, node_of
 from berth.contract.report import ModelReport, ModelState
 from berth.kube import paths
 from berth.kube.client import KubeClient
@@ -34,13 +35,14 @@ from binder.view import NodeView
 log = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
+_IN_TROUBLE = (ModelState.FAILED, ModelState.LOST)
 # For room on another node.
 LOOK_AGAIN_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class _Failed:
-    """A load that a node's report calls failed. `told`: what its pod's condition says of it."""
+    """A model that a node's report calls failed or lost. `told`: what its pod's condition says of it."""
 
     node: NodeName
     model: ModelReport
@@ -74,7 +76,9 @@ class Replacer:
         node, report = view.facts.name, view.facts.report
         models = () if report is None else report.models
         before = self._failed.pop(node, {})
-        now = {m.pod_uid: _known(before, node, m) for m in models if m.state is ModelState.FAILED}
+        # A report that had no room for a pod's name tells it another time.
+        troubled = (m for m in models if m.state in _IN_TROUBLE and m.pod_name)
+        now = {m.pod_uid: _known(before, node, m) for m in troubled}
         if now:
             self._failed[node] = now
         if any(failed is not before.get(uid) for uid, failed in now.items()):
@@ -117,6 +121,10 @@ class Replacer:
         ref = demand.model.ref
         if ref.uid != model.pod_uid or node_of(pod) != node or is_deleting(pod):
             return True
+        if not is_model_pod(pod, self._keys):
+            return True  # whatever the report says: no agent may have other pods evicted
+        if model.state is ModelState.LOST:
+            return await self._restage(failed, ref, pod, demand)
         if pod["spec"].get("schedulerName") != self._name:
             return True
         if why_not := self._why_not(demand, model, node):
@@ -126,6 +134,19 @@ class Replacer:
             await self._tell_failed(failed, ref, "no other node has room for it now")
             return False
         await self._replace(ref, node, model)
+        return True
+
+    async def _restage(self, failed: _Failed, ref: PodRef, pod: JsonObject, demand: Demand) -> bool:
+        """Files that are gone are staged by a new pod's loader only; any node will do, this one as well."""
+        if not _is_initialized(pod):
+            return False  # its own loader is still at it
+        if demand.owner is None:
+            await self._tell_failed(failed, ref, "nothing would replace the pod")
+            return True
+        await evict(self._client, ref)
+        reason = failed.model.reason
+        self._events.record(ref, "Warning", "ModelLost", f"{reason}; replaced")
+        log.info("replaced a pod whose model is lost", extra=fields(pod=ref, reason=reason))
         return True
 
     def _why_not(self, demand: Demand, model: ModelReport, node: NodeName) -> str:
@@ -170,5 +191,11 @@ class Replacer:
 def _known(before: Mapping[PodUid, _Failed], node: NodeName, model: ModelReport) -> _Failed:
     """What is known of this failure, if it is the same still."""
     known = before.get(model.pod_uid)
-    same = known is not None and known.model.reason == model.reason
+    same = known is not None and (known.model.state, known.model.reason) == (model.state, model.reason)
     return known if known is not None and same else _Failed(node, model)
+
+
+def _is_initialized(pod: JsonObject) -> bool:
+    """Every initContainer, the loader among them, has done its work."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(one.get("type") == "Initialized" and one.get("status") == "True" for one in conditions)

@@ -3,6 +3,7 @@
  *     count 2
  *     gpu 0 total=25769803776 used=1073741824 util=25
  *     gpu 1 total=8589934592 used=0 mig=1
+ *     gpu 1 bus=7             its place on the PCI bus; without it the index + 1
  *     gpu 1 error=15          every call on this GPU fails with that code (15: GPU is lost)
  *     init error=9            nvmlInit fails (9: driver not loaded)
  *     hang 1                  nvmlDeviceGetCount never returns
@@ -86,6 +87,20 @@ Status nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
     memory->total = (unsigned long long)of(device, "total=", 0);
     memory->used = (unsigned long long)of(device, "used=", 0);
     memory->free = memory->total - memory->used;
+    return status(device);
+}
+
+/* nvmlPciInfo_t, of which only the bus id is looked at. */
+typedef struct {
+    char legacy[16];
+    unsigned int domain, bus, device, pci_device_id, pci_subsystem_id;
+    char bus_id[32];
+} Pci;
+
+Status nvmlDeviceGetPciInfo_v3(Device device, Pci *pci) {
+    memset(pci, 0, sizeof *pci);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02llX:00.0",
+             of(device, "bus=", 1 + *(unsigned int *)device));
     return status(device);
 }
 

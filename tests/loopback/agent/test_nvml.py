@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from agent.gpus import GpuReading, cuda_ordinals
+
 STUB = Path(__file__).parents[2] / "fakes" / "nvml_stub.c"
 GIB = 1024**3
 TWO = f"count 2\ngpu 0 total={24 * GIB} used={GIB} util=25\ngpu 1 total={8 * GIB} used=0\n"
@@ -126,6 +128,18 @@ def test_mig_off_is_fine_and_mig_on_is_not(reader: Reader) -> None:
     split, other = reader.read(TWO + "gpu 0 mig=1\n")
     assert (split["healthy"], split["reason"].partition(":")[0]) == (False, "MIGEnabled")
     assert other["healthy"]
+
+
+def test_cuda_counts_by_bus_id_what_is_neither_lost_nor_split(reader: Reader) -> None:
+    swapped = TWO + "gpu 0 bus=200\ngpu 1 bus=7\n"
+    assert [gpu["bus_id"] for gpu in reader.read(swapped)] == ["00000000:C8:00.0", "00000000:07:00.0"]
+    assert ordinals(reader.read()) == {"GPU-stub-1": 0, "GPU-stub-0": 1}
+    assert ordinals(reader.read(swapped + "gpu 1 error=15\n")) == {"GPU-stub-0": 0}
+    assert ordinals(reader.read(swapped + "gpu 1 mig=1\n")) == {"GPU-stub-0": 0}
+
+
+def ordinals(answer: Any) -> dict[str, int]:
+    return {str(uuid): number for uuid, number in cuda_ordinals(GpuReading(**gpu) for gpu in answer).items()}
 
 
 def test_a_call_that_hangs_makes_the_facts_unknown_and_the_end_of_it_known_again(reader: Reader) -> None:

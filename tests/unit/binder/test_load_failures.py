@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
-from berth.contract.report import Failure, ModelState
+from berth.contract.report import Failure, ModelReport, ModelState
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
 from binder import replacing
@@ -102,20 +103,18 @@ class Events:
         self.said.append(reason)
 
 
-def failed(uid: str, failure: Failure) -> Any:
-    model = listed(uid)
-    fields = {name: getattr(model, name) for name in model.__slots__}
-    return type(model)(
-        **{**fields, "state": ModelState.FAILED, "reason": "out of memory", "failure": failure}
-    )
+def failed(uid: str, failure: Failure | None, state: ModelState = ModelState.FAILED) -> ModelReport:
+    return replace(listed(uid), state=state, reason="out of memory", failure=failure)
 
 
-async def deal_with(api: Api, failure: Failure, uid: str = "p1") -> LoadFailures:
-    """What the replacer makes of one failed load on n1."""
+async def deal_with(
+    api: Api, failure: Failure | None, uid: str = "p1", *, state: ModelState = ModelState.FAILED
+) -> LoadFailures:
+    """What the replacer makes of one failed load on n1, or of a model that is lost there."""
     failures = LoadFailures(Clock())
     replacer = Replacer(api, KEYS, "trtis-scheduler", failures, Events())  # type: ignore[arg-type]
     cluster = Cluster(KEYS, clock=Clock())
-    cluster.state.set_node(node("n1", says=report(gpu(), models=(failed(uid, failure),))))
+    cluster.state.set_node(node("n1", says=report(gpu(), models=(failed(uid, failure, state),))))
     replacer.look_at(cluster.state.view(N1))
     task = asyncio.create_task(replacer.run())
     for _ in range(20):
@@ -282,3 +281,39 @@ async def test_a_standby_remembers_only_the_failures_that_there_are() -> None:
     await two.work()
     assert len(api.conditions) == 1  # p1199's
     assert two.events.said == ["ModelLoadFailed"]
+
+
+def initialized(one: dict[str, Any], status: str = "True") -> dict[str, Any]:
+    one["status"]["conditions"] = [{"type": "Initialized", "status": status}]
+    return one
+
+
+@pytest.mark.parametrize("more", [{}, {"annotations": {KEYS.server: "triton"}}, {"schedulerName": "other"}])
+async def test_a_pod_whose_model_is_lost_is_replaced_once_and_may_come_back(more: dict[str, Any]) -> None:
+    api = Api(initialized(owned("p1", on="n1", **more)))
+    failures = await deal_with(api, None, state=ModelState.LOST)
+    assert api.evicted == ["p1"]
+    assert failures.excluded(parse_demand(owned("p2"), KEYS)) == []
+    assert api.conditions == []
+
+
+@pytest.mark.parametrize("one", [owned("p1", on="n1"), initialized(owned("p1", on="n1"), "False")])
+async def test_a_pod_whose_loader_is_still_at_it_has_lost_nothing(one: dict[str, Any]) -> None:
+    api = Api(one)
+    await deal_with(api, None, state=ModelState.LOST)
+    assert (api.evicted, api.conditions) == ([], [])
+
+
+async def test_a_lost_model_of_a_pod_that_nothing_would_replace_is_told() -> None:
+    api = Api(initialized(pod("p1", on="n1")))
+    await deal_with(api, None, state=ModelState.LOST)
+    assert api.evicted == []
+    assert "nothing would replace the pod" in api.conditions[0]["message"]
+
+
+async def test_a_pod_that_is_no_model_is_not_replaced_whatever_a_report_says_of_it() -> None:
+    one = initialized(owned("p1", on="n1"))
+    one["spec"]["containers"][0]["resources"] = {}
+    api = Api(one)
+    await deal_with(api, None, state=ModelState.LOST)
+    assert (api.evicted, api.conditions) == ([], [])
