@@ -18,7 +18,7 @@ _SHARED_MEMORY: Final = b"shared_memory_"
 _CLASSIFICATION: Final = b"classification"
 _MAX_VARINT_BYTES = 10
 
-# Fields of one request, those of its tensors counted; a model with a thousand inputs needs half of them.
+# Fields of one request, those of its tensors counted: enough for 2 500 inputs.
 # Each takes time, and a packed message of 100 KB can hold millions.
 MAX_FIELDS: Final = 16_384
 # Of one entry of a map, which has two.

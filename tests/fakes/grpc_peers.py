@@ -9,6 +9,8 @@ from typing import Any
 import h2.config
 import h2.connection
 import h2.events
+import h2.settings
+from h2.settings import SettingCodes
 from tritonclient.grpc import service_pb2 as pb
 
 from proxy.grpc_head import INFER
@@ -94,6 +96,8 @@ class Triton:
         self.pair = pair
         config = h2.config.H2Configuration(client_side=False, header_encoding=None)
         self.h2 = h2.connection.H2Connection(config)
+        told = {SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1, SettingCodes.MAX_HEADER_LIST_SIZE: 16_384}
+        self.h2.local_settings = h2.settings.Settings(client=False, initial_values=told)
         self.h2.initiate_connection()
         self.calls: dict[int, dict[bytes, bytes]] = {}
         self.data: dict[int, bytes] = {}
