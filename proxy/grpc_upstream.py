@@ -178,11 +178,11 @@ class UpstreamConnection(H2Connection):
     def _spend(self, cost: int = 1) -> None:
         """Triton is one of us, and may say what it likes as often as it likes."""
 
-    def _stray(self, id: int, stream: Stream | None, what: str) -> None:
+    def _stray(self, id: int, stream: Stream | None, what: str, size: int = 0) -> None:
         """Triton tells the end of a call more than once if its deadline passes: RST_STREAM and trailers,
         up to seven times. Other calls have no part in that."""
         if id == 0 or self._is_idle(id):
-            super()._stray(id, stream, what)
+            super()._stray(id, stream, what, size)
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()

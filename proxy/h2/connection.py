@@ -107,7 +107,8 @@ class H2Connection(asyncio.Protocol):
         # The peer's decoder may not know yet that no table is used: the next block must say it first.
         self.tells_no_table = True
         self._blocked: dict[int, Stream] = {}
-        self._resets: OrderedDict[int, None] = OrderedDict()
+        # Streams that were reset, and how much data for each may have been on its way.
+        self._resets: OrderedDict[int, int] = OrderedDict()
         self._forgotten_resets = 0
         self.patience, self.answers = _PATIENCE, 0
         self._out: list[Any] = []
@@ -331,7 +332,7 @@ class H2Connection(asyncio.Protocol):
         if self.streams.pop(stream.id, None) is None:
             return
         self._blocked.pop(stream.id, None)
-        self._remember_reset(stream.id)
+        self._remember_reset(stream.id, stream.receive_left)
         self.write(frames.reset(stream.id, code))
 
     def closed_locally(self, stream: Stream) -> None:
@@ -499,7 +500,7 @@ class H2Connection(asyncio.Protocol):
             start, finish = _unpadded(data, start, finish)
         stream = self.streams.get(id)
         if stream is None or stream.remote_done:
-            self._stray(id, stream, "DATA")
+            self._stray(id, stream, "DATA", length)
             return
         stream.receive_left -= length
         if stream.receive_left < 0:
@@ -566,11 +567,13 @@ class H2Connection(asyncio.Protocol):
         if id == 0 or self._is_idle(id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM of stream {id}, which is idle")
         stream = self.streams.pop(id, None)
-        self._remember_reset(id)
+        self._remember_reset(id, 0)
         if stream is not None:
             self._blocked.pop(id, None)
             self.on_stream_reset(stream, read_u32(data, at + HEAD_BYTES)[0])
-        if stream is None or not stream.received:  # else it was a call, which may be given up
+        if stream is None:
+            self._spend()
+        elif not stream.received:  # else it was a call, which may be given up
             self._spend(_RESET_COST)
 
     def _on_settings(self, data: bytes, at: int, stop: int, flags: int, id: int) -> None:
@@ -676,27 +679,34 @@ class H2Connection(asyncio.Protocol):
     def _is_idle(self, id: int) -> bool:
         return id > self.last_stream
 
-    def _stray(self, id: int, stream: Stream | None, what: str) -> None:
-        """A frame for a stream that the peer has no right to send on. Returns if it may be ignored."""
+    def _stray(self, id: int, stream: Stream | None, what: str, size: int = 0) -> None:
+        """A frame for a stream that the peer has no right to send on. Returns if it may be ignored.
+
+        `size`: of a DATA frame; what the stream's window let through before it was reset costs nothing.
+        """
         if stream is not None:
             raise StreamFailed(id, ErrorCode.STREAM_CLOSED, f"{what} after the stream's end")
         if id == 0 or self._is_idle(id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {id}, which is idle")
         if id not in self._resets and id > self._forgotten_resets:
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, f"{what} on stream {id}, which is closed")
-        self._spend()
+        on_its_way = self._resets.get(id, 0)
+        if 0 < size <= on_its_way:
+            self._resets[id] = on_its_way - size
+        else:
+            self._spend()
 
     def _stream_failed(self, error: StreamFailed) -> None:
         self._spend(_RESET_COST)
         stream = self.streams.pop(error.stream, None)
         self._blocked.pop(error.stream, None)
-        self._remember_reset(error.stream)
+        self._remember_reset(error.stream, 0 if stream is None else max(0, stream.receive_left))
         self.write(frames.reset(error.stream, error.code))
         if stream is not None:
             self.on_stream_reset(stream, error.code)
 
-    def _remember_reset(self, id: int) -> None:
-        self._resets[id] = None
+    def _remember_reset(self, id: int, on_its_way: int) -> None:
+        self._resets[id] = on_its_way
         if len(self._resets) > _REMEMBERED_RESETS:
             forgotten, _ = self._resets.popitem(last=False)
             self._forgotten_resets = max(self._forgotten_resets, forgotten)

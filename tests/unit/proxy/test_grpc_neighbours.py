@@ -98,14 +98,41 @@ async def test_many_calls_given_up_at_once_end_none_of_the_others(connect: Conne
         else [both.client.call(STREAM_INFER) for _ in range(900)]
     )
     others += begin(both, 49)
-    for _ in range(3):  # patience that has piled up does not last
-        both.pair.client.calm_down()
+    client = both.pair.client
+    client.calm_down()  # patience that has piled up does not last
+    before = client.patience
     for stream in gone:
         both.client.h2.reset_stream(stream, 8)
     both.exchange()
+    # Streams that were opened for nothing are one thing, calls another.
+    assert client.patience == before or where == "before their message"
     assert both.pair.to_client.open
     require_served(both, others)
     assert (breaker.running, breaker.waiting) == (0, 0)
+
+
+async def test_what_is_on_its_way_for_a_refused_call_is_not_held_against_its_client(connect: Connect) -> None:
+    both = connect(breaker=make_breaker(1, 0))
+    (running,) = begin(both, 1)
+    late = both.client.call()
+    data = framed(request(size=600_000))
+    both.client.h2.send_data(late, data[:10_000])  # is refused, which the client does not know yet
+    for at in range(10_000, 60_000, 10):
+        both.client.h2.send_data(late, data[at : at + 10])
+    both.pair.client.patience = 10
+    both.exchange()
+    assert both.client.status(late) == 14
+    both.pair.client.data_received(frames.reset(late, ErrorCode.CANCEL))  # nor if it gives it up just now
+    require_served(both, [running])
+
+
+async def test_data_without_end_on_a_refused_stream_is_a_flood(connect: Connect) -> None:
+    both = connect()
+    (stream,) = begin(both, 1, "/inference.GRPCInferenceService/RepositoryModelUnload")
+    for _ in range(200):
+        if both.pair.to_client.open:
+            both.pair.client.data_received((frames.head(900, frames.DATA, 0, stream) + bytes(900)) * 50)
+    assert not both.pair.to_client.open
 
 
 FRAMES_ON_A_CLOSED_STREAM: dict[str, Callable[[int], bytes]] = {
