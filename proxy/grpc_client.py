@@ -14,7 +14,7 @@ from proxy.breaker import QueueFull
 from proxy.grpc_head import MODEL_READY, CallHead, Malformed, require_trailers
 from proxy.grpc_upstream import MessageCounter, UpstreamConnection, UpstreamStream
 from proxy.h2 import frames, hpack
-from proxy.h2.connection import FIRST_WINDOW, H2Connection, Stream
+from proxy.h2.connection import H2Connection, Stream
 from proxy.h2.frames import ConnectionFailed, ErrorCode, Setting, StreamFailed, read_u32
 from proxy.messages import (
     PREFIX_BYTES,
@@ -250,7 +250,7 @@ class ClientConnection(H2Connection):
         if call is None or call.received or not call.head.is_usual or not self._upstreams:
             return False
         length = stop - at - frames.HEAD_BYTES
-        if length < PREFIX_BYTES or length > FIRST_WINDOW or call.head.content_length not in (None, length):
+        if length < PREFIX_BYTES or call.head.content_length not in (None, length):
             return False
         packed, size = read_prefix(data, at + frames.HEAD_BYTES)
         upstream, front = self._upstreams[-1], self.front

@@ -8,7 +8,7 @@ from berth.contract.endpoint import Endpoint
 from berth.runtime.logs import fields
 from proxy.grpc_head import USUAL_LIST_BYTES
 from proxy.h2 import frames, hpack
-from proxy.h2.connection import FIRST_WINDOW, HEADER_LIST_BYTES, MAX_FRAME, H2Connection, Stream
+from proxy.h2.connection import HEADER_LIST_BYTES, MAX_FRAME, H2Connection, Stream
 from proxy.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -162,7 +162,7 @@ class UpstreamConnection(H2Connection):
             return 0
         if call.ended or call.responded or not call.remote_done or call.inflight != 1:
             return 0
-        if length > FIRST_WINDOW or not self.decoder.is_stateless or client.tells_no_table:
+        if not self.decoder.is_stateless or client.tells_no_table:
             return 0
         if call.queue or length > client.peer_max_frame:
             return 0

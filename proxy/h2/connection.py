@@ -35,15 +35,16 @@ from proxy.h2.frames import (
     read_u32,
 )
 
+MAX_FRAME: Final = 128 * 1024
 # What a peer may have on its way to us: for a stream that nobody has read from, for one that is being
-# read, and for all of them until we hear of it. What can pile up on a connection is what its streams'
-# windows let through: at most 1000 streams, each with a first window, and of those no more than
-# _WIDE_STREAMS with a wide one, 62 + 14 MiB. A call that waits for its slot keeps its first window.
-FIRST_WINDOW: Final = 64 * 1024
+# read, and for all of them until we hear of it. A first frame always fits, which the quick ways rely on.
+# What can pile up on a connection is what its streams' windows let through: at most 1000 streams, each
+# with a first window, and of those no more than _WIDE_STREAMS with a wide one, 125 + 12 MiB. A call that
+# waits for its slot keeps its first window.
+FIRST_WINDOW: Final = MAX_FRAME
 STREAM_WINDOW: Final = 512 * 1024
 CONNECTION_WINDOW: Final = 2 * 1024 * 1024
 _WIDE_STREAMS = 32
-MAX_FRAME: Final = 128 * 1024
 HEADER_LIST_BYTES: Final = 64 * 1024
 # What a peer takes until it tells: as Triton's gRPC has it, which tells of it after the first call.
 DEFAULT_HEADER_LIST: Final = 16 * 1024
