@@ -412,7 +412,7 @@ MANY_FIELDS = {
     "inputs": _OWN + wire.encode_bytes(5, _INPUT) * 2**19,
     "inputs beside classes": _OWN + _CLASSES + wire.encode_bytes(5, _INPUT) * 2**19,
     "sizes of a shape": _OWN + _CLASSES + wire.encode_bytes(5, wire.encode_bytes(3, b"\x01" * 65_000)) * 100,
-    "fields of a parameter": _OWN + _CLASSES + wire.encode_bytes(4, b"\x0a\x00" * 32_000) * 100,
+    "fields of a parameter": _OWN + _CLASSES + wire.encode_bytes(4, b"\x0a\x00" * 8_000) * 500,
     "numbers": _OWN + b"\x18\x01" * 2**22,
     "names": _OWN * 2**21,
 }
