@@ -190,10 +190,12 @@ class ClientConnection(H2Connection):
 
     @staticmethod
     def _may_rest(call: Call) -> bool:
-        """A stream may live for as long as it likes while nothing is asked of Triton in it."""
+        """A stream may live for as long as it likes while nothing is asked of Triton in it, nor half asked."""
         if call.ended:
             return False
-        return call.watches or (call.head.is_stream and not call.inflight and not call.waiting)
+        return call.watches or (
+            call.head.is_stream and not call.inflight and not call.waiting and not call.held
+        )
 
     # What a client sends.
 
@@ -442,9 +444,12 @@ class ClientConnection(H2Connection):
 
     def _hold(self, call: Call, size: int) -> None:
         """So many bytes of a call more (or less) are here: gathered, waiting for a slot, or for Triton."""
-        if not call.ended:
-            call.held += size
-            self.front.held_bytes += size
+        if call.ended:
+            return
+        if not call.held and call.head.is_stream:  # it may no longer rest
+            call.deadline = time.monotonic() + self.front.timeout_seconds
+        call.held += size
+        self.front.held_bytes += size
 
     def _hold_no_more_than_may_be(self, call: Call) -> None:
         if call.held and self.front.held_bytes > HELD_BYTES:

@@ -2,6 +2,7 @@
 
 import gzip
 import random
+import time
 from collections.abc import Callable
 
 import h2.connection
@@ -274,6 +275,24 @@ async def test_what_all_clients_have_waiting_here_is_bounded(
         both.exchange()
     assert [both.client.status(stream) for stream in streams[:2]] == [0, 0]
     assert both.pair.front.held_bytes == 0
+
+
+async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(connect: Connect) -> None:
+    both = connect()
+    resting, half = both.client.call(STREAM_INFER), both.client.call(STREAM_INFER)
+    both.client.send(half, framed(request(size=5000))[:3000])
+    both.exchange()
+    now = time.monotonic()
+    both.pair.client.tick(now + 299)
+    both.exchange()
+    assert both.client.status(half) is None
+    both.pair.client.tick(now + 301)
+    both.exchange()
+    assert both.client.status(half) == 4
+    assert both.pair.front.held_bytes == 0
+    both.pair.client.tick(now + 100_000)
+    both.exchange()
+    assert both.client.status(resting) is None
 
 
 async def test_a_client_that_reads_nothing_stops_triton_and_is_read_no_more(connect: Connect) -> None:
