@@ -26,16 +26,37 @@ KEY = "triton-grpc-protocol-berth-inference-key"
 
 
 class Wire:
-    """A transport that keeps what is written."""
+    """A transport that keeps what is written, and can stop to take it, as a peer's that does not read."""
 
     def __init__(self) -> None:
         self.sent = b""
         self.open = True
         self.paused = False
+        self._buffer = b""
+        self._writer: asyncio.BaseProtocol | None = None
+        self._high, self._is_over = 64 * 1024, False
+
+    def stall(self, writer: asyncio.BaseProtocol) -> None:
+        """From now on nothing leaves the buffer of `writer`, which is told when it is full."""
+        self._writer = writer
+
+    def drain(self) -> None:
+        """All that has piled up leaves at once, and the writer may go on; the wire is as it was."""
+        writer, self._writer = self._writer, None
+        self.sent, self._buffer = self.sent + self._buffer, b""
+        if writer is not None and self._is_over:
+            self._is_over = False
+            writer.resume_writing()
 
     def write(self, data: Any) -> None:
         assert self.open, "written after the end"
-        self.sent += bytes(data)
+        if self._writer is None:
+            self.sent += bytes(data)
+            return
+        self._buffer += bytes(data)
+        if len(self._buffer) > self._high and not self._is_over:
+            self._is_over = True
+            self._writer.pause_writing()
 
     def writelines(self, pieces: list[Any]) -> None:
         self.write(b"".join(pieces))
@@ -61,11 +82,11 @@ class Wire:
     def resume_reading(self) -> None:
         self.paused = False
 
-    def set_write_buffer_limits(self, **_: int) -> None:
-        pass
+    def set_write_buffer_limits(self, *, high: int) -> None:
+        self._high = high
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return len(self._buffer)
 
     def get_extra_info(self, _: str) -> None:
         return None
