@@ -12,7 +12,7 @@ Time and memory grow with the body's size and with nothing else.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -30,6 +30,7 @@ _SHAPE_BYTES = 4096
 # Up to this size a body of which something was left out is read once more, to tell of a key that stands twice.
 _READ_AGAIN_BYTES = 256 * 1024
 _SHARED_MEMORY = "shared_memory_"
+_BRACKET = ord("[")
 _TOO_DEEP = f"JSON is nested deeper than {MAX_DEPTH}"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}:'))
 _WINDOW_BYTES = 64 * 1024
@@ -76,7 +77,9 @@ class _IndexRequest(Struct, gc=False):
 _infer = msgspec.json.Decoder(_InferRequest)
 _generate = msgspec.json.Decoder(dict[str, Raw])
 _index = msgspec.json.Decoder(_IndexRequest)
-_shape = msgspec.json.Decoder(Annotated[list[_Size], Meta(max_length=MAX_DIMENSIONS)])
+_shape: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(
+    Annotated[list[_Size], Meta(max_length=MAX_DIMENSIONS)]
+)
 _parameters = msgspec.json.Decoder(_Parameters)
 _encoder = msgspec.json.Encoder()
 
@@ -87,8 +90,7 @@ class BadJson(Exception):
 
 def check_infer(body: bytes, facts: ModelFacts, *, binary_bytes: int = 0) -> bytes:
     """An inference request, or the JSON header of a binary one with that many bytes behind it, written anew."""
-    available = len(body) + binary_bytes
-    return _finite(body, lambda text: _infer_anew(text, facts, available))
+    return _finite(body, _infer_anew, facts, len(body) + binary_bytes)
 
 
 def check_generate(body: bytes) -> bytes:
@@ -99,19 +101,20 @@ def check_generate(body: bytes) -> bytes:
 def _infer_anew(body: bytes, facts: ModelFacts, available: int) -> bytes:
     objects = _require_simple(body)
     request: _InferRequest = _decoded(_infer, body)
-    has_empty_input = False
+    is_plain = objects == _count_objects(request, facts)
     for index, tensor in enumerate(request.inputs):
         elements = 1
         for size in _sizes(tensor.shape, index):
-            has_empty_input = has_empty_input or not size
             elements *= size or 1  # a 0 makes the product 0, but the others may be multiplied before it
         # Every element takes at least one byte of the request.
         if elements > available:
             raise BadJson(f"inputs[{index}].shape declares more elements than the request can hold")
-    is_plain = objects == _check_parameters(request, facts, has_empty_input=has_empty_input)
-    for index, tensor in enumerate(request.inputs):
-        if not isinstance(tensor.data, UnsetType):
-            _check_data(tensor.data, f"inputs[{index}].data", is_plain=is_plain)
+        if tensor.data is not UNSET:
+            data = memoryview(tensor.data)
+            if data[0] != _BRACKET:
+                raise BadJson(f"inputs[{index}].data must be an array")
+            if not is_plain:
+                _require_plain(bytes(data), f"inputs[{index}].data")
     return _written(request, body)
 
 
@@ -123,14 +126,18 @@ def _generate_anew(body: bytes) -> bytes:
             request[key] = _decoded(_parameters, bytes(value))
             _check_values(request[key], "parameters")
         else:
-            _check_data(value, key, is_plain=objects == 1, may_be_scalar=True)
+            data = bytes(value)
+            if data.startswith((b"{", b"n")):
+                raise BadJson(f"{key} must be an array, or a number, string or boolean")
+            if objects > 1:
+                _require_plain(data, key)
     return _written(request, body)
 
 
-def _finite(body: bytes, write: Callable[[bytes], bytes]) -> bytes:
+def _finite(body: bytes, write: Callable[..., bytes], *how: object) -> bytes:
     """Write a body anew that may hold numbers which JSON does not have. Raises BadJson."""
     try:
-        return write(body)
+        return write(body, *how)
     except BadJson:
         words = [(word, number) for word, number in _SPELT if word in body]
         if not words:
@@ -139,7 +146,7 @@ def _finite(body: bytes, write: Callable[[bytes], bytes]) -> bytes:
         raise BadJson(f"a number with {_STEM.decode()} and NaN or Infinity in one request")
     for word, number in words:
         body = body.replace(word, number)
-    body = write(body)
+    body = write(body, *how)
     for word, number in words:
         body = body.replace(number, word)
     return body
@@ -160,8 +167,11 @@ def _require_simple(body: bytes) -> int:
     Returns how many objects and nulls it has at most. Of text that is no JSON the beginning is judged
     rightly, up to where it is none: further nobody reads it.
     """
-    objects = body.count(b"{") + body.count(b"null")
-    if body.count(b":") <= MAX_MEMBERS and body.count(b"[") + objects <= MAX_DEPTH:
+    objects = body.count(b"{")
+    if b"null" in body:
+        objects += body.count(b"null")
+    is_short = len(body) <= MAX_MEMBERS or body.count(b":") <= MAX_MEMBERS
+    if is_short and body.count(b"[") + objects <= MAX_DEPTH:
         return objects
     structure = _structure(body)
     _require_shallow(structure)
@@ -219,7 +229,11 @@ def _written(request: object, body: bytes) -> bytes:
     """What goes on: the request as it was decoded. Raises BadJson where a key stands twice."""
     written = _encoder.encode(request)
     # Triton never sees what was left out, and most of it is harmless: the client should hear of the rest.
-    if body.count(b":") != written.count(b":") and len(body) <= _READ_AGAIN_BYTES:
+    if (
+        len(body) != len(written)
+        and len(body) <= _READ_AGAIN_BYTES
+        and body.count(b":") != written.count(b":")
+    ):
         _require_unique(body)
     return written
 
@@ -238,42 +252,53 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
         raise ValueError("an object has one key twice")
 
 
-def _sizes(shape: Raw, index: int) -> Iterable[int]:
+def _sizes(shape: Raw, index: int) -> list[int]:
+    if len(shape) > _SHAPE_BYTES:
+        raise BadJson(f"inputs[{index}].shape is longer than {_SHAPE_BYTES} bytes")
     try:
-        if memoryview(shape).nbytes > _SHAPE_BYTES:
-            raise BadJson(f"inputs[{index}].shape is longer than {_SHAPE_BYTES} bytes")
-        sizes: list[int] = _shape.decode(shape)
+        return _shape.decode(shape)
     except msgspec.MsgspecError as error:
         raise BadJson(f"inputs[{index}].shape: {error}") from error
-    return sizes
 
 
-def _check_data(raw: Raw, where: str, *, is_plain: bool, may_be_scalar: bool = False) -> None:
-    """Arrays of arrays of numbers, strings and booleans; no objects, no null, as is known where `is_plain`."""
-    data = bytes(raw)
-    if not data.startswith(b"[") and not (may_be_scalar and data[:1] not in (b"{", b"n")):
-        raise BadJson(f"{where} must be an array")
-    if not is_plain and b"{" in _structure(data):
+def _require_plain(data: bytes, where: str) -> None:
+    """Arrays of arrays of numbers, strings and booleans; no objects, no null."""
+    if b"{" in _structure(data):
         raise BadJson(f"{where} must hold numbers, strings or booleans")
 
 
-def _check_parameters(request: _InferRequest, facts: ModelFacts, *, has_empty_input: bool) -> int:
-    """Returns how many objects the request is made of."""
-    outputs = [] if isinstance(request.outputs, UnsetType) else request.outputs
-    objects = 1 + len(request.inputs) + len(outputs)
-    holders: list[tuple[str, list[Any]]] = [("", [request]), ("inputs", request.inputs), ("outputs", outputs)]
-    for where, group in holders:
-        for index, holder in enumerate(group):
-            if holder.parameters is not UNSET:
+def _count_objects(request: _InferRequest, facts: ModelFacts) -> int:
+    """How many objects the request is made of, whose parameters have been looked at. Raises BadJson."""
+    objects = 1 + len(request.inputs)
+    if request.parameters is not UNSET:
+        objects += 1
+        _check_values(request.parameters, "parameters")
+    for index, tensor in enumerate(request.inputs):
+        if tensor.parameters is not UNSET:
+            objects += 1
+            _check_values(tensor.parameters, f"inputs[{index}].parameters")
+    if request.outputs is not UNSET:
+        objects += len(request.outputs)
+        for index, output in enumerate(request.outputs):
+            if output.parameters is not UNSET:
                 objects += 1
-                _check_values(holder.parameters, f"{where}[{index}].parameters" if where else "parameters")
-    for output in outputs:
-        parameters = {} if isinstance(output.parameters, UnsetType) else output.parameters
-        if "classification" in parameters and (has_empty_input or not facts.has_classes(output.name)):
-            raise BadJson(NO_CLASSES)
+                _check_values(output.parameters, f"outputs[{index}].parameters")
+        _check_classes(request.inputs, request.outputs, facts)
     return objects
 
 
+def _check_classes(inputs: list[_Tensor], outputs: list[_Output], facts: ModelFacts) -> None:
+    wanted = [
+        one.name for one in outputs if one.parameters is not UNSET and "classification" in one.parameters
+    ]
+    if not wanted:
+        return
+    has_empty_input = any(0 in _sizes(tensor.shape, index) for index, tensor in enumerate(inputs))
+    if has_empty_input or not all(map(facts.has_classes, wanted)):
+        raise BadJson(NO_CLASSES)
+
+
 def _check_values(parameters: dict[str, Any], where: str) -> None:
-    if any(key.startswith(_SHARED_MEMORY) for key in parameters):
-        raise BadJson(f"{where}: shared memory is not available")
+    for key in parameters:
+        if key.startswith(_SHARED_MEMORY):
+            raise BadJson(f"{where}: shared memory is not available")

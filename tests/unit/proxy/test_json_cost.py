@@ -46,6 +46,13 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "spaces": lambda: _filled(b" "),
     "tensors": lambda: _filled(_TENSOR + b",", b'{"inputs":[', _TENSOR + b"]}"),
     "outputs": lambda: _filled(b'{"name":""},', b'{"inputs":[],"outputs":[', b'{"name":""}]}'),
+    "tensors and classes of outputs": lambda: (
+        b'{"inputs":[%b],"outputs":[%b]}'
+        % (
+            b",".join([_TENSOR] * 6000),
+            b",".join([b'{"name":"a","parameters":{"classification":1}}'] * 10_000),
+        )
+    ).ljust(SIZE),
     "parameters": lambda: _numbered(b'{"inputs":[],"parameters":{', b"}}"),
     "unknown keys": lambda: _numbered(b'{"inputs":[],"x":{', b"}}"),
     "unknown objects": lambda: _filled(b"{},", b'{"inputs":[],"x":[', b"1]}"),
@@ -67,7 +74,7 @@ def peak():
     return int(line.split()[1]) * 1024
 before, what, body = peak(), sys.argv[1], sys.stdin.buffer.read()
 check = {"generate": json_guard.check_generate, "index": json_guard.asks_for_ready_only}.get(
-    what, lambda body: json_guard.check_infer(body, ModelFacts())
+    what, lambda body: json_guard.check_infer(body, ModelFacts(fixed_outputs=frozenset({'a'})))
 )
 began = time.process_time()
 try:
