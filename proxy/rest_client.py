@@ -82,6 +82,8 @@ class RestConnection(asyncio.Protocol):
         self._raw = b""
         self._held: list[bytes] = []
         self._hold_left = 0
+        # Of the front end's `held_bytes`: what was taken in of this request and has not gone on to Triton.
+        self._holding = 0
         self._body_left = 0
         self._chunks: RequestChunks | None = None
         self._request = b""
@@ -107,7 +109,7 @@ class RestConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         was, self._state = self._state, _State.ENDED
         self._input = b""
-        self._held.clear()
+        self._drop_held()
         if self._task is not None:
             self._task.cancel()
         if was not in (_State.HEAD, _State.SWALLOW, _State.LINGER, _State.ENDED):
@@ -291,7 +293,8 @@ class RestConnection(asyncio.Protocol):
             if len(data) <= self._hold_left
             else (data[: self._hold_left], data[self._hold_left :])
         )
-        self._held.append(piece)
+        if not self._hold(piece):
+            return b""
         self._hold_left -= len(piece)
         self._body_left -= len(piece)
         self._front.traffic.received_bytes += len(piece)
@@ -308,11 +311,30 @@ class RestConnection(asyncio.Protocol):
             self._closes = True
             self._refuse(self._too_large())
             return b""
-        self._held.append(body)
+        if not self._hold(body):
+            return b""
         if self._chunks.is_done:
             self._chunks = None
             self._held_all()
         return data[size:]
+
+    def _hold(self, piece: bytes) -> bool:
+        """Keep a piece of a body to be checked; False where all clients together hold too much, which is told."""
+        front = self._front
+        if front.held_bytes + len(piece) > front.max_held_bytes:
+            self._closes = True
+            self._refuse(HttpRefused(503, "too many bodies are on their way at once", _RETRY))
+            return False
+        self._held.append(piece)
+        self._holding += len(piece)
+        front.held_bytes += len(piece)
+        return True
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._request = b""
+        self._front.held_bytes -= self._holding
+        self._holding = 0
 
     def _take_streamed(self, data: bytes) -> bytes:
         assert self._upstream is not None
@@ -408,7 +430,8 @@ class RestConnection(asyncio.Protocol):
             upstream.abort()
             return
         self._upstream = upstream
-        request, self._request = self._request, b""
+        request = self._request
+        self._drop_held()
         upstream.request_done = not self._body_left
         self._state = _State.STREAM if self._body_left else _State.ANSWER
         if not self._writable and upstream.transport is not None:
@@ -543,8 +566,7 @@ class RestConnection(asyncio.Protocol):
         self._detach()
         if self._task is not None:
             self._task.cancel()
-        self._held.clear()
-        self._request = b""
+        self._drop_held()
         self._closes = self._closes or self._is_last
         self._finish(str(status))
         is_head = self._head is not None and self._head.is_head

@@ -22,6 +22,8 @@ from proxy.rest_upstream import UpstreamPool
 from proxy.upstream import Access, Upstream
 
 _HEADS, _HEAD_BYTES = 1024, 4096
+# Bodies to be checked, of all clients together: so many of the largest at once.
+_LARGEST_BODIES = 16
 _SUFFIXES: dict[Route | None, str] = {
     Route.MODEL: "",
     Route.MODEL_READY: "/ready",
@@ -58,6 +60,7 @@ class RestFront:
     ) -> None:
         self.upstream, self.breaker, self.traffic = upstream, breaker, traffic
         self.max_json_bytes, self.timeout_seconds, self.not_ready = max_json_bytes, timeout_seconds, not_ready
+        self.held_bytes, self.max_held_bytes = 0, _LARGEST_BODIES * max_json_bytes
         self.pool = UpstreamPool()
         self.is_draining = False
         self.heads: Lookup[RequestHead] = Lookup(entries=_HEADS, key_bytes=_HEAD_BYTES)

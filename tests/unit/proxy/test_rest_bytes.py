@@ -491,6 +491,35 @@ async def test_an_upload_is_no_faster_than_triton_takes_it(connect: Connect) -> 
     assert pair.to_client.sent == OK * 2
 
 
+async def test_all_clients_together_hold_so_much_and_no_more(connect: Connect) -> None:
+    first, pairs = connect(breaker=make_breaker(1, 9)), [connect() for _ in range(4)]
+    front = first.front
+    front.max_held_bytes = 2 * len(BODY) + 40
+    for pair in pairs:
+        pair.front = pair.client._front = front
+    first.client.data_received(infer())
+    await settle()
+    assert front.held_bytes == 0  # it has gone on
+    pairs[0].client.data_received(infer())  # it waits for its slot
+    pairs[1].client.data_received(
+        infer(chunked(BODY, 9), "own", "Transfer-Encoding: chunked", length=False)[:-1]
+    )
+    assert front.held_bytes == 2 * len(BODY)
+    pairs[2].client.data_received(infer())
+    assert pairs[2].to_client.sent.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1" in pairs[2].to_client.sent
+    pairs[1].client.connection_lost(None)
+    assert front.held_bytes == len(BODY)
+    pairs[3].client.data_received(infer())
+    first.tritons[0].data_received(OK)
+    await settle()
+    assert front.held_bytes == len(BODY)
+    for tick in (0, 400):
+        pairs[3].client.tick(time.monotonic() + tick)
+    assert pairs[3].to_client.sent.startswith(b"HTTP/1.1 504 ")
+    assert front.held_bytes == 0
+
+
 async def test_a_last_answer_is_delivered_as_long_as_the_client_takes_of_it(connect: Connect) -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000
     for is_draining in (False, True):
