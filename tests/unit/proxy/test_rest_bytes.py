@@ -359,22 +359,37 @@ async def test_a_body_that_nobody_wants_is_swallowed_or_ends_the_connection(conn
     assert b"Connection: close" in large.to_client.sent
 
 
-async def test_a_head_has_its_time_however_it_is_cut(connect: Connect) -> None:
-    """A byte now and then does not give it more."""
-    pair, began = connect(), time.monotonic()
-    for second, byte in enumerate(b"POST /v2/mo"):
-        assert not pair.to_client.sent, second
+class Clock:
+    """The time as a connection sees it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def test_a_head_has_its_time_however_it_is_cut(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then does not give it more, and the next head has a time of its own."""
+    clock = Clock()
+    monkeypatch.setattr("proxy.rest_client.time", clock)
+    pair = connect()
+    await drive(pair, infer()[:20])
+    clock.now += 9
+    await drive(pair, infer()[20:])
+    clock.now += 9
+    pair.client.tick(clock.now)
+    assert pair.to_client.sent == OK
+    for byte in infer()[:10]:
         pair.client.data_received(bytes([byte]))
-        pair.client.tick(began + second)
-    pair.client.tick(began + 12)
-    assert pair.to_client.sent.startswith(b"HTTP/1.1 408")
-    kept = connect()
-    await drive(kept, infer())
-    kept.client.tick(time.monotonic() + 200)
-    assert kept.to_client.open
-    await drive(kept, infer()[:20])
-    kept.client.tick(time.monotonic() + 5)  # the next head has a time of its own
-    assert kept.to_client.sent == OK
+        clock.now += 1
+        pair.client.tick(clock.now)
+        assert pair.to_client.sent == OK
+    pair.client.data_received(b"/")
+    pair.client.tick(clock.now + 0.5)
+    assert pair.to_client.sent.startswith(OK + b"HTTP/1.1 408")
 
 
 async def test_idle_connections_end(connect: Connect) -> None:
