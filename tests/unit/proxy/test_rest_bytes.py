@@ -449,6 +449,14 @@ async def test_a_half_closed_client_gets_its_answers_and_then_the_end(
     assert pair.to_client.sent.count(b"Connection: close") == 1
     assert pair.to_client.sent.endswith(b"{}")
     assert pair.to_client.ended
+    late = connect()
+    late.client.data_received(infer())
+    await settle()
+    late.tritons[0].data_received(OK[:-1])
+    assert late.client.eof_received()  # its answer's head has gone out, and says nothing of an end
+    late.tritons[0].data_received(OK[-1:])
+    assert late.to_client.sent == OK
+    assert late.to_client.ended
     half = connect()
     half.client.data_received(infer()[:-1])
     assert not half.client.eof_received()  # its rest will never come
