@@ -78,6 +78,7 @@ def _require_checked_body(request: h11.Request, body: bytes) -> None:
     """What Triton takes for JSON, by the head that it gets, is what may be there, whoever reads it."""
     headers = dict(request.headers)
     assert b"content-encoding" not in headers
+    assert [name for name, _ in request.headers].count(b"inference-header-content-length") <= 1
     size = int(headers.get(b"inference-header-content-length", len(body)))
     assert size <= len(body)
     if request.target.endswith(b"/infer"):

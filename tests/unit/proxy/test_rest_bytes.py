@@ -57,6 +57,8 @@ class Seen:
                 return
             if isinstance(event, h11.Request):
                 headers = {n.decode().lower(): v.decode("latin-1") for n, v in event.headers}
+                names = [n for n, _ in event.headers]
+                assert names.count(HEADER_LENGTH.lower().encode()) <= 1
                 self.requests.append((event.target.decode(), headers, b""))
             elif isinstance(event, h11.Data):
                 target, headers, body = self.requests[-1]
