@@ -38,7 +38,9 @@ class Refusals:
             self._refused[measure] += 0 if placed else amount
 
     def percent(self) -> dict[str, float]:
-        return {measure: 100 * self._refused[measure] / self._asked[measure] for measure in sorted(self._asked)}
+        return {
+            measure: 100 * self._refused[measure] / self._asked[measure] for measure in sorted(self._asked)
+        }
 
 
 def refused_percent(

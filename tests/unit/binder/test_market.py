@@ -70,6 +70,27 @@ def test_a_remainder_that_nobody_could_use_is_not_left_behind() -> None:
     assert small.gpu.uuid == GpuUuid("GPU-2")
 
 
+@pytest.mark.parametrize("gpu_count", [1, 2])
+def test_among_equals_the_fullest_gpu_is_taken(gpu_count: int) -> None:
+    """Below 6 GiB no remainder is worth anything, so only what is left over tells the two nodes apart."""
+    strategy = LeastFragmentation()
+    cluster = cluster_of(
+        strategy,
+        *(
+            node(name, says=report(*(gpu(f"{name}-{i}", total=12 * GIB, foreign_bytes=used) for i in (1, 2))))
+            for name, used in (("n1", 7 * GIB), ("n2", 9 * GIB), ("n3", 8 * GIB))
+        ),
+    )
+    for _ in range(25):
+        strategy.arrivals.note(parse_demand(pod(mem="6Gi", requests={"cpu": "100m"}), KEYS).shape)
+    cluster.decider.refresh()
+    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+    asked = pod(mem="2Gi", annotations={KEYS.gpu_count: str(gpu_count)})
+    chosen = cluster.decider.decide(parse_demand(asked, KEYS))
+    assert isinstance(chosen, Placement)
+    assert chosen.node == "n2"
+
+
 def test_a_rare_product_is_kept_for_those_who_need_it() -> None:
     strategy = LeastFragmentation()
     rare = dataclasses.replace(gpu("GPU-1"), product="A100")
