@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from binder.demand import Shape
-from binder.market import Arrivals, Prices, price
+from binder.market import Arrivals, Prices, extended, price
 from binder.table import USABLE, Bools, Floats, Ints, NodeTable, Rows
 
 STRATEGIES = ("least-fragmentation", "binpack", "spread", "random")
@@ -84,10 +84,14 @@ class LeastFragmentation:
         return score
 
     def _current(self, table: NodeTable) -> Prices:
-        """Prices for every GPU model there is; of a model that is new, by what is known."""
-        if self._prices is None or len(self._prices.scarcity) < len(table.models):
-            self.learn(price(self.arrivals.market(table)))
-            assert self._prices is not None
+        """Prices for every GPU model there is; of a model that is new, by what is known. To learn takes too
+        long for a decision."""
+        if self._prices is None:
+            self.learn(price(Arrivals().market(table)))
+        elif len(self._prices.scarcity) < len(table.models):
+            self.learn(extended(self._prices, table))
+            self.arrivals.outdate()
+        assert self._prices is not None
         return self._prices
 
 
