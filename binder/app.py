@@ -91,6 +91,7 @@ class _Binder:
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
             await _either(asyncio.create_task(self._synced()), stop)
+            self._scheduler.learn_bound(self._informers["pods"].objects.values())
             _spare_the_collector()
             if self._options.leader_elect:
                 await self._lead(stop)
