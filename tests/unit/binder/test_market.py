@@ -12,7 +12,7 @@ from binder.cluster import Cluster
 from binder.cutting_stock import CELLS, remainder_values
 from binder.decision import Placement
 from binder.demand import Shape, parse_demand
-from binder.market import Arrivals, Market, Prices, price
+from binder.market import Arrivals, Market, Prices, extended, price
 from binder.strategies import LeastFragmentation
 from binder.table import NodeTable
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
@@ -78,8 +78,15 @@ def test_among_equals_the_fullest_gpu_is_taken(gpu_count: int) -> None:
     cluster = cluster_of(
         strategy,
         *(
-            node(name, says=report(*(gpu(f"{name}-{i}", total=12 * GIB, foreign_bytes=used) for i in (1, 2))))
-            for name, used in (("n1", 7 * GIB), ("n2", 9 * GIB), ("n3", 8 * GIB))
+            node(
+                name,
+                says=report(*(gpu(f"{name}-{i}", total=12 * GIB, foreign_bytes=used) for i, used in gpus)),
+            )
+            for name, gpus in (
+                ("n1", enumerate((7 * GIB, 7 * GIB))),
+                ("n2", enumerate((7 * GIB, 9 * GIB))),
+                ("n3", enumerate((8 * GIB, 8 * GIB))),
+            )
         ),
     )
     for _ in range(25):
@@ -178,3 +185,23 @@ def test_a_new_gpu_model_is_no_reason_to_learn_within_a_decision(monkeypatch: py
     assert isinstance(cluster.decider.decide(six), Placement)
     assert strategy.arrivals.note(six.shape)  # due at the next arrival
     assert not strategy.arrivals.note(six.shape)
+
+
+def test_a_new_gpu_model_is_worth_what_others_of_its_size_are() -> None:
+    strategy = LeastFragmentation()
+    cluster = cluster_of(strategy, node("n1", says=report(gpu("GPU-1", total=12 * GIB))))
+    for _ in range(30):
+        strategy.arrivals.note(parse_demand(pod(mem="6Gi"), KEYS).shape)
+    cluster.decider.refresh()
+    table = cluster.decider.table
+    prices = price(strategy.arrivals.market(table))
+    for name, product, total in (("n2", "A100", 12), ("n3", "H100", 24)):
+        cluster.state.set_node(
+            node(name, says=report(dataclasses.replace(gpu(name, total=total * GIB), product=product)))
+        )
+    cluster.decider.refresh()
+    found = extended(prices, table)
+    models, half = np.arange(3, dtype=np.int32), 5 * GIB
+    assert found.value(models, np.full(3, half)) == pytest.approx([0, 0, 5 / 12], abs=2e-3)
+    assert found.value(models, np.array([12, 12, 24]) * GIB) == pytest.approx([1, 1, 2])
+    assert found.share(models, np.full(3, 6 * GIB)) == pytest.approx([0.5, 0.5, 0.25])

@@ -62,6 +62,7 @@ class Case:
     annotations: Json = field(default_factory=dict)
     owner: bool = True
     pod_changes: Json = field(default_factory=dict)
+    more_inits: list[Json] = field(default_factory=list)
     meta: Json = field(default_factory=dict)
     status: Json = field(default_factory=dict)
     node: Json | Unread | None = None
@@ -105,7 +106,7 @@ class Case:
             **(
                 {}
                 if self.loader is None
-                else {"initContainerStatuses": [loader], "containerStatuses": [proxy]}
+                else {"initContainerStatuses": [*self.more_inits, loader], "containerStatuses": [proxy]}
             ),
             **self.status,
         }
@@ -158,6 +159,33 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         Case(loader=ended(137, reason="OOMKilled")),
         Stage.LOADER_FAILING,
         [f"since {at(1)} (60 s ago)", "exit code 137 (OOMKilled)"],
+    ),
+    "init status lost": (
+        replace(
+            SERVED,
+            loader=ended(137, reason="ContainerStatusUnknown"),
+            conditions={"Ready": "True", "Initialized": "True"},
+        ),
+        Stage.READY,
+        [],
+    ),
+    "beside a sidecar": (
+        Case(
+            loader=PULLING,
+            pod_changes={"initContainers": [{"name": "mesh", "restartPolicy": "Always"}, {"name": "loader"}]},
+            more_inits=[{"name": "mesh", "state": RUNNING}],
+        ),
+        Stage.SCHEDULED,
+        ["container loader has not been started"],
+    ),
+    "after another": (
+        Case(
+            loader=PULLING,
+            pod_changes={"initContainers": [{"name": "warm-up"}, {"name": "loader"}]},
+            more_inits=[{"name": "warm-up", "state": RUNNING}],
+        ),
+        Stage.SCHEDULED,
+        ["container warm-up runs before the loader"],
     ),
     "unknown to the agent": (
         Case(loader=RUNNING),
