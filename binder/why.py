@@ -20,7 +20,7 @@ from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
 from binder.answer import Answer, ProgressShown, Shown, judge, tell
 from binder.demand import parse_demand
-from binder.pod_facts import Facts, JsonObject, Unread
+from binder.pod_facts import Facts, JsonObject, Unread, conditions
 from binder.progress import progress
 from binder.snapshot import read_cluster
 from binder.top import OutputOptions
@@ -116,4 +116,12 @@ async def _why_pending(client: KubeClient, options: WhyOptions, pod: JsonObject,
     if demand.gated:
         return Answer(f"{name} is held back by its schedulingGates")
     cluster = await read_cluster(client, options.key_prefix, options.system_namespace)
-    return judge(cluster, demand, name)
+    answer = judge(cluster, demand, name)
+    return replace(answer, remedy=_last_word(pod)) if answer.fits else answer
+
+
+def _last_word(pod: JsonObject) -> str:
+    """The binder knows more than the API server: nodes that it leaves out after a failed load, room that it keeps."""
+    condition = conditions(pod).get("PodScheduled") or {}
+    told = condition.get("message") if condition.get("status") == "False" else ""
+    return f"the binder's last word was: {one_line(told)}" if told else ""

@@ -151,10 +151,9 @@ async def test_a_list_that_is_not_there_is_not_taken_for_the_pod(api: Api, kubec
         await why(kubeconfig, "p1", "-n", "team")
 
 
-async def test_a_pending_pod_is_judged_node_by_node(
-    api: Api, kubeconfig: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    api.objects[POD] = pod()
+@pytest.fixture
+def pending(api: Api) -> Json:
+    """A pod that waits, in a cluster of one node."""
     for path in (
         "/api/v1/persistentvolumeclaims",
         "/apis/storage.k8s.io/v1/storageclasses",
@@ -162,6 +161,27 @@ async def test_a_pending_pod_is_judged_node_by_node(
     ):
         api.objects[path] = {"items": []}
     api.objects["/api/v1/nodes"] = {"items": [node(says=report())]}
+    waits = api.objects[POD] = pod()
+    return waits
+
+
+@pytest.mark.usefixtures("pending")
+async def test_a_pending_pod_is_judged_node_by_node(
+    kubeconfig: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await why(kubeconfig, "p1", "-n", "team")
+    assert "0/1 nodes: 1 StaleNodeFacts" in capsys.readouterr().out
+
+
+async def test_what_only_the_binder_knows_is_its_last_word(
+    api: Api, pending: Json, kubeconfig: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node that is left out after a failed load looks as if it fitted."""
+    lease = {"metadata": {"name": "berth-agent-n1"}, **api.objects[LEASE]}
+    api.objects[LEASE.rpartition("/")[0]] = {"items": [lease]}
+    word = "0/1 nodes: 1 ExcludedAfterLoadFailure"
+    pending["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": word}]
     await why(kubeconfig, "p1", "-n", "team")
     out = capsys.readouterr().out
-    assert "0/1 nodes: 1 StaleNodeFacts" in out
+    assert "fits on 1 of 1 nodes" in out
+    assert f"the binder's last word was: {word}" in out
