@@ -215,7 +215,7 @@ class _Look:
 
     def _initialising(self) -> _Finding | None:
         current = self._current_init()
-        if current is None or self._true_since("Initialized"):
+        if current is None or self._is("Initialized", "True"):
             return None
         if current.failure is not None:
             return self._loader_fails(current, current.failure)
@@ -252,12 +252,14 @@ class _Look:
 
     def _serving(self) -> _Finding:
         """Its init containers are done, or it has none."""
-        ready, model = self._true_since("Ready"), self._model
+        model = self._model
         if model is not None and model.state is not ModelState.READY:
             return self._not_served(model)
-        if ready:
+        if self._is("Ready", "True"):
             unlisted = "the node's report does not list its model" if self._report and model is None else ""
-            return _Finding(Stage.READY, "is ready: its model is served", ready, (unlisted,))
+            return _Finding(
+                Stage.READY, "is ready: its model is served", self._true_since("Ready"), (unlisted,)
+            )
         since, troubles = self._false_since("Ready"), self._troubles()
         if model is not None:
             return _Finding(Stage.LOADED, "is loaded, but not ready", since, troubles)
@@ -282,8 +284,11 @@ class _Look:
         return self._transition(condition, "False")
 
     def _transition(self, condition: str, status: str) -> str:
-        found = self._conditions.get(condition) or {}
-        return (found.get("lastTransitionTime") or "") if found.get("status") == status else ""
+        since = (self._conditions.get(condition) or {}).get("lastTransitionTime") or ""
+        return since if self._is(condition, status) else ""
+
+    def _is(self, condition: str, status: str) -> bool:
+        return (self._conditions.get(condition) or {}).get("status") == status
 
     def _deleted_at(self) -> str:
         """A deletion's timestamp is when the pod has to be gone: its grace period is before it."""

@@ -115,7 +115,7 @@ async def test_top_and_why_tell_people_and_programs(user: User, source: str) -> 
     assert (code, err) == (0, "")
     answer = json.loads(out)
     assert (answer["stage"], answer["details"]) == ("ready", [])
-    assert list(answer["times"]) == ["created", "scheduled", "loader started", "loaded", "ready"]
+    assert {"created", "scheduled", "loader started", "loaded"} <= answer["times"].keys()
     code, out, err = await berth("top", kubeconfig)
     assert (code, err) == (0, "")
     assert "gpu-1" in out

@@ -160,6 +160,18 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         Stage.LOADER_FAILING,
         [f"since {at(1)} (60 s ago)", "exit code 137 (OOMKilled)"],
     ),
+    "ready, nobody tells since when": (
+        replace(SERVED, status={"conditions": [{"type": "Ready", "status": "True"}]}),
+        Stage.READY,
+        ["is ready: its model is served on node n1, GPU 0"],
+    ),
+    "init status lost, nobody tells since when": (
+        replace(
+            SERVED, loader=ended(137), status={"conditions": [{"type": "Initialized", "status": "True"}]}
+        ),
+        Stage.LOADED,
+        [],
+    ),
     "init status lost": (
         replace(
             SERVED,
