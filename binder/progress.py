@@ -21,6 +21,7 @@ from binder.pod_facts import Facts, JsonObject, Unread, asked, conditions, durat
 from binder.surroundings import surroundings
 
 _MOST_DETAILS = 20
+_LONGEST_GRACE_SECONDS = 10**9  # the API takes any number
 
 
 class Stage(str, Enum):
@@ -164,6 +165,8 @@ class _Look:
         return _Finding(Stage.UNLOADING, "is being deleted", self._deleted_at(), tuple(details))
 
     def _unloading(self) -> str:
+        if self._node is None:
+            return "it has never had a node, and nothing of it is loaded"
         if self._report is None:
             return "whether its model is still loaded is not known"
         if self._model is None:
@@ -296,7 +299,8 @@ class _Look:
         deadline = moment(meta.get("deletionTimestamp") or "")
         if deadline is None:
             return ""
-        return rfc3339(deadline - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0))
+        grace = min(meta.get("deletionGracePeriodSeconds") or 0, _LONGEST_GRACE_SECONDS)
+        return rfc3339(deadline - timedelta(seconds=grace))
 
 
 _CLASSES = {

@@ -312,6 +312,16 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         Stage.UNLOADING,
         ["still ready: the proxy finishes", "finalizers keep it: x/y"],
     ),
+    "a grace period beyond all time": (
+        replace(SERVED, meta={"deletionTimestamp": at(-1), "deletionGracePeriodSeconds": 2**63 - 1}),
+        Stage.UNLOADING,
+        ["is being deleted"],
+    ),
+    "deleted before it had a node": (
+        Case(pod_changes={"nodeName": None}, no_node=True, choice=None, meta={"deletionTimestamp": at(-1)}),
+        Stage.UNLOADING,
+        ["team/p1 is being deleted", "it has never had a node"],
+    ),
     "gone from the node": (
         replace(SERVED, state=None, meta={"deletionTimestamp": at(-1)}),
         Stage.UNLOADING,
