@@ -47,7 +47,7 @@ class Prices:
         worth: Floats = self.values[gpu_model, np.clip(cells, 0, CELLS).astype(np.int32)]
         return worth
 
-    def share(self, gpu_model: NDArray[np.int32], free: NDArray[np.int64]) -> Floats:
+    def share(self, gpu_model: NDArray[np.int32], free: Floats) -> Floats:
         """Free bytes as a share of the GPU."""
         share: Floats = free * self.cells_per_byte[gpu_model] / CELLS
         return share

@@ -5,18 +5,16 @@ memory. An assumption is given up only when it is certain that the Binding did n
 """
 
 import asyncio
-import heapq
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from berth.contract.errors import InvalidPod
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
-from berth.contract.pod import PodRef, has_ended, is_deleting, is_model_pod, node_of, pod_ref
+from berth.contract.pod import PodRef, has_ended, is_deleting, node_of, pod_ref
 from berth.contract.quantity import format_bytes
 from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
@@ -52,8 +50,6 @@ _TICK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
 # Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
 _CLOSE_LOOKS = 2
-# Bound pods that are looked at for what they have asked for: some tens of milliseconds.
-_LEARNED_AT_START = 1000
 
 
 @dataclass(slots=True)
@@ -278,16 +274,6 @@ class Scheduler:
             return
         if self._learning is None or self._learning.done():
             self._learning = asyncio.create_task(self._renew_prices(strategy), name="prices")
-
-    def learn_bound(self, pods: Iterable[JsonObject]) -> None:
-        """What runs already was asked for once; a process that has just started knows of nothing else.
-
-        Some of it will do: those whose uids come first, which is as good as by chance.
-        """
-        bound = (pod for pod in pods if node_of(pod) is not None and is_model_pod(pod, self._keys))
-        for pod in heapq.nsmallest(_LEARNED_AT_START, bound, key=lambda pod: pod["metadata"]["uid"]):
-            with suppress(InvalidPod):
-                self.learn(parse_demand(pod, self._keys))
 
     async def _renew_prices(self, strategy: LeastFragmentation) -> None:
         self.cluster.decider.refresh()

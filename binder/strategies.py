@@ -19,7 +19,6 @@ _DECIMALS = 7
 # How much the share that is left of the chosen GPU counts against it, in GPUs. Learned worths come in steps,
 # so that many places are worth the same: without this the first of them is taken, and remainders gather.
 _BEST_FIT = 0.3
-_MOST_BYTES = np.iinfo(np.int64).max
 
 
 class Strategy(Protocol):
@@ -30,7 +29,7 @@ class Strategy(Protocol):
     def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: Ints) -> Floats:
         """(rows, GPUs): what putting one share of the pod on each GPU does. `after`: bytes free then."""
 
-    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Ints) -> Floats:
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         """(rows): what putting the whole pod on a node does; `gain` and `left`: the gain of its best GPUs,
         and the bytes that stay free on them, each together."""
 
@@ -44,7 +43,7 @@ class Simple:
     def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: Ints) -> Floats:
         return self._figure(after)
 
-    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Ints) -> Floats:
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         return gain
 
 
@@ -66,7 +65,7 @@ class LeastFragmentation:
         gains: Floats = prices.value(models, after) - prices.value(models, table.free[rows])
         return gains
 
-    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Ints) -> Floats:
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         prices, asked = self._current(table), dict(shape.amounts)
         worth = np.where(
             table.condition[rows] == USABLE, prices.value(table.gpu_model[rows], table.free[rows]), 0.0
@@ -109,19 +108,20 @@ def make_strategy(name: str, random: np.random.Generator) -> Strategy:
     raise ValueError(name)
 
 
-def best_together(gains: Floats, fits: Bools, after: Ints, count: int) -> tuple[Floats, Ints]:
+def best_together(gains: Floats, fits: Bools, after: Ints, count: int) -> tuple[Floats, Floats]:
     """(rows) twice: the gains of the `count` best GPUs that fit, and the bytes left on them, each together.
     The gain is -inf where there are fewer."""
     rows, gpus = gains.shape
     if count > gpus:
-        return np.full(rows, -np.inf), np.zeros(rows, np.int64)
+        return np.full(rows, -np.inf), np.zeros(rows)
     masked = np.where(fits, gains, -np.inf)
     if count == 1:
         best = masked.max(axis=1)
         equal = masked >= best[:, None] - 0.5 * 10**-_DECIMALS
-        return best, np.where(equal, after, _MOST_BYTES).min(axis=1)
+        return best, np.where(equal, after, np.inf).min(axis=1)
     slots = np.lexsort((after, -np.round(masked, _DECIMALS)))[:, :count]
-    return tuple(np.take_along_axis(one, slots, axis=1).sum(axis=1) for one in (masked, after))
+    gain, left = (np.take_along_axis(one, slots, axis=1).sum(axis=1, dtype=float) for one in (masked, after))
+    return gain, left
 
 
 def best_gpus(gains: Floats, fits: Bools, after: Ints, count: int) -> list[int]:

@@ -51,7 +51,7 @@ class FragmentationGradient:
             )
         return gains
 
-    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Ints) -> Floats:
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         # A hundred steps, as kube-scheduler's scores have: the published figures owe a point to such ties.
         return np.floor(100 / (1 + np.exp(-gain / GPU_BYTES)))
 

@@ -18,6 +18,7 @@ from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
 from binder.doubts import OVERDUE_SECONDS
 from binder.metrics import BinderMetrics
+from binder.residents import residents
 from binder.scheduler import Scheduler
 from binder.strategies import LeastFragmentation, Strategy, make_strategy
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
@@ -332,7 +333,8 @@ async def test_a_fresh_binder_learns_from_what_is_bound() -> None:
     strangers = [pod(f"{n}-stranger", mem=None, on="n1") for n in range(20)]
     waiting = [pod(f"{n}-waiting", mem="5Gi") for n in range(20)]
     damaged = [pod("0-damaged", on="n1", choice="{")]
-    bench.scheduler.learn_bound([*model, *strangers, *waiting, *damaged])
+    for demand in residents([*model, *strangers, *waiting, *damaged], KEYS):
+        bench.scheduler.learn(demand)
     asks = strategy.arrivals.market(bench.scheduler.cluster.decider.table).asks
     asked = {ask.request_bytes: ask.count for ask in asks}
     assert asked.keys() == {6 * GIB, 4 * GIB}
