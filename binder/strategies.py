@@ -30,8 +30,8 @@ class Strategy(Protocol):
         """(rows, GPUs): what putting one share of the pod on each GPU does. `after`: bytes free then."""
 
     def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
-        """(rows): what putting the whole pod on a node does; `gain` and `left`: the gain of its best GPUs,
-        and the bytes that stay free on them, each together."""
+        """(rows): what putting the whole pod on a node does. Asked right after `gains`, of the same rows; `gain`
+        and `left`: the gain of each node's best GPUs, and the bytes that stay free on them, each together."""
 
 
 class Simple:
@@ -54,6 +54,8 @@ class LeastFragmentation:
         self.version = 0
         self.arrivals = Arrivals()
         self._prices: Prices | None = None
+        # What `gains` was last asked of, and what its GPUs were worth: `score` needs the same at once.
+        self._weighed: tuple[Rows, Floats] | None = None
 
     def learn(self, prices: Prices) -> None:
         """Decide by these from now on."""
@@ -62,14 +64,16 @@ class LeastFragmentation:
 
     def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: Ints) -> Floats:
         prices, models = self._current(table), table.gpu_model[rows]
-        gains: Floats = prices.value(models, after) - prices.value(models, table.free[rows])
+        worth = prices.value(models, table.free[rows])
+        self._weighed = rows, worth
+        gains: Floats = prices.value(models, after) - worth
         return gains
 
     def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         prices, asked = self._current(table), dict(shape.amounts)
-        worth = np.where(
-            table.condition[rows] == USABLE, prices.value(table.gpu_model[rows], table.free[rows]), 0.0
-        ).sum(axis=1)
+        assert self._weighed is not None
+        assert self._weighed[0] is rows
+        worth = np.where(table.condition[rows] == USABLE, self._weighed[1], 0.0).sum(axis=1)
         before, after = worth, worth + gain
         for unit, per_gpu in prices.per_gpu.items():
             if per_gpu > 0:
