@@ -28,6 +28,7 @@ from binder.cluster import slim
 from binder.config import BinderOptions
 from binder.extender import Extender
 from binder.metrics import BinderMetrics
+from binder.residents import residents
 from binder.scheduler import Scheduler
 from binder.strategies import make_strategy
 
@@ -97,6 +98,8 @@ class _Binder:
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
             await _either(asyncio.create_task(self._synced()), stop)
+            for demand in residents(self._informers["pods"].objects.values(), self._options.key_prefix):
+                self._scheduler.learn(demand)
             _spare_the_collector()
             if self._options.leader_elect:
                 await self._lead(stop)
