@@ -117,12 +117,12 @@ async def test_a_token_that_is_not_there_is_a_refusal_that_names_its_flag(tmp_pa
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
 async def test_what_may_pass_is_told_apart(code: grpc.StatusCode) -> None:
     async with connected(Agent(code)) as connection:
-        with pytest.raises(AgentUnavailable, match="^so it is$"):
+        with pytest.raises(AgentUnavailable, match=r"^so it is$"):
             await connection.stage(requests())
-        with pytest.raises(AgentUnavailable, match="^so it is$"):
+        with pytest.raises(AgentUnavailable, match=r"^so it is$"):
             await connection.unload(MODEL)
         for stream in (connection.load(MODEL), connection.watch(MODEL)):
-            with pytest.raises(AgentUnavailable, match="^so it is$"):
+            with pytest.raises(AgentUnavailable, match=r"^so it is$"):
                 async for _ in stream:
                     pass
 
@@ -130,7 +130,7 @@ async def test_what_may_pass_is_told_apart(code: grpc.StatusCode) -> None:
 @pytest.mark.parametrize(
     "code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INTERNAL]
 )
-async def test_from_a_refusal(code: grpc.StatusCode) -> None:
+async def test_a_refusal_tells_its_code(code: grpc.StatusCode) -> None:
     async with connected(Agent(code)) as connection:
         with pytest.raises(AgentRefused, match=rf"^so it is \({code.name}\)$") as caught:
             await connection.stage(requests())
@@ -139,7 +139,7 @@ async def test_from_a_refusal(code: grpc.StatusCode) -> None:
 
 async def test_an_agent_that_says_no_word_is_told_by_its_code() -> None:
     async with connected(Agent(grpc.StatusCode.UNAVAILABLE, "")) as connection:
-        with pytest.raises(AgentUnavailable, match="^UNAVAILABLE$"):
+        with pytest.raises(AgentUnavailable, match=r"^UNAVAILABLE$"):
             await connection.stage(requests())
 
 
