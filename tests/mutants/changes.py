@@ -300,7 +300,7 @@ def _near(value: object) -> Iterator[float | str | bytes]:
         case int() if abs(value) <= _SMALL:
             yield from (value + 1, value - 1)
         case int() | float():
-            yield from (0, value * 100)
+            yield from (0, value * 100) if value else (1.0,)
         case str() if " " in value:
             return
         case str() | bytes():

@@ -179,13 +179,21 @@ async def test_the_pods_token_is_read_anew_for_each_call(
         await run(replace(options, token_file=tmp_path / "token"))
 
 
-async def test_a_pod_that_is_stopped_breaks_its_stream_off(agent: Agent, options: LoaderOptions) -> None:
-    agent.hangs, stop = True, asyncio.Event()
-    running = asyncio.create_task(run(options, stop))
+async def test_a_pod_that_is_stopped_breaks_its_stream_off_and_leaves_nothing(
+    agent: Agent, options: LoaderOptions, tmp_path: Path
+) -> None:
+    agent.hangs, stop, work = True, asyncio.Event(), tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "m.py").write_text("x")
+    running = asyncio.create_task(
+        run(replace(options, model_src=None, uri=f"file://{tmp_path}/m.py", work_dir=work), stop)
+    )
     await agent.reached.wait()
+    assert list(work.iterdir())
     stop.set()
     with pytest.raises(Failed, match="stopped before the model was loaded"):
         await running
+    assert not list(work.iterdir())
     async with asyncio.timeout(10):
         await agent.broken_off.wait()
 

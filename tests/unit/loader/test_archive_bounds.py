@@ -118,6 +118,18 @@ def test_a_zip_may_not_climb_either(tmp_path: Path, name: str) -> None:
         unpacked(_zip(tmp_path / "m.zip", name))
 
 
+def test_directories_need_not_be_told_before_what_is_in_them_nor_only_once(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "m.tar", "w") as archive:
+        for name in ("a/b/c", "a/b/c", "a"):
+            info = tarfile.TarInfo(name)
+            info.type = tarfile.DIRTYPE
+            archive.addfile(info)
+        archive.addfile(tarfile.TarInfo("a/b/x/y"))
+        archive.addfile(tarfile.TarInfo("a/b/x/z"))
+    assert sorted(unpacked(tmp_path / "m.tar")) == ["a/b/x/y", "a/b/x/z"]
+    assert (tmp_path / "m.tar.out" / "a" / "b" / "c").is_dir()
+
+
 def test_an_archive_that_is_cut_off_says_so(tmp_path: Path) -> None:
     source = tar(tmp_path / "m.tar.gz", [("a", bytes(range(256)) * 100)], "w:gz")
     source.write_bytes(source.read_bytes()[:-20])

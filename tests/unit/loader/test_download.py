@@ -139,7 +139,7 @@ async def test_trouble_that_lasts_is_given_up_after_growing_pauses(
 
 
 async def test_nobody_there_is_bounded_too(tmp_path: Path, server: Server) -> None:
-    with pytest.raises(Failed, match="gave up after 6 tries"):
+    with pytest.raises(Failed, match=r"127.0.0.1:1/x: Cannot connect .*; gave up after 6 tries"):
         await Download("http://127.0.0.1:1/x", tmp_path / "f", idle_timeout_seconds=1).run()
 
 
