@@ -231,12 +231,7 @@ class _Finder(ast.NodeVisitor):
             return
         self._change("call", whole, ast.Constant(None))
         alone = isinstance(self._statement, ast.Expr) and self._statement.value is whole
-        if (
-            node.args
-            and not alone
-            and name not in _SAME
-            and not isinstance(node.args[0], ast.Starred)
-        ):
+        if node.args and not alone and name not in _SAME and not isinstance(node.args[0], ast.Starred):
             self._change("call", whole, node.args[0])
         self.generic_visit(node)
 

@@ -259,6 +259,28 @@ def test_who_writes_second_does_not_lead(there: bool) -> None:
     leaping.run(story())
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_of_several_that_race_one_leads_and_the_next_when_it_lets_go(there: bool) -> None:
+    async def story() -> None:
+        api = Store()
+        if there:
+            api.hold("")
+        elections = [candidate(api, name) for name in ("one", "two", "three")]
+        racing = {asyncio.create_task(one.acquire()): one for one in elections}
+        done, waiting = await asyncio.wait(racing, timeout=5)
+        assert len(done) == 1
+        assert [one.is_certain() for one in elections].count(True) == 1
+        for task in done:
+            await racing[task].release()
+        done, waiting = await asyncio.wait(waiting, timeout=5)  # at once, not after the Lease
+        assert len(done) == 1
+        assert api.spec["leaseTransitions"] == (2 if there else 1)
+        for task in waiting:
+            task.cancel()
+
+    leaping.run(story())
+
+
 def test_a_candidate_waits_out_an_api_server_that_is_away() -> None:
     async def story() -> None:
         api = Store()

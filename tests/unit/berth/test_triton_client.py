@@ -191,6 +191,7 @@ def test_keys_are_long_and_never_the_same() -> None:
     secrets = [secret for one in keys for secret in (one.admin, one.inference)]
     assert len(set(secrets)) == 6
     assert all(32 <= len(secret) <= 256 and secret.isalnum() for secret in secrets)
+    assert not any(secret in repr(one) for one in keys for secret in secrets)
 
 
 def test_each_key_opens_its_own_routes_on_both_front_ends() -> None:
