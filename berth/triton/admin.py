@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-import grpc
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
@@ -148,8 +147,6 @@ async def _answer(call: Awaitable[Any]) -> Any:
         return await call
     except InferenceServerException as error:
         raise _mapped(error) from error
-    except grpc.RpcError as error:
-        raise TritonUnavailable(str(error)) from error
 
 
 def _mapped(error: InferenceServerException) -> TritonError:

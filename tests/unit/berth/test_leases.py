@@ -184,6 +184,15 @@ def test_a_dead_leader_is_followed_after_its_lease_and_not_before() -> None:
     leaping.run(story())
 
 
+def test_a_leader_that_dies_is_followed_within_half_a_minute() -> None:
+    async def story() -> None:
+        api = Store()
+        await candidate(api, "one").acquire()
+        assert 10 < await seconds(candidate(api, "two").acquire()) < 30
+
+    leaping.run(story())
+
+
 def test_every_renewal_counts_from_when_it_is_seen() -> None:
     async def story() -> None:
         api = Store()

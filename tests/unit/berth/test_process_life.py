@@ -507,9 +507,14 @@ def test_a_command_is_given_its_arguments_and_tells_how_it_ended(monkeypatch: py
 def test_who_asks_is_told_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert berth.cli.main(argv) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("usage: berth COMMAND [--flags]\n\n")
+    paragraphs = shown.split("\n\n")
+    assert paragraphs[:2] == [
+        "usage: berth COMMAND [--flags]",
+        "GPU sharing for model serving on Kubernetes.",
+    ]
+    assert len(paragraphs) == 4
     for command, (_, summary) in berth.cli.COMMANDS.items():
-        assert f"\n  {command:9} {summary}\n" in shown
+        assert f"  {command:9} {summary}" in paragraphs[2].splitlines()
 
 
 def test_every_command_can_be_run() -> None:
