@@ -1,10 +1,24 @@
-"""A KubeClient that notes what is written and answers as it is told."""
+"""API servers of a test: one that is any handler of requests, and a client without one that notes what is written."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
+from kubernetes.aio.client.configuration import Configuration
+
+from berth.kube.client import KubeClient
 from berth.kube.errors import response_error
+from tests.fakes.web import Handler, serving
+
+
+@asynccontextmanager
+async def connected(handler: Handler) -> AsyncIterator[KubeClient]:
+    """A client of an API server that gives every request to `handler`."""
+    configuration = Configuration()
+    async with serving(handler) as configuration.host, aiohttp.ClientSession() as session:
+        yield KubeClient(configuration, session)
 
 
 class RecordingClient:

@@ -5,9 +5,11 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 
 @asynccontextmanager
-async def serving(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+async def serving(handler: Handler) -> AsyncIterator[str]:
     """Give every request of every method to `handler`; yields the URL without a slash at its end."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handler)

@@ -3,8 +3,6 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from berth.kube.times import micro_time, parse_time, rfc3339, utc_now
 from berth.kube.token_review import TokenRefused, review_pod_token
 from berth.runtime.errors import CannotStart, ConfigError
 from tests.fakes import leaping
-from tests.fakes.kube import RecordingClient
+from tests.fakes.kube import RecordingClient, connected
 from tests.fakes.web import serving
 
 
@@ -56,13 +54,6 @@ class Api:
         return web.Response(body=io.BytesIO(self.text), status=self.status)
 
 
-@asynccontextmanager
-async def connected(api: Api) -> AsyncIterator[KubeClient]:
-    configuration = Configuration()
-    async with serving(api.handle) as configuration.host, aiohttp.ClientSession() as session:
-        yield KubeClient(configuration, session)
-
-
 def kubeconfig(path: Path, server: str, **user: str) -> str:
     path.write_text(
         yaml.safe_dump(
@@ -81,7 +72,7 @@ def kubeconfig(path: Path, server: str, **user: str) -> str:
 
 async def test_reading() -> None:
     api = Api({"kind": "PodList"})
-    async with connected(api) as client:
+    async with connected(api.handle) as client:
         assert await client.get("/api/v1/pods", limit="5") == {"kind": "PodList"}
     assert (api.method, api.path, api.query, api.body) == ("GET", "/api/v1/pods", {"limit": "5"}, "")
     assert (api.headers["Accept"], api.headers["User-Agent"]) == ("application/json", "berth")
@@ -127,7 +118,7 @@ async def test_reading() -> None:
 )
 async def test_writing(call: Any, method: str, content: str, body: dict[str, Any]) -> None:
     api = Api({"metadata": {"uid": "u"}}, status=201)
-    async with connected(api) as client:
+    async with connected(api.handle) as client:
         assert await call(client) == {"metadata": {"uid": "u"}}
     assert (api.method, api.path, json.loads(api.body)) == (method, "/p", body)
     assert api.headers["Content-Type"] == content
@@ -151,7 +142,7 @@ async def test_writing(call: Any, method: str, content: str, body: dict[str, Any
     ],
 )
 async def test_a_refusal_is_known_by_its_status(status: int, kind: type[KubeError]) -> None:
-    async with connected(Api({"reason": "Why", "message": "because"}, status=status)) as client:
+    async with connected(Api({"reason": "Why", "message": "because"}, status=status).handle) as client:
         with pytest.raises(kind, match=f"^{status} Why: because$") as caught:
             await client.get("/p")
         assert (type(caught.value), caught.value.status, caught.value.reason) == (kind, status, "Why")
@@ -167,20 +158,20 @@ async def test_a_refusal_is_known_by_its_status(status: int, kind: type[KubeErro
     ],
 )
 async def test_an_error_that_no_api_server_wrote_is_told_as_it_is(answer: Any, message: str) -> None:
-    async with connected(Api(answer, status=502)) as client:
+    async with connected(Api(answer, status=502).handle) as client:
         with pytest.raises(KubeError, match=f"^{message}"):
             await client.get("/p")
 
 
 @pytest.mark.parametrize("answer", ["[]", "nonsense", ""])
 async def test_an_answer_that_is_no_object_is_no_answer(answer: str) -> None:
-    async with connected(Api(answer or " ")) as client:
+    async with connected(Api(answer or " ").handle) as client:
         with pytest.raises(KubeUnreachable, match="unreadable answer"):
             await client.get("/p")
 
 
 async def test_an_api_server_that_is_away_is_told_with_the_kind_of_trouble() -> None:
-    async with connected(Api()) as client:
+    async with connected(Api().handle) as client:
         pass
     with pytest.raises(KubeUnreachable, match=r"^\w+Error") as caught:
         async with aiohttp.ClientSession() as session:
@@ -193,7 +184,7 @@ async def test_an_api_server_that_is_away_is_told_with_the_kind_of_trouble() -> 
 
 async def test_a_watch_gives_object_after_object_and_tells_what_went_wrong() -> None:
     api = Api('{"n":1}\n{"n":2}\n')
-    async with connected(api) as client:
+    async with connected(api.handle) as client:
         stream = client.stream("/p", {"watch": "true"}, idle_timeout_seconds=5)
         assert [event async for event in stream] == [{"n": 1}, {"n": 2}]
         assert api.query == {"watch": "true"}
@@ -288,7 +279,7 @@ def test_a_crowd_of_slow_requests_does_not_hold_up_one_more(tmp_path: Path) -> N
 
 async def test_what_a_process_cannot_do_without_is_asked_for_first() -> None:
     api = Api({"kind": "Node"})
-    async with connected(api) as client:
+    async with connected(api.handle) as client:
         assert await require_reachable(client, what_for="the node", path="/n", limit="1") == {"kind": "Node"}
         assert (api.path, api.query) == ("/n", {"limit": "1"})
         api.status = 403
