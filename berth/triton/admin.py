@@ -113,7 +113,6 @@ async def open_admin(endpoint: Endpoint, keys: TritonKeys) -> AsyncIterator[Grpc
     client = InferenceServerClient(
         str(endpoint),
         channel_args=[
-            ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
             # Triton restarts on the same port: try again soon instead of after gRPC's default of up to 2 min.
             ("grpc.initial_reconnect_backoff_ms", 100),

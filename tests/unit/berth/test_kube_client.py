@@ -287,28 +287,22 @@ async def test_what_a_process_cannot_do_without_is_asked_for_first() -> None:
             await require_reachable(client, what_for="the node", path="/n")
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        (paths.NODES, "/api/v1/nodes"),
-        (paths.PODS, "/api/v1/pods"),
-        (paths.LEASES, "/apis/coordination.k8s.io/v1/leases"),
-        (paths.NAMESPACES, "/api/v1/namespaces"),
-        (paths.VOLUMES, "/api/v1/persistentvolumes"),
-        (paths.CLAIMS, "/api/v1/persistentvolumeclaims"),
-        (paths.STORAGE_CLASSES, "/apis/storage.k8s.io/v1/storageclasses"),
-        (paths.BUDGETS, "/apis/policy/v1/poddisruptionbudgets"),
-        (paths.TOKEN_REVIEWS, "/apis/authentication.k8s.io/v1/tokenreviews"),
-        (paths.node("n"), "/api/v1/nodes/n"),
-        (paths.pods("t"), "/api/v1/namespaces/t/pods"),
-        (paths.pod("t", "p"), "/api/v1/namespaces/t/pods/p"),
-        (paths.events("t"), "/api/v1/namespaces/t/events"),
-        (paths.leases("t"), "/apis/coordination.k8s.io/v1/namespaces/t/leases"),
-        (paths.lease("t", "l"), "/apis/coordination.k8s.io/v1/namespaces/t/leases/l"),
-    ],
-)
-def test_paths_are_those_of_the_api(path: str, expected: str) -> None:
-    assert path == expected
+def test_paths_are_those_of_the_api() -> None:
+    assert paths.NODES == "/api/v1/nodes"
+    assert paths.PODS == "/api/v1/pods"
+    assert paths.LEASES == "/apis/coordination.k8s.io/v1/leases"
+    assert paths.NAMESPACES == "/api/v1/namespaces"
+    assert paths.VOLUMES == "/api/v1/persistentvolumes"
+    assert paths.CLAIMS == "/api/v1/persistentvolumeclaims"
+    assert paths.STORAGE_CLASSES == "/apis/storage.k8s.io/v1/storageclasses"
+    assert paths.BUDGETS == "/apis/policy/v1/poddisruptionbudgets"
+    assert paths.TOKEN_REVIEWS == "/apis/authentication.k8s.io/v1/tokenreviews"
+    assert paths.node("n") == "/api/v1/nodes/n"
+    assert paths.pods("t") == "/api/v1/namespaces/t/pods"
+    assert paths.pod("t", "p") == "/api/v1/namespaces/t/pods/p"
+    assert paths.events("t") == "/api/v1/namespaces/t/events"
+    assert paths.leases("t") == "/apis/coordination.k8s.io/v1/namespaces/t/leases"
+    assert paths.lease("t", "l") == "/apis/coordination.k8s.io/v1/namespaces/t/leases/l"
 
 
 def test_times_are_in_utc_whatever_the_zone() -> None:

@@ -116,6 +116,24 @@ async def test_an_expired_version_lists_again_and_tells_what_was_missed(expired:
     assert api.lists == 2
 
 
+async def test_a_long_collection_is_listed_page_by_page() -> None:
+    api, original = Api(), Api.handle
+    pages = {None: (["a", "b"], "t1"), "t1": (["c"], "t2"), "t2": (["d"], "")}
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            return await original(api, request)
+        api.requests.append(dict(request.query))
+        names, token = pages[request.query.get("continue")]
+        meta = {"resourceVersion": "7", **({"continue": token} if token else {})}
+        return web.json_response({"metadata": meta, "items": [pod(name, 1) for name in names]})
+
+    api.handle = handle  # type: ignore[method-assign]
+    assert await mirrored(api) == [("set", "a"), ("set", "b"), ("set", "c"), ("set", "d")]
+    assert (api.lists, api.watched_from) == (3, ["7"])
+    assert all(100 <= int(query["limit"]) <= 1000 for query in api.requests if "watch" not in query)
+
+
 async def test_a_silent_watch_is_opened_anew() -> None:
     api = Api()
     api.scripts = [["hang"]]

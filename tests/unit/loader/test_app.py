@@ -94,6 +94,8 @@ async def test_the_model_is_staged_loaded_and_told(
     await run(options)
     (requests,) = agent.staged
     assert requests[0].header.model_name == "net"
+    assert requests[0].header.digest == requests[-1].commit.digest
+    assert len(requests[-1].commit.digest) == 64
     assert [request.file.path for request in requests if request.HasField("file")] == ["1/model.py"]
     assert agent.loaded == ["net"]
     told = {record.getMessage(): record.__dict__["fields"] for record in caplog.records}

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -254,6 +255,19 @@ async def test_progress_is_told_now_and_then(
     await download(server, tmp_path / "f")
     told = [record.__dict__["fields"] for record in caplog.records if record.message == "downloading"]
     assert told == [{"have": "1 KiB", "of": "3 KiB"}, {"have": "3 KiB", "of": "3 KiB"}]
+
+
+async def test_progress_counts_what_came_before_a_break(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = itertools.count(100.0, 10.0)
+    monkeypatch.setattr(loader.download, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    caplog.set_level(logging.INFO, "loader.download")
+    server.script = ["cut", "whole"]
+    await download(server, tmp_path / "f")
+    told = [record.__dict__["fields"] for record in caplog.records if record.message == "downloading"]
+    assert {one["of"] for one in told} == {"250 KiB"}
+    assert told[-1]["have"] == "250 KiB"
 
 
 async def test_a_digest_is_held_against_what_came(server: Server, tmp_path: Path) -> None:

@@ -68,6 +68,12 @@ async def test_an_archive_is_unpacked_and_a_lone_file_put_in_its_place(tmp_path:
     assert (tmp_path / "m.onnx").exists()
 
 
+async def test_an_empty_archive_holds_no_model(tmp_path: Path, work: Path) -> None:
+    with tarfile.open(tmp_path / "m.tar", "w"):
+        pass
+    assert "holds no Triton model" in await refusal(f"file://{tmp_path}/m.tar", work)
+
+
 async def test_a_file_must_be_the_one_that_was_meant(tmp_path: Path, work: Path) -> None:
     (tmp_path / "m.pt").write_bytes(WEIGHTS)
     uri = f"file://{tmp_path}/m.pt"
