@@ -90,9 +90,10 @@ mutants: $(STAMP)
 h2spec: $(STAMP)
 	@scripts/h2spec $(BIN)/berth
 
+# What runs in the image is what was tested: development's versions bind the image's.
 lock: $(STAMP)
-	$(COMPILE) --output-file requirements/runtime.txt pyproject.toml
 	$(COMPILE) --extra local --extra dev --output-file requirements/dev.txt pyproject.toml
+	$(COMPILE) --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -10,16 +10,16 @@ import grpc
 import grpc.aio
 
 from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthenticated
-from agent.gpus import GpuReading
+from agent.gpus import GpuReading, GpusUnknown
 from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
-from agent.models import Model, Models, NameTaken
+from agent.models import Model, Models, NameTaken, OneModelOnly
 from agent.repository import Record, Repository
 from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import ModelName, parse_model_name
-from berth.contract.pod import ModelPod, PodRef
+from berth.contract.pod import ModelPod
 from berth.contract.report import Failure, ModelState
 from berth.kube.errors import KubeError
 from berth.runtime.logs import fields
@@ -44,14 +44,16 @@ _WATCH_REPEAT_SECONDS = 30.0
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (NotAllowed, grpc.StatusCode.PERMISSION_DENIED),
+    (OneModelOnly, grpc.StatusCode.PERMISSION_DENIED),
     (NotPlaced, grpc.StatusCode.FAILED_PRECONDITION),
     (NameTaken, grpc.StatusCode.ALREADY_EXISTS),
-    (TooLarge, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (TooLarge, grpc.StatusCode.OUT_OF_RANGE),
     (WrongDigest, grpc.StatusCode.DATA_LOSS),
     (BadStream, grpc.StatusCode.INVALID_ARGUMENT),
     (InvalidValue, grpc.StatusCode.INVALID_ARGUMENT),
     (TritonError, grpc.StatusCode.UNAVAILABLE),
     (KubeError, grpc.StatusCode.UNAVAILABLE),
+    (GpusUnknown, grpc.StatusCode.UNAVAILABLE),
     # A full or broken disk; the message is the system's.
     (OSError, grpc.StatusCode.RESOURCE_EXHAUSTED),
 )
@@ -106,10 +108,9 @@ class NodeAgentApi(NodeAgentServicer):
     async def WatchModel(  # noqa: N802
         self, request: pb.WatchModelRequest, context: Context
     ) -> AsyncIterator[pb.ModelStatus]:
-        ref, name = await self._answer("WatchModel", context, self._own(request.model_name, context))
+        model, name = await self._answer("WatchModel", context, self._own(request.model_name, context))
         async for _ in self._changes(until=None):
-            model = self._models.get(ref.uid)
-            if model is None or model.name != name:
+            if self._models.get(model.ref.uid) is not model or model.name != name:
                 return
             yield _status(model, self._access)
 
@@ -129,25 +130,31 @@ class NodeAgentApi(NodeAgentServicer):
         self._metrics.called(method, "OK")
         return answer
 
-    async def _own(self, text: str, context: Context) -> tuple[PodRef, ModelName]:
+    async def _own(self, text: str, context: Context) -> tuple[Model, ModelName]:
         """Authenticate and authorise. The name is checked last, so that strangers learn nothing by it."""
+        _, model, name = await self._caller(text, context)
+        return model, name
+
+    async def _caller(self, text: str, context: Context) -> tuple[ModelPod, Model, ModelName]:
         ref = await self._authenticator.pod_of(_metadata(context))
         pod = await self._guard.admit(ref)
         name = parse_model_name(text)
         if pod.model_name is not None and pod.model_name != name:
             raise NotAllowed(f"pod {ref} may use model {pod.model_name!r} only")
         self._models.see_pod(pod)
-        self._models.claim(ref.uid, name)
-        return ref, name
+        if pod.model_name is not None:
+            return pod, self._models.claim(ref.uid, name), name
+        return pod, self._models.own(ref.uid, name), name
 
     async def _stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:
-        ref = await self._authenticator.pod_of(_metadata(context))
+        await self._authenticator.pod_of(_metadata(context))
         header = await _next_part(requests, "header")
-        _, name = await self._own(header.header.model_name, context)
-        pod = self._placed(await self._guard.admit(ref))
+        pod, model, name = await self._caller(header.header.model_name, context)
+        self._placed(pod)
+        self._models.claim(pod.ref.uid, name)
         known = await asyncio.to_thread(self._repository.record, name)
         if known is not None and (known.pod.uid, known.digest, known.gpu) == (
-            ref.uid,
+            pod.ref.uid,
             header.header.digest,
             pod.gpu,
         ):
@@ -155,12 +162,12 @@ class NodeAgentApi(NodeAgentServicer):
         async with self._stage_slots:
             staged = await in_thread(self._repository.new_staging)
             try:
-                return await self._receive(requests, pod, name, staged)
+                return await self._receive(requests, pod, model, staged)
             finally:
                 await in_thread(self._repository.discard, staged)
 
     async def _receive(
-        self, requests: AsyncIterator[pb.StageRequest], pod: ModelPod, name: ModelName, staged: Path
+        self, requests: AsyncIterator[pb.StageRequest], pod: ModelPod, model: Model, staged: Path
     ) -> pb.StageResponse:
         files = StagedFiles(staged, max_bytes=self._max_model_bytes)
         try:
@@ -168,11 +175,14 @@ class NodeAgentApi(NodeAgentServicer):
         finally:
             files.close()
         assert pod.gpu is not None
-        record = Record(pod=pod.ref, model_id=pod.model_id, name=name, gpu=pod.gpu, digest=digest)
-        model = self._models.claim(pod.ref.uid, name)
+        assert model.name is not None
+        record = Record(pod=pod.ref, model_id=pod.model_id, name=model.name, gpu=pod.gpu, digest=digest)
         await self._lifecycle.publish(model, staged, record)
         self._metrics.staged(files.bytes)
-        log.info("model staged", extra=fields(model=name, pod=pod.ref, files=files.files, bytes=files.bytes))
+        log.info(
+            "model staged",
+            extra=fields(model=model.name, pod=pod.ref, files=files.files, bytes=files.bytes),
+        )
         return pb.StageResponse(digest=digest, files=files.files, bytes=files.bytes)
 
     async def _write_parts(self, requests: AsyncIterator[pb.StageRequest], files: StagedFiles) -> str:
@@ -188,31 +198,40 @@ class NodeAgentApi(NodeAgentServicer):
                     return await in_thread(files.commit, request.commit.digest)
 
     def _placed(self, pod: ModelPod) -> ModelPod:
-        """The binder's choice, looked at again: annotations can be written by others. Raises NotPlaced."""
+        """The binder's choice, looked at again: annotations can be written by others. A GPU is its UUID;
+        its index is of the time of the Binding. Raises NotPlaced, or GpusUnknown when nobody can tell."""
         if pod.gpu is None:
             raise NotPlaced(f"pod {pod.ref} has no GPU choice; is its schedulerName the binder's?")
         if pod.gpu.bytes != pod.request_bytes:
             raise NotPlaced(f"pod {pod.ref} asks for {pod.request_bytes} bytes but was given {pod.gpu.bytes}")
         if len(pod.gpu.gpus) != pod.gpu_count:
             raise NotPlaced(f"pod {pod.ref} asks for {pod.gpu_count} GPUs but was given {len(pod.gpu.gpus)}")
-        here = {(gpu.uuid, gpu.index) for gpu in self._readings()}
-        for gpu in pod.gpu.gpus:
-            if (gpu.uuid, gpu.index) not in here:
-                raise NotPlaced(f"pod {pod.ref} was given GPU {gpu.uuid}, which this node does not have")
+        here = {gpu.uuid for gpu in self._readings()}
+        for uuid in pod.gpu.uuids:
+            if uuid not in here:
+                # Another node may do: the binder goes by the model's state.
+                if model := self._models.get(pod.ref.uid):
+                    reason = f"GPU {uuid} is not on this node any more"
+                    self._models.set(model, ModelState.FAILED, reason, failure=Failure.TRANSIENT)
+                raise NotPlaced(f"pod {pod.ref} was given GPU {uuid}, which this node does not have")
         return pod
 
     async def _loadable(self, request: pb.LoadRequest, context: Context) -> Model:
-        ref, name = await self._own(request.model_name, context)
-        model = self._models.claim(ref.uid, name)
+        model, name = await self._own(request.model_name, context)
         staged = await self._is_staged(model)
         # What was staged is loaded without being asked, and a load that fails takes the files away
         # before it is over: to join it is to hear why.
-        if not staged and not self._lifecycle.is_loading(ref.uid) and model.state is not ModelState.FAILED:
+        if (
+            not staged
+            and not self._lifecycle.is_loading(model.ref.uid)
+            and model.state is not ModelState.FAILED
+        ):
             raise NotPlaced(f"model {name!r} has not been staged")
         return model
 
     async def _is_staged(self, model: Model) -> bool:
-        assert model.name is not None
+        if model.name is None:
+            return False
         record = await asyncio.to_thread(self._repository.record, model.name)
         return record is not None and record.pod.uid == model.ref.uid
 
@@ -225,7 +244,11 @@ class NodeAgentApi(NodeAgentServicer):
             await self._own(request.model_name, context)  # says why not, if it may not
             return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_UNLOADED)
         pod = await self._guard.current(ref)
-        if pod is not None and not pod.deleting and not pod.ended:
+        if pod is None:
+            self._models.lose_pod(ref.uid)
+        elif self._models.get(ref.uid) is model:
+            self._models.see_pod(pod)
+        if model.is_wanted:
             return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_KEPT)
         await asyncio.shield(self._lifecycle.start_unload(name))
         return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_UNLOADED)

@@ -18,12 +18,13 @@ from agent.metrics import AgentMetrics
 from agent.mock_gpus import MockGpus
 from agent.models import Models
 from agent.nvml import NvmlGpus, NvmlMissing
+from agent.pulse import Pulse
 from agent.reconcile import Reconciler
-from agent.report import Reporter
+from agent.report import Reporter, last_report
 from agent.repository import Repository, RepositoryUnusable
 from berth.contract.errors import InvalidPod, InvalidValue
 from berth.contract.ids import NodeName, PodUid
-from berth.contract.keys import agent_lease_name
+from berth.contract.keys import agent_lease_name, agent_lease_namespace
 from berth.contract.pod import is_model_pod, parse_model_pod
 from berth.contract.report import NodeReport, TritonReport
 from berth.kube import paths
@@ -49,6 +50,8 @@ _DRAIN_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0
 # In heartbeats: an annotation that somebody has damaged is mended after this time.
 _VERIFY_EVERY = 3
+# A driver that is busy takes seconds; a call that has been away for so long does not come back.
+_HANG_SECONDS = 120.0
 
 
 def run(argv: Sequence[str]) -> int:
@@ -70,12 +73,10 @@ async def main(options: AgentOptions, stop: asyncio.Event) -> None:
         open_admin(options.triton_grpc, keys or TritonKeys("none", "none")) as triton,
     ):
         node = paths.node(options.node_name)
-        await require_reachable(client, what_for=f"--node-name {options.node_name}", path=node)
+        found = await require_reachable(client, what_for=f"--node-name {options.node_name}", path=node)
+        if (said := last_report(found, options.key_prefix)) is not None:
+            models.remember(said)
         await _run(_Parts(options, client, triton, repository, models, gpus, keys), stop)
-
-
-class Stalled(Exception):
-    """A loop of the agent makes no progress; its node must not look alive."""
 
 
 class _Parts:
@@ -126,12 +127,19 @@ class _Parts:
             params={"fieldSelector": f"spec.nodeName={self.node}"},
             on_change=self._on_pod,
         )
-        self.heartbeat = Heartbeat(
+        heartbeat = Heartbeat(
             client,
-            namespace=options.system_namespace,
+            namespace=agent_lease_namespace(options.system_namespace),
             name=agent_lease_name(self.node),
             holder=self.node,
+            node=self.node,
             duration_seconds=round(4 * options.heartbeat_seconds),
+        )
+        self.pulse = Pulse(
+            heartbeat,
+            self.reporter,
+            keys=options.key_prefix,
+            patience_seconds=4 * options.heartbeat_seconds,
         )
         self.api = NodeAgentApi(
             authenticator=_authenticator(options.auth, client),
@@ -139,14 +147,13 @@ class _Parts:
             models=models,
             repository=repository,
             lifecycle=self.lifecycle,
-            readings=lambda: gpus.readings,
+            readings=gpus.listed,
             access=make_access(
                 host=options.pod_host, http=options.triton_http, grpc_=options.triton_grpc, keys=keys
             ),
             metrics=self.metrics,
             max_model_bytes=options.max_model_bytes,
         )
-        self._passed: dict[str, float] = {}
 
     def build_report(self) -> NodeReport:
         """The node as it is now."""
@@ -173,7 +180,14 @@ class _Parts:
             return "the node's pods are not known yet"
         if self.reconciler.triton_version is None:
             return "Triton does not answer"
+        if self.reporter.trouble:
+            return f"the report cannot be written: {self.reporter.trouble}"
         return None if self.reporter.has_written else "no report has been written"
+
+    def not_alive(self) -> str | None:
+        """Why the agent must be started anew, for `/livez`."""
+        seconds = self.gpus.hanging_seconds
+        return f"NVML has not answered for {seconds:.0f} s" if seconds > _HANG_SECONDS else None
 
     async def look_at_gpus(self) -> None:
         await self.gpus.refresh()
@@ -183,30 +197,22 @@ class _Parts:
         await self.reconciler.step()
         if self.gpus.residency != self.models.residency:
             await self.look_at_gpus()
-        self._alive("reconcile")
+        self.pulse.alive("reconcile")
 
     async def report(self) -> None:
-        await self.reporter.step()
-        self._alive("report")
-
-    async def beat(self) -> None:
-        """The heartbeat says that the agent does its work, not only that its process is there."""
-        late = [name for name, at in self._passed.items() if _now() - at > 4 * self.options.heartbeat_seconds]
-        if late or not self.reporter.has_written:
-            raise Stalled(f"no heartbeat while these do not work: {', '.join(late) or 'report'}")
-        await self.heartbeat.beat()
+        try:
+            await self.reporter.step()
+        finally:
+            self.pulse.alive("report")  # also where it may not write: the heartbeat says so
 
     def count_error(self, loop: str) -> Callable[[Exception], None]:
         def count(error: Exception) -> None:
             self.metrics.loop_failed(loop)
             if isinstance(error, TritonError):
-                self._alive(loop)  # the loop works; it is Triton that does not, and the report says so
+                self.pulse.alive(loop)  # the loop works; it is Triton that does not, and the report says so
                 self.reporter.wake.set()
 
         return count
-
-    def _alive(self, loop: str) -> None:
-        self._passed[loop] = _now()
 
     def _capabilities(self) -> tuple[str, ...]:
         base = self.options.capabilities or self._backends or DEFAULT_CAPABILITIES
@@ -227,7 +233,12 @@ async def _run(parts: _Parts, stop: asyncio.Event) -> None:
     options = parts.options
     await parts.gpus.refresh()
     await parts.reconciler.adopt_repository()
-    admin = AdminServer(options.admin_listen, not_ready=parts.not_ready, registry=parts.registry)
+    admin = AdminServer(
+        options.admin_listen,
+        not_ready=parts.not_ready,
+        not_alive=parts.not_alive,
+        registry=parts.registry,
+    )
     async with admin, supervise() as tasks:
         tasks.eternal("pods", parts.pods.run())
         tasks.eternal("events", parts.events.run())
@@ -251,7 +262,7 @@ def _start_loops(parts: _Parts, tasks: Supervisor, changes: asyncio.Event) -> No
         ("gpus", parts.look_at_gpus, poll, None),
         ("reconcile", parts.reconcile, poll, changes),
         ("report", parts.report, poll, parts.reporter.wake),
-        ("heartbeat", parts.beat, options.heartbeat_seconds, None),
+        ("heartbeat", parts.pulse.beat, options.heartbeat_seconds, parts.reporter.trouble_changed),
         ("verify", parts.reporter.verify, _VERIFY_EVERY * options.heartbeat_seconds, None),
     )
     for name, step, interval, wake in loops:
@@ -282,10 +293,6 @@ async def _bounded(work: Awaitable[None], *, seconds: float) -> None:
             await work
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 def _authenticator(kind: str, client: KubeClient) -> Authenticator:
     if kind == "token":
         return TokenAuthenticator(client)
@@ -314,19 +321,14 @@ def _gpus(choice: str, models: Models) -> Gpus:
             raise ConfigError(f"--nvml: {error}") from error
     if choice == "none":
         return NoGpus()
-    if choice in ("auto", "nvml"):
-        return _real_gpus(required=choice == "nvml")
-    raise ConfigError(f"--nvml: {choice!r} is not one of auto, nvml, none, mock:FILE")
-
-
-def _real_gpus(*, required: bool) -> Gpus:
-    try:
-        return NvmlGpus.open()
-    except NvmlMissing as error:
-        if required:
+    if choice == "auto":
+        return NvmlGpus()  # without a driver its facts are unknown, and the node takes no models
+    if choice == "nvml":
+        try:
+            return NvmlGpus.open()
+        except NvmlMissing as error:
             raise CannotStart(f"--nvml nvml: {error}") from error
-        log.warning("no GPU facts: this node takes no models", extra=fields(reason=error))
-        return NoGpus()
+    raise ConfigError(f"--nvml: {choice!r} is not one of auto, nvml, none, mock:FILE")
 
 
 def _backends(directory: Path | None) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ class AgentOptions(KubeOptions):
 
     node_name: str = opt.option("the node that this agent speaks for", metavar="NAME")
     nvml: str = opt.option(
-        "where GPU facts come from: nvml, none, mock:FILE (a YAML scenario), or auto (nvml if it is there)",
+        "where GPU facts come from: nvml, none, mock:FILE (a YAML scenario), or auto (nvml once it is there)",
         default="auto",
         metavar="auto|nvml|none|mock:FILE",
     )

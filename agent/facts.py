@@ -1,10 +1,11 @@
 """The node's GPU facts as the report needs them: the last reading, and what of it is foreign."""
 
 import logging
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from agent.gpus import GpuReading, Gpus, GpusUnknown
+from agent.gpus import GpuReading, Gpus, GpusHang, GpusUnknown
 from agent.models import Models
 from berth.contract.ids import GpuUuid
 from berth.contract.report import GpuReport
@@ -19,14 +20,17 @@ HYSTERESIS_BYTES = 16 * 1024**2
 class GpuFacts:
     """Readings of one port. After a failure the GPUs that are known stay listed, as unknown."""
 
-    def __init__(self, port: Gpus, residency: Callable[[], int]) -> None:
-        self._port = port
+    def __init__(
+        self, port: Gpus, residency: Callable[[], int], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._port, self._clock = port, clock
         self.instance_kind = port.instance_kind
         self.readings: tuple[GpuReading, ...] = ()
         # `Models.residency` when the readings were begun.
         self.residency = -1
         self._residency_now = residency
         self._trouble = ""
+        self._hanging_since: float | None = None
 
     async def read_now(self) -> tuple[GpuReading, ...]:
         """A fresh reading. Raises GpusUnknown."""
@@ -35,10 +39,21 @@ class GpuFacts:
             self.readings = await self._port.read()
             self.residency = begun
         except GpusUnknown as error:
-            self._note(str(error))
+            self._note(str(error), hangs=isinstance(error, GpusHang))
             raise
         self._note("")
         return self.readings
+
+    def listed(self) -> tuple[GpuReading, ...]:
+        """The GPUs that are known to be here. Raises GpusUnknown while none has ever been seen."""
+        if self._trouble and not self.readings:
+            raise GpusUnknown(self._trouble)
+        return self.readings
+
+    @property
+    def hanging_seconds(self) -> float:
+        """For how long every reading has been waiting for the same call."""
+        return 0.0 if self._hanging_since is None else self._clock() - self._hanging_since
 
     async def refresh(self) -> None:
         """A fresh reading, or all facts unknown."""
@@ -47,8 +62,12 @@ class GpuFacts:
         except GpusUnknown as error:
             self.readings = tuple(_unknown(reading, str(error)) for reading in self.readings)
 
-    def _note(self, trouble: str) -> None:
+    def _note(self, trouble: str, *, hangs: bool = False) -> None:
         """Say it once, when it changes."""
+        if not hangs:
+            self._hanging_since = None
+        elif self._hanging_since is None:
+            self._hanging_since = self._clock()
         if trouble != self._trouble:
             log.log(
                 logging.WARNING if trouble else logging.INFO,

@@ -1,18 +1,30 @@
 """The port to GPU facts, and the implementation for nodes without any."""
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from berth.contract.ids import GpuUuid
+
+# What NVML's figures move by when nothing of ours happens.
+_NOISE_BYTES = 64 * 1024**2
 
 
 class GpusUnknown(Exception):
     """No GPU facts can be had now: NVML hangs, its driver is gone, or the scenario is unreadable."""
 
 
+class GpusHang(GpusUnknown):
+    """A call that has not returned, and none else can be made meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU at one moment. None where NVML gives no figure; `reason` says why it is not healthy."""
+    """One GPU at one moment. None where NVML gives no figure; `reason` says why it is not healthy.
+
+    `index` is NVML's and may change with every start of the machine. `in_cuda`: CUDA counts it, which
+    it does neither with a GPU that is lost nor with one that has MIG on.
+    """
 
     uuid: GpuUuid
     index: int
@@ -22,6 +34,35 @@ class GpuReading:
     utilization: float | None  # 0 to 1
     healthy: bool = True
     reason: str = ""
+    bus_id: str = ""
+    in_cuda: bool = True
+
+
+def cuda_ordinals(readings: Iterable[GpuReading]) -> dict[GpuUuid, int]:
+    """The number by which CUDA, and so Triton, calls each GPU under CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    seen = sorted((gpu for gpu in readings if gpu.in_cuda), key=lambda gpu: (gpu.bus_id, gpu.index))
+    return {gpu.uuid: ordinal for ordinal, gpu in enumerate(seen)}
+
+
+def grown_instead(
+    before: Mapping[GpuUuid, int],
+    after: Mapping[GpuUuid, int],
+    *,
+    chosen: Collection[GpuUuid],
+    others: Collection[GpuUuid],
+    least_bytes: int,
+) -> GpuUuid | None:
+    """The GPU that a load went to if it was not a chosen one: none of those grew, and this one did, by
+    `least_bytes` or more. None where that cannot be told. `before`, `after`: bytes in use."""
+
+    def growth(gpu: GpuUuid) -> int:
+        return after[gpu] - before[gpu]
+
+    known = before.keys() & after.keys()
+    if not known.issuperset(chosen) or any(growth(gpu) > 0 for gpu in chosen):
+        return None
+    grown = [gpu for gpu in known.intersection(others) if growth(gpu) >= max(least_bytes, _NOISE_BYTES)]
+    return max(grown, key=growth, default=None)
 
 
 class Gpus(Protocol):

@@ -11,7 +11,7 @@ from berth.runtime import options as opt
 from berth.runtime.errors import CannotStart
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process
-from berth.triton.keys import TritonKeys
+from berth.triton.keys import TritonKeys, write_secret
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,4 @@ def make_keys(directory: Path) -> None:
     except InvalidValue:
         keys = TritonKeys.generate()
         keys.write(directory)
-    flags = directory / FLAGS_FILE
-    flags.unlink(missing_ok=True)
-    flags.touch(mode=0o440)
-    flags.chmod(0o600)
-    flags.write_text("\n".join(keys.server_flags()) + "\n")
-    flags.chmod(0o440)
+    write_secret(directory / FLAGS_FILE, "\n".join(keys.server_flags()) + "\n")

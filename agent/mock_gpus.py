@@ -100,7 +100,15 @@ class MockGpus:
     def _reading(self, index: int, gpu: MockGpu) -> GpuReading:
         if gpu.lost:
             return GpuReading(
-                gpu.uuid, index, gpu.product, None, None, None, healthy=False, reason="GPU is lost"
+                gpu.uuid,
+                index,
+                gpu.product,
+                None,
+                None,
+                None,
+                healthy=False,
+                reason="GPU is lost",
+                in_cuda=False,
             )
         taken = sum(self._scenario.taken_by(model) for model in self._residents() if model.gpu == gpu.uuid)
         reason = "MIGEnabled" if gpu.mig else gpu.error
@@ -113,6 +121,7 @@ class MockGpus:
             utilization=gpu.utilization,
             healthy=not reason,
             reason=reason,
+            in_cuda=not gpu.mig,
         )
 
 

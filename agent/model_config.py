@@ -5,6 +5,7 @@ is always given. Ensembles and repository agents are refused: they name other mo
 and whose those are nobody could check.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ def load_config(directory: Path, name: ModelName, *, gpu: GpuChoice, kind: str) 
     # A name would have to equal the directory's, which the agent has chosen.
     config.name = name
     return {**json_format.MessageToDict(config, preserving_proto_field_name=True), "instance_group": [group]}
+
+
+def pinned(config: Mapping[str, Any], ordinals: Sequence[int]) -> dict[str, Any]:
+    """`config` with CUDA's numbers of now for its GPUs, instead of the indexes of the time of the choice."""
+    (group,) = config["instance_group"]
+    if "gpus" not in group:
+        return dict(config)
+    return {**config, "instance_group": [{**group, "gpus": list(ordinals)}]}
 
 
 def _read(path: Path) -> model_config_pb2.ModelConfig:

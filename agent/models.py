@@ -9,7 +9,7 @@ from agent.repository import Record
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.pod import ModelPod, PodRef
-from berth.contract.report import Failure, ModelReport, ModelState
+from berth.contract.report import Failure, ModelReport, ModelState, NodeReport
 
 
 @dataclass(slots=True)
@@ -29,6 +29,13 @@ class Model:
     measured_bytes: int | None = None
     # Triton holds it: its memory is taken. Changed by `Models.set_resident` only.
     resident: bool = False
+    # An earlier agent has reported it as served: no loader will stage it for this pod again.
+    has_served: bool = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Its pod goes on living here."""
+        return self.pod_lives and not self.deleting
 
     def report(self) -> ModelReport:
         return ModelReport(
@@ -51,6 +58,10 @@ class NameTaken(Exception):
     """Another pod's model has this name on this node."""
 
 
+class OneModelOnly(Exception):
+    """The pod has a model, and asks for another: a pod is one model."""
+
+
 class Models:
     """The table, and how others learn that it has changed."""
 
@@ -60,6 +71,7 @@ class Models:
         # Grows whenever a model comes to or leaves Triton: a GPU reading says nothing of what is
         # foreign unless it was taken since.
         self.residency = 0
+        self._served_before: frozenset[PodUid] = frozenset()
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._by_pod.values())
@@ -70,11 +82,17 @@ class Models:
     def named(self, name: ModelName) -> Model | None:
         return next((model for model in self if model.name == name), None)
 
+    def remember(self, report: NodeReport) -> None:
+        """What this node's agent said before it was started anew, for the pods that will be seen."""
+        told = (ModelState.READY, ModelState.LOST)
+        self._served_before = frozenset(one.pod_uid for one in report.models if one.state in told)
+
     def see_pod(self, pod: ModelPod) -> None:
         """Take a pod that is bound to this node."""
         model = self._by_pod.get(pod.ref.uid)
         if model is None:
             model = Model(pod.ref, pod.model_id, self._free_name(pod), pod.gpu, pod.request_bytes)
+            model.has_served = pod.ref.uid in self._served_before
             self._by_pod[pod.ref.uid] = model
             self.touch()
         model.gpu = model.gpu or pod.gpu
@@ -103,13 +121,21 @@ class Models:
         return model
 
     def claim(self, uid: PodUid, name: ModelName) -> Model:
-        """Give an anonymous pod's model its name. Raises NameTaken."""
-        model, holder = self._by_pod[uid], self.named(name)
+        """Give a pod's model its name, which an anonymous pod chooses by the first that it stages; it
+        keeps it. Raises OneModelOnly or NameTaken."""
+        model, holder = self.own(uid, name), self.named(name)
         if holder is not None and holder is not model:
             raise NameTaken(f"model {name!r} on this node belongs to pod {holder.ref}")
         if model.name is None:
             model.name = name
             self.touch()
+        return model
+
+    def own(self, uid: PodUid, name: ModelName) -> Model:
+        """The pod's model, which has this name or none yet. Raises OneModelOnly."""
+        model = self._by_pod[uid]
+        if model.name not in (None, name):
+            raise OneModelOnly(f"pod {model.ref} has model {model.name!r}; it cannot have {name!r} as well")
         return model
 
     def set(

@@ -1,17 +1,19 @@
 """GPU facts from NVML. The only file that imports pynvml.
 
 NVML blocks, and hangs when a driver does: every reading runs in one worker thread and is waited for
-with a bound. While a call hangs, no other is begun; the facts are unknown.
+with a bound. While a call hangs, no other is begun; the facts are unknown. Where NVML gives nothing at
+all it is opened anew for the next reading: a driver may come late, and may be loaded again.
 """
 
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pynvml
 
-from agent.gpus import GpuReading, GpusUnknown
+from agent.gpus import GpuReading, GpusHang, GpusUnknown
 from berth.contract.ids import GpuUuid
 from berth.runtime.logs import fields
 
@@ -26,7 +28,7 @@ class NvmlMissing(Exception):
 
 
 class NvmlGpus:
-    """The real GPUs. `open()` raises NvmlMissing."""
+    """The real GPUs, as soon as their driver is there."""
 
     instance_kind = "KIND_GPU"
 
@@ -35,14 +37,17 @@ class NvmlGpus:
         self._running: asyncio.Future[tuple[GpuReading, ...]] | None = None
         # What a GPU was when it last answered: a lost GPU stays in the report under its own name.
         self._known: dict[int, tuple[GpuUuid, str]] = {}
+        self._is_open = False
 
     @classmethod
     def open(cls) -> "NvmlGpus":
+        """With a driver that is there now. Raises NvmlMissing."""
+        gpus = cls()
         try:
-            pynvml.nvmlInit()
+            gpus._require_open()
         except pynvml.NVMLError as error:
             raise NvmlMissing(f"NVML: {error}") from error
-        return cls()
+        return gpus
 
     async def read(self) -> tuple[GpuReading, ...]:
         if self._running is None or self._running.done():
@@ -52,12 +57,30 @@ class NvmlGpus:
             async with asyncio.timeout(READ_TIMEOUT_SECONDS):
                 return await asyncio.shield(self._running)
         except TimeoutError:
-            raise GpusUnknown(f"NVML has not answered for {READ_TIMEOUT_SECONDS:g} s") from None
+            raise GpusHang(f"NVML has not answered for {READ_TIMEOUT_SECONDS:g} s") from None
         except pynvml.NVMLError as error:
             raise GpusUnknown(f"NVML: {error}") from error
 
     def _read_all(self) -> tuple[GpuReading, ...]:
-        return tuple(self._read_one(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        self._require_open()
+        try:
+            readings = tuple(self._read_one(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        except pynvml.NVMLError:
+            self._close()
+            raise
+        if all(reading.total_bytes is None for reading in readings):
+            self._close()
+        return readings
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            pynvml.nvmlInit()
+            self._is_open = True
+
+    def _close(self) -> None:
+        self._is_open = False
+        with suppress(pynvml.NVMLError):  # of a driver that is gone
+            pynvml.nvmlShutdown()
 
     def _read_one(self, index: int) -> GpuReading:
         """One GPU; its error is its own and hides no other GPU."""
@@ -68,7 +91,10 @@ class NvmlGpus:
         except pynvml.NVMLError as error:
             log.debug("gpu not readable", extra=fields(index=index, error=error))
             uuid, product = self._known.get(index, (GpuUuid(f"unknown-{index}"), ""))
-            return GpuReading(uuid, index, product, None, None, None, healthy=False, reason=f"NVML: {error}")
+            trouble = f"NVML: {error}"
+            return GpuReading(
+                uuid, index, product, None, None, None, healthy=False, reason=trouble, in_cuda=False
+            )
 
     def _healthy(self, index: int, handle: Any) -> GpuReading:
         uuid, product = self._known[index]
@@ -86,6 +112,8 @@ class NvmlGpus:
             utilization=None if rates is None else rates.gpu / 100,
             healthy=not split,
             reason=_MIG_REASON if split else "",
+            bus_id=_text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+            in_cuda=not split,
         )
 
 
@@ -95,3 +123,8 @@ def _optional(call: Any, handle: Any) -> Any:
         return call(handle)
     except pynvml.NVMLError_NotSupported:
         return None
+
+
+def _text(value: str | bytes) -> str:
+    """A string field of one of NVML's structures."""
+    return value if isinstance(value, str) else value.decode()

@@ -6,14 +6,15 @@ after every change and every few seconds and carries the actions out.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent.lifecycle import Lifecycle
 from agent.models import Model, Models
 from agent.repository import Record, Repository
 from berth.contract.ids import ModelName, PodUid
-from berth.contract.report import ModelState
+from berth.contract.report import Failure, ModelState
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.triton.admin import GONE, IndexEntry, IndexState, TritonAdmin
@@ -21,7 +22,7 @@ from berth.triton.errors import TritonError
 
 log = logging.getLogger(__name__)
 
-# Between tries to load again what has served before and then failed.
+# Between tries to load again what has failed and may not be at fault. The binder may replace the pod first.
 _RETRY_INITIAL_SECONDS, _RETRY_CAP_SECONDS = 15.0, 300.0
 
 
@@ -44,30 +45,38 @@ def plan(
 
     - a directory, or a model in Triton, that belongs to no living pod is an orphan: unload it;
     - a living pod's staged model that Triton does not serve is to be loaded (again);
-    - a living pod whose model was staged and has no files any more has lost it;
+    - a living pod whose model was staged, or has served under an earlier agent, and has no files any
+      more has lost it;
     - a pod that is gone and has neither files nor a model in Triton is forgotten.
     """
-    owners = {name: record.pod.uid for name, record in records.items() if record is not None}
+    owners = {
+        name: model
+        for name, record in records.items()
+        if record is not None and (model := models.get(record.pod.uid)) and model.name == name
+    }
     orphans = {
         name
         for name in {*records, *(name for name, entry in index.items() if not entry.is_gone)}
-        if not _lives(models.get(owners.get(name, PodUid(""))))
+        if name not in owners or not owners[name].pod_lives
     }
-    held = set(owners.values())
+    held = {model.ref.uid for model in owners.values()}
     load, lost, forget = [], [], []
     for uid, model in models.items():
         if uid in held:
-            if _lives(model) and _wants_load(model, index):
+            if model.pod_lives and _wants_load(model, index):
                 load.append(uid)
         elif not model.pod_lives:
             forget.append(uid)
-        elif model.state in (ModelState.STAGED, ModelState.LOADING, ModelState.READY):
+        elif _has_lost(model):
             lost.append(uid)
     return Plan(tuple(sorted(orphans)), tuple(load), tuple(lost), tuple(forget))
 
 
-def _lives(model: Model | None) -> bool:
-    return model is not None and model.pod_lives
+def _has_lost(model: Model) -> bool:
+    """Of a living pod's model without files: it had some."""
+    if model.state in (ModelState.STAGED, ModelState.LOADING, ModelState.READY):
+        return True
+    return model.state is ModelState.PENDING and model.has_served and not model.deleting
 
 
 def _wants_load(model: Model, index: Mapping[ModelName, IndexEntry]) -> bool:
@@ -81,8 +90,15 @@ class Reconciler:
     """Carries out plans. `step()` is one pass."""
 
     def __init__(
-        self, *, models: Models, repository: Repository, triton: TritonAdmin, lifecycle: Lifecycle
+        self,
+        *,
+        models: Models,
+        repository: Repository,
+        triton: TritonAdmin,
+        lifecycle: Lifecycle,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._models, self._repository = models, repository
         self._triton, self._lifecycle = triton, lifecycle
         self._retries: dict[PodUid, tuple[Backoff, float]] = {}
@@ -115,9 +131,11 @@ class Reconciler:
             if model.name is None or self._lifecycle.is_loading(model.ref.uid):
                 continue
             self._models.set_resident(model, not index.get(model.name, GONE).is_gone)
-            if model.state is ModelState.READY and not model.resident:
-                # Triton has restarted: the memory is free, and the model is about to be loaded again.
-                self._models.set(model, ModelState.STAGED, "Triton does not serve it")
+            if model.state is ModelState.READY:
+                self._retries.pop(model.ref.uid, None)
+                if not model.resident:
+                    # Triton has restarted: the memory is free, and the model is about to be loaded again.
+                    self._models.set(model, ModelState.STAGED, "Triton does not serve it")
 
     async def _carry_out(self, todo: Plan) -> None:
         for uid in todo.forget:
@@ -126,7 +144,7 @@ class Reconciler:
             self._retries.pop(uid, None)
         for uid in todo.lost:
             if (model := self._models.get(uid)) and not self._lifecycle.is_loading(uid):
-                self._models.set(model, ModelState.LOST, "the model's files are gone from the node")
+                await self._lifecycle.lose(model)
         for uid in todo.load:
             if (model := self._models.get(uid)) and self._may_load(model):
                 self._lifecycle.start_load(model)
@@ -134,22 +152,26 @@ class Reconciler:
             self._lifecycle.start_unload(name).add_done_callback(_log_failure)
 
     def _may_load(self, model: Model) -> bool:
-        """Not while it is being loaded, and after a failure only when its pause is over."""
+        """Not while it is being loaded, and after a failure only when its pause is over. What is at fault
+        itself is not tried again before other files are staged."""
         uid = model.ref.uid
         if self._lifecycle.is_loading(uid) or model.state is ModelState.UNLOADING:
             return False
         if model.state is not ModelState.FAILED:
-            if model.state is ModelState.READY:
-                self._retries.pop(uid, None)
             return True
-        now = asyncio.get_running_loop().time()
-        backoff, due = self._retries.get(uid) or (
-            Backoff(initial_seconds=_RETRY_INITIAL_SECONDS, cap_seconds=_RETRY_CAP_SECONDS),
-            0.0,
-        )
-        if due == 0.0 or now >= due:
+        if model.failure is Failure.INVALID_MODEL:
+            return False
+        now = self._clock()
+        retry = self._retries.get(uid)
+        if retry is None:
+            backoff = Backoff(initial_seconds=_RETRY_INITIAL_SECONDS, cap_seconds=_RETRY_CAP_SECONDS)
             self._retries[uid] = (backoff, now + backoff.next())
-        return due != 0.0 and now >= due
+            return False
+        backoff, due = retry
+        if now < due:
+            return False
+        self._retries[uid] = (backoff, now + backoff.next())
+        return True
 
 
 def _log_failure(unload: "asyncio.Task[None]") -> None:

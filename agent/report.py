@@ -1,4 +1,8 @@
-"""Publishes the node's report: four annotations, written only when their content has changed."""
+"""Publishes the node's report: four annotations, written only when their content has changed.
+
+Where it cannot be written, the agent's heartbeat says that what stands on the node is not the current
+report, and nobody places anything by it (`trouble`, `told`).
+"""
 
 import asyncio
 import logging
@@ -8,11 +12,13 @@ from datetime import datetime
 
 from agent.gpus import GpuReading
 from agent.metrics import AgentMetrics
+from berth.contract.errors import ReportTooLarge, UnreadableReport
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.report import NodeReport
 from berth.kube import paths
-from berth.kube.client import KubeClient
+from berth.kube.client import JsonObject, KubeClient
+from berth.kube.errors import KubeError
 from berth.kube.times import rfc3339, utc_now
 from berth.runtime.logs import fields
 
@@ -45,21 +51,42 @@ class Reporter:
         self._written: NodeReport | None = None
         self._news = asyncio.Event()
         self.wake = asyncio.Event()
+        self.trouble = ""
+        """Why the report could not be written; empty where what stands on the node is current."""
+        self.trouble_changed = asyncio.Event()
+        self._told_behind = False
 
     @property
     def has_written(self) -> bool:
         return self._written is not None
 
     async def covers(self, uid: PodUid) -> None:
-        """Return once a report that lists this pod's model stands on the node. Raises TimeoutError."""
+        """Return once a report that lists this pod's model stands on the node, or once it is said that
+        none can be written, for then no pod is placed here. Raises TimeoutError."""
         async with asyncio.timeout(COVER_TIMEOUT_SECONDS):
-            while self._written is None or self._written.model_of(uid) is None:
+            while not self._is_listed(uid) and not (self._told_behind and self.trouble):
                 news = self._news
                 self.wake.set()
                 await news.wait()
 
+    def _is_listed(self, uid: PodUid) -> bool:
+        return self._written is not None and self._written.model_of(uid) is not None
+
+    def told(self, trouble: str) -> None:
+        """The heartbeat has said whether the report on the node is current."""
+        self._told_behind = bool(trouble)
+        self._tell()
+
     async def step(self) -> None:
-        """One pass. Raises KubeError."""
+        """One pass. Raises KubeError or ReportTooLarge."""
+        try:
+            await self._write_news()
+        except (KubeError, ReportTooLarge) as error:
+            self._set_trouble(str(error))
+            raise
+        self._set_trouble("")
+
+    async def _write_news(self) -> None:
         report, gauges = self._build(), gauge_annotations(self._readings(), self._keys)
         if report == self._content_written() and not self._gauges_due(gauges):
             return
@@ -99,9 +126,24 @@ class Reporter:
             return False
         return (self._now() - self._gauges_at).total_seconds() >= GAUGES_EVERY_SECONDS
 
+    def _set_trouble(self, trouble: str) -> None:
+        changed, self.trouble = bool(trouble) != bool(self.trouble), trouble
+        if changed:
+            self.trouble_changed.set()
+
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+
+def last_report(node: JsonObject, keys: Keys) -> NodeReport | None:
+    """What this node's agent said last; None if that cannot be read."""
+    text = (node["metadata"].get("annotations") or {}).get(keys.report)
+    try:
+        return None if text is None else NodeReport.decode(text)
+    except UnreadableReport as error:
+        log.warning("the last report cannot be read", extra=fields(error=error))
+        return None
 
 
 def node_total(report: NodeReport) -> str | None:

@@ -7,6 +7,7 @@
 A directory without a readable record is nobody's. Everything here blocks: call it from a thread.
 """
 
+import errno
 import json
 import os
 import secrets
@@ -23,6 +24,10 @@ from berth.contract.pod import PodRef
 
 RECORD_FILE = ".berth.json"
 _VERSION = 1
+# There is no file of ours, whatever there is.
+_NO_RECORD = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.ENAMETOOLONG}
+)
 
 
 class RepositoryUnusable(Exception):
@@ -108,11 +113,16 @@ class Repository:
         return {ModelName(entry.name): self.record(ModelName(entry.name)) for entry in self._entries()}
 
     def record(self, name: ModelName) -> Record | None:
-        """The record of one directory, if it is there and speaks of this directory."""
+        """The record of one directory, if it is there and speaks of this directory. Raises OSError where
+        it cannot be read now, which says nothing of whose it is."""
         try:
             record = Record.decode((self.models / name / RECORD_FILE).read_text())
-        except (OSError, InvalidValue, UnicodeDecodeError):
+        except (InvalidValue, UnicodeDecodeError):
             return None
+        except OSError as error:
+            if error.errno in _NO_RECORD:
+                return None
+            raise
         return record if record.name == name else None
 
     def directory(self, name: ModelName) -> Path:

@@ -39,7 +39,7 @@ def check_path(path: str, *, after: str | None) -> None:
         raise BadStream(f"path {path!r} must be relative and without empty, '.', '..' or backslash parts")
     if any(len(part.encode("utf-8", "surrogatepass")) > PART_BYTES for part in parts):
         raise BadStream(f"path {path[:80]!r}… has a part of more than {PART_BYTES} bytes")
-    if parts[-1].startswith(RECORD_FILE):
+    if any(part.startswith(RECORD_FILE) for part in parts):
         raise BadStream(f"path {path!r} is the agent's own")
     if after is not None and encoded <= after.encode("utf-8", "surrogatepass"):
         raise BadStream(f"path {path!r} does not come after {after!r}; send files in ascending order")

@@ -12,7 +12,7 @@ COMMANDS = {
     "loader": ("loader.app", "bring a model's files to the agent and wait until it serves"),
     "proxy": ("proxy.app", "the door to one model: REST and gRPC, isolated and limited"),
     "top": ("binder.top", "GPUs, models, requested and measured memory of the cluster"),
-    "why": ("binder.why", "why a pod is pending, node by node and GPU by GPU"),
+    "why": ("binder.why", "why a pod is pending or does not serve yet, and what comes next"),
     "would-fit": ("binder.would_fit", "whether a pod that does not exist yet would find a place, and where"),
     "demo": ("localcluster.demo", "the whole story on one machine"),
     "keys": ("agent.keys", "make the keys that close a node's Triton to everyone but Berth"),

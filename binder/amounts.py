@@ -9,7 +9,7 @@ from typing import Any
 
 from berth.contract.errors import InvalidPod, InvalidValue
 from berth.contract.keys import Keys
-from berth.contract.quantity import ceil_units
+from berth.contract.quantity import MOST, ceil_units
 
 JsonObject = Mapping[str, Any]
 Amounts = Mapping[str, int]
@@ -21,8 +21,8 @@ _POD_LEVEL = ("cpu", "memory", "hugepages-")
 
 def pod_amounts(pod: JsonObject, keys: Keys) -> dict[str, int]:
     """GPU memory aside: CPU in milli-cores, the rest in units; at its peak, by Kubernetes' rule for
-    init containers and sidecars; one of `pods`. A pod that is being resized in place takes the most
-    of what it asks for, was given and has.
+    init containers and sidecars; one of `pods`; MOST at most of anything. A pod that is being resized in
+    place takes the most of what it asks for, was given and has.
 
     Raises InvalidPod.
     """
@@ -42,7 +42,7 @@ def pod_amounts(pod: JsonObject, keys: Keys) -> dict[str, int]:
     _raise_to(running, peak)
     running |= resize.pod_level()
     _add(running, _amounts_of(spec.get("overhead") or {}, keys, "overhead"))
-    return {**running, PODS: 1}
+    return {resource: min(amount, MOST) for resource, amount in running.items()} | {PODS: 1}
 
 
 @lru_cache(maxsize=4096)

@@ -1,8 +1,11 @@
-"""The answer of `berth why` and `berth would-fit`, as a table for people and JSON for programs."""
+"""The answers of `berth why` and `berth would-fit`, as a table for people and JSON for programs.
+
+Names, messages and annotations are written by others: what is shown is one line without control characters.
+"""
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -13,29 +16,28 @@ from binder.cluster import Cluster
 from binder.decision import Placement
 from binder.demand import Demand
 from binder.explain import NodeVerdict, sentence, summary, verdicts
+from binder.progress import Progress
 from binder.remedy import remedy
-from binder.top import OutputOptions
+from binder.top import OutputOptions, plain
 
 _CLOSE_LOOKS = 32
+_MESSAGE_LIMIT = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One line that says it all, what would help, and the verdict on each node where there is one."""
+    """One line that says it all, what would help, and the verdict on each node where there is one. `stage`: of a
+    pod that exists."""
 
     message: str
     fits: bool = False
     remedy: str = ""
     verdicts: tuple[NodeVerdict, ...] = ()
-
-    def print(self, options: OutputOptions) -> None:
-        if options.output == "json":
-            print(json.dumps(self.to_json(), indent=2))
-        else:
-            self.show(Console(soft_wrap=True))
+    stage: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **({"stage": self.stage} if self.stage else {}),
             "message": self.message,
             "fits": self.fits,
             "remedy": self.remedy,
@@ -43,16 +45,60 @@ class Answer:
         }
 
     def show(self, console: Console) -> None:
-        console.print(Text(self.message))
+        console.print(plain(self.message, limit=_MESSAGE_LIMIT))
         if self.remedy:
-            console.print(Text(self.remedy))
+            console.print(plain(self.remedy, limit=_MESSAGE_LIMIT))
         if not self.verdicts:
             return
         lines = Table("NODE", "GPU", "FREE", "WHY NOT", box=None, pad_edge=False)
         for verdict in self.verdicts:
             for row in _rows(verdict):
-                lines.add_row(*(Text(part) for part in row))
+                lines.add_row(*(plain(part) for part in row))
         console.print(lines)
+
+
+class Shown(Protocol):
+    """What can be told to people and to programs."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    def show(self, console: Console) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressShown:
+    """How far a pod is that has a node."""
+
+    progress: Progress
+
+    def to_json(self) -> dict[str, Any]:
+        told = self.progress
+        return {
+            "stage": told.stage.value,
+            "message": told.message,
+            "since": told.since or None,
+            "details": list(told.details),
+            "times": dict(told.times),
+        }
+
+    def show(self, console: Console) -> None:
+        console.print(plain(self.progress.message))
+        for detail in self.progress.details:
+            console.print(Text("  - "), plain(detail), sep="")
+        if not self.progress.times:
+            return
+        lines = Table("PHASE", "AT", box=None, pad_edge=False)
+        for phase, at in self.progress.times.items():
+            lines.add_row(Text(phase), Text(at))
+        console.print(lines)
+
+
+def tell(answer: Shown, options: OutputOptions) -> None:
+    """Print it as it is wanted."""
+    if options.output == "json":
+        print(json.dumps(answer.to_json(), indent=2))
+    else:
+        answer.show(Console(soft_wrap=True))
 
 
 def judge(cluster: Cluster, demand: Demand, name: str) -> Answer:

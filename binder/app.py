@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import numpy
@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from berth.kube import paths
-from berth.kube.client import KubeClient, open_client, require_reachable
+from berth.kube.client import WRITE_SECONDS, KubeClient, open_client, require_reachable
 from berth.kube.election import Election
 from berth.kube.errors import KubeError
 from berth.kube.events import EventRecorder
@@ -24,10 +24,11 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process, starting
 from berth.runtime.tasks import first_of, supervise
-from binder.cluster import Source, slim
+from binder.cluster import slim
 from binder.config import BinderOptions
 from binder.extender import Extender
 from binder.metrics import BinderMetrics
+from binder.residents import residents
 from binder.scheduler import Scheduler
 from binder.strategies import make_strategy
 
@@ -77,11 +78,17 @@ class _Binder:
             source.name: Informer(
                 client,
                 source.path,
-                on_change=self._hearing_leader(source) if source.name == "leases" else source.hear,
+                on_change=source.hear,
                 keep=slim if source.name == "pods" else whole,
             )
             for source in scheduler.sources(options.system_namespace)
         }
+        self._informers["leader"] = Informer(
+            client,
+            paths.leases(options.system_namespace),
+            params={"fieldSelector": f"metadata.name={LEASE}"},
+            on_change=self._on_leader,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`. Raises LeadershipLost when another replica may have taken over."""
@@ -91,6 +98,8 @@ class _Binder:
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
             await _either(asyncio.create_task(self._synced()), stop)
+            for demand in residents(self._informers["pods"].objects.values(), self._options.key_prefix):
+                self._scheduler.learn(demand)
             _spare_the_collector()
             if self._options.leader_elect:
                 await self._lead(stop)
@@ -105,8 +114,9 @@ class _Binder:
             name=LEASE,
             identity=_identity(self._options.extender_url),
         )
-        # Asked before every Binding: a process that was stopped for a while learns of it here first.
-        self._scheduler.may_write = election.is_certain
+        # Asked before every Binding: a process that was stopped for a while learns of it here first, and
+        # what is written last is written before anybody else can lead.
+        self._scheduler.may_write = lambda: election.is_certain(for_seconds=WRITE_SECONDS)
         try:
             await _either(asyncio.create_task(election.acquire()), stop)
             if stop.is_set():
@@ -116,8 +126,10 @@ class _Binder:
                 await _either(asyncio.create_task(self._catch_up()), stop)
                 await self._schedule(stop)
         finally:
-            # Also when only the answer to the write that acquired it was missing.
-            await asyncio.shield(election.release())
+            # Also when only the answer to the write that acquired it was missing. A Lease with Bindings that
+            # may still be written is left to run out, which takes longer than they can.
+            if not self._scheduler.in_doubt:
+                await asyncio.shield(election.release())
 
     async def _catch_up(self) -> None:
         """The last leader may have bound pods that our watches have not shown yet. Pods before nodes:
@@ -159,15 +171,8 @@ class _Binder:
         finally:
             await runner.cleanup()
 
-    def _hearing_leader(self, source: Source) -> Callable[[Change], None]:
-        """Leases tell who leads, besides whose heart beats."""
-
-        def hear(change: Change) -> None:
-            if change.object["metadata"]["name"] == LEASE:
-                self._leader = _url_of((change.object.get("spec") or {}).get("holderIdentity") or "")
-            source.hear(change)
-
-        return hear
+    def _on_leader(self, change: Change) -> None:
+        self._leader = _url_of((change.object.get("spec") or {}).get("holderIdentity") or "")
 
     async def _synced(self) -> None:
         for informer in self._informers.values():

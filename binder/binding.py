@@ -37,6 +37,11 @@ async def post_binding(client: KubeClient, keys: Keys, ref: PodRef, placement: P
     await client.create(f"{paths.pod(ref.namespace, ref.name)}/binding", body)
 
 
+def is_answer(error: KubeError) -> bool:
+    """Silence, a server that fails and one that is too busy do not say what becomes of the Binding."""
+    return error.status is not None and error.status < 500 and error.status not in (408, 429)
+
+
 def may_have_happened(error: KubeError) -> bool:
     """A refusal is certain; silence and the server's own failure leave it open."""
     return error.status is None or error.status >= 500

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from berth.contract.ids import NodeName
-from berth.contract.keys import Keys, agent_lease_name
+from berth.contract.keys import Keys, agent_lease_name, agent_lease_namespace
 from berth.contract.pod import node_of
 from berth.kube import paths
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.lease import Freshness
 from berth.kube.times import utc_now
+from binder.budgets import Budgets
 from binder.decision import Decider
 from binder.demand import Demand
 from binder.labels import Labels
-from binder.preemption import Budgets
 from binder.state import ClusterState
 from binder.strategies import Strategy, make_strategy
 from binder.volumes import Volumes
@@ -53,8 +53,12 @@ class Cluster:
         self._clock = clock
         self.state = ClusterState(keys, clock=clock)
         self.volumes, self.budgets = Volumes(), Budgets()
+        # Set by what is heard, taken back by who has looked at it (`hints`).
+        self.volumes_turned = False
+        self.namespaces_turned: set[str] = set()
         self.namespaces: dict[str, Labels] = {}
         self._fresh, self._lease_prefix = Freshness(), agent_lease_name("")
+        self._report_behind = keys.report_behind
         self.decider = Decider(
             self.state,
             strategy or make_strategy("binpack", np.random.default_rng()),
@@ -68,7 +72,7 @@ class Cluster:
         """In the order in which they must be known: what is free before who wants it."""
         return (
             Source("nodes", paths.NODES, self.on_node),
-            Source("leases", paths.leases(system_namespace), self.on_lease),
+            Source("leases", paths.leases(agent_lease_namespace(system_namespace)), self.on_lease),
             Source("namespaces", paths.NAMESPACES, self.on_namespace),
             Source("persistentvolumes", paths.VOLUMES, self.on_volume),
             Source("persistentvolumeclaims", paths.CLAIMS, self.on_claim),
@@ -83,8 +87,7 @@ class Cluster:
 
     def on_node(self, change: Change) -> bool:
         if change.kind is ChangeKind.GONE:
-            self.state.remove_node(change.object["metadata"]["name"])
-            return False
+            return self.state.remove_node(change.object["metadata"]["name"])
         return self.state.set_node(change.object)
 
     def on_lease(self, change: Change) -> bool:
@@ -92,13 +95,17 @@ class Cluster:
         if not name.startswith(self._lease_prefix):
             return False
         node = NodeName(name.removeprefix(self._lease_prefix))
-        if change.kind is ChangeKind.GONE:
+        behind = self._report_behind in (change.object["metadata"].get("annotations") or {})
+        # A living agent whose report could not be written is no better than one that is gone.
+        if change.kind is ChangeKind.GONE or behind:
             self._fresh.forget(name)
             self.decider.table.beat(node, -math.inf)
             return False
         was_fresh = self._fresh.is_fresh(name, monotonic=now)
         self._fresh.observe(change.object, monotonic=now, wall=utc_now())
         self.decider.table.beat(node, now + self._fresh.seconds_left(name, monotonic=now))
+        if not was_fresh:
+            self.decider.table.ease(node)
         return not was_fresh
 
     def on_pod(self, change: Change) -> bool:
@@ -116,27 +123,28 @@ class Cluster:
         if self.namespaces.get(meta["name"]) == labels and change.kind is ChangeKind.SET:
             return False
         _keep(self.namespaces, meta["name"], labels, change)
+        self.namespaces_turned.add(meta["name"])
         return True
 
     def on_claim(self, change: Change) -> bool:
         meta = change.object["metadata"]
-        _keep(self.volumes.claims, (meta["namespace"], meta["name"]), change.object, change)
-        return True
+        return self._keep_volume(self.volumes.claims, (meta["namespace"], meta["name"]), change)
 
     def on_volume(self, change: Change) -> bool:
-        _keep(self.volumes.volumes, change.object["metadata"]["name"], change.object, change)
-        return True
+        return self._keep_volume(self.volumes.volumes, change.object["metadata"]["name"], change)
 
     def on_class(self, change: Change) -> bool:
-        _keep(self.volumes.classes, change.object["metadata"]["name"], change.object, change)
+        return self._keep_volume(self.volumes.classes, change.object["metadata"]["name"], change)
+
+    def _keep_volume(self, known: dict[Any, Any], key: object, change: Change) -> bool:
+        _keep(known, key, change.object, change)
+        self.volumes_turned = True
         return True
 
     def on_budget(self, change: Change) -> bool:
         if change.kind is ChangeKind.GONE:
-            self.budgets.drop(change.object)
-        else:
-            self.budgets.put(change.object)
-        return True
+            return self.budgets.drop(change.object)
+        return self.budgets.put(change.object)
 
 
 def slim(item: JsonObject) -> JsonObject:

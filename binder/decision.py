@@ -4,16 +4,20 @@ What the pod's owner prefers comes first, then the strategy, then a fixed order,
 are always decided alike.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from berth.contract.gpu_choice import GpuChoice, GpuRef
-from berth.contract.ids import NodeName
-from binder.demand import Demand, Shape
-from binder.filters import CODE, FITS, KIND, Codes, affinity_mask, first_failing, gpu_fit
+from berth.contract.ids import NodeName, PodUid
+from berth.runtime.logs import fields
+from binder.demand import Demand
+from binder.filters import CODE, FITS, KIND, Codes, affinity_mask, first_failing, gpu_fit, shape_codes
 from binder.labels import Labels
 from binder.matching import tolerates_taints
 from binder.ranking import Ranking, Rankings
@@ -23,6 +27,8 @@ from binder.strategies import Strategy, best_gpus
 from binder.table import Bools, Floats, Ints, NodeTable
 from binder.topology import NodePolicy, Surroundings, misfits, wishes
 from binder.volumes import Volumes
+
+log = logging.getLogger(__name__)
 
 _ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - the API's wildcard
 
@@ -87,10 +93,14 @@ class Decider:
             return np.full(len(self.table), CODE[because.kind], np.int8)
         return self._codes(self._rankings.of(demand.shape, self.table), demand)
 
-    def fits_somewhere(self, shape: Shape) -> bool:
-        """Whether some node could take a pod of this shape, whoever it is."""
+    def codes_on(self, demand: Demand, rows: NDArray[np.intp]) -> Codes:
+        """For each of some rows the first rule that it fails: what `codes` says, without a look at the
+        other nodes where no rule asks for one."""
         self.refresh()
-        return bool((self._rankings.of(shape, self.table).codes == FITS).any())
+        if because := self.because(demand):
+            return np.full(len(rows), CODE[because.kind], np.int8)
+        codes = shape_codes(self.table, demand.shape, rows)
+        return first_failing(len(rows), [(kind, fails[rows]) for kind, fails in self._misfits(demand)], codes)
 
     def scores(self, demand: Demand) -> Floats:
         """The strategy's figure for each row, the larger the better; -inf where the pod does not fit
@@ -104,17 +114,41 @@ class Decider:
         row = self.table.row_of.get(node)
         if row is None:
             return Reason(Kind.NO_REPORT, f"node {node} is not known")
-        code = int(self.codes(demand)[row])
+        code = int(self.codes_on(demand, np.array([row]))[0])
         return Reason(KIND[code]) if code != FITS else self._placement(demand, row)
+
+    @contextmanager
+    def without(self, uids: Collection[PodUid]) -> Iterator[None]:
+        """As if these pods and their models were not there. For a question, never over an await.
+
+        The table is in step with the state before and after: it tells what is eased by comparing, and
+        must compare what is with what was.
+        """
+        if not uids:
+            yield
+            return
+        self.refresh()
+        try:
+            with self.state.without(uids):
+                yield
+        finally:
+            self.refresh()
 
     def refresh(self) -> None:
         """Take over what has changed in the state."""
         for name in sorted(self.state.take_touched()):  # rows in one order, whatever the sets' is
-            view = self.state.find(name)
-            if view is None:
+            try:
+                self._take(name)
+            except Exception as error:  # one node must not hide what has changed on the others
+                log.error("node left out", extra=fields(node=name), exc_info=error)
                 self.table.drop(name)
-            else:
-                self.table.put(view)
+
+    def _take(self, name: NodeName) -> None:
+        view = self.state.find(name)
+        if view is None:
+            self.table.drop(name)
+        else:
+            self.table.put(view, supposed=self.state.hides)
 
     def because(self, demand: Demand) -> Reason | None:
         """What no node can help."""
@@ -135,21 +169,32 @@ class Decider:
         return first_failing(len(self.table), more, ranking.codes) if more else ranking.codes
 
     def _misfits(self, demand: Demand) -> Iterator[tuple[Kind, Bools]]:
-        table, model = self.table, demand.model
+        table = self.table
         stale = table.deadline <= self._clock()
         if stale.any():
             yield Kind.STALE, stale
-        names = (("id", model.model_id), ("name", model.model_name))
-        if rows := table.rows_with_model(*(key for key in names if key[1] is not None)):
+        if rows := self.model_rows(demand):
             yield Kind.MODEL_ON_NODE, self._mask(rows)
-        if rows := [table.row_of[n] for n in self._excluded(demand) if n in table.row_of]:
+        if rows := self.excluded_rows(demand):
             yield Kind.EXCLUDED, self._mask(rows)
-        for port in demand.host_ports:
-            if rows := self._rows_with(port):
-                yield Kind.HOST_PORT, self._mask(rows)
+        if rows := self.port_rows(demand):
+            yield Kind.HOST_PORT, self._mask(rows)
         if demand.claims:
             yield from self.volumes.misfits(table, demand)
         yield from misfits(table, self._around, demand, self._policy(demand))
+
+    def model_rows(self, demand: Demand) -> list[int]:
+        """Where the pod's model is already."""
+        names = (("id", demand.model.model_id), ("name", demand.model.model_name))
+        return self.table.rows_with_model(*(key for key in names if key[1] is not None))
+
+    def excluded_rows(self, demand: Demand) -> list[int]:
+        """Where the pod must not go for now."""
+        return [self.table.row_of[n] for n in self._excluded(demand) if n in self.table.row_of]
+
+    def port_rows(self, demand: Demand) -> list[int]:
+        """Where one of the pod's host ports is taken."""
+        return sorted({row for port in demand.host_ports for row in self._rows_with(port)})
 
     def _rows_with(self, port: tuple[str, str, int]) -> list[int]:
         """Nodes where the host port is taken on the same address or on all."""

@@ -1,10 +1,11 @@
 """Everything that a pod asks of a node, read once from its JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from berth.contract.ids import NodeName
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, parse_model_pod
 from binder.amounts import Amounts, pod_amounts
@@ -45,6 +46,7 @@ class Demand:
 
     `claims` are the PersistentVolumeClaims it mounts, `owned_claims` those of them that are made for
     it (generic ephemeral volumes). `owner`: uid of the controller that will replace the pod. `preempts`: it may take the place of pods of lower priority.
+    `nominated`: the node where a leader has begun to make room for it; what it asks for is the same without.
     """
 
     model: ModelPod
@@ -60,6 +62,18 @@ class Demand:
     preempts: bool
     created: str
     gated: bool
+    nominated: NodeName | None = field(default=None, compare=False)
+
+    @property
+    def question(self) -> Hashable:
+        """All that an answer depends on but the pod's name and age: pods that ask the same are refused
+        alike."""
+        model = self.model
+        return (
+            *(model.ref.namespace, model.model_id, model.model_name, self.owner, self.shape, self.neighbours),
+            *(frozenset(self.labels.items()), self.host_ports, self.claims, self.owned_claims),
+            *(self.unsupported, self.priority, self.preempts, self.gated),
+        )
 
     @property
     def amounts(self) -> Amounts:
@@ -89,6 +103,7 @@ def parse_demand(pod: JsonObject, keys: Keys) -> Demand:
         preempts=spec.get("preemptionPolicy") != "Never",
         created=meta.get("creationTimestamp") or "",
         gated=bool(spec.get("schedulingGates")),
+        nominated=(pod.get("status") or {}).get("nominatedNodeName") or None,
     )
 
 

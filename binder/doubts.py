@@ -6,7 +6,7 @@ may be so far behind that of pods that a model looks as if it had never been loa
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from berth.contract.ids import NodeName
 from berth.contract.pod import PodRef, node_of
@@ -55,9 +55,15 @@ class Doubts:
             await self._wake.wait()
             self._wake.clear()
             for ref in self._state.overdue(seconds=OVERDUE_SECONDS):
-                await self._ask_pod(ref)
+                await self._safely(self._ask_pod(ref))
             for node in sorted(self._state.unsettled()):
-                await self._ask_node(node)
+                await self._safely(self._ask_node(node))
+
+    async def _safely(self, question: Awaitable[None]) -> None:
+        try:
+            await question
+        except Exception as error:  # one object that nobody has thought of must not end all questions
+            log.error("answer not taken", exc_info=error)
 
     async def _ask_pod(self, ref: PodRef) -> None:
         pod = await current_pod(self._client, ref)
@@ -72,7 +78,7 @@ class Doubts:
         try:
             node = await self._client.get(paths.node(name))
         except NotFound:
-            self._state.remove_node(name)
+            self._freed(self._state.remove_node(name))
         except KubeError as error:  # asked again at the next look
             log.warning("node not asked", extra=fields(node=name, error=error))
         else:

@@ -1,5 +1,7 @@
 """Ends pods so that others can have their place, through the API that honours PodDisruptionBudgets."""
 
+from typing import Any
+
 from berth.contract.pod import PodRef
 from berth.kube import paths
 from berth.kube.client import KubeClient
@@ -7,13 +9,17 @@ from berth.kube.errors import NotFound
 from binder.pod_status import patch_status
 
 
-async def evict(client: KubeClient, ref: PodRef) -> None:
-    """Ask for the pod's end. Raises KubeError; 429 where a budget does not allow it now."""
+async def evict(client: KubeClient, ref: PodRef, *, rehearse: bool = False) -> None:
+    """Ask for the pod's end, or whether it would be granted. Raises KubeError: 429 where a budget does not
+    allow it now, 500 where two budgets count the pod."""
+    options: dict[str, Any] = {"preconditions": {"uid": ref.uid}}
+    if rehearse:
+        options["dryRun"] = ["All"]
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": ref.name, "namespace": ref.namespace},
-        "deleteOptions": {"preconditions": {"uid": ref.uid}},
+        "deleteOptions": options,
     }
     try:
         await client.create(f"{paths.pod(ref.namespace, ref.name)}/eviction", body)

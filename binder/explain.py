@@ -78,7 +78,8 @@ def reason(decider: Decider, demand: Demand, row: int, kind: Kind) -> Reason:
     if kind is Kind.GPU_MEMORY:
         short = demand.shape.request_bytes - int(_best_free(decider.table, demand)[row])
         return Reason(kind, f"{format_bytes(short)} short on {_the_gpu(demand)}", short)
-    if (because := decider.because(demand)) is not None:
+    because = decider.because(demand)
+    if because is not None and because.kind is kind:
         return because
     detail = _DETAILS.get(kind)
     return Reason(kind, "" if detail is None else detail(demand, view)[:_DETAIL_LIMIT])

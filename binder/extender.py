@@ -5,8 +5,8 @@ together never give the same bytes twice. Wire: k8s.io/kube-scheduler/extender/v
 ExtenderFilterResult, HostPriorityList, ExtenderBindingArgs; Go's own field names, for they have no
 JSON tags), with nodeCacheCapable: names, no nodes.
 
-Between filter and bind somebody else may take the memory; then bind says so, and kube-scheduler tries
-again. A replica that does not lead sends its caller to the one that does (307).
+Between filter and bind somebody else may take the memory, the binder's own pods CPU, too; then bind says
+so, and kube-scheduler tries again. A replica that does not lead sends its caller to the one that does (307).
 """
 
 import logging
@@ -26,6 +26,7 @@ from berth.contract.pod import PodRef, is_deleting, is_model_pod, node_of
 from berth.kube import paths
 from berth.kube.errors import KubeError
 from berth.runtime.logs import fields
+from binder.amounts import PODS
 from binder.cluster import slim
 from binder.decision import Placement
 from binder.demand import Demand, parse_demand
@@ -42,6 +43,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BEST_SCORE = 10  # MaxExtenderPriority
 _BODY_BYTES = 16 * 1024 * 1024  # the names of twenty thousand nodes and one pod
 _REMEMBERED = 4096
+# What the binder's own pods may have taken since kube-scheduler looked, and what a kubelet would refuse the pod
+# for. Not extended resources: kube-scheduler may leave some to other extenders.
+_KUBELET_CHECKS = frozenset({"cpu", "memory", "ephemeral-storage", PODS})
 
 
 class Extender:
@@ -131,9 +135,12 @@ class Extender:
             return f"the pod cannot be placed: {error}"
         if self._scheduler.state.has_place(ref.uid):
             return f"pod {ref} is being placed already"
-        outcome = self._decider.place_on(_gpu_only(demand), node)
+        asked = _gpu_only(demand, and_amounts=_KUBELET_CHECKS)
+        outcome = self._decider.place_on(asked, node)
         if not isinstance(outcome, Placement):
-            return f"node {node}: {sentence(outcome)}"
+            row = self._decider.table.row_of.get(node)
+            why = outcome if row is None else reason(self._decider, asked, row, outcome.kind)
+            return f"node {node}: {sentence(why)}"
         self._scheduler.state.assume(demand, node, outcome.gpu)
         error_text = await self._scheduler.bind_assumed(demand, outcome)
         if error_text:
@@ -153,11 +160,11 @@ class Extender:
                 self._learned.popitem(last=False)
 
 
-def _gpu_only(demand: Demand) -> Demand:
+def _gpu_only(demand: Demand, *, and_amounts: frozenset[str] = frozenset()) -> Demand:
     """What is left to ask when kube-scheduler has seen to everything else."""
     shape = replace(
         demand.shape,
-        amounts=(),
+        amounts=tuple((name, asked) for name, asked in demand.shape.amounts if name in and_amounts),
         rules="",
         node_selector={},
         node_affinity={},

@@ -78,6 +78,13 @@ def resource_misfits(table: NodeTable, shape: Shape, rows: Rows) -> list[tuple[K
     ]
 
 
+def shape_codes(table: NodeTable, shape: Shape, rows: Rows) -> Codes:
+    """For each of these rows the first rule that a pod of the shape fails, whoever it is."""
+    standing = standing_codes(table, shape, rows)
+    misfits = (*resource_misfits(table, shape, rows), *gpu_fit(table, shape, rows).misfits)
+    return first_failing(len(standing), misfits, standing)
+
+
 @dataclass(frozen=True, slots=True)
 class GpuFit:
     """`after` (rows, GPUs): bytes free on each GPU with the pod on it; `fits`: which GPUs can take it."""
@@ -91,7 +98,7 @@ def gpu_fit(table: NodeTable, shape: Shape, rows: Rows) -> GpuFit:
     """The memory rule for every GPU of these nodes: as many as are asked for must each have the bytes."""
     condition, count = table.condition[rows], shape.gpu_count
     present = condition != ABSENT
-    wanted = present & _products(table, shape, rows) if shape.products and table.models else present
+    wanted = present & _products(table, shape, rows) if shape.products else present
     usable = wanted & (condition == USABLE)
     after = table.free[rows] - shape.request_bytes
     fits = usable & (after >= 0)

@@ -113,6 +113,13 @@ def held_by_gpu(
     return held, anywhere
 
 
+def place_of(
+    holder: Holder, model: ModelReport | None, gpus: frozenset[GpuUuid]
+) -> tuple[frozenset[GpuUuid], int]:
+    """The GPUs on which a pod is counted (none: on all of them), and its bytes on each."""
+    return _gpus_of(holder, model, gpus), _share(holder, model)
+
+
 def _share(holder: Holder | None, model: ModelReport | None) -> int:
     asked = 0 if holder is None else holder.bytes
     if model is None:
@@ -126,14 +133,12 @@ def _gpus_of(
     """The GPUs that a pod's bytes are counted on; none where that is not known.
 
     A choice of a GPU that the node does not have is believed only if the report tells the same: a
-    GPU that has fallen off must not block the others, and an edited annotation must not free one.
+    GPU that has fallen off must not block the others, and an edited annotation must not free one. Where
+    nobody can read the choice any more the report says where the pod is, and it is nowhere else.
     """
     said = frozenset() if model is None else model.gpus
-    if holder is None:
-        return said
-    if not holder.gpus or (not gpus.issuperset(holder.gpus) and not said):
-        return frozenset()
-    return said.union(holder.gpus)
+    chosen = frozenset() if holder is None else frozenset(holder.gpus)
+    return said | chosen if said or gpus.issuperset(chosen) else frozenset()
 
 
 def _amounts(pod: JsonObject, keys: Keys) -> dict[str, int]:

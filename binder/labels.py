@@ -43,10 +43,10 @@ class Selector:
     def matches(self, labels: Labels) -> bool:
         return all(requirement.matches(labels) for requirement in self.requirements)
 
-    def narrowest(self) -> Requirement | None:
-        """The In requirement with the fewest values: what an index can look up."""
-        lists = [r for r in self.requirements if r.operator == "In"]
-        return min(lists, key=lambda r: len(r.values), default=None)
+    @property
+    def lists(self) -> tuple[Requirement, ...]:
+        """The In requirements: what an index can look up."""
+        return tuple(r for r in self.requirements if r.operator == "In")
 
     def and_also(self, *more: Requirement) -> "Selector":
         return Selector((*self.requirements, *(r for r in more if r not in self.requirements)))

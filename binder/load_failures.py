@@ -1,20 +1,19 @@
 """Nodes on which a model's load has failed, and for how long pods of that model keep away. Pure.
 
 A failure that another node could cure (`Failure.CAPACITY`, `Failure.TRANSIENT`) excludes the node for
-that model; after MOST_FAILURES failures, or on MOST_NODES nodes, nothing is tried any more: then it is
-the model that is at fault, or the cluster, and its owner is told.
+that model; after MOST_FAILURES failures nothing is tried any more: then it is the model that is at fault,
+or the cluster, and its owner is told.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from berth.contract.ids import NodeName
+from berth.contract.ids import NodeName, PodUid
 from berth.contract.report import Failure
 from binder.demand import Demand
 
 EXCLUDED_SECONDS = 15 * 60.0
 MOST_FAILURES = 3
-MOST_NODES = 5
 CURABLE = frozenset({Failure.CAPACITY, Failure.TRANSIENT})
 
 # (namespace, the model's id or else its controller's uid)
@@ -30,7 +29,7 @@ def model_key(demand: Demand) -> ModelKey | None:
 @dataclass(slots=True)
 class _History:
     until: dict[NodeName, float] = field(default_factory=dict)
-    failures: int = 0
+    pods: set[PodUid] = field(default_factory=set)
 
 
 class LoadFailures:
@@ -40,13 +39,14 @@ class LoadFailures:
         self._clock = clock
         self._models: dict[ModelKey, _History] = {}
 
-    def note(self, key: ModelKey, node: NodeName) -> bool:
-        """One more failure. True while another node is worth a try."""
+    def note(self, key: ModelKey, node: NodeName, pod: PodUid) -> bool:
+        """A pod's load has failed; it counts once, however often that is said. True while another node is
+        worth a try."""
         self._forget_old()
         history = self._models.setdefault(key, _History())
-        history.failures += 1
+        history.pods.add(pod)
         history.until[node] = self._clock() + EXCLUDED_SECONDS
-        return history.failures < MOST_FAILURES and len(history.until) < MOST_NODES
+        return len(history.pods) < MOST_FAILURES
 
     def excluded(self, demand: Demand) -> list[NodeName]:
         """Nodes that the pod must not go to for now."""

@@ -14,7 +14,7 @@ USENIX ATC'23); docs/decisions/0008 has its figures.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,8 @@ from binder.filters import affinity_mask, wanted_models
 from binder.table import USABLE, Bools, Floats, NodeTable
 
 _UNITS = ("cpu", "memory")
-_MOST_SHAPES = 4096
+# Each costs the event loop a look at all nodes at worst, when it is time to learn.
+_MOST_SHAPES = 1024
 _FIRST_RENEWAL, _DOUBLED_UNTIL, _THEN_EVERY = 25, 800, 1600
 
 
@@ -45,6 +46,11 @@ class Prices:
         cells = free * self.cells_per_byte[gpu_model] + 1e-6
         worth: Floats = self.values[gpu_model, np.clip(cells, 0, CELLS).astype(np.int32)]
         return worth
+
+    def share(self, gpu_model: NDArray[np.int32], free: Floats) -> Floats:
+        """Free bytes as a share of the GPU."""
+        share: Floats = free * self.cells_per_byte[gpu_model] / CELLS
+        return share
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +81,39 @@ class Arrivals:
     """The shapes that have come, and when it is time to learn from them again."""
 
     def __init__(self) -> None:
-        self._shapes: Counter[Shape] = Counter()
+        # In the order in which they came last.
+        self._shapes: dict[Shape, int] = {}
         self._seen, self._next = 0, _FIRST_RENEWAL
+        self._outdated = False
 
     def note(self, shape: Shape) -> bool:
         """One more pod. True when prices should be renewed."""
-        self._shapes[shape] += 1
+        self._shapes[shape] = self._shapes.pop(shape, 0) + 1
         self._seen += 1
         if len(self._shapes) > _MOST_SHAPES:
             self._forget_half()
-        if self._seen < self._next:
-            return False
-        self._next += self._next if self._next < _DOUBLED_UNTIL else _THEN_EVERY
-        return True
+        due, self._outdated = self._outdated or self._seen >= self._next, False
+        if self._seen >= self._next:
+            self._next += self._next if self._next < _DOUBLED_UNTIL else _THEN_EVERY
+        return due
+
+    def outdate(self) -> None:
+        """The supply has changed: prices should be renewed at the next arrival."""
+        self._outdated = True
 
     def _forget_half(self) -> None:
-        """What was asked for long ago fades."""
-        self._shapes = Counter({shape: n // 2 for shape, n in self._shapes.items() if n > 1})
+        """What was asked for long ago fades: the half of the shapes that has not come for longest goes, and
+        half of what is known of the others."""
+        lasting = list(self._shapes.items())[len(self._shapes) // 2 :]
+        self._shapes = {shape: (count + 1) // 2 for shape, count in lasting}
 
     def market(self, table: NodeTable) -> Market:
         """What `price` needs. Cheap enough for the event loop."""
-        models = len(table.models)
-        sizes = np.array([size for _, size in table.models], np.int64)
-        usable = table.condition == USABLE
-        supply = np.bincount(table.gpu_model[usable], minlength=models)
+        sizes, usable = _sizes(table), table.condition == USABLE
+        supply = np.bincount(table.gpu_model[usable], minlength=len(sizes))
+        allowed = _Allowed(table, sizes, usable)
         asks = [
-            Ask(n, s.request_bytes, s.gpu_count, dict(s.amounts), _allowed(table, s, sizes, usable))
+            Ask(n, s.request_bytes, s.gpu_count, dict(s.amounts), allowed.models(s))
             for s, n in self._shapes.items()
         ]
         return Market(sizes, supply, _most_per_gpu(table, sizes, usable), asks)
@@ -108,12 +121,36 @@ class Arrivals:
 
 def price(market: Market) -> Prices:
     """Learn. Some tenths of a second for a cluster of several GPU models."""
-    total = float(market.bytes @ market.supply)
+    total = float(market.bytes.astype(float) @ market.supply)
     mean = total / max(1, int(market.supply.sum())) or 1.0
     tables = {int(size): _values(market, int(size), mean) for size in np.unique(market.bytes)}
-    per_byte = np.divide(CELLS, market.bytes, out=np.zeros(len(market.bytes)), where=market.bytes > 0)
+    per_byte = _cells_per_byte(market.bytes)
     values = np.array([tables[int(size)] for size in market.bytes]).reshape(-1, CELLS + 1)
     return Prices(values, per_byte, _scarcity(market, total), _per_gpu(market, mean), mean)
+
+
+def extended(prices: Prices, table: NodeTable) -> Prices:
+    """The same with the GPU models that have come since: worth what others of their size are, or the share
+    that is left of them. Nobody is known to need just these."""
+    sizes, known = _sizes(table), len(prices.scarcity)
+    share = np.linspace(0.0, 1.0, CELLS + 1)
+    by_size = dict(zip(sizes[:known].tolist(), prices.values, strict=True))
+    new = sizes[known:].tolist()
+    return replace(
+        prices,
+        values=np.vstack([prices.values, *(by_size.get(s, share * s / prices.mean_bytes) for s in new)]),
+        cells_per_byte=_cells_per_byte(sizes),
+        scarcity=np.append(prices.scarcity, np.zeros(len(new))),
+    )
+
+
+def _sizes(table: NodeTable) -> NDArray[np.int64]:
+    """Bytes of a GPU of each model."""
+    return np.array([size for _, size in table.models], np.int64)
+
+
+def _cells_per_byte(sizes: NDArray[np.int64]) -> Floats:
+    return np.divide(CELLS, sizes, out=np.zeros(len(sizes)), where=sizes > 0)
 
 
 def _values(market: Market, size: int, mean: float) -> Floats:
@@ -138,7 +175,7 @@ def _per_gpu(market: Market, mean: float) -> dict[str, float]:
 
 def _scarcity(market: Market, total: float) -> Floats:
     """Pour what can go to some models only onto these, always onto the one that has least so far."""
-    share = market.bytes * market.supply / (total or 1.0)
+    share = market.bytes.astype(float) * market.supply / (total or 1.0)
     level = np.zeros(len(share))
     offered = float(sum(a.count * a.gpu_count * a.request_bytes for a in market.asks)) or 1.0
     there = share > 0
@@ -163,18 +200,31 @@ def _pour(amount: float, level: Floats, share: Floats, allowed: Bools) -> None:
             return
 
 
-def _allowed(table: NodeTable, shape: Shape, sizes: NDArray[np.int64], usable: Bools) -> Bools:
-    allowed: Bools = (sizes >= shape.request_bytes) & wanted_models(table, shape)
-    if not shape.node_selector and not shape.node_affinity:
-        return allowed
-    reachable = np.zeros(len(sizes), np.bool_)
-    reachable[table.gpu_model[usable & affinity_mask(table, shape)[:, None]]] = True
-    return allowed & reachable
+class _Allowed:
+    """Which GPU models pods may be on. Looks at the nodes once for all pods with the same rules."""
+
+    def __init__(self, table: NodeTable, sizes: NDArray[np.int64], usable: Bools) -> None:
+        self._table, self._sizes, self._usable = table, sizes, usable
+        self._reachable: dict[str, Bools] = {}
+
+    def models(self, shape: Shape) -> Bools:
+        allowed: Bools = (self._sizes >= shape.request_bytes) & wanted_models(self._table, shape)
+        if not shape.node_selector and not shape.node_affinity:
+            return allowed
+        if shape.rules not in self._reachable:
+            self._reachable[shape.rules] = self._on_nodes_of(shape)
+        return allowed & self._reachable[shape.rules]
+
+    def _on_nodes_of(self, shape: Shape) -> Bools:
+        reachable = np.zeros(len(self._sizes), np.bool_)
+        nodes = affinity_mask(self._table, shape)
+        reachable[self._table.gpu_model[self._usable & nodes[:, None]]] = True
+        return reachable
 
 
 def _most_per_gpu(table: NodeTable, sizes: NDArray[np.int64], usable: Bools) -> dict[str, float]:
     """The median over the cluster's GPU bytes of what a node has per GPU of mean size."""
-    held = np.where(usable, sizes[table.gpu_model] if len(sizes) else 0, 0).sum(axis=1).astype(float)
+    held = np.where(usable, sizes[table.gpu_model], 0).astype(float).sum(axis=1)
     rows = held > 0
     if not rows.any():
         return dict.fromkeys(_UNITS, 0.0)

@@ -13,7 +13,7 @@ from binder.view import NodeView
 
 _DECISION_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
 _BIND_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
-RESULTS = ("scheduled", "unschedulable", "invalid", "error")
+RESULTS = ("scheduled", "unschedulable", "invalid", "error", "broken")
 
 
 class BinderMetrics:

@@ -1,27 +1,27 @@
 """Which pods of lower priority would have to go so that a pod fits. Pure.
 
 As kube-scheduler's DefaultPreemption does (framework/preemption/preemption.go): on each node take all
-lower ones away, look whether the pod fits, then give back as many as possible, the most important
-first; between nodes choose the one whose victims matter least. Two things are Berth's own: only model
-pods are victims, and a PodDisruptionBudget is never violated.
+lower ones away, look whether the pod fits, then give back as many as possible, those that a budget
+protects first and then the most important; between nodes choose the one whose victims matter least. Two
+things are Berth's own: only model pods are victims, and a PodDisruptionBudget is never violated.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
-from berth.contract.ids import NodeName, PodUid
-from berth.contract.pod import PodRef
-from binder.decision import Decider, Placement, Refusal
+from berth.contract.ids import NodeName
+from binder.budgets import Budgets
+from binder.decision import Decider, Placement
 from binder.demand import Demand
-from binder.filters import CODE
+from binder.filters import CODE, Codes
 from binder.holders import Holder
-from binder.labels import Labels, Selector, parse_selector
 from binder.reasons import Kind
-
-JsonObject = Mapping[str, Any]
+from binder.table import Bools
+from binder.victims import Victims
 
 # What a pod's end can cure.
 CURABLE = frozenset(
@@ -36,8 +36,13 @@ CURABLE = frozenset(
         Kind.SPREAD,
     }
 )
-# Nodes that are looked at closely, those with the most free memory first.
-_MOST_NODES = 32
+_CURABLE_CODES = [CODE[kind] for kind in CURABLE]
+# Nodes where a sacrifice was found, among which the cheapest is chosen: kube-scheduler looks at 100, or a
+# tenth of the nodes. And nodes that are looked at in one search; they stand in the order of what they promise.
+_ENOUGH = 8
+_MOST_LOOKS = 64
+# Added to each priority, so that one more victim is never cheaper (kube-scheduler's MaxInt32 + 1).
+_PRIORITY_OFFSET = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,88 +56,103 @@ class Sacrifice:
     def cost(self) -> tuple[int, int, int, str]:
         """Smaller is better: the most important victim, their sum, how many, and a fixed order."""
         priorities = [victim.priority for victim in self.victims]
-        return (max(priorities), sum(priorities), len(priorities), self.placement.node)
+        weight = sum(priority + _PRIORITY_OFFSET for priority in priorities)
+        return (max(priorities), weight, len(priorities), self.placement.node)
 
 
-class Budgets:
-    """PodDisruptionBudgets: how many more pods of each may go."""
-
-    def __init__(self) -> None:
-        self._budgets: dict[PodUid, tuple[str, Selector | None, int]] = {}
-
-    def put(self, budget: JsonObject) -> None:
-        meta, status = budget["metadata"], budget.get("status") or {}
-        selector = parse_selector((budget.get("spec") or {}).get("selector"))
-        self._budgets[meta["uid"]] = (meta["namespace"], selector, status.get("disruptionsAllowed") or 0)
-
-    def drop(self, budget: JsonObject) -> None:
-        self._budgets.pop(budget["metadata"]["uid"], None)
-
-    def allow(self, pods: Iterable[tuple[PodRef, Labels]]) -> bool:
-        """Whether all of these may go together."""
-        left = {uid: allowed for uid, (_, _, allowed) in self._budgets.items()}
-        for ref, labels in pods:
-            for uid, (namespace, selector, _) in self._budgets.items():
-                if ref.namespace == namespace and selector is not None and selector.matches(labels):
-                    left[uid] -= 1
-                    if left[uid] < 0:
-                        return False
-        return True
+def curable(codes: Codes) -> Bools:
+    """Which of these refusals a pod's end can cure."""
+    return np.isin(codes, _CURABLE_CODES)
 
 
 def find_sacrifice(
     decider: Decider,
     demand: Demand,
-    refusal: Refusal,
+    nodes: Iterable[NodeName],
     *,
     may_go: Callable[[Holder], bool],
     budgets: Budgets,
-    most_nodes: int = _MOST_NODES,
 ) -> Sacrifice | None:
-    """The cheapest way to make room for the pod; None where there is none. Only those who `may_go` go,
-    and never more than the budgets allow."""
-    found = (
-        _on_node(decider, demand, node, may_go, budgets) for node in _promising(decider, refusal, most_nodes)
+    """The cheapest way to make room for the pod on one of these nodes; None where there is none. Only
+    those who `may_go` go, and never more than the budgets allow."""
+    found = (_on_node(decider, demand, node, may_go, budgets) for node in nodes)
+    return min(_some(found), key=lambda one: one.cost, default=None)
+
+
+def _some(found: Iterator[Sacrifice | None]) -> Iterator[Sacrifice]:
+    """The first few that there are."""
+    enough = 0
+    for looks, one in enumerate(found, start=1):
+        if one is not None:
+            enough += 1
+            yield one
+        if enough == _ENOUGH or looks == _MOST_LOOKS:
+            return
+
+
+def promising(
+    decider: Decider, victims: Victims, demand: Demand, codes: Codes, among: NDArray[np.intp]
+) -> list[NodeName]:
+    """Nodes, of these rows, where the end of pods of lower priority may be enough, most promising first:
+    where the least important would do, where few would, where little is missing. `codes`: by row."""
+    victims.renew()
+    table, count, asked = decider.table, demand.shape.gpu_count, demand.shape.request_bytes
+    levels = victims.below(demand.priority)
+    rows = among[curable(codes[among]) & table.live[among]]
+    rows = rows[victims.some(rows, levels)]
+    if not len(rows) or count > table.free.shape[1]:
+        return []
+    least = np.full(len(rows), len(levels))
+    for number in reversed(range(len(levels) + 1)):
+        least[victims.reach(rows, levels[:number])[:, count - 1] >= asked] = number
+    free = -np.sort(-table.free[rows], axis=1)[:, count - 1]
+    reached = victims.reach(rows, levels)[:, count - 1] >= asked
+    order = np.lexsort((rows, asked - free, least))
+    order = order[reached[order]]
+    blocked = CODE[Kind.MODEL_ON_NODE]
+    names = (
+        table.view(int(row)).facts.name
+        for row in rows[order]
+        if codes[row] != blocked or not victims.in_the_way_for_good(demand, int(row))
     )
-    return min((one for one in found if one is not None), key=lambda one: one.cost, default=None)
-
-
-def _promising(decider: Decider, refusal: Refusal, most: int) -> Iterator[NodeName]:
-    table = decider.table
-    curable = np.isin(refusal.codes, [CODE[kind] for kind in CURABLE]) & table.live
-    rows = np.flatnonzero(curable)
-    order = np.argsort(-table.free[rows].max(axis=1), kind="stable") if len(rows) else rows
-    for row in rows[order][:most]:
-        yield table.view(int(row)).facts.name
+    return list(islice(names, _MOST_LOOKS))
 
 
 def _on_node(
     decider: Decider, demand: Demand, node: NodeName, may_go: Callable[[Holder], bool], budgets: Budgets
 ) -> Sacrifice | None:
     victims = sorted(
-        (h for h in decider.state.living_on(node) if h.has_model and may_go(h)),
+        (
+            holder
+            for holder in decider.state.living_on(node)
+            if holder.has_model and may_go(holder) and budgets.allow([decider.state.labelled(holder)])
+        ),
         key=lambda h: (-h.priority, h.created, h.ref.uid),
     )
     if not victims or _placed(decider, demand, node, victims) is None:
         return None
     going = list(victims)
-    for victim in victims:
+    for victim in _to_give_back(decider, victims, budgets):
         rest = [one for one in going if one is not victim]
         if rest and _placed(decider, demand, node, rest) is not None:
             going = rest
     placement = _placed(decider, demand, node, going)
-    if placement is None or not budgets.allow(_labelled(decider, going)):
+    if placement is None or not budgets.allow(map(decider.state.labelled, going)):
         return None
     return Sacrifice(placement, tuple(going))
 
 
+def _to_give_back(decider: Decider, victims: list[Holder], budgets: Budgets) -> list[Holder]:
+    """Who is to stay if possible, first those who cannot all go at once: of each budget the least
+    important ones may. `victims`: the most important first."""
+    legal: list[Holder] = []
+    for victim in reversed(victims):
+        if budgets.allow(decider.state.labelled(one) for one in (*legal, victim)):
+            legal.append(victim)
+    return sorted(victims, key=lambda h: h in legal)
+
+
 def _placed(decider: Decider, demand: Demand, node: NodeName, gone: Iterable[Holder]) -> Placement | None:
-    with decider.state.without(victim.ref.uid for victim in gone):
+    with decider.without([victim.ref.uid for victim in gone]):
         outcome = decider.place_on(demand, node)
     return outcome if isinstance(outcome, Placement) else None
-
-
-def _labelled(decider: Decider, pods: Iterable[Holder]) -> Iterator[tuple[PodRef, Labels]]:
-    for pod in pods:
-        neighbour = decider.state.pods.get(pod.ref.uid)
-        yield pod.ref, {} if neighbour is None else neighbour.labels

@@ -1,9 +1,11 @@
 """Pods that wait to be placed. Pure; the clock is injected.
 
-Active pods are tried by priority, then age. A pod that found no place is parked: it is tried again
-after its backoff (500 ms doubling to 2 min, the proof of concept's), or at once when something in
-the cluster has changed that could help. A pod whose Binding failed is held for its whole backoff,
-because it is the API server that needs the pause.
+Active pods are tried by priority, then age. A pod that found no place is parked. Something in the
+cluster that may help it (`hints`) wakes it, once a short pause since its last try is over: 500 ms, twice
+as long each time that it was woken in vain, up to 10 s (kube-scheduler's backoffQ). Without that it is
+tried again after its own backoff (500 ms doubling to 2 min, the proof of concept's), which is there for
+what nobody foresees: it takes its turn behind those who have a reason to be tried, but it has one.
+A pod whose Binding failed is held for its whole backoff, because it is the API server that needs the pause.
 """
 
 import heapq
@@ -13,27 +15,37 @@ from dataclasses import dataclass, field
 from berth.contract.ids import PodUid
 from berth.runtime.backoff import Backoff
 from binder.demand import Demand
+from binder.hints import Hope, Stand
 
 INITIAL_SECONDS, CAP_SECONDS = 0.5, 120.0
+WOKEN_CAP_SECONDS = 10.0
+# After so many who have a reason one gets a turn whose time alone has come.
+TURN = 8
 _ALWAYS = float("-inf")
 Order = tuple[int, str, str]
 
 
-def _backoff() -> Backoff:
-    return Backoff(initial_seconds=INITIAL_SECONDS, cap_seconds=CAP_SECONDS)
+def _backoff(cap_seconds: float) -> Backoff:
+    return Backoff(initial_seconds=INITIAL_SECONDS, cap_seconds=cap_seconds)
 
 
 @dataclass(slots=True)
 class Waiting:
     """One pod in the queue. `due`: tried from this time on; a wake brings it forward, but not before
-    `not_before`. `reasons`: why it was refused last; `message`: what its owner was told of that."""
+    `not_before`; `again`: its time without one. `stand`: how it stood when it was refused last; `hope`: what may have helped it since.
+    `reasons`: why it was refused last; `message`: what its owner was told of that."""
 
     demand: Demand
     due: float
     not_before: float = _ALWAYS
+    again: float = _ALWAYS
+    stand: Stand | None = None
+    hope: Hope | None = None
     reasons: str = ""
     message: str = ""
-    backoff: Backoff = field(default_factory=_backoff)
+    backoff: Backoff = field(default_factory=lambda: _backoff(CAP_SECONDS))
+    pause: Backoff = field(default_factory=lambda: _backoff(WOKEN_CAP_SECONDS))
+    pause_seconds: float = 0.0
 
     @property
     def uid(self) -> PodUid:
@@ -43,19 +55,26 @@ class Waiting:
     def order(self) -> Order:
         return (-self.demand.priority, self.demand.created, self.uid)
 
+    @property
+    def has_reason(self) -> bool:
+        """It is new, has changed, or something may have helped it."""
+        return self.stand is None or self.hope is not None
+
 
 class SchedulingQueue:
     """At most one entry a pod; a pod that is deleted is simply taken out.
 
-    Two heaps hold (key, uid) of pods that are due and of pods that are not yet. An entry of a heap
-    that the pod's own state does not bear out is old, and is skipped.
+    Three heaps hold (key, uid): of pods that are due for a reason, of those that are due, and of those
+    that are not yet. An entry of a heap that the pod's own state does not bear out is old, and is skipped.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._waiting: dict[PodUid, Waiting] = {}
         self._ready: list[tuple[Order, PodUid]] = []
+        self._again: list[tuple[Order, PodUid]] = []
         self._later: list[tuple[float, PodUid]] = []
+        self._since_turn = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -81,9 +100,13 @@ class SchedulingQueue:
         if known is None:
             self._enter(Waiting(demand, due=now, message=told))
         elif known.demand != demand:
-            known.demand = demand
-            self._bring_forward(known, now)
+            known.demand, known.due = demand, now if known.stand is not None else known.due
+            known.stand = known.hope = None
+            self._file(known)
         return known is None
+
+    def find(self, uid: PodUid) -> Waiting | None:
+        return self._waiting.get(uid)
 
     def remove(self, uid: PodUid) -> None:
         self._waiting.pop(uid, None)
@@ -91,41 +114,55 @@ class SchedulingQueue:
     def pop(self) -> Waiting | None:
         """Take out the next pod whose time has come."""
         self._sort_in_due()
-        while self._ready:
-            order, uid = heapq.heappop(self._ready)
-            waiting = self._waiting.get(uid)
-            if waiting is not None and self._is_ready(waiting) and waiting.order == order:
-                del self._waiting[uid]
-                return waiting
+        if self._again and (not self._ready or self._since_turn >= TURN):
+            self._since_turn = 0
+            return self._waiting.pop(heapq.heappop(self._again)[1])
+        if self._ready:
+            self._since_turn += 1
+            return self._waiting.pop(heapq.heappop(self._ready)[1])
         return None
 
-    def park(self, waiting: Waiting) -> None:
-        """Put back a pod that found no place."""
-        waiting.due, waiting.not_before = self._clock() + waiting.backoff.next(), _ALWAYS
-        self._put_back(waiting)
+    def park(self, waiting: Waiting, stand: Stand) -> None:
+        """Put back a pod that found no place, and how it stood."""
+        waiting.due = waiting.again = self._clock() + waiting.backoff.next()
+        self._pause(waiting, stand)
+
+    def park_again(self, waiting: Waiting, stand: Stand) -> None:
+        """Put back a pod that was woken and not even tried: its hope had gone by then."""
+        waiting.due = waiting.again
+        self._pause(waiting, stand)
 
     def hold(self, waiting: Waiting) -> None:
         """Put back a pod whose Binding failed: nothing wakes it before its backoff is over."""
         waiting.due = waiting.not_before = self._clock() + waiting.backoff.next()
+        waiting.stand, waiting.hope = None, None
         self._put_back(waiting)
 
-    def wake(self, may_fit: Callable[[Demand], bool] = lambda _: True) -> None:
-        """Something has changed: the pods that may fit now may be tried now."""
-        now = self._clock()
-        for waiting in self._waiting.values():
-            if waiting.due > max(now, waiting.not_before) and may_fit(waiting.demand):
-                self._bring_forward(waiting, now)
+    def parked(self) -> Iterator[Waiting]:
+        """Those that were refused and may be woken."""
+        return (one for one in self._waiting.values() if one.stand is not None and not one.demand.gated)
+
+    def wake(self, waiting: Waiting, hope: Hope) -> None:
+        """Something may have helped this pod: try it as soon as its pause is over."""
+        before = (waiting.due, waiting.has_reason)
+        waiting.hope = hope if waiting.hope is None else waiting.hope.and_also(hope)
+        waiting.due = min(waiting.due, max(self._clock(), waiting.not_before))
+        if (waiting.due, waiting.has_reason) != before:
+            self._file(waiting)
 
     def seconds_to_next(self) -> float | None:
         """Until the next pod's time comes; None when none waits for a time."""
         self._sort_in_due()
-        if self._ready:
+        if self._ready or self._again:
             return 0.0
         return max(0.0, self._later[0][0] - self._clock()) if self._later else None
 
-    def _bring_forward(self, waiting: Waiting, now: float) -> None:
-        waiting.due = min(waiting.due, max(now, waiting.not_before))
-        self._file(waiting)
+    def _pause(self, waiting: Waiting, stand: Stand) -> None:
+        if waiting.hope is not None or not waiting.pause_seconds:
+            waiting.pause_seconds = waiting.pause.next()
+        waiting.not_before = self._clock() + waiting.pause_seconds
+        waiting.stand, waiting.hope = stand, None
+        self._put_back(waiting)
 
     def _put_back(self, waiting: Waiting) -> None:
         # A newer state of the pod stands.
@@ -139,13 +176,13 @@ class SchedulingQueue:
     def _file(self, waiting: Waiting) -> None:
         if waiting.demand.gated:
             return  # its change brings it here again
-        if waiting.due <= self._clock():
-            heapq.heappush(self._ready, (waiting.order, waiting.uid))
-        else:
+        if waiting.due > self._clock():
             heapq.heappush(self._later, (waiting.due, waiting.uid))
+        else:
+            heapq.heappush(self._ready if waiting.has_reason else self._again, (waiting.order, waiting.uid))
 
     def _sort_in_due(self) -> None:
-        """Move on whose time has come, and drop what is old from the heads of both heaps."""
+        """Move on whose time has come, and drop what is old from the heads of the heaps."""
         now = self._clock()
         while self._later:
             due, uid = self._later[0]
@@ -155,12 +192,16 @@ class SchedulingQueue:
             heapq.heappop(self._later)
             if waiting is not None and waiting.due == due:
                 self._file(waiting)
-        while self._ready:
-            order, uid = self._ready[0]
-            waiting = self._waiting.get(uid)
-            if waiting is not None and self._is_ready(waiting) and waiting.order == order:
-                break
-            heapq.heappop(self._ready)
+        for heap, for_a_reason in ((self._ready, True), (self._again, False)):
+            while heap and not self._is_ready(*heap[0], for_a_reason=for_a_reason):
+                heapq.heappop(heap)
 
-    def _is_ready(self, waiting: Waiting) -> bool:
-        return waiting.due <= self._clock() and not waiting.demand.gated
+    def _is_ready(self, order: Order, uid: PodUid, *, for_a_reason: bool) -> bool:
+        waiting = self._waiting.get(uid)
+        return (
+            waiting is not None
+            and waiting.due <= self._clock()
+            and not waiting.demand.gated
+            and waiting.order == order
+            and waiting.has_reason == for_a_reason
+        )

@@ -11,7 +11,7 @@ import numpy as np
 from binder.demand import Shape
 from binder.filters import FITS, Codes, first_failing, gpu_fit, resource_misfits, standing_codes
 from binder.matching import preference, untolerated_preferences
-from binder.strategies import Strategy, best_sum
+from binder.strategies import Strategy, best_together
 from binder.table import Floats, Ints, NodeTable, Rows
 
 _KEPT = 256
@@ -69,7 +69,8 @@ class Ranking:
         misfits = (*resource_misfits(table, shape, rows), *gpus.misfits)
         codes = first_failing(len(standing), misfits, standing)
         gains = strategy.gains(table, shape, rows, gpus.after)
-        score = strategy.score(table, shape, rows, best_sum(gains, gpus.fits, shape.gpu_count))
+        gain, left = best_together(gains, gpus.fits, gpus.after, shape.gpu_count)
+        score = strategy.score(table, shape, rows, gain, left)
         score[codes != FITS] = -np.inf
         self.codes[rows], self.score[rows] = codes, score
 

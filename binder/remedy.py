@@ -1,10 +1,14 @@
 """What would make a pod fit that does not: a larger GPU, or the end of which models. Pure."""
 
+import numpy as np
+
+from berth.contract.ids import NodeName
 from berth.contract.quantity import format_bytes
+from binder.budgets import Budgets
 from binder.decision import Decider, Refusal
 from binder.demand import Demand
 from binder.filters import CODE
-from binder.preemption import CURABLE, Budgets, find_sacrifice
+from binder.preemption import CURABLE, curable, find_sacrifice
 from binder.reasons import Kind
 
 
@@ -17,14 +21,22 @@ def remedy(decider: Decider, demand: Demand, refusal: Refusal, *, most_nodes: in
     if CODE[Kind.GPU_MEMORY] in codes and (largest := _largest(decider, demand)) < demand.shape.request_bytes:
         asked = format_bytes(demand.shape.request_bytes)
         return f"no GPU is large enough: {asked} asked, {format_bytes(largest)} on the largest when empty"
-    sacrifice = find_sacrifice(
-        decider, demand, refusal, may_go=lambda _: True, budgets=Budgets(), most_nodes=most_nodes
-    )
+    nodes = _freest(decider, refusal, most_nodes)
+    sacrifice = find_sacrifice(decider, demand, nodes, may_go=lambda _: True, budgets=Budgets())
     if sacrifice is None:
         return ""
     gpus = ", ".join(str(gpu.index) for gpu in sacrifice.placement.gpu.gpus)
     gone = ", ".join(str(victim.ref) for victim in sacrifice.victims)
     return f"would fit on {sacrifice.placement.node}, GPU {gpus}, without {gone}"
+
+
+def _freest(decider: Decider, refusal: Refusal, most: int) -> list[NodeName]:
+    table = decider.table
+    rows = np.flatnonzero(curable(refusal.codes) & table.live)
+    if not len(rows):
+        return []
+    order = np.argsort(-table.free[rows].max(axis=1), kind="stable")
+    return [table.view(int(row)).facts.name for row in rows[order][:most]]
 
 
 def _largest(decider: Decider, demand: Demand) -> int:

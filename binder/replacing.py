@@ -1,18 +1,22 @@
 """Replaces pods whose model could not be loaded where they are, but may be elsewhere.
 
 A pod cannot be moved: it is evicted, its controller makes another, and that one keeps away from the node
-(`load_failures`). Where this makes no sense, the pod's condition says why the model is not loaded: the
-pod is pinned, nobody would replace it, the model itself is at fault, or enough was tried.
+(`load_failures`). A pod whose model files are gone from its node is evicted as well, because its loader
+does not run again; its successor may go anywhere. Where this makes no sense, the pod's condition says why
+the model is not loaded: the pod is pinned, nobody would replace it, the model itself is at fault, or
+enough was tried. While no other node has room for a failed one it stays, too, and is looked at again.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from berth.contract.errors import InvalidPod
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
-from berth.contract.pod import PodRef, is_deleting, node_of
+from berth.contract.pod import PodRef, is_deleting, is_model_pod, node_of
 from berth.contract.report import ModelReport, ModelState
 from berth.kube import paths
 from berth.kube.client import KubeClient
@@ -21,6 +25,7 @@ from berth.kube.events import EventRecorder
 from berth.kube.times import rfc3339, utc_now
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
+from berth.runtime.tasks import wait_until_set
 from binder.demand import Demand, parse_demand
 from binder.evictions import evict
 from binder.load_failures import CURABLE, EXCLUDED_SECONDS, LoadFailures, model_key
@@ -30,11 +35,26 @@ from binder.view import NodeView
 log = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
-_QUEUE_LIMIT = 1000
+_IN_TROUBLE = (ModelState.FAILED, ModelState.LOST)
+# For room on another node.
+LOOK_AGAIN_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class _Failed:
+    """A model that a node's report calls failed or lost. `told`: what its pod's condition says of it."""
+
+    node: NodeName
+    model: ModelReport
+    told: str = ""
+    is_settled: bool = False
 
 
 class Replacer:
-    """`look_at` takes what the reports tell, on a standby too; only `run` acts on it."""
+    """`look_at` takes what the reports tell, on a standby too; only `run` acts on it.
+
+    `fits_elsewhere`: whether some other node would take the pod now.
+    """
 
     def __init__(
         self,
@@ -43,64 +63,91 @@ class Replacer:
         scheduler_name: str,
         failures: LoadFailures,
         events: EventRecorder,
+        fits_elsewhere: Callable[[Demand, NodeName], bool] = lambda *_: True,
     ) -> None:
         self._client, self._keys, self._name = client, keys, scheduler_name
-        self._failures, self._events = failures, events
-        # Failed loads that have not been dealt with, by pod, and those that have.
-        self._failed: dict[PodUid, tuple[NodeName, ModelReport]] = {}
-        self._settled: dict[NodeName, dict[PodUid, str]] = {}
+        self._failures, self._events, self._fits_elsewhere = failures, events, fits_elsewhere
+        # No more than the last reports name.
+        self._failed: dict[NodeName, dict[PodUid, _Failed]] = {}
         self._wake = asyncio.Event()
 
     def look_at(self, view: NodeView) -> None:
         """Take note of the loads that the node's report calls failed."""
         node, report = view.facts.name, view.facts.report
-        models = {} if report is None else {m.pod_uid: m for m in report.models}
-        failed = {uid: m for uid, m in models.items() if m.state is ModelState.FAILED}
-        for uid in models.keys() - failed.keys():
-            self._failed.pop(uid, None)
-        before = self._settled.pop(node, {})
-        if settled := {uid: reason for uid, reason in before.items() if uid in failed}:
-            self._settled[node] = settled
-        for uid, model in failed.items():
-            if settled.get(uid) != model.reason and len(self._failed) < _QUEUE_LIMIT:
-                self._failed[uid] = (node, model)
-                self._wake.set()
+        models = () if report is None else report.models
+        before = self._failed.pop(node, {})
+        # A report that had no room for a pod's name tells it another time.
+        troubled = (m for m in models if m.state in _IN_TROUBLE and m.pod_name)
+        now = {m.pod_uid: _known(before, node, m) for m in troubled}
+        if now:
+            self._failed[node] = now
+        if any(failed is not before.get(uid) for uid, failed in now.items()):
+            self._wake.set()
+
+    def forget(self, node: NodeName) -> None:
+        """The node is gone."""
+        self._failed.pop(node, None)
 
     async def run(self) -> None:
         """Deal with them one by one, for ever."""
         backoff = Backoff(initial_seconds=0.5, cap_seconds=30.0)
         while True:
-            await self._wake.wait()
             self._wake.clear()
-            for uid, (node, model) in list(self._failed.items()):
+            for failed in [one for of_node in self._failed.values() for one in of_node.values()]:
+                if failed.is_settled:
+                    continue
                 try:
-                    await self._settle(node, model)
+                    failed.is_settled = await self._settle(failed)
                 except KubeError as error:
-                    log.warning(
-                        "failed load not dealt with", extra=fields(model=model.model_name, error=error)
-                    )
+                    name = failed.model.model_name
+                    log.warning("failed load not dealt with", extra=fields(model=name, error=error))
                     self._wake.set()
                     await asyncio.sleep(backoff.next())
+                except Exception as error:  # what breaks over one pod must not stop the others
+                    log.error("failed load broke", extra=fields(pod=failed.model.pod_name), exc_info=error)
+                    failed.is_settled = True
                 else:
                     backoff.reset()
-                    self._failed.pop(uid, None)
-                    self._settled.setdefault(node, {})[uid] = model.reason
+            await wait_until_set(self._wake, timeout_seconds=LOOK_AGAIN_SECONDS)
 
-    async def _settle(self, node: NodeName, model: ModelReport) -> None:
+    async def _settle(self, failed: _Failed) -> bool:
+        """False where it must be looked at again."""
+        node, model = failed.node, failed.model
         try:
             pod = await self._client.get(paths.pod(model.namespace, model.pod_name))
             demand = parse_demand(pod, self._keys)
         except (NotFound, InvalidPod):
-            return
+            return True
         ref = demand.model.ref
         if ref.uid != model.pod_uid or node_of(pod) != node or is_deleting(pod):
-            return
+            return True
+        if not is_model_pod(pod, self._keys):
+            return True  # whatever the report says: no agent may have other pods evicted
+        if model.state is ModelState.LOST:
+            return await self._restage(failed, ref, pod, demand)
         if pod["spec"].get("schedulerName") != self._name:
-            return
+            return True
         if why_not := self._why_not(demand, model, node):
-            await self._tell_failed(ref, f"{model.reason or 'the load failed'} ({why_not})")
-        else:
-            await self._replace(ref, node, model)
+            await self._tell_failed(failed, ref, why_not)
+            return True
+        if not self._fits_elsewhere(demand, node):
+            await self._tell_failed(failed, ref, "no other node has room for it now")
+            return False
+        await self._replace(ref, node, model)
+        return True
+
+    async def _restage(self, failed: _Failed, ref: PodRef, pod: JsonObject, demand: Demand) -> bool:
+        """Files that are gone are staged by a new pod's loader only; any node will do, this one as well."""
+        if not _is_initialized(pod):
+            return False  # its own loader is still at it
+        if demand.owner is None:
+            await self._tell_failed(failed, ref, "nothing would replace the pod")
+            return True
+        await evict(self._client, ref)
+        reason = failed.model.reason
+        self._events.record(ref, "Warning", "ModelLost", f"{reason}; replaced")
+        log.info("replaced a pod whose model is lost", extra=fields(pod=ref, reason=reason))
+        return True
 
     def _why_not(self, demand: Demand, model: ModelReport, node: NodeName) -> str:
         """Why the pod is left where it is; "" where another node is worth a try."""
@@ -112,17 +159,23 @@ class Replacer:
         if demand.owner is None or key is None:
             return "nothing would replace the pod"
         return (
-            "" if self._failures.note(key, node) else "it failed on other nodes, too; none is tried any more"
+            ""
+            if self._failures.note(key, node, demand.model.ref.uid)
+            else "it failed on other nodes, too; none is tried any more"
         )
 
     async def _replace(self, ref: PodRef, node: str, model: ModelReport) -> None:
         minutes = int(EXCLUDED_SECONDS / 60)
         message = f"{model.reason}; replaced, and node {node} is left out for {minutes} min"
-        self._events.record(ref, "Warning", "ModelLoadFailedHere", message)
-        log.info("replacing a pod whose load failed", extra=fields(pod=ref, node=node, reason=model.reason))
         await evict(self._client, ref)
+        self._events.record(ref, "Warning", "ModelLoadFailedHere", message)
+        log.info("replaced a pod whose load failed", extra=fields(pod=ref, node=node, reason=model.reason))
 
-    async def _tell_failed(self, ref: PodRef, message: str) -> None:
+    async def _tell_failed(self, failed: _Failed, ref: PodRef, why_not: str) -> None:
+        """Once for each message."""
+        message = f"{failed.model.reason or 'the load failed'} ({why_not})"
+        if message == failed.told:
+            return
         self._events.record(ref, "Warning", "ModelLoadFailed", message)
         condition = {
             "type": self._keys.loaded_condition,
@@ -132,3 +185,17 @@ class Replacer:
             "lastTransitionTime": rfc3339(utc_now()),
         }
         await patch_status(self._client, ref, {"conditions": [condition]})
+        failed.told = message
+
+
+def _known(before: Mapping[PodUid, _Failed], node: NodeName, model: ModelReport) -> _Failed:
+    """What is known of this failure, if it is the same still."""
+    known = before.get(model.pod_uid)
+    same = known is not None and (known.model.state, known.model.reason) == (model.state, model.reason)
+    return known if known is not None and same else _Failed(node, model)
+
+
+def _is_initialized(pod: JsonObject) -> bool:
+    """Every initContainer, the loader among them, has done its work."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(one.get("type") == "Initialized" and one.get("status") == "True" for one in conditions)

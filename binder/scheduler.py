@@ -7,9 +7,12 @@ memory. An assumption is given up only when it is certain that the Binding did n
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
 
 from berth.contract.errors import InvalidPod
 from berth.contract.ids import NodeName, PodUid
@@ -20,14 +23,17 @@ from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, ChangeKind
+from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import in_thread, supervise, wait_until_set
-from binder.binding import current_pod, may_have_happened, post_binding
+from binder.binding import current_pod, is_answer, may_have_happened, post_binding
 from binder.cluster import Cluster, Source, slim
 from binder.decision import Placement, Refusal
-from binder.demand import Demand, Shape, parse_demand
+from binder.demand import Demand, parse_demand
 from binder.doubts import Doubts
 from binder.explain import summary
+from binder.filters import FITS
+from binder.hints import Hints, Hope, News, stand_of
 from binder.load_failures import LoadFailures
 from binder.market import price
 from binder.metrics import BinderMetrics
@@ -48,6 +54,9 @@ BINDS_AT_ONCE = 64
 # Ghosts and stale heartbeats are matters of time, not of events: look now and then.
 _TICK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
+# Woken pods that are looked at in one step: some milliseconds.
+_MOST_LOOKS = 32
+_MOST_QUESTIONS = 4096
 # Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
 _CLOSE_LOOKS = 2
 
@@ -63,10 +72,21 @@ class _Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a pod was not bound, and the pod as it is, where it still waits."""
+    """Why a pod was not bound, and the pod as it is, where it still waits. `unsent`: nothing was tried."""
 
     why: str
-    pod: JsonObject | None
+    pod: JsonObject | None = None
+    unsent: bool = False
+
+
+def _can_be_bound(pod: JsonObject | None) -> bool:
+    """A Binding that is under way may still be written."""
+    return pod is not None and node_of(pod) is None and not is_deleting(pod)
+
+
+def _posting_again() -> Backoff:
+    """The pauses between the tries of one Binding."""
+    return Backoff(initial_seconds=0.5, cap_seconds=15.0)
 
 
 class Scheduler:
@@ -82,6 +102,7 @@ class Scheduler:
         events: EventRecorder,
         metrics: BinderMetrics,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._client, self._keys, self._name, self._strategy = client, keys, scheduler_name, strategy
         self._events, self._metrics, self._clock = events, metrics, clock
@@ -91,17 +112,33 @@ class Scheduler:
         self.cluster = Cluster(keys, strategy, clock=clock, excluded=failures.excluded)
         self.state = self.cluster.state
         self.queue = SchedulingQueue(clock)
-        self.room = RoomMaker(client, self.cluster, events, clock)
+        self.room = RoomMaker(client, self.cluster, events, may_write=lambda: self.may_write(), clock=clock)
+        self._hints = Hints(
+            self.cluster,
+            self.room.victims,
+            aside=self.room.aside,
+            may_make_room=self.room.may_make_room,
+            clock=clock,
+        )
+        # Who was refused last of those who ask the same.
+        self._refused: OrderedDict[Hashable, PodUid] = OrderedDict()
+        # Pods that an earlier leader has begun to make room for.
+        self._to_adopt: dict[PodUid, Demand] = {}
         self._troubles = Troubles(self.state, events)
         self._doubts = Doubts(
             client, self.state, on_pod=self.on_pod, on_node=self.on_node, freed=self._note, clock=clock
         )
-        self._replacer = Replacer(client, keys, scheduler_name, failures, events)
+        self._replacer = Replacer(
+            client, keys, scheduler_name, failures, events, fits_elsewhere=self.fits_elsewhere
+        )
         metrics.follow(self.queue, self.state)
         self._unreadable: dict[PodUid, _Unreadable] = {}
         self._wake = asyncio.Event()
-        self._news = False
         self._binds: set[asyncio.Task[Any]] = set()
+        # Bindings on their way or without an answer, and the pauses between the tries of some of them.
+        self._in_doubt: set[PodUid] = set()
+        self._pauses: set[asyncio.Future[object]] = set()
+        self._sleep, self._posts = sleep, asyncio.Semaphore(BINDS_AT_ONCE)
         self._next_tick = 0.0
         self._learning: asyncio.Task[None] | None = None
         self._stopping = False
@@ -119,7 +156,10 @@ class Scheduler:
         helps = self.cluster.on_node(change)
         name = NodeName(change.object["metadata"]["name"])
         self._troubles.look_at(name)
-        if (view := self.state.find(name)) is not None:
+        view = self.state.find(name)
+        if view is None:
+            self._replacer.forget(name)
+        else:
             self._replacer.look_at(view)
         return helps
 
@@ -160,9 +200,16 @@ class Scheduler:
             "doubts": self._doubts.run(),
         }
 
+    @property
+    def in_doubt(self) -> bool:
+        """Some Binding may still be written that nobody waits for any more."""
+        return bool(self._in_doubt)
+
     async def drain(self) -> None:
         """Decide nothing more and wait, within bounds, for the Bindings in flight."""
         self._stopping, self.leads = True, False
+        for pause in self._pauses:
+            pause.cancel()
         if self._binds:
             await asyncio.wait(self._binds, timeout=_STOP_SECONDS)
 
@@ -175,10 +222,11 @@ class Scheduler:
             return  # the leadership's own task will end this one
         if self._clock() >= self._next_tick:
             self._tick()
+        self._adopt()
         self._wake_queue()
         self._tell_unreadable()
         # Asked only now: a pod may have changed or gone while there was no slot.
-        waiting = None if self._stopping or self._is_busy() else self.queue.pop()
+        waiting = None if self._stopping or self._is_busy() else self._next()
         if waiting is not None:
             self._place(waiting)
             self._wake.set()
@@ -186,37 +234,105 @@ class Scheduler:
     def _tick(self) -> None:
         """What is a matter of time."""
         self._next_tick = self._clock() + _TICK_SECONDS
-        if self.state.expire_ghosts() or self.room.expire():
-            self._news = True
+        self.state.expire_ghosts()
+        self.room.expire()
+        for waiting in self.queue.parked():
+            if waiting.stand and (hope := self._hints.spared(waiting.demand, waiting.stand)):
+                self.queue.wake(waiting, hope)
         self._troubles.tell()
         self._doubts.look()
 
     def _pause(self) -> float:
         """Until the next pod's time, at most; a slot that comes free wakes, too."""
-        due = None if self._stopping or self._is_busy() else self.queue.seconds_to_next()
+        waits = self._stopping or self._is_busy() or not self.may_write()
+        due = None if waits else self.queue.seconds_to_next()
         return _TICK_SECONDS if due is None else min(due, _TICK_SECONDS)
 
+    def _adopt(self) -> None:
+        """Before anybody else can take their places."""
+        for demand in self._to_adopt.values():
+            self.room.adopt(demand)
+        self._to_adopt.clear()
+
     def _wake_queue(self) -> None:
-        """Bring forward the pods that may fit now: one look for all pods of a shape."""
-        if not self._news:
+        """Wake the pods that the news may help."""
+        if not (news := self._hints.take_news()) and not self.room.has_lost:
             return
-        self._news = False
-        looked: dict[Shape, bool] = {}
+        lost, rows = self.room.take_lost(), set(news.rows.tolist())
+        for waiting in self.queue.parked():
+            if waiting.uid in lost or self.room.row_of(waiting.demand) in rows:
+                self.queue.wake(waiting, Hope(None))
+            elif hope := self._hope(waiting, news):
+                self.queue.wake(waiting, hope)
 
-        def may_fit(demand: Demand) -> bool:
-            if self.room.waits_for_room(demand):
-                return True
-            if demand.shape not in looked:
-                looked[demand.shape] = self.cluster.decider.fits_somewhere(demand.shape)
-            return looked[demand.shape]
+    def _hope(self, waiting: Waiting, news: News) -> Hope | None:
+        assert waiting.stand is not None
+        try:
+            return self._hints.hope(waiting.demand, waiting.stand, news)
+        except Exception:  # heard of when the pod is tried
+            return Hope(None)
 
-        self.queue.wake(may_fit)
+    def _is_worth_a_try(self, waiting: Waiting) -> bool:
+        if waiting.stand is None or waiting.hope is None:
+            return True
+        try:
+            return self._hints.look(waiting.demand, waiting.stand, waiting.hope)
+        except Exception:  # heard of when the pod is tried
+            return True
+
+    def _next(self) -> Waiting | None:
+        """The next pod that is worth a try. Whose hope has gone by now is put back: somebody else was
+        faster, perhaps."""
+        for _ in range(_MOST_LOOKS):
+            waiting = self.queue.pop()
+            if waiting is None:
+                return None
+            if waiting.stand is None and (alike := self._refused_alike(waiting)) is not None:
+                self._refuse_alike(waiting, alike)
+            elif self._is_worth_a_try(waiting):
+                return waiting
+            else:
+                assert waiting.stand is not None
+                self.queue.park_again(waiting, waiting.stand)
+        self._wake.set()
+        return None
+
+    def _refused_alike(self, waiting: Waiting) -> Waiting | None:
+        """A pod that asked the same, was refused, and has no hope since: one of many copies."""
+        uid = self._refused.get(waiting.demand.question)
+        known = None if uid is None else self.queue.find(uid)
+        if known is None or known.stand is None or known.hope is not None:
+            return None
+        same = known.demand.question == waiting.demand.question
+        return known if same and not self.room.waits_for_room(known.demand) else None
+
+    def _refuse_alike(self, waiting: Waiting, alike: Waiting) -> None:
+        assert alike.stand is not None
+        waiting.reasons = alike.reasons
+        self._tell(waiting, alike.message)
+        self.queue.park(waiting, alike.stand.copy())
 
     def _is_busy(self) -> bool:
-        return len(self._binds) >= BINDS_AT_ONCE
+        return len(self._binds) - len(self._pauses) >= BINDS_AT_ONCE
 
     def _place(self, waiting: Waiting) -> None:
         """Decide and assume in one step."""
+        try:
+            self._decide(waiting)
+        except Exception as error:  # what breaks over one pod must not stop the others
+            self._break_off(waiting, error)
+
+    def _break_off(self, waiting: Waiting, error: Exception) -> None:
+        """A defect of ours, or an object that nobody has thought of: the pod is tried again later."""
+        self._metrics.attempted("broken")
+        log.error("decision broke", extra=fields(pod=waiting.demand.model.ref), exc_info=error)
+        self.state.forget(waiting.uid)  # no Binding is on its way: that would have been the last step
+        self.room.give_up(waiting.uid)
+        waiting.reasons = f"the binder could not judge the pod, and tries again later: {error!r}"
+        self._tell(waiting, waiting.reasons)
+        self.queue.hold(waiting)
+
+    def _decide(self, waiting: Waiting) -> None:
         with self._metrics.decision_seconds.time():
             outcome = self.room.decide(waiting.demand)
         if isinstance(outcome, Placement):
@@ -229,13 +345,19 @@ class Scheduler:
         counts = refusal.counts(self.cluster.decider.table)
         self._metrics.refused(counts)
         message = summary(self.cluster.decider, waiting.demand, refusal)
-        if sacrifice := self.room.make_room(waiting.demand, refusal):
+        stand = stand_of(self.cluster.decider, refusal)
+        if waiting.stand is not None and (waiting.hope is None or waiting.hope.rows is not None):
+            stand.searched = waiting.stand.searched
+        if sacrifice := self.room.make_room(waiting.demand, refusal, stand):
             names = ", ".join(str(victim.ref) for victim in sacrifice.victims)
             message = f"{message}; waits for node {sacrifice.placement.node} to be rid of {names}"
         if message != waiting.reasons:
             waiting.reasons = message
             self._tell(waiting, self._with_remedy(waiting.demand, refusal, message))
-        self.queue.park(waiting)
+        self.queue.park(waiting, stand)
+        self._refused[waiting.demand.question] = waiting.uid
+        if len(self._refused) > _MOST_QUESTIONS:
+            self._refused.popitem(last=False)
 
     def _with_remedy(self, demand: Demand, refusal: Refusal, message: str) -> str:
         help = remedy(self.cluster.decider, demand, refusal, most_nodes=_CLOSE_LOOKS)
@@ -260,11 +382,14 @@ class Scheduler:
             self._unreadable.pop(ref.uid, None)
             if self.queue.put(demand, told=told(pod)):
                 self.learn(demand)
+                if demand.nominated:
+                    self._to_adopt[ref.uid] = demand
         self._wake.set()
 
     def _no_longer_waits(self, uid: PodUid) -> None:
         self.queue.remove(uid)
         self._unreadable.pop(uid, None)
+        self._to_adopt.pop(uid, None)
         self.room.give_up(uid)
 
     def learn(self, demand: Demand) -> None:
@@ -278,6 +403,13 @@ class Scheduler:
     async def _renew_prices(self, strategy: LeastFragmentation) -> None:
         self.cluster.decider.refresh()
         strategy.learn(await in_thread(price, strategy.arrivals.market(self.cluster.decider.table)))
+
+    def fits_elsewhere(self, demand: Demand, node: NodeName) -> bool:
+        """Whether some other node would take a pod that is bound to this one, were it to be made anew."""
+        decider = self.cluster.decider
+        with decider.without((demand.model.ref.uid,)):
+            fitting = np.flatnonzero(decider.codes(demand) == FITS)
+            return any(decider.table.view(int(row)).facts.name != node for row in fitting)
 
     async def read(self, path: str) -> JsonObject:
         """One object as it is now. Raises KubeError."""
@@ -304,41 +436,94 @@ class Scheduler:
     async def _bind(self, waiting: Waiting, placement: Placement) -> None:
         await self._notices.withdraw(waiting.uid)
         failure = await self._try_to_bind(waiting.demand, placement)
-        if failure is not None and failure.pod is not None:
+        if failure is None:
+            return
+        if failure.pod is not None:
             self._tell(waiting, f"binding to node {placement.node} failed: {failure.why}")
+        if failure.pod is not None or failure.unsent:
             self.queue.hold(waiting)
+        if failure.pod is not None:
             self._set_pending(failure.pod)  # it may ask for something else by now, or be about to go
 
     async def _try_to_bind(self, demand: Demand, placement: Placement) -> _Failure | None:
-        """None once the pod is bound, here or elsewhere; the assumption is settled either way."""
-        ref = demand.model.ref
-        if not self.may_write():
-            # Stopped, suspended or starved for so long that somebody else may lead by now.
-            self.state.forget(ref.uid)
-            return _Failure("this replica is not sure to lead any more", None)
+        """None once the pod is bound, here or elsewhere; the assumption is settled either way.
+
+        No answer says nothing: the API server may hold the request and write it later. The same Binding is
+        posted again then, and the assumption stands, until it is certain what becomes of all tries: the pod
+        has a node, or none can be given to it any more. A refusal settles only what was not in doubt before.
+        """
+        ref, backoff = demand.model.ref, _posting_again()
+        while self.may_write() and not (backoff.failures and self._stopping):
+            try:
+                await self._post(ref, placement)
+            except KubeError as error:
+                self._metrics.attempted("error")
+                log.warning("binding failed", extra=fields(pod=ref, node=placement.node, error=error))
+                pod = None if isinstance(error, NotFound) else await current_pod(self._client, ref)
+                if not _can_be_bound(pod) or (is_answer(error) and ref.uid not in self._in_doubt):
+                    return self._settle(ref, placement, error, pod)
+                if not backoff.failures:
+                    message = f"binding to node {placement.node} has no answer and is sent again: {error}"
+                    self._events.record(ref, "Warning", "FailedScheduling", message)
+                await self._pause_between_posts(backoff.next())
+            else:
+                self._bound(ref, placement)
+                return None
+        return await self._give_way(demand, placement)
+
+    async def _post(self, ref: PodRef, placement: Placement) -> None:
+        """One try. Raises KubeError. The pod is in doubt until an answer says what became of all tries."""
+        async with self._posts:
+            doubted = ref.uid in self._in_doubt
+            self._in_doubt.add(ref.uid)
+            try:
+                with self._metrics.bind_seconds.time():
+                    await post_binding(self._client, self._keys, ref, placement)
+            except KubeError as error:
+                if not doubted and not may_have_happened(error):
+                    self._in_doubt.discard(ref.uid)
+                raise
+
+    async def _pause_between_posts(self, seconds: float) -> None:
+        """Not longer than the process has left."""
+        pause = asyncio.ensure_future(self._sleep(seconds))
+        self._pauses.add(pause)
+        self._wake.set()  # somebody else can have the slot
         try:
-            with self._metrics.bind_seconds.time():
-                await post_binding(self._client, self._keys, ref, placement)
-        except NotFound as error:
-            self.state.forget(ref.uid)
-            self._note(True)
-            return _Failure(str(error), None)
-        except KubeError as error:
-            return await self._settle(ref, placement, error)
+            await asyncio.wait({pause})
+        finally:
+            pause.cancel()
+            self._pauses.discard(pause)
+
+    async def _give_way(self, demand: Demand, placement: Placement) -> _Failure | None:
+        """Not sure to lead: stopped, suspended or starved for so long that somebody else may lead soon."""
+        if demand.model.ref.uid not in self._in_doubt:
+            self.state.forget(demand.model.ref.uid)
+            return _Failure("this replica is not sure to lead any more", unsent=True)
+        if self._stopping:
+            return _Failure("this replica ends, and nothing says whether the pod is bound")
+        await self._pause_between_posts(_TICK_SECONDS)
+        return await self._try_to_bind(demand, placement)
+
+    def _bound(self, ref: PodRef, placement: Placement) -> None:
+        self._in_doubt.discard(ref.uid)
         self._metrics.attempted("scheduled")
         self._tell_placed(ref, placement)
-        return None
 
-    async def _settle(self, ref: PodRef, placement: Placement, error: KubeError) -> _Failure | None:
+    def _settle(
+        self, ref: PodRef, placement: Placement, error: KubeError, pod: JsonObject | None
+    ) -> _Failure | None:
         """After an error only the pod itself can tell whether it is bound, and where."""
-        self._metrics.attempted("error")
-        log.warning("binding failed", extra=fields(pod=ref, node=placement.node, error=error))
-        pod = await current_pod(self._client, ref)
+        doubted = ref.uid in self._in_doubt
+        self._in_doubt.discard(ref.uid)
         self._note(True)
         if pod is not None and node_of(pod) is not None:
             self.on_pod(Change(ChangeKind.SET, slim(pod)))
-            return None if node_of(pod) == placement.node else _Failure(str(error), None)
-        if pod is None and may_have_happened(error):
+            if node_of(pod) != placement.node:
+                return _Failure(str(error))
+            self._bound(ref, placement)
+            return None
+        if pod is None and doubted:
             self.state.remove_pod(ref.uid)  # bound and deleted since, perhaps: a ghost
         else:
             self.state.forget(ref.uid)
@@ -385,7 +570,6 @@ class Scheduler:
 
     def _note(self, helps: bool) -> bool:
         """Something has changed that could let a pod in."""
-        if helps:
-            self._news = True
+        if helps or self.state.is_touched:  # a pod that came may be the company that another waits for
             self._wake.set()
         return helps

@@ -30,6 +30,7 @@ from berth.contract.report import ModelReport, NodeReport
 from binder.amounts import total
 from binder.demand import Demand
 from binder.holders import Holder, bound_holder, held_by_gpu, placed_holder
+from binder.labels import Labels
 from binder.neighbours import required_anti_affinity
 from binder.pod_index import Neighbour, PodIndex
 from binder.view import NodeFacts, NodeView, parse_node
@@ -81,9 +82,18 @@ class ClusterState:
     def ghost_count(self) -> int:
         return len(self._ghosts)
 
+    @property
+    def hides(self) -> bool:
+        """Some pods are taken out of account for a question."""
+        return bool(self._hidden)
+
     def has_place(self, uid: PodUid) -> bool:
         """The pod is bound or assumed. A pod that has a node never loses it again."""
         return uid in self._bound or uid in self._assumed
+
+    @property
+    def is_touched(self) -> bool:
+        return bool(self._touched)
 
     def take_touched(self) -> set[NodeName]:
         """Nodes that have changed, come or gone since the last call."""
@@ -101,12 +111,14 @@ class ClusterState:
             self._follow_report(facts.name, facts.report)
         return known is None or known.content != facts.content
 
-    def remove_node(self, name: NodeName) -> None:
-        """A node that is gone holds nothing; its pods follow on their own."""
-        self._nodes.pop(name, None)
+    def remove_node(self, name: NodeName) -> bool:
+        """A node that is gone holds nothing, and is in no domain that pods are spread over; its pods follow
+        on their own."""
+        known = self._nodes.pop(name, None) is not None
         self._touch(name)
         for uid in self._ghosts_on(name):
             self._lift(uid)
+        return known
 
     def set_pod(self, pod: JsonObject) -> bool:
         """Take a pod that has a node. True if something became free."""
@@ -184,6 +196,9 @@ class ClusterState:
         """The pod has a place, or its model may still be where it was."""
         return self.has_place(uid) or uid in self._ghosts
 
+    def holder_of(self, uid: PodUid) -> Holder | None:
+        return self._holder(uid)
+
     def nominated(self) -> Mapping[PodUid, Holder]:
         return self._nominated
 
@@ -224,6 +239,16 @@ class ClusterState:
     def living_on(self, node: NodeName) -> list[Holder]:
         """The pods on a node that are bound or assumed."""
         return [holder for uid in self._by_node.get(node, ()) if (holder := self._living(uid)) is not None]
+
+    def holders_on(self, node: NodeName) -> list[Holder]:
+        """Whoever holds anything of a node: bound, assumed, nominated, or a ghost."""
+        found = (self._holder(uid) for uid in self._by_node.get(node, ()))
+        return [holder for holder in found if holder is not None]
+
+    def labelled(self, holder: Holder) -> tuple[PodRef, Labels]:
+        """A pod with its labels, as budgets know it."""
+        neighbour = self.pods.get(holder.ref.uid)
+        return holder.ref, {} if neighbour is None else neighbour.labels
 
     @contextmanager
     def without(self, uids: Iterable[PodUid]) -> Iterator[None]:

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from binder.demand import Shape
-from binder.market import Arrivals, Prices, price
-from binder.table import USABLE, Bools, Floats, NodeTable, Rows
+from binder.market import Arrivals, Prices, extended, price
+from binder.table import USABLE, Bools, Floats, Ints, NodeTable, Rows
 
 STRATEGIES = ("least-fragmentation", "binpack", "spread", "random")
 # Differences below this are noise of floating point, and must not break a tie.
 _DECIMALS = 7
+# How much the share that is left of the chosen GPU counts against it, in GPUs. Learned worths come in steps,
+# so that many places are worth the same: without this the first of them is taken, and remainders gather.
+_BEST_FIT = 0.3
 
 
 class Strategy(Protocol):
@@ -24,23 +26,24 @@ class Strategy(Protocol):
 
     version: int
 
-    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: NDArray[np.int64]) -> Floats:
+    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: Ints) -> Floats:
         """(rows, GPUs): what putting one share of the pod on each GPU does. `after`: bytes free then."""
 
-    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats) -> Floats:
-        """(rows): what putting the whole pod on a node does; `gain`: that of its best GPUs together."""
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
+        """(rows): what putting the whole pod on a node does. Asked right after `gains`, of the same rows; `gain`
+        and `left`: the gain of each node's best GPUs, and the bytes that stay free on them, each together."""
 
 
 class Simple:
     """A strategy that looks at nothing but the memory left on the GPU."""
 
-    def __init__(self, figure: Callable[[NDArray[np.int64]], Floats]) -> None:
+    def __init__(self, figure: Callable[[Ints], Floats]) -> None:
         self.version, self._figure = 0, figure
 
-    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: NDArray[np.int64]) -> Floats:
+    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: Ints) -> Floats:
         return self._figure(after)
 
-    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats) -> Floats:
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         return gain
 
 
@@ -51,38 +54,47 @@ class LeastFragmentation:
         self.version = 0
         self.arrivals = Arrivals()
         self._prices: Prices | None = None
+        # What `gains` was last asked of, and what its GPUs were worth: `score` needs the same at once.
+        self._weighed: tuple[Rows, Floats] | None = None
 
     def learn(self, prices: Prices) -> None:
         """Decide by these from now on."""
         self._prices = prices
         self.version += 1
 
-    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: NDArray[np.int64]) -> Floats:
+    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: Ints) -> Floats:
         prices, models = self._current(table), table.gpu_model[rows]
-        gains: Floats = prices.value(models, after) - prices.value(models, table.free[rows])
+        worth = prices.value(models, table.free[rows])
+        self._weighed = rows, worth
+        gains: Floats = prices.value(models, after) - worth
         return gains
 
-    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats) -> Floats:
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         prices, asked = self._current(table), dict(shape.amounts)
-        worth = np.where(
-            table.condition[rows] == USABLE, prices.value(table.gpu_model[rows], table.free[rows]), 0.0
-        ).sum(axis=1)
+        assert self._weighed is not None
+        assert self._weighed[0] is rows
+        worth = np.where(table.condition[rows] == USABLE, self._weighed[1], 0.0).sum(axis=1)
         before, after = worth, worth + gain
         for unit, per_gpu in prices.per_gpu.items():
             if per_gpu > 0:
-                left = table.left(unit)[rows]
-                before = np.minimum(before, left / per_gpu)
-                after = np.minimum(after, (left - asked.get(unit, 0)) / per_gpu)
+                spare = table.left(unit)[rows]
+                before = np.minimum(before, spare / per_gpu)
+                after = np.minimum(after, (spare - asked.get(unit, 0)) / per_gpu)
         gpus = shape.gpu_count * shape.request_bytes / prices.mean_bytes
-        rare = prices.scarcity[table.gpu_model[rows][:, 0]] * gpus
-        score: Floats = np.round(after - before - rare, _DECIMALS)
+        model = table.gpu_model[rows][:, 0]
+        rare, unfilled = prices.scarcity[model] * gpus, _BEST_FIT * prices.share(model, left)
+        score: Floats = np.round(after - before - rare - unfilled, _DECIMALS)
         return score
 
     def _current(self, table: NodeTable) -> Prices:
-        """Prices for every GPU model there is; of a model that is new, by what is known."""
-        if self._prices is None or len(self._prices.scarcity) < len(table.models):
-            self.learn(price(self.arrivals.market(table)))
-            assert self._prices is not None
+        """Prices for every GPU model there is; of a model that is new, by what is known. To learn takes too
+        long for a decision."""
+        if self._prices is None:
+            self.learn(price(Arrivals().market(table)))
+        elif len(self._prices.scarcity) < len(table.models):
+            self.learn(extended(self._prices, table))
+            self.arrivals.outdate()
+        assert self._prices is not None
         return self._prices
 
 
@@ -100,21 +112,23 @@ def make_strategy(name: str, random: np.random.Generator) -> Strategy:
     raise ValueError(name)
 
 
-def best_sum(gains: Floats, fits: Bools, count: int) -> Floats:
-    """(rows): the gains of the `count` best GPUs that fit, together; -inf where there are fewer."""
-    if not gains.shape[1]:
-        return np.full(len(gains), -np.inf)
+def best_together(gains: Floats, fits: Bools, after: Ints, count: int) -> tuple[Floats, Floats]:
+    """(rows) twice: the gains of the `count` best GPUs that fit, and the bytes left on them, each together.
+    The gain is -inf where there are fewer."""
+    rows, gpus = gains.shape
+    if count > gpus:
+        return np.full(rows, -np.inf), np.zeros(rows)
     masked = np.where(fits, gains, -np.inf)
     if count == 1:
-        best: Floats = masked.max(axis=1)
-        return best
-    if count > masked.shape[1]:
-        return np.full(len(gains), -np.inf)
-    top: Floats = np.partition(masked, -count, axis=1)[:, -count:].sum(axis=1)
-    return top
+        best = masked.max(axis=1)
+        equal = masked >= best[:, None] - 0.5 * 10**-_DECIMALS
+        return best, np.where(equal, after, np.inf).min(axis=1)
+    slots = np.lexsort((after, -np.round(masked, _DECIMALS)))[:, :count]
+    gain, left = (np.take_along_axis(one, slots, axis=1).sum(axis=1, dtype=float) for one in (masked, after))
+    return gain, left
 
 
-def best_gpus(gains: Floats, fits: Bools, after: NDArray[np.int64], count: int) -> list[int]:
+def best_gpus(gains: Floats, fits: Bools, after: Ints, count: int) -> list[int]:
     """One row's GPUs to take: the most gain, then the least left, then the first."""
     order = np.lexsort((np.arange(len(gains)), after, -np.round(gains, _DECIMALS)))
     return [int(slot) for slot in order if fits[slot]][:count]

@@ -1,8 +1,9 @@
 """All nodes side by side: one row a node, one array a fact, so that a rule tests all of them at once.
 
-The arrays are a copy of what `state` knows; `put` and `drop` keep a row in step. Two counters say
+The arrays are a copy of what `state` knows; `put` and `drop` keep a row in step. Three counters say
 since when a row is as it is: `changed` for anything, `moved` for what only people change (labels,
-taints, cordon, capabilities), which most decisions need not look at again.
+taints, cordon, capabilities, which GPUs there are), which most decisions need not look at again, and
+`eased` for what may let a pod in that did not fit.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from berth.contract.ids import NodeName
+from berth.contract.quantity import MOST
 from berth.contract.report import GpuReport
 from binder.demand import product_key
 from binder.reasons import Kind
@@ -26,6 +28,7 @@ Floats = NDArray[np.float64]
 Rows = slice | NDArray[np.intp]
 
 NOT_KNOWN = -1  # no free bytes are known: no such GPU, not healthy, or a fact is missing
+NO_MODEL = 0  # in `NodeTable.models`: there is no GPU
 _FIRST_CAPACITY, _FIRST_WIDTH = 64, 1
 
 # Why a GPU is out of the question, whatever is asked of it.
@@ -89,12 +92,14 @@ class NodeTable:
         self._live: Bools = np.zeros(capacity, np.bool_)
         self._changed: Ints = np.zeros(capacity, np.int64)
         self._moved: Ints = np.zeros(capacity, np.int64)
+        self._eased: Ints = np.zeros(capacity, np.int64)
         self._deadline: Floats = np.full(capacity, -np.inf)
         # Column by column ("F"): a rule runs over all nodes' first GPUs, then over their second ones.
         self._free: Ints = np.full((capacity, self._width), NOT_KNOWN, np.int64, order="F")
         self._condition: NDArray[np.int8] = np.full((capacity, self._width), ABSENT, np.int8, order="F")
-        # Which GPUs are alike: (product, bytes) to a number.
-        self.models: list[tuple[str, int]] = []
+        # Which GPUs are alike: (product, bytes) to a number. Before any node has reported a GPU there is
+        # one model already, that of the GPUs that are not there.
+        self.models: list[tuple[str, int]] = [("", 0)]
         self._model_of: dict[tuple[str, int], int] = {}
         self._gpu_model: NDArray[np.int32] = np.zeros((capacity, self._width), np.int32, order="F")
         self._left: dict[str, Ints] = {}
@@ -140,7 +145,8 @@ class NodeTable:
         return self._gpu_model[: len(self)]
 
     def left(self, resource: str) -> Ints:
-        """What is left of a resource on every node."""
+        """What is left of a resource on every node; less than MOST, so that a pod which asks for that
+        fits nowhere."""
         return self._amounts(self._left, resource, lambda view: view.left_of(resource))
 
     def allocatable(self, resource: str) -> Ints:
@@ -176,12 +182,28 @@ class NodeTable:
     def moved_since(self, clock: int) -> NDArray[np.intp]:
         return np.flatnonzero(self._moved[: len(self)] > clock)
 
-    def put(self, view: NodeView) -> None:
-        """Take a node as it is now."""
+    def eased_since(self, clock: int) -> NDArray[np.intp]:
+        """Nodes where something became free or better."""
+        return np.flatnonzero((self._eased[: len(self)] > clock) & self.live)
+
+    def moved_after(self, rows: NDArray[np.intp], clock: int) -> Bools:
+        """Which of these rows have moved since."""
+        return self._moved[rows] > clock
+
+    def ease(self, name: NodeName) -> None:
+        """Something that is not in the node's view has become better."""
+        if (row := self.row_of.get(name)) is not None:
+            self.clock += 1
+            self._eased[row] = self.clock
+
+    def put(self, view: NodeView, *, supposed: bool = False) -> None:
+        """Take a node as it is now, or as it is supposed to be for a question."""
         row = self._row(view.facts.name)
         before = self._views[row]
         self.clock += 1
         self._changed[row] = self.clock
+        if not supposed and eases(before, view):
+            self._eased[row] = self.clock
         if before is None or (before.facts is not view.facts and _moves(before.facts, view.facts)):
             self._moved[row] = self.clock
             self._place(row, view.facts)
@@ -199,8 +221,9 @@ class NodeTable:
         self._index(row, self._views[row], None)
         self._views[row] = None
         self._live[row] = False
-        self.service.set(row, None)
-        self._free[row], self._condition[row] = NOT_KNOWN, ABSENT
+        for column in self._columns():  # a row of no node is in no domain
+            column.set(row, None)
+        self._forget_gpus(row)
         self._deadline[row] = -np.inf
         self._spare.append(row)
 
@@ -220,21 +243,24 @@ class NodeTable:
 
     def _weigh(self, row: int, view: NodeView) -> None:
         for resource, left in self._left.items():
-            left[row] = view.left_of(resource)
+            left[row] = _within_64_bits(view.left_of(resource))
         for resource, amounts in self._allocatable.items():
-            amounts[row] = view.facts.allocatable.get(resource, 0)
+            amounts[row] = _within_64_bits(view.facts.allocatable.get(resource, 0))
         gpus = view.gpus
         if len(gpus) > self._width:
             self._widen(len(gpus))
-        self._free[row], self._condition[row] = NOT_KNOWN, ABSENT
+        self._forget_gpus(row)
         for slot, gpu in enumerate(gpus):
             free = view.free_on(gpu)
             self._condition[row, slot] = SICK if not gpu.healthy else UNKNOWN if free is None else USABLE
-            self._free[row, slot] = NOT_KNOWN if free is None else max(free, NOT_KNOWN)
+            self._free[row, slot] = NOT_KNOWN if free is None else _within_64_bits(max(free, NOT_KNOWN))
             self._gpu_model[row, slot] = self._model(gpu)
 
+    def _forget_gpus(self, row: int) -> None:
+        self._free[row], self._condition[row], self._gpu_model[row] = NOT_KNOWN, ABSENT, NO_MODEL
+
     def _model(self, gpu: GpuReport) -> int:
-        key = (product_key(gpu.product), max(0, (gpu.total_bytes or 0) - gpu.headroom_bytes))
+        key = (product_key(gpu.product), _within_64_bits(max(0, (gpu.total_bytes or 0) - gpu.headroom_bytes)))
         number = self._model_of.get(key)
         if number is None:
             number = self._model_of[key] = len(self.models)
@@ -268,22 +294,27 @@ class NodeTable:
         capacity = self._capacity = 2 * self._capacity
         rows, gpus = (capacity,), (capacity, self._width)
         self._live = _grown(self._live, rows, False)
-        self._changed, self._moved = (_grown(a, rows, 0) for a in (self._changed, self._moved))
+        self._changed, self._moved, self._eased = (
+            _grown(a, rows, 0) for a in (self._changed, self._moved, self._eased)
+        )
         self._deadline = _grown(self._deadline, rows, -np.inf)
         self._free = _grown(self._free, gpus, NOT_KNOWN)
         self._condition = _grown(self._condition, gpus, ABSENT)
-        self._gpu_model = _grown(self._gpu_model, gpus, 0)
+        self._gpu_model = _grown(self._gpu_model, gpus, NO_MODEL)
         for amounts in (self._left, self._allocatable):
             for resource in amounts:
                 amounts[resource] = _grown(amounts[resource], rows, 0)
-        for column in (*self._labels.values(), self.name, self.taints, self.cordon, self.service):
+        for column in self._columns():
             column.widen(capacity)
+
+    def _columns(self) -> tuple[Column, ...]:
+        return (*self._labels.values(), self.name, self.taints, self.cordon, self.service)
 
     def _widen(self, width: int) -> None:
         shape = (self._capacity, width)
         self._free = _grown(self._free, shape, NOT_KNOWN)
         self._condition = _grown(self._condition, shape, ABSENT)
-        self._gpu_model = _grown(self._gpu_model, shape, 0)
+        self._gpu_model = _grown(self._gpu_model, shape, NO_MODEL)
         self._width = width
 
     def _amounts(self, known: dict[str, Ints], resource: str, figure: Callable[[NodeView], int]) -> Ints:
@@ -292,7 +323,7 @@ class NodeTable:
             amounts = known[resource] = np.zeros(self._capacity, np.int64)
             for row, view in enumerate(self._views):
                 if view is not None:
-                    amounts[row] = figure(view)
+                    amounts[row] = _within_64_bits(figure(view))
         return amounts[: len(self)]
 
 
@@ -307,13 +338,53 @@ def service_of(facts: NodeFacts) -> Service:
     return Service(trouble, report.server, frozenset(report.capabilities))
 
 
+def eases(before: NodeView | None, after: NodeView) -> bool:
+    """Whether a pod that the node refused may fit there now: something was given back, or moved."""
+    if before is None or (before.facts is not after.facts and _moves(before.facts, after.facts)):
+        return True
+    if before.facts is after.facts and before.held == after.held and before.used == after.used:
+        return not (before.held_anywhere <= after.held_anywhere and _names_more(before, after))
+    free = {gpu.uuid: _free_or_unknown(before, gpu) for gpu in before.gpus}
+    return (
+        any(_free_or_unknown(after, gpu) > free.get(gpu.uuid, NOT_KNOWN) for gpu in after.gpus)
+        or any(after.left_of(name) > before.left_of(name) for name in before.used.keys() | after.used.keys())
+        or any(after.left_of(name) > before.left_of(name) for name in after.facts.allocatable)
+        or not _names_more(before, after)
+    )
+
+
+def _free_or_unknown(view: NodeView, gpu: GpuReport) -> int:
+    free = view.free_on(gpu)
+    return NOT_KNOWN if free is None else free
+
+
+def _names_more(before: NodeView, after: NodeView) -> bool:
+    """All names and ports that were taken still are."""
+    return (
+        before.model_ids <= after.model_ids
+        and before.model_names <= after.model_names
+        and before.host_ports <= after.host_ports
+    )
+
+
 def _moves(before: NodeFacts, after: NodeFacts) -> bool:
     return (
         before.labels != after.labels
         or before.taints != after.taints
         or before.unschedulable != after.unschedulable
         or service_of(before) != service_of(after)
+        or _gpu_set(before) != _gpu_set(after)
     )
+
+
+def _gpu_set(facts: NodeFacts) -> "frozenset[tuple[str, str]]":
+    gpus = () if facts.report is None else facts.report.gpus
+    return frozenset((gpu.uuid, gpu.product) for gpu in gpus)
+
+
+def _within_64_bits(amount: int) -> int:
+    """The amount where it is below MOST. Sums over a node's pods know no bound."""
+    return max(1 - MOST, min(amount, MOST - 1))
 
 
 def _taint_key(taints: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str, str], ...] | None:

@@ -13,6 +13,7 @@ from rich.text import Text
 from berth.contract.keys import Keys
 from berth.contract.quantity import format_bytes
 from berth.contract.report import GpuReport, ModelReport
+from berth.contract.text import LINE_LIMIT, one_line
 from berth.kube.client import KubeClient, open_client
 from berth.kube.errors import KubeError
 from berth.kube.options import KubeOptions
@@ -127,7 +128,7 @@ def table(view: ClusterView) -> RenderableType:
         for gpu in node.gpus:
             gpus.add_row(*_gpu_row(node, gpu))
         if not node.gpus:
-            gpus.add_row(Text(node.name), *["-"] * 7, Text(node.trouble or Kind.NO_GPU.value))
+            gpus.add_row(plain(node.name), *["-"] * 7, plain(node.trouble or Kind.NO_GPU.value))
         for model in node.models:
             models.add_row(*_model_row(node, model))
     return Group(gpus, Text(""), models) if models.row_count else gpus
@@ -176,7 +177,7 @@ def _gpu(view: NodeView, gpu: GpuReport, *, fresh: bool) -> GpuLine:
 
 def _model(model: ModelReport) -> ModelLine:
     return ModelLine(
-        pod=f"{model.namespace}/{model.pod_name}",
+        pod=f"{model.namespace}/{model.pod_name}" if model.pod_name else model.pod_uid,
         model_id=model.model_id,
         model_name=model.model_name,
         gpu=model.gpu,
@@ -191,7 +192,7 @@ def _model(model: ModelReport) -> ModelLine:
 def _gpu_row(node: NodeLines, gpu: GpuLine) -> list[Text]:
     state = node.trouble or ("ok" if gpu.healthy else gpu.reason)
     figures = (gpu.total_bytes, gpu.foreign_bytes, gpu.headroom_bytes, gpu.held_bytes, gpu.free_bytes)
-    return [Text(part) for part in (node.name, str(gpu.index), gpu.product, *map(_figure, figures), state)]
+    return [plain(part) for part in (node.name, str(gpu.index), gpu.product, *map(_figure, figures), state)]
 
 
 def _model_row(node: NodeLines, model: ModelLine) -> list[Text]:
@@ -205,7 +206,12 @@ def _model_row(node: NodeLines, model: ModelLine) -> list[Text]:
         _figure(model.measured_bytes),
         model.state,
     )
-    return [Text(part) for part in parts]
+    return [plain(part) for part in parts]
+
+
+def plain(text: str, *, limit: int = LINE_LIMIT) -> Text:
+    """Text that somebody else may have written, fit for a terminal."""
+    return Text(one_line(text, limit=limit))
 
 
 def _figure(count: int | None) -> str:

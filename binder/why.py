@@ -1,34 +1,51 @@
-"""`berth why POD` and `berth would-fit`: why a pod has no place, node by node and GPU by GPU."""
+"""`berth why POD`: why a pod has no place, node by node and GPU by GPU; and how far one is that has a place."""
 
 import asyncio
-import sys
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from berth.contract.errors import InvalidPod
-from berth.contract.keys import SCHEDULER_NAME
-from berth.contract.pod import node_of
+from berth.contract.errors import InvalidPod, InvalidValue
+from berth.contract.ids import NodeName
+from berth.contract.keys import SCHEDULER_NAME, agent_lease_name
+from berth.contract.pod import has_ended, is_deleting, node_of
+from berth.contract.text import one_line
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
-from berth.kube.errors import KubeError, NotFound
+from berth.kube.errors import Denied, KubeError, NotFound
+from berth.kube.times import utc_now
 from berth.runtime import options as opt
-from berth.runtime.errors import EXIT_CRASH, CannotStart
+from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
-from binder.answer import Answer, judge
+from binder.answer import Answer, ProgressShown, Shown, judge, tell
 from binder.demand import parse_demand
+from binder.pod_facts import Facts, JsonObject, Unread, conditions
+from binder.progress import progress
 from binder.snapshot import read_cluster
 from binder.top import OutputOptions
 
-SUMMARY = "Say why a pod is pending, node by node and GPU by GPU."
+SUMMARY = """Say why a pod does not serve. Of a pod without a node: what each node and GPU lacks, and what would make it
+fit. Of a pod with a node: its stage (scheduled, loader-failing, staging, staged, loading, failed, loaded, ready, lost,
+unloading, ended), since when, why it is not further, and what Berth does next."""
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+
+
+def _object_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        hint = "; the namespace goes with -n" if "/" in text else ""
+        raise InvalidValue(f"{text[:253]!r} is not the name of an object in Kubernetes{hint}")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhyOptions(OutputOptions):
     """Which pod."""
 
-    pod: str = opt.positional("the pod", metavar="POD")
-    namespace: str = opt.option("the pod's namespace", default="default", metavar="NAME", short="-n")
+    pod: str = opt.positional("the pod's name", metavar="POD", parse=_object_name)
+    namespace: str = opt.option(
+        "the pod's namespace", default="default", metavar="NAME", short="-n", parse=_object_name
+    )
     scheduler_name: str = opt.option("the binder's schedulerName", default=SCHEDULER_NAME, metavar="NAME")
 
 
@@ -40,25 +57,58 @@ def run(argv: Sequence[str]) -> int:
 async def main(options: WhyOptions, _: asyncio.Event) -> None:
     async with open_client(options.kubeconfig) as client:
         try:
-            pod = await client.get(paths.pod(options.namespace, options.pod))
-            answer = await _explain(client, pod, options)
-        except NotFound as error:
-            print(f"berth why: pod {options.namespace}/{options.pod} does not exist", file=sys.stderr)
-            raise SystemExit(EXIT_CRASH) from error
+            answer = await _explain(client, options)
         except KubeError as error:
             raise CannotStart(f"API server {client.host}: {error}") from error
-    answer.print(options)
+    tell(answer, options)
 
 
-async def _explain(client: KubeClient, pod: dict[str, Any], options: WhyOptions) -> Answer:
+async def _explain(client: KubeClient, options: WhyOptions) -> Shown:
     name = f"{options.namespace}/{options.pod}"
-    if node := node_of(pod):
-        return Answer(f"{name} is not pending: it is on node {node}")
-    actual = pod["spec"].get("schedulerName")
-    if actual != options.scheduler_name:
-        return Answer(
-            f"{name} is not the binder's: its schedulerName is {actual}, not {options.scheduler_name}"
-        )
+    pod = await _read(client, paths.pod(options.namespace, options.pod))
+    if pod is None:
+        raise Failed(f"pod {name} does not exist; -n names another namespace")
+    node = node_of(pod)
+    if node is not None or has_ended(pod) or is_deleting(pod):
+        facts = await _facts(client, options, pod, node)
+        return ProgressShown(progress(facts, options.key_prefix, options.scheduler_name))
+    return replace(await _why_pending(client, options, pod, name), stage="pending")
+
+
+async def _facts(client: KubeClient, options: WhyOptions, pod: JsonObject, node: NodeName | None) -> Facts:
+    if node is None:
+        return Facts(pod=pod, now=utc_now())
+    lease = paths.lease(options.system_namespace, agent_lease_name(node))
+    return Facts(
+        pod=pod,
+        node=await _read_if_allowed(client, paths.node(node)),
+        lease=await _read_if_allowed(client, lease),
+        now=utc_now(),
+    )
+
+
+async def _read(client: KubeClient, path: str) -> dict[str, Any] | None:
+    """None where it does not exist."""
+    try:
+        return await client.get(path)
+    except NotFound:
+        return None
+
+
+async def _read_if_allowed(client: KubeClient, path: str) -> JsonObject | Unread | None:
+    """Who may read a pod need not be allowed to read nodes."""
+    try:
+        return await _read(client, path)
+    except Denied as error:
+        return Unread(str(error))
+
+
+async def _why_pending(client: KubeClient, options: WhyOptions, pod: JsonObject, name: str) -> Answer:
+    if (actual := pod["spec"].get("schedulerName")) != options.scheduler_name:
+        message = f"{name} is not the binder's: its schedulerName is {actual}, not {options.scheduler_name}"
+        if options.key_prefix.gpu in (pod["metadata"].get("annotations") or {}):
+            message += f"; the annotation {options.key_prefix.gpu} that it carries gives it no GPU"
+        return Answer(one_line(message))
     try:
         demand = parse_demand(pod, options.key_prefix)
     except InvalidPod as error:
@@ -66,4 +116,12 @@ async def _explain(client: KubeClient, pod: dict[str, Any], options: WhyOptions)
     if demand.gated:
         return Answer(f"{name} is held back by its schedulingGates")
     cluster = await read_cluster(client, options.key_prefix, options.system_namespace)
-    return judge(cluster, demand, name)
+    answer = judge(cluster, demand, name)
+    return replace(answer, remedy=_last_word(pod)) if answer.fits else answer
+
+
+def _last_word(pod: JsonObject) -> str:
+    """The binder knows more than the API server: nodes that it leaves out after a failed load, room that it keeps."""
+    condition = conditions(pod).get("PodScheduled") or {}
+    told = condition.get("message") if condition.get("status") == "False" else ""
+    return f"the binder's last word was: {one_line(told)}" if told else ""

@@ -15,7 +15,7 @@ from berth.kube.errors import KubeError
 from berth.runtime import options as opt
 from berth.runtime.errors import EXIT_CRASH, CannotStart, ConfigError
 from berth.runtime.process import run_process
-from binder.answer import judge
+from binder.answer import judge, tell
 from binder.demand import parse_demand
 from binder.snapshot import read_cluster
 from binder.top import OutputOptions
@@ -52,7 +52,7 @@ async def main(options: WouldFitOptions, _: asyncio.Event) -> None:
         except KubeError as error:
             raise CannotStart(f"API server {client.host}: {error}") from error
     answer = judge(cluster, demand, "the pod")
-    answer.print(options)
+    tell(answer, options)
     if not answer.fits:
         raise SystemExit(EXIT_CRASH)
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from berth.contract.quantity import format_bytes
-from berth.nodeagent.client import AgentConnection, AgentRefused, AgentUnavailable, connect
+from berth.nodeagent.client import AgentConnection, AgentFull, AgentRefused, AgentUnavailable, connect
 from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.logs import fields
@@ -93,7 +93,9 @@ async def _stage_and_load(
 async def _while_agent_is_away(work: Callable[[], Awaitable[None]], options: LoaderOptions) -> None:
     """Try until it works: the agent's pod may be replaced at any moment. The pauses are bounded in sum."""
     waited = 0.0
-    backoff = Backoff(initial_seconds=0.5, cap_seconds=5.0)
+    away = Backoff(initial_seconds=0.5, cap_seconds=5.0)
+    # To a full disk a large model would be sent in vain again and again.
+    full = Backoff(initial_seconds=5.0, cap_seconds=60.0)
     while True:
         try:
             await work()
@@ -101,13 +103,13 @@ async def _while_agent_is_away(work: Callable[[], Awaitable[None]], options: Loa
         except AgentRefused as error:
             raise Failed(f"the agent refuses: {error}") from error
         except AgentUnavailable as error:
-            delay = backoff.next()
+            delay = (full if isinstance(error, AgentFull) else away).next()
             waited += delay
             if waited > options.agent_timeout:
                 raise CannotStart(
-                    f"--agent {options.agent}: not reached for {options.agent_timeout:g} s: {error}"
+                    f"--agent {options.agent}: not to be had for {options.agent_timeout:g} s: {error}"
                 ) from error
-            log.warning("agent is away", extra=fields(reason=error, retry_seconds=round(delay, 1)))
+            log.warning("agent is away or full", extra=fields(reason=error, retry_seconds=round(delay, 1)))
             await asyncio.sleep(delay)
 
 

@@ -24,21 +24,42 @@ class ModelFile:
 
 
 def list_files(directory: Path) -> list[ModelFile]:
-    """Every file in ascending byte order of its path. Links are followed only to files inside.
+    """Every file in ascending byte order of its path. Links are followed, to what is inside only.
 
-    Raises Failed for what cannot be sent.
+    Raises Failed for what cannot be sent: nothing is left out silently, but what kubelet keeps beside
+    the files of a mounted ConfigMap (`..data`), which are links into it.
     """
-    root = directory.resolve()
-    files = []
-    for parent, _, names in os.walk(directory):
+    root, files = directory.resolve(), []
+    for parent, directories, names in os.walk(directory, followlinks=True, onerror=_unreadable):
+        directories[:] = [name for name in directories if not name.startswith("..")]
+        for name in directories:
+            _require_inside(Path(parent, name), root)
+            _require_no_circle(Path(parent, name), directory)
         for name in names:
             location = Path(parent, name)
-            if not location.resolve().is_relative_to(root):
-                raise Failed(f"{location} is a link that leads out of the model's directory")
-            if location.is_file():
-                path = location.relative_to(directory).as_posix()
-                files.append(ModelFile(path, location, location.stat().st_size))
+            _require_inside(location, root)
+            if not location.is_file():
+                raise Failed(f"{location} is neither a file nor a directory, or a link to nothing")
+            path = location.relative_to(directory).as_posix()
+            files.append(ModelFile(path, location, location.stat().st_size))
     return sorted(files, key=lambda file: file.path.encode())
+
+
+def _require_inside(location: Path, root: Path) -> None:
+    if not location.resolve().is_relative_to(root):
+        raise Failed(f"{location} is a link that leads out of the model's directory")
+
+
+def _require_no_circle(location: Path, top: Path) -> None:
+    if location.is_symlink():
+        target = location.resolve()
+        above = [parent for parent in location.parents if parent.is_relative_to(top)]
+        if any(parent.resolve() == target for parent in above):
+            raise Failed(f"{location} is a link to a directory that it is in")
+
+
+def _unreadable(error: OSError) -> None:
+    raise Failed(f"{error.filename}: {error.strerror}") from error
 
 
 def digest_of(files: list[ModelFile]) -> str:

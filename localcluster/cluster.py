@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
 from berth.kube.errors import Conflict, NotFound
 from berth.triton.keys import TritonKeys
@@ -36,7 +37,10 @@ JsonObject = dict[str, Any]
 SYSTEM_NAMESPACE = "berth-system"
 AGENT_PORT, AGENT_ADMIN_PORT, BINDER_ADMIN_PORT, EXTENDER_PORT = 8470, 8471, 8480, 8481
 _DEPLOY = Path(__file__).parent.parent / "deploy"
-_RIGHTS = ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+_RIGHTS = (
+    *("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
+    *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+)
 _TOKEN_SECONDS = 24 * 3600
 _CONTROLLERS_SECONDS = 60.0
 
@@ -299,9 +303,7 @@ class LocalCluster:
             spec.name,
             address,
             directory,
-            agent=self._agent(
-                spec, address, directory, backends, await self._account_kubeconfig("berth-agent", spec.name)
-            ),
+            agent=self._agent(spec, address, directory, backends, await self._agent_kubeconfig(spec.name)),
             triton=self._triton(
                 spec, address, directory, backends, keys, shm_prefix=f"{triton.shm_prefix(self.id)}{index}-"
             ),
@@ -381,15 +383,20 @@ class LocalCluster:
         self._stack.push_async_callback(process.stop, grace_seconds=0)
         return process
 
-    async def _account_kubeconfig(self, account: str, name: str) -> Path:
+    async def _agent_kubeconfig(self, node: str) -> Path:
+        """The token is bound to the node, as that of an agent's pod is by way of the pod."""
+        found = await self.client.get(paths.node(node))
+        bound = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": found["metadata"]["uid"]}
+        return await self._account_kubeconfig("berth-agent", node, bound_to=bound)
+
+    async def _account_kubeconfig(
+        self, account: str, name: str, *, bound_to: JsonObject | None = None
+    ) -> Path:
         """A kubeconfig with a real token of a ServiceAccount, for a process that is not in a pod."""
+        spec = {"expirationSeconds": _TOKEN_SECONDS, **({"boundObjectRef": bound_to} if bound_to else {})}
         answer = await self.client.create(
             f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/{account}/token",
-            {
-                "apiVersion": "authentication.k8s.io/v1",
-                "kind": "TokenRequest",
-                "spec": {"expirationSeconds": _TOKEN_SECONDS},
-            },
+            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec},
         )
         token = write_private(self.directory / f"{name}.token", answer["status"]["token"])
         return write_kubeconfig(
@@ -419,8 +426,17 @@ def _documents(part: str) -> list[JsonObject]:
     ]
 
 
-_CLUSTER_SCOPED = frozenset({"Namespace", "ClusterRole", "ClusterRoleBinding", "Node", "PriorityClass"})
-_PLURALS = {"NetworkPolicy": "networkpolicies", "PriorityClass": "priorityclasses"}
+_CLUSTER_SCOPED = frozenset(
+    {
+        *("Namespace", "ClusterRole", "ClusterRoleBinding", "Node", "PriorityClass"),
+        *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+    }
+)
+_PLURALS = {
+    "NetworkPolicy": "networkpolicies",
+    "PriorityClass": "priorityclasses",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+}
 
 
 def _path_of(document: JsonObject) -> str:

@@ -11,8 +11,6 @@ from pathlib import Path
 from berth.triton.keys import TritonKeys
 
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
-# The python backend maps this much shared memory for each model instance; its default is 64 MiB.
-_SHM_BYTES = 1024 * 1024
 
 
 class TritonMissing(Exception):
@@ -57,7 +55,6 @@ def command(*, address: str, models: Path, backends: Path, keys: TritonKeys, shm
         "--exit-timeout-secs=3",
         "--http-thread-count=2",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
-        f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}",
         *keys.server_flags(),
     ]
 

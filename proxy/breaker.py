@@ -53,6 +53,7 @@ class Breaker:
         if self.enter_at_once(now):
             return True
         if not self._take_place():
+            self._meter.refused()
             raise QueueFull
         self._waiting[waiter] = None
         self._meter.enter(now)

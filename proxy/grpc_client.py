@@ -14,7 +14,7 @@ from proxy.breaker import QueueFull
 from proxy.grpc_head import MODEL_READY, CallHead, Malformed, require_trailers
 from proxy.grpc_upstream import MessageCounter, UpstreamConnection, UpstreamStream
 from proxy.h2 import frames, hpack
-from proxy.h2.connection import STREAM_WINDOW, H2Connection, Stream
+from proxy.h2.connection import H2Connection, Stream
 from proxy.h2.frames import ConnectionFailed, ErrorCode, Setting, StreamFailed, read_u32
 from proxy.messages import (
     PREFIX_BYTES,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 
 MAX_STREAMS = 1000
+# Of all clients' requests, before they are with Triton: those that come when there is so much are refused.
+HELD_BYTES = 256 * 1024 * 1024
 # A connection that has not said a word of HTTP/2, or stopped in the middle of a header block.
 _HANDSHAKE_SECONDS = 10.0
 _IDLE_SECONDS = 3600.0
@@ -61,13 +63,13 @@ class Call(Stream):
     responses: ResponseReader | None = None
     outbox: deque[Piece] | None = None
     timer: asyncio.TimerHandle | None = None
-    messages = inflight = received = 0
+    messages = inflight = held = 0
     ended = end_passed = waiting = granted_slot = responded = watches = False
 
     def __init__(self, connection: "ClientConnection", id: int, head: CallHead, began: float) -> None:
         # As Stream's own, without the cost of asking it.
         self.connection, self.id = connection, id
-        self.send_window, self.receive_left = connection.peer_window, STREAM_WINDOW
+        self.send_window = connection.peer_window
         self.head, self.began = head, began
         self.deadline = began + connection.front.timeout_seconds
 
@@ -85,6 +87,8 @@ class ClientConnection(H2Connection):
         self._made = self._quiet_since = time.monotonic()
         self.expect_preface()
         self._going_away = False
+        # The stream of a header block that had not ended at the last tick, and the first tick that saw it.
+        self._half_block, self._half_since = 0, 0.0
         self._upstreams: list[UpstreamConnection] = []
         # Ids that were left out; to come back to them is an error.
         self._skipped: deque[range] = deque(maxlen=16)
@@ -131,7 +135,8 @@ class ClientConnection(H2Connection):
             upstream.flush()
 
     def on_end(self, reason: str) -> None:
-        for call in list(self.streams.values()):
+        # First those that wait: what the others give back is not for them.
+        for call in sorted(self.streams.values(), key=lambda call: not call.waiting):
             call.up = None  # goes with its connection
             self._finish(call, Status.CANCELLED.name)
         upstreams, self._upstreams = self._upstreams, []
@@ -142,8 +147,6 @@ class ClientConnection(H2Connection):
     def tick(self, now: float) -> None:
         """Called every second: what has waited too long ends."""
         self.calm_down()
-        for upstream in self._upstreams:
-            upstream.calm_down()
         for call in list(self.streams.values()):
             if now <= call.deadline or self._may_rest(call):
                 continue
@@ -153,12 +156,20 @@ class ClientConnection(H2Connection):
                 self.refuse(call, Refused(Status.DEADLINE_EXCEEDED, "request timeout"))
         if not self._settings_seen and now - self._made > _HANDSHAKE_SECONDS:
             self.fail(ErrorCode.SETTINGS_TIMEOUT, "no SETTINGS")
+        elif self._is_stuck_in_a_block(now):
+            self.fail(ErrorCode.PROTOCOL_ERROR, "a header block without its end")
         elif self.streams:
             self._quiet_since = now
         elif now - self._quiet_since > _IDLE_SECONDS or self._going_away:
             self.fail(ErrorCode.NO_ERROR, "idle")
         self.flush()
         self.flush_peers()
+
+    def _is_stuck_in_a_block(self, now: float) -> bool:
+        stream = self.half_block()
+        if not stream or stream != self._half_block:
+            self._half_block, self._half_since = stream, now
+        return stream != 0 and now - self._half_since > _HANDSHAKE_SECONDS
 
     def go_away(self) -> None:
         """Take no more calls; the connection ends with its last."""
@@ -179,10 +190,12 @@ class ClientConnection(H2Connection):
 
     @staticmethod
     def _may_rest(call: Call) -> bool:
-        """A stream may live for as long as it likes while nothing is asked of Triton in it."""
+        """A stream may live for as long as it likes while nothing is asked of Triton in it, nor half asked."""
         if call.ended:
             return False
-        return call.watches or (call.head.is_stream and not call.inflight and not call.waiting)
+        return call.watches or (
+            call.head.is_stream and not call.inflight and not call.waiting and not call.held
+        )
 
     # What a client sends.
 
@@ -239,11 +252,7 @@ class ClientConnection(H2Connection):
         if call is None or call.received or not call.head.is_usual or not self._upstreams:
             return False
         length = stop - at - frames.HEAD_BYTES
-        if (
-            length < PREFIX_BYTES
-            or length > self.receive_left
-            or call.head.content_length not in (None, length)
-        ):
+        if length < PREFIX_BYTES or call.head.content_length not in (None, length):
             return False
         packed, size = read_prefix(data, at + frames.HEAD_BYTES)
         upstream, front = self._upstreams[-1], self.front
@@ -258,7 +267,6 @@ class ClientConnection(H2Connection):
         call.messages = call.inflight = 1
         call.received = length
         call.up = upstream.open_whole(call, call.head.block, data, at, stop)
-        self.receive_left -= length
         self.patience += 2
         self.credit_connection(length)
         front.traffic.received_bytes += length
@@ -346,13 +354,7 @@ class ClientConnection(H2Connection):
         try:
             checked = call.head.guard.whole(message)
             call.messages += 1
-            if checked is not message or (call.head.is_counted and not self._enter(call)):
-                self.credit(call, size - PREFIX_BYTES - len(checked))
-                call.outbox = deque([Piece(framed(checked), begins=True)])
-                if checked is not message:
-                    self._pump_out(call)
-                return
-            up = call.up or self._open(call)
+            waits = call.head.is_counted and not self._enter(call)
         except Refused as refusal:
             self.credit(call, size)
             self._refuse_message(call, refusal)
@@ -360,6 +362,19 @@ class ClientConnection(H2Connection):
         except QueueFull as full:
             self.credit(call, size)
             self._refuse_message(call, try_again(str(full), request_id=wire.request_id(message)))
+            return
+        if waits or checked is not message:
+            self.credit(call, size - PREFIX_BYTES - len(checked))
+            self._hold(call, PREFIX_BYTES + len(checked))
+            call.outbox = deque([Piece(framed(checked), begins=True)])
+            if not waits:
+                self._pump_out(call)
+            self._hold_no_more_than_may_be(call)
+            return
+        try:
+            up = call.up or self._open(call)
+        except Refused as refusal:
+            self.refuse(call, refusal)  # the whole call, with its slot
             return
         connection = up.connection
         call.end_passed = end
@@ -370,7 +385,8 @@ class ClientConnection(H2Connection):
             if end:
                 connection.closed_locally(up)
         else:
-            connection.send_data(up, data[start:finish], end=end)
+            self._hold(call, size)
+            connection.send_data(up, data[start:finish], end=end, source=call)
 
     def _pass_on(self, call: Call, data: bytes, at: int, start: int, finish: int, stop: int) -> None:
         """The middle of a long tensor."""
@@ -382,7 +398,8 @@ class ClientConnection(H2Connection):
             connection.pass_raw(data, at, stop)
             self.credit(call, size)
         else:
-            connection.send_data(up, data[start:finish], end=False)
+            self._hold(call, size)
+            connection.send_data(up, data[start:finish], end=False, source=call)
 
     def _take_part(self, call: Call, payload: bytes) -> None:
         """The other cases: messages cut anyhow, long ones, packed ones, those that are answered here."""
@@ -396,6 +413,7 @@ class ClientConnection(H2Connection):
             reader = call.reader = MessageReader(
                 head.guard, encoding=head.encoding, inflate_limit=self.front.inflate_limit, ask_final=ask
             )
+        gathered = reader.gathered
         try:
             items = reader.feed(payload)
         except Refused as refusal:
@@ -420,7 +438,26 @@ class ClientConnection(H2Connection):
                 else:
                     self.front.answer(call, item.data[PREFIX_BYTES:])
         self.credit(call, len(payload) - going_on)
+        self._hold(call, reader.gathered - gathered + going_on)
         self._pump_out(call)
+        self._hold_no_more_than_may_be(call)
+
+    def _hold(self, call: Call, size: int) -> None:
+        """So many bytes of a call more (or less) are here: gathered, waiting for a slot, or for Triton."""
+        if call.ended:
+            return
+        if not call.held and call.head.is_stream:  # it may no longer rest
+            call.deadline = time.monotonic() + self.front.timeout_seconds
+        call.held += size
+        self.front.held_bytes += size
+
+    def _hold_no_more_than_may_be(self, call: Call) -> None:
+        if call.held and self.front.held_bytes > HELD_BYTES:
+            self.refuse(call, try_again(f"{HELD_BYTES} bytes of other requests are waiting here already"))
+
+    def gone_on(self, stream: Any, size: int) -> None:
+        super().gone_on(stream, size)
+        self._hold(stream, -size)
 
     def _pump_out(self, call: Call) -> None:
         """Pass on what has been checked, as far as there are slots for it."""
@@ -443,7 +480,7 @@ class ClientConnection(H2Connection):
                 self._refuse_message(call, try_again(str(full)))
                 continue
             outbox.popleft()
-            up.connection.send_data(up, piece.data, end=False)
+            up.connection.send_data(up, piece.data, end=False, source=call)
         if call.remote_done and not call.ended and not outbox:
             self._input_ended(call)
 
@@ -451,10 +488,9 @@ class ClientConnection(H2Connection):
         """Take out the first message of the outbox. Of the last one more may be to come."""
         outbox = call.outbox
         assert outbox
-        first = outbox.popleft()
-        self.credit(call, len(first.data))
+        self.gone_on(call, len(outbox.popleft().data))
         while outbox and not outbox[0].begins:
-            self.credit(call, len(outbox.popleft().data))
+            self.gone_on(call, len(outbox.popleft().data))
         if not outbox and call.reader is not None:
             call.reader.drop()
 
@@ -596,9 +632,7 @@ class ClientConnection(H2Connection):
         if not call.responded:
             call.responded = True
             self.send_headers(call, RESPONSE_BLOCK, end=False)
-        source, call.source = call.source, None
         self.send_data(call, data, end=False)
-        call.source = source
 
     def tell_health(self, call: Call, status: bytes) -> None:
         """One more message of a Watch."""
@@ -653,9 +687,9 @@ class ClientConnection(H2Connection):
         if call.timer is not None:
             call.timer.cancel()
         if call.outbox:
-            for piece in call.outbox:
-                self.credit_connection(len(piece.data))
             call.outbox.clear()
+        front.held_bytes -= call.held
+        call.held = 0
         if call.watches:
             front.watchers.discard(call)
         inflight, call.inflight = call.inflight, 0

@@ -51,6 +51,8 @@ class GrpcFront:
         self._reader: HeadReader | None = None
         self.response_blocks = ResponseBlocks(entries=256, key_bytes=1024)
         self.watchers: set[Call] = set()
+        # Bytes of requests that have come and not gone on, of all clients.
+        self.held_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.clients: Listener[ClientConnection] = Listener(
             lambda: ClientConnection(self), traffic, what="--grpc-listen"

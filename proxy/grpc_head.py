@@ -25,6 +25,11 @@ _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _PSEUDO = (b":method", b":scheme", b":path", b":authority")
+# RFC 9113, 6.5.2: what a header counts in a list beside its characters; and what a deadline adds at most.
+_OVERHEAD_BYTES = 32
+_TIMEOUT_BYTES = len(b"grpc-timeout99999999m") + _OVERHEAD_BYTES
+# A list that any server takes: C-core refuses some that are longer, and all of twice its length.
+USUAL_LIST_BYTES: Final = 8192
 _CONNECTION = (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 
 
@@ -34,7 +39,8 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
-    """`block`: the headers for Triton; `untimed_block`: the same without the client's deadline."""
+    """`block`: the headers for Triton; `untimed_block`: the same without the client's deadline;
+    `list_bytes`: how much a receiver counts them for."""
 
     method: str
     verdict: Verdict
@@ -43,6 +49,7 @@ class CallHead:
     is_counted: bool
     block: bytes
     untimed_block: bytes
+    list_bytes: int
     timeout_seconds: float | None
     content_length: int | None
     encoding: str
@@ -89,7 +96,9 @@ class HeadReader:
         method = path.decode("latin-1")
         verdict = Verdict.DENY if http_status else decide_rpc(method)
         kept, timeout, encoding, refusal = self._metadata(regular)
-        block = self._block(path, kept) if verdict is Verdict.ALLOW else b""
+        sent = self._headers(path, kept) if verdict is Verdict.ALLOW else []
+        block = hpack.encode(sent, secret=self._secret)
+        list_bytes = sum(len(name) + len(value) + _OVERHEAD_BYTES for name, value in sent)
         return CallHead(
             method=method,
             verdict=verdict,
@@ -98,13 +107,18 @@ class HeadReader:
             is_counted=method in (INFER, STREAM_INFER),
             block=block if timeout is None else with_timeout(block, timeout),
             untimed_block=block,
+            list_bytes=list_bytes + (0 if timeout is None else _TIMEOUT_BYTES),
             timeout_seconds=timeout,
             content_length=length,
             encoding=encoding,
             errors_as_status=any(n == b"triton_grpc_error" and v == b"true" for n, v in regular),
             refusal=refusal,
             http_status=http_status,
-            is_usual=method == INFER and timeout is None and refusal is None and http_status is None,
+            is_usual=method == INFER
+            and timeout is None
+            and refusal is None
+            and http_status is None
+            and list_bytes <= USUAL_LIST_BYTES,
         )
 
     def _metadata(
@@ -130,20 +144,17 @@ class HeadReader:
                 kept.append((name, value))
         return kept, timeout, encoding, refusal
 
-    def _block(self, path: bytes, kept: list[hpack.Header]) -> bytes:
-        return hpack.encode(
-            [
-                (b":method", b"POST"),
-                (b":scheme", b"http"),
-                (b":path", path),
-                (b":authority", self._authority),
-                (b"te", b"trailers"),
-                (b"content-type", b"application/grpc"),
-                *kept,
-                *self._keys,
-            ],
-            secret=self._secret,
-        )
+    def _headers(self, path: bytes, kept: list[hpack.Header]) -> list[hpack.Header]:
+        return [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", path),
+            (b":authority", self._authority),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            *kept,
+            *self._keys,
+        ]
 
 
 def require_trailers(headers: Sequence[hpack.Header]) -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime.logs import fields
+from proxy.grpc_head import USUAL_LIST_BYTES
 from proxy.h2 import frames, hpack
-from proxy.h2.connection import HEADER_LIST_BYTES, MAX_FRAME, STREAM_WINDOW, H2Connection, Stream
+from proxy.h2.connection import HEADER_LIST_BYTES, MAX_FRAME, H2Connection, Stream
 from proxy.h2.frames import (
     END_HEADERS,
     END_STREAM,
@@ -42,8 +43,8 @@ class UpstreamStream(Stream):
     def __init__(self, connection: "UpstreamConnection", id: int, call: "Call") -> None:
         # As Stream's own, without the cost of asking it.
         self.connection, self.id = connection, id
-        self.send_window, self.receive_left = connection.peer_window, STREAM_WINDOW
-        self.source = self.call = call
+        self.send_window = connection.peer_window
+        self.call = call
 
 
 # What is known of header blocks that mean the same on every connection: their grpc-status.
@@ -97,7 +98,12 @@ class UpstreamConnection(H2Connection):
         self._connecting = asyncio.create_task(self._connect())
 
     def open(self, call: "Call", block: bytes) -> UpstreamStream:
-        """Send a call's headers. Raises Refused where Triton takes no more streams."""
+        """Send a call's headers. Raises Refused where Triton takes no more streams, or not such headers."""
+        if call.head.list_bytes > self.peer_header_list:
+            raise Refused(
+                Status.RESOURCE_EXHAUSTED,
+                f"metadata of {call.head.list_bytes} bytes; Triton takes {self.peer_header_list}",
+            )
         if len(self.streams) >= self.peer_max_streams:
             raise Refused(
                 Status.UNAVAILABLE, "Triton takes no more calls on this connection", retry_after="1"
@@ -120,6 +126,7 @@ class UpstreamConnection(H2Connection):
             and length <= self.peer_window
             and length <= self.peer_max_frame
             and len(self.streams) < self.peer_max_streams
+            and self.peer_header_list >= USUAL_LIST_BYTES
             and not self.tells_no_table
         )
 
@@ -155,20 +162,27 @@ class UpstreamConnection(H2Connection):
             return 0
         if call.ended or call.responded or not call.remote_done or call.inflight != 1:
             return 0
-        if length > self.receive_left or not self.decoder.is_stateless or client.tells_no_table:
+        if not self.decoder.is_stateless or client.tells_no_table:
             return 0
         if call.queue or length > client.peer_max_frame:
             return 0
         if length > call.send_window or length > client.send_window:
             return 0
-        client.send_window -= length
+        client.sent(length)
         del self.streams[id]
-        self.receive_left -= length
-        self.patience += 2
         self.credit_connection(length)
         client.pass_raw(data, at, whole)
         client.answered_whole(call, blocks[trailers], length)
         return whole
+
+    def _spend(self, cost: int = 1) -> None:
+        """Triton is one of us, and may say what it likes as often as it likes."""
+
+    def _stray(self, id: int, stream: Stream | None, what: str, size: int = 0) -> None:
+        """Triton tells the end of a call more than once if its deadline passes: RST_STREAM and trailers,
+        up to seven times. Other calls have no part in that."""
+        if id == 0 or self._is_idle(id):
+            super()._stray(id, stream, what, size)
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -235,7 +249,6 @@ class UpstreamConnection(H2Connection):
         self, stream: Any, data: bytes, at: int, start: int, finish: int, stop: int, end: bool
     ) -> None:
         call: Call = stream.call
-        call.source = stream
         size, client = finish - start, self._client
         client.front.traffic.sent_bytes += size
         finals = 0
@@ -249,7 +262,7 @@ class UpstreamConnection(H2Connection):
             client.pass_raw(data, at, stop)
             self.credit(stream, size)
         elif size:
-            client.send_data(call, data[start:finish], end=False)
+            client.send_data(call, data[start:finish], end=False, source=stream)
         if finals:
             client.answered_messages(call, finals)
         if end:  # a gRPC server ends with trailers
@@ -264,7 +277,7 @@ class UpstreamConnection(H2Connection):
         shown, finals = call.responses.feed(payload, show_marks=asked)
         self.credit(stream, len(payload) - len(shown))
         if shown:
-            self._client.send_data(call, shown, end=False)
+            self._client.send_data(call, shown, end=False, source=stream)
         self._client.answered_messages(call, finals)
 
     def on_stream_reset(self, stream: Any, code: int) -> None:

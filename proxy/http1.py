@@ -19,6 +19,8 @@ HEAD_END: Final = b"\r\n\r\n"
 HEAD_BYTES: Final = 64 * 1024
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+# A header's name or value for Triton 2.51, which breaks off without a word at a longer one.
+FIELD_BYTES: Final = 8191
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,20}) ([!-~]{1,8000}) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
@@ -27,6 +29,8 @@ _CHUNKED = re.compile(rb"(?:Transfer-Encoding|Trailer):[^\r\n]*\r\n", re.IGNOREC
 _PATH = re.compile(rb"/[A-Za-z0-9._~:@!$&'()*+,;=/-]*")
 _HOST = re.compile(rb"[A-Za-z0-9._~:\[\]%!$&'()*+,;=-]*")
 _STEPS = frozenset({b".", b".."})
+# What no head can hold, whatever comes behind it: a line end that is none, and what is no text.
+_NEVER = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|[^\t\r\n\x20-\x7e\x80-\xff]")
 
 
 class BadRequest(Exception):
@@ -51,7 +55,7 @@ class BadResponse(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """One head as it was read. `fields`: what goes on to Triton, as bytes with line ends, without length and keys."""
+    """One head as it was read. `fields`: what goes on to Triton, as bytes with line ends, without lengths and keys."""
 
     decision: RestDecision
     is_head: bool
@@ -77,6 +81,12 @@ class _Fields:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.fields.append((name, value))
+
+
+def require_hopeful(begun: bytes) -> None:
+    """Raises BadRequest where nothing that can still come makes a head of what has come."""
+    if _NEVER.search(begun):
+        raise BadRequest("not the head of an HTTP/1.1 request: its lines are text and end with CR LF")
 
 
 def read_request(head: bytes) -> RequestHead:
@@ -192,22 +202,35 @@ def _header_length(named: _Named) -> int | None:
 
 
 def _forwarded(fields: list[tuple[bytes, bytes]], connection: set[bytes]) -> bytes:
-    return b"".join(
-        name + b": " + value + b"\r\n"
-        for name, value in fields
-        if name.lower() not in connection
-        and name.lower() != b"content-encoding"
-        and is_forwarded(name.decode("latin-1"))
-    )
+    lines = []
+    for name, value in fields:
+        lower = name.lower()
+        if lower in connection or lower in _SAID_ANEW or not is_forwarded(name.decode("latin-1")):
+            continue
+        if max(len(name), len(value)) > FIELD_BYTES:
+            shown = name[:100].decode("latin-1")
+            raise BadRequest(
+                f"header {shown} is longer than {FIELD_BYTES} bytes, which Triton does not take", 431
+            )
+        lines.append(name + b": " + value + b"\r\n")
+    return b"".join(lines)
 
 
-def write_request(
-    method: str, path: str, host: str, fields: bytes, keys: Mapping[str, str], length: int | None
-) -> bytes:
-    """The head for Triton."""
-    own = {**keys, **({} if length is None else {"Content-Length": str(length)})}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in own.items())
-    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n".encode() + fields + lines.encode() + b"\r\n"
+# How the body is packed and where its tensors begin is told of the body that Triton gets.
+_SAID_ANEW = (b"content-encoding", HEADER_LENGTH.lower().encode())
+
+
+def write_start(method: str, path: str, host: str, fields: bytes, keys: Mapping[str, str]) -> bytes:
+    """The head for Triton up to what is told of the body."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in keys.items())
+    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n".encode() + fields + lines.encode()
+
+
+def write_lengths(length: int, header_length: int | None) -> bytes:
+    """The head's end, for a body of so many bytes; `header_length`: of its JSON, where tensors follow."""
+    if header_length is None:
+        return b"Content-Length: %d\r\n\r\n" % length
+    return b"Content-Length: %d\r\n%s: %d\r\n\r\n" % (length, HEADER_LENGTH.encode(), header_length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,18 @@
-"""JSON from clients, checked before Triton reads it. Pure.
+"""JSON from clients, read once and written anew for Triton. Pure.
 
 Triton 2.51 dies, in one request and whatever model it names, of JSON nested about 200 000 deep, of a
 declared shape with a huge product, and of values of another type than it expects (a number where a
 tensor should be); and it obeys shared-memory parameters. So a body must be what the inference
-protocol says, type by type (github.com/kserve/open-inference-protocol, inference_rest), and nothing
-in it may be read in two ways: of a key that stands twice, Triton takes the first and others the last.
+protocol says, type by type (github.com/kserve/open-inference-protocol, inference_rest). What goes on
+to Triton is made of what was decoded here: of a key that stands twice and of a key that nobody knows
+nothing is left that another reader could take for something else. Only the text of tensors' data,
+which is arrays of plain values, goes on as it came.
+
+Time and memory grow with the body's size and with nothing else.
 """
 
 import json
-import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -19,14 +23,23 @@ from proxy.model_facts import NO_CLASSES, ModelFacts
 # No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions.
 MAX_DEPTH = 100
 MAX_DIMENSIONS = 64
+# Keys with their values, wherever they stand: thousands of tensors.
+MAX_MEMBERS = 50_000
+# A shape is so many bytes at most: as many numbers of 64 bits, and room for spaces.
+_SHAPE_BYTES = 4096
+# Up to this size a body of which something was left out is read once more, to tell of a key that stands twice.
+_READ_AGAIN_BYTES = 256 * 1024
 _SHARED_MEMORY = "shared_memory_"
 _BRACKET = ord("[")
-# Keys to look at, escapes that could spell any key, and what tensors may not hold.
-_SUSPECT = (b"\\u", b"shared_memory_", b"classification", b"null")
 _TOO_DEEP = f"JSON is nested deeper than {MAX_DEPTH}"
-# Numbers that JSON does not have and Triton takes, and the strings in which they are only text.
-_NOT_FINITE = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\b(?:NaN|Infinity|Inf)\b')
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}:'))
+_WINDOW_BYTES = 64 * 1024
+_BLOCK_BYTES = 64
+_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
+# Numbers that JSON does not have and Triton takes, and how they are spelt meanwhile, wherever they stand:
+# as numbers that no float can hold, so they pass in data and in strings and nowhere else.
+_STEM = b"9e999"
+_SPELT = ((b"NaN", _STEM + b"1"), (b"Infinity", _STEM + b"2"), (b"Inf", _STEM + b"3"))
 
 _Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -34,11 +47,11 @@ _Parameters = dict[str, bool | _Int | float | str]
 
 
 class _Tensor(Struct, gc=False):
-    """One of `inputs`. `data` is looked at apart."""
+    """One of `inputs`. `shape` and `data` are looked at apart."""
 
     name: str
     datatype: str
-    shape: Annotated[list[_Size], Meta(max_length=MAX_DIMENSIONS)]
+    shape: Raw
     parameters: _Parameters | UnsetType = UNSET
     data: Raw | UnsetType = UNSET
 
@@ -57,161 +70,235 @@ class _InferRequest(Struct, gc=False):
     id: str | UnsetType = UNSET
 
 
+class _IndexRequest(Struct, gc=False):
+    ready: bool = False
+
+
 _infer = msgspec.json.Decoder(_InferRequest)
 _generate = msgspec.json.Decoder(dict[str, Raw])
+_index = msgspec.json.Decoder(_IndexRequest)
+_shape: msgspec.json.Decoder[list[int]] = msgspec.json.Decoder(
+    Annotated[list[_Size], Meta(max_length=MAX_DIMENSIONS)]
+)
+_parameters = msgspec.json.Decoder(_Parameters)
+_encoder = msgspec.json.Encoder()
 
 
 class BadJson(Exception):
     """The body is refused; the message is for the client."""
 
 
-def check_infer(body: bytes, facts: ModelFacts, *, binary_bytes: int = 0) -> None:
-    """An inference request, or the JSON header of a binary one with that many bytes behind it."""
-    request = _decoded(_infer, body)
-    if not _says_all(request, body):
-        _read_whole(body)
-        _check_parameters(request, facts)
-        for index, tensor in enumerate(request.inputs):
-            if not isinstance(tensor.data, UnsetType):
-                _check_data(bytes(tensor.data), f"inputs[{index}].data")
-    available = len(body) + binary_bytes
+def check_infer(body: bytes, facts: ModelFacts, *, binary_bytes: int = 0) -> bytes:
+    """An inference request, or the JSON header of a binary one with that many bytes behind it, written anew."""
+    return _finite(body, _infer_anew, facts, len(body) + binary_bytes)
+
+
+def check_generate(body: bytes) -> bytes:
+    """A generate request, written anew: flat keys that name tensors, and parameters."""
+    return _finite(body, _generate_anew)
+
+
+def _infer_anew(body: bytes, facts: ModelFacts, available: int) -> bytes:
+    objects = _require_simple(body)
+    request: _InferRequest = _decoded(_infer, body)
+    is_plain = objects == _count_objects(request, facts)
     for index, tensor in enumerate(request.inputs):
         elements = 1
-        for size in tensor.shape:
+        for size in _sizes(tensor.shape, index):
             elements *= size or 1  # a 0 makes the product 0, but the others may be multiplied before it
         # Every element takes at least one byte of the request.
         if elements > available:
             raise BadJson(f"inputs[{index}].shape declares more elements than the request can hold")
+        if tensor.data is not UNSET:
+            data = memoryview(tensor.data)
+            if data[0] != _BRACKET:
+                raise BadJson(f"inputs[{index}].data must be an array")
+            if not is_plain:
+                _require_plain(bytes(data), f"inputs[{index}].data")
+    return _written(request, body)
 
 
-def _says_all(request: _InferRequest, body: bytes) -> bool:
-    """Whether the bytes alone show that the decoded request is all there is, and that all of it is harmless.
-
-    So few brackets cannot nest deep. As many braces, `shape`s and `data`s as there are tensors, and
-    nothing that could spell them otherwise: then no key stands twice where it matters, and no tensor
-    holds objects. Keys that ask for more than tensors can only be where their text is. False is no
-    verdict: the JSON is then looked at closely.
-    """
-    for word in _SUSPECT:
-        if word in body:
-            return False
-    objects = 1 + len(request.inputs)
-    for tensor in request.inputs:
-        if tensor.parameters is not UNSET:
-            objects += 1
-        if tensor.data is not UNSET and memoryview(tensor.data)[0] != _BRACKET:
-            return False
-    if request.outputs is not UNSET:
-        objects += len(request.outputs) + sum(one.parameters is not UNSET for one in request.outputs)
-    if request.parameters is not UNSET:
-        objects += 1
-    tensors = len(request.inputs)
-    return (
-        body.isascii()
-        and body.count(b"{") == objects
-        and body.count(b"[") + objects <= MAX_DEPTH
-        and body.count(b"shape") == tensors
-        and body.count(b'"data"') <= tensors
-    )
-
-
-def check_generate(body: bytes) -> None:
-    """A generate request: flat keys that name tensors, and parameters."""
-    request = _decoded(_generate, body)
+def _generate_anew(body: bytes) -> bytes:
+    objects = _require_simple(body)
+    request: dict[str, Any] = _decoded(_generate, body)
     for key, value in request.items():
         if key == "parameters":
-            _check_values(_decoded(_parameters, bytes(value)), "parameters")
+            request[key] = _decoded(_parameters, bytes(value))
+            _check_values(request[key], "parameters")
         else:
-            _check_data(bytes(value), key, may_be_scalar=True)
-    _read_whole(body)
+            data = bytes(value)
+            if data.startswith((b"{", b"n")):
+                raise BadJson(f"{key} must be an array, or a number, string or boolean")
+            if objects > 1:
+                _require_plain(data, key)
+    return _written(request, body)
 
 
-_parameters = msgspec.json.Decoder(_Parameters)
+def _finite(body: bytes, write: Callable[..., bytes], *how: object) -> bytes:
+    """Write a body anew that may hold numbers which JSON does not have. Raises BadJson."""
+    try:
+        return write(body, *how)
+    except BadJson:
+        words = [(word, number) for word, number in _SPELT if word in body]
+        if not words:
+            raise
+    if _STEM in body:
+        raise BadJson(f"a number with {_STEM.decode()} and NaN or Infinity in one request")
+    for word, number in words:
+        body = body.replace(word, number)
+    body = write(body, *how)
+    for word, number in words:
+        body = body.replace(number, word)
+    return body
 
 
-def check_object(body: bytes) -> dict[str, Any]:
-    """Any other JSON body; empty is an empty object."""
-    return _read_whole(body) if body else {}
+def asks_for_ready_only(body: bytes) -> bool:
+    """What a request for the index says; nothing is said by an empty one. Raises BadJson."""
+    if not body:
+        return False
+    _require_simple(body)
+    ready: bool = _decoded(_index, body).ready
+    return ready
+
+
+def _require_simple(body: bytes) -> int:
+    """Not so deep, and not so many keys, that reading it would cost much. Raises BadJson.
+
+    Returns how many objects and nulls it has at most. Of text that is no JSON the beginning is judged
+    rightly, up to where it is none: further nobody reads it.
+    """
+    objects = body.count(b"{")
+    if b"null" in body:
+        objects += body.count(b"null")
+    is_short = len(body) <= MAX_MEMBERS or body.count(b":") <= MAX_MEMBERS
+    if is_short and body.count(b"[") + objects <= MAX_DEPTH:
+        return objects
+    structure = _structure(body)
+    _require_shallow(structure)
+    if structure.count(b":") > MAX_MEMBERS:
+        raise BadJson(f"JSON has more than {MAX_MEMBERS} keys")
+    return structure.count(b"{")
+
+
+def _structure(text: bytes) -> bytes:
+    """Brackets, braces and colons as they follow each other outside of strings; a null is a brace that opens."""
+    if b"null" in text:
+        text = text.replace(b"null", b"{")
+    if b"\\" in text:  # from the left, so a quote that is left has an even number of backslashes before it
+        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Two quotes side by side change nothing in what is outside and what is inside.
+    text = text.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    if b'"' not in text:
+        return text
+    outside, is_inside = [], False
+    for start in range(0, len(text), _WINDOW_BYTES):
+        pieces = text[start : start + _WINDOW_BYTES].split(b'"')
+        outside.append(b"".join(pieces[is_inside::2]))
+        is_inside ^= len(pieces) % 2 == 0
+    return b"".join(outside)
+
+
+def _require_shallow(structure: bytes) -> None:
+    """By blocks: in the middle of one it is not deeper than if all that opens came first.
+
+    So the last steps to the bound may be refused, which no tensor of MAX_DIMENSIONS needs.
+    """
+    brackets, depth = structure.translate(_AS_BRACKETS, b":"), 0
+    for start in range(0, len(brackets), _BLOCK_BYTES):
+        block = brackets[start : start + _BLOCK_BYTES]
+        opening = block.count(b"[")
+        if depth + opening > MAX_DEPTH:
+            raise BadJson(_TOO_DEEP)
+        depth += 2 * opening - len(block)
 
 
 def _decoded(decoder: Any, body: bytes) -> Any:
     """Raises BadJson, in the words of msgspec: what was expected, what came, and where."""
     try:
-        return decoder.decode(body)
+        request = decoder.decode(body)
+        if not body.isascii():
+            body.decode()  # the decoder does not look into what it leaves as it is
     except RecursionError:
         raise BadJson(_TOO_DEEP) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        if b"NaN" in body or b"Inf" in body:
-            finite = _NOT_FINITE.sub(lambda m: m[0] if m[0].startswith(b'"') else b"0.0", body)
-            if finite != body:
-                return _decoded(decoder, finite)
-        if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
-            _read_whole(body)  # tells of the depth, which is more of a help
         raise BadJson(f"not a request of the inference protocol: {error}") from error
+    return request
 
 
-def _check_data(data: bytes, where: str, *, may_be_scalar: bool = False) -> None:
-    """Arrays of arrays of numbers, strings and booleans; no objects, no null."""
-    if not data.startswith(b"[") and not (may_be_scalar and data[:1] not in (b"{", b"n")):
-        raise BadJson(f"{where} must be an array")
-    if b"{" in data or b"null" in data:
-        plain = _STRING.sub(b"", data)
-        if b"{" in plain or b"null" in plain:
-            raise BadJson(f"{where} must hold numbers, strings or booleans")
+def _written(request: object, body: bytes) -> bytes:
+    """What goes on: the request as it was decoded. Raises BadJson where a key stands twice."""
+    written = _encoder.encode(request)
+    # Triton never sees what was left out, and most of it is harmless: the client should hear of the rest.
+    if (
+        len(body) != len(written)
+        and len(body) <= _READ_AGAIN_BYTES
+        and body.count(b":") != written.count(b":")
+    ):
+        _require_unique(body)
+    return written
 
 
-def _check_parameters(request: _InferRequest, facts: ModelFacts) -> None:
-    holders: list[tuple[str, Any]] = [("request", request)]
-    holders += [(f"inputs[{index}]", tensor) for index, tensor in enumerate(request.inputs)]
-    outputs = [] if isinstance(request.outputs, UnsetType) else request.outputs
-    holders += [(f"outputs[{index}]", output) for index, output in enumerate(outputs)]
-    for where, holder in holders:
-        if not isinstance(holder.parameters, UnsetType):
-            _check_values(holder.parameters, f"{where}.parameters")
-    has_empty_input = any(0 in tensor.shape for tensor in request.inputs)
-    for output in outputs:
-        parameters = {} if isinstance(output.parameters, UnsetType) else output.parameters
-        if "classification" in parameters and (has_empty_input or not facts.has_classes(output.name)):
-            raise BadJson(NO_CLASSES)
-
-
-def _check_values(parameters: dict[str, Any], where: str) -> None:
-    if any(key.startswith(_SHARED_MEMORY) for key in parameters):
-        raise BadJson(f"{where}: shared memory is not available")
-
-
-def _read_whole(body: bytes) -> dict[str, Any]:
-    """An object without keys that stand twice, not deeper than may be. Raises BadJson."""
+def _require_unique(body: bytes) -> None:
     try:
-        # Decoded here: json.loads would also take UTF-16 and UTF-32, which Triton reads as something else.
-        value = json.loads(body.decode(), object_pairs_hook=_unique)
+        json.loads(body, object_pairs_hook=_unique)
     except RecursionError:
         raise BadJson(_TOO_DEEP) from None
     except ValueError as error:
         raise BadJson(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise BadJson("a JSON object is expected")
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
-        _check_depth(value)
-    return value
 
 
-def _check_depth(value: object) -> None:
-    """Level by level; the parser has stopped at the interpreter's own limit on recursion already."""
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise BadJson(_TOO_DEEP)
-        level = [child for node in level for child in _children(node) if isinstance(child, (dict, list))]
-
-
-def _children(node: object) -> Any:
-    return node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len({key for key, _ in pairs}) != len(pairs):
         raise ValueError("an object has one key twice")
-    return found
+
+
+def _sizes(shape: Raw, index: int) -> list[int]:
+    if len(shape) > _SHAPE_BYTES:
+        raise BadJson(f"inputs[{index}].shape is longer than {_SHAPE_BYTES} bytes")
+    try:
+        return _shape.decode(shape)
+    except msgspec.MsgspecError as error:
+        raise BadJson(f"inputs[{index}].shape: {error}") from error
+
+
+def _require_plain(data: bytes, where: str) -> None:
+    """Arrays of arrays of numbers, strings and booleans; no objects, no null."""
+    if b"{" in _structure(data):
+        raise BadJson(f"{where} must hold numbers, strings or booleans")
+
+
+def _count_objects(request: _InferRequest, facts: ModelFacts) -> int:
+    """How many objects the request is made of, whose parameters have been looked at. Raises BadJson."""
+    objects = 1 + len(request.inputs)
+    if request.parameters is not UNSET:
+        objects += 1
+        _check_values(request.parameters, "parameters")
+    for index, tensor in enumerate(request.inputs):
+        if tensor.parameters is not UNSET:
+            objects += 1
+            _check_values(tensor.parameters, f"inputs[{index}].parameters")
+    if request.outputs is not UNSET:
+        objects += len(request.outputs)
+        for index, output in enumerate(request.outputs):
+            if output.parameters is not UNSET:
+                objects += 1
+                _check_values(output.parameters, f"outputs[{index}].parameters")
+        _check_classes(request.inputs, request.outputs, facts)
+    return objects
+
+
+def _check_classes(inputs: list[_Tensor], outputs: list[_Output], facts: ModelFacts) -> None:
+    wanted = [
+        one.name for one in outputs if one.parameters is not UNSET and "classification" in one.parameters
+    ]
+    if not wanted:
+        return
+    has_empty_input = any(0 in _sizes(tensor.shape, index) for index, tensor in enumerate(inputs))
+    if has_empty_input or not all(map(facts.has_classes, wanted)):
+        raise BadJson(NO_CLASSES)
+
+
+def _check_values(parameters: dict[str, Any], where: str) -> None:
+    for key in parameters:
+        if key.startswith(_SHARED_MEMORY):
+            raise BadJson(f"{where}: shared memory is not available")

@@ -2,11 +2,13 @@
 
 import asyncio
 import errno
+import os
 import resource
+import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime.process import starting
@@ -14,6 +16,8 @@ from proxy.metrics import Traffic
 
 _BACKLOG = 4096
 _TLS_HANDSHAKE_SECONDS = 10.0
+# For what is still to be delivered when a connection is closed. Who takes nothing is ended before, by its own rules.
+_TLS_SHUTDOWN_SECONDS = 300.0
 # Each client costs two descriptors, its own and the one towards Triton.
 _DESCRIPTORS_KEPT, _DESCRIPTORS_EACH = 64, 2
 _MOST_CLIENTS = 16_384
@@ -28,7 +32,7 @@ class Listener(Generic[C]):
     def __init__(self, make: Callable[[], C], traffic: Traffic, *, what: str) -> None:
         self._make, self._traffic, self._what = make, traffic, what
         self._connections: set[C] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         # Half of them for each protocol.
         self._most = min(_MOST_CLIENTS, (allow_descriptors() - _DESCRIPTORS_KEPT) // (2 * _DESCRIPTORS_EACH))
 
@@ -42,22 +46,35 @@ class Listener(Generic[C]):
         """Raises CannotStart when the port is taken."""
         loop = asyncio.get_running_loop()
         with starting(self._what, listen):
-            self._server = await loop.create_server(
+            server = await loop.create_server(
                 self._make,
                 listen.host,
                 listen.port,
                 backlog=_BACKLOG,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else _TLS_HANDSHAKE_SECONDS,
                 reuse_port=share_port or None,
+                **_tls(tls),
             )
+        self._servers = [server]
+
+    async def renew(self, tls: ssl.SSLContext) -> None:
+        """Serve new connections with another context, on the same sockets: nobody is turned away meanwhile."""
+        loop, old = asyncio.get_running_loop(), self._servers
+        sockets = [listening for server in old for listening in server.sockets]
+        self._servers = [
+            await loop.create_server(
+                self._make, sock=socket.socket(fileno=os.dup(one.fileno())), backlog=_BACKLOG, **_tls(tls)
+            )
+            for one in sockets
+        ]
+        for server in old:
+            server.close()
 
     @property
     def port(self) -> int:
         """The port in use, also when 0 was asked for."""
-        if self._server is None or not self._server.sockets:
+        if not self._servers or not self._servers[0].sockets:
             raise OSError(errno.ENOTCONN, "not listening")
-        port: int = self._server.sockets[0].getsockname()[1]
+        port: int = self._servers[0].sockets[0].getsockname()[1]
         return port
 
     def connected(self, connection: C) -> bool:
@@ -74,9 +91,19 @@ class Listener(Generic[C]):
 
     async def stop(self) -> None:
         """Close the port; connections that are there stay."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+
+
+def _tls(context: ssl.SSLContext | None) -> dict[str, Any]:
+    if context is None:
+        return {}
+    return {
+        "ssl": context,
+        "ssl_handshake_timeout": _TLS_HANDSHAKE_SECONDS,
+        "ssl_shutdown_timeout": _TLS_SHUTDOWN_SECONDS,
+    }
 
 
 def allow_descriptors() -> int:

@@ -38,6 +38,10 @@ class LoadMeter:
         self.concurrency += 1
         self._arrived += 1
 
+    def refused(self) -> None:
+        """One arrived and was turned away at once: load all the same, of which an autoscaler must hear."""
+        self._arrived += 1
+
     def leave(self, now: float) -> None:
         self._area += self.concurrency * (now - self._last)
         self._last = now

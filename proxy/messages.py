@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from proxy import wire
 from proxy.model_facts import NO_CLASSES, ModelFacts
-from proxy.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack
+from proxy.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack, unpack_beginning
 from proxy.policy import unknown_model
 from proxy.status import Refused, Status
 
@@ -168,6 +168,11 @@ class MessageReader:
     def is_between_messages(self) -> bool:
         return not self._buffer and not self._left
 
+    @property
+    def gathered(self) -> int:
+        """Bytes of a message that is not whole yet."""
+        return len(self._buffer)
+
     def skim(self, size: int) -> bool:
         """Whether so many bytes are the middle of a long tensor, to be passed on without a look."""
         if self._walk is None or size >= self._left or not self._passed or not self._walk.skim(size):
@@ -297,14 +302,13 @@ class ResponseReader:
             end = PREFIX_BYTES + size
             if len(self._buffer) < min(end, HOLD_BYTES):
                 break
-            if flag or end > HOLD_BYTES:  # not the mark alone; it stands before the tensors
-                finals += _FINAL_ENTRY in self._buffer
-            else:
-                is_final, is_mark = _finality(bytes(self._buffer[PREFIX_BYTES:end]))
-                finals += is_final
-                if is_mark and not show_marks:
-                    del self._buffer[:end]
-                    continue
+            is_final, is_mark = _finality_of(
+                flag, bytes(self._buffer[PREFIX_BYTES : min(end, HOLD_BYTES)]), size
+            )
+            finals += is_final
+            if is_mark and not show_marks:
+                del self._buffer[:end]
+                continue
             out.append(bytes(self._buffer[:end]))
             del self._buffer[:end]
             self._left = end - len(out[-1])
@@ -317,14 +321,28 @@ _MARK = wire.encode_bytes(1, FINAL_FLAG)
 _FINAL_ENTRY = _MARK + wire.encode_bytes(2, b"\x08\x01")
 
 
+def _finality_of(flag: int, beginning: bytes, size: int) -> tuple[bool, bool]:
+    """`_finality` of a message of `size` bytes, packed or not, from its first HOLD_BYTES."""
+    is_whole = len(beginning) == size
+    if flag:
+        try:
+            beginning = unpack_beginning(beginning, HOLD_BYTES)
+        except BadPacking:  # in a coding that nobody has asked for
+            return False, False
+        is_whole = is_whole and len(beginning) < HOLD_BYTES
+    if is_whole:
+        return _finality(beginning)
+    return _FINAL_ENTRY in beginning, False  # not the mark alone; it stands before the tensors
+
+
 def _finality(message: bytes) -> tuple[bool, bool]:
     """Whether a ModelStreamInferResponse is the last of its request, and whether it is the mark alone."""
     is_error = is_marked = is_final = has_tensors = False
-    for part in wire.fields(message):
+    for part in wire.fields(message, HOLD_BYTES):
         if part.number == _ERROR_MESSAGE:
             is_error = bool(part.content)
         elif part.number == _INFER_RESPONSE:
-            for inner in wire.fields(part.content or b""):
+            for inner in wire.fields(part.content or b"", HOLD_BYTES):
                 has_tensors = has_tensors or inner.number in _RESPONSE_TENSORS
                 if inner.number == _RESPONSE_PARAMETERS and (inner.content or b"").startswith(_MARK):
                     is_marked, is_final = True, inner.content == _FINAL_ENTRY

@@ -8,6 +8,10 @@ from typing import Final
 CODINGS: Final[Mapping[str, int]] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
+# Either of them: a stream of zlib's or gzip's tells which by its first bytes.
+_ANY_CODING = 32 + zlib.MAX_WBITS
+
+
 class BadPacking(Exception):
     """The data is not what its coding says; the message goes on from naming the data."""
 
@@ -28,3 +32,11 @@ def unpack(data: bytes, coding: str, limit_bytes: int) -> bytes:
     if not unpacker.eof or unpacker.unused_data:
         raise BadPacking(f"is not one whole {coding} stream")
     return content
+
+
+def unpack_beginning(data: bytes, limit_bytes: int) -> bytes:
+    """What a stream of any of the CODINGS begins with, at most so many bytes. Raises BadPacking."""
+    try:
+        return zlib.decompressobj(_ANY_CODING).decompress(data, limit_bytes)
+    except zlib.error as error:
+        raise BadPacking(f"is in none of {', '.join(CODINGS)}: {error}") from error

@@ -26,13 +26,15 @@ from proxy.http1 import (
     RequestHead,
     ResponseHead,
     read_request,
+    require_hopeful,
+    write_lengths,
     write_response,
 )
-from proxy.json_guard import BadJson, check_generate, check_infer, check_object
+from proxy.json_guard import BadJson, asks_for_ready_only, check_generate, check_infer
 from proxy.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack
 from proxy.policy import COUNTED, Route, Verdict
 from proxy.rest_upstream import UpstreamHttp
-from proxy.tcp import keep_alive
+from proxy.tcp import keep_alive, unsent_bytes
 from proxy.upstream import Access, NotServed
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 
 _RETRY = {"Retry-After": "1"}
 _HEAD_SECONDS, _IDLE_SECONDS, _LINGER_SECONDS = 10.0, 300.0, 2.0
+# A client that takes nothing of its last answer for so long gets no more of it.
+_STALLED_SECONDS = 60.0
 # What a client may have sent ahead while its last request is still under way.
 _PIPELINE_BYTES = 256 * 1024
 # A body that nobody wants is read to its end up to this size, to keep the connection.
@@ -72,19 +76,25 @@ class RestConnection(asyncio.Protocol):
         # What has come and cannot be looked at yet.
         self._input = b""
         self._since = time.monotonic()
+        # When the head that is coming must be there; 0 while none has begun.
+        self._head_deadline = 0.0
         self._head: RequestHead | None = None
         self._raw = b""
         self._held: list[bytes] = []
         self._hold_left = 0
+        # Of the front end's `held_bytes`: what was taken in of this request and has not gone on to Triton.
+        self._holding = 0
         self._body_left = 0
         self._chunks: RequestChunks | None = None
         self._request = b""
         self._upstream: UpstreamHttp | None = None
-        self._has_slot = self._waits = self._closes = False
+        self._has_slot = self._waits = self._closes = self._at_eof = False
         self._begun: ResponseHead | None = None
         self._deadline = 0.0
         self._writable, self._paused = True, False
         self._task: asyncio.Task[None] | None = None
+        # What of the last answer has not reached the client, when it was looked at last.
+        self._unsent = 0
 
     # The transport.
 
@@ -99,7 +109,7 @@ class RestConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         was, self._state = self._state, _State.ENDED
         self._input = b""
-        self._held.clear()
+        self._drop_held()
         if self._task is not None:
             self._task.cancel()
         if was not in (_State.HEAD, _State.SWALLOW, _State.LINGER, _State.ENDED):
@@ -107,8 +117,13 @@ class RestConnection(asyncio.Protocol):
         self._front.clients.disconnected(self)
 
     def eof_received(self) -> bool:
-        # A client that has said all it wants to may still wait for its answer.
-        return self._state in (_State.WAIT, _State.ANSWER)
+        """A client that has said all it wants to may still wait for its answers; whatever is half said ends."""
+        self._at_eof = True
+        if self._state is _State.HEAD and self._input and not self._head_deadline:
+            return True  # whole requests, which wait for earlier answers to be taken
+        if self._state is _State.HEAD:
+            self._linger()
+        return self._state in (_State.WAIT, _State.ANSWER, _State.LINGER)
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -119,19 +134,28 @@ class RestConnection(asyncio.Protocol):
         self._writable = True
         if self._upstream is not None and self._upstream.transport is not None:
             self._upstream.transport.resume_reading()
+        if self._state is _State.HEAD:
+            self._read_on()
 
-    def upstream_writable(self, writable: bool) -> None:
+    def upstream_writable(self) -> None:
+        self._regulate()
+
+    def _takes_more(self) -> bool:
+        """Whether what the client sends next can go somewhere."""
         if self._state is _State.STREAM:
-            self._resume() if writable else self._pause()
+            return self._upstream is not None and self._upstream.is_writable
+        if self._state is _State.HEAD:
+            return self._writable  # each request has an answer, which must go somewhere too
+        return len(self._input) <= _PIPELINE_BYTES
 
-    def _pause(self) -> None:
-        if self._transport is not None and not self._paused:
-            self._paused = True
+    def _regulate(self) -> None:
+        """Read from the client, or do not."""
+        if self._transport is None or self._state is _State.ENDED or self._paused is not self._takes_more():
+            return
+        self._paused = not self._paused
+        if self._paused:
             self._transport.pause_reading()
-
-    def _resume(self) -> None:
-        if self._transport is not None and self._paused and self._state is not _State.ENDED:
-            self._paused = False
+        else:
             self._transport.resume_reading()
 
     # What a client sends.
@@ -162,13 +186,10 @@ class RestConnection(asyncio.Protocol):
         if usual is None or len(data) - end != usual.length or front.upstream.access is not front.heads_for:
             return False
         body = data[end:]
-        if front.is_draining or not front.pool.has_idle:
+        if front.is_draining or not front.pool.has_idle or not self._writable:
             return False
         try:
-            if usual.is_infer:
-                check_infer(body, front.upstream.facts)
-            else:
-                check_generate(body)
+            body = check_infer(body, front.upstream.facts) if usual.is_infer else check_generate(body)
         except BadJson:
             return False  # to be told of below
         now = time.monotonic()
@@ -180,15 +201,13 @@ class RestConnection(asyncio.Protocol):
         front.traffic.received_bytes += usual.length
         upstream = self._upstream = front.pool.take_idle(self)
         upstream.request_done = True
-        if not self._writable and upstream.transport is not None:
-            upstream.transport.pause_reading()
-        upstream.write(usual.request + body)
+        upstream.write(b"%bContent-Length: %d\r\n\r\n%b" % (usual.start, len(body), body))
         return True
 
     def _take(self, data: bytes) -> None:
         while data:
             state = self._state
-            if state is _State.HEAD:
+            if state is _State.HEAD and self._writable:
                 data = self._take_head(data)
             elif state is _State.HOLD:
                 data = self._take_held(data)
@@ -205,8 +224,7 @@ class RestConnection(asyncio.Protocol):
     def _keep(self, data: bytes) -> None:
         """For later: a body that waits for its slot, or the next request."""
         self._input = data
-        if len(data) > _PIPELINE_BYTES:
-            self._pause()
+        self._regulate()
 
     def _take_head(self, data: bytes) -> bytes:
         if data.startswith(b"\r\n"):  # RFC 9112, 2.2
@@ -215,10 +233,12 @@ class RestConnection(asyncio.Protocol):
         if end < len(HEAD_END):
             if len(data) > HEAD_BYTES:
                 raise BadRequest(f"a head of more than {HEAD_BYTES} bytes", 431)
-            if not self._input:
-                self._since = time.monotonic()
+            require_hopeful(data)
+            if not self._head_deadline:
+                self._head_deadline = time.monotonic() + _HEAD_SECONDS
             self._input = data
             return b""
+        self._head_deadline = 0.0
         raw = self._raw = data[:end]
         head = self._front.heads.get(raw)
         if head is None:
@@ -273,7 +293,8 @@ class RestConnection(asyncio.Protocol):
             if len(data) <= self._hold_left
             else (data[: self._hold_left], data[self._hold_left :])
         )
-        self._held.append(piece)
+        if not self._hold(piece):
+            return b""
         self._hold_left -= len(piece)
         self._body_left -= len(piece)
         self._front.traffic.received_bytes += len(piece)
@@ -290,11 +311,30 @@ class RestConnection(asyncio.Protocol):
             self._closes = True
             self._refuse(self._too_large())
             return b""
-        self._held.append(body)
+        if not self._hold(body):
+            return b""
         if self._chunks.is_done:
             self._chunks = None
             self._held_all()
         return data[size:]
+
+    def _hold(self, piece: bytes) -> bool:
+        """Keep a piece of a body to be checked; False where all clients together hold too much, which is told."""
+        front = self._front
+        if front.held_bytes + len(piece) > front.max_held_bytes:
+            self._closes = True
+            self._refuse(HttpRefused(503, "too many bodies are on their way at once", _RETRY))
+            return False
+        self._held.append(piece)
+        self._holding += len(piece)
+        front.held_bytes += len(piece)
+        return True
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._request = b""
+        self._front.held_bytes -= self._holding
+        self._holding = 0
 
     def _take_streamed(self, data: bytes) -> bytes:
         assert self._upstream is not None
@@ -342,12 +382,12 @@ class RestConnection(asyncio.Protocol):
             self._answer_locally(head, held)
             return
         access = front.upstream.require()
-        body = self._checked(head, held)
-        length = len(body) + self._body_left if front.takes_body(decision.route) else None
-        request = front.request_head(head, access, length)
-        self._request = request + body
-        if self._raw and body is held and not self._body_left:
-            front.remember_usual(self._raw, head, request)
+        start = front.request_start(head, access)
+        if front.takes_body(decision.route):
+            self._request = start + self._checked(head, held)
+            front.remember_usual(self._raw, head, start)
+        else:
+            self._request = start + b"\r\n"
         if decision.route in COUNTED:
             if not front.breaker.enter(self, time.monotonic()):
                 self._waits = True
@@ -356,22 +396,21 @@ class RestConnection(asyncio.Protocol):
         self._connect(access)
 
     def _checked(self, head: RequestHead, held: bytes) -> bytes:
-        """The body, or the part of it that was held, as it goes on. Raises BadJson or HttpRefused."""
-        route, binary = head.decision.route, self._body_left
-        if not self._front.takes_body(route):
-            return b""
+        """The end of the head and the body, as far as it was held. Raises BadJson or HttpRefused."""
         if head.encoding != "identity":
             held = _inflated(held, head.encoding, self._front.max_json_bytes)
-        text = held
-        if head.header_length is not None and not binary and head.header_length < len(held):
-            text, binary = held[: head.header_length], len(held) - head.header_length
-        elif head.header_length is not None and head.header_length > len(held):
-            raise HttpRefused(400, f"{HEADER_LENGTH} is above the body's length")
-        if route is Route.INFER:
-            check_infer(text, self._front.upstream.facts, binary_bytes=binary)
-        else:
-            check_generate(text)
-        return held
+        if head.decision.route is not Route.INFER:
+            body = check_generate(held)
+            return write_lengths(len(body), None) + body
+        text, tensors = held, b""
+        if head.header_length is not None:
+            if head.header_length > len(held):
+                raise HttpRefused(400, f"{HEADER_LENGTH} is above the body's length")
+            text, tensors = held[: head.header_length], held[head.header_length :]
+        binary = len(tensors) + self._body_left
+        body = check_infer(text, self._front.upstream.facts, binary_bytes=binary)
+        header_length = None if head.header_length is None else len(body)
+        return write_lengths(len(body) + binary, header_length) + body + tensors
 
     def granted(self) -> None:
         """The breaker's word: the slot is there."""
@@ -391,7 +430,8 @@ class RestConnection(asyncio.Protocol):
             upstream.abort()
             return
         self._upstream = upstream
-        request, self._request = self._request, b""
+        request = self._request
+        self._drop_held()
         upstream.request_done = not self._body_left
         self._state = _State.STREAM if self._body_left else _State.ANSWER
         if not self._writable and upstream.transport is not None:
@@ -402,9 +442,9 @@ class RestConnection(asyncio.Protocol):
     def _read_on(self) -> None:
         """Look at what has come meanwhile."""
         data, self._input = self._input, b""
-        self._resume()
         if data:
             self.data_received(data)
+        self._regulate()
 
     # The answer.
 
@@ -417,7 +457,7 @@ class RestConnection(asyncio.Protocol):
         assert request is not None
         self._front.traffic.sent_bytes += len(body)
         # Answered early: the rest of the request has no reader.
-        if self._state is _State.STREAM or self._front.is_draining:
+        if self._state is _State.STREAM or self._front.is_draining or self._is_last:
             self._closes = True
         if raw is not None and not self._closes and not request.is_head:
             transport.write(raw)
@@ -474,7 +514,7 @@ class RestConnection(asyncio.Protocol):
         """The answer has been written: go on with this connection, or not."""
         if self._state is _State.ENDED:
             return
-        if self._closes:
+        if self._closes or self._is_last:
             self._linger()
         elif self._body_left or self._chunks is not None:
             self._state = _State.SWALLOW
@@ -483,12 +523,17 @@ class RestConnection(asyncio.Protocol):
             self._next_request()
             self._read_on_if_any()
 
+    @property
+    def _is_last(self) -> bool:
+        """The client will say nothing more."""
+        return self._at_eof and not self._input
+
     def _next_request(self) -> None:
         self._state, self._head = _State.HEAD, None
         self._since = time.monotonic()
 
     def _read_on_if_any(self) -> None:
-        if self._input:
+        if self._input and self._writable:
             # Not from here: a client that pipelines a thousand requests must not nest a thousand calls.
             asyncio.get_running_loop().call_soon(self._read_on)
 
@@ -498,11 +543,11 @@ class RestConnection(asyncio.Protocol):
         if self._transport is None:
             return
         unread = self._body_left or self._chunks is not None or self._head is None
-        if not unread or not self._transport.can_write_eof():
+        if self._at_eof or not unread or not self._transport.can_write_eof():
             self._transport.close()
             return
         self._transport.write_eof()
-        self._resume()
+        self._regulate()
 
     def _refuse(self, refusal: HttpRefused) -> None:
         if self._body_left > _SWALLOW_BYTES or self._chunks is not None:
@@ -521,8 +566,8 @@ class RestConnection(asyncio.Protocol):
         self._detach()
         if self._task is not None:
             self._task.cancel()
-        self._held.clear()
-        self._request = b""
+        self._drop_held()
+        self._closes = self._closes or self._is_last
         self._finish(str(status))
         is_head = self._head is not None and self._head.is_head
         head, body = write_response(status, body, headers=headers or {}, close=self._closes)
@@ -574,8 +619,7 @@ class RestConnection(asyncio.Protocol):
             if route is Route.INDEX:
                 if head.encoding != "identity":
                     held = _inflated(held, head.encoding, front.max_json_bytes)
-                only_ready = check_object(held).get("ready") is True
-                work = front.index(only_ready=only_ready)
+                work = front.index(only_ready=asks_for_ready_only(held))
             elif route is Route.ALL_STATS:
                 work = front.own_statistics()
             else:
@@ -603,16 +647,38 @@ class RestConnection(asyncio.Protocol):
         """Called every second: what has waited too long ends."""
         state = self._state
         if state is _State.HEAD:
-            if self._input and now - self._since > _HEAD_SECONDS:
-                self._closes = True
-                self._answer_error(408, "the head did not come")
-            elif not self._input and (now - self._since > _IDLE_SECONDS or self._front.is_draining):
+            if self._head_deadline:
+                if now > self._head_deadline:
+                    self._closes = True
+                    self._answer_error(408, "the head did not come")
+            elif self._is_delivering:
+                if not self._still_delivers(now):
+                    self.abort()
+            elif self._front.is_draining:
+                self.end_if_idle()
+            elif now - self._since > _IDLE_SECONDS:
                 self.abort()
         elif state is _State.LINGER:
-            if now - self._since > _LINGER_SECONDS:
+            if not self._still_delivers(now) and now - self._since > _LINGER_SECONDS:
                 self.abort()
         elif now > self._deadline:
             self._too_late()
+
+    def _still_delivers(self, now: float) -> bool:
+        """Whether the client takes what it has not got yet: some of it every _STALLED_SECONDS."""
+        unsent = 0 if self._transport is None else unsent_bytes(self._transport)
+        if unsent != self._unsent:
+            self._unsent, self._since = unsent, now
+        return unsent > 0 and now - self._since <= _STALLED_SECONDS
+
+    def end_if_idle(self) -> None:
+        """End a connection on which no request is under way, once all has been delivered that was answered."""
+        if self._state is not _State.HEAD or self._input or self._transport is None:
+            return
+        if unsent_bytes(self._transport):
+            self._linger()
+        else:
+            self.abort()
 
     def _too_late(self) -> None:
         if self._state is _State.ENDED:  # an abandoned request: Triton has had its time
@@ -634,14 +700,19 @@ class RestConnection(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """A request is under way, or its answer not yet with the system."""
+        """A request is under way, or its answer not yet with the client."""
         if self._transport is None or self._state is _State.ENDED:
             return False
-        return self._state not in (_State.HEAD, _State.LINGER) or self._transport.get_write_buffer_size() > 0
+        return self._state not in (_State.HEAD, _State.LINGER) or self._is_delivering
 
     @property
-    def is_idle(self) -> bool:
-        return self._state is _State.HEAD and not self._input
+    def _is_delivering(self) -> bool:
+        """Something that was answered is still here; at the end, when the pod goes, also with the system."""
+        if self._transport is None:
+            return False
+        if self._front.is_draining:
+            return unsent_bytes(self._transport) > 0
+        return self._transport.get_write_buffer_size() > 0
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -11,7 +11,7 @@ from proxy.breaker import Breaker
 from proxy.http1 import (
     HttpRefused,
     RequestHead,
-    write_request,
+    write_start,
 )
 from proxy.listener import Listener
 from proxy.lookup import Lookup
@@ -22,6 +22,8 @@ from proxy.rest_upstream import UpstreamPool
 from proxy.upstream import Access, Upstream
 
 _HEADS, _HEAD_BYTES = 1024, 4096
+# Bodies to be checked, of all clients together: so many of the largest at once.
+_LARGEST_BODIES = 16
 _SUFFIXES: dict[Route | None, str] = {
     Route.MODEL: "",
     Route.MODEL_READY: "/ready",
@@ -35,11 +37,11 @@ _SUFFIXES: dict[Route | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What was decided about a head: a whole JSON of this length follows, and Triton gets this head."""
+    """What was decided about a head: a whole JSON of this length follows, and Triton gets this start of a head."""
 
     head: RequestHead
     length: int
-    request: bytes
+    start: bytes
     is_infer: bool
 
 
@@ -58,6 +60,7 @@ class RestFront:
     ) -> None:
         self.upstream, self.breaker, self.traffic = upstream, breaker, traffic
         self.max_json_bytes, self.timeout_seconds, self.not_ready = max_json_bytes, timeout_seconds, not_ready
+        self.held_bytes, self.max_held_bytes = 0, _LARGEST_BODIES * max_json_bytes
         self.pool = UpstreamPool()
         self.is_draining = False
         self.heads: Lookup[RequestHead] = Lookup(entries=_HEADS, key_bytes=_HEAD_BYTES)
@@ -71,12 +74,11 @@ class RestFront:
         )
 
     async def stop_accepting(self) -> None:
-        """Close the port and the idle connections; each of the others closes after its answer."""
+        """Close the port and the idle connections; each of the others closes once its answer is delivered."""
         self.is_draining = True
         await self.clients.stop()
         for connection in self.clients:
-            if connection.is_idle:
-                connection.abort()
+            connection.end_if_idle()
 
     async def close(self) -> None:
         await self.clients.stop()
@@ -89,12 +91,12 @@ class RestFront:
         for connection in [*self.clients, *self.abandoned]:
             connection.tick(now)
 
-    def remember_usual(self, raw: bytes, head: RequestHead, request: bytes) -> None:
+    def remember_usual(self, raw: bytes, head: RequestHead, start: bytes) -> None:
         """After a request of this head has passed every check of a head."""
         if head.length is None or head.encoding != "identity" or head.header_length is not None:
             return
         if head.keeps_alive and not head.expects_continue:
-            self.usual.remember(raw, Usual(head, head.length, request, head.decision.route is Route.INFER))
+            self.usual.remember(raw, Usual(head, head.length, start, head.decision.route is Route.INFER))
 
     def require_route(self, head: RequestHead) -> None:
         """Raises HttpRefused where the policy does not offer the route."""
@@ -115,21 +117,20 @@ class RestFront:
     def takes_body(route: Route | None) -> bool:
         return route in COUNTED
 
-    def request_head(self, head: RequestHead, access: Access, length: int | None) -> bytes:
-        """The head for Triton."""
+    def request_start(self, head: RequestHead, access: Access) -> bytes:
+        """The head for Triton, without its end."""
         if access is not self.heads_for:
             self.usual.clear()
             self.heads_for = access
             self.pool.aim(access.http)
         decision = head.decision
         version = f"/versions/{decision.version}" if decision.version else ""
-        return write_request(
+        return write_start(
             "POST" if self.takes_body(decision.route) else "GET",
             f"/v2/models/{self.upstream.model}{version}{_SUFFIXES[decision.route]}",
             str(access.http),
             head.fields,
             access.http_headers,
-            length,
         )
 
     async def index(self, *, only_ready: bool) -> tuple[int, bytes]:

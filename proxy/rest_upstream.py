@@ -48,7 +48,9 @@ class Asker(Protocol):
         """There will be no (more of an) answer."""
         ...
 
-    def upstream_writable(self, writable: bool) -> None: ...
+    def upstream_writable(self) -> None:
+        """The connection takes more of the request, or no more: `is_writable` tells."""
+        ...
 
 
 class UpstreamHttp(asyncio.Protocol):
@@ -64,6 +66,7 @@ class UpstreamHttp(asyncio.Protocol):
         self._chunks: ChunkReader | None = None
         # The request has been written to its end: only then may the connection serve another.
         self.request_done = False
+        self.is_writable = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
@@ -81,12 +84,14 @@ class UpstreamHttp(asyncio.Protocol):
             asker.response_lost(f"Triton broke off{f' ({exc})' if exc else ''}")
 
     def pause_writing(self) -> None:
+        self.is_writable = False
         if self.asker is not None:
-            self.asker.upstream_writable(False)
+            self.asker.upstream_writable()
 
     def resume_writing(self) -> None:
+        self.is_writable = True
         if self.asker is not None:
-            self.asker.upstream_writable(True)
+            self.asker.upstream_writable()
 
     def write(self, data: bytes) -> None:
         assert self.transport is not None

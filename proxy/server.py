@@ -67,6 +67,11 @@ class Server:
         await self.rest.clients.start(options.http_listen, tls=http_tls, share_port=share_ports)
         await self.grpc.clients.start(options.grpc_listen, tls=grpc_tls, share_port=share_ports)
 
+    async def renew(self, certificates: Certificates) -> None:
+        """New connections of both ports are made with these."""
+        await self.rest.clients.renew(certificates.http)
+        await self.grpc.clients.renew(certificates.grpc)
+
     async def tick(self) -> None:
         """Every second: end what has waited too long, and close one period of the meter."""
         while True:
@@ -133,7 +138,9 @@ async def serving(
             tasks.eternal("tick", server.tick())
             tasks.eternal("watchers", server.tell_watchers())
             if certificates is not None:
-                tasks.eternal("certificates", follow_certificates(certificates))
+                tasks.eternal(
+                    "certificates", follow_certificates(certificates, lambda: server.renew(certificates))
+                )
             yield server
     finally:
         await server.close()

@@ -1,7 +1,10 @@
 """Socket options of both ends: small writes at once, and a peer that is gone noticed within a minute."""
 
 import asyncio
+import fcntl
 import socket
+import struct
+import termios
 
 _IDLE_SECONDS, _INTERVAL_SECONDS, _PROBES = 30, 10, 3
 # Nothing taken of what was sent for this long: the peer is gone, or as good as.
@@ -21,3 +24,11 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
         (socket.TCP_USER_TIMEOUT, _UNTAKEN_MS),
     ):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """What was written and has not reached the peer: in the process, and (tcp(7), SIOCOUTQ) in the system."""
+    size, sock = transport.get_write_buffer_size(), transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return size
+    return size + int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import ssl
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,11 @@ _ALPN: Final = {"http": ["http/1.1"], "grpc": ["h2"]}
 
 
 class Certificates:
-    """The contexts of both ports. `reload` takes new files; connections that are there keep theirs."""
+    """The contexts of both ports. `reload` makes new ones; connections that are there keep theirs.
+
+    Nothing of an old context lives on in a new one: no authority that was taken out of the file, and no
+    session of a client that had a certificate of such a one.
+    """
 
     def __init__(self, *, cert: Path, key: Path, client_ca: Path | None) -> None:
         """Raises ConfigError where the files cannot be used."""
@@ -30,9 +35,7 @@ class Certificates:
         stamps = self._stamps()
         if stamps == self._seen:
             return False
-        self._context("http")  # to be sure that all of it can be used
-        for context in (self.http, self.grpc):
-            self._load(context)
+        self.http, self.grpc = self._context("http"), self._context("grpc")
         self._seen = stamps
         return True
 
@@ -76,12 +79,13 @@ def certificates_of(options: ProxyOptions) -> Certificates | None:
     return Certificates(cert=options.tls_cert, key=options.tls_key, client_ca=options.tls_client_ca)
 
 
-async def follow_certificates(certificates: Certificates) -> None:
-    """Take renewed files for ever."""
+async def follow_certificates(certificates: Certificates, use: Callable[[], Awaitable[None]]) -> None:
+    """Take renewed files for ever; `use` is called after each renewal."""
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         try:
             if certificates.reload():
+                await use()
                 log.info("certificates renewed")
         except ConfigError as error:
             log.warning("certificates not renewed", extra=fields(error=error))

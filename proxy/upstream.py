@@ -8,6 +8,8 @@ without its model, and an agent that restarts makes no pod unready.
 import asyncio
 import json
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +26,8 @@ from proxy.model_facts import ModelFacts
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
+# A model may be replaced by another of its name between two looks, without a word from the agent.
+_FACTS_SECONDS = 5.0
 _ANSWER_SECONDS = 1.0
 _ANSWER_BYTES = 4 * 1024 * 1024
 
@@ -58,6 +62,7 @@ class Upstream:
         self.access: Access | None = None
         self.not_ready: str | None = "the model has not been asked for yet"
         self.facts = ModelFacts()
+        self._facts_read = -math.inf
         self._changed = asyncio.Event()
         self._nudge = asyncio.Event()
 
@@ -102,23 +107,34 @@ class Upstream:
         return [str(version) for version in found] if isinstance(found, list) else []
 
     async def poll(self) -> None:
-        """Ask Triton for ever whether it serves the model."""
+        """Ask Triton for ever whether it serves the model, and which."""
         while True:
             self._nudge.clear()
-            self._set(await self._why_not_ready())
-            await wait_until_set(self._nudge, timeout_seconds=_POLL_SECONDS)
+            self._set(await self._why_not_ready(time.monotonic()))
+            if await wait_until_set(self._nudge, timeout_seconds=_POLL_SECONDS):
+                self._facts_read = -math.inf
 
-    async def _why_not_ready(self) -> str | None:
+    async def _why_not_ready(self, now: float) -> str | None:
         try:
             answer = await self.fetch(f"/v2/models/{self.model}/ready")
             if answer.status != 200:
                 return f"Triton does not serve {self.model} ({answer.status})"
-            if not self.is_ready:  # it may be another model than before
-                config = _object(await self.fetch(f"/v2/models/{self.model}/config"))
-                self.facts = ModelFacts.of_config(config)
+            await self._read_facts(now)
         except NotServed as error:
             return str(error)
         return None
+
+    async def _read_facts(self, now: float) -> None:
+        """Raises NotServed while nothing is known of a model that was not ready before."""
+        if self.is_ready and now - self._facts_read < _FACTS_SECONDS:
+            return
+        try:
+            config = _object(await self.fetch(f"/v2/models/{self.model}/config"))
+        except NotServed:
+            if not self.is_ready:
+                raise
+        else:
+            self.facts, self._facts_read = ModelFacts.of_config(config), now
 
     def _set(self, reason: str | None) -> None:
         changed = (reason is None) != self.is_ready

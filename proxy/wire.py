@@ -7,7 +7,7 @@ protobuf parser (protobuf.dev/programming-guides/encoding). Field numbers: grpc_
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_NAME, _ID, _PARAMETERS, _INPUTS, _OUTPUTS = 1, 3, 4, 5, 6
@@ -17,6 +17,12 @@ _MAP_KEY, _MAP_VALUE, _BOOL = 1, 2, 1
 _SHARED_MEMORY: Final = b"shared_memory_"
 _CLASSIFICATION: Final = b"classification"
 _MAX_VARINT_BYTES = 10
+
+# Fields of one request, those of its tensors counted: enough for 2 500 inputs.
+# Each takes time, and a packed message of 100 KB can hold millions.
+MAX_FIELDS: Final = 16_384
+# Of one entry of a map, which has two.
+_ENTRY_FIELDS = 16
 
 # What the guard keeps of one field while a large message streams by: names, ids, parameters.
 COLLECT_BYTES: Final = 64 * 1024
@@ -30,18 +36,20 @@ class AsksForSharedMemory(Exception):
     """The request points into shared memory, which its tenant has no business in."""
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """One field: its number and, for length-delimited ones, its content; else None."""
 
     number: int
     content: bytes | None
 
 
-def fields(message: bytes) -> Iterator[Field]:
-    """The top-level fields in order. Raises BadMessage."""
-    at, end = 0, len(message)
+def fields(message: bytes, most: int = MAX_FIELDS) -> Iterator[Field]:
+    """The top-level fields in order. Raises BadMessage, for more than `most` of them too."""
+    at, end, count = 0, len(message), 0
     while at < end:
+        count += 1
+        if count > most:
+            raise _too_many(most)
         key, at = _varint(message, at)
         number, kind = key >> 3, key & 7
         if not 1 <= number < 1 << 29:
@@ -80,7 +88,9 @@ def names_model(message: bytes, own_field: bytes) -> bool:
         return False
     at, end = len(own_field), len(message)
     try:
-        while at < end:
+        for _ in range(MAX_FIELDS):
+            if at >= end:
+                break
             key = message[at]
             # Single-byte keys of length-delimited fields other than 1.
             if key & 0x87 != _BYTES or key < 0x12:
@@ -135,6 +145,7 @@ class InferWalker:
     has_empty_input: bool = False
     _pending: bytes = b""
     _skip: int = 0
+    _count: int = 0
     # The tensor that is being read: its field's number, bytes left, name, whether its classes are wanted.
     _tensor: int = 0
     _left: int = 0
@@ -174,7 +185,13 @@ class InferWalker:
             if not taken:
                 break
             at += taken
+            self._counts(1)
         return at
+
+    def _counts(self, fields: int) -> None:
+        self._count += fields
+        if self._count > MAX_FIELDS:
+            raise _too_many(MAX_FIELDS)
 
     def _field(self, data: bytes, start: int) -> int:
         """Bytes taken of one field, 0 where more are needed to tell."""
@@ -231,9 +248,10 @@ class InferWalker:
         elif self._tensor == _OUTPUTS and number == _TENSOR_NAME:
             self._tensor_name = content
         elif self._tensor == _INPUTS and number == _SHAPE:
+            self._counts(len(content))
             self.has_empty_input = self.has_empty_input or _holds_zero(content)
         else:
-            self._take_parameter(_last(content, _MAP_KEY))
+            self._take_parameter(_last(content, _MAP_KEY, _ENTRY_FIELDS))
 
     def _take_parameter(self, key: bytes) -> None:
         if key.startswith(_SHARED_MEMORY):
@@ -267,9 +285,13 @@ class _Truncated(BadMessage):
     """The bytes end inside a number or a field."""
 
 
-def _last(message: bytes, number: int) -> bytes:
+def _too_many(most: int) -> BadMessage:
+    return BadMessage(f"more than {most} fields, which is as many as are taken")
+
+
+def _last(message: bytes, number: int, most: int = MAX_FIELDS) -> bytes:
     found = b""
-    for entry in fields(message):
+    for entry in fields(message, most):
         if entry.number == number:
             found = _content(entry)
     return found

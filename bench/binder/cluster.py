@@ -27,6 +27,7 @@ from bench.binder.figures import Latency, Table, Throughput, Turn, medians, rend
 from bench.binder.machine import Others
 from bench.binder.schedulers import Contender, Process, Site, contenders, running
 from bench.binder.testbed import NAMESPACE, testbed
+from berth.contract.keys import agent_lease_namespace
 from berth.kube import paths
 from berth.kube.options import KubeOptions
 
@@ -74,7 +75,7 @@ class _Bench:
     async def register(self, nodes: int) -> None:
         began = time.monotonic()
         await self._api.create_all(paths.NODES, map(objects.node, range(nodes)))
-        leases = paths.leases(KubeOptions.system_namespace)
+        leases = paths.leases(agent_lease_namespace(KubeOptions.system_namespace))
         await self._api.create_all(leases, map(objects.lease, range(nodes)))
         _say(f"{nodes} nodes registered in {time.monotonic() - began:.0f} s")
 

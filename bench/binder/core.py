@@ -1,8 +1,8 @@
 """The binder's decisions alone: no API server, no sockets; everything from the JSON on.
 
 For each size a process of its own takes nodes and ten bound pods a node as the watches would tell
-them, then decides for a mix of pods: a few large Deployments and many small ones, a third of them with
-constraints. Between two decisions a pod departs, as in a cluster that is in its steady state.
+them, then decides for several mixes of pods. For each pod that is placed another one departs, as in a cluster
+that is in its steady state.
 """
 
 import argparse
@@ -19,18 +19,22 @@ from typing import Any
 
 from bench.binder import objects
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid, PodUid
+from berth.contract.ids import PodUid
 from berth.kube.informer import Change, ChangeKind, Mirror
 from binder.cluster import Cluster, slim
 from binder.decision import Placement
 from binder.demand import Demand, parse_demand
+from binder.explain import summary
 from binder.market import price
 from binder.strategies import LeastFragmentation
 
 SIZES = (100, 1000, 5000, 20000)
-_PODS_PER_NODE, _DECISIONS, _WARM_UP = 10, 4000, 500
+_PODS_PER_NODE, _WARM_UP = 10, 500
 _DEPLOYMENTS, _ZONES = 200, 6
 _PRODUCTS = ("NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3", "NVIDIA-L40S")
+# What is decided for, and how often.
+_USUAL, _DIFFERENT, _REFUSED = "usual mix", "sizes all different", "refused"
+_DECISIONS = {_USUAL: 4000, _DIFFERENT: 1000, _REFUSED: 1000}
 _PRODUCT_LABEL, _ZONE_LABEL = "nvidia.com/gpu.product", "topology.kubernetes.io/zone"
 
 
@@ -42,22 +46,24 @@ def run(options: argparse.Namespace) -> int:
     result: dict[str, Any] = {"sizes": rows}
     if len(rows) > 1:
         result["growth_exponent"] = round(_exponent(rows), 3)
-        print(f"\nµs per decision grow with the number of nodes to the power of {result['growth_exponent']}")
+        print(
+            f"\nThe usual mix's CPU time per decision grows with the number of nodes to the power of {result['growth_exponent']}"
+        )
     if options.json:
         options.json.write_text(json.dumps(result, indent=2))
     return 0
 
 
-def _measured_apart(size: int) -> dict[str, float]:
+def _measured_apart(size: int) -> dict[str, Any]:
     """In a fresh process, for its memory's sake."""
     print(f"{size} nodes …", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "bench.binder.core", str(size)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def _measure(size: int) -> dict[str, float]:
+def _measure(size: int) -> dict[str, Any]:
     nodes, pods = [json.dumps(n) for n in _nodes(size)], [json.dumps(p) for p in _bound_pods(size)]
     before = _rss_mib()
     started = time.perf_counter()
@@ -71,48 +77,76 @@ def _measure(size: int) -> dict[str, float]:
     for text in pods:
         for change in mirror.apply("ADDED", json.loads(text)):
             cluster.on_pod(change)
-    asks = list(_demands(_WARM_UP + _DECISIONS))
-    cluster.decider.decide(asks[0])
+    asks = {mix: list(_demands(mix, _WARM_UP + count)) for mix, count in _DECISIONS.items()}
+    cluster.decider.decide(asks[_USUAL][0])
     first = time.perf_counter() - started
+    _require_truth(cluster)
     del nodes, pods
     gc.collect()
     gc.freeze()  # as the binder does
-    times = _decisions(cluster, strategy, asks, size)
-    times.sort()
+    bench = _Steady(cluster, strategy, size)
+    mixes = {mix: bench.measure(demands) for mix, demands in asks.items()}
     return {
         "nodes": size,
         "pods": size * _PODS_PER_NODE,
-        "mean_us": round(sum(times) / len(times) * 1e6, 1),
-        "p50_us": round(times[len(times) // 2] * 1e6, 1),
-        "p99_us": round(times[int(len(times) * 0.99)] * 1e6, 1),
-        "max_us": round(times[-1] * 1e6, 1),
+        "mixes": mixes,
         "first_decision_s": round(first, 2),
         "rss_mib": round(_rss_mib()),
         "rss_before_mib": round(before),
     }
 
 
-def _decisions(
-    cluster: Cluster, strategy: LeastFragmentation, asks: Sequence[Demand], size: int
-) -> list[float]:
-    """Seconds of each decision with its assumption. For each pod that is placed another one departs."""
-    chance, times = random.Random(3), []
-    there = [f"bound-{number}" for number in range(size * _PODS_PER_NODE)]
-    for number, demand in enumerate(asks):
-        began = time.perf_counter()
-        outcome = cluster.decider.decide(demand)
-        if isinstance(outcome, Placement):
-            cluster.state.assume(demand, outcome.node, outcome.gpu)
-        if number >= _WARM_UP:
-            times.append(time.perf_counter() - began)
-        if isinstance(outcome, Placement):
-            there.append(demand.model.ref.uid)
-            gone = chance.randrange(len(there))
-            there[gone], there[-1] = there[-1], there[gone]
-            cluster.state.remove_pod(PodUid(there.pop()))
-        if strategy.arrivals.note(demand.shape):  # the binder learns in a thread
-            strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
-    return times
+def _require_truth(cluster: Cluster) -> None:
+    """Every bound pod must count on the GPU that it is on, and on no other."""
+    if any(view.held_anywhere for view in cluster.state.views()):
+        raise SystemExit("bench.binder: bound pods name GPUs that their nodes do not have")
+
+
+class _Steady:
+    """A cluster that is neither filled nor emptied."""
+
+    def __init__(self, cluster: Cluster, strategy: LeastFragmentation, size: int) -> None:
+        self._cluster, self._strategy = cluster, strategy
+        self._chance = random.Random(3)
+        self._there = [f"bound-{number}" for number in range(size * _PODS_PER_NODE)]
+
+    def measure(self, demands: Sequence[Demand]) -> dict[str, float]:
+        """CPU time of a decision and all that belongs to it, a departure too, and how the decisions' times spread."""
+        began = time.process_time()
+        times = sorted(self._times(demands))
+        used = time.process_time() - began
+        return {
+            "cpu_us": round(used / len(demands) * 1e6, 1),
+            "mean_us": round(sum(times) / len(times) * 1e6, 1),
+            "p50_us": round(times[len(times) // 2] * 1e6, 1),
+            "p99_us": round(times[int(len(times) * 0.99)] * 1e6, 1),
+            "max_us": round(times[-1] * 1e6, 1),
+        }
+
+    def _times(self, demands: Sequence[Demand]) -> list[float]:
+        """Seconds of each decision with its assumption, or with the sentence why not."""
+        times, decider = [], self._cluster.decider
+        for number, demand in enumerate(demands):
+            began = time.perf_counter()
+            outcome = decider.decide(demand)
+            if isinstance(outcome, Placement):
+                self._cluster.state.assume(demand, outcome.node, outcome.gpu)
+            else:
+                summary(decider, demand, outcome)
+            if number >= _WARM_UP:
+                times.append(time.perf_counter() - began)
+            self._go_on(demand, placed=isinstance(outcome, Placement))
+        return times
+
+    def _go_on(self, demand: Demand, *, placed: bool) -> None:
+        self._there.append(demand.model.ref.uid)
+        gone = self._chance.randrange(len(self._there)) if placed else -1
+        self._there[gone], self._there[-1] = self._there[-1], self._there[gone]
+        uid = self._there.pop()
+        if placed:
+            self._cluster.state.remove_pod(PodUid(uid))
+        if self._strategy.arrivals.note(demand.shape):  # the binder learns in a thread
+            self._strategy.learn(price(self._strategy.arrivals.market(self._cluster.decider.table)))
 
 
 def _nodes(size: int) -> Iterator[objects.Json]:
@@ -136,8 +170,7 @@ def _bound_pods(size: int) -> Iterator[objects.Json]:
         pod = objects.berth_pod(f"bound-{number}", ask)
         gpu = chance.randrange(objects.GPUS)
         index = number % size
-        uuid = f"GPU-{index}-{gpu}"
-        choice = GpuChoice(GpuUuid(uuid), gpu, ask.gpu_gib * objects.GIB)
+        choice = GpuChoice(objects.gpu_uuid(index, gpu), gpu, ask.gpu_gib * objects.GIB)
         pod["metadata"] |= {
             "uid": f"bound-{number}",
             "namespace": f"team-{number % 50}",
@@ -156,16 +189,23 @@ def _bound_pods(size: int) -> Iterator[objects.Json]:
         yield pod
 
 
-def _demands(count: int) -> Iterator[Demand]:
-    """Pods of 200 Deployments, the first ones far larger than the last."""
+def _demands(mix: str, count: int) -> Iterator[Demand]:
+    """Pods of 200 Deployments, the first ones far larger than the last; in one mix each asks for other
+    bytes, in one for more than any GPU has."""
     chance = random.Random(1)
     kinds = [_kind(number, chance) for number in range(_DEPLOYMENTS)]
     weights = [1 / (rank + 1) for rank in range(_DEPLOYMENTS)]
     for number in range(count):
         (kind,) = chance.choices(kinds, weights)
         pod = json.loads(kind)
-        pod["metadata"] |= {"uid": f"new-{number}", "name": f"new-{number}"}
-        pod["metadata"]["annotations"][objects.KEYS.model_id] = f"model-{number}"
+        name = f"{mix} {number}"
+        pod["metadata"] |= {"uid": name, "name": name}
+        pod["metadata"]["annotations"][objects.KEYS.model_id] = name.replace(" ", "-")
+        limits = pod["spec"]["containers"][0]["resources"]["limits"]
+        if mix == _DIFFERENT:
+            limits[objects.KEYS.gpu_mem] = f"{2048 + number}Mi"
+        elif mix == _REFUSED:
+            limits[objects.KEYS.gpu_mem] = f"{objects.GPU_GIB + 1}Gi"
         yield parse_demand(pod, objects.KEYS)
 
 
@@ -206,9 +246,9 @@ def _in(key: str, *values: str) -> dict[str, Any]:
     return {"key": key, "operator": "In", "values": list(values)}
 
 
-def _exponent(rows: Sequence[dict[str, float]]) -> float:
+def _exponent(rows: Sequence[dict[str, Any]]) -> float:
     """Slope of log(mean) over log(nodes), by least squares."""
-    points = [(math.log(row["nodes"]), math.log(row["mean_us"])) for row in rows]
+    points = [(math.log(row["nodes"]), math.log(row["mixes"][_USUAL]["cpu_us"])) for row in rows]
     x, y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
     return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
 
@@ -217,19 +257,26 @@ def _rss_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _table(rows: Sequence[dict[str, float]]) -> str:
-    names = {
-        "mean_us": "µs/decision",
-        "p50_us": "p50",
-        "p99_us": "p99",
-        "max_us": "max",
-        "first_decision_s": "start to first decision, s",
-        "rss_mib": "peak RSS, MiB",
-    }
-    lines = [f"| nodes | pods | {' | '.join(names.values())} |", "|---" * (len(names) + 2) + "|"]
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    head = (
+        "nodes",
+        "pods",
+        "decisions",
+        "CPU µs",
+        "mean µs",
+        "p50",
+        "p99",
+        "max",
+        "start, s",
+        "peak RSS, MiB",
+    )
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
-        figures = " | ".join(f"{row[name]:g}" for name in names)
-        lines.append(f"| {row['nodes']:g} | {row['pods']:g} | {figures} |")
+        process = [row["first_decision_s"], row["rss_mib"]]
+        for mix, spread in row["mixes"].items():
+            cells = [row["nodes"], row["pods"], mix, *spread.values(), *process]
+            lines.append(f"| {' | '.join(c if isinstance(c, str) else f'{c:g}' for c in cells)} |")
+            process = ["", ""]
     return "\n".join(lines)
 
 

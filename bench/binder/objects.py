@@ -62,6 +62,11 @@ def node(index: int) -> Json:
     }
 
 
+def gpu_uuid(node_index: int, gpu: int) -> GpuUuid:
+    """As the node's report names it."""
+    return GpuUuid(f"GPU-{uuid.UUID(int=node_index * GPUS + gpu)}")
+
+
 def lease(index: int) -> Json:
     """The heartbeat of a node's agent, good for longer than any run."""
     return {
@@ -119,13 +124,13 @@ def _report(index: int) -> NodeReport:
         server="triton",
         capabilities=("onnxruntime", "python"),
         triton=TritonReport(True, "2.51.0", ("onnxruntime", "python")),
-        gpus=tuple(_gpu(index * GPUS + gpu, gpu) for gpu in range(GPUS)),
+        gpus=tuple(_gpu(index, gpu) for gpu in range(GPUS)),
         models=(),
         generation=1,
         observed_at=rfc3339(utc_now()),
     )
 
 
-def _gpu(serial: int, index: int) -> GpuReport:
-    name = GpuUuid(f"GPU-{uuid.UUID(int=serial)}")
-    return GpuReport(name, index, "NVIDIA A100-SXM4-80GB", GPU_GIB * GIB, 0, 0, healthy=True)
+def _gpu(node_index: int, gpu: int) -> GpuReport:
+    name = gpu_uuid(node_index, gpu)
+    return GpuReport(name, gpu, "NVIDIA A100-SXM4-80GB", GPU_GIB * GIB, 0, 0, healthy=True)

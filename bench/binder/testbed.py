@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.binder.api import Api, Bindings, open_api, watching
 from bench.binder.schedulers import Site
+from berth.contract.keys import agent_lease_namespace
 from berth.kube.options import KubeOptions
 from localcluster.addresses import cluster_network
 from localcluster.binaries import control_plane_directory
@@ -80,7 +81,8 @@ async def _guarded(cluster_id: str, directory: Path) -> AsyncIterator[None]:
 
 
 async def _make_namespaces(api: Api) -> None:
-    for name in (NAMESPACE, KubeOptions.system_namespace):
+    system = KubeOptions.system_namespace
+    for name in (NAMESPACE, system, agent_lease_namespace(system)):
         await api.create(
             "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         )

@@ -3,7 +3,7 @@
 The experiment of "Beware of Fragmentation" (USENIX ATC'23): the trace's tasks, shuffled, then drawn
 again until 1.3 times the cluster's GPUs are asked for, are offered one by one; what does not fit is
 dropped, and nothing departs. With `--churn` tasks also end, and what counts is the share of the demand
-that was refused.
+that was refused, in GPUs, in GPU-seconds and class by class.
 """
 
 import argparse
@@ -26,6 +26,8 @@ _MARKS = (1.0, 1.3)
 
 def main() -> None:
     options = _options()
+    if options.churn == "trace" and not any(t.deleted > t.created for t in read_tasks(options.pods)):
+        raise SystemExit(f"{options.pods} does not say how long its tasks lived: take --churn random")
     seeds = _seeds(options.seeds)
     with ProcessPoolExecutor() as workers:
         runs = list(workers.map(_run, [(options, seed) for seed in seeds]))
@@ -41,11 +43,12 @@ def _run(job: tuple[argparse.Namespace, int]) -> dict[str, dict[str, float]]:
     options, seed = job
     nodes, tasks = read_nodes(options.nodes, options.gpu_bytes), read_tasks(options.pods)
     if options.churn:
-        refused = {
-            f"{load:g}": refused_percent(nodes, tasks, options.strategy, seed, load, options.churn)
+        done = {
+            f"refused_percent at load {load:g}": refused_percent(
+                nodes, tasks, options.strategy, seed, load, options.churn
+            )
             for load in options.loads
         }
-        done = {"refused_percent": refused}
     else:
         done = {"allocated_percent": allocated_percent(nodes, tasks, options.strategy, seed)}
     print(f"seed {seed}: {done}", file=sys.stderr, flush=True)

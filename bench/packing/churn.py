@@ -5,24 +5,51 @@ gives the load asked for, lifetimes are the trace's own (deletion - creation) or
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 from bench.packing.cluster import Packed, strategy_of
-from bench.packing.trace import Task
+from bench.packing.trace import GPU_BYTES, Task
 
 # Of mean lifetimes: until the policy has made the cluster its own, and how long is measured then.
 _WARM_UP, _MEASURED = 0.5, 2.0
+_GPUS, _GPU_SECONDS = "GPUs", "GPU-seconds"
+
+
+class Refusals:
+    """What was asked for and what no place was found for: in GPUs, in GPU-seconds, which is what the
+    cluster would have served, and in GPU-seconds class by class."""
+
+    def __init__(self) -> None:
+        self._asked: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+
+    def note(self, task: Task, life: float, *, placed: bool) -> None:
+        if not task.gpus:
+            return
+        for measure, amount in (
+            (_GPUS, task.gpus),
+            (_GPU_SECONDS, task.gpus * life),
+            (f"{_GPU_SECONDS}: {_class_of(task)}", task.gpus * life),
+        ):
+            self._asked[measure] += amount
+            self._refused[measure] += 0 if placed else amount
+
+    def percent(self) -> dict[str, float]:
+        return {
+            measure: 100 * self._refused[measure] / self._asked[measure] for measure in sorted(self._asked)
+        }
 
 
 def refused_percent(
     nodes: list[Any], tasks: list[Task], strategy: str, seed: int, load: float, lifetimes: str
-) -> float:
-    """Share of the GPUs asked for that no place was found for, once the cluster is warm."""
+) -> dict[str, float]:
+    """Share of the demand that was refused, once the cluster is warm, by measure."""
     random, cluster = Random(seed), Packed(nodes, strategy_of(strategy, tasks, seed))
     ends: list[tuple[float, str, Task]] = []
-    offered = refused = 0.0
+    refusals = Refusals()
     for number, (now, task, life) in enumerate(_arrivals(tasks, random, load * cluster.gpus, lifetimes)):
         while ends and ends[0][0] <= now:
             _, uid, ended = heapq.heappop(ends)
@@ -31,9 +58,14 @@ def refused_percent(
         if placed:
             heapq.heappush(ends, (now + life, f"t{number}", task))
         if now >= _WARM_UP:
-            offered += task.gpus
-            refused += 0 if placed else task.gpus
-    return 100 * refused / offered
+            refusals.note(task, life, placed=placed)
+    return refusals.percent()
+
+
+def _class_of(task: Task) -> str:
+    if task.gpu_count == 1 and task.gpu_bytes < GPU_BYTES:
+        return "part of a GPU"
+    return f"{task.gpu_count} GPU{'s' if task.gpu_count > 1 else ''}"
 
 
 def _arrivals(

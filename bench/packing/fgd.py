@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.packing.trace import GPU_BYTES, Task
 from binder.demand import Shape
-from binder.table import USABLE, Floats, NodeTable, Rows
+from binder.table import USABLE, Floats, Ints, NodeTable, Rows
 
 # The paper takes the most frequent classes of tasks that make 95 % of all.
 _SHARE = 0.95
@@ -38,7 +37,7 @@ class FragmentationGradient:
         )
         self._weights = weights / weights.sum()
 
-    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: NDArray[np.int64]) -> Floats:
+    def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: Ints) -> Floats:
         asked = dict(shape.amounts)
         free = np.where(table.condition[rows] == USABLE, table.free[rows], 0).astype(float)
         cpu, memory = table.left("cpu")[rows], table.left("memory")[rows]
@@ -52,7 +51,7 @@ class FragmentationGradient:
             )
         return gains
 
-    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats) -> Floats:
+    def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         # A hundred steps, as kube-scheduler's scores have: the published figures owe a point to such ties.
         return np.floor(100 / (1 + np.exp(-gain / GPU_BYTES)))
 

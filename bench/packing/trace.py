@@ -46,6 +46,7 @@ def read_nodes(path: Path, memory: Sequence[int] = (GPU_BYTES,)) -> list[dict[st
 
 
 def read_tasks(path: Path) -> list[Task]:
+    """Some of the published files lack the columns after `gpu_milli`, or the memory: nothing is asked then."""
     with path.open() as rows:
         return [_task(row) for row in csv.DictReader(rows)]
 
@@ -110,10 +111,10 @@ def _task(row: dict[str, str]) -> Task:
     return Task(
         name=row["name"],
         cpu=int(row["cpu_milli"]),
-        memory_mib=int(row["memory_mib"]),
+        memory_mib=int(row.get("memory_mib") or 0),
         gpu_count=count,
         gpu_bytes=int(row["gpu_milli"]) if count == 1 else GPU_BYTES if count else 0,
-        products=tuple(sorted(p for p in row["gpu_spec"].split("|") if p)),
-        created=float(row["creation_time"] or 0),
-        deleted=float(row["deletion_time"] or 0),
+        products=tuple(sorted(p for p in (row.get("gpu_spec") or "").split("|") if p)),
+        created=float(row.get("creation_time") or 0),
+        deleted=float(row.get("deletion_time") or 0),
     )

@@ -11,3 +11,7 @@ class InvalidPod(InvalidValue):
 
 class UnreadableReport(InvalidValue):
     """A node's report annotation cannot be read; the node's facts are unknown."""
+
+
+class ReportTooLarge(Exception):
+    """A node has more models than its report can name; there is no shorter way to say who holds what."""

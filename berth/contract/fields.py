@@ -9,6 +9,7 @@ from berth.contract.errors import InvalidValue
 
 T = TypeVar("T")
 
+_LARGEST_INTEGER = 2**63 - 1  # what every reader of the wire can hold, and what a sum of them can be shown of
 TEXT_LIMIT = 256 * 1024  # what the API server allows for all annotations of one object
 
 
@@ -43,10 +44,10 @@ class Fields:
         return self._typed(key, bool, "true or false", None)
 
     def integer(self, key: str) -> int:
-        """A non-negative integer."""
+        """A non-negative integer of 64 bits."""
         value = self._typed(key, int, "an integer", None)
-        if isinstance(value, bool) or value < 0:
-            raise InvalidValue(f"{self.path}.{key} is {value!r}; a non-negative integer is expected")
+        if isinstance(value, bool) or not 0 <= value <= _LARGEST_INTEGER:
+            raise InvalidValue(f"{self.path}.{key} is {value!r}; an integer from 0 to 2^63-1 is expected")
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -69,8 +70,12 @@ class Fields:
         return Fields.of(self.data.get(key), path=f"{self.path}.{key}")
 
     def objects(self, key: str) -> "Iterator[Fields]":
+        return (Fields.of(value, path=path) for path, value in self.items(key))
+
+    def items(self, key: str) -> "Iterator[tuple[str, Any]]":
+        """The entries of a list, each with the path that names it."""
         for position, value in enumerate(self._typed(key, list, "a list", None)):
-            yield Fields.of(value, path=f"{self.path}.{key}[{position}]")
+            yield f"{self.path}.{key}[{position}]", value
 
     def choice(self, key: str, convert: Callable[[str], T]) -> T:
         """A string that `convert` (an Enum class, say) accepts."""

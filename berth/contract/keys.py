@@ -87,7 +87,19 @@ class Keys:
         """Node annotation: the node's report as JSON (berth.contract.report)."""
         return f"{self.prefix}report"
 
+    @property
+    def report_behind(self) -> str:
+        """Annotation of an agent's Lease: why the report on the node is not the current one. Absent while
+        it is; with it the node's facts are stale, however fresh the heartbeat."""
+        return f"{self.prefix}report-behind"
+
 
 def agent_lease_name(node_name: str) -> str:
     """The Lease that an agent renews as its heartbeat."""
     return f"berth-agent-{node_name}"
+
+
+def agent_lease_namespace(system_namespace: str) -> str:
+    """Where the agents' Leases are: apart from the one that the binders elect their leader by, so that an
+    agent's rights do not reach that one."""
+    return f"{system_namespace}-nodes"

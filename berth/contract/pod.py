@@ -8,7 +8,7 @@ from berth.contract.errors import InvalidPod, InvalidValue
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import ModelId, ModelName, NodeName, PodUid, parse_model_name
 from berth.contract.keys import Keys
-from berth.contract.quantity import parse_bytes
+from berth.contract.quantity import MOST, parse_bytes
 
 JsonObject = Mapping[str, Any]
 ENDED_PHASES = frozenset({"Succeeded", "Failed"})
@@ -106,7 +106,7 @@ def parse_model_pod(pod: JsonObject, keys: Keys) -> ModelPod:
 
 
 def effective_request(pod: JsonObject, resource: str) -> int:
-    """Bytes of `resource` that the pod needs at its peak, by Kubernetes' own rule.
+    """Bytes of `resource` that the pod needs at its peak, MOST at most, by Kubernetes' own rule.
 
     The containers' sum plus the sidecars' (init containers with restartPolicy Always), or the
     largest init container plus the sidecars started before it, whichever is more
@@ -121,7 +121,7 @@ def effective_request(pod: JsonObject, resource: str) -> int:
             peak = max(peak, sidecars)
         else:
             peak = max(peak, sidecars + _amount(container, resource))
-    return max(running + sidecars, peak)
+    return min(max(running + sidecars, peak), MOST)
 
 
 def _all_containers(pod: JsonObject) -> list[JsonObject]:

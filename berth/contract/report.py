@@ -4,15 +4,24 @@ A fact that could not be read is None (*unknown*), never 0. A reader must treat 
 """
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from berth.contract.errors import InvalidValue, UnreadableReport
+from berth.contract.errors import InvalidValue, ReportTooLarge, UnreadableReport
 from berth.contract.fields import Fields
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 
 VERSION = 1
+
+# All annotations of a Node share 256 KiB, and Berth's are not the only ones.
+BUDGET_BYTES = 64 * 1024
+# How much of each reason is told, as far as the budget goes.
+_REASON_BYTES = (512, 128, 32)
+_CUT = "..."
+# A model in brief is an array of these; the last one only where there is a failure.
+_BRIEF = ("podUid", "gpus", "requestedBytes", "measuredBytes", "state", "failure")
 
 
 class ModelState(str, Enum):
@@ -48,7 +57,7 @@ class GpuReport:
     healthy: bool
     reason: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, *, reason_bytes: int) -> dict[str, Any]:
         return {
             "uuid": self.uuid,
             "index": self.index,
@@ -57,7 +66,7 @@ class GpuReport:
             "foreignBytes": self.foreign_bytes,
             "headroomBytes": self.headroom_bytes,
             "healthy": self.healthy,
-            "reason": self.reason,
+            "reason": _shortened(self.reason, reason_bytes),
         }
 
     @classmethod
@@ -119,7 +128,7 @@ class ModelReport:
         """Every GPU that it is on; empty while that is not known."""
         return frozenset(self.other_gpus if self.gpu is None else (self.gpu, *self.other_gpus))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, *, reason_bytes: int) -> dict[str, Any]:
         data: dict[str, Any] = {
             "podUid": self.pod_uid,
             "namespace": self.namespace,
@@ -130,13 +139,31 @@ class ModelReport:
             "requestedBytes": self.requested_bytes,
             "measuredBytes": self.measured_bytes,
             "state": self.state.value,
-            "reason": self.reason,
+            "reason": _shortened(self.reason, reason_bytes),
         }
         if self.other_gpus:
             data["otherGpus"] = list(self.other_gpus)
         if self.failure is not None:
             data["failure"] = self.failure.value
         return data
+
+    def in_brief(self, gpus: Sequence[GpuUuid]) -> list[Any]:
+        """Who holds how much of which GPU, and whether it serves. A GPU is its position in `gpus`, or its
+        uuid where it is not among them."""
+        places = [gpus.index(one) if one in gpus else one for one in (self.gpu, *self.other_gpus)]
+        row = [self.pod_uid, places, self.requested_bytes, self.measured_bytes, self.state.value]
+        return row if self.failure is None else [*row, self.failure.value]
+
+    @classmethod
+    def from_brief(cls, row: list[Any], gpus: Sequence[GpuUuid], *, path: str) -> "ModelReport":
+        if not len(_BRIEF) - 1 <= len(row) <= len(_BRIEF):
+            raise InvalidValue(f"{path} has {len(row)} entries; {', '.join(_BRIEF)} are expected")
+        data = dict(zip(_BRIEF, row, strict=False))
+        places = data.pop("gpus")
+        if not isinstance(places, list) or not places:
+            raise InvalidValue(f"{path} has {places!r} for its GPUs; a list is expected")
+        first, *others = [_gpu_at(place, gpus, path=path) for place in places]
+        return cls.from_fields(Fields.of({**data, "gpu": first, "otherGpus": others}, path=path))
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "ModelReport":
@@ -174,19 +201,47 @@ class NodeReport:
     observed_at: str = ""
 
     def encode(self) -> str:
-        """The wire form, at most `fields.TEXT_LIMIT` characters for any node a person would build."""
-        return json.dumps(
+        """The wire form: ASCII, at most BUDGET_BYTES long. Raises ReportTooLarge.
+
+        What does not fit is left out in this order, and `leftOut` says so: of every reason all but its
+        beginning; then names and reasons, first those of models that serve, for their pods tell their
+        names. Which pod's model holds how much of which GPU is never left out.
+        """
+        for reason_bytes in _REASON_BYTES:
+            text = self._encode([m.to_json(reason_bytes=reason_bytes) for m in self.models], reason_bytes)
+            if len(text) <= BUDGET_BYTES:
+                return text
+        return self._encode_in_brief(_REASON_BYTES[-1])
+
+    def _encode_in_brief(self, reason_bytes: int) -> str:
+        gpus = [gpu.uuid for gpu in self.gpus]
+        models: list[Any] = [model.in_brief(gpus) for model in self.models]
+        room = BUDGET_BYTES - len(self._encode(models, reason_bytes, brief=len(models)))
+        if room < 0:
+            raise ReportTooLarge(f"the report of {len(models)} models is {-room} bytes over {BUDGET_BYTES}")
+        brief = len(models)
+        for at in sorted(range(len(models)), key=lambda at: self.models[at].state is ModelState.READY):
+            whole = self.models[at].to_json(reason_bytes=reason_bytes)
+            more = len(_dumps(whole)) - len(_dumps(models[at]))
+            if more <= room:
+                models[at], room, brief = whole, room - more, brief - 1
+        return self._encode(models, reason_bytes, brief=brief)
+
+    def _encode(self, models: list[Any], reason_bytes: int, *, brief: int = 0) -> str:
+        left_out = [f"reasons beyond {reason_bytes} bytes"] * (reason_bytes < _REASON_BYTES[0])
+        left_out += [f"names and reasons of {brief} models"] * (brief > 0)
+        return _dumps(
             {
                 "v": VERSION,
                 "server": self.server,
                 "capabilities": list(self.capabilities),
                 "triton": self.triton.to_json(),
-                "gpus": [gpu.to_json() for gpu in self.gpus],
-                "models": [model.to_json() for model in self.models],
+                "gpus": [gpu.to_json(reason_bytes=reason_bytes) for gpu in self.gpus],
+                "models": models,
+                **({"leftOut": left_out} if left_out else {}),
                 "generation": self.generation,
                 "observedAt": self.observed_at,
-            },
-            separators=(",", ":"),
+            }
         )
 
     @classmethod
@@ -210,10 +265,47 @@ class NodeReport:
             capabilities=fields.strings("capabilities"),
             triton=TritonReport.from_fields(fields.object("triton")),
             gpus=gpus,
-            models=tuple(ModelReport.from_fields(model) for model in fields.objects("models")),
+            models=tuple(_models(fields, [gpu.uuid for gpu in gpus])),
             generation=fields.integer("generation"),
             observed_at=fields.string("observedAt"),
         )
 
     def model_of(self, pod_uid: PodUid) -> ModelReport | None:
         return next((model for model in self.models if model.pod_uid == pod_uid), None)
+
+
+def _models(fields: Fields, gpus: Sequence[GpuUuid]) -> Iterator[ModelReport]:
+    """Whole ones are objects, those in brief are arrays."""
+    for path, value in fields.items("models"):
+        if isinstance(value, list):
+            yield ModelReport.from_brief(value, gpus, path=path)
+        else:
+            yield ModelReport.from_fields(Fields.of(value, path=path))
+
+
+def _gpu_at(place: object, gpus: Sequence[GpuUuid], *, path: str) -> GpuUuid | None:
+    if isinstance(place, int) and not isinstance(place, bool):
+        if not 0 <= place < len(gpus):
+            raise InvalidValue(f"{path} is on GPU {place}; the report has {len(gpus)}")
+        return gpus[place]
+    if place is None or isinstance(place, str):
+        return None if place is None else GpuUuid(place)
+    raise InvalidValue(f"{path} is on GPU {place!r}; a position or a uuid is expected")
+
+
+def _shortened(text: str, limit_bytes: int) -> str:
+    """As much of the beginning as takes `limit_bytes` in JSON."""
+    if len(_dumps(text)) - 2 <= limit_bytes:
+        return text
+    kept, room = 0, limit_bytes - len(_CUT)
+    for character in text:
+        room -= len(_dumps(character)) - 2
+        if room < 0:
+            break
+        kept += 1
+    return text[:kept] + _CUT
+
+
+def _dumps(value: object) -> str:
+    """ASCII, so that characters are bytes to whoever counts."""
+    return json.dumps(value, separators=(",", ":"))

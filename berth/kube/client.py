@@ -26,6 +26,15 @@ APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
 
 REQUEST_TIMEOUT_SECONDS = 15.0
 CONNECT_TIMEOUT_SECONDS = 5.0
+# A write comes to its end, one way or another, this long after it was begun, whether or not we hear of it: we
+# give up connecting, and from its receipt on the API server keeps to the time that the request names. Whoever
+# may write for a limited time only, as a leader, relies on it.
+_WRITE_CONNECT_SECONDS, _WRITE_SERVER_SECONDS = 3.0, 7.0
+WRITE_SECONDS = _WRITE_CONNECT_SECONDS + _WRITE_SERVER_SECONDS
+_READ_TIMEOUT = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS)
+_WRITE_TIMEOUT = aiohttp.ClientTimeout(total=WRITE_SECONDS, connect=_WRITE_CONNECT_SECONDS)
+# k8s.io/apiserver/pkg/endpoints/filters/request_deadline.go: for admission and etcd, too.
+_WRITE_PARAMS = {"timeout": f"{_WRITE_SERVER_SECONDS:g}s"}
 # One watch line is one object; the API server's own limit for one is about 1.5 MiB.
 _LINE_BYTES = 4 * 1024 * 1024
 
@@ -97,9 +106,15 @@ class KubeClient:
         content_type: str = "application/json",
     ) -> JsonObject:
         headers = {**await self._headers(), "Content-Type": content_type}
+        timeout, limits = (_READ_TIMEOUT, {}) if method == "GET" else (_WRITE_TIMEOUT, _WRITE_PARAMS)
         with _mapped_errors():
             async with self._session.request(
-                method, self.host + path, params=params, headers=headers, json=None, data=_encoded(body)
+                method,
+                self.host + path,
+                params={**limits, **(params or {})},
+                headers=headers,
+                data=_encoded(body),
+                timeout=timeout,
             ) as response:
                 if response.status >= 400:
                     raise await _error_of(response)
@@ -122,12 +137,9 @@ async def open_client(kubeconfig: str | None) -> AsyncIterator[KubeClient]:
         tls = RESTClientObject(configuration).ssl_context
     except OSError as error:
         raise ConfigError(f"--kubeconfig: certificates cannot be read: {error}") from error
-    timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS, sock_connect=CONNECT_TIMEOUT_SECONDS)
     # More than any process asks for at once: whoever renews a Lease must not wait behind its own writes.
     connector = aiohttp.TCPConnector(ssl=tls, limit=128)
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=timeout, read_bufsize=_LINE_BYTES
-    ) as session:
+    async with aiohttp.ClientSession(connector=connector, read_bufsize=_LINE_BYTES) as session:
         yield KubeClient(configuration, session)
 
 

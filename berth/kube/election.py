@@ -72,9 +72,12 @@ class Election:
             except TimeoutError:
                 raise LeadershipLost(f"{self._name}: not renewed in time") from None
 
-    def is_certain(self) -> bool:
-        """No other candidate can lead at this moment, whatever this process has slept through."""
-        return self._clock() < self._renewed_at + self._times.renew_deadline_seconds
+    def is_certain(self, *, for_seconds: float = 0.0) -> bool:
+        """No other candidate can lead at this moment, nor for so long, whatever this process has slept
+        through."""
+        now = self._clock()
+        led_until = self._renewed_at + self._times.renew_deadline_seconds
+        return now < led_until and now + for_seconds < self._renewed_at + self._times.lease_seconds
 
     async def release(self) -> None:
         """Let go of the Lease at once so that the next candidate need not wait for its end."""

@@ -3,11 +3,16 @@
 The watch resumes from the last resourceVersion it has seen, also over bookmarks; after 410 the
 collection is listed again and the difference is told as changes, so that a consumer never misses
 a deletion. A watch that stays silent beyond `idle_timeout_seconds` is opened anew.
+
+Whatever the API server answers, and however soon it ends what it has begun, the next request follows after a
+pause that grows until a watch has lasted HEALTHY_SECONDS. A watch that has lasted so long is resumed at once.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +30,8 @@ JsonObject = dict[str, Any]
 # The server closes a watch after this time; it is renewed without a list.
 _SERVER_TIMEOUT_SECONDS = 300
 _LIST_CHUNK = 500
+# Longer than the client waits for a connection.
+HEALTHY_SECONDS = 6.0
 
 
 def whole(item: JsonObject) -> JsonObject:
@@ -46,12 +53,20 @@ class Change:
 class Mirror:
     """The objects of one collection by uid. Pure: it turns lists and watch events into changes.
 
-    `keep` gives what of an object is kept and told; its metadata must stay.
+    `keep` gives what of an object is kept and told; its metadata must stay. An object that it cannot read is
+    kept whole.
     """
 
     def __init__(self, keep: Callable[[JsonObject], JsonObject] = whole) -> None:
-        self.keep = keep
+        self._keep = keep
         self.objects: dict[str, JsonObject] = {}
+
+    def keep(self, item: JsonObject) -> JsonObject:
+        try:
+            return self._keep(item)
+        except Exception as error:  # one object that nobody has thought of must not hide the others
+            log.error("object kept whole", extra=_named(item), exc_info=error)
+            return item
 
     def replace(self, items: Iterable[JsonObject]) -> list[Change]:
         """Take a complete list of kept objects; whatever it lacks is gone. Deletions come first, so that a consumer
@@ -93,9 +108,12 @@ class Informer:
         params: Mapping[str, str] | None = None,
         idle_timeout_seconds: float = 120.0,
         keep: Callable[[JsonObject], JsonObject] = whole,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._client, self._path, self._params = client, path, dict(params or {})
         self._on_change, self._idle_timeout = on_change, idle_timeout_seconds
+        self._clock, self._sleep = clock, sleep
         self._mirror = Mirror(keep)
         self._version = ""
         self._listing = asyncio.Lock()
@@ -111,19 +129,33 @@ class Informer:
         """Mirror for ever. Errors are retried after a growing pause."""
         backoff = Backoff(initial_seconds=0.2, cap_seconds=15.0)
         while True:
+            from_list, began = not self._version, math.inf
+            trouble: KubeError | None = None
             try:
-                if not self._version:
+                if from_list:
                     await self.relist()
-                await self._watch(backoff)
-            except Gone:
-                self._version = ""
+                lists, began = self._lists, self._clock()
+                await self._watch(lists)
+                if self._lists != lists:
+                    continue  # somebody has listed meanwhile: watch on from there
+            except Gone as error:
+                self._version, trouble = "", error
+                if not from_list:
+                    continue  # it has been away for long: one list, at once, is the remedy
             except KubeError as error:
-                delay = backoff.next()
-                log.warning(
-                    "watch failed",
-                    extra=fields(path=self._path, error=error, retry_seconds=round(delay, 2)),
-                )
-                await asyncio.sleep(delay)
+                trouble = error
+            if self._clock() - began >= HEALTHY_SECONDS:
+                backoff.reset()
+            else:
+                await self._pause(backoff, trouble)
+
+    async def _pause(self, backoff: Backoff, trouble: KubeError | None) -> None:
+        delay = backoff.next()
+        log.warning(
+            "watch failed" if trouble else "watch ended early",
+            extra=fields(path=self._path, error=trouble, retry_seconds=round(delay, 2)),
+        )
+        await self._sleep(delay)
 
     async def relist(self) -> None:
         """List the collection, tell the difference, and remember where to watch from.
@@ -138,18 +170,29 @@ class Informer:
         items: list[JsonObject] = []
         params = {**self._params, "limit": str(_LIST_CHUNK)}
         while True:
-            page = await self._client.get(self._path, **params)
-            items += map(self._mirror.keep, page.get("items") or [])
-            token = page["metadata"].get("continue")
+            page, meta = await self._page(params)
+            items += map(self._mirror.keep, page)
+            token = meta.get("continue")
             if not token:
                 break
+            if token == params.get("continue"):
+                raise KubeUnreachable("the list goes round in circles")
             params["continue"] = token
-        self._version = page["metadata"]["resourceVersion"]
+        self._version = meta["resourceVersion"]
         self._lists += 1
         self._tell(self._mirror.replace(items))
         self.synced.set()
 
-    async def _watch(self, backoff: Backoff) -> None:
+    async def _page(self, params: Mapping[str, str]) -> tuple[list[JsonObject], JsonObject]:
+        """Some of the objects, and the list's metadata. Raises KubeUnreachable for what is no list."""
+        page = await self._client.get(self._path, **params)
+        items, meta = page.get("items") or [], page.get("metadata") or {}
+        if not isinstance(items, list) or not all(map(_is_object, items)) or not meta.get("resourceVersion"):
+            raise KubeUnreachable("unreadable list")
+        return items, meta
+
+    async def _watch(self, lists: int) -> None:
+        """Until the server ends the watch, or somebody has listed anew since there were so many lists."""
         params = {
             **self._params,
             "watch": "true",
@@ -158,24 +201,50 @@ class Informer:
             "timeoutSeconds": str(_SERVER_TIMEOUT_SECONDS),
         }
         stream = self._client.stream(self._path, params, idle_timeout_seconds=self._idle_timeout)
-        lists = self._lists
         async with aclosing(stream) as events:
             async for event in events:
                 if self._lists != lists:
-                    return  # listed meanwhile: watch on from there
+                    return
                 self._take(event)
-                backoff.reset()
 
     def _take(self, event: JsonObject) -> None:
-        kind, item = event.get("type"), event.get("object") or {}
+        kind, item = event.get("type"), event.get("object")
         if kind == "ERROR":
-            raise response_error(item.get("code", 500), item.get("reason", ""), item.get("message", ""))
-        if kind not in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"} or "metadata" not in item:
+            raise _error_of(item)
+        readable = _has_version(item) if kind == "BOOKMARK" else _is_object(item)
+        if kind not in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"} or not readable:
             raise KubeUnreachable(f"unreadable watch event of type {kind!r}")
+        assert isinstance(item, dict)
         self._version = item["metadata"]["resourceVersion"]
         if kind != "BOOKMARK":
             self._tell(self._mirror.apply(kind, item))
 
     def _tell(self, changes: Iterable[Change]) -> None:
         for change in changes:
-            self._on_change(change)
+            try:
+                self._on_change(change)
+            except Exception as error:  # one object that nobody has thought of must not hide the others
+                log.error("change not taken", extra=_named(change.object), exc_info=error)
+
+
+def _has_version(item: object) -> bool:
+    meta = item.get("metadata") if isinstance(item, dict) else None
+    return isinstance(meta, dict) and bool(meta.get("resourceVersion"))
+
+
+def _is_object(item: object) -> bool:
+    return _has_version(item) and isinstance(item, dict) and bool(item["metadata"].get("uid"))
+
+
+def _error_of(status: object) -> KubeError:
+    """What a watch says when it cannot go on."""
+    said = status if isinstance(status, dict) else {}
+    code = said.get("code")
+    return response_error(
+        code if isinstance(code, int) else 500, str(said.get("reason", "")), str(said.get("message", ""))
+    )
+
+
+def _named(item: JsonObject) -> dict[str, Any]:
+    meta = item["metadata"]
+    return fields(kind=item.get("kind"), namespace=meta.get("namespace"), name=meta.get("name"))

@@ -1,7 +1,7 @@
 """A Lease as a heartbeat: written by one holder, judged by readers with their own clock."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Renews one Lease. Creates it when it does not exist."""
+    """Renews one Lease. Creates it when it does not exist, owned by its Node if `node` names one: then the
+    Lease goes when the Node goes."""
 
     def __init__(
         self,
@@ -24,30 +25,38 @@ class Heartbeat:
         name: str,
         holder: str,
         duration_seconds: int,
+        node: str | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._client, self._namespace, self._name = client, namespace, name
-        self._holder, self._duration, self._now = holder, duration_seconds, now
+        self._holder, self._duration, self._node, self._now = holder, duration_seconds, node, now
 
-    async def beat(self) -> None:
-        """Write the current time once. Raises KubeError."""
+    async def beat(self, annotations: Mapping[str, str | None] | None = None) -> None:
+        """Write the current time once, and set `annotations`; None removes one. Raises KubeError."""
+        metadata: JsonObject = {"annotations": dict(annotations)} if annotations else {}
         spec = {
             "holderIdentity": self._holder,
             "leaseDurationSeconds": self._duration,
             "renewTime": micro_time(self._now()),
         }
         try:
-            await self._client.patch(paths.lease(self._namespace, self._name), {"spec": spec})
-        except NotFound:
-            await self._client.create(
-                paths.leases(self._namespace),
-                {
-                    "apiVersion": "coordination.k8s.io/v1",
-                    "kind": "Lease",
-                    "metadata": {"name": self._name},
-                    "spec": spec,
-                },
+            await self._client.patch(
+                paths.lease(self._namespace, self._name), {"metadata": metadata, "spec": spec}
             )
+        except NotFound:
+            await self._create(metadata, spec)
+
+    async def _create(self, metadata: JsonObject, spec: JsonObject) -> None:
+        metadata = {**metadata, "name": self._name}
+        if annotations := metadata.get("annotations"):
+            metadata["annotations"] = {key: value for key, value in annotations.items() if value is not None}
+        if self._node is not None:
+            # Asked for now: a Node that was made anew is another owner.
+            node = await self._client.get(paths.node(self._node))
+            owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
+            metadata["ownerReferences"] = [owner]
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        await self._client.create(paths.leases(self._namespace), lease)
 
 
 @dataclass(frozen=True, slots=True)

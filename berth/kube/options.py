@@ -15,7 +15,11 @@ class KubeOptions(CommonOptions):
         default=None,
         metavar="FILE",
     )
-    system_namespace: str = option("namespace of Berth's Leases", default="berth-system", metavar="NAME")
+    system_namespace: str = option(
+        "namespace of the binders' Lease; the agents' are in NAME-nodes",
+        default="berth-system",
+        metavar="NAME",
+    )
     key_prefix: Keys = option(
         "prefix of annotations and of the GPU memory resource",
         default=Keys(),

@@ -27,6 +27,10 @@ class AgentUnavailable(AgentError):
     """The agent, or what it needs, cannot be reached now; the same call may work later."""
 
 
+class AgentFull(AgentUnavailable):
+    """The agent has more calls than it takes, or its disk is full; the same call may work much later."""
+
+
 class AgentRefused(AgentError):
     """The agent answered with a refusal; the same call will not work. `code` is the gRPC status."""
 
@@ -109,4 +113,7 @@ def _mapped() -> Iterator[None]:
         message = error.details() or error.code().name
         if error.code() in _TRY_AGAIN:
             raise AgentUnavailable(message) from error
+        # gRPC's own answer where too many calls are open, and the agent's for a full disk.
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise AgentFull(message) from error
         raise AgentRefused(error.code(), message) from error

@@ -15,17 +15,20 @@ ReadyCheck = Callable[[], str | None]
 
 
 class AdminServer:
-    """Serves health and metrics. `not_ready()` returns the reason, or None when ready."""
+    """Serves health and metrics. `not_ready()` returns the reason, or None when ready; `not_alive()` a
+    reason that only a restart mends, or None."""
 
     def __init__(
         self,
         listen: Endpoint,
         *,
         not_ready: ReadyCheck,
+        not_alive: ReadyCheck = lambda: None,
         registry: CollectorRegistry,
         routes: Iterable[tuple[str, Handler]] = (),
     ) -> None:
-        self._listen, self._not_ready, self._registry = listen, not_ready, registry
+        self._listen, self._registry = listen, registry
+        self._not_ready, self._not_alive = not_ready, not_alive
         application = web.Application()
         application.router.add_get("/livez", self._livez)
         application.router.add_get("/readyz", self._readyz)
@@ -57,12 +60,15 @@ class AdminServer:
         return port
 
     async def _livez(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        return _health(self._not_alive())
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        reason = self._not_ready()
-        return web.Response(text="ok\n") if reason is None else web.Response(status=503, text=f"{reason}\n")
+        return _health(self._not_ready())
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+
+def _health(trouble: str | None) -> web.Response:
+    return web.Response(text="ok\n") if trouble is None else web.Response(status=503, text=f"{trouble}\n")

@@ -200,7 +200,8 @@ def _value(
     field: "dataclasses.Field[Any]", given: Mapping[str, Any], process: str, environ: Mapping[str, str]
 ) -> Any:
     name = variable(process, field.name)
-    source, text = flag(field.name), given[field.name]
+    source = field.metadata["metavar"] if field.metadata.get("positional") else flag(field.name)
+    text = given[field.name]
     if text is None and name in environ:
         source, text = f"{source} (from {name})", environ[name]
     if isinstance(text, bool):

@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
-from berth.triton.errors import TritonError, TritonRefused, TritonUnavailable
+from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
 from berth.triton.keys import TritonKeys
 
 CALL_TIMEOUT_SECONDS = 5.0
@@ -58,7 +58,7 @@ class TritonAdmin(Protocol):
     async def load(self, name: ModelName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
         """Load with `config` (ModelConfig as JSON) in place of config.pbtxt; return when it serves.
 
-        Raises TritonRefused with Triton's reason when the load failed.
+        Raises TritonRefused with Triton's reason when the load failed, TritonLate when it goes on.
         """
         ...
 
@@ -150,7 +150,9 @@ async def _answer(call: Awaitable[Any]) -> Any:
 
 def _mapped(error: InferenceServerException) -> TritonError:
     status, message = error.status() or "", error.message() or str(error)
-    if status in {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "StatusCode.CANCELLED"}:
+    if status == "StatusCode.DEADLINE_EXCEEDED":
+        return TritonLate(message)
+    if status in {"StatusCode.UNAVAILABLE", "StatusCode.CANCELLED"}:
         # A restricted API answers UNAVAILABLE too; that one is ours to mend, not to wait for.
         restricted = "This protocol is restricted" in message
         return TritonRefused(message) if restricted else TritonUnavailable(message)

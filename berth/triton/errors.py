@@ -9,5 +9,9 @@ class TritonUnavailable(TritonError):
     """No answer, or the server is starting or exiting; the same call may work later."""
 
 
+class TritonLate(TritonUnavailable):
+    """No answer within our time; Triton goes on with what it was asked for."""
+
+
 class TritonRefused(TritonError):
     """Triton answered with an error: the load failed, or a name or key is wrong."""

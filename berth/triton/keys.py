@@ -43,9 +43,7 @@ class TritonKeys:
     def write(self, directory: Path) -> None:
         """Write both files, readable by the owner's group only."""
         for name, secret in (("admin", self.admin), ("inference", self.inference)):
-            path = directory / _FILES[name]
-            path.write_text(secret + "\n")
-            path.chmod(0o440)
+            write_secret(directory / _FILES[name], secret + "\n")
 
     def server_flags(self) -> list[str]:
         """The tritonserver flags that put the keys in force, on both front ends."""
@@ -68,6 +66,17 @@ class TritonKeys:
     def admin_grpc_metadata(self) -> dict[str, str]:
         """For the agent: both keys."""
         return {_GRPC_PREFIX + ADMIN_HEADER: self.admin, **self.inference_grpc_metadata}
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Put a file readable by the owner's group in place of what is there, which may be read-only: in one
+    step, so that whoever is killed in between leaves nothing that its successor stumbles over."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.touch(mode=0o600)
+    fresh.write_text(text)
+    fresh.chmod(0o440)
+    fresh.replace(path)
 
 
 def _read(path: Path) -> str:

@@ -1,8 +1,9 @@
 """One HTTP/2 connection (RFC 9113), either end: frames in and out, windows, settings, limits on abuse.
 
-Each hop has its own windows. A byte that came in is given back to its sender's window when it has
-gone out on the other side, so what is buffered for a stream is bounded by that stream's window. What
-needs no change can be handed on as a slice of what was read (`pass_raw`).
+Each hop has its own windows. A byte that came in is given back to its connection at once, so that no
+stream can use up what its neighbours need, and to its stream when it has gone out on the other side, so
+what is buffered for a stream is bounded by that stream's window. What needs no change can be handed on
+as a slice of what was read (`pass_raw`).
 """
 
 import asyncio
@@ -34,11 +35,19 @@ from proxy.h2.frames import (
     read_u32,
 )
 
-# What a peer may have on its way to us: for one stream, for all of them, and in one frame.
+MAX_FRAME: Final = 128 * 1024
+# What a peer may have on its way to us: for a stream that nobody has read from, for one that is being
+# read, and for all of them until we hear of it. A first frame always fits, which the quick ways rely on.
+# What can pile up on a connection is what its streams' windows let through: at most 1000 streams, each
+# with a first window, and of those no more than _WIDE_STREAMS with a wide one, 125 + 12 MiB. A call that
+# waits for its slot keeps its first window.
+FIRST_WINDOW: Final = MAX_FRAME
 STREAM_WINDOW: Final = 512 * 1024
 CONNECTION_WINDOW: Final = 2 * 1024 * 1024
-MAX_FRAME: Final = 128 * 1024
+_WIDE_STREAMS = 32
 HEADER_LIST_BYTES: Final = 64 * 1024
+# What a peer takes until it tells: as Triton's gRPC has it, which tells of it after the first call.
+DEFAULT_HEADER_LIST: Final = 16 * 1024
 # A block grows little when it is decoded, unless it repeats table entries, which the list limit bounds.
 _BLOCK_BYTES = 64 * 1024
 _WRITE_HIGH = 256 * 1024
@@ -46,26 +55,34 @@ _JOIN_BELOW = 64 * 1024
 # Frames that move no request forward: how many a peer may send at once, and how many more each second.
 _PATIENCE = 4_000
 _PATIENCE_PER_SECOND = 2_000
-_RESET_COST = 5
-# Streams that we have reset: what was on its way for them is not the peer's mistake.
+# All streams of a connection may be given up at once, though nothing was ever sent on them.
+_RESET_COST = 3
+# A window that changes moves those of all streams: so many of them cost as much as a frame.
+_STREAMS_PER_COST = 50
+# Data that we send is answered with windows, and measured with pings: so many a frame (as Envoy has it),
+# and one more for so many bytes (Go's x/net/http2 tells of 4 KiB, once for the stream and once for all).
+_ANSWERS_PER_FRAME = 10
+_BYTES_PER_ANSWER_LOG2 = 9
+# Streams that were reset: what one end still says of them was on its way, or is said twice (Triton does).
 _REMEMBERED_RESETS = 1_000
 
 _SETTING = struct.Struct(">HI")
 
 
 class Stream:
-    """One stream on one connection. `source`: whose bytes this one sends on, to be given back there."""
+    """One stream on one connection."""
 
-    # Most streams never need more than these.
-    owed = 0
+    # Most streams never need more than these. `receive_left` + `owed` + what has not gone on = `window`.
+    window = receive_left = FIRST_WINDOW
+    owed = received = 0
     remote_done = local_done = False
-    queue: deque[tuple[Any, bool, bool]] | None = None
-    source: "Stream | None" = None
+    # What waits to be sent: bytes, whether they are a header block, whether they end the stream, and the
+    # stream that they came in on, if they did, to be given back there.
+    queue: "deque[tuple[Any, bool, bool, Stream | None]] | None" = None
 
     def __init__(self, connection: "H2Connection", id: int) -> None:
         self.connection, self.id = connection, id
         self.send_window = connection.peer_window
-        self.receive_left = STREAM_WINDOW
 
 
 class H2Connection(asyncio.Protocol):
@@ -78,10 +95,10 @@ class H2Connection(asyncio.Protocol):
         self.closed = False
         self.writable = True
         self.peer_window, self.peer_max_frame = DEFAULT_WINDOW, DEFAULT_MAX_FRAME
-        self.peer_max_streams = MAX_STREAM_ID
+        self.peer_max_streams, self.peer_header_list = MAX_STREAM_ID, DEFAULT_HEADER_LIST
         self.send_window = DEFAULT_WINDOW
         self.decoder = hpack.Decoder(allowed=0, list_limit=HEADER_LIST_BYTES)
-        self.receive_left, self._owed = CONNECTION_WINDOW, 0
+        self._owed = 0
         self._read: Callable[[bytes], int] = self._read_frames
         self._parts: list[bytes] = []
         self._have, self._need = 0, HEAD_BYTES
@@ -91,9 +108,10 @@ class H2Connection(asyncio.Protocol):
         # The peer's decoder may not know yet that no table is used: the next block must say it first.
         self.tells_no_table = True
         self._blocked: dict[int, Stream] = {}
-        self._resets: OrderedDict[int, None] = OrderedDict()
+        # Streams that were reset, and how much data for each may have been on its way.
+        self._resets: OrderedDict[int, int] = OrderedDict()
         self._forgotten_resets = 0
-        self.patience = _PATIENCE
+        self.patience, self.answers = _PATIENCE, 0
         self._out: list[Any] = []
         self._run: bytes | None = None
         self._run_start = self._run_stop = 0
@@ -280,20 +298,19 @@ class H2Connection(asyncio.Protocol):
     def send_headers(self, stream: Stream, block: bytes, *, end: bool) -> None:
         """After whatever data of the stream still waits for its window."""
         if stream.queue:
-            stream.queue.append((block, True, end))
+            stream.queue.append((block, True, end, None))
             return
         self._write_headers(stream, block, end=end)
 
-    def send_data(self, stream: Stream, payload: Any, *, end: bool) -> None:
-        """Send as far as the windows let it, and the rest when they open."""
+    def send_data(self, stream: Stream, payload: Any, *, end: bool, source: Stream | None = None) -> None:
+        """Send as far as the windows let it, and the rest when they open. `source`: whose bytes they are."""
         size = len(payload)
         if not stream.queue and size <= stream.send_window and size <= self.send_window:
-            self._write_data(stream, payload, end=end)
+            self._write_data(stream, payload, end=end, source=source)
             return
         if stream.queue is None:
             stream.queue = deque()
-        stream.queue.append((payload, False, end))
-        self._blocked[stream.id] = stream
+        stream.queue.append((payload, False, end, source))
         self._pump(stream)
 
     def can_pass(self, stream: Stream, size: int, frame_bytes: int) -> bool:
@@ -303,15 +320,20 @@ class H2Connection(asyncio.Protocol):
         if frame_bytes - HEAD_BYTES > self.peer_max_frame:
             return False
         stream.send_window -= size
-        self.send_window -= size
+        self.sent(size)
         return True
+
+    def sent(self, size: int) -> None:
+        """A frame of data is on its way: it is charged to the connection's window, and may be answered."""
+        self.send_window -= size
+        self.answers += _ANSWERS_PER_FRAME + (size >> _BYTES_PER_ANSWER_LOG2)
 
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """End a stream from our side, without further ado."""
         if self.streams.pop(stream.id, None) is None:
             return
         self._blocked.pop(stream.id, None)
-        self._remember_reset(stream.id)
+        self._remember_reset(stream.id, stream.receive_left)
         self.write(frames.reset(stream.id, code))
 
     def closed_locally(self, stream: Stream) -> None:
@@ -320,20 +342,31 @@ class H2Connection(asyncio.Protocol):
         if stream.remote_done:
             self.streams.pop(stream.id, None)
 
+    def gone_on(self, stream: Stream, size: int) -> None:
+        """So many bytes that came in on a stream of ours have gone out on another connection."""
+        self.credit(stream, size)
+
     def credit(self, stream: Stream, size: int) -> None:
-        """Bytes of a stream have gone on: let its sender send as many more."""
-        self.credit_connection(size)
+        """Bytes of a stream have gone on, or nobody wants them: let its sender send as many more."""
         stream.owed += size
-        if stream.owed >= STREAM_WINDOW // 2 and not stream.remote_done:
+        if stream.owed >= stream.window // 2 and not stream.remote_done and stream.id in self.streams:
+            if stream.window < STREAM_WINDOW and len(self.streams) <= _WIDE_STREAMS:
+                stream.owed += STREAM_WINDOW - stream.window
+                stream.window = STREAM_WINDOW
             self.write(frames.window_update(stream.id, stream.owed))
             stream.receive_left += stream.owed
             stream.owed = 0
 
+    @property
+    def receive_left(self) -> int:
+        """What the peer may send on the connection. More than any frame, as what comes is given back."""
+        return CONNECTION_WINDOW - self._owed
+
     def credit_connection(self, size: int) -> None:
+        """So many bytes of DATA have come in, on whatever stream."""
         self._owed += size
         if self._owed >= CONNECTION_WINDOW // 2:
             self.write(frames.window_update(0, self._owed))
-            self.receive_left += self._owed
             self._owed = 0
 
     def send_settings(self, values: dict[Setting, int]) -> None:
@@ -342,7 +375,7 @@ class H2Connection(asyncio.Protocol):
             frames.settings(
                 {
                     Setting.HEADER_TABLE_SIZE: 0,
-                    Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+                    Setting.INITIAL_WINDOW_SIZE: FIRST_WINDOW,
                     Setting.MAX_FRAME_SIZE: MAX_FRAME,
                     Setting.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES,
                     **values,
@@ -385,10 +418,27 @@ class H2Connection(asyncio.Protocol):
         """A second has passed: a peer may try our patience a little more again."""
         self.patience = min(_PATIENCE, self.patience + _PATIENCE_PER_SECOND)
 
+    def half_block(self) -> int:
+        """The stream whose header block has begun and not ended, 0 if there is none."""
+        if self._block is not None:
+            return self._block[0]
+        head = b"".join(self._parts)[:HEAD_BYTES] if self._settings_seen and self._parts else b""
+        if len(head) < HEAD_BYTES or head[3] != HEADERS:
+            return 0
+        id: int = read_head(head)[4] & MAX_STREAM_ID
+        return id
+
     def _spend(self, cost: int = 1) -> None:
         self.patience -= cost
         if self.patience < 0:
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+
+    def _spend_answer(self) -> None:
+        """A frame that may be an answer to data of ours."""
+        if self.answers > 0:
+            self.answers -= 1
+        else:
+            self._spend()
 
     def _write_headers(self, stream: Stream, block: bytes, *, end: bool) -> None:
         if self.tells_no_table:
@@ -398,11 +448,11 @@ class H2Connection(asyncio.Protocol):
         if end:
             self.closed_locally(stream)
 
-    def _write_data(self, stream: Stream, payload: Any, *, end: bool) -> None:
+    def _write_data(self, stream: Stream, payload: Any, *, end: bool, source: Stream | None) -> None:
         """The windows have been looked at."""
         size, at = len(payload), 0
         stream.send_window -= size
-        self.send_window -= size
+        self.sent(size)
         view = payload if size <= self.peer_max_frame else memoryview(payload)
         while size - at > self.peer_max_frame:
             self.write(frames.head(self.peer_max_frame, DATA, 0, stream.id))
@@ -411,8 +461,8 @@ class H2Connection(asyncio.Protocol):
         self.write(frames.head(size - at, DATA, END_STREAM if end else 0, stream.id))
         if size - at:
             self.write(view[at:] if at else view)
-        if size and (source := stream.source) is not None:
-            source.connection.credit(source, size)
+        if size and source is not None:
+            source.connection.gone_on(source, size)
         if end:
             self.closed_locally(stream)
 
@@ -420,38 +470,38 @@ class H2Connection(asyncio.Protocol):
         """Send of a stream's queue what the windows let through."""
         queue = stream.queue
         while queue:
-            payload, is_block, end = queue[0]
+            payload, is_block, end, source = queue[0]
             if is_block:
                 queue.popleft()
                 self._write_headers(stream, payload, end=end)
                 continue
-            room = min(stream.send_window, self.send_window)
+            room = max(0, min(stream.send_window, self.send_window))
             if len(payload) <= room:
                 queue.popleft()
-                self._write_data(stream, payload, end=end)
-            elif room > 0:
+                self._write_data(stream, payload, end=end, source=source)
+                continue
+            if room:
                 view = memoryview(payload)
-                queue[0] = (view[room:], False, end)
-                self._write_data(stream, view[:room], end=False)
-                return
-            else:
-                return
-        self._blocked.pop(stream.id, None)
+                queue[0] = (view[room:], False, end, source)
+                self._write_data(stream, view[:room], end=False, source=source)
+            break
+        # Whoever waits for its own window is woken by that alone.
+        if queue and stream.send_window > 0:
+            self._blocked[stream.id] = stream
+        else:
+            self._blocked.pop(stream.id, None)
 
     # Reading, frame by frame.
 
     def _on_data(self, data: bytes, at: int, stop: int, flags: int, id: int) -> None:
         length = stop - at - HEAD_BYTES
-        self.receive_left -= length
-        if self.receive_left < 0:
-            raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window")
+        self.credit_connection(length)
         start, finish = at + HEAD_BYTES, stop
         if flags & PADDED:
             start, finish = _unpadded(data, start, finish)
         stream = self.streams.get(id)
         if stream is None or stream.remote_done:
-            self.credit_connection(length)
-            self._stray(id, stream, "DATA")
+            self._stray(id, stream, "DATA", length)
             return
         stream.receive_left -= length
         if stream.receive_left < 0:
@@ -517,11 +567,15 @@ class H2Connection(asyncio.Protocol):
             raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of the wrong size")
         if id == 0 or self._is_idle(id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM of stream {id}, which is idle")
-        self._spend(_RESET_COST)
         stream = self.streams.pop(id, None)
+        self._remember_reset(id, 0)
         if stream is not None:
             self._blocked.pop(id, None)
             self.on_stream_reset(stream, read_u32(data, at + HEAD_BYTES)[0])
+        if stream is None:
+            self._spend()
+        elif not stream.received:  # else it was a call, which may be given up
+            self._spend(_RESET_COST)
 
     def _on_settings(self, data: bytes, at: int, stop: int, flags: int, id: int) -> None:
         length = stop - at - HEAD_BYTES
@@ -529,18 +583,29 @@ class H2Connection(asyncio.Protocol):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if length % 6 or (flags & ACK and length):
             raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of the wrong size")
-        self._spend()
+        self._spend(1 + length // 6)
         if flags & ACK:
             if self._unacknowledged:
                 self._unacknowledged -= 1
                 self.decoder.acknowledged()
             return
         self._settings_seen = True
+        before = self.peer_window
         for place in range(at + HEAD_BYTES, stop, 6):
             self._set(*_SETTING.unpack_from(data, place))
         self.write(frames.SETTINGS_ACK)
-        for stream in list(self._blocked.values()):
-            self._pump(stream)
+        if self.peer_window != before:
+            self._move_windows(self.peer_window - before)
+
+    def _move_windows(self, change: int) -> None:
+        """RFC 9113, 6.9.2: a new initial window counts for the streams that are there."""
+        self._spend(len(self.streams) // _STREAMS_PER_COST)
+        for stream in list(self.streams.values()):
+            stream.send_window += change
+            if stream.send_window > MAX_WINDOW:
+                raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
+            if stream.queue:
+                self._pump(stream)
 
     def _set(self, name: int, value: int) -> None:
         match name:
@@ -553,15 +618,13 @@ class H2Connection(asyncio.Protocol):
             case Setting.INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
                     raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {value}")
-                change, self.peer_window = value - self.peer_window, value
-                for stream in self.streams.values():
-                    stream.send_window += change
-                    if stream.send_window > MAX_WINDOW:
-                        raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
+                self.peer_window = value
             case Setting.MAX_FRAME_SIZE:
                 if not DEFAULT_MAX_FRAME <= value <= frames.MAX_FRAME:
                     raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")
                 self.peer_max_frame = value
+            case Setting.MAX_HEADER_LIST_SIZE:
+                self.peer_header_list = value
 
     def _on_push(self, data: bytes, at: int, stop: int, flags: int, id: int) -> None:
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE is not accepted")
@@ -571,7 +634,7 @@ class H2Connection(asyncio.Protocol):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
         if stop - at - HEAD_BYTES != 8:
             raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "PING of the wrong size")
-        self._spend()
+        self._spend_answer()
         if not flags & ACK:
             self.write(frames.ping_ack(data[at + HEAD_BYTES : stop]))
 
@@ -586,7 +649,7 @@ class H2Connection(asyncio.Protocol):
     def _on_window_update(self, data: bytes, at: int, stop: int, flags: int, id: int) -> None:
         if stop - at - HEAD_BYTES != 4:
             raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of the wrong size")
-        self._spend()
+        self._spend_answer()
         size = read_u32(data, at + HEAD_BYTES)[0] & MAX_STREAM_ID
         if id == 0:
             self._open_connection_window(size)
@@ -610,38 +673,41 @@ class H2Connection(asyncio.Protocol):
         self.send_window += size
         if self.send_window > MAX_WINDOW:
             raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
-        for stream in list(self._blocked.values()):
-            if self.send_window <= 0:
-                break
-            self._blocked.pop(stream.id, None)
-            self._pump(stream)
-            if stream.queue:  # to the end of the line, so that none starves
-                self._blocked[stream.id] = stream
+        while self._blocked and self.send_window > 0:
+            # Who is not done goes to the end of the line, so that none starves.
+            self._pump(self._blocked.pop(next(iter(self._blocked))))
 
     def _is_idle(self, id: int) -> bool:
         return id > self.last_stream
 
-    def _stray(self, id: int, stream: Stream | None, what: str) -> None:
-        """A frame for a stream that the peer has no right to send on. Returns if it may be ignored."""
+    def _stray(self, id: int, stream: Stream | None, what: str, size: int = 0) -> None:
+        """A frame for a stream that the peer has no right to send on. Returns if it may be ignored.
+
+        `size`: of a DATA frame; what the stream's window let through before it was reset costs nothing.
+        """
         if stream is not None:
             raise StreamFailed(id, ErrorCode.STREAM_CLOSED, f"{what} after the stream's end")
         if id == 0 or self._is_idle(id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {id}, which is idle")
         if id not in self._resets and id > self._forgotten_resets:
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, f"{what} on stream {id}, which is closed")
-        self._spend()
+        on_its_way = self._resets.get(id, 0)
+        if 0 < size <= on_its_way:
+            self._resets[id] = on_its_way - size
+        else:
+            self._spend()
 
     def _stream_failed(self, error: StreamFailed) -> None:
         self._spend(_RESET_COST)
         stream = self.streams.pop(error.stream, None)
         self._blocked.pop(error.stream, None)
-        self._remember_reset(error.stream)
+        self._remember_reset(error.stream, 0 if stream is None else max(0, stream.receive_left))
         self.write(frames.reset(error.stream, error.code))
         if stream is not None:
             self.on_stream_reset(stream, error.code)
 
-    def _remember_reset(self, id: int) -> None:
-        self._resets[id] = None
+    def _remember_reset(self, id: int, on_its_way: int) -> None:
+        self._resets[id] = on_its_way
         if len(self._resets) > _REMEMBERED_RESETS:
             forgotten, _ = self._resets.popitem(last=False)
             self._forgotten_resets = max(self._forgotten_resets, forgotten)

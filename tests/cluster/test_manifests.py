@@ -47,8 +47,48 @@ def test_the_kustomization_names_every_manifest() -> None:
     assert listed == {path.name for path in base.glob("*.yaml")} - {"kustomization.yaml"}
 
 
+@pytest.mark.parametrize("part", KUSTOMIZATIONS)
+def test_every_object_stays_where_its_file_puts_it(part: str) -> None:
+    """A kustomization that sets a namespace moves every object into it, whatever stands in its file."""
+    files = [path for where in {"base", part} for path in (DEPLOY / where).glob("*.yaml")]
+    wanted = {_key(d) for p in files for d in yaml.safe_load_all(p.read_text()) if "metadata" in d}
+    assert {_key(d) for d in rendered(part) if d["kind"] != "ConfigMap"} == wanted
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize(
+    ("owner", "containers"),
+    [("berth-agent", {"agent"}), ("berth-binder", {"binder"}), ("berth-kube-scheduler", {"kube-scheduler"})],
+)
+async def test_admission_mounts_no_token_beside_those_that_are_asked_for(
+    cluster: LocalCluster, owner: str, containers: set[str]
+) -> None:
+    """A pod as it would be stored: Kubernetes adds a token to every container unless it is told not to."""
+    (template,) = [d["spec"]["template"] for d in rendered("extender") if _owns_pods(d, owner)]
+    spec = template["spec"] | {"runtimeClassName": None, "priorityClassName": None}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
+    stored = await cluster.client.create("/api/v1/namespaces/berth-system/pods", pod, dryRun="All")
+    every = [*stored["spec"].get("initContainers", []), *stored["spec"]["containers"]]
+    assert len(every) > len(containers) or owner != "berth-agent"
+    found = {c["name"] for c in every for mount in c.get("volumeMounts", []) if _is_credentials(mount)}
+    assert found == containers
+
+
+def _key(document: dict[str, Any]) -> tuple[str, str, str | None]:
+    meta = document["metadata"]
+    return document["kind"], meta["name"], meta.get("namespace")
+
+
+def _owns_pods(document: dict[str, Any], name: str) -> bool:
+    return document["kind"] in ("DaemonSet", "Deployment") and document["metadata"]["name"] == name
+
+
+def _is_credentials(mount: dict[str, Any]) -> bool:
+    return str(mount["mountPath"]).startswith("/var/run/secrets/kubernetes.io")
+
+
 def test_the_extender_is_the_base_and_more() -> None:
     """The overlay changes nothing of the base but the binder's own Deployment."""
-    base = {(d["kind"], d["metadata"]["name"]): d for d in rendered("base")}
-    extended = {(d["kind"], d["metadata"]["name"]): d for d in rendered("extender")}
-    assert {key for key in base if extended[key] != base[key]} == {("Deployment", "berth-binder")}
+    base, extended = ({_key(d): d for d in rendered(part)} for part in KUSTOMIZATIONS)
+    changed = {key for key in base if extended[key] != base[key]}
+    assert changed == {("Deployment", "berth-binder", "berth-system")}

@@ -20,7 +20,7 @@ from berth.kube.errors import Conflict
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.samples import model_pod
-from tests.e2e.support import User
+from tests.e2e.support import User, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -209,7 +209,11 @@ async def test_a_stage_that_breaks_half_way_or_lies_leaves_nothing(user: User, m
             await asyncio.sleep(3600)
 
         call = agent.Stage(endless(), metadata=metadata)
-        await asyncio.sleep(0.5)
+
+        async def has_begun() -> None:
+            assert user.repository("gpu-1") != ["mine"]
+
+        await eventually(has_begun, seconds=10, what="files to arrive")
         call.cancel()
     deadline = time.monotonic() + 10
     while user.repository("gpu-1") != ["mine"] and time.monotonic() < deadline:

@@ -6,6 +6,7 @@ After each round: no model without a pod, no pod Ready without its model, no GPU
 import asyncio
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable
 
@@ -18,8 +19,9 @@ from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.report import ModelState, NodeReport
 from binder import top
 from localcluster.inference import infer_rest
-from localcluster.samples import model_deployment
-from tests.e2e.support import KEYS, User, eventually, is_ready
+from localcluster.processes import Supervised
+from localcluster.samples import SIMPLE_MODEL, model_deployment
+from tests.e2e.support import KEYS, User, eventually, is_ready, packed
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -73,41 +75,103 @@ async def deploy_all(user: User, source: str) -> None:
         await user.apply(model_deployment(app, source=source, gpu_mem="3Gi", pod_spec=spec))
 
 
-def kill_proxy(user: User, rng: random.Random) -> Callable[[], object]:
-    async def kill() -> None:
-        pod = (await user.pods(rng.choice(MODELS)))[0]
-        os.kill(user.cluster.pid_of("default", pod["metadata"]["name"], "proxy"), signal.SIGKILL)
-
-    return kill
-
-
-VICTIMS: dict[str, Callable[[User, random.Random], Callable[[], object]]] = {
-    "agent": lambda user, rng: user.cluster.nodes[rng.choice(sorted(user.cluster.nodes))].agent.kill,
-    "triton": lambda user, rng: user.cluster.nodes[rng.choice(sorted(user.cluster.nodes))].triton.kill,
-    "binder": lambda user, rng: rng.choice(user.cluster.binders).kill,
-    "proxy": kill_proxy,
-}
+@pytest.fixture
+def slow(url: Callable[[str, bytes], str]) -> str:
+    """The URL of the sample model, but for a load of three seconds: long enough to be hit by a kill."""
+    model = (SIMPLE_MODEL / "1" / "model.py").read_bytes()
+    model += b"\n    def initialize(self, args):\n        import time\n\n        time.sleep(3)\n"
+    config = (SIMPLE_MODEL / "config.pbtxt").read_bytes()
+    return url("slow.tar.gz", packed(**{"config.pbtxt": config, "1/model.py": model}))
 
 
-@pytest.mark.parametrize("victim", sorted(VICTIMS))
-async def test_killed_in_mid_operation_again_and_again(user: User, source: str, victim: str) -> None:
-    rng = random.Random(victim)
-    await deploy_all(user, source)
-    await settled(user)
-    for _ in range(3):
-        # In mid-operation: a pod is being replaced, so something is unloading, being placed, staged or loaded.
-        pod = rng.choice(await user.pods(rng.choice(MODELS)))
-        await user.client.delete(
-            f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}", grace_seconds=rng.choice([0, 30])
-        )
-        await asyncio.sleep(rng.uniform(0, 2.5))
+async def loading(user: User, app: str, *, not_of: str) -> str:
+    """The node whose Triton is loading the app's model right now, for another pod than that one."""
+
+    async def check() -> str:
+        for node in user.cluster.nodes:
+            for model in (await user.report(node))["models"]:
+                if model["modelName"] == app and model["podUid"] != not_of and model["state"] == "loading":
+                    return node
+        raise AssertionError(f"{app} is not being loaded")
+
+    return await eventually(check, seconds=60, what="a load to begin")
+
+
+async def killed(part: Supervised) -> None:
+    """kill -9, and it is there again."""
+
+    async def runs() -> int:
+        assert part.pid is not None
+        return part.pid
+
+    before = await eventually(runs, what=f"{part.name} to run")
+    part.kill()
+
+    async def runs_again() -> None:
+        assert part.pid not in (None, before)
+
+    await eventually(runs_again, what=f"{part.name} to run again")
+
+
+async def killed_proxy(user: User, app: str) -> None:
+    (pod,) = await user.ready(app)
+
+    async def pid() -> int:
         try:
-            result = VICTIMS[victim](user, rng)()
-            if asyncio.iscoroutine(result):
-                await result
-        except (ProcessLookupError, KeyError, IndexError):
-            pass  # it was not running at this moment; that is a round too
+            return user.cluster.pid_of("default", pod["metadata"]["name"], "proxy")
+        except ProcessLookupError as error:
+            raise AssertionError from error
+
+    before = await pid()
+    os.kill(before, signal.SIGKILL)
+
+    async def runs_again() -> None:
+        assert await pid() != before
+
+    await eventually(runs_again, what="the proxy to run again")
+
+
+@pytest.mark.parametrize("victim", ["agent", "binder", "proxy", "triton"])
+async def test_killed_in_mid_operation_again_and_again(user: User, slow: str, victim: str) -> None:
+    rng = random.Random(victim)
+    await deploy_all(user, slow)
+    await settled(user)
+    for number in range(3):
+        app, bystander = rng.sample(MODELS, 2)
+        (pod,) = await user.ready(app)
+        meta = pod["metadata"]
+        await user.client.delete(
+            f"/api/v1/namespaces/default/pods/{meta['name']}", grace_seconds=rng.choice([0, 30])
+        )
+        if victim == "binder":  # while there is a pod to place; one of two that follow on each other leads
+            await asyncio.sleep(rng.uniform(0, 0.5))
+            await killed(user.cluster.binders[number % 2])
+        else:
+            node = user.cluster.nodes[await loading(user, app, not_of=meta["uid"])]
+            if victim == "proxy":
+                await killed_proxy(user, bystander)
+            else:
+                await killed(node.agent if victim == "agent" else node.triton)
         await settled(user)
+
+
+@pytest.mark.parametrize("agent", ["runs", "starts"])
+async def test_files_that_are_gone_come_back_with_a_new_pod(user: User, source: str, agent: str) -> None:
+    await user.apply(model_deployment("red", source=source, gpu_mem="3Gi"))
+    (before,) = await user.ready("red")
+    node = user.cluster.nodes[before["spec"]["nodeName"]]
+    if agent == "starts":
+        await node.agent.stop()
+    shutil.rmtree(node.repository / "models" / "red")
+    if agent == "starts":
+        await node.agent.start()
+    assert "files are gone" in await user.event(before, "ModelLost")
+
+    async def replaced() -> None:
+        (pod,) = [pod for pod in await user.pods("red") if is_ready(pod)] or [before]
+        assert pod["metadata"]["uid"] != before["metadata"]["uid"]
+
+    await eventually(replaced, seconds=90, what="a new pod to serve")
 
 
 async def test_a_pod_killed_hard_leaves_no_model(user: User, source: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod
-from tests.e2e.support import KEYS, User, eventually, packed
+from tests.e2e.support import KEYS, User, berth, eventually, packed
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -95,6 +95,11 @@ async def test_a_failed_model_is_tried_again_and_serves_once_it_is_mended(
         assert status.get("restartCount", 0) >= 1, status
 
     await eventually(waiting)
+    name = (await user.pod_of("mended"))["metadata"]["name"]
+    code, out, err = await berth("why", name, f"--kubeconfig={user.cluster.kubeconfig}")
+    assert (code, err) == (0, "")
+    assert "SyntaxError" in out
+    assert "restart" in out
     url("mended.tar.gz", packed(**{"config.pbtxt": CONFIG, "1/model.py": MODEL}))
     await user.ready("mended")
 

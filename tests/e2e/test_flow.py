@@ -109,8 +109,13 @@ async def test_memory_that_a_model_takes_beyond_its_request_is_counted(user: Use
 async def test_top_and_why_tell_people_and_programs(user: User, source: str) -> None:
     await user.apply(model_deployment("shown", source=source, gpu_mem="2Gi"))
     await user.apply(model_deployment("stuck", source=source, gpu_mem="90Gi"))
-    await user.ready("shown")
+    (shown,) = await user.ready("shown")
     kubeconfig = f"--kubeconfig={user.cluster.kubeconfig}"
+    code, out, err = await berth("why", shown["metadata"]["name"], kubeconfig, "-o", "json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert (answer["stage"], answer["details"]) == ("ready", [])
+    assert {"created", "scheduled", "loader started", "loaded"} <= answer["times"].keys()
     code, out, err = await berth("top", kubeconfig)
     assert (code, err) == (0, "")
     assert "gpu-1" in out

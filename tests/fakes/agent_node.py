@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from agent.gpus import GpuReading
+from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals
 from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
@@ -16,64 +17,145 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, parse_model_pod
-from berth.triton.admin import IndexEntry, IndexState
-from berth.triton.errors import TritonError
+from berth.runtime.tasks import wait_until_set
+from berth.triton.admin import IndexEntry, IndexState, TritonAdmin
+from berth.triton.errors import TritonError, TritonLate, TritonUnavailable
 from tests.fakes.objects import GIB, pod
 
 GPU = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
 
 
 class FakeTriton:
-    """Holds models in memory; `errors` are raised by the next loads. Refuses to load what it holds."""
+    """Holds models in memory, slowly. As the real one does, it goes on with a load that nobody waits for
+    any more, and unloads what it is loading only after that. Unlike it, it refuses to load what it holds.
+    """
 
     def __init__(self) -> None:
         self.held: dict[ModelName, IndexState] = {}
+        # Raised at the end of the next loads; TritonUnavailable is Triton's death, with all it held.
         self.errors: list[TritonError] = []
+        self.index_errors: list[TritonError] = []  # raised by the next looks at the index
+        self.deadly: set[ModelName] = set()
         self.configs: list[Mapping[str, Any]] = []
+        self.loads: list[ModelName] = []
         self.loading = 0
         self.most_loading = 0
+        self.deaths = 0
+        self.load_seconds, self.unload_seconds, self.restart_seconds = 0.01, 0.1, 0.0
+        self.takes: dict[ModelName, float] = {}  # seconds, where they are not `load_seconds`
+        self._died = asyncio.Event()
+        self._alive_at = 0.0
 
     async def version(self) -> str | None:
+        self._require_alive()
         return "2.51.0"
 
     async def index(self) -> Mapping[ModelName, IndexEntry]:
+        self._require_alive()
+        if self.index_errors:
+            raise self.index_errors.pop(0)
         return {name: IndexEntry(state) for name, state in self.held.items()}
 
     async def load(self, name: ModelName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
-        assert self.held.get(name) is not IndexState.READY, "loaded twice: needs its memory twice"
+        self._require_alive()
+        state = self.held.get(name, IndexState.UNKNOWN)
+        assert IndexEntry(state).is_gone, f"loaded while {state.value}: needs its memory twice"
         self.configs.append(config)
-        self.loading += 1
-        self.most_loading = max(self.most_loading, self.loading)
-        await asyncio.sleep(0.01)
-        self.loading -= 1
-        if self.errors:
-            raise self.errors.pop(0)
-        self.held[name] = IndexState.READY
+        self.loads.append(name)
+        self.held[name] = IndexState.LOADING
+        work = asyncio.ensure_future(self._work(name))
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await asyncio.shield(work)
+        except TimeoutError:
+            work.add_done_callback(lambda done: done.exception())
+            raise TritonLate("Deadline Exceeded") from None
 
     async def unload(self, name: ModelName, *, timeout_seconds: float) -> None:
+        self._require_alive()
+        async with asyncio.timeout(timeout_seconds):
+            while self.held[name] is IndexState.LOADING:
+                await asyncio.sleep(0.01)
         self.held[name] = IndexState.UNLOADING
-        asyncio.get_running_loop().call_later(0.1, self.held.__setitem__, name, IndexState.UNAVAILABLE)
+        asyncio.get_running_loop().call_later(self.unload_seconds, self._unloaded, name)
+
+    def die(self) -> None:
+        """All it held is gone; it is back after `restart_seconds`."""
+        self.deaths += 1
+        self.held.clear()
+        self._died.set()
+        self._died = asyncio.Event()
+        self._alive_at = asyncio.get_running_loop().time() + self.restart_seconds
+
+    def on_ordinal(self, ordinal: int) -> int:
+        """How many of the models that it serves are on the GPU that CUDA calls so."""
+        last = {config["name"]: config["instance_group"][0].get("gpus", []) for config in self.configs}
+        return sum(ordinal in last.get(n, []) for n, state in self.held.items() if state is IndexState.READY)
+
+    async def _work(self, name: ModelName) -> None:
+        self.loading += 1
+        self.most_loading = max(self.most_loading, self.loading)
+        # A deadly one kills half-way, so that what begins with it does not get through before.
+        seconds = self.takes.get(name, self.load_seconds) / (2 if name in self.deadly else 1)
+        died = await wait_until_set(self._died, timeout_seconds=seconds)
+        self.loading -= 1
+        error = self.errors.pop(0) if self.errors and not died else None
+        if not died and (name in self.deadly or isinstance(error, TritonUnavailable)):
+            self.die()
+            died = True
+        if died:
+            raise error or TritonUnavailable("connection reset")
+        self.held[name] = IndexState.READY if error is None else IndexState.UNAVAILABLE
+        if error is not None:
+            raise error
+
+    def _unloaded(self, name: ModelName) -> None:
+        if self.held.get(name) is IndexState.UNLOADING:
+            self.held[name] = IndexState.UNAVAILABLE
+
+    def _require_alive(self) -> None:
+        if asyncio.get_running_loop().time() < self._alive_at:
+            raise TritonUnavailable("connection refused")
 
 
 class Gpus:
-    """Uses 3 GiB for each model that Triton holds."""
+    """Two GPUs, GPU-a before GPU-b for NVML and CUDA alike. A model takes 3 GiB of the one that Triton has put it on."""
 
     instance_kind = "KIND_GPU"
 
     def __init__(self, triton: FakeTriton) -> None:
         self._triton = triton
+        self.readings = [
+            GpuReading(GpuUuid(uuid), index, "T4", 16 * GIB, 0, 0.0, bus_id=f"0{index}")
+            for index, uuid in enumerate(("GPU-a", "GPU-b"))
+        ]
+        # What CUDA has under its numbers; None: as it should be.
+        self.cuda: list[str] | None = None
+        self.unknown = ""
 
     async def read_now(self) -> tuple[GpuReading, ...]:
-        ready = sum(state is IndexState.READY for state in self._triton.held.values())
-        return (GpuReading(GPU.uuid, 0, "T4", 16 * GIB, ready * 3 * GIB, 0.0),)
+        if self.unknown:
+            raise GpusUnknown(self.unknown)
+        ordinals = cuda_ordinals(self.readings)
+        if self.cuda is not None:
+            ordinals = {GpuUuid(uuid): number for number, uuid in enumerate(self.cuda)}
+        return tuple(
+            replace(gpu, used_bytes=3 * GIB * self._triton.on_ordinal(ordinals.get(gpu.uuid, -1)))
+            for gpu in self.readings
+        )
 
 
 class Reported:
+    """`away`: the API server cannot be reached, so that no report is ever written."""
+
     def __init__(self) -> None:
         self.asked: list[PodUid] = []
+        self.away = False
 
     async def covers(self, uid: PodUid) -> None:
         self.asked.append(uid)
+        if self.away:
+            raise TimeoutError
 
 
 class Events:
@@ -85,29 +167,46 @@ class Events:
 
 
 class Node:
-    def __init__(self, directory: Path) -> None:
+    """`triton`: another than the fake one, which then stands idle."""
+
+    def __init__(
+        self, directory: Path, *, load_timeout_seconds: float = 5, triton: TritonAdmin | None = None
+    ) -> None:
         self.repository, self.models = Repository(directory), Models()
         self.repository.open()
         self.triton, self.reported, self.events = FakeTriton(), Reported(), Events()
+        self.gpus = Gpus(self.triton)
         self.lifecycle = Lifecycle(
             models=self.models,
             repository=self.repository,
-            triton=self.triton,
-            gpus=Gpus(self.triton),
+            triton=triton or self.triton,
+            gpus=self.gpus,
             reported=self.reported,
             events=self.events,
             metrics=AgentMetrics(CollectorRegistry()),
-            load_timeout_seconds=5,
+            load_timeout_seconds=load_timeout_seconds,
             unload_timeout_seconds=5,
         )
 
-    async def stage(self, uid: str = "p1", *, served: bool = False, on: str = "GPU-a") -> Model:
+    async def stage(
+        self,
+        uid: str = "p1",
+        *,
+        served: bool = False,
+        on: str = "GPU-a",
+        digest: str = "",
+        files: Mapping[str, str] | None = None,
+    ) -> Model:
         choice = GpuChoice(GpuUuid(on), 0, GIB)
         self.models.see_pod(parse_model_pod(pod(uid, on="n1", choice=choice), Keys()))
         name = ModelName(f"model-{uid}")
         staged = self.repository.new_staging()
         (staged / "1").mkdir()
-        record = Record(PodRef("team", uid, PodUid(uid)), ModelId(name), name, choice, "d", served=served)
+        for path, text in (files or {}).items():
+            (staged / path).write_text(text)
+        record = Record(
+            PodRef("team", uid, PodUid(uid)), ModelId(name), name, choice, digest or uid, served=served
+        )
         model = self.models.claim(PodUid(uid), name)
         await self.lifecycle.publish(model, staged, record)
         return model

@@ -26,16 +26,38 @@ KEY = "triton-grpc-protocol-berth-inference-key"
 
 
 class Wire:
-    """A transport that keeps what is written."""
+    """A transport that keeps what its peer has taken. From `stall` on the peer takes nothing but by `drain`."""
 
     def __init__(self) -> None:
         self.sent = b""
         self.open = True
         self.paused = False
+        self.ended = False
+        self._stalled: asyncio.BaseProtocol | None = None
+        self._untaken, self._high, self._full = b"", 64 * 1024, False
+
+    def stall(self, protocol: asyncio.BaseProtocol) -> None:
+        """`protocol` writes here, and is told when too much has piled up."""
+        self._stalled = protocol
+
+    def drain(self, size: int | None = None) -> None:
+        """The peer takes so much, or all."""
+        size = len(self._untaken) if size is None else size
+        self.sent, self._untaken = self.sent + self._untaken[:size], self._untaken[size:]
+        if self._full and len(self._untaken) <= self._high // 4 and self._stalled is not None:
+            self._full = False
+            self._stalled.resume_writing()  # type: ignore[attr-defined]
 
     def write(self, data: Any) -> None:
         assert self.open, "written after the end"
-        self.sent += bytes(data)
+        assert not self.ended, "written after the end of writing"
+        if self._stalled is None:
+            self.sent += bytes(data)
+            return
+        self._untaken += bytes(data)
+        if len(self._untaken) > self._high and not self._full:
+            self._full = True
+            self._stalled.pause_writing()  # type: ignore[attr-defined]
 
     def writelines(self, pieces: list[Any]) -> None:
         self.write(b"".join(pieces))
@@ -45,12 +67,15 @@ class Wire:
         return sent
 
     def close(self) -> None:
-        self.open = False
+        """What was written is still delivered."""
+        self.open = bool(self._untaken)
+        self.ended = True
 
-    abort = close
+    def abort(self) -> None:
+        self.open, self._untaken = False, b""
 
     def write_eof(self) -> None:
-        pass
+        self.ended = True
 
     def can_write_eof(self) -> bool:
         return True
@@ -61,11 +86,11 @@ class Wire:
     def resume_reading(self) -> None:
         self.paused = False
 
-    def set_write_buffer_limits(self, **_: int) -> None:
-        pass
+    def set_write_buffer_limits(self, *, high: int, **_: int) -> None:
+        self._high = high
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return len(self._untaken)
 
     def get_extra_info(self, _: str) -> None:
         return None

@@ -3,9 +3,12 @@
  *     count 2
  *     gpu 0 total=25769803776 used=1073741824 util=25
  *     gpu 1 total=8589934592 used=0 mig=1
+ *     gpu 1 bus=7             its place on the PCI bus; without it the index + 1
  *     gpu 1 error=15          every call on this GPU fails with that code (15: GPU is lost)
  *     init error=9            nvmlInit fails (9: driver not loaded)
  *     hang 1                  nvmlDeviceGetCount never returns
+ *     driver 2                another driver than at nvmlInit: every call fails until it is made again
+ *     driver 2 count=1        the same, but for nvmlDeviceGetCount
  *
  * Codes and structures are those of nvml.h.
  */
@@ -39,17 +42,29 @@ static long long of(Device device, const char *key, long long otherwise) {
     return look(prefix, key, otherwise);
 }
 
-static Status status(Device device) { return (Status)of(device, "error=", 0); }
+static long long driver = -1; /* that of the last nvmlInit; none is open while it is negative */
 
-Status nvmlInitWithFlags(unsigned int flags) { return (Status)look("init", "error=", 0); }
+/* 1: not initialised; 999: unknown error, what is left of a driver that was loaded again. */
+static Status session(void) { return driver < 0 ? 1 : driver == look("driver", " ", 0) ? 0 : 999; }
+
+static Status status(Device device) {
+    Status closed = session();
+    return closed ? closed : (Status)of(device, "error=", 0);
+}
+
+Status nvmlInitWithFlags(unsigned int flags) {
+    Status error = (Status)look("init", "error=", 0);
+    if (!error) driver = look("driver", " ", 0);
+    return error;
+}
 Status nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-Status nvmlShutdown(void) { return 0; }
+Status nvmlShutdown(void) { driver = -1; return 0; }
 const char *nvmlErrorString(Status code) { return code == 15 ? "GPU is lost" : "stub error"; }
 
 Status nvmlDeviceGetCount_v2(unsigned int *count) {
     while (look("hang", " ", 0)) sleep(1);
     *count = (unsigned int)look("count", " ", 0);
-    return 0;
+    return look("driver", "count=", 0) ? 0 : session();
 }
 
 Status nvmlDeviceGetHandleByIndex_v2(unsigned int index, Device *device) {
@@ -72,6 +87,20 @@ Status nvmlDeviceGetMemoryInfo(Device device, Memory *memory) {
     memory->total = (unsigned long long)of(device, "total=", 0);
     memory->used = (unsigned long long)of(device, "used=", 0);
     memory->free = memory->total - memory->used;
+    return status(device);
+}
+
+/* nvmlPciInfo_t, of which only the bus id is looked at. */
+typedef struct {
+    char legacy[16];
+    unsigned int domain, bus, device, pci_device_id, pci_subsystem_id;
+    char bus_id[32];
+} Pci;
+
+Status nvmlDeviceGetPciInfo_v3(Device device, Pci *pci) {
+    memset(pci, 0, sizeof *pci);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02llX:00.0",
+             of(device, "bus=", 1 + *(unsigned int *)device));
     return status(device);
 }
 

@@ -65,3 +65,25 @@ def test_every_requirement_is_pinned_with_its_hashes(name: str) -> None:
     names = {re.split(r"[\[<>=]", one)[0].lower().replace("_", "-") for one in wanted}
     assert names <= pinned
     assert text.count("--hash=sha256:") >= len(pinned)
+
+
+def versions(name: str) -> dict[str, str]:
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+
+
+def test_the_image_runs_the_versions_that_were_tested() -> None:
+    image, tested = versions("runtime"), versions("dev")
+    assert "numpy" in image
+    assert {name: tested.get(name) for name in image} == image
+
+
+@pytest.mark.parametrize("name", ["runtime", "dev"])
+def test_the_locks_tell_versions_and_not_where_they_come_from(name: str) -> None:
+    """An index or a file of one machine is of no use on another."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    assert re.findall(r"^(?!    )(?![a-z0-9-]+==).+$", text, re.MULTILINE) in (
+        [],
+        ["# The following packages are considered to be unsafe in a requirements file:"],
+    )
+    assert "://" not in text

@@ -6,25 +6,20 @@ The binder judges the objects as the API server gives them, with all defaults. A
 
 import asyncio
 import json
-import math
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
 
-from berth.contract.ids import NodeName
 from berth.contract.keys import Keys
-from berth.kube.informer import Change, ChangeKind
-from binder.cluster import Cluster
-from binder.demand import parse_demand
-from binder.filters import FITS
 from localcluster.binaries import control_plane_directory
 from tests.cluster.differential.constraints import CONSTRAINTS, UNUSABLE_CLAIM, WAITING_CLAIM
 from tests.cluster.differential.generator import PLAIN, Case, Generated, generate
 from tests.cluster.differential.objects import GPU_MEMORY, SCHEDULER_NAME, Json, Objects, name_of
 from tests.cluster.differential.reference import Judged, Reference, running
+from tests.cluster.differential.vanished import Answers, answers, vanished
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,8 +31,6 @@ TELLING_SHARE = 0.2
 # Over all seeds, for each kind of constraint.
 LEAST_CASES, LEAST_TELLING = 70, 70
 _SHOWN = 5
-
-Answers = Mapping[str, frozenset[str]]
 
 
 @dataclass
@@ -61,26 +54,8 @@ async def reference() -> AsyncIterator[Reference]:
 
 
 def ours(judged: Judged) -> Answers:
-    """The nodes that the binder's filters leave, by pod."""
-    cluster, world = Cluster(KEYS), judged.world
-    for hear, objects in (
-        (cluster.on_node, world.nodes),
-        (cluster.on_namespace, world.namespaces),
-        (cluster.on_volume, world.volumes),
-        (cluster.on_claim, world.claims),
-        (cluster.on_class, world.storage_classes),
-        (cluster.on_pod, world.pods),
-    ):
-        for one in objects:
-            hear(Change(ChangeKind.SET, one))
-    for node in world.nodes:
-        cluster.decider.table.beat(NodeName(name_of(node)), math.inf)
-    return {name: _allowed(cluster, pod) for name, pod in judged.pods.items()}
-
-
-def _allowed(cluster: Cluster, pod: Json) -> frozenset[str]:
-    codes = cluster.decider.codes(parse_demand(pod, KEYS))
-    return frozenset(name for name, row in cluster.decider.table.row_of.items() if codes[row] == FITS)
+    """The nodes that the binder's filters leave, by pod; it has seen others that are gone."""
+    return answers(judged.world, judged.pods, KEYS, gone=vanished(judged.world.nodes[::3]))
 
 
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed{seed}")

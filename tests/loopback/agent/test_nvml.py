@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from agent.gpus import GpuReading, cuda_ordinals
+
 STUB = Path(__file__).parents[2] / "fakes" / "nvml_stub.c"
 GIB = 1024**3
 TWO = f"count 2\ngpu 0 total={24 * GIB} used={GIB} util=25\ngpu 1 total={8 * GIB} used=0\n"
@@ -23,7 +25,7 @@ nvml.READ_TIMEOUT_SECONDS = 1.0
 
 async def main():
     try:
-        gpus = nvml.NvmlGpus.open()
+        gpus = nvml.NvmlGpus() if "auto" in sys.argv else nvml.NvmlGpus.open()
     except nvml.NvmlMissing as error:
         print(json.dumps({"missing": str(error)}), flush=True)
         return
@@ -59,11 +61,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Reader:
     """A process with the stub as its NVML."""
 
-    def __init__(self, library: Path, script: Path) -> None:
+    def __init__(self, library: Path, script: Path, *arguments: str) -> None:
         self._script = script
         env = {**os.environ, "LD_LIBRARY_PATH": str(library), "NVML_STUB": str(script)}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", READER], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", READER, *arguments],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def read(self, script: str | None = None) -> Any:
@@ -124,6 +130,18 @@ def test_mig_off_is_fine_and_mig_on_is_not(reader: Reader) -> None:
     assert other["healthy"]
 
 
+def test_cuda_counts_by_bus_id_what_is_neither_lost_nor_split(reader: Reader) -> None:
+    swapped = TWO + "gpu 0 bus=200\ngpu 1 bus=7\n"
+    assert [gpu["bus_id"] for gpu in reader.read(swapped)] == ["00000000:C8:00.0", "00000000:07:00.0"]
+    assert ordinals(reader.read()) == {"GPU-stub-1": 0, "GPU-stub-0": 1}
+    assert ordinals(reader.read(swapped + "gpu 1 error=15\n")) == {"GPU-stub-0": 0}
+    assert ordinals(reader.read(swapped + "gpu 1 mig=1\n")) == {"GPU-stub-0": 0}
+
+
+def ordinals(answer: Any) -> dict[str, int]:
+    return {str(uuid): number for uuid, number in cuda_ordinals(GpuReading(**gpu) for gpu in answer).items()}
+
+
 def test_a_call_that_hangs_makes_the_facts_unknown_and_the_end_of_it_known_again(reader: Reader) -> None:
     assert "has not answered" in reader.read(TWO + "hang 1\n")["unknown"]
     assert "has not answered" in reader.read()["unknown"]  # no second call is begun
@@ -137,4 +155,37 @@ def test_a_machine_without_a_driver_says_so(library: Path, tmp_path: Path) -> No
     script.write_text("init error=9\n")
     reader = Reader(library, script)
     assert "NVML" in reader.answer()["missing"]
+    reader.close()
+
+
+@pytest.mark.parametrize("calls_that_work", ["", " count=1"])
+def test_a_driver_that_is_loaded_again_is_found_again(reader: Reader, calls_that_work: str) -> None:
+    assert reader.read()[0]["healthy"]
+    away = reader.read(TWO + f"driver 2{calls_that_work}\n")
+    assert "unknown" in away or not any(gpu["healthy"] for gpu in away)
+    first, second = reader.read()
+    assert (first["total_bytes"], second["total_bytes"]) == (24 * GIB, 8 * GIB)
+
+
+def test_a_driver_that_is_away_for_a_while_is_found_again(reader: Reader) -> None:
+    reader.read()
+    for _ in range(3):
+        assert "unknown" in reader.read(TWO + "driver 2\ninit error=9\n")
+    assert reader.read(TWO + "driver 2\n")[0]["healthy"]
+
+
+def test_one_gpu_that_is_lost_costs_the_others_nothing(reader: Reader) -> None:
+    """NVML is not opened anew while it answers for any GPU: its next reading is of the same session."""
+    reader.read()
+    reader.read(TWO + "gpu 0 error=15\n")
+    assert reader.read(TWO + "gpu 0 error=15\ninit error=9\n")[1]["healthy"]
+
+
+def test_a_driver_that_comes_late_is_found(library: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("init error=9\n")
+    reader = Reader(library, script, "auto")
+    for _ in range(2):
+        assert "NVML" in reader.read()["unknown"]
+    assert [gpu["uuid"] for gpu in reader.read(TWO)] == ["GPU-stub-0", "GPU-stub-1"]
     reader.close()

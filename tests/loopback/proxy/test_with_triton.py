@@ -22,7 +22,7 @@ import pytest_asyncio
 from grpc.aio import AioRpcError
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
-from tritonclient.http import InferenceServerClient, InferInput
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
 from agent.model_config import load_config
 from berth.contract.endpoint import Endpoint
@@ -59,6 +59,8 @@ class Door:
     process: asyncio.subprocess.Process
     upstream: Upstream
     breaker: Breaker
+    # How often the other model had run or failed before anybody came.
+    theirs: tuple[int, int] = (-1, -1)
     draining: bool = False
 
     def not_ready(self) -> str | None:
@@ -71,6 +73,7 @@ async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Door]:
     (directory / "models").mkdir()
     for name in ("mine", "theirs"):
         shutil.copytree(SIMPLE_MODEL, directory / "models" / name)
+    write_slow_model(directory / "models" / "slow")
     backends = triton.prepare_backends(directory / "backends")
     with cluster_network() as network:
         address, prefix = f"{network}.0.1", f"berth-test-{os.getpid()}"
@@ -79,7 +82,7 @@ async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Door]:
         )
         process = await spawn(command, log=directory / "log", env=triton.environment(os.environ))
         try:
-            await load_models(address, keys, directory / "log")
+            await load_models(address, keys, directory)
             async with open_upstream(ModelName("mine")) as upstream:
                 async for running in serve(upstream, address, keys, process):
                     yield running
@@ -88,7 +91,31 @@ async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Door]:
             triton.remove_shared_memory(prefix)
 
 
-async def load_models(address: str, keys: TritonKeys, log: Path) -> None:
+# Takes half a second, for four requests at once.
+SLOW_MODEL = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.5)
+        tensors = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", one)]) for one in tensors]
+"""
+SLOW_CONFIG = """
+backend: "python"
+input [{name: "IN", data_type: TYPE_UINT8, dims: [-1]}]
+output [{name: "OUT", data_type: TYPE_UINT8, dims: [-1]}]
+"""
+
+
+def write_slow_model(directory: Path) -> None:
+    (directory / "1").mkdir(parents=True)
+    (directory / "config.pbtxt").write_text(SLOW_CONFIG)
+    (directory / "1" / "model.py").write_text(SLOW_MODEL)
+
+
+async def load_models(address: str, keys: TritonKeys, directory: Path) -> None:
     async with open_admin(Endpoint(address, triton.GRPC_PORT), keys) as admin:
         for _ in range(200):
             try:
@@ -97,11 +124,16 @@ async def load_models(address: str, keys: TritonKeys, log: Path) -> None:
             except Exception:
                 await asyncio.sleep(0.1)
         else:
-            pytest.fail(tail(log))
-        for name in ("mine", "theirs"):
+            pytest.fail(tail(directory / "log"))
+        for name, instances in (("mine", 1), ("theirs", 1), ("slow", 4)):
             config = load_config(
-                SIMPLE_MODEL, ModelName(name), gpu=GpuChoice(GpuUuid("a"), 0, 0), kind="KIND_CPU"
+                directory / "models" / name,
+                ModelName(name),
+                gpu=GpuChoice(GpuUuid("a"), 0, 0),
+                kind="KIND_CPU",
             )
+            if instances > 1:
+                config = {**config, "instance_group": [{"kind": "KIND_CPU", "count": instances}]}
             await admin.load(ModelName(name), config, timeout_seconds=60)
 
 
@@ -128,6 +160,7 @@ async def serve(
     polling = asyncio.create_task(upstream.poll())
     while not upstream.is_ready:
         await asyncio.sleep(0.05)
+    door.theirs = await statistics_of(door, "theirs")
     yield door
     polling.cancel()
     await asyncio.gather(polling, return_exceptions=True)
@@ -501,6 +534,66 @@ async def test_large_messages_pass_over_grpc(door: Door, size: int) -> None:
     assert "expected 2 inputs but got 1" in told[1]
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def slow(door: Door) -> AsyncIterator[str]:
+    """The gRPC address of the slow model's own proxy, which has no limit."""
+    async with open_upstream(ModelName("slow")) as upstream:
+        upstream.access = door.upstream.access
+        front = GrpcFront(
+            upstream,
+            Breaker(LoadMeter(time.monotonic(), time.time), limit=0, queue_depth=0),
+            Traffic(),
+            inflate_limit=1024**2,
+            timeout_seconds=30,
+            not_ready=lambda: None,
+        )
+        await front.clients.start(ANY)
+        yield f"127.0.0.1:{front.clients.port}"
+        await front.close()
+
+
+def slow_request() -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="slow", raw_input_contents=[b"abc"])
+    request.inputs.add(name="IN", datatype="UINT8", shape=[3])
+    return request
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("deadline", {grpc.StatusCode.DEADLINE_EXCEEDED}),
+        ("cancel", {None}),
+        ("12 KB of metadata", {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}),
+        ("60 KB of metadata", {grpc.StatusCode.RESOURCE_EXHAUSTED}),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 12])
+async def test_what_ends_calls_in_triton_ends_no_other(
+    slow: str, how: str, expected: set[grpc.StatusCode | None], count: int
+) -> None:
+    """All of them on one connection. What Triton says of a call at its deadline it says several times."""
+    async with grpc.aio.insecure_channel(slow) as channel:
+        infer = GRPCInferenceServiceStub(channel).ModelInfer
+        neighbours = [asyncio.ensure_future(infer(slow_request())) for _ in range(2)]
+        await asyncio.sleep(0.1)  # they run
+        size = int(how.split()[0]) * 1000 if "metadata" in how else 0
+        ended = [
+            infer(
+                slow_request(),
+                timeout=0.2 if how == "deadline" else None,
+                metadata=[("x-large", "a" * size)] if size else None,
+            )
+            for _ in range(count)
+        ]
+        if how == "cancel":
+            await asyncio.sleep(0.1)
+            assert all(call.cancel() for call in ended)
+        codes = {None if how == "cancel" else await call.code() for call in ended}
+        assert codes <= expected
+        for answer in await asyncio.gather(*neighbours, infer(slow_request())):
+            assert answer.raw_output_contents == [b"abc"]
+
+
 async def test_a_cancelled_call_leaves_no_trace(door: Door) -> None:
     async with grpc.aio.insecure_channel(door.grpc) as channel:
         await channel.channel_ready()
@@ -512,6 +605,57 @@ async def test_a_cancelled_call_leaves_no_trace(door: Door) -> None:
             while door.breaker.waiting:
                 await asyncio.sleep(0.01)
     assert door.breaker.running == 0
+
+
+@pytest.mark.parametrize("size", [8191, 8192])
+async def test_a_header_is_taken_as_far_as_triton_takes_it(door: Door, size: int) -> None:
+    status, text = await ask(door, "GET", "/v2/models/mine", None, **{"X-Token": "t" * size})
+    assert status == (200 if size == 8191 else 431), text
+    async with aiohttp.ClientSession(headers=door.keys.inference_http_headers) as session:
+        asked = session.get(f"http://{door.triton}/v2/models/mine", headers={"X-Token": "t" * size})
+        if size == 8191:
+            async with asked as answer:
+                assert answer.status == 200
+        else:
+            with pytest.raises(aiohttp.ServerDisconnectedError):
+                await asked
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+async def test_tritons_own_http_client_is_served(door: Door, compression: str | None, binary: bool) -> None:
+    def infer() -> np.ndarray[Any, Any] | None:
+        with InferenceServerClient(door.http) as client:
+            tensors = [InferInput(f"INPUT{i}", [16], "INT32") for i in range(2)]
+            for tensor in tensors:
+                tensor.set_data_from_numpy(np.arange(16, dtype=np.int32), binary_data=binary)
+            outputs = [InferRequestedOutput("OUTPUT0", binary_data=binary)]
+            result = client.infer(
+                "mine",
+                tensors,
+                outputs=outputs,
+                request_compression_algorithm=compression,
+                response_compression_algorithm=compression,
+            )
+            return result.as_numpy("OUTPUT0")
+
+    # In a thread: that client does not know this loop.
+    assert np.array_equal(await asyncio.to_thread(infer), 2 * np.arange(16))
+
+
+async def test_what_json_has_no_words_for_comes_through(door: Door) -> None:
+    """Triton takes NaN, and so does what was written anew; its refusal is of the type, not of the text."""
+    tensors = [
+        {"name": f"INPUT{i}", "shape": [2], "datatype": "INT32", "data": [float("nan"), float("-inf")]}
+        for i in range(2)
+    ]
+    body = json.dumps({"inputs": tensors}).encode()
+    status, text = await ask(door, "POST", "/v2/models/mine/infer", body)
+    async with (
+        aiohttp.ClientSession(headers=door.keys.inference_http_headers) as session,
+        session.post(f"http://{door.triton}/v2/models/mine/infer", data=body) as answer,
+    ):
+        assert (status, text) == (answer.status, await answer.text())
 
 
 SAME = {
@@ -554,7 +698,7 @@ async def test_good_and_bad_requests_are_answered_as_triton_answers(door: Door, 
 
 async def test_nothing_of_all_this_has_reached_the_other_model(door: Door) -> None:
     """After every attack above, and a few more: Triton's own statistics of the other tenant's model."""
-    before = await statistics_of(door, "theirs")
+    assert door.theirs == (0, 0)
     paths = [
         "/v2/models/theirs/infer",
         "/v2/models/mine/../theirs/infer",
@@ -593,4 +737,4 @@ async def test_nothing_of_all_this_has_reached_the_other_model(door: Door) -> No
     writer.write(raw + smuggled + body)
     assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 400")
     writer.close()
-    assert await statistics_of(door, "theirs") == before
+    assert await statistics_of(door, "theirs") == door.theirs

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts
-from agent.gpus import GpuReading, GpusUnknown
+from agent.gpus import GpuReading, GpusHang, GpusUnknown, cuda_ordinals, grown_instead
 from agent.mock_gpus import MockGpus, Resident, parse_scenario
 from agent.report import gauge_annotations, node_total
 from berth.contract.errors import InvalidValue
@@ -55,6 +55,7 @@ async def test_mock_gpus_follow_the_file_and_what_triton_holds(tmp_path: Path) -
     assert (b.healthy, b.reason, b.used_bytes) == (False, "ECC", 0)
     assert (c.healthy, c.total_bytes, c.used_bytes) == (False, None, None)
     assert (d.healthy, d.reason) == (False, "MIGEnabled")
+    assert cuda_ordinals([a, b, c, d]) == {"GPU-a": 0, "GPU-b": 1}
     held.clear()
     path.write_text(SCENARIO.replace("foreign: 1Gi", "foreign: 3Gi"))
     assert (await mock.read())[0].used_bytes == 3 * GIB
@@ -73,6 +74,59 @@ async def test_facts_are_unknown_while_the_scenario_is_broken_and_come_back(tmp_
     path.write_text(SCENARIO)
     await facts.refresh()
     assert facts.readings[0].total_bytes == 24 * GIB
+
+
+async def test_gpus_that_were_never_seen_are_unknown_and_not_absent() -> None:
+    class Silent:
+        instance_kind = "KIND_GPU"
+        answer: tuple[GpuReading, ...] | None = None
+
+        async def read(self) -> tuple[GpuReading, ...]:
+            if self.answer is None:
+                raise GpusUnknown("NVML has not answered for 5 s")
+            return self.answer
+
+    port = Silent()
+    facts = GpuFacts(port, lambda: 0)
+    await facts.refresh()
+    with pytest.raises(GpusUnknown, match="has not answered"):
+        facts.listed()
+    port.answer = (reading(0),)
+    await facts.refresh()
+    port.answer = None
+    await facts.refresh()
+    assert [gpu.uuid for gpu in facts.listed()] == [A]  # unknown, but here
+
+
+class Driver:
+    """A port that raises what it is told to."""
+
+    instance_kind = "KIND_GPU"
+
+    def __init__(self) -> None:
+        self.error: GpusUnknown | None = None
+
+    async def read(self) -> tuple[GpuReading, ...]:
+        if self.error is not None:
+            raise self.error
+        return ()
+
+
+async def test_only_a_call_that_does_not_return_counts_as_hanging() -> None:
+    now, driver = [100.0], Driver()
+    facts = GpuFacts(driver, lambda: 0, clock=lambda: now[0])
+    for error, after, hanging in (
+        (GpusUnknown("no driver"), 50.0, 0.0),
+        (GpusHang("no answer"), 0.0, 0.0),
+        (GpusHang("no answer"), 70.0, 70.0),
+        (GpusUnknown("no driver"), 10.0, 0.0),
+        (GpusHang("no answer"), 5.0, 0.0),
+        (None, 5.0, 0.0),
+    ):
+        driver.error = error
+        now[0] += after
+        await facts.refresh()
+        assert facts.hanging_seconds == hanging
 
 
 def reading(used: int | None) -> GpuReading:
@@ -110,3 +164,29 @@ def test_the_annotations_of_the_proof_of_concept() -> None:
     gauges = gauge_annotations([reading(3), reading(4)], keys)
     assert gauges == {keys.node_used: "7", keys.node_util: "0.00"}
     assert gauge_annotations([], keys) == {keys.node_used: None, keys.node_util: None}
+
+
+B, C = GpuUuid("GPU-b"), GpuUuid("GPU-c")
+
+
+@pytest.mark.parametrize(
+    ("grown", "others", "told"),
+    [
+        ({A: 0, B: GIB}, {B}, B),
+        ({A: 0, B: GIB, C: 2 * GIB}, {B, C}, C),
+        ({A: 1, B: GIB}, {B}, None),  # it did grow
+        ({A: 0, B: GIB - 1}, {B}, None),  # too little to be the model
+        ({A: 0, B: GIB}, set(), None),  # another model may have come
+        ({B: GIB}, {B}, None),  # the chosen one is not known
+        ({A: -GIB, B: GIB}, {B}, B),
+    ],
+)
+def test_the_gpu_that_a_load_went_to_instead(
+    grown: dict[GpuUuid, int], others: set[GpuUuid], told: GpuUuid | None
+) -> None:
+    before = dict.fromkeys((A, B, C), 4 * GIB)
+    after = {gpu: 4 * GIB + more for gpu, more in grown.items()}
+    assert grown_instead(before, after, chosen=[A], others=others, least_bytes=GIB) == told
+    assert (
+        grown_instead(before, {A: 4 * GIB, B: 4 * GIB + 2**20}, chosen=[A], others={B}, least_bytes=0) is None
+    )

@@ -1,19 +1,29 @@
 """Loads and unloads beside a Triton that refuses, goes away, or takes its time."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import agent.lifecycle
+from agent.gpus import GpuReading
 from agent.lifecycle import MAX_LOST_LOADS
-from berth.contract.ids import ModelName, PodUid
+from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.report import Failure, ModelState
-from berth.triton.errors import TritonRefused, TritonUnavailable
+from berth.triton.admin import IndexState
+from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
 from tests.fakes.agent_node import GPU, Node
 from tests.fakes.objects import GIB
 
 NAME, UID = ModelName("model-p1"), PodUid("p1")
+
+
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not check():
+            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -52,41 +62,296 @@ async def test_models_of_one_gpu_load_one_after_another_and_of_two_side_by_side(
     assert on_node.triton.most_loading == 2
 
 
-async def test_a_refused_load_leaves_nothing_and_tells_tritons_reason(on_node: Node) -> None:
+BACKEND = TritonRefused("unable to find backend library for backend 'tensorflow9'")
+
+
+async def test_a_model_at_fault_leaves_nothing_and_tells_tritons_reason(on_node: Node) -> None:
     model = await on_node.stage()
-    on_node.triton.errors = [TritonRefused("CUDA out of memory")]
+    on_node.triton.errors = [BACKEND]
     await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure, model.reason) == (
         ModelState.FAILED,
-        Failure.CAPACITY,
-        "CUDA out of memory",
+        Failure.INVALID_MODEL,
+        "unable to find backend library for backend 'tensorflow9'",
     )
     assert on_node.repository.records() == {}
-    assert on_node.events.said == [("ModelLoadFailed", "CUDA out of memory")]
+    assert on_node.events.said == [("ModelLoadFailed", model.reason)]
 
 
-async def test_files_that_have_served_before_are_kept(on_node: Node) -> None:
-    model = await on_node.stage(served=True)
-    on_node.triton.errors = [TritonRefused("CUDA out of memory")]
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("CUDA out of memory", Failure.CAPACITY),
+        ("failed to poll from model repository", Failure.TRANSIENT),
+        ("nobody knows", Failure.TRANSIENT),
+    ],
+)
+async def test_files_that_are_not_known_to_be_at_fault_are_kept_and_may_be_loaded_again(
+    on_node: Node, text: str, failure: Failure
+) -> None:
+    model = await on_node.stage()
+    on_node.triton.errors = [TritonRefused(text)]
     await on_node.lifecycle.start_load(model)
-    assert model.state is ModelState.FAILED
+    assert (model.state, model.failure) == (ModelState.FAILED, failure)
+    assert text in model.reason
+    assert not model.resident
+    assert list(on_node.repository.records()) == [NAME]
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure, model.reason) == (ModelState.READY, None, "")
+
+
+async def test_files_that_have_served_before_are_kept_and_not_at_fault(on_node: Node) -> None:
+    model = await on_node.stage(served=True)
+    on_node.triton.errors = [BACKEND]
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     assert list(on_node.repository.records()) == [NAME]
 
 
 async def test_a_triton_that_goes_away_once_is_waited_for(on_node: Node) -> None:
     model = await on_node.stage()
     on_node.triton.errors = [TritonUnavailable("connection reset")]
+    on_node.triton.restart_seconds = 0.3
+    load = on_node.lifecycle.start_load(model)
+    await until(lambda: on_node.triton.deaths == 1)
+    await asyncio.sleep(0.1)
+    assert (model.state, model.resident) == (ModelState.LOADING, False)
+    assert "Triton went away" in model.reason
+    await load
+    assert (model.state, model.reason) == (ModelState.READY, "")
+
+
+async def test_a_model_that_takes_triton_down_again_and_again_is_given_up_until_its_files_are_others(
+    on_node: Node,
+) -> None:
+    model, other = await on_node.stage(), await on_node.stage("p2")
+    on_node.triton.deadly = {NAME}
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert on_node.triton.deaths == MAX_LOST_LOADS
+    assert "went away 3 times" in model.reason
+    assert NAME in on_node.repository.records()
+    # Whoever asks for these files again, be it for another pod, is told; Triton lives, and others load.
+    await on_node.lifecycle.start_load(model)
+    assert "not tried again" in model.reason
+    again = await on_node.stage("p3", digest="p1")
+    await on_node.lifecycle.start_load(again)
+    assert again.state is ModelState.FAILED
+    await on_node.lifecycle.start_load(other)
+    assert other.state is ModelState.READY
+    assert on_node.triton.deaths == MAX_LOST_LOADS
+    on_node.triton.deadly = set()
+    await on_node.stage("p1", digest="mended")
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.reason) == (ModelState.READY, "")
+
+
+async def test_of_two_loads_during_a_death_of_triton_only_the_one_that_kills_it_fails(on_node: Node) -> None:
+    on_node.triton.load_seconds = 0.2
+    bad, good = await on_node.stage("p1"), await on_node.stage("p2", on="GPU-b")
+    on_node.triton.deadly = {NAME}
+    await asyncio.gather(on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(good))
+    assert on_node.triton.most_loading == 2  # both were open at the first death
+    assert on_node.triton.loads.count(ModelName("model-p2")) == 2  # and this one is not open at another
+    assert on_node.triton.deaths == MAX_LOST_LOADS
+    assert bad.state is ModelState.FAILED
+    assert good.state is ModelState.READY
+
+
+async def test_a_model_that_waits_while_triton_dies_of_others_is_not_charged(on_node: Node) -> None:
+    on_node.triton.load_seconds = 0.05
+    bad, waiting = await on_node.stage("p1"), await on_node.stage("p2")  # on one GPU
+    on_node.triton.deadly, on_node.triton.restart_seconds = {NAME}, 0.1
+    await asyncio.gather(on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(waiting))
+    assert bad.state is ModelState.FAILED
+    assert waiting.state is ModelState.READY
+    assert on_node.triton.loads.count(ModelName("model-p2")) == 1
+
+
+@pytest.mark.parametrize("error", [TritonUnavailable("connection reset"), TritonLate("Deadline Exceeded")])
+async def test_a_look_at_triton_that_gets_no_answer_fails_no_load(on_node: Node, error: TritonError) -> None:
+    model = await on_node.stage()
+    on_node.triton.index_errors = [error] * (MAX_LOST_LOADS + 1)
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, on_node.triton.loads) == (ModelState.READY, [NAME])
+
+
+async def test_a_triton_that_stays_away_fails_the_load_and_keeps_the_files(
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.lifecycle, "_TRITON_WAIT_SECONDS", 0.3)
+    model = await on_node.stage()
+    on_node.triton.restart_seconds = 60
+    on_node.triton.die()
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert "Triton has not answered for 0.3 s" in model.reason
+    assert list(on_node.repository.records()) == [NAME]
+
+
+async def test_what_triton_is_loading_already_is_waited_for_and_not_loaded_twice(on_node: Node) -> None:
+    """As an agent finds it that starts while a load of the one before goes on."""
+    model = await on_node.stage()
+    on_node.triton.held[NAME] = IndexState.LOADING
+    load = on_node.lifecycle.start_load(model)
+    await asyncio.sleep(0.1)
+    assert (model.state, model.reason) == (ModelState.LOADING, "Triton is loading it since before this load")
+    on_node.triton.held[NAME] = IndexState.READY
+    await load
+    assert (model.state, model.resident, model.reason) == (ModelState.READY, True, "")
+    assert on_node.triton.loads == []
+    record = on_node.repository.record(NAME)
+    assert record is not None
+    assert record.served
+
+
+async def test_what_triton_is_unloading_is_loaded_once_it_is_gone(on_node: Node) -> None:
+    model = await on_node.stage()
+    on_node.triton.held[NAME] = IndexState.UNLOADING
+    load = on_node.lifecycle.start_load(model)
+    await asyncio.sleep(0.1)
+    assert on_node.triton.loads == []
+    on_node.triton.held[NAME] = IndexState.UNAVAILABLE
+    await load
+    assert (model.state, on_node.triton.loads) == (ModelState.READY, [NAME])
+
+
+async def test_a_load_that_triton_never_ends_is_waited_for_with_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    node = Node(tmp_path, load_timeout_seconds=0.2)
+    model = await node.stage()
+    node.triton.held[NAME] = IndexState.LOADING
+    await node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert "still LOADING after 0.2 s" in model.reason
+    assert node.triton.loads == []
+
+
+async def test_a_load_that_comes_too_late_is_not_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    node = Node(tmp_path, load_timeout_seconds=0.2)
+    model, behind = await node.stage(), await node.stage("p2")
+    node.triton.load_seconds = 0.5
+    await node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert "has been loading it for 0.2 s" in model.reason
+    assert list(node.repository.records()) == [NAME, "model-p2"]
+    node.triton.load_seconds = 0.01
+    await node.lifecycle.start_load(behind)  # the GPU is not held meanwhile
+    assert behind.state is ModelState.READY
+    await until(lambda: node.triton.held[NAME] is IndexState.READY)
+    await node.lifecycle.start_load(model)
+    assert (model.state, model.resident) == (ModelState.READY, True)
+    assert node.triton.loads.count(NAME) == 1
+
+
+async def test_an_api_server_that_is_away_fails_no_load_and_deletes_nothing(on_node: Node) -> None:
+    model = await on_node.stage()
+    on_node.reported.away = True
+    load = on_node.lifecycle.start_load(model)
+    await until(lambda: len(on_node.reported.asked) > 3)
+    assert not load.done()
+    assert (model.state, model.failure) == (ModelState.LOADING, None)
+    assert "report" in model.reason
+    assert list(on_node.repository.records()) == [NAME]
+    assert on_node.triton.loads == []
+    on_node.reported.away = False
+    await load
+    assert (model.state, model.reason) == (ModelState.READY, "")
+    assert on_node.events.said == [("ModelLoaded", "Triton serves model-p1")]
+
+
+async def test_a_load_that_waits_for_the_api_server_holds_nobody_up_and_ends_with_its_pod(
+    on_node: Node,
+) -> None:
+    model, served = await on_node.stage(), await on_node.stage("p2")
+    await on_node.lifecycle.start_load(served)
+    on_node.reported.away = True
+    load = on_node.lifecycle.start_load(model)
+    await until(lambda: model.reason != "")
+    on_node.models.lose_pod(PodUid("p2"))
+    await on_node.lifecycle.start_unload(ModelName("model-p2"))  # on the same GPU
+    on_node.models.lose_pod(UID)
+    await on_node.lifecycle.start_unload(NAME)
+    await load
+    assert list(on_node.models) == []
+    assert on_node.repository.records() == {}
+    assert [reason for reason, _ in on_node.events.said] == ["ModelLoaded"]
+
+
+def gpu(uuid: str, index: int, **more: Any) -> GpuReading:
+    return GpuReading(GpuUuid(uuid), index, "T4", 16 * GIB, 0, 0.0, **more)
+
+
+@pytest.mark.parametrize(
+    ("readings", "ordinal"),
+    [
+        ([gpu("GPU-z", 0), gpu("GPU-a", 1)], 1),  # another index than at the Binding
+        ([gpu("GPU-z", 0, bus_id="02"), gpu("GPU-a", 1, bus_id="01")], 0),  # CUDA goes by the bus
+        ([gpu("GPU-z", 0, healthy=False, in_cuda=False), gpu("GPU-a", 1)], 0),  # lost, or with MIG on
+        ([gpu("GPU-z", 0, healthy=False), gpu("GPU-a", 1)], 1),  # unhealthy, but CUDA has it
+    ],
+)
+async def test_a_gpu_is_its_uuid_and_its_number_is_cudas_of_now(
+    on_node: Node, readings: list[GpuReading], ordinal: int
+) -> None:
+    model = await on_node.stage()
+    on_node.gpus.readings = readings
+    await on_node.lifecycle.start_load(model)
+    assert on_node.triton.configs[0]["instance_group"] == [
+        {"kind": "KIND_GPU", "count": 1, "gpus": [ordinal]}
+    ]
+    assert (model.state, model.measured_bytes) == (ModelState.READY, 3 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("readings", "unknown", "reason"),
+    [
+        ([gpu("GPU-z", 0)], "", "GPU GPU-a is not on this node any more"),
+        ([gpu("GPU-a", 0, healthy=False, reason="GPU is lost")], "", "GPU GPU-a is not healthy: GPU is lost"),
+        ([], "NVML has not answered for 5 s", "GPUs are unknown: NVML has not answered for 5 s"),
+    ],
+)
+async def test_a_gpu_that_is_gone_ill_or_unknown_takes_no_load_and_may_do_so_later(
+    on_node: Node, readings: list[GpuReading], unknown: str, reason: str
+) -> None:
+    model, well = await on_node.stage(), list(on_node.gpus.readings)
+    on_node.gpus.readings, on_node.gpus.unknown = readings, unknown
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert reason in model.reason
+    assert on_node.triton.loads == []
+    on_node.gpus.readings, on_node.gpus.unknown = well, ""
     await on_node.lifecycle.start_load(model)
     assert model.state is ModelState.READY
 
 
-async def test_a_model_that_takes_triton_down_again_and_again_is_given_up(on_node: Node) -> None:
+async def test_a_model_that_went_to_another_gpu_is_unloaded(on_node: Node) -> None:
     model = await on_node.stage()
-    on_node.triton.errors = [TritonUnavailable("connection reset")] * 10
+    on_node.gpus.cuda = ["GPU-b", "GPU-a"]  # as without CUDA_DEVICE_ORDER=PCI_BUS_ID
     await on_node.lifecycle.start_load(model)
-    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
-    assert len(on_node.triton.configs) == MAX_LOST_LOADS
-    assert "went away 3 times" in model.reason
+    assert (model.state, model.failure, model.resident) == (ModelState.FAILED, Failure.TRANSIENT, False)
+    assert "loaded on GPU GPU-b and not on GPU-a" in model.reason
+    assert on_node.triton.held[NAME] is IndexState.UNAVAILABLE
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.5])  # it is loaded before the first is, or still being loaded
+async def test_growth_of_a_gpu_that_another_model_comes_to_meanwhile_says_nothing(
+    on_node: Node, seconds: float
+) -> None:
+    """The first takes nothing on its GPU; while it is loaded, another comes to the second."""
+    on_node.gpus.cuda = ["nowhere", "GPU-b"]
+    first, second = await on_node.stage("p1"), await on_node.stage("p2", on="GPU-b")
+    on_node.triton.takes = {NAME: 0.25, ModelName("model-p2"): seconds}
+    load = on_node.lifecycle.start_load(first)
+    await until(lambda: on_node.triton.loading == 1)
+    await asyncio.gather(load, on_node.lifecycle.start_load(second))
+    assert (first.state, second.state) == (ModelState.READY, ModelState.READY)
+    assert (first.measured_bytes, second.measured_bytes) == (0, 3 * GIB)
 
 
 async def test_a_bad_config_never_reaches_triton(on_node: Node) -> None:

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from agent.failures import classify
-from agent.model_config import InvalidModel, load_config
+from agent.failures import classify, explain
+from agent.model_config import InvalidModel, load_config, pinned
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName
 from berth.contract.report import Failure
@@ -26,6 +26,14 @@ def test_the_instances_go_to_the_chosen_gpu_and_nothing_else_is_lost(tmp_path: P
     assert (config["name"], config["backend"], config["max_batch_size"]) == ("m", "onnxruntime", 8)
     assert config["parameters"] == {"k": {"string_value": "v"}}
     assert config["dynamic_batching"] == {"preferred_batch_size": [4]}
+
+
+def test_the_gpus_of_now_take_the_place_of_those_of_the_choice(tmp_path: Path) -> None:
+    text = "instance_group [ { count: 2 } ]"
+    config = pinned(configured(tmp_path, text), [7, 0])
+    assert config["instance_group"] == [{"kind": "KIND_GPU", "count": 2, "gpus": [7, 0]}]
+    config = pinned(configured(tmp_path, text, kind="KIND_CPU"), [7, 0])
+    assert config["instance_group"] == [{"kind": "KIND_CPU", "count": 2}]
 
 
 def test_without_a_file_there_is_one_instance(tmp_path: Path) -> None:
@@ -55,16 +63,89 @@ def test_a_config_that_is_refused_says_why(tmp_path: Path, text: str, message: s
         configured(tmp_path, text)
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("CUDA error: out of memory", Failure.CAPACITY),
-        ("onnx runtime error 6: Failed to allocate memory for requested buffer", Failure.CAPACITY),
-        ("memory limit set for GPU 0 has exceeded", Failure.CAPACITY),
-        ("Failed to create shared memory region", Failure.TRANSIENT),
-        ("ModuleNotFoundError: No module named 'torch'", Failure.INVALID_MODEL),
-        ("failed to poll from model repository", Failure.INVALID_MODEL),
-    ],
-)
+# As Triton 2.51 answers a load, except for the first group: those are what its backends pass on.
+TEXTS = [
+    ("CUDA error: out of memory", Failure.CAPACITY),
+    ("onnx runtime error 6: Failed to allocate memory for requested buffer of size 9", Failure.CAPACITY),
+    (
+        "failed to allocate CUDA memory with byte size 9 on GPU 0: CNMEM_STATUS_OUT_OF_MEMORY",
+        Failure.CAPACITY,
+    ),
+    ("memory limit set for GPU 0 has exceeded", Failure.CAPACITY),
+    ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", Failure.CAPACITY),
+    ("[TRT] Requested amount of GPU memory (9 bytes) could not be allocated", Failure.CAPACITY),
+    (
+        "onnx runtime error 7: Load model from 1/model.onnx failed: Protobuf parsing failed.",
+        Failure.INVALID_MODEL,
+    ),
+    ("unable to find '/models/m/1/model.onnx' for model instance 'm'", Failure.INVALID_MODEL),
+    ("Failed to create shared memory region", Failure.TRANSIENT),
+    ("CUDA driver version is insufficient for CUDA runtime version", Failure.TRANSIENT),
+    ("ImportError: libcudnn.so.9: cannot open shared object file: No such file", Failure.TRANSIENT),
+    ("unable to create stream: something else", Failure.TRANSIENT),
+    ("failed to allocate pinned system memory", Failure.TRANSIENT),
+    ("something that nobody has seen before", Failure.TRANSIENT),
+    ("", Failure.TRANSIENT),
+    ("failed to load 'm', failed to poll from model repository", Failure.TRANSIENT),
+    (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: ModuleNotFoundError: "
+        "No module named 'torch9'\n\nAt:\n  /models/m/1/model.py(4): initialize\n;\n",
+        Failure.INVALID_MODEL,
+    ),
+    (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: SyntaxError: "
+        "invalid syntax (model.py, line 1);\n",
+        Failure.INVALID_MODEL,
+    ),
+    (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: AttributeError: "
+        "module '1.model' has no attribute 'TritonPythonModel';\n",
+        Failure.INVALID_MODEL,
+    ),
+    (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: ConnectionRefusedError: "
+        "[Errno 111] Connection refused\n\nAt:\n  /models/m/1/model.py(4): initialize\n;\n",
+        Failure.TRANSIENT,
+    ),
+    (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: RuntimeError: "
+        "no weights here\n\nAt:\n  /models/m/1/model.py(4): initialize\n;\n",
+        Failure.TRANSIENT,  # what it was, only its author knows
+    ),
+    (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: Stub process "
+        "'m_0_0' is not healthy.;\n",
+        Failure.TRANSIENT,
+    ),
+    (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument: unable to find "
+        "backend library for backend 'tensorflow9', try specifying runtime on the model configuration.;\n",
+        Failure.INVALID_MODEL,
+    ),
+    (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument: model input 'I' "
+        "dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m;\n",
+        Failure.INVALID_MODEL,
+    ),
+    (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument: instance group m_0 "
+        "of model m specifies invalid or unsupported gpu id 3. GPUs with at least the minimum required CUDA "
+        "compute compatibility of 6.000000 are: ;\n",
+        Failure.TRANSIENT,
+    ),
+    (
+        "load failed for model 'm': at least one version must be available under the version policy of "
+        "model 'm'\n",
+        Failure.INVALID_MODEL,
+    ),
+]
+
+
+@pytest.mark.parametrize(("reason", "kind"), TEXTS)
 def test_failures_are_told_apart_by_tritons_text(reason: str, kind: Failure) -> None:
     assert classify(reason) is kind
+
+
+def test_a_text_without_the_cause_says_where_it_is() -> None:
+    assert "Triton's log" in explain("failed to load 'm', failed to poll from model repository")
+    assert explain("CUDA error: out of memory") == "CUDA error: out of memory"

@@ -1,15 +1,25 @@
+import asyncio
+import errno
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
+import agent.lifecycle
 from agent.models import Model, Models, NameTaken
-from agent.reconcile import Plan, plan
+from agent.reconcile import Plan, Reconciler, plan
 from agent.repository import Record
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
-from berth.contract.report import ModelState
+from berth.contract.report import Failure, ModelState
 from berth.triton.admin import IndexEntry, IndexState
-from tests.fakes.objects import pod
+from berth.triton.errors import TritonRefused, TritonUnavailable
+from tests.fakes.agent_node import Node
+from tests.fakes.objects import listed, pod, report
 
 GPU = GpuChoice(GpuUuid("GPU-a"), 0, 5)
 READY, UNLOADING, GONE = (
@@ -71,8 +81,26 @@ def test_a_model_of_another_pod_under_the_same_name_is_not_this_pods() -> None:
 
 def test_files_that_are_gone_while_the_pod_lives_are_lost() -> None:
     assert planned(model("a"), index={"a": GONE}).lost == ("a",)
+    assert planned(model("a", state=ModelState.STAGED)).lost == ("a",)
+    # Under an earlier agent it had files and served: its loader has ended long ago.
+    assert planned(model("a", state=ModelState.PENDING, has_served=True)).lost == ("a",)
+
+
+def test_a_pod_that_never_had_files_or_is_ending_has_lost_none() -> None:
     assert planned(model("a", state=ModelState.PENDING)) == Plan()
     assert planned(model("a", state=ModelState.FAILED)) == Plan()
+    assert planned(model("a", state=ModelState.PENDING, has_served=True, deleting=True)) == Plan()
+    assert planned(model("a", state=ModelState.PENDING, has_served=True, lives=False)).lost == ()
+
+
+def test_a_second_directory_of_a_pod_is_an_orphan() -> None:
+    """As agents left them that took several models of one pod."""
+    mine = model("a")
+    records = {
+        ModelName("a"): record("a"),
+        ModelName("more"): replace(record("a"), name=ModelName("more")),
+    }
+    assert plan({mine.ref.uid: mine}, records, {ModelName("a"): READY}) == Plan(unload=(ModelName("more"),))
 
 
 def test_a_pod_that_is_gone_with_all_it_had_is_forgotten() -> None:
@@ -114,3 +142,218 @@ async def test_every_change_is_told() -> None:
     assert not change.is_set()
     models.lose_pod(PodUid("a"))
     assert change.is_set()
+
+
+class Agent(Node):
+    """A node's inside with its reconciler, and a clock of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.now = 1000.0
+        self.reconciler = Reconciler(
+            models=self.models,
+            repository=self.repository,
+            triton=self.triton,
+            lifecycle=self.lifecycle,
+            clock=lambda: self.now,
+        )
+
+    async def settle(self) -> None:
+        """A pass, and then the ends of what it has begun."""
+        await self.reconciler.step()
+        begun = [task for task in asyncio.all_tasks() if task.get_name().startswith(("load ", "unload "))]
+        await asyncio.gather(*begun, return_exceptions=True)
+
+    async def restart(self) -> "Agent":
+        """The agent dies and is started anew; its Triton and its disk stay."""
+        await self.lifecycle.close()
+        after = Agent(self.repository.models.parent)
+        after.triton.held, after.triton.configs = self.triton.held, self.triton.configs
+        await after.reconciler.adopt_repository()
+        return after
+
+
+@pytest.fixture
+def on_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    return Agent(tmp_path)
+
+
+NAME, UID = ModelName("model-p1"), PodUid("p1")
+
+
+async def test_a_failed_load_is_tried_again_after_growing_pauses(on_node: Agent) -> None:
+    model = await on_node.stage()
+    on_node.triton.errors = [TritonRefused("nobody knows")] * 30
+    tried = []
+    for _ in range(3600):
+        await on_node.settle()
+        if len(on_node.triton.loads) > len(tried):
+            tried.append(on_node.now)
+        on_node.now += 1
+    pauses = [later - earlier for earlier, later in pairwise(tried)]
+    assert 13 <= pauses[0] <= 19
+    assert all(1.4 * one < other for one, other in pairwise(pauses[:4]))
+    assert all(265 <= pause <= 335 for pause in pauses[5:])
+    assert len(tried) > 12
+    assert (model.state, list(on_node.repository.records())) == (ModelState.FAILED, [NAME])
+    on_node.triton.errors = []
+    on_node.now += 400
+    await on_node.settle()
+    assert (model.state, model.reason) == (ModelState.READY, "")
+    # Having served, it begins anew with a short pause.
+    on_node.triton.held.clear()
+    on_node.triton.errors = [TritonRefused("nobody knows")]
+    await on_node.settle()
+    assert model.state is ModelState.FAILED
+    await on_node.settle()
+    on_node.now += 20
+    await on_node.settle()
+    assert model.state is ModelState.READY
+
+
+async def test_what_is_at_fault_itself_is_not_tried_again_before_other_files_come(on_node: Agent) -> None:
+    model = await on_node.stage(served=True)
+    (on_node.repository.directory(NAME) / "config.pbtxt").write_text("nonsense {")
+    for _ in range(10):
+        await on_node.settle()
+        on_node.now += 1000
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.INVALID_MODEL)
+    assert len(on_node.events.said) == 1
+    await on_node.stage(digest="mended")
+    await on_node.settle()
+    assert model.state is ModelState.READY
+
+
+async def test_a_model_that_triton_has_lost_is_loaded_again_and_its_memory_is_free_meanwhile(
+    on_node: Agent,
+) -> None:
+    model = await on_node.stage()
+    await on_node.settle()
+    on_node.triton.die()
+    await on_node.reconciler.step()
+    assert (model.resident, model.measured_bytes) == (False, None)
+    await on_node.settle()
+    assert (model.state, model.resident) == (ModelState.READY, True)
+
+
+async def test_a_pass_without_triton_says_so_and_changes_nothing(on_node: Agent) -> None:
+    model = await on_node.stage()
+    await on_node.settle()
+    assert on_node.reconciler.triton_version == "2.51.0"
+    on_node.triton.restart_seconds = 60
+    on_node.triton.die()
+    with pytest.raises(TritonUnavailable):
+        await on_node.reconciler.step()
+    assert on_node.reconciler.triton_version is None
+    assert (model.state, model.resident) == (ModelState.READY, True)
+
+
+async def test_a_new_agent_adopts_what_is_there_and_waits_for_what_triton_is_at(on_node: Agent) -> None:
+    on_node.triton.load_seconds = 0.3
+    await on_node.stage("p1")
+    await on_node.stage("p2", on="GPU-b")
+    await on_node.settle()
+    await on_node.lifecycle.close()
+    on_node.triton.held[NAME] = IndexState.LOADING
+    after = await on_node.restart()
+    assert {model.ref.uid: model.resident for model in after.models} == {"p1": True, "p2": True}
+    for uid in ("p1", "p2"):
+        after.models.see_pod(seen(uid))
+    await after.reconciler.step()
+    await asyncio.sleep(0.05)
+    states = {model.ref.uid: model.state for model in after.models}
+    assert states == {"p1": ModelState.LOADING, "p2": ModelState.READY}
+    after.triton.held[NAME] = IndexState.READY
+    await after.settle()
+    assert {model.state for model in after.models} == {ModelState.READY}
+    assert after.triton.loads == []
+
+
+async def test_a_new_agent_unloads_what_no_pod_wants_any_more(on_node: Agent) -> None:
+    await on_node.stage()
+    await on_node.settle()
+    after = await on_node.restart()
+    await after.settle()
+    await after.settle()
+    assert (after.repository.records(), list(after.models)) == ({}, [])
+    assert after.triton.held[NAME] is IndexState.UNAVAILABLE
+
+
+async def test_a_pod_that_served_and_whose_files_went_with_the_agent_is_lost_until_it_stages(
+    on_node: Agent,
+) -> None:
+    model = await on_node.stage()
+    await on_node.settle()
+    said = report(models=(model.report(), replace(listed("p2"), state=ModelState.STAGED)))
+    shutil.rmtree(on_node.repository.models / NAME)
+    after = await on_node.restart()
+    after.models.remember(said)
+    for uid in ("p1", "p2"):
+        after.models.see_pod(seen(uid))
+    await after.settle()
+    states = {one.ref.uid: one.state for one in after.models}
+    assert states == {"p1": ModelState.LOST, "p2": ModelState.PENDING}  # p2's loader is still at it
+    lost = after.models.get(UID)
+    assert lost is not None
+    assert "files are gone" in lost.reason
+    # It stays so over another start, and heals if somebody does stage.
+    again = await after.restart()
+    again.models.remember(report(models=(lost.report(),)))
+    again.models.see_pod(seen("p1"))
+    await again.settle()
+    assert [one.state for one in again.models] == [ModelState.LOST]
+    healed = await again.stage()
+    await again.settle()
+    assert healed.state is ModelState.READY
+
+
+async def test_files_that_are_wiped_under_a_served_model_are_lost_and_nobody_else_is(on_node: Agent) -> None:
+    model, other = await on_node.stage(), await on_node.stage("p2")
+    await on_node.settle()
+    shutil.rmtree(on_node.repository.models / NAME)
+    for _ in range(3):
+        await on_node.settle()
+        assert (model.state, other.state) == (ModelState.LOST, ModelState.READY)
+    assert (model.resident, on_node.triton.held[NAME]) == (False, IndexState.UNAVAILABLE)
+
+
+async def test_files_that_are_put_there_during_a_pass_are_not_lost(
+    on_node: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass has looked at the disk before the rename and at the table after it."""
+    model = await on_node.stage()
+    monkeypatch.setattr(on_node.repository, "records", dict)
+    await on_node.settle()
+    assert model.state is not ModelState.LOST
+    assert list(on_node.repository.models.iterdir()) != []
+    shutil.rmtree(on_node.repository.models / NAME)
+    await on_node.settle()
+    assert model.state is ModelState.LOST
+
+
+async def test_what_was_staged_since_an_orphan_was_seen_is_left_alone(on_node: Agent) -> None:
+    """A directory of nobody, and a pod that puts its model in its place before it is removed."""
+    async with on_node.lifecycle.lock(NAME):
+        unload = on_node.lifecycle.start_unload(NAME)
+        await asyncio.sleep(0.01)
+    model = await on_node.stage()
+    await unload
+    assert (model.state, list(on_node.repository.records())) == (ModelState.STAGED, [NAME])
+
+
+async def test_a_disk_that_cannot_be_read_now_makes_nobody_an_orphan(
+    on_node: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = await on_node.stage()
+    await on_node.settle()
+
+    def broken(self: Path, *_: object) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", broken)
+        with pytest.raises(OSError, match="Too many open files"):
+            await on_node.reconciler.step()
+    await on_node.settle()
+    assert (model.state, list(on_node.repository.records())) == (ModelState.READY, [NAME])

@@ -53,6 +53,8 @@ def test_paths_that_are_fine(path: str) -> None:
         RECORD_FILE,
         "1/.berth.json",
         ".berth.json.new",
+        ".berth.json/x",
+        ".berth.json.new/x",
         "\u202eb",
     ],
 )

@@ -3,7 +3,7 @@ from fractions import Fraction
 import pytest
 
 from berth.contract.errors import InvalidValue
-from berth.contract.quantity import ceil_units, format_bytes, parse_bytes, parse_quantity
+from berth.contract.quantity import MOST, ceil_units, format_bytes, parse_bytes, parse_quantity
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,8 @@ def test_whole_bytes(text: str | int, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "Mi", "1 Gi", "1gi", "1GiB", "0x10", "1e", "--1", "١", "1" * 65, "1e9999", "nan", "inf"]
+    "text",
+    ["", " ", "Mi", "1 Gi", "1gi", "1GiB", "0x10", "1e", "--1", "١", "1" * 65, "1e99999999999", "nan", "inf"],
 )
 def test_not_a_quantity(text: str) -> None:
     with pytest.raises(InvalidValue, match="is not a quantity"):
@@ -40,6 +41,22 @@ def test_bytes_must_be_whole_and_not_negative() -> None:
         parse_bytes("1500m")
     with pytest.raises(InvalidValue, match="negative"):
         parse_bytes("-1")
+
+
+@pytest.mark.parametrize("text", ["5E", "9E", "1e400", "1e9999999999", "123456E", "9" * 60 + "Ei"])
+def test_more_than_any_machine_has_counts_as_the_most(text: str) -> None:
+    """All of them pass the API server's validation."""
+    assert parse_bytes(text) == ceil_units(text, per_unit=1000) == MOST
+
+
+@pytest.mark.parametrize("text", ["1n", "1e-400", "-0", "1e-9999999999", "0e400"])
+def test_less_than_a_unit_is_a_unit_or_nothing(text: str) -> None:
+    assert ceil_units(text) == (0 if "0" in text[:2] else 1)
+
+
+def test_no_amount_is_negative() -> None:
+    with pytest.raises(InvalidValue, match="negative"):
+        ceil_units("-1m", per_unit=1000)
 
 
 def test_cpu_is_rounded_up_to_millicores() -> None:

@@ -219,9 +219,15 @@ def test_json_logs_are_one_object_a_line_whatever_is_logged() -> None:
 
 async def test_admin_port() -> None:
     reason: list[str | None] = ["not synced"]
+    stuck: list[str | None] = [None]
     registry = CollectorRegistry()
     Counter("berth_things", "t", registry=registry).inc()
-    admin = AdminServer(Endpoint("127.0.0.1", 0), not_ready=lambda: reason[0], registry=registry)
+    admin = AdminServer(
+        Endpoint("127.0.0.1", 0),
+        not_ready=lambda: reason[0],
+        not_alive=lambda: stuck[0],
+        registry=registry,
+    )
     async with admin, ClientSession(f"http://127.0.0.1:{admin.port}") as session:
         async with session.get("/readyz") as answer:
             assert (answer.status, await answer.text()) == (503, "not synced\n")
@@ -229,6 +235,9 @@ async def test_admin_port() -> None:
         for path in ("/readyz", "/livez"):
             async with session.get(path) as answer:
                 assert answer.status == 200
+        stuck[0] = "hangs"
+        async with session.get("/livez") as answer:
+            assert (answer.status, await answer.text()) == (503, "hangs\n")
         async with session.get("/metrics") as answer:
             assert "berth_things_total 1.0" in await answer.text()
 

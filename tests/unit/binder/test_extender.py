@@ -1,9 +1,11 @@
 """The extender's wire: Go's field names, names instead of nodes, one clear error for what cannot be read."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
@@ -79,6 +81,75 @@ async def test_filter_judges_gpu_memory_and_leaves_the_rest_to_kube_scheduler() 
     failed = answer["FailedAndUnresolvableNodes"]
     assert failed["n3"] == "GPUMemoryInsufficient: 2 GiB short on the best GPU"
     assert "not known" in failed["n4"]
+
+
+async def test_filter_tells_each_node_s_own_reason_and_not_what_kube_scheduler_sees_to() -> None:
+    """Here a claim that waits for its first consumer, which is kube-scheduler's to bind."""
+    _, scheduler, extender = make()
+    volumes = scheduler.cluster.volumes
+    volumes.claims["team", "c"] = {
+        "metadata": {"namespace": "team", "name": "c"},
+        "spec": {"storageClassName": "late"},
+    }
+    volumes.classes["late"] = {"volumeBindingMode": "WaitForFirstConsumer"}
+    scheduler.cluster.decider.table.beat(NodeName("n1"), -np.inf)
+    scheduler.on_node(Change(ChangeKind.SET, node("n2", says="{")))
+    claim = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
+    names = ["n1", "n2", "n3"]
+    _, answer = await post(
+        extender, "filter", {"Pod": pod("p1", mem="4Gi", volumes=claim), "NodeNames": names}
+    )
+    failed = answer["FailedAndUnresolvableNodes"]
+    assert failed["n1"].startswith("StaleNodeFacts: no heartbeat")
+    assert failed["n2"].startswith("UnreadableNodeReport: node report")
+    assert failed["n3"] == "GPUMemoryInsufficient: 2 GiB short on the best GPU"
+
+
+TOO_MUCH = {
+    "cpu": ({"cpu": "3900m"}, "ResourceInsufficient: cpu"),
+    "memory": ({"memory": "7Gi"}, "ResourceInsufficient: memory"),
+    "ephemeral storage": ({"ephemeral-storage": "9Gi"}, "ResourceInsufficient: ephemeral-storage"),
+    "pods": ({}, "TooManyPods"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(TOO_MUCH))
+async def test_bind_refuses_what_the_kubelet_would_refuse_after_it(case: str) -> None:
+    """Pods of the binder's own have been given a place since kube-scheduler looked."""
+    asks, why = TOO_MUCH[case]
+    api, scheduler, extender = make()
+    allocatable = {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "10Gi", "pods": "1"}
+    scheduler.on_node(Change(ChangeKind.SET, node("n1", says=report(gpu("GPU-1")), allocatable=allocatable)))
+    api.pod = pod("p1", mem="4Gi", requests=asks)
+    requests = {"cpu": "1", "memory": "2Gi", "ephemeral-storage": "2Gi"}
+    binding = {"PodName": "p1", "PodNamespace": "team", "PodUID": "p1", "Node": "n1"}
+    other = pod("other", mem=None, requests=requests, on="n1", phase="Running")
+    if case != "pods":
+        allocatable["pods"] = "10"
+        scheduler.on_node(
+            Change(ChangeKind.SET, node("n1", says=report(gpu("GPU-1")), allocatable=allocatable))
+        )
+    scheduler.on_pod(Change(ChangeKind.SET, other))
+    _, answer = await post(extender, "bind", binding)
+    assert why in answer["Error"]
+    assert (api.bound, scheduler.state.assumed_count) == ([], 0)
+    scheduler.on_pod(Change(ChangeKind.GONE, other))
+    assert await post(extender, "bind", binding) == (200, {"Error": ""})
+
+
+async def test_bind_leaves_to_kube_scheduler_what_it_may_count_otherwise() -> None:
+    """A resource that another extender manages is on no node's list."""
+    api, _, extender = make()
+    api.pod = pod("p1", mem="4Gi", requests={"example.com/managed-elsewhere": "1"})
+    binding = {"PodName": "p1", "PodNamespace": "team", "PodUID": "p1", "Node": "n1"}
+    assert await post(extender, "bind", binding) == (200, {"Error": ""})
+
+
+def test_kube_scheduler_shows_the_extender_every_node_that_is_feasible() -> None:
+    """Left to itself it looks at a part of a large cluster, and the best GPU may be in the other."""
+    root = Path(__file__).parents[3]
+    settings = yaml.safe_load((root / "deploy/extender/scheduler.yaml").read_text())
+    assert settings["percentageOfNodesToScore"] == 100
 
 
 async def test_prioritize_gives_the_best_node_alone_the_highest_score() -> None:

@@ -1,20 +1,30 @@
 """Failed loads: where a pod is sent away, where it must stay, and for how long a node is left out."""
 
 import asyncio
+import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
-from berth.contract.ids import NodeName
-from berth.contract.report import Failure, ModelState
-from berth.kube.errors import response_error
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, NodeName, PodUid
+from berth.contract.report import Failure, ModelReport, ModelState
+from berth.kube.errors import KubeUnreachable, response_error
+from berth.kube.informer import Change, ChangeKind
+from binder import replacing
 from binder.cluster import Cluster
 from binder.decision import Decider, Placement, Refusal
 from binder.demand import parse_demand
 from binder.filters import CODE
 from binder.load_failures import EXCLUDED_SECONDS, MOST_FAILURES, LoadFailures
+from binder.metrics import BinderMetrics
 from binder.reasons import Kind
 from binder.replacing import Replacer
+from binder.scheduler import Scheduler
+from binder.strategies import make_strategy
 from tests.fakes.objects import KEYS, gpu, listed, node, pod, report
 
 N1, N2 = NodeName("n1"), NodeName("n2")
@@ -41,7 +51,7 @@ def test_the_node_is_left_out_for_a_while_and_only_for_that_model() -> None:
     cluster.state.set_node(node("n1", says=report()))
     decider.table.beat(N1, 1e9)
     same = parse_demand(owned("p2"), KEYS)
-    assert failures.note(("team", "m"), N1)
+    assert failures.note(("team", "m"), N1, PodUid("p1"))
     refusal = decider.decide(same)
     assert isinstance(refusal, Refusal)
     assert refusal.codes[0] == CODE[Kind.EXCLUDED]
@@ -52,8 +62,14 @@ def test_the_node_is_left_out_for_a_while_and_only_for_that_model() -> None:
 
 def test_after_so_many_failures_nothing_is_tried_any_more() -> None:
     failures = LoadFailures(Clock())
-    tries = [failures.note(("team", "m"), NodeName(f"n{i}")) for i in range(MOST_FAILURES)]
+    pods = [PodUid(f"p{i}") for i in range(MOST_FAILURES)]
+    tries = [failures.note(("team", "m"), NodeName(f"n-{uid}"), uid) for uid in pods]
     assert tries == [True] * (MOST_FAILURES - 1) + [False]
+
+
+def test_a_failure_that_is_told_again_counts_once() -> None:
+    failures = LoadFailures(Clock())
+    assert all(failures.note(("team", "m"), N1, PodUid("p1")) for _ in range(10 * MOST_FAILURES))
 
 
 class Api:
@@ -87,20 +103,18 @@ class Events:
         self.said.append(reason)
 
 
-def failed(uid: str, failure: Failure) -> Any:
-    model = listed(uid)
-    fields = {name: getattr(model, name) for name in model.__slots__}
-    return type(model)(
-        **{**fields, "state": ModelState.FAILED, "reason": "out of memory", "failure": failure}
-    )
+def failed(uid: str, failure: Failure | None, state: ModelState = ModelState.FAILED) -> ModelReport:
+    return replace(listed(uid), state=state, reason="out of memory", failure=failure)
 
 
-async def deal_with(api: Api, failure: Failure, uid: str = "p1") -> LoadFailures:
-    """What the replacer makes of one failed load on n1."""
+async def deal_with(
+    api: Api, failure: Failure | None, uid: str = "p1", *, state: ModelState = ModelState.FAILED
+) -> LoadFailures:
+    """What the replacer makes of one failed load on n1, or of a model that is lost there."""
     failures = LoadFailures(Clock())
     replacer = Replacer(api, KEYS, "trtis-scheduler", failures, Events())  # type: ignore[arg-type]
     cluster = Cluster(KEYS, clock=Clock())
-    cluster.state.set_node(node("n1", says=report(gpu(), models=(failed(uid, failure),))))
+    cluster.state.set_node(node("n1", says=report(gpu(), models=(failed(uid, failure, state),))))
     replacer.look_at(cluster.state.view(N1))
     task = asyncio.create_task(replacer.run())
     for _ in range(20):
@@ -147,4 +161,159 @@ async def test_a_pod_that_must_stay_says_why(case: str) -> None:
 async def test_a_pod_that_is_not_there_any_more_or_not_ours_is_left_alone(one: dict[str, Any]) -> None:
     api = Api(one)
     await deal_with(api, Failure.CAPACITY)
+    assert (api.evicted, api.conditions) == ([], [])
+
+
+class Refusing(Api):
+    """A budget, or an API server in trouble, in the way of so many evictions."""
+
+    def __init__(self, *pods: dict[str, Any], errors: list[Exception]) -> None:
+        super().__init__(*pods)
+        self.errors, self.tries = errors, 0
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.tries += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return await super().create(path, body)
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause is waited for."""
+    sleep = asyncio.sleep
+    monkeypatch.setattr(replacing.asyncio, "sleep", lambda _: sleep(0))
+
+
+ERRORS = {
+    "budget": response_error(429, "TooManyRequests", "disruption budget"),
+    "server": response_error(500, "", "x"),
+    "silence": KubeUnreachable("timed out"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(ERRORS))
+async def test_an_eviction_that_is_refused_for_a_while_is_one_failed_load(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once(monkeypatch)
+    api = Refusing(owned("p1", on="n1"), errors=[ERRORS[case]] * 4)
+    await deal_with(api, Failure.CAPACITY)
+    assert (api.tries, api.evicted, api.conditions) == (5, ["p1"], [])
+
+
+class Two:
+    """A scheduler with two nodes, n1 of which could not load p1."""
+
+    def __init__(self, api: Api, *, free_gib: int) -> None:
+        self.events = Events()
+        self.scheduler = Scheduler(
+            api,  # type: ignore[arg-type]
+            keys=KEYS,
+            scheduler_name="trtis-scheduler",
+            strategy=make_strategy("binpack", np.random.default_rng(1)),
+            events=self.events,  # type: ignore[arg-type]
+            metrics=BinderMetrics(CollectorRegistry()),
+        )
+        self.node("n2", report(gpu("GPU-2", total=free_gib * 1024**3)))
+        self.node("n1", report(gpu(), models=(failed("p1", Failure.CAPACITY),)))
+        for one in api.pods.values():
+            self.scheduler.on_pod(Change(ChangeKind.SET, one))
+
+    def node(self, name: str, says: Any, kind: ChangeKind = ChangeKind.SET) -> None:
+        self.scheduler.on_node(Change(kind, node(name, says=says)))
+        self.scheduler.cluster.decider.table.beat(NodeName(name), math.inf)
+
+    async def work(self) -> None:
+        """What a leader does about failed loads, until it waits."""
+        background = self.scheduler.background()
+        task = asyncio.create_task(background.pop("replacing"))
+        for other in background.values():
+            other.close()
+        for _ in range(30):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def on_n1(**more: Any) -> dict[str, Any]:
+    return owned("p1", on="n1", choice=GpuChoice(GpuUuid("GPU-a"), 0, 1), mem="4Gi", **more)
+
+
+async def test_a_pod_is_moved_only_where_another_node_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(on_n1())
+    two = Two(api, free_gib=2)
+    await two.work()
+    assert api.evicted == []
+    (condition,) = api.conditions
+    assert "no other node has room" in condition["message"]
+    await two.work()
+    assert len(api.conditions) == 1  # told once
+    two.node("n2", report(gpu("GPU-2")))
+    await two.work()
+    assert api.evicted == ["p1"]
+
+
+async def test_the_pod_itself_does_not_stand_in_the_way_of_its_move() -> None:
+    term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "m"}}}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    one = on_n1(affinity=apart)
+    one["metadata"]["labels"] = {"app": "m"}
+    api = Api(one)
+    two = Two(api, free_gib=16)
+    for name, says in (
+        ("n1", report(gpu(), models=(failed("p1", Failure.CAPACITY),), generation=2)),
+        ("n2", report(gpu("GPU-2"))),
+    ):
+        two.scheduler.on_node(Change(ChangeKind.SET, node(name, says=says, labels={"zone": "a"})))
+    await two.work()
+    assert api.evicted == ["p1"]
+
+
+async def test_a_standby_remembers_only_the_failures_that_there_are() -> None:
+    """For weeks it hears of failed loads whose pods come and go, and then it leads."""
+    api = Api(*(owned(f"p{i}", on="n1") for i in range(1200)))
+    two = Two(api, free_gib=16)
+    for number in range(1200):
+        failing = (failed(f"p{number}", Failure.INVALID_MODEL),)
+        two.node("n1", report(gpu(), models=failing, generation=number + 2))
+    two.node("n3", report(gpu("GPU-3"), models=(failed("p3", Failure.INVALID_MODEL),)))
+    two.node("n3", report(gpu("GPU-3")), ChangeKind.GONE)
+    await two.work()
+    assert len(api.conditions) == 1  # p1199's
+    assert two.events.said == ["ModelLoadFailed"]
+
+
+def initialized(one: dict[str, Any], status: str = "True") -> dict[str, Any]:
+    one["status"]["conditions"] = [{"type": "Initialized", "status": status}]
+    return one
+
+
+@pytest.mark.parametrize("more", [{}, {"annotations": {KEYS.server: "triton"}}, {"schedulerName": "other"}])
+async def test_a_pod_whose_model_is_lost_is_replaced_once_and_may_come_back(more: dict[str, Any]) -> None:
+    api = Api(initialized(owned("p1", on="n1", **more)))
+    failures = await deal_with(api, None, state=ModelState.LOST)
+    assert api.evicted == ["p1"]
+    assert failures.excluded(parse_demand(owned("p2"), KEYS)) == []
+    assert api.conditions == []
+
+
+@pytest.mark.parametrize("one", [owned("p1", on="n1"), initialized(owned("p1", on="n1"), "False")])
+async def test_a_pod_whose_loader_is_still_at_it_has_lost_nothing(one: dict[str, Any]) -> None:
+    api = Api(one)
+    await deal_with(api, None, state=ModelState.LOST)
+    assert (api.evicted, api.conditions) == ([], [])
+
+
+async def test_a_lost_model_of_a_pod_that_nothing_would_replace_is_told() -> None:
+    api = Api(initialized(pod("p1", on="n1")))
+    await deal_with(api, None, state=ModelState.LOST)
+    assert api.evicted == []
+    assert "nothing would replace the pod" in api.conditions[0]["message"]
+
+
+async def test_a_pod_that_is_no_model_is_not_replaced_whatever_a_report_says_of_it() -> None:
+    one = initialized(owned("p1", on="n1"))
+    one["spec"]["containers"][0]["resources"] = {}
+    api = Api(one)
+    await deal_with(api, None, state=ModelState.LOST)
     assert (api.evicted, api.conditions) == ([], [])

@@ -7,13 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from berth.contract.ids import GpuUuid
+from berth.contract.ids import GpuUuid, NodeName
 from binder.cluster import Cluster
 from binder.cutting_stock import CELLS, remainder_values
 from binder.decision import Placement
-from binder.demand import parse_demand
-from binder.market import Arrivals, price
+from binder.demand import Shape, parse_demand
+from binder.market import Arrivals, Market, Prices, extended, price
 from binder.strategies import LeastFragmentation
+from binder.table import NodeTable
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 
@@ -70,6 +71,34 @@ def test_a_remainder_that_nobody_could_use_is_not_left_behind() -> None:
     assert small.gpu.uuid == GpuUuid("GPU-2")
 
 
+@pytest.mark.parametrize("gpu_count", [1, 2])
+def test_among_equals_the_fullest_gpu_is_taken(gpu_count: int) -> None:
+    """Below 6 GiB no remainder is worth anything, so only what is left over tells the two nodes apart."""
+    strategy = LeastFragmentation()
+    cluster = cluster_of(
+        strategy,
+        *(
+            node(
+                name,
+                says=report(*(gpu(f"{name}-{i}", total=12 * GIB, foreign_bytes=used) for i, used in gpus)),
+            )
+            for name, gpus in (
+                ("n1", enumerate((7 * GIB, 7 * GIB))),
+                ("n2", enumerate((7 * GIB, 9 * GIB))),
+                ("n3", enumerate((8 * GIB, 8 * GIB))),
+            )
+        ),
+    )
+    for _ in range(25):
+        strategy.arrivals.note(parse_demand(pod(mem="6Gi", requests={"cpu": "100m"}), KEYS).shape)
+    cluster.decider.refresh()
+    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+    asked = pod(mem="2Gi", annotations={KEYS.gpu_count: str(gpu_count)})
+    chosen = cluster.decider.decide(parse_demand(asked, KEYS))
+    assert isinstance(chosen, Placement)
+    assert chosen.node == "n2"
+
+
 def test_a_rare_product_is_kept_for_those_who_need_it() -> None:
     strategy = LeastFragmentation()
     rare = dataclasses.replace(gpu("GPU-1"), product="A100")
@@ -95,3 +124,84 @@ def test_prices_are_renewed_ever_more_rarely() -> None:
     arrivals, shape = Arrivals(), parse_demand(pod(), KEYS).shape
     due = [number for number in range(1, 5001) if arrivals.note(shape)]
     assert due == [25, 50, 100, 200, 400, 800, 2400, 4000]
+
+
+def sized(request_bytes: int) -> Shape:
+    return dataclasses.replace(_SHAPE, request_bytes=request_bytes)
+
+
+_SHAPE = parse_demand(pod(), KEYS).shape
+
+
+def asked_sizes(arrivals: Arrivals) -> dict[int, int]:
+    return {ask.request_bytes: ask.count for ask in arrivals.market(NodeTable()).asks}
+
+
+def test_shapes_that_are_all_different_are_not_forgotten_all_at_once() -> None:
+    """Each model has a size of its own: none comes twice, and the last ones are what is asked for."""
+    arrivals = Arrivals()
+    for size in range(1, 10_001):
+        arrivals.note(sized(size))
+        if size % 1000 == 97:
+            assert min(size, 500) <= len(asked_sizes(arrivals)) <= 1024
+    assert max(asked_sizes(arrivals)) == 10_000
+
+
+def test_what_was_asked_for_long_ago_fades() -> None:
+    arrivals = Arrivals()
+    for _ in range(100):
+        arrivals.note(sized(1))
+    for size in range(2, 10_001):
+        arrivals.note(sized(size))
+        arrivals.note(sized(2))
+    sizes = asked_sizes(arrivals)
+    assert 1 not in sizes
+    assert sizes[2] == pytest.approx(sum(sizes.values()) / 2, rel=0.1)
+
+
+def test_a_new_gpu_model_is_no_reason_to_learn_within_a_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is priced like others of its size, or by the share that is left, until prices are renewed."""
+    strategy = LeastFragmentation()
+    cluster = cluster_of(strategy, node("n1", says=report(gpu("GPU-1", total=12 * GIB))))
+    six = parse_demand(pod(mem="6Gi"), KEYS)
+    for _ in range(30):
+        strategy.arrivals.note(six.shape)
+    cluster.decider.refresh()
+    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+    assert not strategy.arrivals.note(six.shape)
+    for name, product, total in (("n2", "A100", 12), ("n3", "H100", 80)):
+        cluster.state.set_node(
+            node(name, says=report(dataclasses.replace(gpu(name, total=total * GIB), product=product)))
+        )
+        cluster.decider.table.beat(NodeName(name), 1.0)
+
+    def refuse(_: Market) -> Prices:
+        raise AssertionError("learned within a decision")
+
+    monkeypatch.setattr("binder.strategies.price", refuse)
+    chosen = cluster.decider.decide(parse_demand(pod(mem="70Gi"), KEYS))
+    assert isinstance(chosen, Placement)
+    assert chosen.node == "n3"
+    assert isinstance(cluster.decider.decide(six), Placement)
+    assert strategy.arrivals.note(six.shape)  # due at the next arrival
+    assert not strategy.arrivals.note(six.shape)
+
+
+def test_a_new_gpu_model_is_worth_what_others_of_its_size_are() -> None:
+    strategy = LeastFragmentation()
+    cluster = cluster_of(strategy, node("n1", says=report(gpu("GPU-1", total=12 * GIB))))
+    for _ in range(30):
+        strategy.arrivals.note(parse_demand(pod(mem="6Gi"), KEYS).shape)
+    cluster.decider.refresh()
+    table = cluster.decider.table
+    prices = price(strategy.arrivals.market(table))
+    for name, product, total in (("n2", "A100", 12), ("n3", "H100", 24)):
+        cluster.state.set_node(
+            node(name, says=report(dataclasses.replace(gpu(name, total=total * GIB), product=product)))
+        )
+    cluster.decider.refresh()
+    found = extended(prices, table)
+    models, half = np.arange(3, dtype=np.int32), 5 * GIB
+    assert found.value(models, np.full(3, half)) == pytest.approx([0, 0, 5 / 12], abs=2e-3)
+    assert found.value(models, np.array([12, 12, 24]) * GIB) == pytest.approx([1, 1, 2])
+    assert found.share(models, np.full(3, 6.0 * GIB)) == pytest.approx([0.5, 0.5, 0.25])

@@ -1,18 +1,22 @@
 """Who has to go so that a pod of higher priority fits, and when nobody has to."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid
+from berth.contract.ids import GpuUuid, NodeName
+from binder.budgets import Budgets
 from binder.cluster import Cluster
 from binder.decision import Placement, Refusal
 from binder.demand import parse_demand
 from binder.holders import Holder
-from binder.preemption import Budgets, Sacrifice, find_sacrifice
+from binder.preemption import Sacrifice, find_sacrifice, promising
 from binder.remedy import remedy
+from binder.victims import Victims
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 
@@ -42,12 +46,15 @@ def sacrifice(
     demand = parse_demand(asks, KEYS)
     refusal = cluster.decider.decide(demand)
     assert isinstance(refusal, Refusal)
+    budgets = budgets or Budgets()
+    victims = Victims(cluster.state, cluster.decider.table, budgets)
+    rows = np.arange(len(cluster.decider.table))
     return find_sacrifice(
         cluster.decider,
         demand,
-        refusal,
-        may_go=may_go or (lambda holder: holder.priority < demand.priority),
-        budgets=budgets or Budgets(),
+        promising(cluster.decider, victims, demand, refusal.codes, rows),
+        may_go=may_go or (lambda h: h.priority < demand.priority and not h.deleting),
+        budgets=budgets,
     )
 
 
@@ -131,3 +138,144 @@ def test_what_would_make_it_fit() -> None:
     )
     assert what_helps(cluster, pod(mem="7Gi")) == "would fit on n1, GPU 0, without team/a"
     assert what_helps(cluster, pod(mem="1Gi", nodeSelector={"zone": "a"})) == ""
+
+
+def test_a_node_is_found_however_many_have_more_free_memory() -> None:
+    higher = [placed(f"h{i}", f"n{i:02}", 9, 50) for i in range(200)]
+    cluster = cluster_of(
+        {f"n{i:02}": 16 for i in range(200)} | {"low": 16}, *higher, placed("victim", "low", 14, 0)
+    )
+    assert names(sacrifice(cluster, pod("vip", mem="10Gi", priority=10))) == ["victim"]
+
+
+def test_the_search_is_cheap_on_many_nodes_that_do_not_help() -> None:
+    """Residents of lower priority everywhere, and not enough of them anywhere but on one node."""
+    nodes = {f"n{i}": 16 for i in range(2000)} | {"one": 16}
+    pods = [placed(f"high{i}", f"n{i}", 8, 50) for i in range(2000)]
+    pods += [placed(f"low{i}", f"n{i}", 4, 0) for i in range(2000)]
+    cluster = cluster_of(nodes, *pods, placed("victim", "one", 14, 0))
+    asks = pod("vip", mem="12Gi", priority=10)
+    looked: list[NodeName] = []
+    place_on = cluster.decider.place_on
+    cluster.decider.place_on = lambda demand, name: looked.append(name) or place_on(demand, name)  # type: ignore[method-assign, func-returns-value]
+    assert names(sacrifice(cluster, asks)) == ["victim"]
+    assert set(looked) == {"one"}
+
+
+def budget(uid: str, app: str, allowed: int) -> dict[str, Any]:
+    return {
+        "metadata": {"uid": uid, "namespace": "team", "name": uid},
+        "spec": {"selector": {"matchLabels": {"app": app}}},
+        "status": {"disruptionsAllowed": allowed},
+    }
+
+
+def labelled(one: dict[str, Any], **labels: str) -> dict[str, Any]:
+    one["metadata"]["labels"] = labels
+    return one
+
+
+@pytest.mark.parametrize("legal_priority", [0, 5])
+def test_a_protected_victim_is_passed_over_for_a_legal_one_on_the_same_node(legal_priority: int) -> None:
+    budgets = Budgets()
+    budgets.put(budget("pdb", "web", 0))
+    cluster = cluster_of(
+        {"n1": 16},
+        labelled(placed("kept", "n1", 8, 1), app="web"),
+        labelled(placed("legal", "n1", 8, legal_priority), app="x"),
+    )
+    assert names(sacrifice(cluster, pod("vip", mem="8Gi", priority=10), budgets=budgets)) == ["legal"]
+
+
+def test_of_a_budget_s_pods_only_as_many_go_as_it_allows() -> None:
+    budgets = Budgets()
+    budgets.put(budget("pdb", "web", 1))
+    cluster = cluster_of(
+        {"n1": 16},
+        labelled(placed("web1", "n1", 4, 1), app="web"),
+        labelled(placed("web2", "n1", 4, 1), app="web"),
+        labelled(placed("other", "n1", 8, 5), app="x"),
+    )
+    assert names(sacrifice(cluster, pod("vip", mem="12Gi", priority=10), budgets=budgets)) == [
+        "other",
+        "web2",
+    ]
+    assert sacrifice(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets) is None
+
+
+def test_a_pod_that_two_budgets_count_is_never_a_victim() -> None:
+    budgets = Budgets()
+    budgets.put(budget("one", "web", 5))
+    budgets.put(budget("two", "web", 5))
+    cluster = cluster_of({"n1": 16}, labelled(placed("a", "n1", 16), app="web"))
+    assert sacrifice(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets) is None
+
+
+def test_one_node_s_budget_does_not_hide_another_node() -> None:
+    budgets = Budgets()
+    budgets.put(budget("pdb", "web", 0))
+    kept = [labelled(placed(f"kept{i}", f"n{i}", 16, 0), app="web") for i in range(100)]
+    cluster = cluster_of({f"n{i}": 16 for i in range(100)} | {"z": 16}, *kept, placed("legal", "z", 16, 5))
+    assert names(sacrifice(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets)) == ["legal"]
+
+
+def test_fewer_victims_are_better_also_of_negative_priority() -> None:
+    cluster = cluster_of(
+        {"many": 16, "one": 16},
+        *(placed(f"m{i}", "many", 2, -10) for i in range(8)),
+        placed("alone", "one", 16, -10),
+    )
+    assert names(sacrifice(cluster, pod("vip", mem="16Gi", priority=10))) == ["alone"]
+
+
+def test_the_sum_of_priorities_decides_among_nodes_of_equal_most_important_victims() -> None:
+    cluster = cluster_of(
+        {"a": 16, "b": 16},
+        placed("a1", "a", 8, 5),
+        placed("a2", "a", 8, 4),
+        placed("b1", "b", 8, 5),
+        placed("b2", "b", 8, 1),
+    )
+    assert names(sacrifice(cluster, pod("vip", mem="16Gi", priority=10))) == ["b1", "b2"]
+
+
+def test_a_pod_on_its_way_out_is_no_victim() -> None:
+    going = placed("going", "n1", 16, 0)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    cluster = cluster_of({"n1": 16}, going)
+    assert sacrifice(cluster, pod("vip", mem="16Gi", priority=10)) is None
+
+
+def test_memory_of_a_lower_pod_on_an_unknown_gpu_is_found() -> None:
+    cluster = cluster_of({"n1": 16}, pod("lost", mem="16Gi", on="n1", priority=0))
+    assert names(sacrifice(cluster, pod("vip", mem="16Gi", priority=10))) == ["lost"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_can_be_had_on_some_node_is_found(seed: int) -> None:
+    """Against the same question asked of every node, one by one."""
+    chance = random.Random(seed)
+    nodes = {f"n{i}": chance.choice((8, 16)) for i in range(12)}
+    pods, budgets = [], Budgets()
+    for uid in ("p", "q"):
+        budgets.put(budget(uid, uid, chance.randrange(3)))
+    for name, size in nodes.items():
+        while size > 0 and chance.random() < 0.9:
+            gib = chance.randint(1, size)
+            size -= gib
+            one = placed(f"v{len(pods)}", name, gib, chance.choice((-5, 0, 5, 20)))
+            pods.append(labelled(one, app=chance.choice("pqrs")))
+    cluster = cluster_of(nodes, *pods)
+    asks = pod("vip", mem=f"{chance.randint(1, 16)}Gi", priority=chance.choice((0, 10)))
+    if isinstance(cluster.decider.decide(parse_demand(asks, KEYS)), Placement):
+        return
+    found = sacrifice(cluster, asks, budgets=budgets)
+    demand = parse_demand(asks, KEYS)
+    everywhere = find_sacrifice(
+        cluster.decider,
+        demand,
+        [NodeName(name) for name in nodes],
+        may_go=lambda holder: holder.priority < demand.priority and not holder.deleting,
+        budgets=budgets,
+    )
+    assert (found and found.cost[0]) == (everywhere and everywhere.cost[0])

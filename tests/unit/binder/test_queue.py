@@ -1,8 +1,13 @@
 from typing import Any
 
+import numpy as np
+
 from binder.demand import parse_demand
-from binder.queue import CAP_SECONDS, SchedulingQueue, Waiting
+from binder.hints import Hope, Stand
+from binder.queue import CAP_SECONDS, TURN, WOKEN_CAP_SECONDS, SchedulingQueue, Waiting
 from tests.fakes.objects import KEYS, pod
+
+STAND = Stand(np.zeros(0, np.int8), set(), hopeless=False, clock=0)
 
 
 class Clock:
@@ -41,7 +46,7 @@ def test_a_parked_pod_waits_longer_each_time_up_to_the_cap() -> None:
     for _ in range(12):
         entry = waiting.pop()
         assert entry is not None
-        waiting.park(entry)
+        waiting.park(entry, STAND)
         assert waiting.pop() is None
         delay = waiting.seconds_to_next()
         assert delay is not None
@@ -51,14 +56,52 @@ def test_a_parked_pod_waits_longer_each_time_up_to_the_cap() -> None:
     assert CAP_SECONDS * 0.9 <= delays[-1] <= CAP_SECONDS * 1.1
 
 
-def test_a_change_in_the_cluster_wakes_at_once() -> None:
-    waiting, _ = queue()
+def test_a_woken_pod_keeps_a_short_pause_since_its_last_try() -> None:
+    waiting, clock = queue()
     waiting.put(demand("p"))
+    delays = []
+    for _ in range(8):
+        entry = waiting.pop()
+        assert entry is not None
+        waiting.park(entry, STAND)
+        began = clock.now
+        waiting.wake(entry, Hope(None))
+        clock.now += waiting.seconds_to_next() or 0.0
+        delays.append(clock.now - began)
+    assert 0.4 <= delays[0] <= 0.6
+    assert max(delays) <= 1.1 * WOKEN_CAP_SECONDS
+    clock.now += 60.0
+    waiting.put(demand("q"))
+
+
+def test_after_a_long_wait_a_change_wakes_at_once() -> None:
+    waiting, clock = queue()
+    waiting.put(demand("p"))
+    for _ in range(9):
+        entry = waiting.pop()
+        assert entry is not None
+        waiting.park(entry, STAND)
+        clock.now += waiting.seconds_to_next() or 0.0
     entry = waiting.pop()
     assert entry is not None
-    waiting.park(entry)
-    waiting.wake()
+    waiting.park(entry, STAND)
+    clock.now += 11.0
+    assert waiting.pop() is None
+    waiting.wake(entry, Hope(None))
     assert uid_of(waiting.pop()) == "p"
+
+
+def test_who_has_a_reason_goes_before_who_only_waits_and_who_waits_gets_a_turn() -> None:
+    waiting, clock = queue()
+    waiting.put(demand("old", priority=10))
+    entry = waiting.pop()
+    assert entry is not None
+    waiting.park(entry, STAND)
+    clock.now += 1.0
+    for number in range(2 * TURN):
+        waiting.put(demand(f"new{number:02}"))
+    popped = [uid_of(waiting.pop()) for _ in range(2 * TURN + 1)]
+    assert popped.index("old") == TURN - 1  # one has gone before
 
 
 def test_a_deleted_pod_is_out_and_blocks_nobody() -> None:
@@ -82,7 +125,7 @@ def test_a_pod_that_asks_for_less_now_is_tried_now() -> None:
     waiting.put(demand("p", mem="9Gi"))
     entry = waiting.pop()
     assert entry is not None
-    waiting.park(entry)
+    waiting.park(entry, STAND)
     waiting.put(demand("p", mem="9Gi"))  # the same again changes nothing
     assert waiting.pop() is None
     waiting.put(demand("p", mem="1Gi"))
@@ -95,7 +138,7 @@ def test_a_newer_state_is_not_lost_when_an_old_one_is_parked() -> None:
     old = waiting.pop()
     assert old is not None
     waiting.put(demand("p", mem="1Gi"))
-    waiting.park(old)
+    waiting.park(old, STAND)
     newest = waiting.pop()
     assert newest is not None
     assert newest.demand == demand("p", mem="1Gi")

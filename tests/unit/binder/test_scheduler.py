@@ -18,8 +18,9 @@ from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
 from binder.doubts import OVERDUE_SECONDS
 from binder.metrics import BinderMetrics
+from binder.residents import residents
 from binder.scheduler import Scheduler
-from binder.strategies import make_strategy
+from binder.strategies import LeastFragmentation, Strategy, make_strategy
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 
@@ -75,13 +76,19 @@ class Events:
 
 
 class Bench:
-    def __init__(self, *, total_gib: int = 16, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        total_gib: int = 16,
+        clock: Callable[[], float] = time.monotonic,
+        strategy: Strategy | None = None,
+    ) -> None:
         self.api, self.events = Api(), Events()
         self.scheduler = Scheduler(
             self.api,  # type: ignore[arg-type]
             keys=KEYS,
             scheduler_name="trtis-scheduler",
-            strategy=make_strategy("binpack", np.random.default_rng(1)),
+            strategy=strategy or make_strategy("binpack", np.random.default_rng(1)),
             events=self.events,  # type: ignore[arg-type]
             metrics=BinderMetrics(CollectorRegistry()),
             clock=clock,
@@ -316,3 +323,23 @@ async def test_a_pod_that_was_bound_and_never_shown_is_asked_for() -> None:
         now[0] += OVERDUE_SECONDS
         await until(lambda: not bench.scheduler.state.assumed_count)
     assert bench.scheduler.state.ghost_count == 1
+
+
+async def test_a_fresh_binder_learns_from_what_is_bound() -> None:
+    """Its predecessor has seen these pods come; also the last namespace of the list counts."""
+    strategy = LeastFragmentation()
+    bench = Bench(strategy=strategy)
+    model = [pod(f"{n * 7919 % 3000:04}", mem="6Gi" if n < 1500 else "4Gi", on="n1") for n in range(3000)]
+    strangers = [pod(f"{n}-stranger", mem=None, on="n1") for n in range(20)]
+    waiting = [pod(f"{n}-waiting", mem="5Gi") for n in range(20)]
+    damaged = [pod("0-damaged", on="n1", choice="{")]
+    for demand in residents([*model, *strangers, *waiting, *damaged], KEYS):
+        bench.scheduler.learn(demand)
+    asks = strategy.arrivals.market(bench.scheduler.cluster.decider.table).asks
+    asked = {ask.request_bytes: ask.count for ask in asks}
+    assert asked.keys() == {6 * GIB, 4 * GIB}
+    assert asked[6 * GIB] == pytest.approx(500, abs=50)
+    before = strategy.version
+    async with asyncio.timeout(5):
+        while strategy.version == before:
+            await asyncio.sleep(0.01)

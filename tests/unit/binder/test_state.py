@@ -218,6 +218,23 @@ def test_an_edited_choice_of_a_gpu_that_is_not_there_frees_nothing(state: Cluste
     assert held(state) == 4 * GIB
 
 
+@pytest.mark.parametrize("marks", [{}, {KEYS.gpu: ""}, {KEYS.gpu: "{"}, {KEYS.requirements: ",,"}])
+def test_a_choice_that_its_owner_took_away_holds_no_gpu_but_the_one_that_the_report_names(
+    state: ClusterState, marks: dict[str, str]
+) -> None:
+    eight = tuple(gpu(f"GPU-{i}", index=i, total=80 * GIB) for i in range(8))
+    edited = pod("p1", mem="70Gi", on="n1", annotations=marks)
+    state.set_pod(edited)
+    state.set_node(node(says=report(*eight)))
+    assert [held(state, one.uuid) for one in eight] == [
+        70 * GIB
+    ] * 8  # on one of them, and who knows on which
+    state.set_node(node(says=report(*eight, models=(listed("p1", on="GPU-3", requested=70 * GIB),))))
+    assert [held(state, one.uuid) // GIB for one in eight] == [0, 0, 0, 70, 0, 0, 0, 0]
+    state.remove_pod(PodUid("p1"))
+    assert [held(state, one.uuid) // GIB for one in eight] == [0, 0, 0, 70, 0, 0, 0, 0]
+
+
 def test_a_damaged_model_pod_still_counts_all_that_can_be_read_of_it(state: ClusterState) -> None:
     damaged = {KEYS.model_id: "iris", KEYS.requirements: "a,,b"}
     state.set_pod(pod("p1", mem="4Gi", on="n1", annotations=damaged, requests={"cpu": "500m"}))

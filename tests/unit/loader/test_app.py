@@ -163,13 +163,6 @@ async def test_an_agent_that_stays_away_is_given_up_in_time(
     assert max(waited) < 10  # once it is there, it is asked soon
 
 
-async def test_a_refusal_is_final(agent: Agent, options: LoaderOptions, waited: list[float]) -> None:
-    agent.codes = [grpc.StatusCode.PERMISSION_DENIED]
-    with pytest.raises(Failed, match=r"the agent refuses: so it is \(PERMISSION_DENIED\)"):
-        await run(options)
-    assert (len(agent.staged), waited) == (1, [])
-
-
 async def test_the_pods_token_is_read_anew_for_each_call(
     agent: Agent, options: LoaderOptions, tmp_path: Path
 ) -> None:

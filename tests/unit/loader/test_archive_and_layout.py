@@ -1,4 +1,6 @@
 import io
+import os
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -149,4 +151,53 @@ def test_a_link_that_leads_out_is_not_sent(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "passwd").symlink_to("/etc/passwd")
     with pytest.raises(Failed, match="leads out"):
+        list_files(tmp_path / "m")
+
+
+def test_links_to_what_is_inside_are_followed(tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    (model / "weights").mkdir(parents=True)
+    (model / "weights" / "w.bin").write_bytes(b"w")
+    (model / "1").symlink_to("weights")
+    (model / "2").symlink_to(model / "1")
+    (model / "copy.bin").symlink_to("1/w.bin")
+    (tmp_path / "again").symlink_to("m")
+    for directory in (model, tmp_path / "again"):
+        sent = [file.path for file in list_files(directory)]
+        assert sent == ["1/w.bin", "2/w.bin", "copy.bin", "weights/w.bin"]
+
+
+def test_a_mounted_config_map_is_sent_once(tmp_path: Path) -> None:
+    """As kubelet mounts it: links through `..data`, beside it the version that it leads to."""
+    (tmp_path / "..2026_1").mkdir()
+    (tmp_path / "..2026_1" / "config.pbtxt").write_text("")
+    (tmp_path / "..data").symlink_to("..2026_1")
+    (tmp_path / "config.pbtxt").symlink_to("..data/config.pbtxt")
+    assert [file.path for file in list_files(tmp_path)] == ["config.pbtxt"]
+
+
+def test_what_cannot_be_sent_is_named_and_not_left_out(tmp_path: Path) -> None:
+    def refused(target: str) -> str:
+        shutil.rmtree(tmp_path / "m", ignore_errors=True)
+        (tmp_path / "m" / "1").mkdir(parents=True)
+        (tmp_path / "m" / "1" / "link").symlink_to(target)
+        with pytest.raises(Failed) as failed:
+            list_files(tmp_path / "m")
+        return str(failed.value)
+
+    assert "1/link is a link to a directory that it is in" in refused("..")
+    assert "1/link is a link to a directory that it is in" in refused(".")
+    assert "link to nothing" in refused("missing")
+    assert "leads out" in refused("../..")
+    assert "leads out" in refused("/etc")
+    shutil.rmtree(tmp_path / "m")
+    for one, other in (("a", "b"), ("b", "a")):  # each leads into the other
+        (tmp_path / "m" / one).mkdir(parents=True)
+        (tmp_path / "m" / one / "link").symlink_to(f"../{other}")
+    with pytest.raises(Failed, match="a directory that it is in"):
+        list_files(tmp_path / "m")
+    shutil.rmtree(tmp_path / "m")
+    (tmp_path / "m").mkdir()
+    os.mkfifo(tmp_path / "m" / "pipe")
+    with pytest.raises(Failed, match="neither a file nor a directory"):
         list_files(tmp_path / "m")

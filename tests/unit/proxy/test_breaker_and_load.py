@@ -50,6 +50,21 @@ def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
     assert (limited.running, limited.waiting, meter.concurrency) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_that_is_turned_away_has_arrived_all_the_same(shared: bool) -> None:
+    """As Knative counts: else a model under too much load would seem to have less."""
+    limited, meter = breaker(1, 0)
+    if shared:
+        limited = SharedBreaker(meter, *shared_limit(1, 0))
+    request = Request(limited)
+    for _ in range(4):
+        with pytest.raises(QueueFull):
+            Request(limited)
+    request.end()
+    report = meter.report(1.0)
+    assert (report.requests, report.average_concurrency) == (5, 0)
+
+
 def test_the_one_that_waited_longest_is_next() -> None:
     limited, _ = breaker(1, 10)
     log: list[str] = []

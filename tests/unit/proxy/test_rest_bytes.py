@@ -1,9 +1,10 @@
 """REST at the level of bytes: what comes from a client, and what a reference parser (h11) makes of what Triton gets."""
 
-import asyncio
 import gzip
 import json
 import random
+import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from proxy.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
 from tests.fakes.data_plane import RestPair, make_breaker, settle
 
-TENSOR = {"name": "I", "shape": [2], "datatype": "INT32", "data": [1, 2]}
-BODY = json.dumps({"inputs": [TENSOR]}).encode()
+TENSOR = {"name": "I", "datatype": "INT32", "shape": [2], "data": [1, 2]}
+BODY = json.dumps({"inputs": [TENSOR]}, separators=(",", ":")).encode()
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -56,6 +57,8 @@ class Seen:
                 return
             if isinstance(event, h11.Request):
                 headers = {n.decode().lower(): v.decode("latin-1") for n, v in event.headers}
+                names = [n for n, _ in event.headers]
+                assert names.count(HEADER_LENGTH.lower().encode()) <= 1
                 self.requests.append((event.target.decode(), headers, b""))
             elif isinstance(event, h11.Data):
                 target, headers, body = self.requests[-1]
@@ -130,7 +133,7 @@ async def test_split_at_every_byte(connect: Connect) -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_binary_tensor_streams_through_in_any_pieces(connect: Connect, seed: int) -> None:
     rng, pair = random.Random(seed), connect()
-    header = json.dumps({"inputs": [{"name": "I", "shape": [500_000], "datatype": "UINT8"}]}).encode()
+    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[500000]}]}'
     tensor = rng.randbytes(500_000)
     data = infer(header + tensor, "own", f"{HEADER_LENGTH}: {len(header)}") + infer()
     while data:
@@ -224,7 +227,7 @@ async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connec
     await drive(pair, bytes(data))
     for wire in pair.to_triton:
         for target, headers, _ in Seen(wire.sent).requests:  # h11 raises on what is not HTTP
-            assert target.startswith("/v2/models/own")
+            assert re.fullmatch(r"/v2/models/own(/versions/[0-9]+)?(/[a-z_]+)?", target), target
             assert headers["berth-inference-key"] == "k"
     assert pair.front.breaker.running == len([u for u in pair.tritons if u.asker is not None])
 
@@ -358,13 +361,252 @@ async def test_a_body_that_nobody_wants_is_swallowed_or_ends_the_connection(conn
     assert b"Connection: close" in large.to_client.sent
 
 
-async def test_slow_heads_and_idle_connections_end(connect: Connect) -> None:
-    slow, idle = connect(), connect()
-    slow.client.data_received(b"POST /v2")
-    slow.client.tick(asyncio.get_running_loop().time() + 1e6)
-    assert slow.to_client.sent.startswith(b"HTTP/1.1 408")
-    idle.client.tick(asyncio.get_running_loop().time() + 1e6)
+class Clock:
+    """The time as a connection sees it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def test_a_head_has_its_time_however_it_is_cut(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then does not give it more, and the next head has a time of its own."""
+    clock = Clock()
+    monkeypatch.setattr("proxy.rest_client.time", clock)
+    pair = connect()
+    await drive(pair, infer()[:20])
+    clock.now += 9
+    await drive(pair, infer()[20:])
+    clock.now += 9
+    pair.client.tick(clock.now)
+    assert pair.to_client.sent == OK
+    for byte in infer()[:10]:
+        pair.client.data_received(bytes([byte]))
+        clock.now += 1
+        pair.client.tick(clock.now)
+        assert pair.to_client.sent == OK
+    pair.client.data_received(b"/")
+    pair.client.tick(clock.now + 0.5)
+    assert pair.to_client.sent.startswith(OK + b"HTTP/1.1 408")
+
+
+async def test_idle_connections_end(connect: Connect) -> None:
+    idle = connect()
+    idle.client.tick(time.monotonic() + 299)
+    assert idle.to_client.open
+    idle.client.tick(time.monotonic() + 301)
     assert not idle.to_client.open
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /v2 HTTP/1.1\nHost: h\n\n",
+        b"GET /v2 HTTP/1.1\n",
+        b"\n",
+        b"GET /v2 HTTP/1.1\r\nHost: h\n",
+        b"GET /v2 HTTP/1.1\rHost",
+        b"GET /v2 HTTP/1.1\r\nHost: \0",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+    ],
+)
+async def test_what_can_become_no_head_is_told_so_at_once(connect: Connect, begun: bytes) -> None:
+    pair = connect()
+    pair.client.data_received(begun)
+    assert pair.to_client.sent.startswith(b"HTTP/1.1 400 ")
+    bytewise = connect()
+    for byte in begun + b"x":
+        if not bytewise.to_client.sent:
+            bytewise.client.data_received(bytes([byte]))
+    assert bytewise.to_client.sent.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_header_that_triton_would_break_off_at_is_too_large(connect: Connect) -> None:
+    pair = connect()
+    await drive(pair, infer(BODY, "own", "Cookie: " + "c" * 8192))
+    assert pair.to_client.sent.startswith(b"HTTP/1.1 431 ")
+    assert b"Cookie" in pair.to_client.sent
+    assert not pair.tritons
+    fits = connect()
+    await drive(fits, infer(BODY, "own", "Cookie: " + "c" * 8191, "Keep-Alive: " + "k" * 9000))
+    assert fits.to_client.sent == OK
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+async def test_a_half_closed_client_gets_its_answers_and_then_the_end(
+    connect: Connect, requests: int
+) -> None:
+    pair = connect()
+    pair.client.data_received(infer() * requests)
+    await settle()
+    assert pair.client.eof_received()
+    for _ in range(requests):
+        pair.tritons[0].data_received(OK)
+        await settle()
+    assert pair.to_client.sent.count(b"HTTP/1.1 200 OK") == requests
+    assert pair.to_client.sent.count(b"Connection: close") == 1
+    assert pair.to_client.sent.endswith(b"{}")
+    assert pair.to_client.ended
+    late = connect()
+    late.client.data_received(infer())
+    await settle()
+    late.tritons[0].data_received(OK[:-1])
+    assert late.client.eof_received()  # its answer's head has gone out, and says nothing of an end
+    late.tritons[0].data_received(OK[-1:])
+    assert late.to_client.sent == OK
+    assert late.to_client.ended
+    half = connect()
+    half.client.data_received(infer()[:-1])
+    assert not half.client.eof_received()  # its rest will never come
+
+
+async def test_a_client_that_takes_no_answers_is_asked_for_no_more(connect: Connect) -> None:
+    pair = connect()
+    pair.to_client.stall(pair.client)
+    request = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
+    sent = 0
+    while not pair.to_client.paused:
+        pair.client.data_received(request * 1000)
+        sent += 1000
+        assert sent < 50_000
+    assert pair.to_client.get_write_buffer_size() < 300_000
+    while pair.to_client.get_write_buffer_size():
+        pair.to_client.drain()
+        await settle()
+    assert not pair.to_client.paused
+    assert pair.to_client.sent.count(b"HTTP/1.1 200 OK") == sent
+    await drive(pair, infer())
+    pair.to_client.drain()
+    assert pair.to_client.sent.endswith(OK)
+
+
+async def test_a_usual_request_waits_too_while_answers_are_not_taken(connect: Connect) -> None:
+    pair = connect()
+    await drive(pair, infer())
+    await drive(pair, infer())
+    pair.to_client.stall(pair.client)
+    pair.to_client.write(b"x" * 300_000)
+    await drive(pair, infer())
+    assert len(seen(pair)) == 2
+    pair.to_client.drain()
+    await drive(pair, b"")
+    assert len(seen(pair)) == 3
+
+
+async def test_an_upload_is_no_faster_than_triton_takes_it(connect: Connect) -> None:
+    pair = connect()
+    await drive(pair, infer())
+    pair.to_triton[0].stall(pair.tritons[0])
+    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[900000]}]' + b" " * 2000 + b"}"
+    data = infer(head + b"x" * 900_000, "own", f"{HEADER_LENGTH}: {len(head)}")
+    pair.tritons[0].transport.set_write_buffer_limits(high=50)  # type: ignore[union-attr]
+    pair.client.data_received(data[:3000])
+    await settle()
+    assert pair.to_client.paused
+    pair.to_triton[0].drain()
+    assert not pair.to_client.paused
+    pair.client.data_received(data[3000:-1])
+    assert pair.to_client.paused
+    pair.to_triton[0].drain()
+    assert not pair.to_client.paused
+    await drive(pair, data[-1:])
+    assert pair.to_client.sent == OK * 2
+
+
+async def test_all_clients_together_hold_so_much_and_no_more(connect: Connect) -> None:
+    first, pairs = connect(breaker=make_breaker(1, 9)), [connect() for _ in range(4)]
+    front = first.front
+    front.max_held_bytes = 2 * len(BODY) + 40
+    for pair in pairs:
+        pair.front = pair.client._front = front
+    first.client.data_received(infer())
+    await settle()
+    assert front.held_bytes == 0  # it has gone on
+    pairs[0].client.data_received(infer())  # it waits for its slot
+    pairs[1].client.data_received(
+        infer(chunked(BODY, 9), "own", "Transfer-Encoding: chunked", length=False)[:-1]
+    )
+    assert front.held_bytes == 2 * len(BODY)
+    pairs[2].client.data_received(infer())
+    assert pairs[2].to_client.sent.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: 1" in pairs[2].to_client.sent
+    pairs[1].client.connection_lost(None)
+    assert front.held_bytes == len(BODY)
+    pairs[3].client.data_received(infer())
+    first.tritons[0].data_received(OK)
+    await settle()
+    assert front.held_bytes == len(BODY)
+    for tick in (0, 400):
+        pairs[3].client.tick(time.monotonic() + tick)
+    assert pairs[3].to_client.sent.startswith(b"HTTP/1.1 504 ")
+    assert front.held_bytes == 0
+
+
+async def test_a_last_answer_is_delivered_as_long_as_the_client_takes_of_it(connect: Connect) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000
+    for is_draining in (False, True):
+        pair, now = connect(), time.monotonic()
+        pair.to_client.stall(pair.client)
+        await drive(pair, infer(BODY, "own", *([] if is_draining else ["Connection: close"])), answer=answer)
+        if is_draining:
+            await pair.front.stop_accepting()
+            pair.client.end_if_idle()  # as it does with each client of its listener
+        for second in range(100):
+            assert pair.client.is_busy
+            pair.client.tick(now + 50 * second)
+            assert pair.to_client.open, second
+            pair.to_client.drain(1900)
+        pair.to_client.drain()
+        assert not pair.client.is_busy
+        pair.client.tick(now + 5000)
+        pair.client.tick(now + 5003)
+        assert not pair.to_client.open
+
+
+@pytest.mark.parametrize("lines", [(), ("Connection: close",)])
+async def test_a_client_that_takes_nothing_is_given_up(connect: Connect, lines: tuple[str, ...]) -> None:
+    pair, now = connect(), time.monotonic()
+    pair.to_client.stall(pair.client)
+    await drive(pair, infer(BODY, "own", *lines))
+    pair.client.tick(now + 1)
+    pair.client.tick(now + 59)
+    assert pair.to_client.open
+    pair.client.tick(now + 62)
+    assert not pair.to_client.open
+
+
+@pytest.mark.parametrize(
+    "named", ["inference-header-content-length", "Content-Length, host", "content-encoding"]
+)
+async def test_a_client_cannot_take_from_triton_what_tells_of_the_body(connect: Connect, named: str) -> None:
+    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[4],"parameters":{"binary_data_size":4}}]}'
+    pair = connect()
+    lines = (f"{HEADER_LENGTH}: {len(header)}", f"Connection: keep-alive, {named}")
+    await drive(pair, infer(header + b"[[[[", "own", *lines))
+    ((_, headers, body),) = seen(pair)
+    assert body == header + b"[[[["
+    assert headers[HEADER_LENGTH.lower()] == str(len(header))
+    assert headers["content-length"] == str(len(body))
+
+
+async def test_triton_gets_what_was_understood_however_it_was_said(connect: Connect) -> None:
+    said = b' {"x":{"y":[1]}, "in\\u0070uts":[{"name" : "I","shape":[2],"datatype":"INT32","z":1,"data":[1, 2]}]}\n'
+    for times in (1, 3):  # also where the head has been seen before
+        pair = connect()
+        await drive(pair, infer(said) * times)
+        assert [body for _, _, body in seen(pair)] == [BODY.replace(b"[1,2]", b"[1, 2]")] * times
+    header = b'{ "inputs":[{"name":"I","datatype":"UINT8","shape":[4]}] }'
+    packed = connect()
+    body = gzip.compress(header + b"\0\1\2\3")
+    await drive(packed, infer(body, "own", f"{HEADER_LENGTH}: {len(header)}", "Content-Encoding: gzip"))
+    ((_, headers, got),) = seen(packed)
+    assert got == header.replace(b" ", b"") + b"\0\1\2\3"
+    assert headers[HEADER_LENGTH.lower()] == str(len(got) - 4)
+    assert "content-encoding" not in headers
 
 
 def mutations(text: bytes) -> Iterator[bytes]:

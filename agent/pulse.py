@@ -1,0 +1,49 @@
+"""The agent's heartbeat: it says that the agent does its work, not only that its process is there."""
+
+import asyncio
+from collections.abc import Callable
+
+from agent.report import Reporter
+from berth.contract.keys import Keys
+from berth.kube.lease import Heartbeat
+
+_TROUBLE_CHARACTERS = 512
+
+
+class Stalled(Exception):
+    """A loop of the agent makes no progress; its node must not look alive."""
+
+
+class Pulse:
+    """`alive()` is called by each loop that has passed; none may be silent for `patience_seconds`.
+
+    A report that cannot be written does not stop the heartbeat, which then says so: an agent that lives
+    and a report that is current are two facts, and only both together make a node's figures good.
+    """
+
+    def __init__(
+        self,
+        heartbeat: Heartbeat,
+        reporter: Reporter,
+        *,
+        keys: Keys,
+        patience_seconds: float,
+        clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
+    ) -> None:
+        self._heartbeat, self._reporter, self._keys = heartbeat, reporter, keys
+        self._patience, self._clock = patience_seconds, clock
+        self._passed: dict[str, float] = {}
+
+    def alive(self, loop: str) -> None:
+        self._passed[loop] = self._clock()
+
+    async def beat(self) -> None:
+        """Write the heartbeat once. Raises Stalled or KubeError."""
+        late = [name for name, at in self._passed.items() if self._clock() - at > self._patience]
+        if late:
+            raise Stalled(f"no heartbeat while these do not work: {', '.join(late)}")
+        trouble = self._reporter.trouble
+        if not trouble and not self._reporter.has_written:
+            raise Stalled("no heartbeat before the first report")
+        await self._heartbeat.beat({self._keys.report_behind: trouble[:_TROUBLE_CHARACTERS] or None})
+        self._reporter.told(trouble)

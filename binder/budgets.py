@@ -1,0 +1,74 @@
+"""PodDisruptionBudgets: how many more pods of each may go. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from berth.contract.ids import PodUid
+from berth.contract.pod import PodRef
+from binder.labels import Labels, Selector, parse_selector
+
+JsonObject = Mapping[str, Any]
+Labelled = tuple[PodRef, Labels]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`allowed`: how many more of its pods may go now."""
+
+    uid: PodUid
+    selector: Selector | None
+    allowed: int
+
+    def eases(self, before: "Budget") -> bool:
+        return self.selector != before.selector or self.allowed > before.allowed
+
+
+class Budgets:
+    """`put` and `drop` return whether a pod may go now that could not."""
+
+    def __init__(self) -> None:
+        self._budgets: dict[str, dict[PodUid, Budget]] = {}
+        self._turned: set[str] = set()
+
+    def put(self, budget: JsonObject) -> bool:
+        meta, status = budget["metadata"], budget.get("status") or {}
+        selector = parse_selector((budget.get("spec") or {}).get("selector"))
+        now = Budget(meta["uid"], selector, max(0, status.get("disruptionsAllowed") or 0))
+        there = self._budgets.setdefault(meta["namespace"], {})
+        known, there[now.uid] = there.get(now.uid), now
+        return known != now and self._turn(meta["namespace"], known is not None and now.eases(known))
+
+    def drop(self, budget: JsonObject) -> bool:
+        meta = budget["metadata"]
+        known = self._budgets.get(meta["namespace"], {}).pop(meta["uid"], None)
+        return known is not None and self._turn(meta["namespace"], True)
+
+    def allow(self, pods: Iterable[Labelled]) -> bool:
+        """Whether all of these may go together. A pod that two budgets count can never be evicted: the
+        API server refuses that."""
+        left: dict[PodUid, int] = {}
+        for pod in pods:
+            counted = self.of(pod)
+            if len(counted) > 1:
+                return False
+            for budget in counted:
+                left[budget.uid] = left.get(budget.uid, budget.allowed) - 1
+                if left[budget.uid] < 0:
+                    return False
+        return True
+
+    def of(self, pod: Labelled) -> list[Budget]:
+        """The budgets that count the pod."""
+        ref, labels = pod
+        there = self._budgets.get(ref.namespace, {})
+        return [one for one in there.values() if one.selector is not None and one.selector.matches(labels)]
+
+    def take_turned(self) -> set[str]:
+        """Namespaces in which some budget has changed since the last call."""
+        turned, self._turned = self._turned, set()
+        return turned
+
+    def _turn(self, namespace: str, eases: bool) -> bool:
+        self._turned.add(namespace)
+        return eases

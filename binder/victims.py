@@ -1,0 +1,212 @@
+"""How much room could be made on every node at once: what pods of each priority would give back.
+
+An upper bound, in arrays: where even all that may go would not do, nobody looks closer. Pods that no
+budget lets go are not counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from berth.contract.ids import GpuUuid, PodUid
+from binder.budgets import Budget, Budgets
+from binder.demand import Demand
+from binder.holders import Holder, place_of
+from binder.state import ClusterState
+from binder.table import NOT_KNOWN, USABLE, Bools, Ints, NodeTable
+from binder.view import NodeView
+
+Some = NDArray[np.intp]
+
+# More than any node has, and little enough that the sums over all priorities stay within 64 bits.
+_PLENTY = 2**56
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What one pod holds. `budget`: the one that counts it, None where none does."""
+
+    priority: int
+    amounts: Mapping[str, int]
+    slots: tuple[int, ...]
+    bytes: int
+    budget: Budget | None
+
+
+class Victims:
+    """Kept in step with the table, row by row. A node where more pods may go than before, because of a
+    budget or another label, is eased in the table."""
+
+    def __init__(self, state: ClusterState, table: NodeTable, budgets: Budgets) -> None:
+        self._state, self._table, self._budgets = state, table, budgets
+        # By priority: (rows, GPUs) bytes that pods of it would give back, and (rows) whether there are any.
+        self._bytes: dict[int, Ints] = {}
+        self._any: dict[int, Bools] = {}
+        self._amounts: dict[tuple[int, str], Ints] = {}
+        self._below: dict[int, tuple[int, ...]] = {}
+        self._free: Ints = np.zeros((0, 0), np.int64)
+        self._namespaces: list[frozenset[str]] = []
+        self._clock = -1
+
+    def below(self, priority: int) -> tuple[int, ...]:
+        """The priorities of pods that could go for one of this priority, the lowest first."""
+        found = self._below.get(priority)
+        if found is None:
+            found = self._below[priority] = tuple(sorted(one for one in self._bytes if one < priority))
+        return found
+
+    def reach(self, rows: Some, levels: tuple[int, ...]) -> Ints:
+        """(rows, GPUs): what could be free on a node's GPUs if all pods of these priorities went, the
+        most first. Bring it up to date first (`renew`)."""
+        table = self._table
+        free = np.minimum(table.free[rows], _PLENTY)
+        most = sum((self._bytes[level][rows] for level in levels), start=np.maximum(free, 0))
+        # What is over its memory is shown as unknown bytes of a GPU that is usable.
+        most = np.where(table.condition[rows] == USABLE, np.maximum(most, free), NOT_KNOWN)
+        return -np.sort(-most, axis=1)
+
+    def left(self, name: str, rows: Some, levels: tuple[int, ...]) -> Ints:
+        """What could be left of a resource then."""
+        most: Ints = np.minimum(self._table.left(name)[rows], _PLENTY)
+        for level in levels:
+            if (amounts := self._amounts.get((level, name))) is not None:
+                most += amounts[rows]
+        return most
+
+    def some(self, rows: Some, levels: tuple[int, ...]) -> Bools:
+        """Where there is anybody of these priorities."""
+        found = np.zeros(len(rows), np.bool_)
+        for level in levels:
+            found |= self._any[level][rows]
+        return found
+
+    def in_the_way_for_good(self, demand: Demand, row: int) -> bool:
+        """The pod's model or host port is on the node, and not everybody who has it there could go."""
+        holders = self._state.holders_on(self._table.view(row).facts.name)
+        same = [holder for holder in holders if _clash(demand, holder)]
+        return not all(h.priority < demand.priority and self.may_go(h) for h in same) or not same
+
+    def may_go(self, holder: Holder) -> bool:
+        """No budget and no earlier failure forbids to end this one pod."""
+        return (
+            holder.has_model and not holder.deleting and self._budgets.allow([self._state.labelled(holder)])
+        )
+
+    def renew(self) -> None:
+        """Take over what has changed since the last call."""
+        table = self._table
+        rows = set(table.changed_since(self._clock).tolist())
+        if namespaces := self._budgets.take_turned():
+            rows |= {row for row, here in enumerate(self._namespaces) if here & namespaces}
+        self._clock = table.clock
+        self._namespaces += [frozenset()] * (len(table) - len(self._namespaces))
+        self._fit_to_table()
+        for row in rows:
+            before = self._row(row)
+            self._weigh(row)
+            self._free[row] = np.clip(table.free[row], 0, _PLENTY)
+            if table.live[row] and _grows(before, self._row(row)):
+                table.ease(table.view(row).facts.name)
+
+    def _row(self, row: int) -> "dict[int | None, Ints]":
+        """What is free on one node's GPUs, and what pods of each priority would give back."""
+        return {
+            None: self._free[row].copy(),
+            **{level: known[row].copy() for level, known in self._bytes.items()},
+        }
+
+    def _fit_to_table(self) -> None:
+        shape = self._table.free.shape
+        if self._free.shape == shape:
+            return
+        self._free = _grown(self._free, shape)
+        for level, known in self._bytes.items():
+            self._bytes[level] = _grown(known, shape)
+            self._any[level] = _grown(self._any[level], shape[:1])
+        for key, amounts in self._amounts.items():
+            self._amounts[key] = _grown(amounts, shape[:1])
+
+    def _weigh(self, row: int) -> None:
+        for level in self._bytes:
+            self._bytes[level][row] = 0
+            self._any[level][row] = False
+        for amounts in self._amounts.values():
+            amounts[row] = 0
+        if not self._table.live[row]:
+            self._namespaces[row] = frozenset()
+            return
+        view = self._table.view(row)
+        shares = list(self._shares(view))
+        self._namespaces[row] = frozenset(h.ref.namespace for h in self._state.living_on(view.facts.name))
+        counted: Counter[tuple[PodUid, int]] = Counter()
+        for share in sorted(shares, key=lambda share: -share.bytes):
+            for name, amount in share.amounts.items():
+                key = (share.priority, name)
+                if key not in self._amounts:
+                    self._amounts[key] = np.zeros(len(self._table), np.int64)
+                self._amounts[key][row] = _plus(self._amounts[key][row], amount)
+            if share.budget is not None:
+                counted[share.budget.uid, share.priority] += 1
+                if counted[share.budget.uid, share.priority] > share.budget.allowed:
+                    continue
+            self._add(row, share)
+
+    def _add(self, row: int, share: _Share) -> None:
+        if share.priority not in self._bytes:
+            self._below.clear()
+            self._bytes[share.priority] = np.zeros(self._table.free.shape, np.int64)
+            self._any[share.priority] = np.zeros(len(self._table), np.bool_)
+        self._any[share.priority][row] = True
+        for slot in share.slots:
+            self._bytes[share.priority][row, slot] = _plus(
+                self._bytes[share.priority][row, slot], share.bytes
+            )
+
+    def _shares(self, view: NodeView) -> Iterator[_Share]:
+        report, node = view.facts.report, view.facts.name
+        listed = {} if report is None else {model.pod_uid: model for model in report.models}
+        slots = {gpu.uuid: slot for slot, gpu in enumerate(view.gpus)}
+        uuids: frozenset[GpuUuid] = frozenset(slots)
+        nominated = self._state.nominated()
+        for holder in self._state.holders_on(node):
+            uid = holder.ref.uid
+            if uid not in nominated and not self.may_go(holder):
+                continue
+            gpus, size = place_of(holder, listed.get(uid), uuids)
+            where = tuple(slots[gpu] for gpu in gpus if gpu in slots) if gpus else tuple(slots.values())
+            budget = next(iter(self._budgets.of(self._state.labelled(holder))), None)
+            yield _Share(holder.priority, holder.amounts, where, size, budget)
+
+
+def _plus(sum: Any, amount: int) -> int:
+    return min(int(sum) + amount, _PLENTY)
+
+
+def _grows(before: "dict[int | None, Ints]", after: "dict[int | None, Ints]") -> bool:
+    """Whether more could be free than before for a pod of some priority."""
+    was, now = before[None], after[None]
+    for level in sorted(level for level in after if level is not None):
+        was, now = was + before.get(level, 0), now + after[level]
+        if (now > was).any():
+            return True
+    return False
+
+
+def _grown(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    grown = np.zeros(shape, array.dtype)
+    grown[tuple(slice(length) for length in array.shape)] = array
+    return grown
+
+
+def _clash(demand: Demand, holder: Holder) -> bool:
+    model = demand.model
+    ports = {(protocol, port) for _, protocol, port in demand.host_ports}
+    return (
+        (model.model_id is not None and holder.model_id == model.model_id)
+        or (model.model_name is not None and holder.model_name == model.model_name)
+        or any((protocol, port) in ports for _, protocol, port in holder.ports)
+    )

@@ -1,0 +1,189 @@
+"""What the binder takes for granted of a real API server: which amounts it lets in, and that it keeps to the time
+that a write names."""
+
+import asyncio
+import json
+import ssl
+import tempfile
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from berth.contract.ids import NodeName
+from berth.contract.keys import Keys
+from berth.contract.quantity import MOST
+from berth.kube import client as kube_client
+from berth.kube import paths
+from berth.kube.client import KubeClient, open_client
+from berth.kube.errors import Invalid, KubeResponseError
+from binder.binding import may_have_happened
+from binder.demand import parse_demand
+from binder.holders import bound_holder
+from localcluster.addresses import cluster_network
+from localcluster.binaries import control_plane_directory
+from localcluster.controlplane import ControlPlane
+from localcluster.credentials import make_serving_certificate
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+KEYS = Keys()
+Json = dict[str, Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def plane() -> AsyncIterator[tuple[KubeClient, str]]:
+    """A client of an API server without controllers, and an address of this machine."""
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="berth-api-")))
+        host = f"{stack.enter_context(cluster_network())}.0.1"
+        plane = ControlPlane(
+            directory,
+            host=host,
+            binaries=await asyncio.to_thread(control_plane_directory),
+            users=[],
+            env={},
+            api_flags=["--disable-admission-plugins=ServiceAccount"],
+            controllers=False,
+        )
+        stack.push_async_callback(plane.stop)
+        await plane.start()
+        kubeconfig = plane.kubeconfig(plane.admin, directory / "kubeconfig")
+        yield await stack.enter_async_context(open_client(str(kubeconfig))), host
+
+
+def manifest(name: str, **resources: Any) -> Json:
+    container = {"name": "main", "image": "any", "resources": resources}
+    return {"metadata": {"name": name}, "spec": {"containers": [container]}}
+
+
+AMOUNTS = (
+    "5E",
+    "9E",
+    "7Ei",
+    "1e400",
+    "1e9999",
+    "1e-400",
+    "123456789E",
+    "9223372036854775808",
+    "0",
+    "-1",
+    "1.5",
+)
+
+
+@pytest.mark.parametrize("resource", ["cpu", "memory", "example.com/fpga", KEYS.gpu_mem])
+async def test_every_amount_that_the_api_server_lets_in_can_be_read(
+    plane: tuple[KubeClient, str], resource: str
+) -> None:
+    client, _ = plane
+    admitted = {}
+    for number, amount in enumerate(AMOUNTS):
+        name = f"{resource.replace('/', '-').replace('.', '-')}-{number}"
+        try:
+            pod = await client.create(
+                paths.pods("default"), manifest(name, requests={resource: amount}, limits={resource: amount})
+            )
+        except Invalid:
+            continue
+        demand = parse_demand(pod, KEYS)
+        holder = bound_holder(pod, NodeName("n"), KEYS)
+        asked = demand.shape.request_bytes if resource == KEYS.gpu_mem else demand.amounts[resource]
+        held = holder.bytes if resource == KEYS.gpu_mem else holder.amounts[resource]
+        assert asked == held
+        admitted[amount] = asked
+    assert admitted["5E"] == admitted["9E"] == MOST
+    assert admitted["0"] == 0
+    assert not {"-1"} & admitted.keys()
+
+
+@asynccontextmanager
+async def holding_bindings(
+    client: KubeClient, host: str
+) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Admission asks a webhook about every Binding; it answers yes once it may. The events: asked, may answer."""
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def admit(request: web.Request) -> web.Response:
+        uid = (await request.json())["request"]["uid"]
+        asked.set()
+        await may_answer.wait()
+        return web.json_response(
+            {
+                "apiVersion": "admission.k8s.io/v1",
+                "kind": "AdmissionReview",
+                "response": {"uid": uid, "allowed": True},
+            }
+        )
+
+    with tempfile.TemporaryDirectory() as directory:
+        certificate, key = Path(directory, "hook.crt"), Path(directory, "hook.key")
+        make_serving_certificate(certificate, key, host=host)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, key)
+        application = web.Application()
+        application.router.add_post("/", admit)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0)
+        await runner.setup()
+        await web.TCPSite(runner, host, 0, ssl_context=context).start()
+        hook = {
+            "name": "holds.example.com",
+            "clientConfig": {
+                "url": f"https://{host}:{runner.addresses[0][1]}/",
+                "caBundle": b64encode(certificate.read_bytes()).decode(),
+            },
+            "rules": [
+                {
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "operations": ["CREATE"],
+                    "resources": ["pods/binding"],
+                }
+            ],
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+            "timeoutSeconds": 30,
+        }
+        hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+        await client.create(hooks, {"metadata": {"name": "holds"}, "webhooks": [hook]})
+        try:
+            yield asked, may_answer
+        finally:
+            await client.delete(f"{hooks}/holds")
+            await runner.cleanup()
+
+
+async def test_a_write_that_is_held_beyond_its_time_is_never_written(
+    plane: tuple[KubeClient, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, host = plane
+    await client.create(paths.pods("default"), manifest("held"))
+    body = {"metadata": {"name": "held"}, "target": {"kind": "Node", "name": "anywhere"}}
+    path = f"{paths.pod('default', 'held')}/binding"
+    async with holding_bindings(client, host) as (asked, may_answer):
+        monkeypatch.setattr(kube_client, "_WRITE_PARAMS", {"timeout": "1s"})
+        for _ in range(50):  # until the API server knows of the webhook
+            bound = asyncio.create_task(client.create(f"{path}", body, dryRun="All"))
+            waiting = asyncio.create_task(asked.wait())
+            await asyncio.wait({bound, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=5)
+            waiting.cancel()
+            await asyncio.gather(bound, return_exceptions=True)
+            if asked.is_set():
+                break
+        assert asked.is_set()
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(KubeResponseError) as refused:
+            await client.create(path, body)
+        assert asyncio.get_running_loop().time() - begun < 5
+        assert may_have_happened(refused.value)
+        may_answer.set()
+        await asyncio.sleep(1)
+        assert "nodeName" not in json.dumps(await client.get(paths.pod("default", "held")))
+        monkeypatch.undo()
+        await client.create(path, body)
+    assert (await client.get(paths.pod("default", "held")))["spec"]["nodeName"] == "anywhere"

@@ -1,0 +1,187 @@
+"""Loads in a real Triton: what it is at already, what comes late, and what it says of a load that fails."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from berth.contract.endpoint import Endpoint
+from berth.contract.ids import ModelName
+from berth.contract.report import Failure, ModelState
+from berth.triton.admin import IndexState, TritonAdmin, open_admin
+from berth.triton.errors import TritonError
+from berth.triton.keys import TritonKeys
+from localcluster import triton
+from localcluster.addresses import cluster_network
+from localcluster.processes import end, spawn, tail
+from tests.fakes.agent_node import Node
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [ { name: "I" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "O" data_type: TYPE_INT32 dims: [ 1 ] } ]
+"""
+# Each load leaves a line in the file that its first line names.
+PYTHON = """
+import time
+class TritonPythonModel:
+    def initialize(self, args):
+        open({journal!r}, "a").write("loaded\\n")
+        {work}
+    def execute(self, requests):
+        return []
+    def finalize(self):
+        time.sleep({finalize})
+"""
+
+
+@dataclass
+class Served:
+    """A Triton and the directory of its repository."""
+
+    directory: Path
+    admin: TritonAdmin
+
+    def node(self, *, load_timeout_seconds: float = 60) -> Node:
+        node = Node(self.directory, triton=self.admin, load_timeout_seconds=load_timeout_seconds)
+        node.gpus.instance_kind = "KIND_CPU"
+        return node
+
+    def files(
+        self, uid: str, *, work: str = "pass", finalize: float = 0, config: str = CONFIG
+    ) -> dict[str, str]:
+        journal = str(self.directory / f"{uid}.journal")
+        source = PYTHON.format(journal=journal, work=work, finalize=finalize)
+        return {"config.pbtxt": config, "1/model.py": source}
+
+    def loads(self, uid: str) -> int:
+        journal = self.directory / f"{uid}.journal"
+        return len(journal.read_text().splitlines()) if journal.exists() else 0
+
+    async def state(self, uid: str) -> IndexState:
+        return (await self.admin.index())[ModelName(f"model-{uid}")].state
+
+    async def until(self, uid: str, state: IndexState) -> None:
+        async with asyncio.timeout(30):
+            while await self.state(uid) is not state:
+                await asyncio.sleep(0.05)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    directory, keys = tmp_path_factory.mktemp("triton"), TritonKeys.generate()
+    (directory / "models").mkdir()
+    backends = triton.prepare_backends(directory / "backends")
+    with cluster_network() as network:
+        address, prefix = f"{network}.0.1", f"berth-loads-{os.getpid()}"
+        command = triton.command(
+            address=address, models=directory / "models", backends=backends, keys=keys, shm_prefix=prefix
+        )
+        process = await spawn(command, log=directory / "log", env=triton.environment(os.environ))
+        try:
+            async with open_admin(Endpoint(address, triton.GRPC_PORT), keys) as admin:
+                await answers(admin, directory / "log")
+                yield Served(directory, admin)
+        finally:
+            await end(process, grace_seconds=5)
+            triton.remove_shared_memory(prefix)
+
+
+async def answers(admin: TritonAdmin, log: Path) -> None:
+    for _ in range(200):
+        try:
+            if await admin.version():
+                return
+        except TritonError:
+            pass
+        await asyncio.sleep(0.1)
+    pytest.fail(tail(log))
+
+
+async def test_an_agent_that_starts_during_a_load_waits_for_it(served: Served) -> None:
+    before = served.node()
+    model = await before.stage("s1", files=served.files("s1", work="time.sleep(3)"))
+    before.lifecycle.start_load(model)
+    await served.until("s1", IndexState.LOADING)
+    await before.lifecycle.close()
+    after = served.node()
+    found = after.models.adopt(next(r for r in after.repository.records().values() if r is not None))
+    found.pod_lives = True
+    began = time.monotonic()
+    await after.lifecycle.start_load(found)
+    assert (found.state, served.loads("s1")) == (ModelState.READY, 1)
+    assert time.monotonic() - began < 6  # one load, not two
+    await after.lifecycle.start_load(found)
+    assert served.loads("s1") == 1
+
+
+async def test_a_load_that_is_late_is_not_begun_again(served: Served) -> None:
+    node = served.node(load_timeout_seconds=1)
+    model = await node.stage("s2", files=served.files("s2", work="time.sleep(3)"))
+    await node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert await served.state("s2") is IndexState.LOADING
+    await served.until("s2", IndexState.READY)
+    await node.lifecycle.start_load(model)
+    assert (model.state, served.loads("s2")) == (ModelState.READY, 1)
+
+
+async def test_what_is_being_unloaded_is_gone_before_it_is_loaded(served: Served) -> None:
+    node = served.node()
+    model = await node.stage("s3", files=served.files("s3", finalize=2))
+    await node.lifecycle.start_load(model)
+    await served.admin.unload(ModelName("model-s3"), timeout_seconds=5)
+    assert await served.state("s3") is IndexState.UNLOADING
+    began = time.monotonic()
+    await node.lifecycle.start_load(model)
+    assert (model.state, served.loads("s3")) == (ModelState.READY, 2)
+    assert time.monotonic() - began > 1.5
+
+
+BROKEN = {
+    "raises": ({"work": "raise RuntimeError('no weights here')"}, Failure.TRANSIENT, "no weights here"),
+    "memory": (
+        {"work": "raise RuntimeError('CUDA error: out of memory')"},
+        Failure.CAPACITY,
+        "out of memory",
+    ),
+    "module": ({"work": "import torch9"}, Failure.INVALID_MODEL, "No module named 'torch9'"),
+    "syntax": ({"work": "def ("}, Failure.INVALID_MODEL, "SyntaxError"),
+    "network": (
+        {"work": "import socket; socket.create_connection(('127.0.0.1', 1))"},
+        Failure.TRANSIENT,
+        "Connection refused",
+    ),
+    "backend": ({"config": CONFIG.replace("python", "tensorflow9")}, Failure.INVALID_MODEL, "tensorflow9"),
+    "dims": ({"config": CONFIG.replace("dims: [ 1 ]", "dims: [ -7 ]")}, Failure.INVALID_MODEL, "dimension"),
+    "version": (
+        {"config": CONFIG + "version_policy { specific { versions: [ 7 ] } }"},
+        Failure.INVALID_MODEL,
+        "at least one version",
+    ),
+    "poll": (
+        {"config": CONFIG.replace("max_batch_size: 0", "max_batch_size: -4")},
+        Failure.TRANSIENT,
+        "failed to poll from model repository (the cause is in Triton's log",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BROKEN))
+async def test_why_a_load_failed(served: Served, kind: str) -> None:
+    changes, failure, text = BROKEN[kind]
+    node = served.node()
+    model = await node.stage(kind, files=served.files(kind, **changes))  # type: ignore[arg-type]
+    await node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, failure), model.reason
+    assert text in model.reason
+    kept = ModelName(f"model-{kind}") in node.repository.records()
+    assert kept is (failure is not Failure.INVALID_MODEL)

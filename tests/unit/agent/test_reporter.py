@@ -1,0 +1,141 @@
+"""What is written to the node, when, and who waits for it."""
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+import agent.report
+from agent.gpus import GpuReading
+from agent.metrics import AgentMetrics
+from agent.report import Reporter, last_report
+from berth.contract.ids import GpuUuid, NodeName, PodUid
+from berth.contract.keys import Keys
+from berth.contract.report import NodeReport
+from berth.kube.errors import KubeUnreachable
+from tests.fakes.objects import GIB, listed, node, report
+
+KEYS = Keys()
+
+
+class Bench:
+    """A reporter, the node that it writes to, and a clock."""
+
+    def __init__(self) -> None:
+        self.content = report()
+        self.used = GIB
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.away = False
+        self.writes: list[dict[str, Any]] = []
+        self.annotations: dict[str, Any] = {}
+        self.reporter = Reporter(
+            self,  # type: ignore[arg-type]
+            node=NodeName("n1"),
+            keys=KEYS,
+            build=lambda: self.content,
+            readings=lambda: [GpuReading(GpuUuid("GPU-a"), 0, "T4", 16 * GIB, self.used, 0.0)],
+            metrics=AgentMetrics(CollectorRegistry()),
+            now=lambda: self.now,
+        )
+
+    async def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert path == "/api/v1/nodes/n1"
+        if self.away:
+            raise KubeUnreachable("connection refused")
+        self.writes.append(body["metadata"]["annotations"])
+        self.annotations |= self.writes[-1]
+        return {}
+
+    async def get(self, path: str) -> dict[str, Any]:
+        return {"metadata": {"annotations": self.annotations}}
+
+    @property
+    def said(self) -> NodeReport:
+        return NodeReport.decode(self.annotations[KEYS.report])
+
+
+async def test_only_what_has_changed_is_written() -> None:
+    bench = Bench()
+    for _ in range(3):
+        await bench.reporter.step()
+    assert len(bench.writes) == 1
+    bench.content = report(models=(listed("p1"),))
+    bench.now += timedelta(seconds=1)
+    await bench.reporter.step()
+    assert (len(bench.writes), bench.said.generation) == (2, 2)
+    assert bench.said.observed_at == "2026-01-01T00:00:01Z"
+
+
+async def test_gauges_alone_are_written_every_half_minute_at_most() -> None:
+    bench = Bench()
+    for second in range(90):
+        bench.used = GIB + second
+        await bench.reporter.step()
+        bench.now += timedelta(seconds=1)
+    assert [one[KEYS.node_used] for one in bench.writes] == [str(GIB), str(GIB + 30), str(GIB + 60)]
+
+
+async def test_a_write_that_failed_is_made_again_and_counts_as_none() -> None:
+    bench = Bench()
+    bench.away = True
+    with pytest.raises(KubeUnreachable):
+        await bench.reporter.step()
+    assert not bench.reporter.has_written
+    bench.away = False
+    await bench.reporter.step()
+    assert bench.reporter.has_written
+
+
+async def test_who_waits_for_a_model_waits_for_the_report_that_lists_it() -> None:
+    bench = Bench()
+    await bench.reporter.step()
+    waiting = asyncio.create_task(bench.reporter.covers(PodUid("p1")))
+    await asyncio.sleep(0)
+    assert bench.reporter.wake.is_set()  # it does not wait for the next round
+    bench.content = report(models=(listed("p2"),))
+    await bench.reporter.step()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    bench.content = report(models=(listed("p1"), listed("p2")))
+    bench.away = True
+    with pytest.raises(KubeUnreachable):
+        await bench.reporter.step()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    bench.away = False
+    await bench.reporter.step()
+    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(bench.reporter.covers(PodUid("p2")), 1)
+
+
+async def test_who_waits_is_told_when_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent.report, "COVER_TIMEOUT_SECONDS", 0.02)
+    with pytest.raises(TimeoutError):
+        await Bench().reporter.covers(PodUid("p1"))
+
+
+async def test_a_report_that_somebody_has_changed_is_written_again() -> None:
+    bench = Bench()
+    await bench.reporter.verify()  # nothing has been said yet
+    await bench.reporter.step()
+    await bench.reporter.verify()
+    await bench.reporter.step()
+    assert len(bench.writes) == 1
+    for damage in ({KEYS.report: "{}"}, {KEYS.report: None}):
+        bench.annotations |= damage
+        bench.reporter.wake.clear()
+        await bench.reporter.verify()
+        assert bench.reporter.wake.is_set()
+        await bench.reporter.step()
+        assert replace(bench.said, generation=0, observed_at="") == bench.content
+
+
+def test_the_last_report_of_the_agent_before() -> None:
+    said = report(models=(listed("p1"),))
+    assert last_report(node(says=said), KEYS) == said
+    assert last_report(node(), KEYS) is None
+    assert last_report(node(says="{}"), KEYS) is None
+    assert last_report({"metadata": {"name": "n1"}}, KEYS) is None

@@ -1,0 +1,340 @@
+"""Flow control between two hops: whatever is sent arrives, whatever ends gives its windows back."""
+
+import gzip
+import random
+import time
+from collections.abc import Callable
+
+import h2.connection
+import h2.events
+import h2.stream
+import pytest
+
+from proxy import grpc_client
+from proxy.grpc_client import Call
+from proxy.grpc_head import INFER, STREAM_INFER
+from proxy.h2.connection import CONNECTION_WINDOW, FIRST_WINDOW, MAX_FRAME, H2Connection, Stream
+from proxy.messages import framed
+from tests.fakes.data_plane import make_breaker
+from tests.fakes.grpc_peers import Both, Connect, request
+
+
+def send_what_may_be_sent(both: Both, todo: dict[int, bytes], *, most: int = 16_384) -> bool:
+    """A step of every upload, as far as its windows let it; False if none could move."""
+    moved = False
+    for stream, data in list(todo.items()):
+        size = min(both.client.h2.local_flow_control_window(stream), most, len(data))
+        if size > 0:
+            both.client.h2.send_data(stream, data[:size], end_stream=size == len(data))
+            todo[stream] = data[size:]
+            if size == len(data):
+                del todo[stream]
+            moved = True
+    return moved
+
+
+def answer_what_has_ended(both: Both, answered: set[int]) -> bool:
+    ready = both.triton.ended - answered
+    for stream in ready:
+        both.triton.answer(stream, b"ok")
+    answered |= ready
+    return bool(ready)
+
+
+def upload(both: Both, count: int, message: bytes) -> int:
+    """So many calls at once with a message each; how many are answered."""
+    todo = {both.client.call(): message for _ in range(count)}
+    answered: set[int] = set()
+    idle = arrived = 0
+    while idle < 3:
+        moved, before = send_what_may_be_sent(both, todo), arrived
+        both.exchange(1)
+        arrived = sum(map(len, both.triton.data.values()))
+        idle = 0 if answer_what_has_ended(both, answered) or moved or arrived > before else idle + 1
+    return sum(both.client.status(stream) == 0 for stream in both.client.headers)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "limit"),
+    [
+        (4, 600_000, 1),
+        (8, 600_000, 2),
+        (8, 3_000_000, 2),
+        (16, 1_000_000, 4),
+        (60, 70_000, 1),
+        (40, 250_000, 1),
+        (5, 1_500_000, 0),
+        (200, 132_000, 3),
+    ],
+)
+async def test_calls_that_wait_leave_room_for_those_that_run(
+    connect: Connect, count: int, size: int, limit: int
+) -> None:
+    both = connect(breaker=make_breaker(limit, 1000))
+    assert upload(both, count, framed(request(size=size))) == count
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_any_number_of_calls_of_any_size_under_any_limit_succeeds(connect: Connect, seed: int) -> None:
+    rng = random.Random(seed)
+    count, limit = rng.randrange(2, 80), rng.choice([0, 1, 2, 7])
+    size = rng.randrange(1, 12_000_000 // count)
+    both = connect(breaker=make_breaker(limit, 1000))
+    assert upload(both, count, framed(request(size=size))) == count, (count, size, limit)
+
+
+def in_queue(stream: Stream, source: Stream) -> int:
+    return sum(len(payload) for payload, _, _, whose in stream.queue or () if whose is source)
+
+
+def require_balance(both: Both) -> None:
+    """What a peer may send, what it is owed, and what has not gone on: together the window, always."""
+    for call in both.pair.client.streams.values():
+        if not call.ended:
+            held = sum(len(piece.data) for piece in call.outbox or ())
+            held += 0 if call.up is None else in_queue(call.up, call)
+            assert call.receive_left + call.owed + held == call.window
+            assert call.held == held + (0 if call.reader is None else call.reader.gathered)
+    assert both.pair.front.held_bytes == sum(call.held for call in both.pair.client.streams.values())
+    for upstream in both.pair.tritons:
+        for up in upstream.streams.values():
+            buffered = 0 if up.call.responses is None else len(up.call.responses._buffer)
+            held = in_queue(up.call, up)
+            assert up.receive_left + up.owed + held == up.window, buffered
+
+
+def require_whole(peer: h2.connection.H2Connection, connection: H2Connection) -> None:
+    """By the peer's own account: all that it sent was given back, or is about to be."""
+    assert peer.outbound_flow_control_window == connection.receive_left
+    assert connection.receive_left > CONNECTION_WINDOW // 2 > MAX_FRAME
+
+
+_MAY_SEND = (h2.stream.StreamState.OPEN, h2.stream.StreamState.HALF_CLOSED_REMOTE)
+
+
+class History:
+    """A client and a Triton that do anything that the protocol allows, in any order."""
+
+    def __init__(self, both: Both, rng: random.Random) -> None:
+        self.both, self.rng = both, rng
+        self.todo: dict[int, bytes] = {}
+        self.open: set[int] = set()
+        self.begun: set[int] = set()
+        self.slow: set[int] = set()
+        client = both.client
+        taken = client.take
+
+        def take(event: object) -> None:
+            if isinstance(event, h2.events.DataReceived) and event.stream_id in self.slow:
+                client.h2.increment_flow_control_window(event.flow_controlled_length)  # of the connection
+                return
+            if isinstance(event, h2.events.StreamReset | h2.events.StreamEnded):
+                self.open.discard(event.stream_id)
+                self.todo.pop(event.stream_id, None)
+            taken(event)
+
+        client.take = take  # type: ignore[method-assign]
+
+    def step(self) -> None:
+        often, seldom = (self.call, self.send, self.part), (self.send, self.leave, self.answer)
+        act: Callable[[], None] = self.rng.choice((*often, *often, *seldom, self.break_off, self.tick))
+        act()
+        if self.rng.random() < 0.7:
+            self.both.exchange(1)
+        require_balance(self.both)
+
+    def call(self) -> None:
+        rng = self.rng
+        if len(self.open) > 12:
+            return
+        method = rng.choice([INFER, INFER, STREAM_INFER])
+        packed = rng.random() < 0.3
+        messages = b""
+        for _ in range(rng.randrange(1, 5) if method == STREAM_INFER else 1):
+            size = rng.choice([0, 3, 5000, 100_000, 400_000, 900_000])
+            message = request(rng.choice(["own", "own", "own", "other"]), size=size)
+            messages += (
+                b"\x01" + len(body := gzip.compress(message)).to_bytes(4) + body
+                if packed
+                else framed(message)
+            )
+        stream = self.both.client.call(method, **({"grpc_encoding": "gzip"} if packed else {}))
+        self.todo[stream] = messages
+        self.open.add(stream)
+        if rng.random() < 0.3:
+            self.slow.add(stream)
+
+    def send(self) -> None:
+        send_what_may_be_sent(self.both, self.todo, most=self.rng.choice([1, 9, 5000, 16_000]))
+
+    def leave(self) -> None:
+        if self.open:
+            stream = self.rng.choice(sorted(self.open))
+            self.both.client.h2.reset_stream(stream, 8)
+            self.open.discard(stream)
+            self.todo.pop(stream, None)
+
+    def running(self) -> int | None:
+        triton = self.both.triton
+        ids = [id for id in triton.calls if id not in triton.resets and id in triton.h2.streams]
+        ids = [id for id in ids if triton.h2.streams[id].state_machine.state in _MAY_SEND]
+        return self.rng.choice(ids) if ids else None
+
+    def part(self) -> None:
+        stream = self.running()
+        if stream is None:
+            return
+        sender = self.both.triton.h2
+        if stream not in self.begun:
+            self.begun.add(stream)
+            sender.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+        for _ in range(self.rng.randrange(1, 20)):
+            size = min(sender.local_flow_control_window(stream), self.rng.choice([1, 16_000]))
+            if size > 0:
+                sender.send_data(stream, b"x" * size)
+
+    def answer(self) -> None:
+        stream = self.running()
+        if stream is not None:
+            headers = (
+                [] if stream in self.begun else [(":status", "200"), ("content-type", "application/grpc")]
+            )
+            sender = self.both.triton.h2
+            sender.send_headers(stream, [*headers, ("grpc-status", "0")], end_stream=True)
+
+    def break_off(self) -> None:
+        stream = self.running()
+        if stream is not None and self.rng.random() < 0.5:
+            self.both.triton.h2.reset_stream(stream, 2)
+
+    def tick(self) -> None:
+        self.both.pair.client.tick(0)
+
+    def end(self) -> None:
+        for stream in sorted(self.open):
+            if self.rng.random() < 0.8:
+                self.both.client.h2.reset_stream(stream, 8)
+        self.both.exchange()
+        while self.running() is not None:
+            self.answer()
+            self.both.exchange()
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_windows_and_slots_are_given_back_whatever_happens(connect: Connect, seed: int) -> None:
+    rng, breaker = random.Random(seed), make_breaker(random.Random(seed).choice([1, 2, 0]), 4)
+    both = connect(breaker=breaker)
+    history = History(both, rng)
+    for _ in range(150):
+        history.step()
+    history.end()
+    require_balance(both)
+    require_whole(both.client.h2, both.pair.client)
+    for upstream in both.pair.tritons:
+        require_whole(both.triton.h2, upstream)
+    calls = list(both.pair.client.streams.values())
+    assert (breaker.running, breaker.waiting) == (
+        sum(call.inflight for call in calls),
+        sum(call.waiting for call in calls),
+    )
+    both.pair.client.connection_lost(None)
+    assert (breaker.running, breaker.waiting, both.pair.front.held_bytes) == (0, 0, 0)
+
+
+async def test_a_call_that_waits_is_held_to_its_first_window(connect: Connect) -> None:
+    both = connect(breaker=make_breaker(1, 10))
+    first, second = both.client.call(), both.client.call()
+    both.client.send(first, framed(request()), end=True)
+    todo = {second: framed(request(size=900_000))}
+    while send_what_may_be_sent(both, todo):
+        both.exchange(1)
+    assert both.pair.front.held_bytes == FIRST_WINDOW
+    both.triton.answer(first, b"")
+    both.exchange()
+    while send_what_may_be_sent(both, todo):
+        both.exchange(2)
+    assert second in both.triton.ended
+    assert both.pair.front.held_bytes == 0
+
+
+async def test_what_all_clients_have_waiting_here_is_bounded(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_client, "HELD_BYTES", 100_000)
+    both = connect(breaker=make_breaker(1, 100))
+    bomb = gzip.compress(request(size=60_000))
+    streams = [both.client.call(grpc_encoding="gzip") for _ in range(4)]
+    for stream in streams:
+        both.client.send(stream, b"\x01" + len(bomb).to_bytes(4) + bomb, end=True)
+        both.exchange()
+    # The first runs; one waits; what comes then is too much.
+    assert [both.client.status(stream) for stream in streams] == [None, None, 14, 14]
+    assert dict(both.client.headers[streams[2]])[b"retry-after"] == b"1"
+    for stream in streams[:2]:
+        both.triton.answer(stream, b"")
+        both.exchange()
+    assert [both.client.status(stream) for stream in streams[:2]] == [0, 0]
+    assert both.pair.front.held_bytes == 0
+
+
+async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(connect: Connect) -> None:
+    both = connect()
+    resting, half = both.client.call(STREAM_INFER), both.client.call(STREAM_INFER)
+    both.client.send(half, framed(request(size=5000))[:3000])
+    both.exchange()
+    now = time.monotonic()
+    both.pair.client.tick(now + 299)
+    both.exchange()
+    assert both.client.status(half) is None
+    both.pair.client.tick(now + 301)
+    both.exchange()
+    assert both.client.status(half) == 4
+    assert both.pair.front.held_bytes == 0
+    both.pair.client.tick(now + 100_000)
+    both.exchange()
+    assert both.client.status(resting) is None
+
+
+async def test_a_client_that_reads_nothing_stops_triton_and_is_read_no_more(connect: Connect) -> None:
+    """Its transport is full: not its windows, which are wide, but TCP holds it up."""
+    both = connect()
+    both.client.h2.increment_flow_control_window(2**24)
+    stream = both.client.call()
+    both.client.h2.increment_flow_control_window(2**24, stream)
+    both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.pair.to_client.stall(both.pair.client)
+    sent = 0
+    while not both.pair.to_triton[0].paused and sent < 2**22:
+        size = min(16_000, both.triton.h2.local_flow_control_window(stream))
+        assert size > 0, "windows run on until the transport is full"
+        both.triton.h2.send_data(stream, b"x" * size)
+        sent += size
+        both.triton.exchange()
+        both.triton.exchange()
+    assert (both.pair.to_triton[0].paused, both.pair.to_client.paused) == (True, True)
+    assert sent < 2**20
+    both.pair.to_client.drain()
+    assert (both.pair.to_triton[0].paused, both.pair.to_client.paused) == (False, False)
+    both.exchange()
+    assert len(both.client.data[stream]) == sent
+
+
+async def test_a_triton_that_reads_nothing_stops_the_client(connect: Connect) -> None:
+    both = connect()
+    first = both.client.call()
+    both.client.send(first, framed(request()), end=True)
+    both.exchange()
+    both.pair.to_triton[0].stall(both.pair.tritons[0])
+    both.pair.tritons[0].pause_writing()
+    assert both.pair.to_client.paused
+    both.pair.client.pause_writing()
+    both.pair.tritons[0].resume_writing()
+    assert both.pair.to_client.paused  # the client itself is behind as well
+    both.pair.client.resume_writing()
+    assert not both.pair.to_client.paused
+
+
+def test_a_call_begins_with_the_window_that_its_client_is_told() -> None:
+    assert Call.receive_left == Call.window == FIRST_WINDOW
