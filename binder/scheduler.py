@@ -56,6 +56,7 @@ _TICK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
 # Woken pods that are looked at in one step: some milliseconds.
 _MOST_LOOKS = 32
+_NODES_AT_ONCE = 32
 _MOST_QUESTIONS = 4096
 # Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
 _CLOSE_LOOKS = 2
@@ -181,6 +182,7 @@ class Scheduler:
             async with supervise() as tasks:
                 for name, work in self.background().items():
                     tasks.eternal(name, work)
+                await self._warm_up()
                 while True:
                     self._wake.clear()
                     self.step()
@@ -190,6 +192,13 @@ class Scheduler:
             self._metrics.leader.set(0)
             self.leads = False
             await self.abandon()
+
+    async def _warm_up(self) -> None:
+        """Take over all nodes, a few at a time: who begins to lead knows of thousands, and must be heard of."""
+        while self.state.is_touched:
+            self.cluster.decider.refresh(most=_NODES_AT_ONCE)
+            self.room.victims.renew()
+            await asyncio.sleep(0)
 
     def background(self) -> "dict[str, Coroutine[Any, Any, None]]":
         """What a leader does beside placing pods, for ever."""
@@ -256,7 +265,10 @@ class Scheduler:
 
     def _wake_queue(self) -> None:
         """Wake the pods that the news may help."""
-        if not (news := self._hints.take_news()) and not self.room.has_lost:
+        news = self._hints.take_news()
+        if self.room.victims.is_behind:
+            self._wake.set()
+        if not news and not self.room.has_lost:
             return
         lost, rows = self.room.take_lost(), set(news.rows.tolist())
         for waiting in self.queue.parked():
