@@ -1,10 +1,13 @@
 """Nothing is heard while a step runs: what concerns many nodes at once is taken over a few nodes at a time."""
 
 import asyncio
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from berth.contract.ids import NodeName
+from binder.table import Column
 from tests.fakes.binder import Bench
 
 NODES, FEW = 200, 64
@@ -56,7 +59,7 @@ async def test_a_new_leader_takes_over_the_nodes_bit_by_bit(monkeypatch: pytest.
     leads.cancel()
     await asyncio.gather(leads, return_exceptions=True)
     assert known[-1] == NODES
-    assert max(after - before for before, after in zip(known, known[1:], strict=False)) <= FEW
+    assert max(after - before for before, after in pairwise(known)) <= FEW
 
 
 def _looks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[NodeName]:
@@ -71,3 +74,28 @@ def _looks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[NodeName]:
 
     monkeypatch.setattr(state, "holders_on", looked)
     return looks
+
+
+async def test_what_pods_name_does_not_pile_up() -> None:
+    """Labels and resources that nobody has: each of them costs memory and time at every report."""
+    async with Bench() as bench:
+        bench.node("n1", 80, labels={"pool": "a"})
+        sizes = []
+        for batch in range(4):
+            for i in range(300):
+                uid = f"p{batch}-{i}"
+                bench.add(uid, nodeSelector={f"k{uid}": "x"}, requests={f"example.com/{uid}": "1"})
+            bench.add(f"ok{batch}", mem="1Gi", nodeSelector={"pool": "a"}, requests={"cpu": "1"})
+            await bench.step(400, seconds=0.01)
+            assert bench.is_placed(f"ok{batch}")
+            for i in range(300):
+                bench.gone(f"p{batch}-{i}")
+            sizes.append(_arrays_in(bench.scheduler.cluster.decider.table))
+        assert sizes[-1] <= sizes[0] <= 600
+
+
+def _arrays_in(one: object) -> int:
+    """How many there are in an object and in what it keeps."""
+    kept = vars(one).values()
+    many = (value for value in kept if isinstance(value, dict))
+    return sum(isinstance(value, np.ndarray | Column) for values in many for value in values.values())
