@@ -354,6 +354,18 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         Stage.READY,
         ["given no heartbeat for 10 min: what it has reported may be out of date"],
     ),
+    "a report that is not the current one": (
+        Case(
+            loader=RUNNING,
+            state=ModelState.PENDING,
+            lease={
+                "metadata": {"annotations": {KEYS.report_behind: "422 Invalid: too long"}},
+                "spec": {"renewTime": at(0.1), "leaseDurationSeconds": 40},
+            },
+        ),
+        Stage.STAGING,
+        ["node n1's agent cannot write its report: 422 Invalid: too long", "may be out of date"],
+    ),
     "no Lease": (replace(SERVED, lease=None), Stage.READY, ["no heartbeat of Berth's agent"]),
     "no rights": (
         Case(loader=RUNNING, node=Unread("403 Forbidden"), lease=Unread("403 Forbidden")),
