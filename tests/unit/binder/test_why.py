@@ -53,6 +53,7 @@ class Case:
     loader_before: Json = field(default_factory=dict)
     restarts: int = 0
     proxy: Json | None = None
+    proxy_before: Json = field(default_factory=dict)
     ready: bool = False
     conditions: dict[str, str] = field(default_factory=dict)
     state: ModelState | None = None
@@ -99,7 +100,12 @@ class Case:
             "lastState": self.loader_before,
             "restartCount": self.restarts,
         }
-        proxy = {"name": "proxy", "state": self.proxy or PULLING, "ready": self.ready}
+        proxy = {
+            "name": "proxy",
+            "state": self.proxy or PULLING,
+            "lastState": self.proxy_before,
+            "ready": self.ready,
+        }
         made["status"] = {
             "phase": "Pending",
             "conditions": [{"type": t, "status": s, "lastTransitionTime": at(5)} for t, s in said.items()],
@@ -281,6 +287,27 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         ),
         Stage.LOADED,
         ["container proxy: exit code 3: berth proxy: --agent: refused"],
+    ),
+    "proxy's image missing": (
+        replace(
+            SERVED,
+            ready=False,
+            conditions={"Ready": "False"},
+            proxy=waiting("ImagePullBackOff", "Back-off pulling image y"),
+        ),
+        Stage.LOADED,
+        ["container proxy has not been started: ImagePullBackOff Back-off pulling image y"],
+    ),
+    "proxy fails again and again": (
+        replace(
+            SERVED,
+            ready=False,
+            conditions={"Ready": "False"},
+            proxy=waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container=proxy"),
+            proxy_before=ended(3, "berth proxy: --agent: refused"),
+        ),
+        Stage.LOADED,
+        ["container proxy: exit code 3: berth proxy: --agent: refused", "back-off 5m0s"],
     ),
     "loaded again": (
         replace(SERVED, state=ModelState.STAGED, reason="Triton does not serve it"),
