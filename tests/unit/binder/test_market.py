@@ -201,7 +201,7 @@ def test_a_new_gpu_model_is_worth_what_others_of_its_size_are() -> None:
         )
     cluster.decider.refresh()
     found = extended(prices, table)
-    models, half = np.arange(3, dtype=np.int32), 5 * GIB
+    models, half = np.arange(1, 4, dtype=np.int32), 5 * GIB  # 0: there is no GPU
     assert found.value(models, np.full(3, half)) == pytest.approx([0, 0, 5 / 12], abs=2e-3)
     assert found.value(models, np.array([12, 12, 24]) * GIB) == pytest.approx([1, 1, 2])
     assert found.share(models, np.full(3, 6.0 * GIB)) == pytest.approx([0.5, 0.5, 0.25])
