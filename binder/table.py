@@ -229,9 +229,16 @@ class NodeTable:
 
     def beat(self, name: NodeName, deadline: float) -> None:
         """The node's heartbeat counts until then. It may be heard before the node is known."""
-        self._deadlines[name] = deadline
+        if deadline == -np.inf:
+            self._deadlines.pop(name, None)
+        else:
+            self._deadlines[name] = deadline
         if (row := self.row_of.get(name)) is not None:
             self._deadline[row] = deadline
+
+    def deadline_of(self, name: NodeName) -> float:
+        """-inf without a heartbeat."""
+        return self._deadlines.get(name, -np.inf)
 
     def _place(self, row: int, facts: NodeFacts) -> None:
         for key, column in self._labels.items():

@@ -65,7 +65,7 @@ def test_a_renewal_counts_whatever_the_clock_of_its_writer_says() -> None:
 def test_a_writer_ahead_in_time_gains_nothing() -> None:
     fresh = Freshness()
     fresh.observe(lease(NOW + timedelta(days=1)), monotonic=0.0, wall=NOW)
-    assert fresh.seconds_left("berth-agent-n", monotonic=0.0) == 40
+    assert fresh.deadline("berth-agent-n") == 40
 
 
 @pytest.mark.parametrize("spec", [{}, {"renewTime": None}, {"renewTime": "soon", "leaseDurationSeconds": 40}])
