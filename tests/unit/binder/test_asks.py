@@ -301,8 +301,18 @@ def test_claims_of_a_pod() -> None:
     [
         *(
             ({kind: {}}, None)
-            for kind in "configMap csi downwardAPI emptyDir hostPath image nfs projected secret".split()
+            for kind in (
+                "configMap",
+                "csi",
+                "downwardAPI",
+                "emptyDir",
+                "hostPath",
+                "image",
+                "nfs",
+                "projected",
+            )
         ),
+        ({"secret": {}}, None),
         ({"ephemeral": {}}, None),
         ({"persistentVolumeClaim": {"claimName": "c"}}, None),
         ({"awsElasticBlockStore": {}}, "volume 'v' (awsElasticBlockStore)"),
