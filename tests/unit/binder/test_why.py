@@ -426,7 +426,9 @@ def test_a_pod_s_stage_and_why_it_is_no_further(name: str) -> None:
 def shown(found: Progress) -> str:
     """All that is told, but for when each phase was reached."""
     since = f" since {found.since}" if found.since else ""
-    return "\n".join([f"{found.stage.value}{since}: {found.message}", *(f"  {line}" for line in found.details)])
+    return "\n".join(
+        [f"{found.stage.value}{since}: {found.message}", *(f"  {line}" for line in found.details)]
+    )
 
 
 PAGE = Path(__file__).with_name("why.txt")
