@@ -280,10 +280,10 @@ async def test_each_life_of_a_replica_is_another_candidate(api: ApiServer) -> No
     assert not any("@" in identity for identity in found)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_that_may_be_asked_for_is_there(name: str) -> None:
-    assert options_of("--strategy", name).strategy == name
-    assert make_strategy(name, None) is not None  # type: ignore[arg-type]
+def test_every_strategy_that_may_be_asked_for_is_there() -> None:
+    for name in STRATEGIES:
+        assert options_of("--strategy", name).strategy == name
+        assert make_strategy(name, None) is not None  # type: ignore[arg-type]
     assert options_of().strategy == STRATEGIES[0] == "least-fragmentation"
 
 
