@@ -273,7 +273,14 @@ class _Look:
         stage, what, why = _under_way(model.state)
         if model.state is ModelState.PENDING:
             why = "no files have come for it: an init container that runs `berth loader` sends them"
-        return _Finding(stage, what, "", (model.reason, why, *self._troubles()))
+        next_step = self._restaged() if model.state is ModelState.LOST else ""
+        return _Finding(stage, what, "", (model.reason, why, next_step, *self._troubles()))
+
+    def _restaged(self) -> str:
+        """What becomes of a pod whose files are gone: only a new pod's loader brings them."""
+        if controller_of(self._pod) is None:
+            return "it stays here, for no controller would make it anew: delete it, and make it again"
+        return "the binder evicts it; its controller makes another, whose loader brings them anew"
 
     def _troubles(self) -> tuple[str, ...]:
         """Of its main containers."""
@@ -328,7 +335,7 @@ _UNDER_WAY = {
     ModelState.LOST: (
         Stage.LOST,
         "has lost its files",
-        "the model's files are gone from the node: delete the pod",
+        "the model's files are gone from the node",
     ),
 }
 

@@ -38,7 +38,8 @@ def _of_the_node(node: JsonObject | Unread | None, name: str) -> Iterator[str]:
     else:
         ready = conditions(node).get("Ready")
         if ready is not None and ready.get("status") != "True":
-            yield f"node {name} is not ready: {ready.get('reason') or '?'}: {ready.get('message') or ''}"
+            message = ready.get("message")
+            yield f"node {name} is not ready: {ready.get('reason') or '?'}{': ' if message else ''}{message or ''}"
 
 
 def _of_the_agent(facts: Facts, node: str, keys: Keys) -> Iterator[str]:

@@ -5,7 +5,7 @@ budget lets go are not counted.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -46,9 +46,11 @@ class Victims:
 
     def __init__(self, state: ClusterState, table: NodeTable, budgets: Budgets) -> None:
         self._state, self._table, self._budgets = state, table, budgets
-        # By priority: (rows, GPUs) bytes that pods of it would give back, and (rows) whether there are any.
+        # By priority: (rows, GPUs) bytes that pods of it would give back at most, (rows) whether there are any, and
+        # on how many GPUs they could give back some together.
         self._bytes: dict[int, Ints] = {}
         self._any: dict[int, Bools] = {}
+        self._helped: dict[int, Ints] = {}
         self._amounts: dict[tuple[int, str], Ints] = {}
         self._below: dict[int, tuple[int, ...]] = {}
         self._free: Ints = np.zeros((0, 0), np.int64)
@@ -67,11 +69,14 @@ class Victims:
         """(rows, GPUs): what could be free on a node's GPUs if all pods of these priorities went, the
         most first. Bring it up to date first (`renew`)."""
         table = self._table
-        free = np.minimum(table.free[rows], _PLENTY)
-        most = sum((self._bytes[level][rows] for level in levels), start=np.maximum(free, 0))
+        usable = table.condition[rows] == USABLE
         # What is over its memory is shown as unknown bytes of a GPU that is usable.
-        most = np.where(table.condition[rows] == USABLE, np.maximum(most, free), NOT_KNOWN)
-        return -np.sort(-most, axis=1)
+        free = np.maximum(np.minimum(table.free[rows], _PLENTY), 0)
+        most = sum((self._bytes[level][rows] for level in levels), start=free)
+        helped = sum((self._helped[level][rows] for level in levels), start=np.zeros(len(rows), np.int64))
+        return _at_most(
+            np.where(usable, most, NOT_KNOWN), np.where(usable, free, NOT_KNOWN), helped[:, np.newaxis]
+        )
 
     def left(self, name: str, rows: Some, levels: tuple[int, ...]) -> Ints:
         """What could be left of a resource then."""
@@ -126,10 +131,12 @@ class Victims:
         return bool(self._due)
 
     def _row(self, row: int) -> "dict[int | None, Ints]":
-        """What is free on one node's GPUs, and what pods of each priority would give back."""
+        """What is free on one node's GPUs, and what pods of each priority would give back, and on how many."""
         return {
-            None: self._free[row].copy(),
-            **{level: known[row].copy() for level, known in self._bytes.items()},
+            None: np.append(self._free[row], 0),
+            **{
+                level: np.append(known[row], self._helped[level][row]) for level, known in self._bytes.items()
+            },
         }
 
     def _fit_to_table(self) -> None:
@@ -140,6 +147,7 @@ class Victims:
         for level, known in self._bytes.items():
             self._bytes[level] = _grown(known, shape)
             self._any[level] = _grown(self._any[level], shape[:1])
+            self._helped[level] = _grown(self._helped[level], shape[:1])
         for key, amounts in self._amounts.items():
             self._amounts[key] = _grown(amounts, shape[:1])
 
@@ -147,35 +155,39 @@ class Victims:
         for level in self._bytes:
             self._bytes[level][row] = 0
             self._any[level][row] = False
+            self._helped[level][row] = 0
         for amounts in self._amounts.values():
             amounts[row] = 0
         if not self._table.live[row]:
             return
         view = self._table.view(row)
         shares = list(self._shares(view))
-        counted: Counter[tuple[PodUid, int]] = Counter()
-        for share in sorted(shares, key=lambda share: -share.bytes):
+        for share in shares:
             for name, amount in share.amounts.items():
                 key = (share.priority, name)
                 if key not in self._amounts:
                     self._amounts[key] = np.zeros(len(self._table), np.int64)
                 self._amounts[key][row] = _plus(self._amounts[key][row], amount)
-            if share.budget is not None:
-                counted[share.budget.uid, share.priority] += 1
-                if counted[share.budget.uid, share.priority] > share.budget.allowed:
-                    continue
-            self._add(row, share)
+        # Of a budget's pods any may be those that go: for each GPU the largest ones count, and how many GPUs they
+        # can be of together.
+        for slot in range(self._table.free.shape[1]):
+            here = sorted((share for share in shares if slot in share.slots), key=lambda one: -one.bytes)
+            for share in _allowed(here):
+                self._level(share.priority)
+                bytes = self._bytes[share.priority]
+                bytes[row, slot] = _plus(bytes[row, slot], share.bytes)
+        for share in _allowed(sorted(shares, key=lambda one: -len(one.slots))):
+            self._level(share.priority)
+            self._any[share.priority][row] = True
+            self._helped[share.priority][row] += len(share.slots)
 
-    def _add(self, row: int, share: _Share) -> None:
-        if share.priority not in self._bytes:
+    def _level(self, priority: int) -> None:
+        """There are pods of this priority."""
+        if priority not in self._bytes:
             self._below.clear()
-            self._bytes[share.priority] = np.zeros(self._table.free.shape, np.int64)
-            self._any[share.priority] = np.zeros(len(self._table), np.bool_)
-        self._any[share.priority][row] = True
-        for slot in share.slots:
-            self._bytes[share.priority][row, slot] = _plus(
-                self._bytes[share.priority][row, slot], share.bytes
-            )
+            self._bytes[priority] = np.zeros(self._table.free.shape, np.int64)
+            self._any[priority] = np.zeros(len(self._table), np.bool_)
+            self._helped[priority] = np.zeros(len(self._table), np.int64)
 
     def _shares(self, view: NodeView) -> Iterator[_Share]:
         report, node = view.facts.report, view.facts.name
@@ -191,6 +203,27 @@ class Victims:
             where = tuple(slots[gpu] for gpu in gpus if gpu in slots) if gpus else tuple(slots.values())
             budget = next(iter(self._budgets.of(self._state.labelled(holder))), None)
             yield _Share(holder.priority, holder.amounts, where, size, budget)
+
+
+def _allowed(shares: Iterable[_Share]) -> Iterator[_Share]:
+    """The first ones that a budget allows, of each priority."""
+    counted: Counter[tuple[PodUid, int]] = Counter()
+    for share in shares:
+        if share.budget is not None:
+            counted[share.budget.uid, share.priority] += 1
+            if counted[share.budget.uid, share.priority] > share.budget.allowed:
+                continue
+        yield share
+
+
+def _at_most(most: Ints, free: Ints, helped: Ints) -> Ints:
+    """The most first, where only so many GPUs of a node could be helped: of more GPUs than that, the others have
+    what they have."""
+    most, free = -np.sort(-most, axis=1), -np.sort(-free, axis=1)
+    unhelped = np.arange(free.shape[1]) - helped
+    return np.where(
+        unhelped < 0, most, np.minimum(most, np.take_along_axis(free, np.maximum(unhelped, 0), axis=1))
+    )
 
 
 def _plus(sum: Any, amount: int) -> int:

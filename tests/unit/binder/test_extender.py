@@ -212,3 +212,120 @@ async def test_a_standby_sends_its_caller_to_the_leader_or_says_that_there_is_no
     scheduler.leads = False
     status, _ = await post(extender, "filter", ARGS)
     assert status == 503
+
+
+BINDING = {"PodName": "p1", "PodNamespace": "team", "PodUID": "p1", "Node": "n1"}
+KUBE_SCHEDULERS_AFFAIRS: dict[str, dict[str, Any]] = {
+    "selector": {"nodeSelector": {"zone": "a"}},
+    "affinity": {
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}},
+            "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]},
+        }
+    },
+    "taints and cordon": {"tolerations": []},
+    "host port": {
+        "containers": [
+            {"name": "c", "ports": [{"hostPort": 80}], "resources": {"limits": {KEYS.gpu_mem: "4Gi"}}}
+        ]
+    },
+    "claim": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "none"}}]},
+    "device claims": {"resourceClaims": [{"name": "r"}]},
+    "CPU": {"requests": {"cpu": "100"}},
+}
+
+
+@pytest.mark.parametrize("case", KUBE_SCHEDULERS_AFFAIRS)
+async def test_filter_leaves_to_kube_scheduler_what_it_decides_itself(case: str) -> None:
+    _, scheduler, extender = make()
+    taken = pod("taken", mem=None, on="n1", containers=[{"name": "c", "ports": [{"hostPort": 80}]}])
+    scheduler.on_pod(Change(ChangeKind.SET, taken))
+    one = {"Pod": pod("p1", **{"mem": "4Gi", **KUBE_SCHEDULERS_AFFAIRS[case]}), "NodeNames": ["n1"]}
+    _, answer = await post(extender, "filter", one)
+    assert answer == {"NodeNames": ["n1"], "FailedAndUnresolvableNodes": {}}
+
+
+async def test_filter_tells_what_is_wrong_with_a_pod() -> None:
+    _, _, extender = make()
+    _, answer = await post(extender, "filter", {"Pod": pod("p1", mem="1.5"), "NodeNames": ["n1"]})
+    assert answer["Error"].startswith("the pod cannot be placed: container 'proxy'")
+
+
+def bound_to(node_name: str) -> dict[str, Any]:
+    return pod("p1", mem="4Gi", on=node_name)
+
+
+def going() -> dict[str, Any]:
+    one = pod("p1", mem="4Gi")
+    one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return one
+
+
+# The pod as it is when kube-scheduler asks to bind it to n1; the answer. "" is done.
+AS_IT_IS: dict[str, tuple[dict[str, Any] | None, str]] = {
+    "gone": (None, "pod team/p1: 404 NotFound"),
+    "bound there already": (bound_to("n1"), ""),
+    "bound elsewhere": (bound_to("n2"), "pod team/p1 is on node n2 already"),
+    "being deleted": (going(), "pod team/p1 is not a pending model pod with uid p1"),
+    "unreadable": (pod("p1", mem="1.5"), "the pod cannot be placed: container 'proxy'"),
+}
+
+
+@pytest.mark.parametrize("case", AS_IT_IS)
+async def test_bind_looks_at_the_pod_as_it_is_now(case: str) -> None:
+    api, scheduler, extender = make()
+    api.pod, error = AS_IT_IS[case]
+    _, answer = await post(extender, "bind", BINDING)
+    assert answer["Error"].startswith(error)
+    assert bool(answer["Error"]) is bool(error)
+    assert (api.bound, scheduler.state.assumed_count) == ([], 0)
+
+
+async def test_a_binding_that_fails_is_told_and_holds_nothing() -> None:
+    api, scheduler, extender = make()
+
+    async def refuse(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        raise response_error(403, "Forbidden", "no")
+
+    api.create = refuse  # type: ignore[method-assign]
+    assert await post(extender, "bind", BINDING) == (200, {"Error": "403 Forbidden: no"})
+    assert scheduler.state.assumed_count == 0
+
+
+@pytest.mark.parametrize("verb", ["filter", "prioritize", "bind"])
+async def test_a_body_that_is_no_text_is_one_clear_error(verb: str) -> None:
+    _, _, extender = make()
+    async with TestClient(TestServer(extender.application())) as client:
+        answer = await client.post(f"/{verb}", data=b"\xff\xfe{}")
+        assert answer.status == 400
+        assert (await answer.json())["error"].startswith("request body is not UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("free", "points"),
+    [
+        ({"a": 16, "b": 12, "c": 8, "d": 4}, {"a": 0, "b": 3, "c": 6, "d": 10}),
+        ({"a": 8, "b": 8, "c": 8, "d": 8}, {"a": 10, "b": 0, "c": 0, "d": 0}),
+        ({"a": 2, "b": 8, "c": 4, "d": 2}, {"a": 0, "b": 0, "c": 10, "d": 0}),
+        ({"a": 2, "b": 2, "c": 2, "d": 2}, {"a": 0, "b": 0, "c": 0, "d": 0}),
+    ],
+)
+async def test_points_follow_the_strategy_and_the_best_is_one(
+    free: dict[str, int], points: dict[str, int]
+) -> None:
+    """The fullest first; 0 for those that do not take it."""
+    _, scheduler, extender = make()
+    for name, gib in free.items():
+        scheduler.on_node(Change(ChangeKind.SET, node(name, says=report(gpu(name, total=gib * GIB)))))
+    args = {"Pod": pod("p1", mem="4Gi"), "NodeNames": [*free, "unknown"]}
+    _, answer = await post(extender, "prioritize", args)
+    assert {one["Host"]: one["Score"] for one in answer} == points | {"unknown": 0}
+
+
+async def test_what_is_asked_for_is_learned_once_for_each_pod() -> None:
+    _, scheduler, extender = make()
+    learned: list[str] = []
+    scheduler.learn = lambda demand: learned.append(demand.model.ref.name)  # type: ignore[method-assign]
+    for uid in ("p1", "p2", "p1", "p1"):
+        await post(extender, "filter", {"Pod": pod(uid), "NodeNames": []})
+    assert learned == ["p1", "p2"]

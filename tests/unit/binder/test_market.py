@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from binder.cluster import Cluster
 from binder.cutting_stock import CELLS, remainder_values
 from binder.decision import Placement
 from binder.demand import Shape, parse_demand
-from binder.market import Arrivals, Market, Prices, extended, price
+from binder.market import Arrivals, Ask, Market, Prices, extended, price
 from binder.strategies import LeastFragmentation
 from binder.table import NodeTable
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
@@ -201,7 +202,151 @@ def test_a_new_gpu_model_is_worth_what_others_of_its_size_are() -> None:
         )
     cluster.decider.refresh()
     found = extended(prices, table)
-    models, half = np.arange(3, dtype=np.int32), 5 * GIB
+    models, half = np.arange(1, 4, dtype=np.int32), 5 * GIB  # 0: there is no GPU
     assert found.value(models, np.full(3, half)) == pytest.approx([0, 0, 5 / 12], abs=2e-3)
     assert found.value(models, np.array([12, 12, 24]) * GIB) == pytest.approx([1, 1, 2])
     assert found.share(models, np.full(3, 6.0 * GIB)) == pytest.approx([0.5, 0.5, 0.25])
+
+
+NOTHING, T4, A100 = 0, 1, 2
+BOTH, RARE = np.array([True, True, True]), np.array([False, False, True])
+
+
+def ask(count: int, gib: int, allowed: Any = BOTH, *, gpus: int = 1, **amounts: int) -> Ask:
+    return Ask(count, gib * GIB, gpus, amounts, allowed)
+
+
+def market(*asks: Ask, sizes: tuple[int, int] = (16, 16), supply: tuple[int, int] = (3, 1)) -> Prices:
+    """Of T4 and A100, with 4 CPUs and 8 GiB of memory for each GPU."""
+    has = {"cpu": 4000, "memory": 8 * GIB}
+    return price(Market(np.array([0, *sizes]) * GIB, np.array([0, *supply]), has, asks))
+
+
+# What is asked for, and the price of a T4 and an A100 beside their worth.
+SCARCITIES: dict[str, tuple[list[Ask], tuple[float, float]]] = {
+    "nothing": ([], (0, 0)),
+    "anything will do": ([ask(2, 8)], (0, 0)),
+    "half of it only on a quarter": ([ask(2, 8), ask(2, 8, RARE)], (0, 2)),
+    "all of it only on a quarter": ([ask(2, 8, RARE)], (0, 4)),
+    "two GPUs each": ([ask(2, 8), ask(1, 8, RARE, gpus=2)], (0, 2)),
+    "larger ones": ([ask(4, 4), ask(1, 16, RARE)], (0, 2)),
+    "what no GPU can serve": ([ask(2, 8), ask(2, 8, np.array([True, False, False]))], (0, 0)),
+}
+
+
+@pytest.mark.parametrize("case", SCARCITIES)
+def test_a_kind_of_gpu_is_scarce_by_what_only_it_can_serve(case: str) -> None:
+    asks, scarce = SCARCITIES[case]
+    assert market(*asks).scarcity[[T4, A100]] == pytest.approx(scarce)
+
+
+@pytest.mark.parametrize(("first", "levels"), [(1, (1.5, 1.5, 0)), (3, (1.5, 1.5, 0)), (6, (2, 1, 0))])
+def test_what_two_kinds_can_serve_goes_to_the_one_that_has_least_of_it(first: int, levels: Any) -> None:
+    """Three kinds, a third of the cluster each. Some pods need the first, three the first or the second."""
+    sizes, supply = np.array([0, 1, 1, 1]) * GIB, np.array([0, 1, 1, 1])
+    only, either = np.array([False, True, False, False]), np.array([False, True, True, False])
+    asks = [Ask(first, GIB, 1, {}, only), Ask(3, GIB, 1, {}, either)]
+    found = price(Market(sizes, supply, {"cpu": 1.0, "memory": 1.0}, asks)).scarcity
+    assert found[1:] == pytest.approx(levels)
+
+
+# What is asked for; CPU (milli-cores) and memory for a GPU of mean size.
+PER_GPU: dict[str, tuple[list[Ask], tuple[float, float]]] = {
+    "nothing: what there is": ([], (4000, 8 * GIB)),
+    "pods without GPU memory: what there is": ([ask(9, 0, cpu=1)], (4000, 8 * GIB)),
+    "as asked": ([ask(2, 8, cpu=1000), ask(2, 8, memory=GIB)], (1000, GIB)),
+    "two GPUs each": ([ask(2, 8, gpus=2, cpu=1000)], (1000, 0)),
+    "more than there is": ([ask(1, 8, cpu=99_000, memory=99 * GIB)], (4000, 8 * GIB)),
+}
+
+
+@pytest.mark.parametrize("case", PER_GPU)
+def test_what_else_a_gpu_needs_is_what_pods_ask_for(case: str) -> None:
+    asks, (cpu, memory) = PER_GPU[case]
+    assert market(*asks).per_gpu == pytest.approx({"cpu": cpu, "memory": memory})
+
+
+def test_a_gpu_is_worth_its_size() -> None:
+    prices = market(sizes=(8, 24), supply=(1, 1))
+    models = np.array([NOTHING, T4, A100], np.int32)
+    assert prices.mean_bytes == 16 * GIB
+    assert prices.value(models, np.array([0, 8, 24]) * GIB) == pytest.approx([0, 0.5, 1.5])
+    assert prices.value(models, np.array([0, 4, 6]) * GIB) == pytest.approx([0, 0.25, 0.375])
+    # 8 GiB is all that is asked for: of 24 three fit, of 8 one; what is larger than a GPU is not asked of it.
+    learned = market(ask(5, 8), ask(5, 20), sizes=(8, 24), supply=(1, 1))
+    assert learned.value(models, np.array([0, 7, 7]) * GIB) == pytest.approx([0, 0, 0])
+    assert learned.value(models, np.array([0, 8, 24]) * GIB) == pytest.approx([0, 0.5, 1.5])
+
+
+def test_what_the_median_gpu_has_is_weighed_by_bytes_and_only_healthy_gpus_count() -> None:
+    def some(name: str, *gib: int, cpu: str, sick: int = 0) -> dict[str, object]:
+        gpus = [
+            gpu(f"{name}-{i}", index=i, total=size * GIB, healthy=i >= sick) for i, size in enumerate(gib)
+        ]
+        return node(name, says=report(*gpus), allocatable={"cpu": cpu, "memory": "8Gi"})
+
+    cluster = cluster_of(
+        LeastFragmentation(),
+        some("few", 16, cpu="4"),
+        some("many", 16, 16, 16, 16, cpu="24", sick=1),
+        node("none", allocatable={"cpu": "999", "memory": "999Gi"}),
+    )
+    cluster.decider.refresh()
+    found = Arrivals().market(cluster.decider.table)
+    assert found.most_per_gpu["cpu"] == pytest.approx(8000)
+    assert found.supply.tolist() == [0, 4]
+    assert Arrivals().market(NodeTable()).most_per_gpu == {"cpu": 0.0, "memory": 0.0}
+
+
+def test_which_gpus_pods_may_be_on() -> None:
+    cluster = cluster_of(
+        LeastFragmentation(),
+        node("n1", says=report(gpu("a", total=8 * GIB)), labels={"zone": "a"}),
+        node(
+            "n2",
+            says=report(dataclasses.replace(gpu("b", total=24 * GIB), product="H100")),
+            labels={"zone": "b"},
+        ),
+    )
+    cluster.decider.refresh()
+    asked = {
+        "small": pod(mem="8Gi"),
+        "large": pod(mem="9Gi"),
+        "product": pod(mem="1Gi", annotations={KEYS.gpu_product: "T4"}),
+        "selector": pod(mem="1Gi", nodeSelector={"zone": "b"}),
+        "large, elsewhere": pod(mem="9Gi", nodeSelector={"zone": "a"}),
+    }
+    arrivals = Arrivals()
+    for one in asked.values():
+        arrivals.note(parse_demand(one, KEYS).shape)
+    allowed = [one.allowed[1:].tolist() for one in arrivals.market(cluster.decider.table).asks]
+    assert dict(zip(asked, allowed, strict=True)) == {
+        "small": [True, True],
+        "large": [False, True],
+        "product": [True, False],
+        "selector": [False, True],
+        "large, elsewhere": [False, False],
+    }
+
+
+@pytest.mark.parametrize(("cpu", "chosen"), [("2", "n2"), ("64", "n1")])
+def test_a_gpu_whose_cpu_would_be_used_up_is_worth_nothing_more(cpu: str, chosen: str) -> None:
+    """n1 is the fuller one. With little CPU beside it, what stays of its GPU would be stranded."""
+    strategy = LeastFragmentation()
+    cluster = cluster_of(
+        strategy,
+        node(
+            "n1",
+            says=report(gpu("a", foreign_bytes=2 * GIB)),
+            allocatable={"cpu": cpu, "memory": "64Gi", "pods": "9"},
+        ),
+        node("n2", says=report(gpu("b")), allocatable={"cpu": "64", "memory": "64Gi", "pods": "9"}),
+    )
+    one = parse_demand(pod(mem="2Gi", requests={"cpu": "2"}), KEYS)
+    for _ in range(25):
+        strategy.arrivals.note(parse_demand(pod(mem="4Gi", requests={"cpu": "1"}), KEYS).shape)
+    cluster.decider.refresh()
+    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+    outcome = cluster.decider.decide(one)
+    assert isinstance(outcome, Placement)
+    assert outcome.node == chosen

@@ -211,6 +211,19 @@ def test_a_pod_that_two_budgets_count_is_never_a_victim() -> None:
     assert sacrifice(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets) is None
 
 
+def test_a_larger_pod_of_the_same_budget_on_another_gpu_hides_nobody() -> None:
+    """One of the two may go, and only the smaller one would help."""
+    budgets, cluster = Budgets(), cluster_of({})
+    budgets.put(budget("pdb", "web", 1))
+    cluster.state.set_node(node("n1", says=report(gpu("GPU-0"), gpu("GPU-1", index=1))))
+    cluster.decider.table.beat(NodeName("n1"), 1.0)
+    for uid, gib, slot, priority in (("small", 4, 0, 0), ("large", 8, 1, 0), ("high", 8, 1, 50)):
+        choice = GpuChoice(GpuUuid(f"GPU-{slot}"), slot, gib * GIB)
+        one = pod(uid, mem=f"{gib}Gi", on="n1", choice=choice, priority=priority)
+        cluster.state.set_pod(labelled(one, app="high" if uid == "high" else "web"))
+    assert names(sacrifice(cluster, pod("vip", mem="14Gi", priority=10), budgets=budgets)) == ["small"]
+
+
 def test_one_node_s_budget_does_not_hide_another_node() -> None:
     budgets = Budgets()
     budgets.put(budget("pdb", "web", 0))

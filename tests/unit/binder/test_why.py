@@ -4,6 +4,7 @@ import io
 import json
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -314,7 +315,21 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         Stage.STAGED,
         ["Triton does not serve it"],
     ),
-    "lost": (replace(SERVED, state=ModelState.LOST), Stage.LOST, ["delete the pod"]),
+    "lost": (
+        replace(SERVED, state=ModelState.LOST),
+        Stage.LOST,
+        ["the model's files are gone from the node", "the binder evicts it; its controller makes another"],
+    ),
+    "lost, nobody would replace it": (
+        replace(SERVED, state=ModelState.LOST, owner=False),
+        Stage.LOST,
+        ["no controller would make it anew: delete it, and make it again"],
+    ),
+    "lost while it is being loaded": (
+        Case(loader=RUNNING, state=ModelState.LOST),
+        Stage.LOST,
+        ["the model's files are gone from the node"],
+    ),
     "no loader": (
         Case(pod_changes={"initContainers": []}, state=ModelState.PENDING),
         Stage.STAGING,
@@ -445,6 +460,23 @@ def test_a_pod_s_stage_and_why_it_is_no_further(name: str) -> None:
     assert found.message.startswith("team/p1 ")
     for word in words:
         assert word in text
+
+
+def shown(found: Progress) -> str:
+    """All that is told, but for when each phase was reached."""
+    since = f" since {found.since}" if found.since else ""
+    return "\n".join(
+        [f"{found.stage.value}{since}: {found.message}", *(f"  {line}" for line in found.details)]
+    )
+
+
+PAGE = Path(__file__).with_name("why.txt")
+
+
+def test_the_page_shows_what_each_pod_s_owner_reads() -> None:
+    """Word for word, and in this order: what is said too much is as wrong as what is missing."""
+    page = "\n\n".join(f"# {name}\n{shown(told(case))}" for name, (case, *_) in CASES.items())
+    assert page + "\n" == PAGE.read_text()
 
 
 def test_nothing_is_wrong_with_a_pod_that_serves() -> None:

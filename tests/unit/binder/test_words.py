@@ -1,0 +1,520 @@
+"""What an operator reads: each reason with its detail, its line in the guide, and the figures of a scrape."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, NodeName
+from berth.contract.report import TritonReport
+from berth.kube.errors import KubeError, response_error
+from berth.kube.informer import Change, ChangeKind
+from binder.cluster import Cluster
+from binder.decision import Refusal
+from binder.demand import parse_demand
+from binder.explain import sentence, summary, verdicts
+from binder.metrics import RESULTS, BinderMetrics
+from binder.notices import Notices, told
+from binder.pod_facts import conditions
+from binder.progress import Stage
+from binder.queue import SchedulingQueue
+from binder.reasons import Kind
+from binder.remedy import remedy
+from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
+
+Json = dict[str, Any]
+GUIDE = (Path(__file__).parents[3] / "docs/operating.md").read_text()
+
+
+@pytest.mark.parametrize("word", [*Kind, *Stage])
+def test_every_word_has_its_line_in_the_guide(word: Kind | Stage) -> None:
+    assert re.search(rf"^\|[^|]*`{word.value}`[^|]*\|", GUIDE, re.MULTILINE)
+
+
+def test_every_result_of_a_try_is_explained_in_the_guide() -> None:
+    (line,) = re.findall(r"^\| `berth_binder_attempts_total\{result\}` \| (.*) \|$", GUIDE, re.MULTILINE)
+    assert re.findall(r"\b(?:scheduled|unschedulable|invalid|error|broken)\b", line) == list(RESULTS)
+
+
+def cluster_of(*nodes: Json, pods: tuple[Json, ...] = ()) -> Cluster:
+    cluster = Cluster(KEYS, clock=lambda: 0.0, excluded=lambda _: [NodeName("excluded")])
+    for one in nodes:
+        cluster.on_node(Change(ChangeKind.SET, one))
+        name = one["metadata"]["name"]
+        cluster.decider.table.beat(name, -1.0 if name == "stale" else 1.0)
+    for one in pods:
+        cluster.on_pod(Change(ChangeKind.SET, one))
+    return cluster
+
+
+PORT: Json = {"containers": [{"name": "c", "ports": [{"hostPort": 80}, {"hostPort": 81, "protocol": "UDP"}]}]}
+TAKEN: Json = {"containers": [{"name": "c", "ports": [{"hostPort": 81, "protocol": "UDP"}]}]}
+TWO = report(gpu("GPU-a"), gpu("GPU-b", index=1))
+SICK = report(*(gpu(f"GPU-{i}", index=i, healthy=i == 9, reason=f"XID {i % 2}") for i in range(3)))
+HELD = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
+# What is asked, what the node is, who is there; the sentence.
+DETAILS: dict[str, tuple[Json, Json, tuple[Json, ...], str]] = {
+    "cordon": ({}, {"unschedulable": True}, (), "NodeUnschedulable"),
+    "taint": (
+        {"tolerations": [{"key": "a", "operator": "Exists"}]},
+        {"taints": [{"key": k, "value": "v", "effect": "NoExecute"} for k in "ab"]},
+        (),
+        "TaintNotTolerated: b=v:NoExecute",
+    ),
+    "taint without a value": (
+        {},
+        {"taints": [{"key": "s", "effect": "PreferNoSchedule"}, {"key": "k", "effect": "NoSchedule"}]},
+        (),
+        "TaintNotTolerated: k:NoSchedule",
+    ),
+    "selector": ({"nodeSelector": {"z": "1", "a": "2"}}, {}, (), "NodeSelectorMismatch: a=2,z=1"),
+    "no report": ({}, {"says": None}, (), "NoNodeReport"),
+    "unreadable": ({}, {"says": "[]"}, (), "UnreadableNodeReport: node report is not a JSON object"),
+    "triton": ({}, {"says": report(triton=TritonReport(False, ""))}, (), "TritonNotReady"),
+    "server": (
+        {"annotations": {KEYS.server: "pool"}},
+        {},
+        (),
+        "WrongServer: pool wanted, triton is here",
+    ),
+    "capabilities": (
+        {"annotations": {KEYS.requirements: "x,python,a"}},
+        {},
+        (),
+        "MissingCapabilities: a,x",
+    ),
+    "stale": (
+        {},
+        {"name": "stale", "says": report(observed_at="noon")},
+        (),
+        "StaleNodeFacts: no heartbeat; last report of noon",
+    ),
+    "excluded": ({}, {"name": "excluded"}, (), "ExcludedAfterLoadFailure"),
+    "id": (
+        {"annotations": {KEYS.model_id: "m"}},
+        {},
+        (pod("x", on="n1", choice=HELD, annotations={KEYS.model_id: "m"}),),
+        "ModelAlreadyOnNode: id m",
+    ),
+    "name": (
+        {"annotations": {KEYS.model_id: "m"}},
+        {},
+        (pod("x", on="n1", choice=HELD, annotations={KEYS.model_id: "i", KEYS.model_name: "m"}),),
+        "ModelAlreadyOnNode: name m in Triton",
+    ),
+    "name of an anonymous model": (
+        {"annotations": {KEYS.model_id: None, KEYS.model_name: "m"}},
+        {"says": report(models=(listed("x"),))},
+        (pod("x", on="n1", choice=HELD, annotations={KEYS.model_id: "i", KEYS.model_name: "m"}),),
+        "ModelAlreadyOnNode: name m in Triton",
+    ),
+    "port": (PORT, {}, (pod("x", mem=None, on="n1", **TAKEN),), "HostPortTaken: UDP 81"),
+    "ports": (
+        PORT,
+        {},
+        (pod("x", mem=None, on="n1", **PORT),),
+        "HostPortTaken: TCP 80, UDP 81",
+    ),
+    "resource": (
+        {"requests": {"cpu": "3", "memory": "1Gi"}},
+        {},
+        (pod("x", mem=None, on="n1", requests={"cpu": "1500m"}),),
+        "ResourceInsufficient: cpu: 3000 asked, 2500 left",
+    ),
+    "resource given out twice": (
+        {"requests": {"cpu": "1"}},
+        {},
+        (pod("x", mem=None, on="n1", requests={"cpu": "9"}),),
+        "ResourceInsufficient: cpu: 1000 asked, 0 left",
+    ),
+    "pods": (
+        {},
+        {"allocatable": {"cpu": "4", "pods": "2"}},
+        tuple(pod(f"x{i}", mem=None, on="n1") for i in range(2)),
+        "TooManyPods: 2 pods are on the node",
+    ),
+    "product": ({"annotations": {KEYS.gpu_product: "H100"}}, {"says": TWO}, (), "GPUProductMismatch: T4"),
+    "count": (
+        {"annotations": {KEYS.gpu_count: "3"}},
+        {"says": TWO},
+        (),
+        "GPUCountInsufficient: 3 wanted, 2 here",
+    ),
+    "sick": ({}, {"says": SICK}, (), "GPUUnhealthy: XID 0; XID 1"),
+    "unknown": ({}, {"says": report(gpu(foreign_bytes=None))}, (), "GPUFactsUnknown"),
+    "memory": ({"mem": "17Gi"}, {"says": TWO}, (), "GPUMemoryInsufficient: 1 GiB short on the best GPU"),
+    "memory of several": (
+        {"mem": "5Gi", "annotations": {KEYS.gpu_count: "2"}},
+        {
+            "says": report(
+                gpu("GPU-a"), gpu("GPU-b", index=1, total=2 * GIB), gpu("GPU-c", index=2, total=3 * GIB)
+            )
+        },
+        (),
+        "GPUMemoryInsufficient: 2 GiB short on one of the best 2 GPUs",
+    ),
+    "unsupported": (
+        {"resourceClaims": [{"name": "r"}]},
+        {},
+        (),
+        "UnsupportedConstraint: spec.resourceClaims",
+    ),
+    "claim": (
+        {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
+        {},
+        (),
+        "VolumeClaimNotFound: persistentvolumeclaim 'c' does not exist or is being deleted",
+    ),
+    "a long detail": (
+        {"nodeSelector": {"k": "v" * 300}},
+        {},
+        (),
+        f"NodeSelectorMismatch: k={'v' * 198}",
+    ),
+    "fits": ({}, {}, (), "fits"),
+}
+
+
+def refused(asks: Json, has: Json, pods: tuple[Json, ...]) -> tuple[str, str]:
+    """The node's own reason, and the whole refusal."""
+    cluster = cluster_of(node(**{"says": report(), **has}), pods=pods)
+    demand = parse_demand(pod(**asks), KEYS)
+    (found,) = verdicts(cluster.decider, demand)
+    outcome = cluster.decider.decide(demand)
+    whole = summary(cluster.decider, demand, outcome) if isinstance(outcome, Refusal) else ""
+    return "fits" if found.reason is None else sentence(found.reason), whole
+
+
+@pytest.mark.parametrize("case", DETAILS)
+def test_each_reason_says_what_would_be_right(case: str) -> None:
+    *world, expected = DETAILS[case]
+    assert refused(*world)[0] == expected  # type: ignore[arg-type]
+
+
+# What of a refusal stands in the summary of all nodes: figures that differ from node to node do not.
+IN_BRIEF = {
+    "cordon": "1 NodeUnschedulable",
+    "taint": "1 TaintNotTolerated (b=v:NoExecute)",
+    "selector": "1 NodeSelectorMismatch",
+    "unreadable": "1 UnreadableNodeReport (node report is not a JSON object)",
+    "server": "1 WrongServer",
+    "capabilities": "1 MissingCapabilities (a,x)",
+    "stale": "1 StaleNodeFacts",
+    "id": "1 ModelAlreadyOnNode",
+    "resource": "1 ResourceInsufficient (cpu: 3000 asked, 2500 left)",
+    "product": "1 GPUProductMismatch (T4)",
+    "count": "1 GPUCountInsufficient (3 wanted, 2 here)",
+    "sick": "1 GPUUnhealthy",
+    "memory": "1 GPUMemoryInsufficient (1 GiB short on the best GPU)",
+    "unsupported": "UnsupportedConstraint: spec.resourceClaims",
+}
+
+
+@pytest.mark.parametrize("case", IN_BRIEF)
+def test_a_summary_keeps_what_is_alike_on_all_nodes(case: str) -> None:
+    asks, has, pods, _ = DETAILS[case]
+    assert refused(asks, has, pods)[1] == f"0/1 nodes: {IN_BRIEF[case]}"
+
+
+def test_a_summary_tells_of_the_nearest_node_and_the_most_common_reason_first() -> None:
+    sizes = {"n1": "1", "n2": "3", "n3": "2"}
+    cluster = cluster_of(
+        *(node(n, says=report(), allocatable={"cpu": cpu, "pods": "9"}) for n, cpu in sizes.items()),
+        *(node(f"g{i}", says=report(gpu(total=i * GIB))) for i in (1, 3, 2, 0)),
+        node("gone", says=report(gpu(total=5 * GIB))),
+    )
+    cluster.on_node(Change(ChangeKind.GONE, node("gone")))
+    demand = parse_demand(pod(mem="6Gi", requests={"cpu": "4"}), KEYS)
+    outcome = cluster.decider.decide(demand)
+    assert isinstance(outcome, Refusal)
+    assert summary(cluster.decider, demand, outcome) == (
+        "0/7 nodes: 4 GPUMemoryInsufficient (3 GiB short on the best GPU), "
+        "3 ResourceInsufficient (cpu: 4000 asked, 3000 left)"
+    )
+
+
+GPUS: dict[str, tuple[Json, Any, str | None]] = {
+    "fits": ({"mem": "16Gi"}, gpu(), None),
+    "asks for nothing": ({"mem": None}, gpu(total=GIB, foreign_bytes=GIB), None),
+    "over its memory": (
+        {"mem": None},
+        gpu(total=GIB, foreign_bytes=2 * GIB),
+        "GPUMemoryInsufficient: 1 GiB short",
+    ),
+    "short": ({"mem": "17Gi"}, gpu(), "GPUMemoryInsufficient: 1 GiB short"),
+    "sick": ({}, gpu(healthy=False, reason="XID 79"), "GPUUnhealthy: XID 79"),
+    "unknown": ({}, gpu(total=None, reason="NVML"), "GPUFactsUnknown: NVML"),
+    "another product": (
+        {"annotations": {KEYS.gpu_product: "H100,A100"}},
+        gpu(healthy=False),
+        "GPUProductMismatch: T4 is not one of A100, H100",
+    ),
+    "the product": ({"annotations": {KEYS.gpu_product: "t4"}}, gpu(), None),
+}
+
+
+@pytest.mark.parametrize("case", GPUS)
+def test_each_gpu_has_its_own_reason(case: str) -> None:
+    asks, has, expected = GPUS[case]
+    cluster = cluster_of(node(says=report(has)))
+    (found,) = verdicts(cluster.decider, parse_demand(pod(**asks), KEYS))
+    reason = found.gpus[0].reason
+    assert (None if reason is None else sentence(reason)) == expected
+
+
+def helps(cluster: Cluster, asks: Json) -> str:
+    demand = parse_demand(asks, KEYS)
+    outcome = cluster.decider.decide(demand)
+    assert isinstance(outcome, Refusal)
+    return remedy(cluster.decider, demand, outcome, most_nodes=1)
+
+
+def resident(uid: str, on: str, gib: int, slot: int = 0, **more: Any) -> Json:
+    return pod(uid, mem=f"{gib}Gi", on=on, choice=GpuChoice(GpuUuid(f"{on}-{slot}"), slot, gib * GIB), **more)
+
+
+def test_what_would_help_is_said_of_the_node_with_most_room() -> None:
+    cluster = cluster_of(
+        *(node(n, says=report(gpu(f"{n}-0"), gpu(f"{n}-1", index=1))) for n in ("n1", "n2", "n3")),
+        pods=(
+            *(
+                resident(f"{n}{slot}", n, 10 - (n == "n2"), slot)
+                for n in ("n1", "n2", "n3")
+                for slot in (0, 1)
+            ),
+        ),
+    )
+    assert helps(cluster, pod(mem="8Gi")) in (
+        "would fit on n2, GPU 0, without team/n20",
+        "would fit on n2, GPU 1, without team/n21",
+    )
+    both = pod(mem="8Gi", annotations={KEYS.gpu_count: "2"})
+    assert helps(cluster, both) == "would fit on n2, GPU 0, 1, without team/n20, team/n21"
+    assert (
+        helps(cluster, pod(mem="17Gi"))
+        == "no GPU is large enough: 17 GiB asked, 16 GiB on the largest when empty"
+    )
+    assert helps(cluster, pod(mem="17Gi", nodeSelector={"a": "b"})) == ""
+    assert helps(cluster, pod(mem="8Gi", resourceClaims=[{"name": "r"}])) == ""
+
+
+def test_the_largest_gpu_is_one_that_the_pod_may_have() -> None:
+    cluster = cluster_of(
+        node("n1", says=report(gpu(total=16 * GIB, headroom_bytes=GIB))),
+        node("n2", says=report(gpu(total=80 * GIB).__class__(GpuUuid("b"), 0, "H100", 80 * GIB, 0, 0, True))),
+    )
+    asks = pod(mem="20Gi", annotations={KEYS.gpu_product: "T4"})
+    assert helps(cluster, asks) == "no GPU is large enough: 20 GiB asked, 15 GiB on the largest when empty"
+
+
+# --- a scrape
+
+
+def test_the_figures_of_a_scrape() -> None:
+    registry, now = CollectorRegistry(), [0.0]
+    metrics, queue = BinderMetrics(registry), SchedulingQueue(lambda: now[0])
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"berth_binder_{name}", labels)
+
+    for result in RESULTS:
+        assert value("attempts_total", result=result) == 0
+    for kind in Kind:
+        assert value("refusals_total", reason=kind.value) == 0
+    assert value("leader") == 0
+    cluster = cluster_of(
+        node("n1", says=report(gpu("a", foreign_bytes=GIB), gpu("b", index=1, foreign_bytes=3 * GIB))),
+        node("n2", says=report(gpu(total=None))),
+        node("n3"),
+        pods=(pod("ghost", on="n1", choice=GpuChoice(GpuUuid("b"), 1, GIB)),),
+    )
+    metrics.follow(queue, cluster.state)
+    metrics.attempted("error")
+    metrics.refused({Kind.STALE: 3, Kind.NO_GPU: 1})
+    metrics.refused({Kind.STALE: 2})
+    assert (value("attempts_total", result="error"), value("attempts_total", result="scheduled")) == (1, 0)
+    assert value("refusals_total", reason="StaleNodeFacts") == 5
+    assert value("refusals_total", reason="NoGPU") == 1
+    assert value("node_free_bytes", node="n1") == 15 * GIB
+    assert value("node_free_bytes", node="n2") is value("node_free_bytes", node="n3") is None
+    assert [value("waiting_pods", queue=q) for q in ("ready", "parked", "gated")] == [0, 0, 0]
+    queue.put(parse_demand(pod("new"), KEYS))
+    queue.put(parse_demand(pod("gated", schedulingGates=[{"name": "g"}]), KEYS))
+    for uid in ("p1", "p2"):
+        queue.put(parse_demand(pod(uid, priority=1), KEYS))
+        waiting = queue.pop()
+        assert waiting is not None
+        queue.hold(waiting)
+    assert [value("waiting_pods", queue=q) for q in ("ready", "parked", "gated")] == [1, 2, 1]
+    now[0] = 1.0
+    assert [value("waiting_pods", queue=q) for q in ("ready", "parked", "gated")] == [3, 0, 1]
+    assert (value("ghosts"), value("assumed_pods")) == (0, 0)
+    cluster.on_pod(Change(ChangeKind.GONE, pod("ghost", on="n1")))
+    demand = parse_demand(pod("assumed"), KEYS)
+    cluster.state.assume(demand, NodeName("n1"), GpuChoice(GpuUuid("a"), 0, GIB))
+    assert (value("ghosts"), value("assumed_pods")) == (1, 1)
+    cluster.on_node(Change(ChangeKind.GONE, node("n1")))
+    assert value("node_free_bytes", node="n1") is None
+    with metrics.decision_seconds.time(), metrics.bind_seconds.time():
+        pass
+    assert (value("decision_seconds_count"), value("bind_seconds_count")) == (1, 1)
+    for name in ("decision_seconds", "bind_seconds"):
+        assert value(f"{name}_bucket", le="0.1") == 1
+
+
+# --- what a pod's condition says
+
+
+class Api:
+    """Takes patches; `fails` is raised by the next ones. A patch waits while `held` is not set."""
+
+    def __init__(self) -> None:
+        self.patches: list[Json] = []
+        self.fails: list[KubeError] = []
+        self.held = asyncio.Event()
+        self.held.set()
+
+    async def patch(self, path: str, body: Json, *, content_type: str) -> Json:
+        await self.held.wait()
+        if self.fails:
+            raise self.fails.pop(0)
+        assert path == f"/api/v1/namespaces/team/pods/{body['metadata']['uid']}/status"
+        assert content_type == "application/strategic-merge-patch+json"
+        (condition,) = body["status"]["conditions"]
+        self.patches.append({"pod": body["metadata"]["uid"], **condition})
+        return {}
+
+
+class Told:
+    """Notices that are written, and the events beside them."""
+
+    def __init__(self) -> None:
+        self.api, self.events = Api(), list[tuple[str, ...]]()
+        self.notices = Notices(self.api, self)  # type: ignore[arg-type]
+        self._task: asyncio.Task[None] | None = None
+
+    def record(self, ref: Any, *said: str) -> None:
+        self.events.append((ref.name, *said))
+
+    def tell(self, uid: str, message: str, *, first: bool = True) -> None:
+        self.notices.tell(parse_demand(pod(uid), KEYS).model.ref, message, first=first)
+
+    async def __aenter__(self) -> "Told":
+        self._task = asyncio.create_task(self.notices.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def written(self) -> list[Json]:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return self.api.patches
+
+
+async def test_a_pod_s_condition_says_why_it_waits_and_since_when_it_does() -> None:
+    async with Told() as told_to:
+        told_to.tell("p1", "no room")
+        ((one),) = await told_to.written()
+        assert one.pop("lastTransitionTime").endswith("Z")
+        assert one == {
+            "pod": "p1",
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "no room",
+        }
+        told_to.tell("p1", "no GPU", first=False)
+        *_, last = await told_to.written()
+        assert last["message"] == "no GPU"
+        assert "lastTransitionTime" not in last  # the status is what it was
+        assert told_to.events == [
+            ("p1", "Warning", "FailedScheduling", "no room"),
+            ("p1", "Warning", "FailedScheduling", "no GPU"),
+        ]
+
+
+async def test_only_the_last_message_is_written_and_the_first_time_is_kept() -> None:
+    told_to = Told()
+    told_to.tell("p1", "one")
+    told_to.tell("p1", "two", first=False)
+    told_to.tell("p2", "other", first=False)
+    async with told_to:
+        one, other = await told_to.written()
+        assert (one["message"], "lastTransitionTime" in one) == ("two", True)
+        assert (other["message"], "lastTransitionTime" in other) == ("other", False)
+
+
+@pytest.mark.parametrize("status", [404, 409, 422])
+async def test_a_pod_that_is_another_by_now_is_let_go(status: int) -> None:
+    async with Told() as told_to:
+        told_to.api.fails = [response_error(status, "", "")]
+        told_to.tell("p1", "gone")
+        told_to.tell("p2", "there")
+        assert [one["pod"] for one in await told_to.written()] == ["p2"]
+
+
+async def test_what_is_not_written_is_written_later_and_a_newer_message_instead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    rest = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        if seconds:
+            pauses.append(seconds)
+        await rest(0)
+
+    monkeypatch.setattr("binder.notices.asyncio.sleep", sleep)
+    async with Told() as told_to:
+        told_to.api.fails = [response_error(503, "", "") for _ in range(3)]
+        told_to.tell("p1", "one")
+        assert [one["message"] for one in await told_to.written()] == ["one"]
+        assert [round(pause / 0.2) for pause in pauses] == [1, 2, 4]
+        told_to.api.held.clear()
+        told_to.api.fails = [response_error(503, "", "")]
+        told_to.tell("p1", "two")
+        await told_to.written()
+        told_to.tell("p1", "three", first=False)
+        told_to.api.held.set()
+        assert [one["message"] for one in await told_to.written()] == ["one", "three"]
+        assert round(pauses[-1] / 0.2) == 1  # after a success the pauses are short again
+
+
+async def test_nothing_is_written_over_what_the_binding_writes() -> None:
+    async with Told() as told_to:
+        told_to.api.held.clear()
+        told_to.tell("p1", "no room")
+        await told_to.written()
+        told_to.tell("p1", "no room, still", first=False)
+        told_to.tell("p2", "other")
+        withdrawn = asyncio.create_task(told_to.notices.withdraw(pod("p1")["metadata"]["uid"]))
+        await told_to.notices.withdraw(pod("p3")["metadata"]["uid"])  # nothing to wait for
+        await told_to.written()
+        assert not withdrawn.done()
+        told_to.api.held.set()
+        assert [one["message"] for one in await told_to.written()] == ["no room", "other"]
+        assert withdrawn.done()
+
+
+TOLD: list[tuple[list[Json], str]] = [
+    ([], ""),
+    ([{"type": "PodScheduled", "status": "True"}], ""),
+    ([{"type": "PodScheduled", "reason": "SchedulingGated", "message": "x"}], ""),
+    ([{"type": "Ready", "reason": "Unschedulable", "message": "x"}], ""),
+    ([{"type": "PodScheduled", "reason": "Unschedulable"}], ""),
+    ([{"type": "Ready"}, {"type": "PodScheduled", "reason": "Unschedulable", "message": "x"}], "x"),
+]
+
+
+@pytest.mark.parametrize(("said", "message"), TOLD)
+def test_what_an_earlier_leader_has_told(said: list[Json], message: str) -> None:
+    assert told({"status": {"conditions": said}}) == message
+    assert set(conditions({"status": {"conditions": said}})) == {one["type"] for one in said}
+    assert told({"status": {}}) == told({}) == ""
