@@ -96,8 +96,13 @@ class Models:
             self._by_pod[pod.ref.uid] = model
             self.touch()
         model.gpu = model.gpu or pod.gpu
-        if (model.pod_lives, model.deleting) != (not pod.ended, pod.deleting):
-            model.pod_lives, model.deleting = not pod.ended, pod.deleting
+        self.see_life(pod.ref.uid, ended=pod.ended, deleting=pod.deleting)
+
+    def see_life(self, uid: PodUid, *, ended: bool, deleting: bool) -> None:
+        """Of a pod that is bound to this node, if its model is known: does it go on living?"""
+        model = self._by_pod.get(uid)
+        if model is not None and (model.pod_lives, model.deleting) != (not ended, deleting):
+            model.pod_lives, model.deleting = not ended, deleting
             self.touch()
 
     def lose_pod(self, uid: PodUid) -> None:
