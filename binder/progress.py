@@ -273,6 +273,8 @@ class _Look:
         stage, what, why = _under_way(model.state)
         if model.state is ModelState.PENDING:
             why = "no files have come for it: an init container that runs `berth loader` sends them"
+        if model.state is ModelState.LOST:
+            why = _ANEW if controller_of(self._pod) is not None else _BY_HAND
         return _Finding(stage, what, "", (model.reason, why, *self._troubles()))
 
     def _troubles(self) -> tuple[str, ...]:
@@ -325,12 +327,10 @@ _UNDER_WAY = {
         "what was loaded before is taken out of Triton",
     ),
     ModelState.FAILED: (Stage.FAILED, "failed to load", ""),
-    ModelState.LOST: (
-        Stage.LOST,
-        "has lost its files",
-        "the model's files are gone from the node: delete the pod",
-    ),
+    ModelState.LOST: (Stage.LOST, "has lost its files", ""),
 }
+_ANEW = "the binder evicts it, as far as PodDisruptionBudgets allow; its controller makes another, which stages them"
+_BY_HAND = "delete the pod and make it anew: it has no controller that would"
 
 
 def _under_way(state: ModelState) -> tuple[Stage, str, str]:

@@ -287,7 +287,12 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         Stage.STAGED,
         ["Triton does not serve it"],
     ),
-    "lost": (replace(SERVED, state=ModelState.LOST), Stage.LOST, ["delete the pod"]),
+    "lost": (replace(SERVED, state=ModelState.LOST), Stage.LOST, ["the binder evicts it", "makes another"]),
+    "lost, and nobody would replace it": (
+        replace(SERVED, state=ModelState.LOST, owner=False),
+        Stage.LOST,
+        ["delete the pod", "no controller"],
+    ),
     "no loader": (
         Case(pod_changes={"initContainers": []}, state=ModelState.PENDING),
         Stage.STAGING,
