@@ -17,8 +17,8 @@ from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.mock_gpus import MockGpus
 from agent.models import Models
-from agent.pods import note_pod
 from agent.nvml import NvmlGpus, NvmlMissing
+from agent.pods import note_pod
 from agent.pulse import Pulse
 from agent.reconcile import Reconciler
 from agent.report import Reporter, last_report
