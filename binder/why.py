@@ -8,7 +8,7 @@ from typing import Any
 
 from berth.contract.errors import InvalidPod, InvalidValue
 from berth.contract.ids import NodeName
-from berth.contract.keys import SCHEDULER_NAME, agent_lease_name
+from berth.contract.keys import SCHEDULER_NAME, agent_lease_name, agent_lease_namespace
 from berth.contract.pod import has_ended, is_deleting, node_of
 from berth.contract.text import one_line
 from berth.kube import paths
@@ -78,7 +78,7 @@ async def _explain(client: KubeClient, options: WhyOptions) -> Shown:
 async def _facts(client: KubeClient, options: WhyOptions, pod: JsonObject, node: NodeName | None) -> Facts:
     if node is None:
         return Facts(pod=pod, now=utc_now())
-    lease = paths.lease(options.system_namespace, agent_lease_name(node))
+    lease = paths.lease(agent_lease_namespace(options.system_namespace), agent_lease_name(node))
     return Facts(
         pod=pod,
         node=await _read_if_allowed(client, paths.node(node)),

@@ -12,7 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid
+from berth.contract.ids import GpuUuid, NodeName
+from berth.contract.keys import agent_lease_name, agent_lease_namespace
+from berth.kube import paths
 from berth.kube.times import micro_time, utc_now
 from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.options import parse_options
@@ -22,7 +24,7 @@ from tests.fakes.objects import GIB, KEYS, listed, node, pod, report
 Json = dict[str, Any]
 CHOICE = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
 POD, NODE = "/api/v1/namespaces/team/pods/p1", "/api/v1/nodes/n1"
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases/berth-agent-n1"
+LEASE = paths.lease(agent_lease_namespace("berth-system"), agent_lease_name(NodeName("n1")))
 
 
 class Api:
