@@ -149,7 +149,9 @@ class Reconciler:
             if (model := self._models.get(uid)) and self._may_load(model):
                 self._lifecycle.start_load(model)
         for name in todo.unload:
-            self._lifecycle.start_unload(name).add_done_callback(_log_failure)
+            unload = self._lifecycle.start_unload(name)
+            unload.remove_done_callback(_log_failure)  # an earlier pass may have begun it
+            unload.add_done_callback(_log_failure)
 
     def _may_load(self, model: Model) -> bool:
         """Not while it is being loaded, and after a failure only when its pause is over. What is at fault

@@ -280,6 +280,27 @@ async def test_a_new_agent_unloads_what_no_pod_wants_any_more(on_node: Agent) ->
     assert after.triton.held[NAME] is IndexState.UNAVAILABLE
 
 
+async def test_an_unload_that_fails_is_told_once_however_many_passes_waited_for_it(
+    on_node: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = await on_node.stage()
+    await on_node.settle()
+    on_node.triton.unload_seconds = 60
+    on_node.models.lose_pod(UID)
+    for _ in range(5):
+        await on_node.reconciler.step()
+        await asyncio.sleep(0.02)
+    assert model.state is ModelState.UNLOADING
+    on_node.triton.restart_seconds = 60
+    on_node.triton.die()
+    begun = [task for task in asyncio.all_tasks() if task.get_name().startswith("unload ")]
+    await asyncio.gather(*begun, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert [line.message for line in caplog.records if "not unloaded" in line.message] == [
+        "orphan not unloaded yet"
+    ]
+
+
 async def test_a_pod_that_served_and_whose_files_went_with_the_agent_is_lost_until_it_stages(
     on_node: Agent,
 ) -> None:
