@@ -181,10 +181,11 @@ class Models:
             for gpu in model.gpu.gpus
         ]
 
-    def measured_on(self, gpu: GpuUuid) -> int:
-        """Σ measured bytes of the models that Triton holds on one GPU."""
+    def taken_on(self, gpu: GpuUuid) -> int:
+        """Σ bytes of the models that Triton holds on one GPU: what was measured, and of one that was
+        loaded while nobody looked what its pod asked for, lest it be counted as foreign as well."""
         return sum(
-            model.measured_bytes or 0
+            model.requested_bytes if model.measured_bytes is None else model.measured_bytes
             for model in self
             if model.resident and model.gpu is not None and gpu in model.gpu.uuids
         )
