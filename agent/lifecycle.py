@@ -406,6 +406,7 @@ class Lifecycle:
 
     async def _take_from_triton(self, name: ModelName, model: Model | None) -> None:
         """Raises TritonError if it is not gone within the time. The caller holds the model's lock."""
+        await in_thread(self._repository.show, name)
         if await self._index_state(name) is not IndexState.UNKNOWN:
             async with self._gpus_of(None if model is None else model.gpu):
                 # One that is being loaded is unloaded after that: until then this call does not return.

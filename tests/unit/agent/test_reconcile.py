@@ -339,6 +339,30 @@ async def test_files_that_are_wiped_under_a_served_model_are_lost_and_nobody_els
     assert (model.resident, on_node.triton.held[NAME]) == (False, IndexState.UNAVAILABLE)
 
 
+async def test_after_a_wipe_a_new_pod_is_served_by_its_own_files(on_node: Agent) -> None:
+    """Not by what Triton had loaded from the old ones, of which it tells nothing."""
+    old = await on_node.stage()
+    await on_node.settle()
+    shutil.rmtree(on_node.repository.models)
+    on_node.models.lose_pod(old.ref.uid)
+    on_node.models.drop(old)
+    on_node.repository.restore()
+    await on_node.stage()
+    await on_node.settle()
+    assert on_node.triton.loads == [NAME, NAME]
+
+
+async def test_a_directory_that_somebody_deletes_is_made_again(on_node: Agent) -> None:
+    model = await on_node.stage()
+    await on_node.settle()
+    shutil.rmtree(on_node.repository.models)
+    shutil.rmtree(on_node.repository.models.parent / "staging")
+    for _ in range(3):
+        await on_node.settle()
+    assert model.state is ModelState.LOST
+    await on_node.stage("p2")
+
+
 async def test_files_that_are_put_there_during_a_pass_are_not_lost(
     on_node: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
