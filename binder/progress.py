@@ -249,7 +249,9 @@ class _Look:
             why = f"container {loader.name} runs; how far it is, only the node's report could tell"
             return _Finding(Stage.UNKNOWN, "is being loaded", since, (why, before))
         stage, what, why = _under_way(ModelState.PENDING if self._model is None else self._model.state)
-        told = "the agent has not listed the pod yet" if self._model is None else self._model.reason
+        told = "the agent has not listed the pod yet"
+        if self._model is not None:
+            why, told = self._model.reason or why, ""  # what the agent says is nearer to the matter
         dated = f"so says the node's report of {self._report.observed_at}"
         return _Finding(stage, what, since, (why, told, dated, before), timed="; its loader runs")
 

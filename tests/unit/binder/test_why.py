@@ -413,6 +413,12 @@ def test_a_pod_s_stage_and_why_it_is_no_further(name: str) -> None:
         assert word in text
 
 
+def test_what_the_agent_says_of_a_load_stands_first_and_alone() -> None:
+    found = told(Case(loader=RUNNING, state=ModelState.LOADING, reason="waits for its turn"))
+    assert found.details[0] == "waits for its turn"
+    assert "Triton loads the model" not in found.details
+
+
 def test_nothing_is_wrong_with_a_pod_that_serves() -> None:
     found = told(SERVED)
     assert (
