@@ -18,19 +18,19 @@ from agent.metrics import AgentMetrics
 from agent.mock_gpus import MockGpus
 from agent.models import Models
 from agent.nvml import NvmlGpus, NvmlMissing
+from agent.pods import note_pod
 from agent.pulse import Pulse
 from agent.reconcile import Reconciler
 from agent.report import Reporter, last_report
 from agent.repository import Repository, RepositoryUnusable
-from berth.contract.errors import InvalidPod, InvalidValue
-from berth.contract.ids import NodeName, PodUid
+from berth.contract.errors import InvalidValue
+from berth.contract.ids import NodeName
 from berth.contract.keys import agent_lease_name, agent_lease_namespace
-from berth.contract.pod import is_model_pod, parse_model_pod
 from berth.contract.report import NodeReport, TritonReport
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client, require_reachable
 from berth.kube.events import EventRecorder
-from berth.kube.informer import Change, ChangeKind, Informer
+from berth.kube.informer import Change, Informer
 from berth.kube.lease import Heartbeat
 from berth.runtime.admin import AdminServer
 from berth.runtime.backoff import Backoff
@@ -219,14 +219,7 @@ class _Parts:
         return tuple(sorted({*base, *self.options.extra_capabilities}))
 
     def _on_pod(self, change: Change) -> None:
-        pod, keys = change.object, self.options.key_prefix
-        if change.kind is ChangeKind.GONE:
-            self.models.lose_pod(PodUid(pod["metadata"]["uid"]))
-        elif is_model_pod(pod, keys):
-            try:
-                self.models.see_pod(parse_model_pod(pod, keys))
-            except InvalidPod as error:
-                log.warning("pod not readable", extra=fields(pod=pod["metadata"]["name"], error=error))
+        note_pod(self.models, change, self.options.key_prefix)
 
 
 async def _run(parts: _Parts, stop: asyncio.Event) -> None:

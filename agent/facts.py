@@ -88,13 +88,13 @@ class ForeignUse:
     def __init__(self) -> None:
         self._last: dict[GpuUuid, int] = {}
 
-    def of(self, reading: GpuReading, *, measured_bytes: int, settled: bool) -> int | None:
+    def of(self, reading: GpuReading, *, taken_bytes: int, settled: bool) -> int | None:
         if reading.used_bytes is None:
             return None
         last = self._last.get(reading.uuid)
         if not settled and last is not None:
             return last
-        actual = max(0, reading.used_bytes - measured_bytes)
+        actual = max(0, reading.used_bytes - taken_bytes)
         if last is None or not actual <= last <= actual + HYSTERESIS_BYTES:
             self._last[reading.uuid] = actual
         return self._last[reading.uuid]
@@ -117,7 +117,7 @@ def gpu_reports(
             total_bytes=reading.total_bytes,
             foreign_bytes=foreign.of(
                 reading,
-                measured_bytes=models.measured_on(reading.uuid),
+                taken_bytes=models.taken_on(reading.uuid),
                 settled=reading.uuid not in busy and facts.residency == models.residency,
             ),
             headroom_bytes=headroom_bytes,

@@ -274,7 +274,11 @@ class Lifecycle:
                 gpu=record.gpu,
                 kind=self._gpus.instance_kind,
             )
+            if self.busy_gpus().intersection(record.gpu.uuids):
+                said = "waits until another model has been loaded on its GPU, or taken from it"
+                self._models.set(model, ModelState.LOADING, said)
             async with self._gpus_of(record.gpu):
+                self._models.set(model, ModelState.LOADING)
                 return await self._load_on_its_gpus(model, record, config)
 
     async def _load_on_its_gpus(self, model: Model, record: Record, config: Mapping[str, Any]) -> bool:
@@ -401,14 +405,15 @@ class Lifecycle:
         self._events.record(model.ref, "Warning", "ModelLoadFailed", reason)
 
     async def _take_from_triton(self, name: ModelName, model: Model | None) -> None:
-        """Raises TritonError if it is not gone within the time."""
-        async with self._gpus_of(None if model is None else model.gpu):
-            if await self._index_state(name) is not IndexState.UNKNOWN:
+        """Raises TritonError if it is not gone within the time. The caller holds the model's lock."""
+        await in_thread(self._repository.show, name)
+        if await self._index_state(name) is not IndexState.UNKNOWN:
+            async with self._gpus_of(None if model is None else model.gpu):
                 # One that is being loaded is unloaded after that: until then this call does not return.
                 await self._triton.unload(name, timeout_seconds=self._unload_timeout)
                 await self._until_gone(name)
-            if model is not None:
-                self._models.set_resident(model, False)
+        if model is not None:
+            self._models.set_resident(model, False)
 
     async def _until_gone(self, name: ModelName) -> None:
         """An unload is asynchronous: requests in flight finish first. Raises TritonUnavailable when late."""

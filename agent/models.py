@@ -96,8 +96,13 @@ class Models:
             self._by_pod[pod.ref.uid] = model
             self.touch()
         model.gpu = model.gpu or pod.gpu
-        if (model.pod_lives, model.deleting) != (not pod.ended, pod.deleting):
-            model.pod_lives, model.deleting = not pod.ended, pod.deleting
+        self.see_life(pod.ref.uid, ended=pod.ended, deleting=pod.deleting)
+
+    def see_life(self, uid: PodUid, *, ended: bool, deleting: bool) -> None:
+        """Of a pod that is bound to this node, if its model is known: does it go on living?"""
+        model = self._by_pod.get(uid)
+        if model is not None and (model.pod_lives, model.deleting) != (not ended, deleting):
+            model.pod_lives, model.deleting = not ended, deleting
             self.touch()
 
     def lose_pod(self, uid: PodUid) -> None:
@@ -176,10 +181,11 @@ class Models:
             for gpu in model.gpu.gpus
         ]
 
-    def measured_on(self, gpu: GpuUuid) -> int:
-        """Σ measured bytes of the models that Triton holds on one GPU."""
+    def taken_on(self, gpu: GpuUuid) -> int:
+        """Σ bytes of the models that Triton holds on one GPU: what was measured, and of one that was
+        loaded while nobody looked what its pod asked for, lest it be counted as foreign as well."""
         return sum(
-            model.measured_bytes or 0
+            model.requested_bytes if model.measured_bytes is None else model.measured_bytes
             for model in self
             if model.resident and model.gpu is not None and gpu in model.gpu.uuids
         )

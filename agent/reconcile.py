@@ -112,7 +112,8 @@ class Reconciler:
                 self._models.set_resident(self._models.adopt(record), True)
 
     async def step(self) -> None:
-        """One pass. Raises TritonError while Triton is away."""
+        """One pass. Raises TritonError while Triton is away, OSError while the disk is."""
+        await asyncio.to_thread(self._repository.restore)
         try:
             self.triton_version = await self._triton.version()
         except TritonError:
@@ -145,11 +146,19 @@ class Reconciler:
         for uid in todo.lost:
             if (model := self._models.get(uid)) and not self._lifecycle.is_loading(uid):
                 await self._lifecycle.lose(model)
+                if model.state is ModelState.LOST and model.name is not None:
+                    # Triton may hold it, and tells of nothing that has no directory.
+                    self._unload(model.name)
         for uid in todo.load:
             if (model := self._models.get(uid)) and self._may_load(model):
                 self._lifecycle.start_load(model)
         for name in todo.unload:
-            self._lifecycle.start_unload(name).add_done_callback(_log_failure)
+            self._unload(name)
+
+    def _unload(self, name: ModelName) -> None:
+        unload = self._lifecycle.start_unload(name)
+        unload.remove_done_callback(_log_failure)  # an earlier pass may have begun it
+        unload.add_done_callback(_log_failure)
 
     def _may_load(self, model: Model) -> bool:
         """Not while it is being loaded, and after a failure only when its pause is over. What is at fault

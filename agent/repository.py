@@ -125,6 +125,17 @@ class Repository:
             raise
         return record if record.name == name else None
 
+    def restore(self) -> None:
+        """Make anew what somebody has deleted under us. Without `models` Triton answers nothing, and of a
+        model whose directory is gone it says nothing, whether it holds it or not."""
+        self.models.mkdir(exist_ok=True)
+        self._staging.mkdir(exist_ok=True)
+
+    def show(self, name: ModelName) -> None:
+        """See to it that Triton's index tells of this model: give it an empty directory if it has none."""
+        self.restore()
+        (self.models / name).mkdir(exist_ok=True)
+
     def directory(self, name: ModelName) -> Path:
         return self.models / name
 

@@ -18,7 +18,7 @@ from binder.demand import Demand
 from binder.explain import NodeVerdict, sentence, summary, verdicts
 from binder.progress import Progress
 from binder.remedy import remedy
-from binder.top import OutputOptions, plain
+from binder.top import OutputOptions, console, plain
 
 _CLOSE_LOOKS = 32
 _MESSAGE_LIMIT = 4000
@@ -98,7 +98,7 @@ def tell(answer: Shown, options: OutputOptions) -> None:
     if options.output == "json":
         print(json.dumps(answer.to_json(), indent=2))
     else:
-        answer.show(Console(soft_wrap=True))
+        answer.show(console())
 
 
 def judge(cluster: Cluster, demand: Demand, name: str) -> Answer:

@@ -249,7 +249,9 @@ class _Look:
             why = f"container {loader.name} runs; how far it is, only the node's report could tell"
             return _Finding(Stage.UNKNOWN, "is being loaded", since, (why, before))
         stage, what, why = _under_way(ModelState.PENDING if self._model is None else self._model.state)
-        told = "the agent has not listed the pod yet" if self._model is None else self._model.reason
+        told = "the agent has not listed the pod yet"
+        if self._model is not None:
+            why, told = self._model.reason or why, ""  # what the agent says is nearer to the matter
         dated = f"so says the node's report of {self._report.observed_at}"
         return _Finding(stage, what, since, (why, told, dated, before), timed="; its loader runs")
 
@@ -280,7 +282,8 @@ class _Look:
         """What becomes of a pod whose files are gone: only a new pod's loader brings them."""
         if controller_of(self._pod) is None:
             return "it stays here, for no controller would make it anew: delete it, and make it again"
-        return "the binder evicts it; its controller makes another, whose loader brings them anew"
+        budgets = "as far as PodDisruptionBudgets allow"
+        return f"the binder evicts it, {budgets}; its controller makes another, whose loader brings them anew"
 
     def _troubles(self) -> tuple[str, ...]:
         """Of its main containers."""

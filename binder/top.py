@@ -58,6 +58,9 @@ class ModelLine:
     reason: str
 
 
+_PIPE_WIDTH = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class NodeLines:
     """One node. `trouble` says why its figures must not be trusted, or is empty."""
@@ -106,7 +109,13 @@ async def main(options: OutputOptions, _: asyncio.Event) -> None:
     if options.output == "json":
         print(view.to_json())
     else:
-        Console(soft_wrap=True).print(table(view))
+        console().print(table(view))
+
+
+def console() -> Console:
+    """Standard output: a terminal with its width, and a pipe or file with room for every word."""
+    terminal = Console(soft_wrap=True)
+    return terminal if terminal.is_terminal else Console(soft_wrap=True, width=_PIPE_WIDTH)
 
 
 async def collect(client: KubeClient, keys: Keys, namespace: str) -> ClusterView:

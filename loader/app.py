@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from berth.contract.quantity import format_bytes
+from berth.contract.text import one_line
 from berth.nodeagent.client import AgentConnection, AgentFull, AgentRefused, AgentUnavailable, connect
 from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError, Failed
@@ -23,6 +24,9 @@ from loader.send import ModelFile, digest_of, list_files, stage_requests
 from loader.sources import Request, fetched, from_path, scheme_of
 
 log = logging.getLogger(__name__)
+
+# A kubelet takes the last 2048 bytes of the log for the pod's status: our last words must be whole in it.
+_REASON_CHARACTERS = 400
 
 SUMMARY = "Bring a model's files to the node's agent and wait until Triton serves it."
 
@@ -86,7 +90,8 @@ async def _stage_and_load(
     if last.state == pb.MODEL_STATE_READY:
         return
     if last.state == pb.MODEL_STATE_FAILED:
-        raise Failed(f"Triton does not load {options.model}: {last.reason}")
+        reason = one_line(last.reason, limit=_REASON_CHARACTERS)
+        raise Failed(f"Triton does not load {options.model}: {reason}")
     raise AgentUnavailable(f"the agent's word on {options.model} broke off at {_word(last.state)}")
 
 

@@ -4,8 +4,10 @@ Only plain files and directories come out, below the target, within bounds; anyt
 archive (links, devices, absolute or climbing names) refuses the whole of it by name.
 """
 
+import lzma
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -41,6 +43,8 @@ def unpack(archive: Path, target: Path, *, source: str) -> None:
     except (
         tarfile.TarError,
         zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
         EOFError,
         OSError,
         NotImplementedError,

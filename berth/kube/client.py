@@ -147,6 +147,8 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
     """Host, credentials and TLS settings, from the same two places as every Kubernetes program."""
     configuration = Configuration()
     path = kubeconfig or os.environ.get("KUBECONFIG")
+    if path and not any(os.path.exists(os.path.expanduser(one)) for one in path.split(os.pathsep)):
+        raise ConfigError(f"--kubeconfig: {path}: no such file")
     try:
         if path:
             await kube_config.load_kube_config(

@@ -27,10 +27,12 @@ GPU = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
 
 class FakeTriton:
     """Holds models in memory, slowly. As the real one does, it goes on with a load that nobody waits for
-    any more, and unloads what it is loading only after that. Unlike it, it refuses to load what it holds.
+    any more, and unloads what it is loading only after that. Of what has no directory in `models` it tells
+    nothing, though it holds it. Unlike the real one it refuses to load what it holds.
     """
 
     def __init__(self) -> None:
+        self.models: Path | None = None
         self.held: dict[ModelName, IndexState] = {}
         # Raised at the end of the next loads; TritonUnavailable is Triton's death, with all it held.
         self.errors: list[TritonError] = []
@@ -54,7 +56,12 @@ class FakeTriton:
         self._require_alive()
         if self.index_errors:
             raise self.index_errors.pop(0)
-        return {name: IndexEntry(state) for name, state in self.held.items()}
+        shown = (
+            self.held
+            if self.models is None
+            else {n: self.held[n] for n in self.held if (self.models / n).is_dir()}
+        )
+        return {name: IndexEntry(state) for name, state in shown.items()}
 
     async def load(self, name: ModelName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
         self._require_alive()
@@ -175,6 +182,7 @@ class Node:
         self.repository, self.models = Repository(directory), Models()
         self.repository.open()
         self.triton, self.reported, self.events = FakeTriton(), Reported(), Events()
+        self.triton.models = self.repository.models
         self.gpus = Gpus(self.triton)
         self.lifecycle = Lifecycle(
             models=self.models,

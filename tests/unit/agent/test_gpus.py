@@ -2,13 +2,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts
+from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts, gpu_reports
 from agent.gpus import GpuReading, GpusHang, GpusUnknown, cuda_ordinals, grown_instead
 from agent.mock_gpus import MockGpus, Resident, parse_scenario
+from agent.models import Models
 from agent.report import gauge_annotations, node_total
+from agent.repository import Record
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.keys import Keys
+from berth.contract.memory import free_bytes, held_bytes
+from berth.contract.pod import PodRef
 from tests.fakes.objects import GIB, gpu, report
 
 A = GpuUuid("GPU-a")
@@ -135,26 +140,42 @@ def reading(used: int | None) -> GpuReading:
 
 def test_foreign_is_what_no_model_accounts_for() -> None:
     foreign = ForeignUse()
-    assert foreign.of(reading(10 * GIB), measured_bytes=4 * GIB, settled=True) == 6 * GIB
-    assert foreign.of(reading(None), measured_bytes=0, settled=True) is None
-    assert ForeignUse().of(reading(GIB), measured_bytes=2 * GIB, settled=True) == 0
+    assert foreign.of(reading(10 * GIB), taken_bytes=4 * GIB, settled=True) == 6 * GIB
+    assert foreign.of(reading(None), taken_bytes=0, settled=True) is None
+    assert ForeignUse().of(reading(GIB), taken_bytes=2 * GIB, settled=True) == 0
 
 
 def test_foreign_stays_while_a_model_comes_or_goes() -> None:
     foreign = ForeignUse()
-    foreign.of(reading(GIB), measured_bytes=0, settled=True)
-    assert foreign.of(reading(9 * GIB), measured_bytes=0, settled=False) == GIB
-    assert foreign.of(reading(9 * GIB), measured_bytes=8 * GIB, settled=True) == GIB
+    foreign.of(reading(GIB), taken_bytes=0, settled=True)
+    assert foreign.of(reading(9 * GIB), taken_bytes=0, settled=False) == GIB
+    assert foreign.of(reading(9 * GIB), taken_bytes=8 * GIB, settled=True) == GIB
 
 
 def test_foreign_goes_up_at_once_and_down_in_steps() -> None:
     foreign = ForeignUse()
-    foreign.of(reading(GIB), measured_bytes=0, settled=True)
-    assert foreign.of(reading(GIB + 1), measured_bytes=0, settled=True) == GIB + 1
-    assert foreign.of(reading(GIB + 1 - HYSTERESIS_BYTES), measured_bytes=0, settled=True) == GIB + 1
-    assert (
-        foreign.of(reading(GIB - HYSTERESIS_BYTES), measured_bytes=0, settled=True) == GIB - HYSTERESIS_BYTES
+    foreign.of(reading(GIB), taken_bytes=0, settled=True)
+    assert foreign.of(reading(GIB + 1), taken_bytes=0, settled=True) == GIB + 1
+    assert foreign.of(reading(GIB + 1 - HYSTERESIS_BYTES), taken_bytes=0, settled=True) == GIB + 1
+    assert foreign.of(reading(GIB - HYSTERESIS_BYTES), taken_bytes=0, settled=True) == GIB - HYSTERESIS_BYTES
+
+
+@pytest.mark.parametrize(("takes", "foreign"), [(5, 2), (4, 1), (3, 0)])
+async def test_what_was_loaded_while_nobody_looked_is_not_foreign_as_well(
+    tmp_path: Path, takes: int, foreign: int
+) -> None:
+    """An agent that was started anew during a load cannot tell what that load has taken."""
+    path, models, asked = tmp_path / "gpus.yaml", Models(), 4 * GIB
+    path.write_text(f"gpus: [{{uuid: GPU-a, total: 24Gi, foreign: 1Gi}}]\nmodels: {{m: {takes}Gi}}")
+    ref = PodRef("team", "p1", PodUid("p1"))
+    models.set_resident(
+        models.adopt(Record(ref, None, ModelName("m"), GpuChoice(A, 0, asked), "digest")), True
     )
+    facts = GpuFacts(MockGpus(path, models.residents), lambda: models.residency)
+    await facts.refresh()
+    (told,) = gpu_reports(facts, models, ForeignUse(), busy=(), headroom_bytes=0)
+    assert told.foreign_bytes == foreign * GIB
+    assert free_bytes(told, held_bytes(asked, None)) == 24 * GIB - max(asked, (takes + 1) * GIB)
 
 
 def test_the_annotations_of_the_proof_of_concept() -> None:

@@ -62,6 +62,25 @@ async def test_models_of_one_gpu_load_one_after_another_and_of_two_side_by_side(
     assert on_node.triton.most_loading == 2
 
 
+async def test_a_long_load_holds_up_no_files_of_another_model_and_what_waits_for_it_says_so(
+    on_node: Node,
+) -> None:
+    slow = await on_node.stage("p1")
+    on_node.triton.takes[NAME] = 0.3
+    loading = on_node.lifecycle.start_load(slow)
+    await until(lambda: on_node.triton.loading == 1)
+    async with asyncio.timeout(0.2):
+        waits = await on_node.stage("p2")
+        goes = await on_node.stage("p3")
+        on_node.models.lose_pod(goes.ref.uid)
+        await on_node.lifecycle.start_unload(ModelName("model-p3"))
+    then = on_node.lifecycle.start_load(waits)
+    await until(lambda: "on its GPU" in waits.reason)
+    assert (waits.state, slow.state) == (ModelState.LOADING, ModelState.LOADING)
+    await asyncio.gather(loading, then)
+    assert [(m.state, m.reason) for m in (slow, waits)] == [(ModelState.READY, "")] * 2
+
+
 BACKEND = TritonRefused("unable to find backend library for backend 'tensorflow9'")
 
 

@@ -280,6 +280,27 @@ async def test_a_new_agent_unloads_what_no_pod_wants_any_more(on_node: Agent) ->
     assert after.triton.held[NAME] is IndexState.UNAVAILABLE
 
 
+async def test_an_unload_that_fails_is_told_once_however_many_passes_waited_for_it(
+    on_node: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = await on_node.stage()
+    await on_node.settle()
+    on_node.triton.unload_seconds = 60
+    on_node.models.lose_pod(UID)
+    for _ in range(5):
+        await on_node.reconciler.step()
+        await asyncio.sleep(0.02)
+    assert model.state is ModelState.UNLOADING
+    on_node.triton.restart_seconds = 60
+    on_node.triton.die()
+    begun = [task for task in asyncio.all_tasks() if task.get_name().startswith("unload ")]
+    await asyncio.gather(*begun, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert [line.message for line in caplog.records if "not unloaded" in line.message] == [
+        "orphan not unloaded yet"
+    ]
+
+
 async def test_a_pod_that_served_and_whose_files_went_with_the_agent_is_lost_until_it_stages(
     on_node: Agent,
 ) -> None:
@@ -316,6 +337,30 @@ async def test_files_that_are_wiped_under_a_served_model_are_lost_and_nobody_els
         await on_node.settle()
         assert (model.state, other.state) == (ModelState.LOST, ModelState.READY)
     assert (model.resident, on_node.triton.held[NAME]) == (False, IndexState.UNAVAILABLE)
+
+
+async def test_after_a_wipe_a_new_pod_is_served_by_its_own_files(on_node: Agent) -> None:
+    """Not by what Triton had loaded from the old ones, of which it tells nothing."""
+    old = await on_node.stage()
+    await on_node.settle()
+    shutil.rmtree(on_node.repository.models)
+    on_node.models.lose_pod(old.ref.uid)
+    on_node.models.drop(old)
+    on_node.repository.restore()
+    await on_node.stage()
+    await on_node.settle()
+    assert on_node.triton.loads == [NAME, NAME]
+
+
+async def test_a_directory_that_somebody_deletes_is_made_again(on_node: Agent) -> None:
+    model = await on_node.stage()
+    await on_node.settle()
+    shutil.rmtree(on_node.repository.models)
+    shutil.rmtree(on_node.repository.models.parent / "staging")
+    for _ in range(3):
+        await on_node.settle()
+    assert model.state is ModelState.LOST
+    await on_node.stage("p2")
 
 
 async def test_files_that_are_put_there_during_a_pass_are_not_lost(

@@ -1,12 +1,16 @@
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from berth.kube.client import load_configuration
 from berth.kube.errors import Conflict, NotFound, response_error
 from berth.kube.informer import ChangeKind, Mirror
 from berth.kube.lease import Freshness
 from berth.kube.times import micro_time
+from berth.runtime.errors import ConfigError
+from localcluster.credentials import write_kubeconfig
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -77,3 +81,22 @@ def test_statuses_become_the_errors_that_somebody_handles() -> None:
     assert isinstance(response_error(404, "NotFound", "x"), NotFound)
     assert isinstance(response_error(409, "Conflict", "x"), Conflict)
     assert str(response_error(500, "", "boom")) == "500: boom"
+
+
+@pytest.mark.parametrize("names", ["config", "config:other"])
+async def test_a_kubeconfig_that_is_not_there_is_said_to_be_missing(tmp_path: Path, names: str) -> None:
+    path = ":".join(str(tmp_path / name) for name in names.split(":"))
+    with pytest.raises(ConfigError, match=f"^--kubeconfig: {path}: no such file$"):
+        await load_configuration(path)
+
+
+async def test_of_several_kubeconfigs_one_may_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ca").touch()
+    write_kubeconfig(
+        tmp_path / "config", server="https://127.0.0.1:1", certificate=tmp_path / "ca", token="t"
+    )
+    configuration = await load_configuration(f"{tmp_path}/none:~/config")
+    assert configuration.host == "https://127.0.0.1:1"

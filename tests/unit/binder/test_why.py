@@ -318,7 +318,7 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
     "lost": (
         replace(SERVED, state=ModelState.LOST),
         Stage.LOST,
-        ["the model's files are gone from the node", "the binder evicts it; its controller makes another"],
+        ["the model's files are gone from the node", "the binder evicts it", "its controller makes another"],
     ),
     "lost, nobody would replace it": (
         replace(SERVED, state=ModelState.LOST, owner=False),
@@ -477,6 +477,12 @@ def test_the_page_shows_what_each_pod_s_owner_reads() -> None:
     """Word for word, and in this order: what is said too much is as wrong as what is missing."""
     page = "\n\n".join(f"# {name}\n{shown(told(case))}" for name, (case, *_) in CASES.items())
     assert page + "\n" == PAGE.read_text()
+
+
+def test_what_the_agent_says_of_a_load_stands_first_and_alone() -> None:
+    found = told(Case(loader=RUNNING, state=ModelState.LOADING, reason="waits for its turn"))
+    assert found.details[0] == "waits for its turn"
+    assert "Triton loads the model" not in found.details
 
 
 def test_nothing_is_wrong_with_a_pod_that_serves() -> None:

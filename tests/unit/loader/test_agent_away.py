@@ -20,8 +20,8 @@ from loader.config import LoaderOptions
 class Agent(NodeAgentServicer):
     """Answers the first calls with these codes, then does what it is asked."""
 
-    def __init__(self, *codes: grpc.StatusCode) -> None:
-        self.codes, self.calls = list(codes), 0
+    def __init__(self, *codes: grpc.StatusCode, reason: str = "") -> None:
+        self.codes, self.calls, self.reason = list(codes), 0, reason
 
     def Stage(self, requests: Any, context: Any) -> pb.StageResponse:  # noqa: N802
         self.calls += 1
@@ -32,7 +32,8 @@ class Agent(NodeAgentServicer):
         return pb.StageResponse(digest="d")
 
     def Load(self, request: Any, context: Any) -> Any:  # noqa: N802
-        yield pb.LoadProgress(state=pb.MODEL_STATE_READY)
+        state = pb.MODEL_STATE_FAILED if self.reason else pb.MODEL_STATE_READY
+        yield pb.LoadProgress(state=state, reason=self.reason)
 
 
 @pytest.fixture
@@ -108,3 +109,17 @@ async def test_a_refusal_is_final(tmp_path: Path, pauses: list[float], code: grp
     with pytest.raises(Failed, match=rf"so it is \({code.name}\)"):
         await load(tmp_path, agent)
     assert (agent.calls, pauses) == (1, [])
+
+
+@pytest.mark.parametrize("word", ["x", "\u4e2d", "\U0001f600"])
+async def test_the_last_words_are_one_line_that_the_pods_status_has_room_for(
+    tmp_path: Path, pauses: list[float], word: str
+) -> None:
+    """The kubelet keeps the end of the log, 2048 bytes: of a longer reason its beginning would be lost."""
+    reason = f"load failed: RuntimeError: no weights\n\nAt:\n  model.py(18): initialize\n{word * 5000}\n;\n"
+    with pytest.raises(Failed) as failed:
+        await load(tmp_path, Agent(reason=reason))
+    said = str(failed.value)
+    assert said.startswith("Triton does not load m: load failed: RuntimeError: no weights At: model.py(18): ")
+    assert "\n" not in said
+    assert len(said.encode()) < 2000

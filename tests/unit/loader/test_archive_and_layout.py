@@ -1,8 +1,10 @@
 import io
 import os
+import random
 import shutil
 import tarfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,24 @@ def test_what_is_no_archive_says_so(tmp_path: Path, body: bytes) -> None:
         (tmp_path / name).write_bytes(body)
         with pytest.raises(Failed, match="not a readable archive"):
             unpack(tmp_path / name, tmp_path / "out", source="it")
+
+
+@pytest.mark.parametrize(("name", "mode"), [("m.tar.gz", "w:gz"), ("m.tar", "w:xz"), ("m.zip", "")])
+def test_a_file_that_was_damaged_on_its_way_says_so(tmp_path: Path, name: str, mode: str) -> None:
+    """Wherever it is: in the middle of a compressed member neither tarfile nor zipfile answers for it."""
+    weights = random.Random(name).randbytes(1000) + b"abc" * 3000
+    if mode:
+        tar(tmp_path / name, ("1/weights", weights, FILE), mode=mode)
+    else:
+        with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("1/weights", weights)
+    whole = (tmp_path / name).read_bytes()
+    for position in range(0, len(whole), 11):
+        (tmp_path / name).write_bytes(whole[:position] + b"\xff" * 9 + whole[position + 9 :])
+        (tmp_path / "out").mkdir()
+        with suppress(Failed):  # not every damage can be noticed
+            unpack(tmp_path / name, tmp_path / "out", source="it")
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_where_the_model_is(tmp_path: Path) -> None:

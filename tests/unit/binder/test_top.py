@@ -1,0 +1,20 @@
+"""What `berth top` prints."""
+
+import pytest
+
+from binder.top import ClusterView, GpuLine, NodeLines, console, table
+from tests.fakes.objects import GIB
+
+
+def test_into_a_pipe_nothing_is_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever counts nodes with grep has no terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name, product = "ip-10-0-129-201.eu-central-1.compute.internal", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    gpu = GpuLine(0, "GPU-a", product, 80 * GIB, 0, GIB, 0, None, False, "uncorrectable ECC error")
+    view = ClusterView((NodeLines(name, "StaleNodeFacts", (gpu,), ()),))
+    console().print(table(view))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if name in line]
+    assert product in line
+    assert line.rstrip().endswith("StaleNodeFacts")
