@@ -112,6 +112,16 @@ async def test_a_request_goes_on_with_the_nodes_key_and_without_control(connect:
     assert pair.to_client.sent == OK
 
 
+@pytest.mark.parametrize("route", ["infer", "generate"])
+@pytest.mark.parametrize("name", ["Content-Type", "cOnTeNt-tYpE"])
+async def test_nobody_tells_triton_that_a_body_is_a_form(connect: Connect, name: str, route: str) -> None:
+    pair = connect()
+    body = BODY if route == "infer" else b'{"text":"x"}'
+    await drive(pair, infer(body, "own", f"{name}: application/x-www-form-urlencoded", route=route))
+    ((_, headers, through),) = seen(pair)
+    assert (through, "content-type" in headers) == (body, False)
+
+
 async def test_split_at_every_byte(connect: Connect) -> None:
     data = (
         infer()
