@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 MAX_STREAMS = 1000
 # Of all clients' requests, before they are with Triton: those that come when there is so much are refused.
 HELD_BYTES = 256 * 1024 * 1024
+# Calls that Triton still has to run though nobody waits for them: where there is no limit, those who give up
+# and ask again must not pile up work for ever.
+MOST_GIVEN_UP = 256
 # A connection that has not said a word of HTTP/2, or stopped in the middle of a header block.
 _HANDSHAKE_SECONDS = 10.0
 _IDLE_SECONDS = 3600.0
@@ -137,11 +140,10 @@ class ClientConnection(H2Connection):
     def on_end(self, reason: str) -> None:
         # First those that wait: what the others give back is not for them.
         for call in sorted(self.streams.values(), key=lambda call: not call.waiting):
-            call.up = None  # goes with its connection
             self._finish(call, Status.CANCELLED.name)
         upstreams, self._upstreams = self._upstreams, []
         for upstream in upstreams:
-            upstream.abort("the client has gone")
+            upstream.retire("the client has gone")
         self.front.clients.disconnected(self)
 
     def tick(self, now: float) -> None:
@@ -265,6 +267,8 @@ class ClientConnection(H2Connection):
         packed, size = read_prefix(data, at + frames.HEAD_BYTES)
         upstream, front = self._upstreams[-1], self.front
         if packed or size != length - PREFIX_BYTES or not upstream.takes_whole(id, length):
+            return False
+        if front.given_up:  # they may be too many
             return False
         message = data[at + frames.HEAD_BYTES + PREFIX_BYTES : stop]
         if wire.needs_closer_look(message) or not wire.names_model(message, front.own.field):
@@ -503,9 +507,11 @@ class ClientConnection(H2Connection):
             call.reader.drop()
 
     def _enter(self, call: Call) -> bool:
-        """Ask the breaker for a message's slot. Raises QueueFull."""
+        """Ask the breaker for a message's slot. Raises QueueFull, or Refused."""
         if call.waiting:
             return False
+        if len(self.front.given_up) >= MOST_GIVEN_UP:
+            raise try_again(f"{MOST_GIVEN_UP} calls that were given up still run in Triton")
         now = time.monotonic()
         if self.front.breaker.enter(call, now):
             call.inflight += 1
@@ -513,11 +519,14 @@ class ClientConnection(H2Connection):
                 call.deadline = now + self.front.timeout_seconds
             return True
         call.waiting = True
+        self._watch_deadline(call, now)
+        return False
+
+    def _watch_deadline(self, call: Call, now: float) -> None:
         timeout = call.head.timeout_seconds
         if timeout is not None and call.timer is None:
             left = max(0.0, call.began + timeout - now)
             call.timer = asyncio.get_running_loop().call_later(left, self._too_late, call)
-        return False
 
     def granted(self, call: Call) -> None:
         call.waiting, call.granted_slot = False, True
@@ -527,9 +536,11 @@ class ClientConnection(H2Connection):
         self.flush_peers()
 
     def _too_late(self, call: Call) -> None:
-        if not call.ended and call.waiting:
-            self.refuse(call, Refused(Status.DEADLINE_EXCEEDED, "the deadline passed in the queue"))
+        if not call.ended:
+            where = "in the queue" if call.waiting else "before the answer was there"
+            self.refuse(call, Refused(Status.DEADLINE_EXCEEDED, f"the deadline passed {where}"))
             self.flush()
+            self.flush_peers()
 
     def _input_ended(self, call: Call) -> None:
         """The client will send no more on this stream."""
@@ -566,7 +577,11 @@ class ClientConnection(H2Connection):
         if head.method == MODEL_READY and front.not_ready() is not None:
             raise Refused(Status.NOT_FOUND, "not ready")  # told as ready: false
         block = head.block
-        if head.timeout_seconds is not None and call.timer is not None:
+        if not head.is_stream:
+            # Triton is not told: it would go on computing, and it dies of calls that end under its hands.
+            block = head.untimed_block
+            self._watch_deadline(call, time.monotonic())
+        elif head.timeout_seconds is not None and call.timer is not None:
             call.timer.cancel()
             block = head.block_with_timeout(call.began + head.timeout_seconds - time.monotonic())
         connection = self._upstream()
@@ -608,6 +623,8 @@ class ClientConnection(H2Connection):
         call.ended = call.responded = call.local_done = True
         call.up = None
         call.inflight = 0
+        if call.timer is not None:
+            call.timer.cancel()
         del self.streams[call.id]
         front.traffic.sent_bytes += size
         front.traffic.answered(_STATUS_NAMES.get(status or b"", Status.UNKNOWN.name), now - call.began)
@@ -681,14 +698,17 @@ class ClientConnection(H2Connection):
         self._finish(call, Status.CANCELLED.name)
 
     def _finish(self, call: Call, code: str) -> None:
-        """Once for each call: nothing of it is left in Triton or in the queue, and it is counted."""
+        """Once for each call: nothing of it is left in the queue, and it is counted.
+
+        A call that Triton may have begun keeps its slot until Triton is done with it.
+        """
         if call.ended:
             return
         call.ended = True
         front, now = self.front, time.monotonic()
-        if call.up is not None:
-            call.up.connection.reset(call.up, ErrorCode.CANCEL)
-            call.up = None
+        up, call.up = call.up, None
+        if up is not None:
+            up.connection.give_up(up)
         if call.waiting:
             call.waiting = False
             front.breaker.cancel(call, now)
@@ -700,7 +720,12 @@ class ClientConnection(H2Connection):
         call.held = 0
         if call.watches:
             front.watchers.discard(call)
+        if up is None or not up.is_given_up:
+            self.give_back_slots(call)
+        front.traffic.answered(code, now - call.began)
+
+    def give_back_slots(self, call: Call) -> None:
+        """Nothing of the call is left in Triton."""
         inflight, call.inflight = call.inflight, 0
         for _ in range(inflight):
-            front.breaker.leave(now)
-        front.traffic.answered(code, now - call.began)
+            self.front.breaker.leave(time.monotonic())

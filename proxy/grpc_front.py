@@ -10,7 +10,7 @@ from proxy import wire
 from proxy.breaker import Breaker
 from proxy.grpc_client import Call, ClientConnection
 from proxy.grpc_head import CallHead, HeadReader
-from proxy.grpc_upstream import ResponseBlocks
+from proxy.grpc_upstream import ResponseBlocks, UpstreamStream
 from proxy.listener import Listener
 from proxy.lookup import Lookup
 from proxy.metrics import Traffic
@@ -53,6 +53,8 @@ class GrpcFront:
         self.watchers: set[Call] = set()
         # Bytes of requests that have come and not gone on, of all clients.
         self.held_bytes = 0
+        # Calls whose clients have given up while Triton works on them.
+        self.given_up: set[UpstreamStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.clients: Listener[ClientConnection] = Listener(
             lambda: ClientConnection(self), traffic, what="--grpc-listen"
@@ -68,6 +70,8 @@ class GrpcFront:
         await self.clients.stop()
         for connection in self.clients:
             connection.close("the proxy ends")
+        for stream in list(self.given_up):
+            stream.connection.abort("the proxy ends")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -76,6 +80,8 @@ class GrpcFront:
         """Called every second."""
         for connection in self.clients:
             connection.tick(now)
+        for stream in [stream for stream in self.given_up if now > stream.call.deadline]:
+            stream.connection.out_of_time(stream)
 
     def tell_watchers(self) -> None:
         """Readiness has changed."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from berth.contract.endpoint import Endpoint
@@ -38,7 +39,10 @@ _LAST_ID = MAX_STREAM_ID - 10_000
 class UpstreamStream(Stream):
     """A call as Triton sees it."""
 
+    connection: "UpstreamConnection"
     begun = False
+    # Nobody wants the answer any more; the call keeps its slot until it is there.
+    is_given_up = False
 
     def __init__(self, connection: "UpstreamConnection", id: int, call: "Call") -> None:
         # As Stream's own, without the cost of asking it.
@@ -85,12 +89,13 @@ class MessageCounter:
 
 
 class UpstreamConnection(H2Connection):
-    """Opened with its first call; gone with its client, or with Triton."""
+    """Opened with its first call; gone with its client, once no call of it is left in Triton, or with Triton."""
 
     def __init__(self, client: "ClientConnection", endpoint: Endpoint, blocks: ResponseBlocks) -> None:
         super().__init__()
         self._client, self._endpoint, self._blocks = client, endpoint, blocks
         self.is_usable = True
+        self._is_retired = False
         self.write(frames.PREFACE)
         # Frames that the client takes as they are.
         largest = min(client.peer_max_frame, MAX_FRAME)
@@ -175,6 +180,46 @@ class UpstreamConnection(H2Connection):
         client.answered_whole(call, blocks[trailers], length)
         return whole
 
+    def give_up(self, stream: UpstreamStream) -> None:
+        """Nobody wants the answer.
+
+        A unary call that is complete runs to its end: Triton does not stop what it has begun, so another in
+        its place would be one too many, and Triton 2.51 dies (SIGSEGV in its gRPC handler, within seconds)
+        of many such calls that are reset or reach their deadline. A stream has to be told, and stops.
+        """
+        if stream.call.head.is_stream or not stream.local_done or stream.queue:
+            self.reset(stream, ErrorCode.CANCEL)
+            return
+        stream.is_given_up = True
+        self._client.front.given_up.add(stream)
+        # What waits for the client goes there or nowhere; Triton need not wait for that.
+        if stream.call.queue:
+            stream.call.queue = deque((*item[:3], None) for item in stream.call.queue)
+        self.credit(stream, stream.window - stream.receive_left - stream.owed)
+
+    def retire(self, reason: str) -> None:
+        """The client has gone: end as soon as Triton is done with its calls."""
+        self._is_retired, self.is_usable = True, False
+        if self.transport is None or not self.streams:
+            self.abort(reason)
+        else:
+            self.transport.resume_reading()
+            self.flush()
+
+    def out_of_time(self, stream: UpstreamStream) -> None:
+        """Triton has had its time for a call that was given up."""
+        self.reset(stream, ErrorCode.CANCEL)
+        self._let_go(stream)
+        self.flush()
+
+    def _let_go(self, stream: UpstreamStream) -> None:
+        """Triton is done with a call that was given up."""
+        self.streams.pop(stream.id, None)
+        self._client.front.given_up.discard(stream)
+        self._client.give_back_slots(stream.call)
+        if self._is_retired and not self.streams:
+            self.abort("the client has gone")
+
     def _spend(self, cost: int = 1) -> None:
         """Triton is one of us, and may say what it likes as often as it likes."""
 
@@ -228,6 +273,10 @@ class UpstreamConnection(H2Connection):
             return
         if end:
             stream.remote_done = True
+        if stream.is_given_up:
+            if end:
+                self._let_go(stream)
+            return
         call, client = stream.call, self._client
         if call.responded and not stream.begun:  # with headers of ours
             if not end:
@@ -250,6 +299,11 @@ class UpstreamConnection(H2Connection):
     ) -> None:
         call: Call = stream.call
         size, client = finish - start, self._client
+        if stream.is_given_up:
+            self.credit(stream, size)
+            if end:
+                self._let_go(stream)
+            return
         client.front.traffic.sent_bytes += size
         finals = 0
         if call.responses is not None:
@@ -281,19 +335,25 @@ class UpstreamConnection(H2Connection):
         self._client.answered_messages(call, finals)
 
     def on_stream_reset(self, stream: Any, code: int) -> None:
-        self._client.broken(stream.call, f"Triton broke off ({_name(code)})")
+        self._broken(stream, f"Triton broke off ({_name(code)})")
+
+    def _broken(self, stream: UpstreamStream, reason: str) -> None:
+        if stream.is_given_up:
+            self._let_go(stream)
+        else:
+            self._client.broken(stream.call, reason)
 
     def on_goaway(self, last_stream: int) -> None:
         self.is_usable = False
         for id in [id for id in self.streams if id > last_stream]:
             stream = self.streams.pop(id)
-            self._client.broken(stream.call, "Triton is going away")
+            self._broken(stream, "Triton is going away")
 
     def on_end(self, reason: str) -> None:
         self.is_usable = False
         self._connecting.cancel()
         for stream in list(self.streams.values()):
-            self._client.broken(stream.call, reason)
+            self._broken(stream, reason)
         self._client.lost(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -48,6 +48,8 @@ _HEAD_SECONDS, _IDLE_SECONDS, _LINGER_SECONDS = 10.0, 300.0, 2.0
 _STALLED_SECONDS = 60.0
 # What a client may have sent ahead while its last request is still under way.
 _PIPELINE_BYTES = 256 * 1024
+# A body with tensors is gathered up to this size before it asks for a slot: who sends it slowly keeps nobody waiting.
+_GATHERED_BYTES = 256 * 1024
 # A body that nobody wants is read to its end up to this size, to keep the connection.
 _SWALLOW_BYTES = 64 * 1024
 _WRITE_HIGH = 256 * 1024
@@ -276,7 +278,7 @@ class RestConnection(asyncio.Protocol):
             self._held_all()
 
     def _bytes_to_hold(self, head: RequestHead) -> int:
-        """How much of the body is to be checked before any of it goes on. Raises HttpRefused."""
+        """How much of the body must be here before any of it goes on. Raises HttpRefused."""
         front, decision = self._front, head.decision
         route = decision.route
         self._front.require_route(head)
@@ -293,7 +295,7 @@ class RestConnection(asyncio.Protocol):
             raise HttpRefused(400, f"{HEADER_LENGTH} is above Content-Length")
         if head.header_length > front.max_json_bytes:
             raise self._too_large()
-        return head.header_length
+        return length if length <= _GATHERED_BYTES else head.header_length
 
     def _take_held(self, data: bytes) -> bytes:
         if self._chunks is not None:

@@ -29,11 +29,18 @@ _POLL_SECONDS = 0.5
 # A model may be replaced by another of its name between two looks, without a word from the agent.
 _FACTS_SECONDS = 5.0
 _ANSWER_SECONDS = 1.0
+# Triton's REST threads are few, and for seconds each is busy with any tenant's large JSON: a model that was
+# ready is not gone for that.
+_SILENCE_SECONDS = 10.0
 _ANSWER_BYTES = 4 * 1024 * 1024
 
 
 class NotServed(Exception):
     """Triton cannot be asked now; the message says why."""
+
+
+class Silent(NotServed):
+    """Triton is there and has not answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class Upstream:
         self.access: Access | None = None
         self.not_ready: str | None = "the model has not been asked for yet"
         self.facts = ModelFacts()
-        self._facts_read = -math.inf
+        self._facts_read = self._heard = -math.inf
         self._changed = asyncio.Event()
         self._nudge = asyncio.Event()
 
@@ -97,6 +104,8 @@ class Upstream:
         try:
             async with self._session.get(url, headers=access.http_headers, timeout=timeout) as answer:
                 return Answer(answer.status, await read_whole(answer.content, limit_bytes=_ANSWER_BYTES))
+        except TimeoutError as error:
+            raise Silent(f"Triton does not answer within {_ANSWER_SECONDS:g} s") from error
         except (aiohttp.ClientError, OSError, TooLarge) as error:
             raise NotServed(f"Triton does not answer: {type(error).__name__}") from error
 
@@ -117,9 +126,12 @@ class Upstream:
     async def _why_not_ready(self, now: float) -> str | None:
         try:
             answer = await self.fetch(f"/v2/models/{self.model}/ready")
+            self._heard = now
             if answer.status != 200:
                 return f"Triton does not serve {self.model} ({answer.status})"
             await self._read_facts(now)
+        except Silent as error:
+            return None if self.is_ready and now - self._heard < _SILENCE_SECONDS else str(error)
         except NotServed as error:
             return str(error)
         return None

@@ -658,6 +658,22 @@ async def test_what_json_has_no_words_for_comes_through(door: Door) -> None:
         assert (status, text) == (answer.status, await answer.text())
 
 
+async def test_a_large_body_that_is_called_a_form_kills_nobody(door: Door) -> None:
+    """What curl calls all that it sends; it takes more than 4 MiB to kill Triton by it."""
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    header = b'{"inputs":[{"name":"INPUT0","datatype":"UINT8","shape":[9000000],"parameters":{"binary_data_size":9000000}}]}'
+    status, text = await ask(
+        door,
+        "POST",
+        "/v2/models/mine/infer",
+        header + bytes(9_000_000),
+        **form,
+        **{"Inference-Header-Content-Length": str(len(header))},
+    )
+    assert (status, "expected 2 inputs but got 1" in text) == (400, True), text
+    await infer_rest(door.http, "mine")
+
+
 SAME = {
     "metadata": ("GET", "/v2/models/{model}", None),
     "metadata of a version": ("GET", "/v2/models/{model}/versions/1", None),

@@ -6,6 +6,7 @@ Both raise on anything that HTTP/2 does not allow, so every test here also holds
 import asyncio
 import gzip
 import random
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,9 +15,10 @@ import pytest
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy import wire
+from proxy import grpc_client, wire
 from proxy.grpc_head import INFER, STREAM_INFER
 from proxy.h2 import frames
+from proxy.h2.frames import ErrorCode
 from proxy.messages import framed
 from proxy.model_facts import ModelFacts
 from tests.fakes.data_plane import KEY, make_breaker
@@ -272,18 +274,21 @@ async def test_who_leaves_the_queue_leaves_no_trace(connect: Connect) -> None:
     both.triton.answer(first, b"")
     both.exchange()
     assert both.triton.ended == {first, third}
-    both.client.h2.reset_stream(third, 8)  # and who leaves Triton tells it so
+    both.client.h2.reset_stream(third, 8)  # and who leaves Triton keeps its slot until it is done
     both.exchange()
-    assert both.triton.resets == {third}
+    assert both.triton.resets == set()
+    assert both.pair.front.breaker.running == 1
+    both.triton.answer(third, b"")
+    both.exchange()
     assert both.pair.front.breaker.running == 0
 
 
-async def test_a_deadline_in_the_queue_is_kept_and_what_is_left_goes_on(connect: Connect) -> None:
+async def test_a_deadline_is_kept_and_a_unary_calls_is_not_told(connect: Connect) -> None:
     both = connect(breaker=make_breaker(1, 2))
     first, late, patient = (
         both.client.call(),
         both.client.call(grpc_timeout="50m"),
-        both.client.call(grpc_timeout="9S"),
+        both.client.call(grpc_timeout="200m"),
     )
     for stream in (first, late, patient):
         both.client.send(stream, framed(request()), end=True)
@@ -293,9 +298,85 @@ async def test_a_deadline_in_the_queue_is_kept_and_what_is_left_goes_on(connect:
     assert both.client.status(late) == 4
     both.triton.answer(first, b"")
     both.exchange()
+    assert b"grpc-timeout" not in both.triton.calls[patient]
+    await asyncio.sleep(0.15)
+    both.exchange()
+    assert both.client.status(patient) == 4
+    assert (both.triton.resets, both.pair.front.breaker.running) == (set(), 1)
+    both.triton.answer(patient, b"")
+    both.exchange()
+    assert both.pair.front.breaker.running == 0
+
+
+async def test_a_stream_that_has_waited_is_told_what_is_left_of_its_deadline(connect: Connect) -> None:
+    both = connect(breaker=make_breaker(1, 2))
+    first, patient = both.client.call(), both.client.call(STREAM_INFER, grpc_timeout="9S")
+    both.client.send(first, framed(request()), end=True)
+    both.client.send(patient, framed(request()))
+    both.exchange()
+    await asyncio.sleep(0.1)
+    both.triton.answer(first, b"")
+    both.exchange()
     left = both.triton.calls[patient][b"grpc-timeout"]
     assert left.endswith(b"u")
     assert 8_000_000 < int(left[:-1]) < 8_950_000
+
+
+async def test_without_a_limit_too_there_is_one_on_calls_that_nobody_waits_for(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_client, "MOST_GIVEN_UP", 2)
+    both = connect()
+
+    def ask() -> int:
+        stream: int = both.client.call()
+        both.client.send(stream, framed(request()), end=True)
+        both.exchange()
+        return stream
+
+    gone = [ask(), ask()]
+    for stream in gone:
+        both.client.h2.reset_stream(stream, 8)
+    both.exchange()
+    refused = ask()
+    assert both.client.status(refused) == 14
+    assert refused not in both.triton.calls
+    both.triton.answer(gone[0], b"")
+    both.exchange()
+    served = ask()
+    both.triton.answer(served, b"")
+    both.exchange()
+    assert both.client.status(served) == 0
+
+
+@pytest.mark.parametrize("how", ["reset", "gone", "answer broken off", "Triton lost", "never"])
+async def test_a_call_that_was_given_up_keeps_its_slot_until_triton_is_done(
+    connect: Connect, how: str
+) -> None:
+    """And Triton, which dies of calls that are reset while it has them, never hears of it."""
+    both = connect(breaker=make_breaker(1, 2))
+    stream = both.client.call()
+    both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    front, upstream = both.pair.front, both.pair.tritons[0]
+    both.client.h2.reset_stream(stream, 8)
+    both.exchange()
+    if how != "reset":
+        both.pair.client.connection_lost(None)
+    front.tick(time.monotonic() + 299)
+    assert (front.breaker.running, both.triton.resets, both.pair.to_triton[0].open) == (1, set(), True)
+    if how in ("reset", "gone"):
+        both.triton.answer(stream, framed(b"x" * 1000))
+        both.triton.exchange()
+    elif how == "answer broken off":
+        upstream.data_received(frames.reset(stream, ErrorCode.INTERNAL_ERROR))
+    elif how == "Triton lost":
+        upstream.connection_lost(None)
+    else:
+        front.tick(time.monotonic() + 301)
+    assert (front.breaker.running, front.given_up) == (0, set())
+    assert front.traffic.codes == {"CANCELLED": 1}
+    assert (how == "reset") is (both.pair.to_triton[0].open and not upstream.closed)
 
 
 def stream_response(

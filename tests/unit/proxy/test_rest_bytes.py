@@ -112,6 +112,16 @@ async def test_a_request_goes_on_with_the_nodes_key_and_without_control(connect:
     assert pair.to_client.sent == OK
 
 
+@pytest.mark.parametrize("route", ["infer", "generate"])
+@pytest.mark.parametrize("name", ["Content-Type", "cOnTeNt-tYpE"])
+async def test_nobody_tells_triton_that_a_body_is_a_form(connect: Connect, name: str, route: str) -> None:
+    pair = connect()
+    body = BODY if route == "infer" else b'{"text":"x"}'
+    await drive(pair, infer(body, "own", f"{name}: application/x-www-form-urlencoded", route=route))
+    ((_, headers, through),) = seen(pair)
+    assert (through, "content-type" in headers) == (body, False)
+
+
 async def test_split_at_every_byte(connect: Connect) -> None:
     data = (
         infer()
@@ -325,8 +335,8 @@ async def test_a_client_that_leaves_keeps_its_slot_while_triton_works(connect: C
 
 async def test_an_early_answer_ends_the_upload_and_the_connection(connect: Connect) -> None:
     pair = connect()
-    header = json.dumps({"inputs": [{"name": "I", "shape": [90_000], "datatype": "UINT8"}]}).encode()
-    data = infer(header + b"x" * 90_000, "own", f"{HEADER_LENGTH}: {len(header)}")
+    header = json.dumps({"inputs": [{"name": "I", "shape": [300_000], "datatype": "UINT8"}]}).encode()
+    data = infer(header + b"x" * 300_000, "own", f"{HEADER_LENGTH}: {len(header)}")
     pair.client.data_received(data[:5000])
     await settle()
     pair.tritons[0].data_received(OK.replace(b"200 OK", b"400 Bad Request"))
@@ -557,6 +567,27 @@ async def test_an_upload_is_no_faster_than_triton_takes_it(connect: Connect) -> 
     assert not pair.to_client.paused
     await drive(pair, data[-1:])
     assert pair.to_client.sent == OK * 2
+
+
+@pytest.mark.parametrize("is_binary", [False, True])
+async def test_who_sends_a_small_body_slowly_keeps_no_slot(connect: Connect, is_binary: bool) -> None:
+    first = connect(breaker=make_breaker(1, 9))
+    second = connect()
+    second.front = second.client._front = first.front
+    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[100000]}]}'
+    slow = infer(header + bytes(100_000), "own", f"{HEADER_LENGTH}: {len(header)}") if is_binary else infer()
+    first.client.data_received(slow[:-1])
+    await settle()
+    second.client.data_received(infer())
+    await settle()
+    assert len(first.tritons) == 1  # the slot is the second's
+    first.tritons[0].data_received(OK)
+    assert second.to_client.sent == OK
+    first.client.data_received(slow[-1:])
+    await settle()
+    first.tritons[0].data_received(OK)
+    assert first.to_client.sent == OK
+    assert first.front.breaker.running == 0
 
 
 async def test_all_clients_together_hold_so_much_and_no_more(connect: Connect) -> None:
