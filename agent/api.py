@@ -13,7 +13,7 @@ from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthent
 from agent.gpus import GpuReading, GpusUnknown
 from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
-from agent.models import Model, Models, NameTaken, OneModelOnly
+from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone
 from agent.repository import Record, Repository
 from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest
 from berth.contract.endpoint import Endpoint
@@ -45,6 +45,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (NotAllowed, grpc.StatusCode.PERMISSION_DENIED),
     (OneModelOnly, grpc.StatusCode.PERMISSION_DENIED),
+    (PodGone, grpc.StatusCode.PERMISSION_DENIED),
     (NotPlaced, grpc.StatusCode.FAILED_PRECONDITION),
     (NameTaken, grpc.StatusCode.ALREADY_EXISTS),
     (TooLarge, grpc.StatusCode.OUT_OF_RANGE),

@@ -62,6 +62,10 @@ class OneModelOnly(Exception):
     """The pod has a model, and asks for another: a pod is one model."""
 
 
+class PodGone(Exception):
+    """The pod and all that it had are gone from this node; the name of its model may be another's by now."""
+
+
 class Models:
     """The table, and how others learn that it has changed."""
 
@@ -78,6 +82,11 @@ class Models:
 
     def get(self, uid: PodUid) -> Model | None:
         return self._by_pod.get(uid)
+
+    def require_listed(self, model: Model) -> None:
+        """Raises PodGone."""
+        if self._by_pod.get(model.ref.uid) is not model:
+            raise PodGone(f"pod {model.ref} is gone")
 
     def named(self, name: ModelName) -> Model | None:
         return next((model for model in self if model.name == name), None)

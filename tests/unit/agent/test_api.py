@@ -19,6 +19,7 @@ from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
 from berth.contract.report import Failure, ModelState
 from berth.kube.errors import KubeUnreachable, response_error
+from berth.triton.admin import IndexState
 from berth.triton.errors import TritonRefused
 from berth.v1 import node_agent_pb2 as pb
 from tests.fakes.agent_node import GPU, Node
@@ -262,3 +263,36 @@ async def test_a_load_asked_for_after_one_has_failed_tells_why(tmp_path: Path) -
 async def test_a_load_of_what_was_never_staged_says_so(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"FAILED_PRECONDITION.*has not been staged"):
         await outcome(api_of(Node(tmp_path)))
+
+
+async def test_files_of_a_pod_that_is_gone_do_not_take_the_place_of_its_successors(tmp_path: Path) -> None:
+    """A pod deleted by force is gone at once, and its loader goes on for a while."""
+    node, knows = Node(tmp_path), Knows()
+    api, begun, go_on = api_of(node, knows), asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[pb.StageRequest]:
+        yield pb.StageRequest(header=pb.StageHeader(model_name="mine"))
+        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(chunk=b"y")
+        begun.set()
+        await go_on.wait()
+        yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
+
+    knows.caller = "anonymous-1"
+    old = asyncio.ensure_future(api.Stage(slowly(), Context()))
+    await begun.wait()
+    node.models.lose_pod(PodUid("anonymous-1"))
+    (gone,) = node.models
+    node.models.drop(gone)  # it has no files: nothing holds it any more
+    knows.caller = "anonymous-2"
+    await staged(api, "mine")
+    assert (await outcome(api, "mine")).state == pb.MODEL_STATE_READY
+    go_on.set()
+    with pytest.raises(Refused, match="anonymous-1 is gone") as refused:
+        await old
+    assert refused.value.code is grpc.StatusCode.PERMISSION_DENIED
+    record = node.repository.record(ModelName("mine"))
+    assert record is not None
+    assert record.pod.uid == "anonymous-2"
+    assert node.triton.held[ModelName("mine")] is IndexState.READY
+    assert list((tmp_path / "staging").iterdir()) == []
