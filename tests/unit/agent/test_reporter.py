@@ -139,3 +139,22 @@ def test_the_last_report_of_the_agent_before() -> None:
     assert last_report(node(), KEYS) is None
     assert last_report(node(says="{}"), KEYS) is None
     assert last_report({"metadata": {"name": "n1"}}, KEYS) is None
+
+
+async def test_what_was_written_during_a_look_at_the_node_is_nobody_elses_doing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    await bench.reporter.step()
+
+    async def late(path: str) -> dict[str, Any]:
+        found = {"metadata": {"annotations": dict(bench.annotations)}}
+        bench.content = report(models=(listed("p1"),))
+        await bench.reporter.step()
+        return found
+
+    bench.get = late  # type: ignore[method-assign]
+    bench.reporter.wake.clear()
+    await bench.reporter.verify()
+    assert not bench.reporter.wake.is_set()
+    assert "somebody else" not in caplog.text
