@@ -10,12 +10,13 @@ from tests.fakes.objects import Json, node
 NODE = "/api/v1/nodes/n1"
 PODS = "/api/v1/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/berth-system-nodes/leases"
+LEASE = f"{LEASES}/berth-agent-n1"
 EVENTS = "/api/v1/namespaces/team/events"
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
 class FakeApiServer:
-    """Every token is of the pod that it names. `refuses`: what meets writes to the Node."""
+    """Every token is of the pod that it names."""
 
     host = "https://fake"
 
@@ -25,7 +26,8 @@ class FakeApiServer:
         self.lease: Json | None = None
         self.beats = 0
         self.events: list[Json] = []
-        self.refuses: KubeError | None = None
+        # What requests meet, by method and path.
+        self.refuses: dict[str, KubeError] = {}
         # Requests to these paths get no answer while they stand here.
         self.silent: set[str] = set()
         self._watch: asyncio.Queue[Json] = asyncio.Queue()
@@ -54,7 +56,7 @@ class FakeApiServer:
         return annotations
 
     async def get(self, path: str, **params: str) -> Json:
-        await self._answer(path)
+        await self._answer("GET", path)
         if path == NODE:
             return self.node
         if path == PODS:
@@ -73,19 +75,17 @@ class FakeApiServer:
             yield await self._watch.get()
 
     async def patch(self, path: str, body: Json) -> Json:
-        await self._answer(path)
+        await self._answer("PATCH", path)
         if path == NODE:
-            if self.refuses is not None:
-                raise self.refuses
             return _merged(self.node, body)
-        assert path == f"{LEASES}/berth-agent-n1"
+        assert path == LEASE
         if self.lease is None:
             raise NotFound(404, "NotFound", "no such Lease")
         self.beats += 1
         return _merged(self.lease, body)
 
     async def create(self, path: str, body: Json) -> Json:
-        await self._answer(path)
+        await self._answer("POST", path)
         if path == LEASES:
             assert self.lease is None
             self.lease = body
@@ -97,9 +97,11 @@ class FakeApiServer:
         self.events.append(body)
         return {"metadata": {"name": f"event-{len(self.events)}"}}
 
-    async def _answer(self, path: str) -> None:
+    async def _answer(self, method: str, path: str) -> None:
         if path in self.silent:
             await asyncio.Event().wait()
+        if error := self.refuses.get(f"{method} {path}"):
+            raise error
 
 
 def _merged(target: Json, body: Json) -> Json:

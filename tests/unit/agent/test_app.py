@@ -33,10 +33,11 @@ from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_port
 from tests.fakes.agent_node import GPU, FakeTriton
-from tests.fakes.kube_api import EVENTS, PODS, FakeApiServer
+from tests.fakes.kube_api import EVENTS, LEASE, NODE, PODS, FakeApiServer
 from tests.fakes.objects import GIB, Json, listed, pod, report
 
 KEYS = Keys()
+FORBIDDEN = response_error(403, "Forbidden", "no")
 NAME = ModelName("model-p1")
 DIGEST = hashlib.sha256(b"1/x\0" + b"1\0" + b"y").hexdigest()
 SCENARIO = 'gpus: [{uuid: GPU-a, product: T4, total: 16Gi}]\nmodels: {"*": requested}\n'
@@ -252,8 +253,7 @@ async def test_a_restarted_agent_takes_what_it_finds_and_knows_what_has_been_los
     world.api.node["metadata"]["annotations"][KEYS.report] = said.encode()
     world.api.bind(bound("p2"))
     async with world.running():
-        await until(lambda: world.state("p2") is ModelState.LOST)
-        assert world.state() is ModelState.READY
+        await until(lambda: world.state("p2") is ModelState.LOST and world.state() is ModelState.READY)
     assert world.triton.loads == [NAME]
 
 
@@ -270,16 +270,16 @@ async def test_readiness_says_what_is_missing(world: World) -> None:
     world.api.silent = {PODS}
     async with world.running():
         await until_asked(world, "/readyz", (503, "the node's pods are not known yet\n"))
-    world.api.silent, world.api.refuses = set(), response_error(403, "Forbidden", "nodes n1")
+    world.api.silent, world.api.refuses = set(), {f"PATCH {NODE}": FORBIDDEN}
     world.triton.restart_seconds = 60
     world.triton.die()
     async with world.running():
         await until_asked(world, "/readyz", (503, "Triton does not answer\n"))
         world.triton.restart_seconds = 0
         world.triton.die()
-        refused = "the report cannot be written: 403 Forbidden: nodes n1\n"
+        refused = "the report cannot be written: 403 Forbidden: no\n"
         await until_asked(world, "/readyz", (503, refused))
-        world.api.refuses = None
+        world.api.refuses = {}
         await until_asked(world, "/readyz", (200, "ok\n"))
         assert await world.asks("/livez") == (200, "ok\n")
 
@@ -334,6 +334,31 @@ async def test_the_heartbeat_goes_on_without_triton_and_not_with_a_loop_that_is_
         assert world.api.beats == beats
         monkeypatch.undo()
         stuck.set()
+        await until(lambda: world.api.beats > beats)
+
+
+async def test_each_loop_that_fails_is_counted_under_its_name_and_ends_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.app, "_VERIFY_EVERY", 0.1)
+    async with world.running():
+        await world.until_ready()
+        world.api.refuses = dict.fromkeys((f"PATCH {NODE}", f"PATCH {LEASE}", f"GET {NODE}"), FORBIDDEN)
+        world.triton.restart_seconds = 60
+        world.triton.die()
+        missing = {"reconcile", "report", "heartbeat", "verify"}
+        async with asyncio.timeout(5):
+            while missing:
+                metrics = await world.metrics()
+                missing = {
+                    one
+                    for one in missing
+                    if not metrics.get(f'berth_agent_loop_errors_total{{loop="{one}"}}')
+                }
+        world.api.refuses, world.triton.restart_seconds = {}, 0
+        world.triton.die()
+        await world.until_ready()
+        beats = world.api.beats
         await until(lambda: world.api.beats > beats)
 
 

@@ -33,6 +33,13 @@ models: {resnet: 10Gi, "*": requested}
         ("gpus: [{uuid: a, total: 1, totl: 1}]", r"gpus\[0\].totl is not a field; known are error, foreign"),
         ("gpus: [{uuid: a, total: 1, lost: maybe}]", r"gpus\[0\].lost is 'maybe'"),
         ("gpus: [{uuid: a, total: 1, utilization: 7}]", "utilization is 7"),
+        ("gpus: [{uuid: a, total: 1, utilization: -0.1}]", "utilization is -0.1; 0 to 1"),
+        ("gpus: [{uuid: a, total: 1, utilization: high}]", "utilization is 'high'; 0 to 1"),
+        ("gpus: [{uuid: a, total: 1, mig: 1}]", r"gpus\[0\].mig is 1; true or false"),
+        ("gpus: [{uuid: a, total: 1, foreign: x}]", r"gpus\[0\].foreign: 'x'"),
+        ("gpus: [3]", r"gpus\[0\] is not a mapping"),
+        ("gpus: []\nmodels: [m]", "models is not a mapping"),
+        ("gpus: []\nmodel: {}", "scenario.model is not a field; known are gpus, models"),
         ("gpus: [{uuid: a, total: 1}, {uuid: a, total: 1}]", "one uuid twice"),
         ("gpus: []\nmodels: {m: lots}", "models.m: 'lots' is not a quantity"),
         ("gpus: [", "line 1"),
@@ -41,6 +48,41 @@ models: {resnet: 10Gi, "*": requested}
 def test_a_scenario_with_an_error_says_where(text: str, message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
         parse_scenario(text)
+
+
+def test_a_scenario_says_only_what_matters_to_it() -> None:
+    scenario = parse_scenario("gpus: [{uuid: 5, total: 1Gi}]")
+    (gpu,) = scenario.gpus
+    assert (gpu.uuid, gpu.product, gpu.total_bytes, gpu.foreign_bytes) == ("5", "mock GPU", GIB, 0)
+    assert (gpu.utilization, gpu.lost, gpu.error, gpu.mig) == (0.0, False, "", False)
+    for named, taken in (("m", 7), ("other", 3)):  # without `models`, and with one that is meant
+        of = parse_scenario("gpus: []\nmodels: {m: 7}")
+        assert of.taken_by(Resident(ModelName(named), A, 3)) == taken
+    assert scenario.taken_by(Resident(ModelName("m"), A, 3)) == 3
+
+
+async def test_a_mock_gpu_gives_no_more_than_it_has_and_only_to_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.yaml"
+    path.write_text("gpus: [{uuid: GPU-a, total: 4Gi, utilization: 1}, {uuid: GPU-b, total: 4Gi}]")
+    mock = MockGpus(path, lambda: [Resident(ModelName("m"), A, 9 * GIB)])
+    a, b = await mock.read()
+    assert (a.index, a.used_bytes, a.utilization, a.product) == (0, 4 * GIB, 1.0, "mock GPU")
+    assert (b.index, b.used_bytes, b.in_cuda, b.reason) == (1, 0, True, "")
+    path.write_text(
+        "gpus: [{uuid: GPU-a, total: 4Gi, mig: true, error: ECC}, {uuid: GPU-b, total: 1, lost: true}]"
+    )
+    a, b = await mock.read()
+    assert (a.reason, a.healthy, a.in_cuda) == ("MIGEnabled", False, False)
+    assert (b.reason, b.healthy, b.in_cuda, b.utilization, b.product) == (
+        "GPU is lost",
+        False,
+        False,
+        None,
+        "mock GPU",
+    )
+    path.unlink()
+    with pytest.raises(GpusUnknown, match=r"gpus\.yaml: No such file"):
+        await mock.read()
 
 
 async def test_mock_gpus_follow_the_file_and_what_triton_holds(tmp_path: Path) -> None:
