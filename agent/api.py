@@ -161,7 +161,7 @@ class NodeAgentApi(NodeAgentServicer):
         ):
             return pb.StageResponse(digest=known.digest, already_staged=True)
         async with self._stage_slots:
-            staged = await in_thread(self._repository.new_staging)
+            staged = self._repository.new_staging()
             try:
                 return await self._receive(requests, pod, model, staged)
             finally:

@@ -201,7 +201,7 @@ class Node:
         self.models.see_pod(parse_model_pod(pod(uid, on="n1", choice=choice), Keys()))
         name = ModelName(f"model-{uid}")
         staged = self.repository.new_staging()
-        (staged / "1").mkdir()
+        (staged / "1").mkdir(parents=True)
         for path, text in (files or {}).items():
             (staged / path).write_text(text)
         record = Record(

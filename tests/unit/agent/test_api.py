@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -501,8 +502,8 @@ async def test_a_load_tells_each_state_on_its_way_and_the_class_of_a_failure(tmp
 
 
 async def test_a_watch_tells_each_change_how_to_reach_triton_and_ends_with_its_pod(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    api = api_of(node)
+    node, registry = Node(tmp_path), CollectorRegistry()
+    api = api_of(node, registry=registry)
     await staged(api, "model-p1")
     (model,) = node.models
     watch = api.WatchModel(pb.WatchModelRequest(model_name="model-p1"), Context())
@@ -519,6 +520,7 @@ async def test_a_watch_tells_each_change_how_to_reach_triton_and_ends_with_its_p
     assert (said.state, said.reason) == (pb.MODEL_STATE_FAILED, "so it is")
     node.models.drop(model)
     assert [status async for status in watch] == []
+    assert registry.get_sample_value("berth_agent_calls_total", {"method": "WatchModel", "code": "OK"}) == 1
 
 
 async def test_a_watch_repeats_itself_and_leaves_nobody_waiting_when_it_is_given_up(
@@ -556,8 +558,8 @@ async def test_a_list_is_of_the_callers_own_model_and_tells_no_way_to_triton(tmp
 
 @pytest.mark.parametrize("asked", ["ListModels", "WatchModel", "Load", "Stage", "Unload"])
 async def test_a_pod_that_has_ended_is_told_so_whatever_it_asks(tmp_path: Path, asked: str) -> None:
-    node, knows = Node(tmp_path), Knows()
-    api, knows.gone = api_of(node, knows), True
+    node, knows, registry = Node(tmp_path), Knows(), CollectorRegistry()
+    api, knows.gone = api_of(node, knows, registry=registry), True
     calls = {
         "ListModels": lambda: api.ListModels(pb.ListModelsRequest(), Context()),
         "WatchModel": lambda: watched(api, "model-p1"),
@@ -567,7 +569,9 @@ async def test_a_pod_that_has_ended_is_told_so_whatever_it_asks(tmp_path: Path, 
     }
     with pytest.raises(Refused, match="has ended") as refused:
         await calls[asked]()  # type: ignore[no-untyped-call]
-    assert refused.value.code is grpc.StatusCode.PERMISSION_DENIED
+    code = refused.value.code.name
+    assert code == "PERMISSION_DENIED"
+    assert registry.get_sample_value("berth_agent_calls_total", {"method": asked, "code": code}) == 1
     assert list(node.models) == []
 
 
@@ -608,3 +612,25 @@ async def test_an_unload_goes_on_when_its_caller_has_gone(tmp_path: Path) -> Non
     async with asyncio.timeout(5):
         while node.repository.records():
             await asyncio.sleep(0.001)
+
+
+async def test_a_call_that_is_given_up_while_its_directory_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, begun, go_on = Node(tmp_path), threading.Event(), threading.Event()
+    mkdir = Path.mkdir
+
+    def slowly(self: Path, *args: Any, **more: Any) -> None:
+        if self.parent.name == "staging":
+            begun.set()
+            go_on.wait(5)
+        mkdir(self, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", slowly)
+    call = asyncio.ensure_future(staged(api_of(node), "model-p1"))
+    await asyncio.to_thread(begun.wait, 5)
+    call.cancel()
+    asyncio.get_running_loop().call_later(0.02, go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert list((tmp_path / "staging").iterdir()) == []

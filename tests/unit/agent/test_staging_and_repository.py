@@ -120,7 +120,7 @@ def repository(tmp_path: Path) -> Repository:
 
 def stage(repository: Repository, body: bytes = b"x") -> Path:
     staged = repository.new_staging()
-    (staged / "1").mkdir()
+    (staged / "1").mkdir(parents=True)
     (staged / "1" / "model.py").write_bytes(body)
     return staged
 
