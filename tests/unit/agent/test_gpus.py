@@ -1,14 +1,20 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts
-from agent.gpus import GpuReading, GpusHang, GpusUnknown, cuda_ordinals, grown_instead
+from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts, gpu_reports
+from agent.gpus import GpuReading, GpusHang, GpusUnknown, NoGpus, cuda_ordinals, grown_instead
 from agent.mock_gpus import MockGpus, Resident, parse_scenario
+from agent.models import Models
 from agent.report import gauge_annotations, node_total
+from agent.repository import Record
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.keys import Keys
+from berth.contract.pod import PodRef
+from berth.contract.report import GpuReport
 from tests.fakes.objects import GIB, gpu, report
 
 A = GpuUuid("GPU-a")
@@ -141,17 +147,18 @@ async def test_gpus_that_were_never_seen_are_unknown_and_not_absent() -> None:
 
 
 class Driver:
-    """A port that raises what it is told to."""
+    """A port that answers or raises what it is told to."""
 
     instance_kind = "KIND_GPU"
 
     def __init__(self) -> None:
         self.error: GpusUnknown | None = None
+        self.answer: tuple[GpuReading, ...] = ()
 
     async def read(self) -> tuple[GpuReading, ...]:
         if self.error is not None:
             raise self.error
-        return ()
+        return self.answer
 
 
 async def test_only_a_call_that_does_not_return_counts_as_hanging() -> None:
@@ -232,3 +239,96 @@ def test_the_gpu_that_a_load_went_to_instead(
     assert (
         grown_instead(before, {A: 4 * GIB, B: 4 * GIB + 2**20}, chosen=[A], others={B}, least_bytes=0) is None
     )
+
+
+async def test_trouble_with_the_gpus_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="agent.facts")
+    driver = Driver()
+    facts = GpuFacts(driver, lambda: 0)
+    for driver.error in (None, None, GpusUnknown("no driver"), GpusUnknown("no driver"), None, None):
+        await facts.refresh()
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("WARNING", "gpu facts unknown"),
+        ("INFO", "gpu facts known again"),
+    ]
+
+
+async def test_a_reading_counts_as_of_when_it_was_begun() -> None:
+    residency = [5]
+
+    class Slow:
+        instance_kind = "KIND_GPU"
+
+        async def read(self) -> tuple[GpuReading, ...]:
+            residency[0] += 1  # a model comes meanwhile
+            return (reading(7),)
+
+    facts = GpuFacts(Slow(), lambda: residency[0])
+    assert facts.residency < 5
+    assert await facts.read_now() == (reading(7),)
+    assert (facts.residency, facts.instance_kind) == (5, "KIND_GPU")
+
+
+def holding(measured: int) -> Models:
+    """A table with one model on GPU-a that Triton holds."""
+    models = Models()
+    record = Record(PodRef("n", "p", PodUid("p")), None, ModelName("m"), GpuChoice(A, 0, 1), "d")
+    model = models.adopt(record)
+    models.set_resident(model, True)
+    model.measured_bytes = measured
+    return models
+
+
+async def test_the_reports_gpus_are_what_was_read_without_what_is_ours() -> None:
+    models, foreign, driver = holding(3 * GIB), ForeignUse(), Driver()
+    facts = GpuFacts(driver, lambda: models.residency)
+    driver.answer = (replace(reading(4 * GIB), healthy=False, reason="ECC"),)
+
+    def reported(*, busy: set[GpuUuid] | None = None) -> GpuReport:
+        (only,) = gpu_reports(facts, models, foreign, busy=busy or set(), headroom_bytes=9)
+        return only
+
+    await facts.refresh()
+    first = reported()
+    assert first == GpuReport(A, 0, "A10", 24 * GIB, GIB, 9, healthy=False, reason="ECC")
+    driver.answer = (reading(8 * GIB),)
+    await facts.refresh()
+    assert reported(busy={A}).foreign_bytes == GIB  # something is being loaded there
+    models.residency += 1
+    assert reported().foreign_bytes == GIB  # the reading is older than what has come since
+    await facts.refresh()
+    assert reported(busy={GpuUuid("GPU-b")}).foreign_bytes == 5 * GIB
+    driver.error = GpusUnknown("no driver")
+    await facts.refresh()
+    gone = reported()
+    assert (gone.uuid, gone.product, gone.total_bytes, gone.foreign_bytes) == (A, "A10", None, None)
+    assert (gone.healthy, gone.reason) == (False, "no driver")
+
+
+def test_what_is_not_healthy_or_not_known_is_in_no_gauge() -> None:
+    keys = Keys()
+    ill = replace(reading(5), healthy=False)
+    blind = replace(reading(None), utilization=None)
+    busy = replace(reading(6), utilization=0.5)
+    assert gauge_annotations([ill, blind], keys) == {keys.node_used: None, keys.node_util: None}
+    assert gauge_annotations([ill, blind, busy, reading(1)], keys) == {
+        keys.node_used: "7",
+        keys.node_util: "0.25",
+    }
+
+
+def test_noise_is_no_model() -> None:
+    before, noise = {A: 0, B: 0}, 64 * 1024**2
+    for grown, told in ((noise - 1, None), (noise, B)):
+        after = {A: 0, B: grown}
+        assert grown_instead(before, after, chosen=[A], others=[B], least_bytes=0) == told
+
+
+def test_cuda_goes_by_nvmls_order_where_no_bus_is_known() -> None:
+    one, two = (replace(reading(0), uuid=uuid, index=index) for uuid, index in ((B, 1), (A, 0)))
+    assert cuda_ordinals([one, two]) == {A: 0, B: 1}
+
+
+async def test_without_gpus_there_is_nothing_to_read_and_nothing_to_pin() -> None:
+    assert await NoGpus().read() == ()
+    assert NoGpus().instance_kind == "KIND_CPU"
