@@ -66,7 +66,8 @@ def plan(
             if model.pod_lives and _wants_load(model, index):
                 load.append(uid)
         elif not model.pod_lives:
-            forget.append(uid)
+            if model.name is None or index.get(model.name, GONE).is_gone:
+                forget.append(uid)
         elif _has_lost(model):
             lost.append(uid)
     return Plan(tuple(sorted(orphans)), tuple(load), tuple(lost), tuple(forget))
