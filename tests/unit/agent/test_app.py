@@ -304,9 +304,12 @@ async def test_a_driver_that_hangs_for_long_ends_the_agent(
             raise GpusHang("NVML has not answered for 5 s")
 
     monkeypatch.setattr(agent.app, "NvmlGpus", Hanging)
+    async with world.running("--nvml=auto"):
+        await world.until_ready()
+        await asyncio.sleep(0.01)
+        assert await world.asks("/livez") == (200, "ok\n")  # it may come back
     monkeypatch.setattr(agent.app, "_HANG_SECONDS", 0.3)
     async with world.running("--nvml=auto"):
-        await until_asked(world, "/livez", (200, "ok\n"))
         await until_asked(world, "/livez", (503, "NVML has not answered for 0 s\n"))
 
 
@@ -397,6 +400,48 @@ async def test_the_end_does_not_wait_for_an_api_server_that_is_away(
         await stage(stub)
         await until(lambda: world.state() is ModelState.READY)
     assert world.api.events == []
+
+
+async def test_a_stage_that_is_under_way_is_finished_before_the_end(world: World) -> None:
+    world.api.bind(bound())
+    begun, ending = asyncio.Event(), asyncio.Event()
+
+    async def parts() -> AsyncIterator[pb.StageRequest]:
+        yield pb.StageRequest(header=pb.StageHeader(model_name=NAME))
+        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        begun.set()
+        await ending.wait()
+        await asyncio.sleep(0.1)
+        yield pb.StageRequest(chunk=b"y")
+        yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
+
+    async with calling(world) as stub:
+        async with world.running():
+            await world.until_ready()
+            stage_ = asyncio.ensure_future(stub.Stage(parts(), metadata=by("p1")))
+            await begun.wait()
+            await until(lambda: any((world.repository / "staging").iterdir()))
+            ending.set()
+        assert (await stage_).digest == DIGEST
+    assert [entry.name for entry in (world.repository / "models").iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize(("extra", "taken"), [(0, True), (128 * 1024, False)])
+async def test_a_chunk_may_have_four_mebibytes(world: World, extra: int, taken: bool) -> None:
+    world.api.bind(bound())
+    body = bytes(4 * 1024**2 + extra)
+
+    async def parts() -> AsyncIterator[pb.StageRequest]:
+        yield pb.StageRequest(header=pb.StageHeader(model_name=NAME))
+        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=len(body)))
+        yield pb.StageRequest(chunk=body)
+
+    async with world.running(), calling(world) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Stage(parts(), metadata=by("p1"), wait_for_ready=True)
+    code, details = refused.value.code(), refused.value.details() or ""
+    assert ("without a commit" in details) is taken, details
+    assert taken or code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_an_open_watch_does_not_hold_up_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
