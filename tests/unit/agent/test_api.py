@@ -552,6 +552,14 @@ async def test_a_list_is_of_the_callers_own_model_and_tells_no_way_to_triton(tmp
     (own,) = (await api.ListModels(pb.ListModelsRequest(), Context())).models
     assert (own.model_name, own.state, own.measured_bytes) == ("model-p1", pb.MODEL_STATE_READY, 3 * GIB)
     assert not own.HasField("triton")
+    knows.caller, knows.changes = "unplaced", {"choice": None}
+    await watched(api, "model-unplaced")
+    (waits,) = (await api.ListModels(pb.ListModelsRequest(), Context())).models
+    assert (waits.state, waits.gpu_uuid, waits.HasField("measured_bytes")) == (
+        pb.MODEL_STATE_PENDING,
+        "",
+        False,
+    )
     knows.caller = "anonymous"  # which has none yet
     assert list((await api.ListModels(pb.ListModelsRequest(), Context())).models) == []
 

@@ -43,6 +43,7 @@ models: {resnet: 10Gi, "*": requested}
         ("gpus: [{uuid: a, total: 1, utilization: high}]", "utilization is 'high'; 0 to 1"),
         ("gpus: [{uuid: a, total: 1, mig: 1}]", r"gpus\[0\].mig is 1; true or false"),
         ("gpus: [{uuid: a, total: 1, foreign: x}]", r"gpus\[0\].foreign: 'x'"),
+        ("gpus: [{uuid: a, total: 1, x: 1, 3: 1}]", r"gpus\[0\].3 is not a field"),
         ("gpus: [3]", r"gpus\[0\] is not a mapping"),
         ("gpus: []\nmodels: [m]", "models is not a mapping"),
         ("gpus: []\nmodel: {}", "scenario.model is not a field; known are gpus, models"),

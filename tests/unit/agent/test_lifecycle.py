@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -562,3 +563,55 @@ async def test_a_close_waits_for_the_end_of_what_it_cancels(on_node: Node) -> No
     assert not on_node.lifecycle.is_loading(UID)
     assert on_node.lifecycle.busy_gpus() == set()
     assert on_node.triton.held[NAME] is IndexState.LOADING  # it goes on
+
+
+async def test_a_triton_that_is_away_at_every_look_is_given_up_at_last(
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AtOnce(agent.lifecycle.Backoff):
+        def next(self) -> float:
+            return 0.0
+
+    monkeypatch.setattr(agent.lifecycle, "Backoff", AtOnce)
+    model = await on_node.stage()
+    on_node.triton.index_errors = [TritonUnavailable("connection reset")] * 30
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert "Triton was away at each of" in model.reason
+    assert "connection reset" in model.reason
+    assert list(on_node.repository.records()) == [NAME]
+
+
+async def test_a_disk_that_cannot_be_read_fails_the_load_and_keeps_the_files(
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = await on_node.stage()
+
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(on_node.repository, "record", broken)
+        await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert model.reason == "repository: [Errno 5] Input/output error"
+    assert list(on_node.repository.records()) == [NAME]
+
+
+async def test_a_load_without_files_says_so(on_node: Node) -> None:
+    model = await on_node.stage()
+    on_node.repository.remove(NAME)
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure, model.reason) == (
+        ModelState.FAILED,
+        Failure.TRANSIENT,
+        "no files are staged",
+    )
+    # Another pod's files under the name are none of its own.
+    await on_node.stage(digest="x")
+    record = on_node.repository.record(NAME)
+    assert record is not None
+    other = replace(record, pod=replace(record.pod, uid=PodUid("p9")))
+    (on_node.repository.directory(NAME) / ".berth.json").write_text(other.encode())
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.reason, on_node.triton.loads) == (ModelState.FAILED, "no files are staged", [])

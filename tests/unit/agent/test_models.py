@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone
+from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone, Retry
 from agent.repository import Record
 from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
 from berth.contract.report import Failure, ModelState
+from berth.runtime.backoff import Backoff
 from tests.fakes.objects import listed, pod, report
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
@@ -168,3 +169,9 @@ def test_only_what_was_served_is_missed_later(state: ModelState) -> None:
         models.see_pod(seen(uid))
     assert of(models, "p1").has_served is (state in (ModelState.READY, ModelState.LOST))
     assert not of(models, "p2").has_served
+
+
+def test_a_failed_load_is_due_once_after_each_pause_and_pauses_grow() -> None:
+    retry = Retry(Backoff(initial_seconds=15, cap_seconds=40, jitter=0), after=100.0)
+    due = [now for now in range(100, 260) if retry.is_due(float(now))]
+    assert due == [115, 145, 185, 225]
