@@ -120,6 +120,7 @@ async def test_a_triton_that_goes_away_once_is_waited_for(on_node: Node) -> None
     assert "Triton went away" in model.reason
     await load
     assert (model.state, model.reason) == (ModelState.READY, "")
+    assert on_node.events.said == [("ModelLoaded", "Triton serves model-p1")]
 
 
 async def test_a_model_that_takes_triton_down_again_and_again_is_given_up_until_its_files_are_others(
