@@ -29,7 +29,7 @@ class Budgets:
 
     def __init__(self) -> None:
         self._budgets: dict[str, dict[PodUid, Budget]] = {}
-        self._turned: set[str] = set()
+        self._turned: set[tuple[str, Selector]] = set()
 
     def put(self, budget: JsonObject) -> bool:
         meta, status = budget["metadata"], budget.get("status") or {}
@@ -37,12 +37,16 @@ class Budgets:
         now = Budget(meta["uid"], selector, max(0, status.get("disruptionsAllowed") or 0))
         there = self._budgets.setdefault(meta["namespace"], {})
         known, there[now.uid] = there.get(now.uid), now
-        return known != now and self._turn(meta["namespace"], known is not None and now.eases(known))
+        if known == now:
+            return False
+        self._turn(meta["namespace"], known, now)
+        return known is not None and now.eases(known)
 
     def drop(self, budget: JsonObject) -> bool:
         meta = budget["metadata"]
         known = self._budgets.get(meta["namespace"], {}).pop(meta["uid"], None)
-        return known is not None and self._turn(meta["namespace"], True)
+        self._turn(meta["namespace"], known)
+        return known is not None
 
     def allow(self, pods: Iterable[Labelled]) -> bool:
         """Whether all of these may go together. A pod that two budgets count can never be evicted: the
@@ -64,11 +68,11 @@ class Budgets:
         there = self._budgets.get(ref.namespace, {})
         return [one for one in there.values() if one.selector is not None and one.selector.matches(labels)]
 
-    def take_turned(self) -> set[str]:
-        """Namespaces in which some budget has changed since the last call."""
+    def take_turned(self) -> set[tuple[str, Selector]]:
+        """Which pods some budget has changed for since the last call, by namespace and labels."""
         turned, self._turned = self._turned, set()
         return turned
 
-    def _turn(self, namespace: str, eases: bool) -> bool:
-        self._turned.add(namespace)
-        return eases
+    def _turn(self, namespace: str, *budgets: Budget | None) -> None:
+        selectors = (one.selector for one in budgets if one is not None)
+        self._turned |= {(namespace, selector) for selector in selectors if selector is not None}

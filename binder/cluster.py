@@ -3,7 +3,6 @@
 Shared by the scheduler, which follows it, and by `berth why`, `top` and `would-fit`, which read it once.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from berth.contract.ids import NodeName
-from berth.contract.keys import Keys, agent_lease_name, agent_lease_namespace
+from berth.contract.keys import Keys, agent_lease_namespace
 from berth.contract.pod import node_of
 from berth.kube import paths
 from berth.kube.informer import Change, ChangeKind
-from berth.kube.lease import Freshness
-from berth.kube.times import utc_now
 from binder.budgets import Budgets
 from binder.decision import Decider
 from binder.demand import Demand
+from binder.heartbeats import Heartbeats
 from binder.labels import Labels
 from binder.state import ClusterState
 from binder.strategies import Strategy, make_strategy
@@ -57,8 +55,7 @@ class Cluster:
         self.volumes_turned = False
         self.namespaces_turned: set[str] = set()
         self.namespaces: dict[str, Labels] = {}
-        self._fresh, self._lease_prefix = Freshness(), agent_lease_name("")
-        self._report_behind = keys.report_behind
+        self._heartbeats = Heartbeats(keys.report_behind)
         self.decider = Decider(
             self.state,
             strategy or make_strategy("binpack", np.random.default_rng()),
@@ -73,6 +70,7 @@ class Cluster:
         return (
             Source("nodes", paths.NODES, self.on_node),
             Source("leases", paths.leases(agent_lease_namespace(system_namespace)), self.on_lease),
+            Source("earlier leases", paths.leases(system_namespace), self.on_earlier_lease),
             Source("namespaces", paths.NAMESPACES, self.on_namespace),
             Source("persistentvolumes", paths.VOLUMES, self.on_volume),
             Source("persistentvolumeclaims", paths.CLAIMS, self.on_claim),
@@ -83,7 +81,7 @@ class Cluster:
 
     def is_fresh(self, node: NodeName) -> bool:
         """The heartbeat of the node's agent is alive."""
-        return self._fresh.is_fresh(self._lease_prefix + node, monotonic=self._clock())
+        return self.decider.table.deadline_of(node) > self._clock()
 
     def on_node(self, change: Change) -> bool:
         if change.kind is ChangeKind.GONE:
@@ -91,22 +89,23 @@ class Cluster:
         return self.state.set_node(change.object)
 
     def on_lease(self, change: Change) -> bool:
-        name, now = change.object["metadata"]["name"], self._clock()
-        if not name.startswith(self._lease_prefix):
+        return self._hear_heartbeat(change, earlier=False)
+
+    def on_earlier_lease(self, change: Change) -> bool:
+        """Of an agent of an earlier version."""
+        return self._hear_heartbeat(change, earlier=True)
+
+    def _hear_heartbeat(self, change: Change, *, earlier: bool) -> bool:
+        now = self._clock()
+        node = self._heartbeats.hear(change, earlier=earlier, now=now)
+        if node is None:
             return False
-        node = NodeName(name.removeprefix(self._lease_prefix))
-        behind = self._report_behind in (change.object["metadata"].get("annotations") or {})
-        # A living agent whose report could not be written is no better than one that is gone.
-        if change.kind is ChangeKind.GONE or behind:
-            self._fresh.forget(name)
-            self.decider.table.beat(node, -math.inf)
-            return False
-        was_fresh = self._fresh.is_fresh(name, monotonic=now)
-        self._fresh.observe(change.object, monotonic=now, wall=utc_now())
-        self.decider.table.beat(node, now + self._fresh.seconds_left(name, monotonic=now))
-        if not was_fresh:
-            self.decider.table.ease(node)
-        return not was_fresh
+        table, deadline = self.decider.table, self._heartbeats.deadline(node, now=now)
+        revives = deadline > now >= table.deadline_of(node)
+        table.beat(node, deadline)
+        if revives:
+            table.ease(node)
+        return revives
 
     def on_pod(self, change: Change) -> bool:
         """Pods that have a node; who waits for one is the queue's affair."""

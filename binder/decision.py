@@ -134,9 +134,9 @@ class Decider:
         finally:
             self.refresh()
 
-    def refresh(self) -> None:
-        """Take over what has changed in the state."""
-        for name in sorted(self.state.take_touched()):  # rows in one order, whatever the sets' is
+    def refresh(self, *, most: int | None = None) -> None:
+        """Take over what has changed in the state, of `most` nodes."""
+        for name in sorted(self.state.take_touched(most)):  # rows in one order, whatever the sets' is
             try:
                 self._take(name)
             except Exception as error:  # one node must not hide what has changed on the others

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,11 @@ from binder.pod_status import patch_status
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 60.0
+FIGURES_SECONDS = 1800.0
+_MOST_STATEMENTS = 32
+# A count or an amount, and no part of a name.
+_FIGURE = re.compile(r"(?<![\w.-])\d+(\.\d+)?( ([KMGT]i)?B\b)?(?![\w-])")
+_BETWEEN = re.compile(r"[,:;] ")
 
 
 def told(pod: Mapping[str, Any]) -> str:
@@ -28,6 +34,37 @@ def told(pod: Mapping[str, Any]) -> str:
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
             return condition.get("message") or ""
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Why a pod was refused, as its owner was told `at` that time, in monotonic seconds. `statements`: also
+    what was said shortly before; `waits`: for whose end the pod waits."""
+
+    reasons: str = ""
+    waits: str = ""
+    statements: frozenset[str] = frozenset()
+    at: float = float("-inf")
+
+    def then(self, reasons: str, waits: str, *, now: float) -> "Said | None":
+        """What is to be told by now; None where it is what was told already, but for figures of late.
+
+        Figures change with every report, nodes come and go: whoever waits for hours is told of another reason
+        at once, and of other figures after a while. Each word is an event and a write of the pod's status.
+        """
+        statements = statements_of(reasons)
+        is_recent = now < self.at + FIGURES_SECONDS
+        if (reasons, waits) == (self.reasons, self.waits):
+            return None
+        if is_recent and waits == self.waits and statements <= self.statements:
+            return None
+        before = self.statements if is_recent and len(self.statements) < _MOST_STATEMENTS else frozenset()
+        return Said(reasons, waits, statements | before, now)
+
+
+def statements_of(message: str) -> frozenset[str]:
+    """What a message says, whatever the figures and the order."""
+    return frozenset(_BETWEEN.split(_FIGURE.sub("#", message)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -358,7 +358,7 @@ def _trouble_of(container: Container) -> str:
     """Why a container of a pod whose model is loaded is not ready."""
     name = f"container {container.name}{container.again}"
     if (failure := container.failure) is not None:
-        return f"{name}: {failure}"
+        return "; ".join(filter(None, (f"{name}: {failure}", container.waiting_message or container.waiting)))
     if container.running_since is not None:
         since = f" since {container.running_since}" if container.running_since else ""
         return f"{name} runs{since}, and its readiness probe has not succeeded"

@@ -16,6 +16,7 @@ from berth.contract.ids import PodUid
 from berth.runtime.backoff import Backoff
 from binder.demand import Demand
 from binder.hints import Hope, Stand
+from binder.notices import Said, statements_of
 
 INITIAL_SECONDS, CAP_SECONDS = 0.5, 120.0
 WOKEN_CAP_SECONDS = 10.0
@@ -33,7 +34,7 @@ def _backoff(cap_seconds: float) -> Backoff:
 class Waiting:
     """One pod in the queue. `due`: tried from this time on; a wake brings it forward, but not before
     `not_before`; `again`: its time without one. `stand`: how it stood when it was refused last; `hope`: what may have helped it since.
-    `reasons`: why it was refused last; `message`: what its owner was told of that."""
+    `message`: what its owner was told last; `said`: why it was refused, as far as that was told."""
 
     demand: Demand
     due: float
@@ -41,8 +42,8 @@ class Waiting:
     again: float = _ALWAYS
     stand: Stand | None = None
     hope: Hope | None = None
-    reasons: str = ""
     message: str = ""
+    said: Said = Said()
     backoff: Backoff = field(default_factory=lambda: _backoff(CAP_SECONDS))
     pause: Backoff = field(default_factory=lambda: _backoff(WOKEN_CAP_SECONDS))
     pause_seconds: float = 0.0
@@ -98,10 +99,12 @@ class SchedulingQueue:
         uid, now = demand.model.ref.uid, self._clock()
         known = self._waiting.get(uid)
         if known is None:
-            self._enter(Waiting(demand, due=now, message=told))
+            said = Said(statements=statements_of(told), at=now) if told else Said()
+            self._enter(Waiting(demand, due=now, message=told, said=said))
         elif known.demand != demand:
             known.demand, known.due = demand, now if known.stand is not None else known.due
             known.stand = known.hope = None
+            known.said = Said(known.said.reasons)
             self._file(known)
         return known is None
 

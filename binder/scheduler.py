@@ -37,7 +37,7 @@ from binder.hints import Hints, Hope, News, stand_of
 from binder.load_failures import LoadFailures
 from binder.market import price
 from binder.metrics import BinderMetrics
-from binder.notices import Notices, told
+from binder.notices import Notices, Said, told
 from binder.queue import SchedulingQueue, Waiting
 from binder.remedy import remedy
 from binder.replacing import Replacer
@@ -56,6 +56,7 @@ _TICK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
 # Woken pods that are looked at in one step: some milliseconds.
 _MOST_LOOKS = 32
+_NODES_AT_ONCE = 32
 _MOST_QUESTIONS = 4096
 # Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
 _CLOSE_LOOKS = 2
@@ -181,6 +182,7 @@ class Scheduler:
             async with supervise() as tasks:
                 for name, work in self.background().items():
                     tasks.eternal(name, work)
+                await self._warm_up()
                 while True:
                     self._wake.clear()
                     self.step()
@@ -190,6 +192,13 @@ class Scheduler:
             self._metrics.leader.set(0)
             self.leads = False
             await self.abandon()
+
+    async def _warm_up(self) -> None:
+        """Take over all nodes, a few at a time: who begins to lead knows of thousands, and must be heard of."""
+        while self.state.is_touched:
+            self.cluster.decider.refresh(most=_NODES_AT_ONCE)
+            self.room.victims.renew()
+            await asyncio.sleep(0)
 
     def background(self) -> "dict[str, Coroutine[Any, Any, None]]":
         """What a leader does beside placing pods, for ever."""
@@ -256,7 +265,10 @@ class Scheduler:
 
     def _wake_queue(self) -> None:
         """Wake the pods that the news may help."""
-        if not (news := self._hints.take_news()) and not self.room.has_lost:
+        news = self._hints.take_news()
+        if self.room.victims.is_behind:
+            self._wake.set()
+        if not news and not self.room.has_lost:
             return
         lost, rows = self.room.take_lost(), set(news.rows.tolist())
         for waiting in self.queue.parked():
@@ -308,8 +320,8 @@ class Scheduler:
 
     def _refuse_alike(self, waiting: Waiting, alike: Waiting) -> None:
         assert alike.stand is not None
-        waiting.reasons = alike.reasons
-        self._tell(waiting, alike.message)
+        if not alike.said.statements <= waiting.said.statements:
+            self._tell(waiting, alike.message, alike.said)
         self.queue.park(waiting, alike.stand.copy())
 
     def _is_busy(self) -> bool:
@@ -328,8 +340,7 @@ class Scheduler:
         log.error("decision broke", extra=fields(pod=waiting.demand.model.ref), exc_info=error)
         self.state.forget(waiting.uid)  # no Binding is on its way: that would have been the last step
         self.room.give_up(waiting.uid)
-        waiting.reasons = f"the binder could not judge the pod, and tries again later: {error!r}"
-        self._tell(waiting, waiting.reasons)
+        self._tell(waiting, f"the binder could not judge the pod, and tries again later: {error!r}")
         self.queue.hold(waiting)
 
     def _decide(self, waiting: Waiting) -> None:
@@ -344,16 +355,15 @@ class Scheduler:
         self._metrics.attempted("unschedulable")
         counts = refusal.counts(self.cluster.decider.table)
         self._metrics.refused(counts)
-        message = summary(self.cluster.decider, waiting.demand, refusal)
+        reasons, waits = summary(self.cluster.decider, waiting.demand, refusal), ""
         stand = stand_of(self.cluster.decider, refusal)
         if waiting.stand is not None and (waiting.hope is None or waiting.hope.rows is not None):
             stand.searched = waiting.stand.searched
         if sacrifice := self.room.make_room(waiting.demand, refusal, stand):
             names = ", ".join(str(victim.ref) for victim in sacrifice.victims)
-            message = f"{message}; waits for node {sacrifice.placement.node} to be rid of {names}"
-        if message != waiting.reasons:
-            waiting.reasons = message
-            self._tell(waiting, self._with_remedy(waiting.demand, refusal, message))
+            waits = f"; waits for node {sacrifice.placement.node} to be rid of {names}"
+        if said := waiting.said.then(reasons, waits, now=self._clock()):
+            self._tell(waiting, self._with_remedy(waiting.demand, refusal, reasons + waits), said)
         self.queue.park(waiting, stand)
         self._refused[waiting.demand.question] = waiting.uid
         if len(self._refused) > _MOST_QUESTIONS:
@@ -529,8 +539,9 @@ class Scheduler:
             self.state.forget(ref.uid)
         return _Failure(str(error), pod)
 
-    def _tell(self, waiting: Waiting, message: str) -> None:
-        """Once for each message."""
+    def _tell(self, waiting: Waiting, message: str, said: Said | None = None) -> None:
+        """Once for each message. `said`: which refusal it tells of, if it does."""
+        waiting.said = said or Said()
         if message == waiting.message:
             return
         ref = waiting.demand.model.ref

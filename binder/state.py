@@ -95,9 +95,10 @@ class ClusterState:
     def is_touched(self) -> bool:
         return bool(self._touched)
 
-    def take_touched(self) -> set[NodeName]:
-        """Nodes that have changed, come or gone since the last call."""
-        touched, self._touched = self._touched, set()
+    def take_touched(self, most: int | None = None) -> set[NodeName]:
+        """Nodes that have changed, come or gone and were not taken yet; `most` of them."""
+        touched = set(sorted(self._touched)[:most])
+        self._touched -= touched
         return touched
 
     def set_node(self, node: JsonObject) -> bool:

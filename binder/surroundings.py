@@ -22,7 +22,7 @@ def surroundings(facts: Facts, keys: Keys, scheduler_name: str) -> Iterator[str]
     if node is None or has_ended(pod):
         return
     yield from _of_the_node(facts.node, node)
-    yield from _of_the_agent(facts, node)
+    yield from _of_the_agent(facts, node, keys)
     report = report_of(facts, keys)
     if isinstance(report, Unread):
         yield report.why
@@ -41,7 +41,7 @@ def _of_the_node(node: JsonObject | Unread | None, name: str) -> Iterator[str]:
             yield f"node {name} is not ready: {ready.get('reason') or '?'}: {ready.get('message') or ''}"
 
 
-def _of_the_agent(facts: Facts, node: str) -> Iterator[str]:
+def _of_the_agent(facts: Facts, node: str, keys: Keys) -> Iterator[str]:
     if isinstance(facts.lease, Unread):
         yield f"the heartbeat of node {node}'s agent cannot be read: {facts.lease.why}"
         return
@@ -55,6 +55,9 @@ def _of_the_agent(facts: Facts, node: str) -> Iterator[str]:
     elif (facts.now - last).total_seconds() >= float(spec.get("leaseDurationSeconds") or 0):
         silence = duration(facts.now - last)
         yield f"node {node}'s agent has given no heartbeat for {silence}: what it has reported may be out of date"
+    behind = ((facts.lease.get("metadata") or {}).get("annotations") or {}).get(keys.report_behind)
+    if behind:
+        yield f"node {node}'s agent cannot write its report: {behind}; what stands there may be out of date"
 
 
 def _of_the_report(report: NodeReport, node: str, ask: ModelPod | None) -> Iterator[str]:

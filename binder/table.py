@@ -6,9 +6,10 @@ taints, cordon, capabilities, which GPUs there are), which most decisions need n
 `eased` for what may let a pod in that did not fit.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ Rows = slice | NDArray[np.intp]
 NOT_KNOWN = -1  # no free bytes are known: no such GPU, not healthy, or a fact is missing
 NO_MODEL = 0  # in `NodeTable.models`: there is no GPU
 _FIRST_CAPACITY, _FIRST_WIDTH = 64, 1
+# Of each kind: tenants name labels and resources as they like, and each column costs at every report.
+_MOST_COLUMNS = 256
+_T = TypeVar("_T")
 
 # Why a GPU is out of the question, whatever is asked of it.
 USABLE, ABSENT, SICK, UNKNOWN = 0, 1, 2, 3
@@ -102,9 +106,10 @@ class NodeTable:
         self.models: list[tuple[str, int]] = [("", 0)]
         self._model_of: dict[tuple[str, int], int] = {}
         self._gpu_model: NDArray[np.int32] = np.zeros((capacity, self._width), np.int32, order="F")
-        self._left: dict[str, Ints] = {}
-        self._allocatable: dict[str, Ints] = {}
-        self._labels: dict[str, Column] = {}
+        # By resource and by label: what pods have asked about, the last used ones.
+        self._left: OrderedDict[str, Ints] = OrderedDict()
+        self._allocatable: OrderedDict[str, Ints] = OrderedDict()
+        self._labels: OrderedDict[str, Column] = OrderedDict()
         self.name, self.taints, self.cordon, self.service = (Column(capacity) for _ in range(4))
         self._views: list[NodeView | None] = []
         self._deadlines: dict[NodeName, float] = {}
@@ -156,13 +161,7 @@ class NodeTable:
 
     def label(self, key: str) -> Column:
         """One label of every node."""
-        column = self._labels.get(key)
-        if column is None:
-            column = self._labels[key] = Column(self._capacity)
-            for row, view in enumerate(self._views):
-                if view is not None:
-                    column.set(row, view.facts.labels.get(key))
-        return column
+        return _recent(self._labels, key, lambda: self._label(key))
 
     def view(self, row: int) -> NodeView:
         view = self._views[row]
@@ -229,9 +228,23 @@ class NodeTable:
 
     def beat(self, name: NodeName, deadline: float) -> None:
         """The node's heartbeat counts until then. It may be heard before the node is known."""
-        self._deadlines[name] = deadline
+        if deadline == -np.inf:
+            self._deadlines.pop(name, None)
+        else:
+            self._deadlines[name] = deadline
         if (row := self.row_of.get(name)) is not None:
             self._deadline[row] = deadline
+
+    def deadline_of(self, name: NodeName) -> float:
+        """-inf without a heartbeat."""
+        return self._deadlines.get(name, -np.inf)
+
+    def _label(self, key: str) -> Column:
+        column = Column(self._capacity)
+        for row, view in enumerate(self._views):
+            if view is not None:
+                column.set(row, view.facts.labels.get(key))
+        return column
 
     def _place(self, row: int, facts: NodeFacts) -> None:
         for key, column in self._labels.items():
@@ -317,14 +330,28 @@ class NodeTable:
         self._gpu_model = _grown(self._gpu_model, shape, NO_MODEL)
         self._width = width
 
-    def _amounts(self, known: dict[str, Ints], resource: str, figure: Callable[[NodeView], int]) -> Ints:
-        amounts = known.get(resource)
-        if amounts is None:
-            amounts = known[resource] = np.zeros(self._capacity, np.int64)
-            for row, view in enumerate(self._views):
-                if view is not None:
-                    amounts[row] = _within_64_bits(figure(view))
-        return amounts[: len(self)]
+    def _amounts(
+        self, known: "OrderedDict[str, Ints]", resource: str, figure: Callable[[NodeView], int]
+    ) -> Ints:
+        return _recent(known, resource, lambda: self._figures(figure))[: len(self)]
+
+    def _figures(self, figure: Callable[[NodeView], int]) -> Ints:
+        amounts: Ints = np.zeros(self._capacity, np.int64)
+        for row, view in enumerate(self._views):
+            if view is not None:
+                amounts[row] = _within_64_bits(figure(view))
+        return amounts
+
+
+def _recent(known: "OrderedDict[str, _T]", key: str, make: Callable[[], _T]) -> _T:
+    """One of those that are known, made where it is not; the one that was not used for longest goes."""
+    found = known.get(key)
+    if found is None:
+        found = known[key] = make()
+        if len(known) > _MOST_COLUMNS:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    return found
 
 
 def service_of(facts: NodeFacts) -> Service:

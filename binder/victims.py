@@ -7,12 +7,13 @@ budget lets go are not counted.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from berth.contract.ids import GpuUuid, PodUid
+from berth.contract.ids import GpuUuid, NodeName, PodUid
 from binder.budgets import Budget, Budgets
 from binder.demand import Demand
 from binder.holders import Holder, place_of
@@ -24,6 +25,8 @@ Some = NDArray[np.intp]
 
 # More than any node has, and little enough that the sums over all priorities stay within 64 bits.
 _PLENTY = 2**56
+# Rows that are weighed in one call because of budgets: some milliseconds. A step makes a few calls.
+_MOST_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class Victims:
         self._amounts: dict[tuple[int, str], Ints] = {}
         self._below: dict[int, tuple[int, ...]] = {}
         self._free: Ints = np.zeros((0, 0), np.int64)
-        self._namespaces: list[frozenset[str]] = []
+        # Nodes of pods whose budget has changed: a budget may count thousands, and changes with each of them.
+        self._due: set[NodeName] = set()
         self._clock = -1
 
     def below(self, priority: int) -> tuple[int, ...]:
@@ -97,13 +101,17 @@ class Victims:
         )
 
     def renew(self) -> None:
-        """Take over what has changed since the last call."""
+        """Take over what has changed since the last call; of what is due to budgets a part (`is_behind`):
+        until then it is what it was, and what is eased then is news."""
         table = self._table
         rows = set(table.changed_since(self._clock).tolist())
-        if namespaces := self._budgets.take_turned():
-            rows |= {row for row, here in enumerate(self._namespaces) if here & namespaces}
+        for namespace, selector in self._budgets.take_turned():
+            self._due |= {pod.node for pod in self._state.pods.in_namespace(namespace, selector)}
+        for name in list(islice(self._due, _MOST_ROWS)):
+            self._due.discard(name)
+            if (row := table.row_of.get(name)) is not None:
+                rows.add(row)
         self._clock = table.clock
-        self._namespaces += [frozenset()] * (len(table) - len(self._namespaces))
         self._fit_to_table()
         for row in rows:
             before = self._row(row)
@@ -111,6 +119,11 @@ class Victims:
             self._free[row] = np.clip(table.free[row], 0, _PLENTY)
             if table.live[row] and _grows(before, self._row(row)):
                 table.ease(table.view(row).facts.name)
+
+    @property
+    def is_behind(self) -> bool:
+        """There is more to take over: `renew` must be called again soon."""
+        return bool(self._due)
 
     def _row(self, row: int) -> "dict[int | None, Ints]":
         """What is free on one node's GPUs, and what pods of each priority would give back."""
@@ -137,11 +150,9 @@ class Victims:
         for amounts in self._amounts.values():
             amounts[row] = 0
         if not self._table.live[row]:
-            self._namespaces[row] = frozenset()
             return
         view = self._table.view(row)
         shares = list(self._shares(view))
-        self._namespaces[row] = frozenset(h.ref.namespace for h in self._state.living_on(view.facts.name))
         counted: Counter[tuple[PodUid, int]] = Counter()
         for share in sorted(shares, key=lambda share: -share.bytes):
             for name, amount in share.amounts.items():

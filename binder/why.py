@@ -4,17 +4,18 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from berth.contract.errors import InvalidPod, InvalidValue
 from berth.contract.ids import NodeName
-from berth.contract.keys import SCHEDULER_NAME, agent_lease_name
+from berth.contract.keys import SCHEDULER_NAME, agent_lease_name, agent_lease_namespace
 from berth.contract.pod import has_ended, is_deleting, node_of
 from berth.contract.text import one_line
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
 from berth.kube.errors import Denied, KubeError, NotFound
-from berth.kube.times import utc_now
+from berth.kube.times import parse_time, utc_now
 from berth.runtime import options as opt
 from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
@@ -78,13 +79,29 @@ async def _explain(client: KubeClient, options: WhyOptions) -> Shown:
 async def _facts(client: KubeClient, options: WhyOptions, pod: JsonObject, node: NodeName | None) -> Facts:
     if node is None:
         return Facts(pod=pod, now=utc_now())
-    lease = paths.lease(options.system_namespace, agent_lease_name(node))
     return Facts(
         pod=pod,
         node=await _read_if_allowed(client, paths.node(node)),
-        lease=await _read_if_allowed(client, lease),
+        lease=await _heartbeat(client, options.system_namespace, node),
         now=utc_now(),
     )
+
+
+async def _heartbeat(client: KubeClient, namespace: str, node: NodeName) -> JsonObject | Unread | None:
+    """The Lease of the node's agent; the one of an earlier version's agent if that was renewed last."""
+    name = agent_lease_name(node)
+    newer = await _read_if_allowed(client, paths.lease(agent_lease_namespace(namespace), name))
+    if isinstance(newer, Unread):
+        return newer
+    earlier = await _read_if_allowed(client, paths.lease(namespace, name))
+    if isinstance(earlier, Unread):
+        return newer
+    return max((newer, earlier), key=_renewed)
+
+
+def _renewed(lease: JsonObject | None) -> datetime:
+    time = parse_time(((lease or {}).get("spec") or {}).get("renewTime") or "")
+    return time or datetime.min.replace(tzinfo=UTC)
 
 
 async def _read(client: KubeClient, path: str) -> dict[str, Any] | None:

@@ -66,7 +66,7 @@ async def from_path(path: Path, work: Path, *, sha256: str | None, source: str) 
         await asyncio.to_thread(unpack, path, target, source=source)
         return target
     placed = target / place_file(path.name, source=source)
-    placed.parent.mkdir(parents=True)
+    placed.parent.mkdir()
     await asyncio.to_thread(shutil.copyfile, path, placed)
     return target
 
@@ -79,7 +79,7 @@ async def _from_file(request: Request, work: Path) -> Path:
 
 
 async def _from_http(request: Request, work: Path) -> Path:
-    name = Path(unquote(urlsplit(request.uri).path)).name or "model"
+    name = Path(unquote(urlsplit(request.uri).path)).name
     if not is_archive(name):
         place_file(name, source=request.uri)  # before gigabytes are fetched for nothing
     target = work / name

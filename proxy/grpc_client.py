@@ -35,7 +35,7 @@ from proxy.status import (
     trailers_only,
     try_again,
 )
-from proxy.tcp import keep_alive
+from proxy.tcp import keep_alive, unsent_bytes
 from proxy.upstream import NotServed
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class ClientConnection(H2Connection):
             self.fail(ErrorCode.PROTOCOL_ERROR, "a header block without its end")
         elif self.streams:
             self._quiet_since = now
-        elif now - self._quiet_since > _IDLE_SECONDS or self._going_away:
+        elif now - self._quiet_since > _IDLE_SECONDS or (self._going_away and not self._is_delivering):
             self.fail(ErrorCode.NO_ERROR, "idle")
         self.flush()
         self.flush_peers()
@@ -182,11 +182,19 @@ class ClientConnection(H2Connection):
 
     @property
     def is_busy(self) -> bool:
-        """A call is under way, or an answer not yet with the system."""
+        """A call is under way, or its answer not yet with the client."""
         if self.transport is None or self.closed:
             return False
-        calls = any(not call.watches for call in self.streams.values())
-        return calls or self.transport.get_write_buffer_size() > 0
+        return any(not call.watches for call in self.streams.values()) or self._is_delivering
+
+    @property
+    def _is_delivering(self) -> bool:
+        """Something that was sent is still here; at the end, when the pod goes, also with the system."""
+        if self.transport is None:
+            return False
+        if self._going_away:
+            return unsent_bytes(self.transport) > 0
+        return self.transport.get_write_buffer_size() > 0
 
     @staticmethod
     def _may_rest(call: Call) -> bool:

@@ -119,11 +119,18 @@ class RestConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client that has said all it wants to may still wait for its answers; whatever is half said ends."""
         self._at_eof = True
-        if self._state is _State.HEAD and self._input and not self._head_deadline:
-            return True  # whole requests, which wait for earlier answers to be taken
+        self._end_what_is_half_said()
+        return self._state in (_State.HEAD, _State.WAIT, _State.ANSWER, _State.LINGER)
+
+    def _end_what_is_half_said(self) -> None:
+        """After the client's end: the rest of what has begun will never come."""
         if self._state is _State.HEAD:
-            self._linger()
-        return self._state in (_State.WAIT, _State.ANSWER, _State.LINGER)
+            if (
+                not self._input or self._head_deadline
+            ):  # else whole requests: they wait for answers to be taken
+                self._linger()
+        elif self._state in (_State.HOLD, _State.STREAM, _State.SWALLOW) and self._transport is not None:
+            self._transport.close()
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -229,6 +236,9 @@ class RestConnection(asyncio.Protocol):
     def _take_head(self, data: bytes) -> bytes:
         if data.startswith(b"\r\n"):  # RFC 9112, 2.2
             data = data[2:]
+            if not data:
+                self._head_deadline = 0.0
+                return b""
         end = data.find(HEAD_END) + len(HEAD_END)
         if end < len(HEAD_END):
             if len(data) > HEAD_BYTES:
@@ -444,6 +454,8 @@ class RestConnection(asyncio.Protocol):
         data, self._input = self._input, b""
         if data:
             self.data_received(data)
+        if self._at_eof:
+            self._end_what_is_half_said()
         self._regulate()
 
     # The answer.

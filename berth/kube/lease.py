@@ -1,6 +1,7 @@
 """A Lease as a heartbeat: written by one holder, judged by readers with their own clock."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -93,10 +94,10 @@ class Freshness:
         seen = self._seen.get(name)
         return seen is not None and monotonic < seen.deadline
 
-    def seconds_left(self, name: str, *, monotonic: float) -> float:
-        """Until the Lease expires; 0 or less when it has."""
+    def deadline(self, name: str) -> float:
+        """When the Lease expires, or has; -inf where there is none."""
         seen = self._seen.get(name)
-        return 0.0 if seen is None else seen.deadline - monotonic
+        return -math.inf if seen is None else seen.deadline
 
 
 def _time_left(renewed: str, duration: float, wall: datetime) -> float:

@@ -58,15 +58,15 @@ def seconds(help: str, *, default: float, minimum: float = 0.0) -> Any:
     )
 
 
-def number(*, minimum: float, maximum: float = float("inf")) -> Parser:
-    """A parser of finite decimal numbers within bounds."""
+def number(*, minimum: float) -> Parser:
+    """A parser of finite decimal numbers from `minimum` on."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             raise InvalidValue(f"{text!r} is not a number") from None
-        if not minimum <= value <= maximum or value == float("inf"):
+        if not minimum <= value < float("inf"):
             raise InvalidValue(f"{text!r} is out of range; at least {minimum:g} is expected")
         return value
 
@@ -155,7 +155,7 @@ def _parser(cls: type[Any], *, process: str, summary: str) -> argparse.ArgumentP
         prog=f"berth {process}",
         description=summary,
         allow_abbrev=False,
-        epilog=f"Each flag can also be given as BERTH_{process.upper()}_FLAG in the environment.",
+        epilog=f"Each flag can also be given as {variable(process, 'flag')} in the environment.",
     )
     for field in _fields(cls):
         _add_argument(parser, field, process)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-import grpc
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
@@ -114,7 +113,6 @@ async def open_admin(endpoint: Endpoint, keys: TritonKeys) -> AsyncIterator[Grpc
     client = InferenceServerClient(
         str(endpoint),
         channel_args=[
-            ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
             # Triton restarts on the same port: try again soon instead of after gRPC's default of up to 2 min.
             ("grpc.initial_reconnect_backoff_ms", 100),
@@ -148,8 +146,6 @@ async def _answer(call: Awaitable[Any]) -> Any:
         return await call
     except InferenceServerException as error:
         raise _mapped(error) from error
-    except grpc.RpcError as error:
-        raise TritonUnavailable(str(error)) from error
 
 
 def _mapped(error: InferenceServerException) -> TritonError:

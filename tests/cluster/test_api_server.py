@@ -1,5 +1,5 @@
-"""What the binder takes for granted of a real API server: which amounts it lets in, and that it keeps to the time
-that a write names."""
+"""What the binder takes for granted of a real API server: which amounts it lets in, that it keeps to the time
+that a write names, and that an eviction can be rehearsed."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ import tempfile
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,17 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from berth.contract.ids import NodeName
+from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
+from berth.contract.pod import PodRef, pod_ref
 from berth.contract.quantity import MOST
 from berth.kube import client as kube_client
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
-from berth.kube.errors import Invalid, KubeResponseError
+from berth.kube.errors import Conflict, Invalid, KubeResponseError, NotFound
 from binder.binding import may_have_happened
 from binder.demand import parse_demand
+from binder.evictions import evict
 from binder.holders import bound_holder
 from localcluster.addresses import cluster_network
 from localcluster.binaries import control_plane_directory
@@ -187,3 +190,74 @@ async def test_a_write_that_is_held_beyond_its_time_is_never_written(
         monkeypatch.undo()
         await client.create(path, body)
     assert (await client.get(paths.pod("default", "held")))["spec"]["nodeName"] == "anywhere"
+
+
+async def running(client: KubeClient, name: str, **labels: str) -> PodRef:
+    """A pod that runs on a node, as its kubelet would say."""
+    body = manifest(name)
+    body["metadata"]["labels"] = labels
+    body["spec"]["nodeName"] = "anywhere"
+    pod = await client.create(paths.pods("default"), body)
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    await client.patch(f"{paths.pod('default', name)}/status", {"status": status})
+    return pod_ref(pod)
+
+
+async def budget(client: KubeClient, name: str, allowed: int, **labels: str) -> str:
+    """As the disruption controller would keep it. Returns its path."""
+    budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+    spec = {"minAvailable": 1, "selector": {"matchLabels": labels}}
+    made = await client.create(budgets, {"metadata": {"name": name}, "spec": spec})
+    status = {
+        "disruptionsAllowed": allowed,
+        "currentHealthy": 1,
+        "desiredHealthy": 1,
+        "expectedPods": 1,
+        "observedGeneration": made["metadata"]["generation"],
+    }
+    await client.patch(f"{budgets}/{name}/status", {"status": status})
+    return f"{budgets}/{name}"
+
+
+async def goes(client: KubeClient, ref: PodRef) -> bool:
+    try:
+        return "deletionTimestamp" in (await client.get(paths.pod("default", ref.name)))["metadata"]
+    except NotFound:
+        return True
+
+
+async def test_a_rehearsed_eviction_asks_the_budgets_and_ends_nobody(plane: tuple[KubeClient, str]) -> None:
+    client, _ = plane
+    free, kept, twice = [await running(client, name, app=name) for name in ("free", "kept", "counted-twice")]
+    allows = await budget(client, "allows", 1, app="free")
+    for name, allowed, app in (
+        ("forbids", 0, "kept"),
+        ("one", 1, "counted-twice"),
+        ("two", 1, "counted-twice"),
+    ):
+        await budget(client, name, allowed, app=app)
+    for _ in range(3):  # a rehearsal uses nothing up
+        await evict(client, free, rehearse=True)
+    assert (await client.get(allows))["status"]["disruptionsAllowed"] == 1
+    for rehearse in (True, False):
+        with pytest.raises(KubeResponseError) as refused:
+            await evict(client, kept, rehearse=rehearse)
+        assert refused.value.status == 429
+        with pytest.raises(KubeResponseError) as refused:
+            await evict(client, twice, rehearse=rehearse)
+        assert refused.value.status == 500
+    assert [await goes(client, one) for one in (free, kept, twice)] == [False, False, False]
+    await evict(client, free)
+    assert await goes(client, free)
+    assert (await client.get(allows))["status"]["disruptionsAllowed"] == 0
+
+
+async def test_an_eviction_is_of_the_pod_that_was_meant(plane: tuple[KubeClient, str]) -> None:
+    """A successor of the same name, or nobody, is no victim."""
+    client, _ = plane
+    successor = await running(client, "successor")
+    with pytest.raises(Conflict):
+        await evict(client, replace(successor, uid=PodUid("another")))
+    assert not await goes(client, successor)
+    for rehearse in (True, False):
+        await evict(client, replace(successor, name="nobody"), rehearse=rehearse)

@@ -41,7 +41,7 @@ FORBIDDEN = {
         ("patch", "/api/v1/nodes/gpu-1"),
         ("create", "/apis/authentication.k8s.io/v1/tokenreviews"),
         ("patch", "/apis/coordination.k8s.io/v1/namespaces/berth-system-nodes/leases/berth-agent-gpu-1"),
-        ("get", "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases"),
+        ("patch", "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases/berth-agent-gpu-1"),
     ],
 }
 

@@ -37,7 +37,8 @@ _LOGGERS = {"log", "logger", "logging"}
 _FOR_TYPES = {"cast", "NewType", "TypeVar", "ParamSpec", "super", "getLogger"}
 _FOR_PEOPLE = {"help", "description", "epilog", "metavar", "prog", "documentation"}
 _NAMES_OF_MODULES = {"__all__", "__slots__", "__version__", "__match_args__"}
-_SAME_BUT_FROZEN = {"tuple", "frozenset"}
+# Calls that give back what they are given, to whoever runs them.
+_SAME = {"tuple", "frozenset", "NodeName", "PodUid", "ModelId", "ModelName", "GpuUuid"}
 _SMALL = 2
 _ATOMS = (ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.List, ast.Dict, ast.Set)
 
@@ -230,12 +231,7 @@ class _Finder(ast.NodeVisitor):
             return
         self._change("call", whole, ast.Constant(None))
         alone = isinstance(self._statement, ast.Expr) and self._statement.value is whole
-        if (
-            node.args
-            and not alone
-            and name not in _SAME_BUT_FROZEN
-            and not isinstance(node.args[0], ast.Starred)
-        ):
+        if node.args and not alone and name not in _SAME and not isinstance(node.args[0], ast.Starred):
             self._change("call", whole, node.args[0])
         self.generic_visit(node)
 
@@ -300,7 +296,7 @@ def _near(value: object) -> Iterator[float | str | bytes]:
         case int() if abs(value) <= _SMALL:
             yield from (value + 1, value - 1)
         case int() | float():
-            yield from (0, value * 100)
+            yield from (0, value * 100) if value else (1.0,)
         case str() if " " in value:
             return
         case str() | bytes():

@@ -99,7 +99,8 @@ class Table:
             for line, tests in data.contexts_by_lineno(path).items():
                 for test in tests:
                     lines[test][file].append(line)
-        self._imports |= {file: set(them) for file, them in lines[""].items()}
+        for file, them in lines[""].items():
+            self._imports[file] = self._imports.get(file, set()) | set(them)  # others' imports run others
         for name in files:
             tested = self._tested[name] = Tested(hashes={name: self._hash(name)})
             for test, seconds in watch.seconds.items():

@@ -115,10 +115,8 @@ async def test_an_agent_that_starts_during_a_load_waits_for_it(served: Served) -
     after = served.node()
     found = after.models.adopt(next(r for r in after.repository.records().values() if r is not None))
     found.pod_lives = True
-    began = time.monotonic()
     await after.lifecycle.start_load(found)
     assert (found.state, served.loads("s1")) == (ModelState.READY, 1)
-    assert time.monotonic() - began < 6  # one load, not two
     await after.lifecycle.start_load(found)
     assert served.loads("s1") == 1
 

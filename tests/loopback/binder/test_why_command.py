@@ -22,7 +22,8 @@ from tests.fakes.objects import GIB, KEYS, listed, node, pod, report
 Json = dict[str, Any]
 CHOICE = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
 POD, NODE = "/api/v1/namespaces/team/pods/p1", "/api/v1/nodes/n1"
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases/berth-agent-n1"
+# Where the agent writes it.
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/berth-system-nodes/leases/berth-agent-n1"
 
 
 class Api:

@@ -112,10 +112,14 @@ async def is_ready(proxy: Proxy) -> bool:
         return False
 
 
-async def until(holds: Callable[[], Any], seconds: float = 20) -> None:
+async def until(holds: Callable[[], Any], seconds: float = 20) -> int:
+    """Returns how often it was asked."""
+    asked = 1
     async with asyncio.timeout(seconds):
         while not await holds():
+            asked += 1
             await asyncio.sleep(0.05)
+    return asked
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -130,6 +134,13 @@ async def test_one_limit_and_one_report_whatever_the_number_of_workers(tmp_path:
             assert [task.result() for task in done] == [503] * 7
             stat = json.loads((await proxy.get(proxy.admin, "/stat"))[1])
             assert stat["averageConcurrentRequests"] == pytest.approx(5, abs=0.2)
+
+            async def refused_are_told() -> bool:
+                assert await proxy.infer(session) == 503
+                return bool(json.loads((await proxy.get(proxy.admin, "/stat"))[1])["requestCount"] > 0)
+
+            assert stat["requestCount"] == 0  # those twelve have come long ago
+            refused = 7 + await until(refused_are_told)
             upstream.gate.set()
             assert [await task for task in waiting] == [200] * 5
         assert upstream.most == 2
@@ -138,7 +149,7 @@ async def test_one_limit_and_one_report_whatever_the_number_of_workers(tmp_path:
             _, text = await proxy.get(proxy.admin, "/metrics")
             return (
                 'berth_proxy_requests_total{code="200",protocol="rest"} 5.0' in text
-                and 'berth_proxy_requests_total{code="503",protocol="rest"} 7.0' in text
+                and f'berth_proxy_requests_total{{code="503",protocol="rest"}} {refused}.0' in text
                 and "berth_proxy_running_requests 0.0" in text
             )
 

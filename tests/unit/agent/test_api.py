@@ -247,6 +247,22 @@ async def test_a_pod_that_goes_on_keeps_its_model_and_one_that_ends_does_not(tmp
     assert node.repository.records() == {}
 
 
+async def test_no_model_is_unloaded_while_nobody_can_tell_whether_its_pod_ends(tmp_path: Path) -> None:
+    class Away(Knows):
+        async def current(self, ref: PodRef) -> ModelPod:
+            raise KubeUnreachable("connection refused")
+
+    node = Node(tmp_path)
+    api = api_of(node, Away())
+    await staged(api, "model-p1")
+    await outcome(api)
+    with pytest.raises(Refused, match="connection refused") as refused:
+        await api.Unload(pb.UnloadRequest(model_name="model-p1"), Context())
+    assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+    assert list(node.repository.records()) == ["model-p1"]
+    assert list(node.triton.held) == ["model-p1"]
+
+
 async def test_a_model_that_is_too_large_is_not_a_full_disk(tmp_path: Path) -> None:
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))

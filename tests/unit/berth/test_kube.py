@@ -1,15 +1,12 @@
-import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from berth.kube.election import Election, ElectionTimes, LeadershipLost
-from berth.kube.errors import Conflict, KubeUnreachable, NotFound, response_error
+from berth.kube.errors import Conflict, NotFound, response_error
 from berth.kube.informer import ChangeKind, Mirror
 from berth.kube.lease import Freshness
 from berth.kube.times import micro_time
-from berth.triton.keys import TritonKeys
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -65,7 +62,7 @@ def test_a_renewal_counts_whatever_the_clock_of_its_writer_says() -> None:
 def test_a_writer_ahead_in_time_gains_nothing() -> None:
     fresh = Freshness()
     fresh.observe(lease(NOW + timedelta(days=1)), monotonic=0.0, wall=NOW)
-    assert fresh.seconds_left("berth-agent-n", monotonic=0.0) == 40
+    assert fresh.deadline("berth-agent-n") == 40
 
 
 @pytest.mark.parametrize("spec", [{}, {"renewTime": None}, {"renewTime": "soon", "leaseDurationSeconds": 40}])
@@ -76,111 +73,7 @@ def test_a_lease_that_says_nothing_is_not_fresh(spec: dict[str, Any]) -> None:
     assert not fresh.is_fresh("never-seen", monotonic=0.0)
 
 
-class OneLease:
-    """An API server that holds a single Lease and can be made to fail or hang."""
-
-    def __init__(self) -> None:
-        self.lease: dict[str, Any] | None = None
-        self.version = 0
-        self.broken: Exception | None = None
-        self.hangs = False
-
-    async def get(self, path: str) -> dict[str, Any]:
-        await self._pass()
-        if self.lease is None:
-            raise response_error(404, "NotFound", path)
-        return {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(self.lease)}
-
-    async def create(self, path: str, body: dict[str, Any]) -> None:
-        await self._pass()
-        if self.lease is not None:
-            raise response_error(409, "AlreadyExists", path)
-        self.lease, self.version = body["spec"], self.version + 1
-
-    async def replace(self, path: str, body: dict[str, Any]) -> None:
-        await self._pass()
-        if body["metadata"]["resourceVersion"] != str(self.version):
-            raise response_error(409, "Conflict", path)
-        self.lease, self.version = body["spec"], self.version + 1
-
-    async def _pass(self) -> None:
-        await asyncio.sleep(0)
-        if self.hangs:
-            await asyncio.Event().wait()
-        if self.broken:
-            raise self.broken
-
-
-TIMES = ElectionTimes(lease_seconds=1, renew_deadline_seconds=0.3, retry_seconds=0.05)
-
-
-def candidate(api: OneLease, identity: str) -> Election:
-    return Election(api, namespace="n", name="l", identity=identity, times=TIMES)  # type: ignore[arg-type]
-
-
-async def test_one_of_two_leads_and_the_other_follows_when_it_lets_go() -> None:
-    api = OneLease()
-    one, two = candidate(api, "one"), candidate(api, "two")
-    await one.acquire()
-    waiting = asyncio.create_task(two.acquire())
-    done, _ = await asyncio.wait({waiting}, timeout=0.2)
-    assert not done
-    await one.release()
-    async with asyncio.timeout(1):  # at once, not after the lease
-        await waiting
-    assert api.lease is not None
-    assert (api.lease["holderIdentity"], api.lease["leaseTransitions"]) == ("two", 1)
-
-
-async def test_a_dead_leader_is_followed_after_its_lease_and_not_before() -> None:
-    api = OneLease()
-    await candidate(api, "one").acquire()
-    started = asyncio.get_running_loop().time()
-    async with asyncio.timeout(3):
-        await candidate(api, "two").acquire()
-    assert asyncio.get_running_loop().time() - started >= TIMES.lease_seconds
-
-
-@pytest.mark.parametrize("fault", ["broken", "hangs", "stolen"])
-async def test_a_leader_that_cannot_renew_stops_before_its_lease_ends(fault: str) -> None:
-    api = OneLease()
-    leader = candidate(api, "one")
-    await leader.acquire()
-    if fault == "broken":
-        api.broken = KubeUnreachable("away")
-    elif fault == "hangs":
-        api.hangs = True
-    else:
-        assert api.lease is not None
-        api.lease["holderIdentity"] = "two"
-    async with asyncio.timeout(TIMES.lease_seconds):
-        with pytest.raises(LeadershipLost):
-            await leader.hold()
-
-
-async def test_two_that_race_for_a_free_lease_do_not_both_lead() -> None:
-    api = OneLease()
-    tasks = [asyncio.create_task(candidate(api, name).acquire()) for name in ("one", "two", "three")]
-    done, pending = await asyncio.wait(tasks, timeout=0.3)
-    assert len(done) == 1
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-
-
 def test_statuses_become_the_errors_that_somebody_handles() -> None:
     assert isinstance(response_error(404, "NotFound", "x"), NotFound)
     assert isinstance(response_error(409, "Conflict", "x"), Conflict)
     assert str(response_error(500, "", "boom")) == "500: boom"
-
-
-def test_keys_never_show_and_come_back_from_their_files(tmp_path: Any) -> None:
-    keys = TritonKeys.generate()
-    assert keys.admin not in repr(keys)
-    keys.write(tmp_path)
-    assert TritonKeys.read(tmp_path) == keys
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o440}
-    assert (
-        f"--http-restricted-api=model-repository,shared-memory,logging,trace:berth-admin-key={keys.admin}"
-        in (keys.server_flags())
-    )

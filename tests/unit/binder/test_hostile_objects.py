@@ -134,8 +134,8 @@ class Fussy:
             raise ZeroDivisionError("three")
         return self._other.gains(table, shape, rows, after)
 
-    def score(self, table: Any, shape: Shape, rows: Any, gain: Any) -> Any:
-        return self._other.score(table, shape, rows, gain)
+    def score(self, table: Any, shape: Shape, rows: Any, gain: Any, left: Any) -> Any:
+        return self._other.score(table, shape, rows, gain, left)
 
 
 async def test_what_breaks_over_one_pod_is_told_to_its_owner_and_stops_no_other(
@@ -235,7 +235,7 @@ def some_report(chance: random.Random, uids: list[str]) -> str:
         for uid in chance.sample(uids, min(3, len(uids)))
     )
     whole = json.loads(report(gpu(), models=models).encode())
-    whole["gpus"] = [one.to_json() for one in gpus]
+    whole["gpus"] = [one.to_json(reason_bytes=200) for one in gpus]
     match chance.randrange(4):
         case 0:
             return json.dumps(whole)

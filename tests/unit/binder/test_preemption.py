@@ -279,3 +279,18 @@ def test_whatever_can_be_had_on_some_node_is_found(seed: int) -> None:
         budgets=budgets,
     )
     assert (found and found.cost[0]) == (everywhere and everywhere.cost[0])
+
+
+def test_a_node_with_many_pods_is_judged_by_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question is a decision over the node, and nothing else is heard meanwhile."""
+    pods = [placed(f"v{i:03d}", "n1", 1, i % 7) for i in range(100)]
+    cluster = cluster_of({"n1": 100}, *pods)
+    roomy = {"cpu": "8", "memory": "64Gi", "pods": "200"}
+    says = report(gpu("GPU-n1", total=100 * GIB))
+    cluster.state.set_node(node("n1", says=says, allocatable=roomy))
+    asked: list[int] = []
+    place_on = cluster.decider.place_on
+    monkeypatch.setattr(cluster.decider, "place_on", lambda *a: (asked.append(1), place_on(*a))[1])
+    found = names(sacrifice(cluster, pod("vip", mem="3Gi", priority=10)))
+    assert found == ["v084", "v091", "v098"]
+    assert len(asked) <= 40

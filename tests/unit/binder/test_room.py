@@ -90,6 +90,20 @@ async def test_a_higher_priority_takes_the_place_and_the_other_looks_for_another
         assert bench.api.evicted == ["v-n1", "v-n2"]
 
 
+async def test_a_place_that_a_higher_priority_has_spoilt_is_free_for_others_at_once() -> None:
+    async with Bench() as bench:
+        full(bench, "n1")
+        bench.add("vip", mem="16Gi", priority=100)
+        await drain(bench, 20)
+        bench.gone("v-n1")
+        bench.add("king", mem="4Gi", priority=200)
+        await bench.step()
+        assert bench.is_placed("king")
+        bench.add("small", mem="8Gi")
+        await bench.step(3)
+        assert bench.is_placed("small")
+
+
 async def test_all_evictions_are_rehearsed_before_the_first() -> None:
     async with Bench() as bench:
         bench.node("n1", 16)

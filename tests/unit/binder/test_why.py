@@ -53,6 +53,7 @@ class Case:
     loader_before: Json = field(default_factory=dict)
     restarts: int = 0
     proxy: Json | None = None
+    proxy_before: Json = field(default_factory=dict)
     ready: bool = False
     conditions: dict[str, str] = field(default_factory=dict)
     state: ModelState | None = None
@@ -99,7 +100,12 @@ class Case:
             "lastState": self.loader_before,
             "restartCount": self.restarts,
         }
-        proxy = {"name": "proxy", "state": self.proxy or PULLING, "ready": self.ready}
+        proxy = {
+            "name": "proxy",
+            "state": self.proxy or PULLING,
+            "lastState": self.proxy_before,
+            "ready": self.ready,
+        }
         made["status"] = {
             "phase": "Pending",
             "conditions": [{"type": t, "status": s, "lastTransitionTime": at(5)} for t, s in said.items()],
@@ -282,6 +288,27 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         Stage.LOADED,
         ["container proxy: exit code 3: berth proxy: --agent: refused"],
     ),
+    "proxy's image missing": (
+        replace(
+            SERVED,
+            ready=False,
+            conditions={"Ready": "False"},
+            proxy=waiting("ImagePullBackOff", "Back-off pulling image y"),
+        ),
+        Stage.LOADED,
+        ["container proxy has not been started: ImagePullBackOff Back-off pulling image y"],
+    ),
+    "proxy fails again and again": (
+        replace(
+            SERVED,
+            ready=False,
+            conditions={"Ready": "False"},
+            proxy=waiting("CrashLoopBackOff", "back-off 5m0s restarting failed container=proxy"),
+            proxy_before=ended(3, "berth proxy: --agent: refused"),
+        ),
+        Stage.LOADED,
+        ["container proxy: exit code 3: berth proxy: --agent: refused", "back-off 5m0s"],
+    ),
     "loaded again": (
         replace(SERVED, state=ModelState.STAGED, reason="Triton does not serve it"),
         Stage.STAGED,
@@ -353,6 +380,18 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         replace(SERVED, lease={"spec": {"renewTime": at(10), "leaseDurationSeconds": 40}}),
         Stage.READY,
         ["given no heartbeat for 10 min: what it has reported may be out of date"],
+    ),
+    "a report that is not the current one": (
+        Case(
+            loader=RUNNING,
+            state=ModelState.PENDING,
+            lease={
+                "metadata": {"annotations": {KEYS.report_behind: "422 Invalid: too long"}},
+                "spec": {"renewTime": at(0.1), "leaseDurationSeconds": 40},
+            },
+        ),
+        Stage.STAGING,
+        ["node n1's agent cannot write its report: 422 Invalid: too long", "may be out of date"],
     ),
     "no Lease": (replace(SERVED, lease=None), Stage.READY, ["no heartbeat of Berth's agent"]),
     "no rights": (

@@ -169,3 +169,19 @@ def test_a_change_is_noticed_where_a_test_is_of_its_rule(tmp_path: Path) -> None
 
     (tests / "test_till.py").write_text("")
     assert table.stale() == ["tests/unit/shop/test_till.py"], "a changed test is run again"
+
+
+def test_what_one_file_runs_on_import_is_still_known_when_another_is_run_again(tmp_path: Path) -> None:
+    pytest.importorskip("coverage", reason="not among the locked dependencies: `make mutants` installs it")
+    tests = tmp_path / "tests" / "unit" / "shop"
+    tests.mkdir(parents=True)
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "till.py").write_text("def price(n):\n    return n + 1\n")
+    (tests / "test_price.py").write_text(
+        "from shop.till import price\nPRICE = price(1)\ndef test_price(): assert PRICE == 2\n"
+    )
+    (tests / "test_other.py").write_text("import shop.till\ndef test_other(): pass\n")
+    up_to_date(tmp_path, ("shop",))
+    (tests / "test_other.py").write_text("import shop.till\ndef test_other(): assert shop.till\n")
+    table = up_to_date(tmp_path, ("shop",))
+    assert "tests/unit/shop/test_price.py::test_price" in table.tests_of("shop/till.py", (2,), False)

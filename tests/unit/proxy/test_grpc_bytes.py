@@ -542,3 +542,27 @@ async def test_draining_tells_the_client_and_lets_calls_finish(connect: Connect)
     assert not both.pair.client.streams
     both.pair.client.tick(0)
     assert not both.pair.to_client.open
+
+
+async def test_an_answer_is_delivered_before_a_draining_connection_ends(connect: Connect) -> None:
+    """However slowly its client takes it: until then the connection is busy, and the proxy stays."""
+    both = connect()
+    stream = both.client.call()
+    both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    both.pair.to_client.stall(both.pair.client)
+    both.triton.answer(stream, b"x" * 1000)
+    both.triton.exchange()
+    assert not both.pair.client.streams
+    await both.pair.front.stop_accepting()
+    both.pair.client.go_away()  # as it does with each client of its listener
+    for second in range(3):
+        assert both.pair.client.is_busy
+        both.pair.client.tick(second)
+        assert both.pair.to_client.open
+        both.pair.to_client.drain(300)
+    both.pair.to_client.drain()
+    assert both.pair.to_client.take().count(b"x" * 1000) == 1
+    assert not both.pair.client.is_busy
+    both.pair.client.tick(9)
+    assert both.pair.to_client.ended

@@ -221,22 +221,26 @@ async def test_a_client_that_goes_has_none_of_its_waiting_calls_run(connect: Con
 
 
 # How a client may tell of what it has read: bytes in all, its window for a stream, and after how many bytes
-# at most it tells that it has room again, for the stream and for the connection.
+# at most it tells that it has room again, for the stream and for the connection; of frames how large.
 READERS = {
-    "each frame at once": (96 << 20, 65_535, 2**20),
-    "each 4 KiB, as Go's x/net": (32 << 20, 65_535, 4096),
-    "a quarter of a wide window, as grpc-go": (64 << 20, 2**20, 2**18),
-    "windows of one byte": (20_000, 1, 1),
-    "windows of 100 bytes": (1 << 20, 100, 100),
-    "windows of 5000 bytes": (16 << 20, 5000, 5000),
+    "each frame at once": (96 << 20, 65_535, 2**20, 16_384),
+    "each 4 KiB, as Go's x/net": (32 << 20, 65_535, 4096, 16_384),
+    "each 4 KiB of large frames": (64 << 20, 2**20, 4096, 2**17),
+    "a quarter of a wide window, as grpc-go": (64 << 20, 2**20, 2**18, 16_384),
+    "windows of one byte": (20_000, 1, 1, 16_384),
+    "windows of 100 bytes": (1 << 20, 100, 100, 16_384),
+    "windows of 5000 bytes": (16 << 20, 5000, 5000, 16_384),
 }
 
 
 @pytest.mark.parametrize("reader", sorted(READERS))
 async def test_a_download_of_any_length_may_be_read_in_any_way(connect: Connect, reader: str) -> None:
-    total, window, often = READERS[reader]
+    total, window, often, frame = READERS[reader]
     both = connect()
-    both.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: window})
+    both.client.h2.update_settings(
+        {SettingCodes.INITIAL_WINDOW_SIZE: window, SettingCodes.MAX_FRAME_SIZE: frame}
+    )
+    both.client.h2.increment_flow_control_window(2**20)
     both.exchange()
     (stream,) = begin(both, 1)
     both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
@@ -246,8 +250,8 @@ async def test_a_download_of_any_length_may_be_read_in_any_way(connect: Connect,
     sent, got, unread = 0, 0, 0
     while got < total and wire_of.open:
         if sent == got:
-            triton.data_received(frames.head(16_384, frames.DATA, 0, stream) + bytes(16_384))
-            sent += 16_384
+            triton.data_received(frames.head(frame, frames.DATA, 0, stream) + bytes(frame))
+            sent += frame
         out, answer = wire_of.take(), []
         assert out, "the download has stopped"
         for kind, size in kinds_and_sizes(out):

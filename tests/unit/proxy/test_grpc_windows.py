@@ -19,13 +19,15 @@ from tests.fakes.data_plane import make_breaker
 from tests.fakes.grpc_peers import Both, Connect, request
 
 
-def send_what_may_be_sent(both: Both, todo: dict[int, bytes], *, most: int = 16_384) -> bool:
+def send_what_may_be_sent(
+    both: Both, todo: dict[int, bytes], *, most: int = 16_384, pad: int | None = None
+) -> bool:
     """A step of every upload, as far as its windows let it; False if none could move."""
-    moved = False
+    moved, padding = False, 0 if pad is None else pad + 1  # which windows count as data
     for stream, data in list(todo.items()):
-        size = min(both.client.h2.local_flow_control_window(stream), most, len(data))
+        size = min(both.client.h2.local_flow_control_window(stream) - padding, most, len(data))
         if size > 0:
-            both.client.h2.send_data(stream, data[:size], end_stream=size == len(data))
+            both.client.h2.send_data(stream, data[:size], end_stream=size == len(data), pad_length=pad)
             todo[stream] = data[size:]
             if size == len(data):
                 del todo[stream]
@@ -165,7 +167,8 @@ class History:
             self.slow.add(stream)
 
     def send(self) -> None:
-        send_what_may_be_sent(self.both, self.todo, most=self.rng.choice([1, 9, 5000, 16_000]))
+        most, pad = self.rng.choice([1, 9, 5000, 16_000]), self.rng.choice([None, None, 0, 200])
+        send_what_may_be_sent(self.both, self.todo, most=most, pad=pad)
 
     def leave(self) -> None:
         if self.open:

@@ -394,6 +394,18 @@ async def test_a_head_has_its_time_however_it_is_cut(
     assert pair.to_client.sent.startswith(OK + b"HTTP/1.1 408")
 
 
+async def test_an_empty_line_begins_no_head(connect: Connect) -> None:
+    """Some clients send one after a body (RFC 9112, 2.2), and may then say nothing for a while."""
+    pair = connect()
+    await drive(pair, infer() + b"\r\n")
+    pair.client.tick(time.monotonic() + 20)
+    await drive(pair, b"\r\n")
+    pair.client.tick(time.monotonic() + 20)
+    await drive(pair, infer())
+    assert pair.to_client.sent == OK * 2
+    assert pair.to_client.open
+
+
 async def test_idle_connections_end(connect: Connect) -> None:
     idle = connect()
     idle.client.tick(time.monotonic() + 299)
@@ -462,6 +474,36 @@ async def test_a_half_closed_client_gets_its_answers_and_then_the_end(
     half = connect()
     half.client.data_received(infer()[:-1])
     assert not half.client.eof_received()  # its rest will never come
+
+
+@pytest.mark.parametrize("rest", [b"\r\n", infer()[:9], infer()[:-1]])
+async def test_a_half_closed_client_that_has_begun_another_request_is_not_waited_for(
+    connect: Connect, rest: bytes
+) -> None:
+    pair = connect()
+    pair.client.data_received(infer() + rest)
+    await settle()
+    assert pair.client.eof_received()
+    pair.tritons[0].data_received(OK)
+    await settle()
+    await settle()
+    assert pair.to_client.sent.startswith(OK)
+    assert pair.to_client.ended
+
+
+async def test_a_half_closed_client_whose_body_is_not_whole_holds_no_slot(connect: Connect) -> None:
+    first = connect(breaker=make_breaker(1, 9))
+    half = connect()
+    half.front = half.client._front = first.front
+    await drive(first, infer(), answer=b"")
+    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[900]}]}'
+    half.client.data_received(infer(head + b"x" * 900, "own", f"{HEADER_LENGTH}: {len(head)}")[:-1])
+    assert half.client.eof_received()  # it waits for its slot, and then there is an answer to give, perhaps
+    first.tritons[0].data_received(OK)
+    await settle()
+    assert half.to_client.ended
+    half.client.connection_lost(None)
+    assert first.front.breaker.running == 0
 
 
 async def test_a_client_that_takes_no_answers_is_asked_for_no_more(connect: Connect) -> None:

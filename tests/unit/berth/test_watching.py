@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -14,6 +12,7 @@ from kubernetes.aio.client.configuration import Configuration
 from berth.kube.client import KubeClient
 from berth.kube.errors import Denied, KubeUnreachable
 from berth.kube.informer import Change, Informer
+from tests.fakes.kube import connected
 
 
 def pod(uid: str, version: int) -> dict[str, Any]:
@@ -65,24 +64,10 @@ class Api:
         return sum("watch" not in query for query in self.requests)
 
 
-@asynccontextmanager
-async def serving(api: Api) -> AsyncIterator[KubeClient]:
-    application = web.Application()
-    application.router.add_get("/api/v1/pods", api.handle)
-    runner = web.AppRunner(application, shutdown_timeout=0, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    configuration = Configuration()
-    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with aiohttp.ClientSession() as session:
-        yield KubeClient(configuration, session)
-    await runner.cleanup()
-
-
 async def mirrored(api: Api, *, idle_timeout: float = 30.0) -> list[tuple[str, str]]:
     """Run an informer until the scripts are played out; the changes that it told."""
     changes: list[Change] = []
-    async with serving(api) as client:
+    async with connected(api.handle) as client:
         informer = Informer(
             client, "/api/v1/pods", on_change=changes.append, idle_timeout_seconds=idle_timeout
         )
@@ -131,6 +116,24 @@ async def test_an_expired_version_lists_again_and_tells_what_was_missed(expired:
     assert api.lists == 2
 
 
+async def test_a_long_collection_is_listed_page_by_page() -> None:
+    api, original = Api(), Api.handle
+    pages = {None: (["a", "b"], "t1"), "t1": (["c"], "t2"), "t2": (["d"], "")}
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            return await original(api, request)
+        api.requests.append(dict(request.query))
+        names, token = pages[request.query.get("continue")]
+        meta = {"resourceVersion": "7", **({"continue": token} if token else {})}
+        return web.json_response({"metadata": meta, "items": [pod(name, 1) for name in names]})
+
+    api.handle = handle  # type: ignore[method-assign]
+    assert await mirrored(api) == [("set", "a"), ("set", "b"), ("set", "c"), ("set", "d")]
+    assert (api.lists, api.watched_from) == (3, ["7"])
+    assert all(100 <= int(query["limit"]) <= 1000 for query in api.requests if "watch" not in query)
+
+
 async def test_a_silent_watch_is_opened_anew() -> None:
     api = Api()
     api.scripts = [["hang"]]
@@ -155,7 +158,7 @@ async def test_errors_of_a_request_are_ours() -> None:
 
     api = Api()
     api.handle = forbidden  # type: ignore[method-assign]
-    async with serving(api) as client:
+    async with connected(api.handle) as client:
         with pytest.raises(Denied, match="403 Forbidden: no"):
             await client.get("/api/v1/pods")
         host = client.host

@@ -1,0 +1,384 @@
+"""What goes over the wire to an API server, and what becomes of its answers."""
+
+import asyncio
+import io
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+
+from berth.contract.ids import PodUid
+from berth.contract.pod import PodRef
+from berth.kube import paths
+from berth.kube.client import (
+    STRATEGIC_PATCH,
+    KubeClient,
+    load_configuration,
+    open_client,
+    require_reachable,
+)
+from berth.kube.errors import Conflict, Denied, Gone, Invalid, KubeError, KubeUnreachable, NotFound
+from berth.kube.times import micro_time, parse_time, rfc3339, utc_now
+from berth.kube.token_review import TokenRefused, review_pod_token
+from berth.runtime.errors import CannotStart, ConfigError
+from tests.fakes import leaping
+from tests.fakes.kube import RecordingClient, connected
+from tests.fakes.web import serving
+
+
+class Api:
+    """Answers every request with `answer` and `status`; notes what it was asked."""
+
+    def __init__(self, answer: Any = None, *, status: int = 200) -> None:
+        text = answer if isinstance(answer, (str, bytes)) else json.dumps(answer or {})
+        self.text = text if isinstance(text, bytes) else text.encode()
+        self.status = status
+        self.method = self.path = self.body = ""
+        self.query: dict[str, str] = {}
+        self.headers: dict[str, str] = {}
+        self.requests = 0
+        self.hangs = False
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.requests += 1
+        self.method, self.path, self.query = request.method, request.path, dict(request.query)
+        self.headers, self.body = dict(request.headers), await request.text()
+        if self.hangs:
+            await asyncio.Event().wait()
+        return web.Response(body=io.BytesIO(self.text), status=self.status)
+
+
+def kubeconfig(path: Path, server: str, **user: str) -> str:
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "users": [{"name": "u", "user": user}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    return str(path)
+
+
+async def test_reading() -> None:
+    api = Api({"kind": "PodList"})
+    async with connected(api.handle) as client:
+        assert await client.get("/api/v1/pods", limit="5") == {"kind": "PodList"}
+    assert (api.method, api.path, api.query, api.body) == ("GET", "/api/v1/pods", {"limit": "5"}, "")
+    assert (api.headers["Accept"], api.headers["User-Agent"]) == ("application/json", "berth")
+    assert "Authorization" not in api.headers
+
+
+@pytest.mark.parametrize(
+    ("call", "method", "content", "body"),
+    [
+        (lambda c: c.create("/p", {"a": 1}, dryRun="All"), "POST", "application/json", {"a": 1}),
+        (lambda c: c.replace("/p", {"a": 1}), "PUT", "application/json", {"a": 1}),
+        (lambda c: c.patch("/p", {"a": None}), "PATCH", "application/merge-patch+json", {"a": None}),
+        (
+            lambda c: c.patch("/p", {}, content_type=STRATEGIC_PATCH),
+            "PATCH",
+            "application/strategic-merge-patch+json",
+            {},
+        ),
+        (
+            lambda c: c.apply("/p", {"a": 1}, manager="m", dryRun="All"),
+            "PATCH",
+            "application/apply-patch+yaml",
+            {"a": 1},
+        ),
+        (
+            lambda c: c.delete("/p"),
+            "DELETE",
+            "application/json",
+            {"apiVersion": "v1", "kind": "DeleteOptions"},
+        ),
+        (
+            lambda c: c.delete("/p", grace_seconds=0, uid="u1"),
+            "DELETE",
+            "application/json",
+            {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "gracePeriodSeconds": 0,
+                "preconditions": {"uid": "u1"},
+            },
+        ),
+    ],
+)
+async def test_writing(call: Any, method: str, content: str, body: dict[str, Any]) -> None:
+    api = Api({"metadata": {"uid": "u"}}, status=201)
+    async with connected(api.handle) as client:
+        assert await call(client) == {"metadata": {"uid": "u"}}
+    assert (api.method, api.path, json.loads(api.body)) == (method, "/p", body)
+    assert api.headers["Content-Type"] == content
+    query = {key: value for key, value in api.query.items() if key != "timeout"}
+    if content == "application/apply-patch+yaml":
+        assert query == {"fieldManager": "m", "force": "true", "dryRun": "All"}
+    else:
+        assert query == ({"dryRun": "All"} if method == "POST" else {})
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, Invalid),
+        (401, Denied),
+        (403, Denied),
+        (404, NotFound),
+        (409, Conflict),
+        (410, Gone),
+        (422, Invalid),
+    ],
+)
+async def test_a_refusal_is_known_by_its_status(status: int, kind: type[KubeError]) -> None:
+    async with connected(Api({"reason": "Why", "message": "because"}, status=status).handle) as client:
+        with pytest.raises(kind, match=f"^{status} Why: because$") as caught:
+            await client.get("/p")
+        assert (type(caught.value), caught.value.status, caught.value.reason) == (kind, status, "Why")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (" proxy: no upstream\n", "502: proxy: no upstream"),
+        ([1], r"502: \[1\]"),
+        ("x" * 10_000, "502: x{1000,5000}$"),
+        (b"\xff!", "502: \N{REPLACEMENT CHARACTER}!"),
+    ],
+)
+async def test_an_error_that_no_api_server_wrote_is_told_as_it_is(answer: Any, message: str) -> None:
+    async with connected(Api(answer, status=502).handle) as client:
+        with pytest.raises(KubeError, match=f"^{message}"):
+            await client.get("/p")
+
+
+@pytest.mark.parametrize("answer", ["[]", "nonsense", ""])
+async def test_an_answer_that_is_no_object_is_no_answer(answer: str) -> None:
+    async with connected(Api(answer or " ").handle) as client:
+        with pytest.raises(KubeUnreachable, match="unreadable answer"):
+            await client.get("/p")
+
+
+async def test_an_api_server_that_is_away_is_told_with_the_kind_of_trouble() -> None:
+    async with connected(Api().handle) as client:
+        pass
+    with pytest.raises(KubeUnreachable, match=r"^\w+Error") as caught:
+        async with aiohttp.ClientSession() as session:
+            configuration = Configuration()
+            configuration.host = client.host
+            await KubeClient(configuration, session).get("/p")
+    assert caught.value.status is None
+    assert not str(caught.value).endswith((":", " "))
+
+
+async def test_a_watch_gives_object_after_object_and_tells_what_went_wrong() -> None:
+    api = Api('{"n":1}\n{"n":2}\n')
+    async with connected(api.handle) as client:
+        stream = client.stream("/p", {"watch": "true"}, idle_timeout_seconds=5)
+        assert [event async for event in stream] == [{"n": 1}, {"n": 2}]
+        assert api.query == {"watch": "true"}
+        api.status = 400
+        with pytest.raises(Invalid):
+            await anext(client.stream("/p", {}, idle_timeout_seconds=5))
+
+
+async def test_a_client_from_a_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = {"data": "x" * 1_500_000}  # the API server's own limit for one object
+    api = Api(json.dumps(large) + "\n")
+    async with serving(api.handle) as url:
+        path = kubeconfig(tmp_path / "config", url, token="secret")
+        async with open_client(path) as client:
+            assert client.host == url
+            assert await client.get("/p") == large
+            assert api.headers["Authorization"] == "Bearer secret"
+            stream = client.stream("/p", {}, idle_timeout_seconds=5)
+            assert [event async for event in stream] == [large]
+            assert api.headers["Authorization"] == "Bearer secret"
+        monkeypatch.setenv("KUBECONFIG", path)
+        assert (await load_configuration(None)).host == url
+        other = kubeconfig(tmp_path / "other", "http://other")
+        assert (await load_configuration(other)).host == "http://other"
+
+
+async def test_a_kubeconfig_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"empty": "", "list": "[]", "half": "clusters: [{}]", "odd": "a: [", "s": "x"}.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ConfigError, match=f"--kubeconfig: {tmp_path}/{name}: ."):
+            await load_configuration(str(tmp_path / name))
+    with pytest.raises(ConfigError, match=r"--kubeconfig: .*absent"):
+        await load_configuration(str(tmp_path / "absent"))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(CannotStart, match=r"not in a pod \(.*\) and neither --kubeconfig nor KUBECONFIG"):
+        await load_configuration(None)
+
+
+async def test_certificates_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("none")
+    path = kubeconfig(tmp_path / "config", "https://127.0.0.1:1")
+    config = yaml.safe_load(Path(path).read_text())
+    config["clusters"][0]["cluster"]["certificate-authority"] = str(tmp_path / "ca.crt")
+    Path(path).write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError, match="--kubeconfig: certificates cannot be read"):
+        async with open_client(path):
+            pass
+
+
+def test_a_request_without_an_answer_ends_and_so_does_a_silent_watch(tmp_path: Path) -> None:
+    async def story() -> None:
+        api = Api()
+        api.hangs = True
+        async with (
+            serving(api.handle) as url,
+            open_client(kubeconfig(tmp_path / "config", url)) as client,
+        ):
+            for call, least, most in (
+                (client.get("/p"), 5, 30),
+                (client.create("/p", {}), 5, 30),
+                (anext(client.stream("/p", {}, idle_timeout_seconds=100)), 99, 110),
+            ):
+                begun = leaping.now()
+                with pytest.raises(KubeUnreachable, match="Timeout"):
+                    await call
+                assert least < leaping.now() - begun < most
+
+    leaping.run(story(), grace_seconds=0.05)
+
+
+def test_a_crowd_of_slow_requests_does_not_hold_up_one_more(tmp_path: Path) -> None:
+    """Whoever renews a Lease must not wait behind its own writes."""
+
+    async def story() -> None:
+        api = Api()
+        api.hangs = True
+        async with serving(api.handle) as url, open_client(kubeconfig(tmp_path / "c", url)) as client:
+            crowd = [asyncio.create_task(client.get("/p")) for _ in range(110)]
+            while api.requests < len(crowd):
+                await asyncio.sleep(0.01)
+            api.hangs = False
+            assert await client.get("/lease") == {}
+            for task in crowd:
+                task.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+async def test_what_a_process_cannot_do_without_is_asked_for_first() -> None:
+    api = Api({"kind": "Node"})
+    async with connected(api.handle) as client:
+        assert await require_reachable(client, what_for="the node", path="/n", limit="1") == {"kind": "Node"}
+        assert (api.path, api.query) == ("/n", {"limit": "1"})
+        api.status = 403
+        with pytest.raises(CannotStart, match=f"the node: API server {client.host}: 403"):
+            await require_reachable(client, what_for="the node", path="/n")
+
+
+def test_paths_are_those_of_the_api() -> None:
+    assert paths.NODES == "/api/v1/nodes"
+    assert paths.PODS == "/api/v1/pods"
+    assert paths.LEASES == "/apis/coordination.k8s.io/v1/leases"
+    assert paths.NAMESPACES == "/api/v1/namespaces"
+    assert paths.VOLUMES == "/api/v1/persistentvolumes"
+    assert paths.CLAIMS == "/api/v1/persistentvolumeclaims"
+    assert paths.STORAGE_CLASSES == "/apis/storage.k8s.io/v1/storageclasses"
+    assert paths.BUDGETS == "/apis/policy/v1/poddisruptionbudgets"
+    assert paths.TOKEN_REVIEWS == "/apis/authentication.k8s.io/v1/tokenreviews"
+    assert paths.node("n") == "/api/v1/nodes/n"
+    assert paths.pods("t") == "/api/v1/namespaces/t/pods"
+    assert paths.pod("t", "p") == "/api/v1/namespaces/t/pods/p"
+    assert paths.events("t") == "/api/v1/namespaces/t/events"
+    assert paths.leases("t") == "/apis/coordination.k8s.io/v1/namespaces/t/leases"
+    assert paths.lease("t", "l") == "/apis/coordination.k8s.io/v1/namespaces/t/leases/l"
+
+
+def test_times_are_in_utc_whatever_the_zone() -> None:
+    noon = datetime(2026, 7, 1, 12, 0, 0, 120, timezone(timedelta(hours=2)))
+    assert micro_time(noon) == "2026-07-01T10:00:00.000120Z"
+    assert rfc3339(noon) == "2026-07-01T10:00:00Z"
+    assert parse_time(micro_time(noon)) == noon
+    assert parse_time("2026-07-01T10:00:00Z") == noon.replace(microsecond=0)
+    assert parse_time("soon") is None
+    assert parse_time(None) is None
+    assert abs(utc_now() - datetime.now(UTC)) < timedelta(seconds=10)
+
+
+def review(**status: Any) -> dict[str, Any]:
+    """What the API server says of a good token, but for `status`."""
+    user = {
+        "username": "system:serviceaccount:team:default",
+        "extra": {
+            "authentication.kubernetes.io/pod-name": ["resnet"],
+            "authentication.kubernetes.io/pod-uid": ["u1"],
+        },
+    }
+    return {"status": {"authenticated": True, "audiences": ["berth-agent"], "user": user, **status}}
+
+
+async def reviewed(answer: dict[str, Any], api: RecordingClient | None = None) -> Any:
+    api = api or RecordingClient()
+    api.answer = answer
+    return await review_pod_token(api, "secret", audience="berth-agent")  # type: ignore[arg-type]
+
+
+async def test_a_token_tells_its_pod() -> None:
+    api = RecordingClient()
+    pod = await reviewed(review(), api)
+    assert pod.ref == PodRef("team", "resnet", PodUid("u1"))
+    assert pod.user == "system:serviceaccount:team:default"
+    assert api.written == [
+        (
+            "create",
+            paths.TOKEN_REVIEWS,
+            {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenReview",
+                "spec": {"token": "secret", "audiences": ["berth-agent"]},
+            },
+        )
+    ]
+
+
+POD_NAME, POD_UID = ("authentication.kubernetes.io/pod-" + what for what in ("name", "uid"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({}, "the API server does not accept the token"),
+        (review(authenticated=False), "the API server does not accept the token"),
+        (review(authenticated=False, error="token has expired"), "token has expired"),
+        (review(audiences=["other"]), "the token is not for audience berth-agent"),
+        (review(audiences=None), "the token is not for audience berth-agent"),
+        (review(user=None), "not bound to a pod"),
+        (review(user={"username": "alice", "extra": {POD_NAME: ["p"], POD_UID: ["u"]}}), "not bound"),
+        (review(user={"username": "system:serviceaccount:a:b"}), "not bound to a pod"),
+        (review(user={"username": "system:serviceaccount:a:b", "extra": {POD_NAME: ["p"]}}), "not bound"),
+        (review(user={"username": "system:serviceaccount:a:b", "extra": {POD_UID: ["u"]}}), "not bound"),
+        (
+            review(
+                user={
+                    "username": "system:serviceaccount:a:b",
+                    "extra": {POD_NAME: ["p", "q"], POD_UID: ["u"]},
+                }
+            ),
+            "not bound",
+        ),
+    ],
+)
+async def test_a_token_that_proves_nothing_is_refused(answer: dict[str, Any], message: str) -> None:
+    with pytest.raises(TokenRefused, match=message):
+        await reviewed(answer)

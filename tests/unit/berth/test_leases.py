@@ -1,0 +1,418 @@
+"""Leases: who leads, for how long, and what a heartbeat writes."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from berth.kube.election import Election, LeadershipLost
+from berth.kube.errors import KubeUnreachable, response_error
+from berth.kube.lease import Freshness, Heartbeat
+from berth.kube.times import micro_time
+from tests.fakes import leaping
+from tests.fakes.kube import RecordingClient
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+PATH = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases/berth-binder"
+
+
+class Store:
+    """The API server's one Lease. `before_write` runs between a candidate's reading and its writing."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+        self.broken: Exception | None = None
+        self.hangs = False
+        self.before_write: Callable[[], None] | None = None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        assert self.lease is not None
+        spec: dict[str, Any] = self.lease["spec"]
+        return spec
+
+    def hold(self, holder: str, **spec: Any) -> None:
+        self._store({"metadata": {"name": "berth-binder"}, "spec": {"holderIdentity": holder, **spec}})
+
+    async def get(self, path: str) -> dict[str, Any]:
+        assert path == PATH
+        await self._answer()
+        if self.lease is None:
+            raise response_error(404, "NotFound", path)
+        meta = {**self.lease["metadata"], "resourceVersion": str(self.version)}
+        return {**self.lease, "metadata": meta, "spec": dict(self.spec)}
+
+    async def create(self, path: str, body: dict[str, Any]) -> None:
+        assert path == PATH.rpartition("/")[0]
+        await self._write()
+        if self.lease is not None:
+            raise response_error(409, "AlreadyExists", path)
+        self._store(body)
+
+    async def replace(self, path: str, body: dict[str, Any]) -> None:
+        assert path == PATH
+        await self._write()
+        if body["metadata"]["resourceVersion"] != str(self.version):
+            raise response_error(409, "Conflict", path)
+        self._store(body)
+
+    def _store(self, lease: dict[str, Any]) -> None:
+        self.lease, self.version = lease, self.version + 1
+
+    async def _write(self) -> None:
+        await self._answer()
+        if self.before_write is not None:
+            self.before_write()
+
+    async def _answer(self) -> None:
+        await asyncio.sleep(0.01)
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.broken is not None:
+            raise self.broken
+
+
+def candidate(api: Store, identity: str) -> Election:
+    return Election(
+        api,  # type: ignore[arg-type]
+        namespace="berth-system",
+        name="berth-binder",
+        identity=identity,
+        clock=leaping.now,
+        now=lambda: START + timedelta(seconds=leaping.now()),
+    )
+
+
+async def seconds(work: Awaitable[object]) -> float:
+    begun = leaping.now()
+    await work
+    return leaping.now() - begun
+
+
+def test_the_first_makes_the_lease_and_keeps_it() -> None:
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        assert not leader.is_certain()
+        assert await seconds(leader.acquire()) < 1
+        assert leader.is_certain()
+        assert api.lease is not None
+        assert (api.lease["kind"], api.lease["metadata"]) == ("Lease", {"name": "berth-binder"})
+        assert api.lease["apiVersion"] == "coordination.k8s.io/v1"
+        first = dict(api.spec)
+        assert (first["holderIdentity"], first["leaseTransitions"]) == ("one", 0)
+        assert first["acquireTime"] == first["renewTime"]
+        holding = asyncio.create_task(leader.hold())
+        await asyncio.sleep(300)
+        assert leader.is_certain()
+        assert not holding.done()
+        assert api.spec["renewTime"] > first["renewTime"]
+        assert api.spec["acquireTime"] == first["acquireTime"]
+        assert (api.spec["leaseTransitions"], api.spec["holderIdentity"]) == (0, "one")
+        # A few writes a minute for each Lease, and several within its time.
+        assert 300 / first["leaseDurationSeconds"] * 2 < api.version < 300
+        holding.cancel()
+
+    leaping.run(story())
+
+
+@pytest.mark.parametrize("fault", ["broken", "hangs", "stolen"])
+def test_a_leader_that_cannot_renew_ends_before_another_begins(fault: str) -> None:
+    async def story() -> None:
+        api = Store()
+        one, two = candidate(api, "one"), candidate(api, "two")
+        await one.acquire()
+        last = leaping.now()
+        following = asyncio.create_task(two.acquire())
+        if fault == "stolen":
+            api.hold("three", leaseDurationSeconds=15, renewTime="later")
+        else:
+            setattr(api, fault, True if fault == "hangs" else KubeUnreachable("away"))
+        with pytest.raises(LeadershipLost, match="berth-binder: not renewed in time"):
+            await one.hold()
+        assert 5 < leaping.now() - last < 15 - 1
+        assert not one.is_certain()
+        following.cancel()
+
+    leaping.run(story())
+
+
+def test_a_trouble_that_passes_in_time_costs_no_leadership(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        await leader.acquire()
+        holding = asyncio.create_task(leader.hold())
+        api.broken = KubeUnreachable("away")
+        await asyncio.sleep(8)
+        assert leader.is_certain()
+        api.broken = None
+        await asyncio.sleep(8)
+        assert leader.is_certain()
+        assert not holding.done()
+        holding.cancel()
+
+    leaping.run(story())
+    assert {record.getMessage() for record in caplog.records} >= {"lease not written"}
+
+
+def test_a_leader_that_has_slept_is_not_certain_before_it_has_renewed() -> None:
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        await leader.acquire()
+        await asyncio.sleep(9.5)
+        assert leader.is_certain()
+        await asyncio.sleep(1)
+        assert not leader.is_certain()
+
+    leaping.run(story())
+
+
+def test_a_dead_leader_is_followed_after_its_lease_and_not_before() -> None:
+    async def story() -> None:
+        api = Store()
+        api.hold("one", leaseDurationSeconds=15, renewTime="then", leaseTransitions=4)
+        assert 15 <= await seconds(candidate(api, "two").acquire()) < 20
+        assert (api.spec["holderIdentity"], api.spec["leaseTransitions"]) == ("two", 5)
+        assert api.spec["acquireTime"] == api.spec["renewTime"]
+
+    leaping.run(story())
+
+
+def test_a_leader_that_dies_is_followed_within_half_a_minute() -> None:
+    async def story() -> None:
+        api = Store()
+        await candidate(api, "one").acquire()
+        assert 10 < await seconds(candidate(api, "two").acquire()) < 30
+
+    leaping.run(story())
+
+
+def test_every_renewal_counts_from_when_it_is_seen() -> None:
+    async def story() -> None:
+        api = Store()
+        follower = asyncio.create_task(candidate(api, "two").acquire())
+        api.hold("one", leaseDurationSeconds=15, renewTime="0")
+        for renewal in range(1, 6):
+            await asyncio.sleep(10)
+            api.hold("one", leaseDurationSeconds=15, renewTime=str(renewal))
+        assert not follower.done()
+        assert 14 < await seconds(follower) < 20
+
+    leaping.run(story())
+
+
+def test_another_holder_with_the_same_time_is_another_lease() -> None:
+    async def story() -> None:
+        api = Store()
+        follower = asyncio.create_task(candidate(api, "three").acquire())
+        api.hold("one", leaseDurationSeconds=15, renewTime="x")
+        await asyncio.sleep(10)
+        api.hold("two", leaseDurationSeconds=15, renewTime="x")
+        assert await seconds(follower) > 14
+
+    leaping.run(story())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        None,
+        {},
+        {"holderIdentity": ""},
+        {"holderIdentity": None, "leaseTransitions": None},
+        {"holderIdentity": "x"},
+    ],
+)
+def test_a_lease_that_nobody_holds_or_for_no_time_is_free(spec: dict[str, Any] | None) -> None:
+    async def story() -> None:
+        api = Store()
+        api.lease = {"metadata": {"name": "berth-binder"}, "spec": spec or {}}
+        api.version = 1
+        assert await seconds(candidate(api, "one").acquire()) < 1
+        assert (api.spec["holderIdentity"], api.spec["leaseTransitions"]) == ("one", 1)
+
+    leaping.run(story())
+
+
+def test_a_leader_that_comes_back_under_its_name_leads_on() -> None:
+    async def story() -> None:
+        api = Store()
+        api.hold("one", leaseDurationSeconds=15, renewTime="x", acquireTime="before", leaseTransitions=2)
+        assert await seconds(candidate(api, "one").acquire()) < 1
+        assert (api.spec["acquireTime"], api.spec["leaseTransitions"]) == ("before", 2)
+
+    leaping.run(story())
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_who_writes_second_does_not_lead(there: bool) -> None:
+    async def story() -> None:
+        api = Store()
+        if there:
+            api.hold("")
+        api.before_write = lambda: api.hold("faster", leaseDurationSeconds=15, renewTime="x")
+        election = candidate(api, "one")
+        waiting = asyncio.create_task(election.acquire())
+        await asyncio.sleep(1)
+        assert api.spec["holderIdentity"] == "faster"
+        assert not waiting.done()
+        assert not election.is_certain()
+        waiting.cancel()
+
+    leaping.run(story())
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_of_several_that_race_one_leads_and_the_next_when_it_lets_go(there: bool) -> None:
+    async def story() -> None:
+        api = Store()
+        if there:
+            api.hold("")
+        elections = [candidate(api, name) for name in ("one", "two", "three")]
+        racing = {asyncio.create_task(one.acquire()): one for one in elections}
+        done, waiting = await asyncio.wait(racing, timeout=5)
+        assert len(done) == 1
+        assert [one.is_certain() for one in elections].count(True) == 1
+        for task in done:
+            await racing[task].release()
+        done, waiting = await asyncio.wait(waiting, timeout=5)  # at once, not after the Lease
+        assert len(done) == 1
+        assert api.spec["leaseTransitions"] == (2 if there else 1)
+        for task in waiting:
+            task.cancel()
+
+    leaping.run(story())
+
+
+def test_a_candidate_waits_out_an_api_server_that_is_away() -> None:
+    async def story() -> None:
+        api = Store()
+        api.broken = KubeUnreachable("away")
+        election = candidate(api, "one")
+        waiting = asyncio.create_task(election.acquire())
+        await asyncio.sleep(60)
+        assert not waiting.done()
+        assert not election.is_certain()
+        api.broken = None
+        assert await seconds(waiting) < 5
+
+    leaping.run(story())
+
+
+def test_a_time_counts_from_before_the_writing() -> None:
+    """The Lease may have been renewed the moment that it was asked for; the answer came later."""
+
+    async def story() -> None:
+        api = Store()
+        election = candidate(api, "one")
+        api.before_write = None
+        slow = api._answer
+
+        async def answer() -> None:
+            await asyncio.sleep(4)
+            await slow()
+
+        api._answer = answer  # type: ignore[method-assign]
+        asked = leaping.now()
+        await election.acquire()
+        assert election.is_certain()
+        await asyncio.sleep(asked + 10.1 - leaping.now())
+        assert not election.is_certain()
+
+    leaping.run(story())
+
+
+def test_a_lease_is_let_go_by_its_holder_only(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def story() -> None:
+        api = Store()
+        one = candidate(api, "one")
+        await one.acquire()
+        await candidate(api, "two").release()
+        assert api.spec["holderIdentity"] == "one"
+        await one.release()
+        assert (api.spec["holderIdentity"], api.spec["leaseDurationSeconds"]) == ("", 1)
+        assert await seconds(candidate(api, "two").acquire()) < 1
+        api.broken = KubeUnreachable("away")
+        await one.release()
+
+    leaping.run(story())
+    assert [record.getMessage() for record in caplog.records] == ["leading", "leading", "lease not released"]
+
+
+async def test_a_heartbeat_renews_and_makes_what_is_missing() -> None:
+    api = RecordingClient()
+    path = "/apis/coordination.k8s.io/v1/namespaces/nodes/leases/berth-agent-n"
+    heart = Heartbeat(
+        api,  # type: ignore[arg-type]
+        namespace="nodes",
+        name="berth-agent-n",
+        holder="pod-1",
+        duration_seconds=40,
+        now=lambda: START,
+    )
+    spec = {
+        "holderIdentity": "pod-1",
+        "leaseDurationSeconds": 40,
+        "renewTime": "2026-01-01T00:00:00.000000Z",
+    }
+    await heart.beat()
+    api.missing.add(path)
+    await heart.beat()
+    patched, created = api.written
+    assert (patched[:2], patched[2]["spec"]) == (("patch", path), spec)
+    assert created == (
+        "create",
+        path.rpartition("/")[0],
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": "berth-agent-n"},
+            "spec": spec,
+        },
+    )
+    api.broken = KubeUnreachable("away")
+    with pytest.raises(KubeUnreachable):
+        await heart.beat()
+
+
+def seen(renewed: datetime | None, *, duration: int | None = 40) -> dict[str, Any]:
+    spec = {"renewTime": renewed and micro_time(renewed), "leaseDurationSeconds": duration}
+    return {"metadata": {"name": "a"}, "spec": spec}
+
+
+def test_a_lease_that_is_seen_again_is_as_old_as_before_and_a_renewed_one_is_young() -> None:
+    fresh = Freshness()
+    assert fresh.seconds_left("a", monotonic=5.0) == 0
+    fresh.observe(seen(START), monotonic=0.0, wall=START)
+    fresh.observe(seen(START), monotonic=30.0, wall=START + timedelta(seconds=30))
+    assert fresh.seconds_left("a", monotonic=30.0) == 10
+    fresh.observe(seen(START + timedelta(seconds=1)), monotonic=35.0, wall=START)
+    assert fresh.seconds_left("a", monotonic=36.0) == 39
+    assert fresh.seconds_left("a", monotonic=80.0) == -5
+
+
+def test_what_is_forgotten_is_judged_anew_by_its_own_time() -> None:
+    fresh = Freshness()
+    fresh.observe(seen(START), monotonic=0.0, wall=START)
+    fresh.forget("a")
+    fresh.forget("never-seen")
+    assert not fresh.is_fresh("a", monotonic=0.0)
+    fresh.observe(seen(START), monotonic=0.0, wall=START + timedelta(seconds=39))
+    assert fresh.seconds_left("a", monotonic=0.0) == 1
+
+
+def test_a_renewal_without_a_duration_lasts_no_time() -> None:
+    fresh = Freshness()
+    fresh.observe(seen(START), monotonic=0.0, wall=START)
+    fresh.observe(seen(START + timedelta(seconds=5), duration=None), monotonic=5.0, wall=START)
+    assert not fresh.is_fresh("a", monotonic=5.0)
+    fresh.observe({"metadata": {"name": "b"}}, monotonic=0.0, wall=START)
+    assert not fresh.is_fresh("b", monotonic=0.0)

@@ -1,0 +1,178 @@
+"""The bounds of what an archive may hold, and what is a model in what came out."""
+
+import io
+import random
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+import loader.archive
+from berth.runtime.errors import Failed
+from loader.archive import MAX_RATIO, RATIO_FLOOR_BYTES, is_archive, unpack
+from loader.layout import find_model, place_file
+
+GIB = 1024**3
+
+
+def tar(path: Path, files: Iterable[tuple[str, bytes]], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, body in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            archive.addfile(info, io.BytesIO(body))
+    return path
+
+
+def unpacked(archive: Path) -> dict[str, bytes]:
+    target = archive.with_name(archive.name + ".out")
+    target.mkdir()
+    unpack(archive, target, source="it")
+    return {p.relative_to(target).as_posix(): p.read_bytes() for p in target.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def no_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader.archive, "RATIO_FLOOR_BYTES", 0)
+
+
+def test_weights_hardly_shrink_but_a_small_archive_may_hold_much() -> None:
+    assert 10 <= MAX_RATIO <= 1000
+    assert GIB // 4 <= RATIO_FLOOR_BYTES <= 10 * GIB
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_the_bound_is_for_all_members_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: int
+) -> None:
+    source = tar(tmp_path / "m.tar", [("a", bytes(6000)), ("b", bytes(4240))])
+    monkeypatch.setattr(loader.archive, "RATIO_FLOOR_BYTES", 10240 - over)
+    monkeypatch.setattr(loader.archive, "MAX_RATIO", 0)
+    if over:
+        with pytest.raises(Failed, match="it: unpacks to more than 0 times its size"):
+            unpacked(source)
+    else:
+        assert sum(map(len, unpacked(source).values())) == 10240
+
+
+@pytest.mark.usefixtures("no_floor")
+def test_what_is_within_the_ratio_comes_out_whatever_the_floor(tmp_path: Path) -> None:
+    body = random.Random(1).randbytes(100_000)
+    assert unpacked(tar(tmp_path / "m.tar.gz", [("a", body)], "w:gz")) == {"a": body}
+    (tmp_path / "bomb").mkdir()
+    with pytest.raises(Failed, match="more than 200 times"):
+        unpacked(tar(tmp_path / "bomb" / "m.tar.gz", [("a", bytes(10_000_000))], "w:gz"))
+
+
+def test_so_many_files_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1000 <= loader.archive.MAX_FILES <= 1_000_000
+    monkeypatch.setattr(loader.archive, "MAX_FILES", 2)
+    assert len(unpacked(tar(tmp_path / "two.tar", [("a", b""), ("b", b"")]))) == 2
+    with pytest.raises(Failed, match="it: more than 2 files"):
+        unpacked(tar(tmp_path / "three.tar", [("a", b""), ("b", b""), ("c", b"")]))
+
+
+def test_no_member_writes_over_another(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match=r"it: not a readable archive: .*File exists"):
+        unpacked(tar(tmp_path / "m.tar", [("a", b"x"), ("a", b"y")]))
+
+
+def test_a_zip_as_unix_and_as_windows_write_it(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.ZIP", "w") as archive:
+        archive.mkdir("1")
+        archive.mkdir("empty")
+        plain, dos = zipfile.ZipInfo("1/model.py"), zipfile.ZipInfo("config.pbtxt")
+        plain.external_attr, dos.external_attr = 0o100644 << 16, 0x20
+        archive.writestr(plain, "x")
+        archive.writestr(dos, "y")
+    assert unpacked(tmp_path / "m.ZIP") == {"1/model.py": b"x", "config.pbtxt": b"y"}
+    assert (tmp_path / "m.ZIP.out" / "empty").is_dir()
+
+
+def _zip(path: Path, name: str, **of_member: int) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x" * len(name), "body")
+    raw = path.read_bytes().replace(b"x" * len(name), name.encode())
+    for field, value in of_member.items():
+        # The same two bytes of the local header (behind its signature) and of the central directory's.
+        local, central = {"flags": (6, 8), "method": (8, 10)}[field]
+        for signature, place in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
+            at = raw.index(signature) + place
+            raw = raw[:at] + value.to_bytes(2, "little") + raw[at + 2 :]
+    path.write_bytes(raw)
+    return path
+
+
+def test_a_zip_that_needs_a_password_or_an_unknown_method_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match=r"it: not a readable archive: .*password"):
+        unpacked(_zip(tmp_path / "secret.zip", "a", flags=1))
+    with pytest.raises(Failed, match=r"it: not a readable archive: .*compression"):
+        unpacked(_zip(tmp_path / "odd.zip", "a", method=77))
+
+
+@pytest.mark.parametrize("name", ["/abs", "../up", "a\\b"])
+def test_a_zip_may_not_climb_either(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Failed, match="would leave the model's directory"):
+        unpacked(_zip(tmp_path / "m.zip", name))
+
+
+def test_directories_need_not_be_told_before_what_is_in_them_nor_only_once(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "m.tar", "w") as archive:
+        for name in ("a/b/c", "a/b/c", "a"):
+            info = tarfile.TarInfo(name)
+            info.type = tarfile.DIRTYPE
+            archive.addfile(info)
+        archive.addfile(tarfile.TarInfo("a/b/x/y"))
+        archive.addfile(tarfile.TarInfo("a/b/x/z"))
+    assert sorted(unpacked(tmp_path / "m.tar")) == ["a/b/x/y", "a/b/x/z"]
+    assert (tmp_path / "m.tar.out" / "a" / "b" / "c").is_dir()
+
+
+def test_an_archive_that_is_cut_off_says_so(tmp_path: Path) -> None:
+    source = tar(tmp_path / "m.tar.gz", [("a", bytes(range(256)) * 100)], "w:gz")
+    source.write_bytes(source.read_bytes()[:-20])
+    with pytest.raises(Failed, match="it: not a readable archive"):
+        unpacked(source)
+
+
+@pytest.mark.parametrize("name", ["m.tar", "m.tar.gz", "m.tgz", "M.ZIP"])
+def test_what_an_archive_is_called(name: str) -> None:
+    assert is_archive(name)
+    assert not is_archive(name + ".onnx")
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("net.onnx", "1/model.onnx"),
+        ("net.plan", "1/model.plan"),
+        ("net.v2.PT", "1/model.pt"),
+        ("my_model.py", "1/model.py"),
+    ],
+)
+def test_every_lone_file_goes_where_its_backend_looks(name: str, place: str) -> None:
+    assert place_file(name, source="it") == place
+
+
+def test_what_a_lone_file_may_be_is_told() -> None:
+    with pytest.raises(Failed, match=r"^it: an archive .* or a model file \(.onnx, .plan, .pt, .py\) is"):
+        place_file("net.safetensors", source="it")
+
+
+def test_a_model_may_lie_one_directory_down_beside_files(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "README").touch()
+    (tmp_path / "net" / "config.pbtxt").touch()
+    assert find_model(tmp_path, source="it") == tmp_path / "net"
+
+
+@pytest.mark.parametrize(
+    "entry", ["1", "net/1", "a/b/config.pbtxt", "v1/model.py", "config.pbtxt/x", "deep/"]
+)
+def test_what_only_looks_like_a_model_is_none(tmp_path: Path, entry: str) -> None:
+    (tmp_path / entry).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / entry).touch()
+    with pytest.raises(Failed, match=r"it holds no Triton model: config.pbtxt or a version directory"):
+        find_model(tmp_path, source="it")
