@@ -13,7 +13,7 @@ from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthent
 from agent.gpus import GpuReading, GpusUnknown
 from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
-from agent.models import Model, Models, NameTaken, OneModelOnly
+from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone
 from agent.repository import Record, Repository
 from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest
 from berth.contract.endpoint import Endpoint
@@ -45,6 +45,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (NotAllowed, grpc.StatusCode.PERMISSION_DENIED),
     (OneModelOnly, grpc.StatusCode.PERMISSION_DENIED),
+    (PodGone, grpc.StatusCode.PERMISSION_DENIED),
     (NotPlaced, grpc.StatusCode.FAILED_PRECONDITION),
     (NameTaken, grpc.StatusCode.ALREADY_EXISTS),
     (TooLarge, grpc.StatusCode.OUT_OF_RANGE),
@@ -150,7 +151,7 @@ class NodeAgentApi(NodeAgentServicer):
         await self._authenticator.pod_of(_metadata(context))
         header = await _next_part(requests, "header")
         pod, model, name = await self._caller(header.header.model_name, context)
-        self._placed(pod)
+        self._require_placed(pod)
         self._models.claim(pod.ref.uid, name)
         known = await asyncio.to_thread(self._repository.record, name)
         if known is not None and (known.pod.uid, known.digest, known.gpu) == (
@@ -160,7 +161,7 @@ class NodeAgentApi(NodeAgentServicer):
         ):
             return pb.StageResponse(digest=known.digest, already_staged=True)
         async with self._stage_slots:
-            staged = await in_thread(self._repository.new_staging)
+            staged = self._repository.new_staging()
             try:
                 return await self._receive(requests, pod, model, staged)
             finally:
@@ -197,7 +198,7 @@ class NodeAgentApi(NodeAgentServicer):
                 case _:
                     return await in_thread(files.commit, request.commit.digest)
 
-    def _placed(self, pod: ModelPod) -> ModelPod:
+    def _require_placed(self, pod: ModelPod) -> None:
         """The binder's choice, looked at again: annotations can be written by others. A GPU is its UUID;
         its index is of the time of the Binding. Raises NotPlaced, or GpusUnknown when nobody can tell."""
         if pod.gpu is None:
@@ -214,7 +215,6 @@ class NodeAgentApi(NodeAgentServicer):
                     reason = f"GPU {uuid} is not on this node any more"
                     self._models.set(model, ModelState.FAILED, reason, failure=Failure.TRANSIENT)
                 raise NotPlaced(f"pod {pod.ref} was given GPU {uuid}, which this node does not have")
-        return pod
 
     async def _loadable(self, request: pb.LoadRequest, context: Context) -> Model:
         model, name = await self._own(request.model_name, context)

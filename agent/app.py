@@ -237,6 +237,8 @@ async def _run(parts: _Parts, stop: asyncio.Event) -> None:
         tasks.eternal("events", parts.events.run())
         # Whose model is whose is not known before the pods are: until then nothing is unloaded or served.
         await first_of(parts.pods.synced, stop)
+        if not parts.pods.synced.is_set():
+            return  # told to end before: every model would look like nobody's
         server = await serve(parts.api, options.listen)
         changes = asyncio.Event()
         tasks.eternal("changes", _follow(parts.models, [changes, parts.reporter.wake]))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from berth.contract.endpoint import Endpoint
+from berth.contract.errors import InvalidValue
 from berth.kube.options import KubeOptions
 from berth.runtime import options as opt
 
@@ -11,11 +12,18 @@ from berth.runtime import options as opt
 DEFAULT_CAPABILITIES = ("dali", "onnxruntime", "openvino", "python", "pytorch", "tensorrt", "triton")
 
 
+def _node_name(text: str) -> str:
+    """Raises InvalidValue: without a name the API server would answer of all nodes, and of pods without one."""
+    if not text.strip():
+        raise InvalidValue("is empty; the name of this agent's Node is expected")
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions(KubeOptions):
     """`berth agent --help`."""
 
-    node_name: str = opt.option("the node that this agent speaks for", metavar="NAME")
+    node_name: str = opt.option("the node that this agent speaks for", parse=_node_name, metavar="NAME")
     nvml: str = opt.option(
         "where GPU facts come from: nvml, none, mock:FILE (a YAML scenario), or auto (nvml once it is there)",
         default="auto",

@@ -143,8 +143,10 @@ class Lifecycle:
         return task
 
     async def publish(self, model: Model, staged: Path, record: Record) -> None:
-        """Make staged files the pod's model, in place of what it had. Raises TritonError or OSError."""
+        """Make staged files the pod's model, in place of what it had. Raises PodGone, TritonError or
+        OSError."""
         async with self.lock(record.name):
+            self._models.require_listed(model)
             await self._take_from_triton(record.name, model)
             await in_thread(self._repository.publish, staged, record)
             self._models.set(model, ModelState.STAGED)

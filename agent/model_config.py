@@ -57,6 +57,8 @@ def _read(path: Path) -> model_config_pb2.ModelConfig:
     config = model_config_pb2.ModelConfig()
     if not path.exists():
         return config
+    if not path.is_file():
+        raise InvalidModel(f"{CONFIG_FILE} is not a file")
     if path.stat().st_size > _CONFIG_BYTES:
         raise InvalidModel(f"{CONFIG_FILE} is larger than {_CONFIG_BYTES} bytes")
     try:

@@ -10,6 +10,22 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.pod import ModelPod, PodRef
 from berth.contract.report import Failure, ModelReport, ModelState, NodeReport
+from berth.runtime.backoff import Backoff
+
+
+class Retry:
+    """When a failed load is tried again, by the clock of whoever asks."""
+
+    def __init__(self, backoff: Backoff, *, after: float) -> None:
+        self._backoff = backoff
+        self._due = after + backoff.next()
+
+    def is_due(self, now: float) -> bool:
+        """True once after each pause."""
+        if now < self._due:
+            return False
+        self._due = now + self._backoff.next()
+        return True
 
 
 @dataclass(slots=True)
@@ -31,6 +47,8 @@ class Model:
     resident: bool = False
     # An earlier agent has reported it as served: no loader will stage it for this pod again.
     has_served: bool = False
+    # Since its first failure without success in between.
+    retry: Retry | None = None
 
     @property
     def is_wanted(self) -> bool:
@@ -62,6 +80,10 @@ class OneModelOnly(Exception):
     """The pod has a model, and asks for another: a pod is one model."""
 
 
+class PodGone(Exception):
+    """The pod and all that it had are gone from this node; the name of its model may be another's by now."""
+
+
 class Models:
     """The table, and how others learn that it has changed."""
 
@@ -78,6 +100,11 @@ class Models:
 
     def get(self, uid: PodUid) -> Model | None:
         return self._by_pod.get(uid)
+
+    def require_listed(self, model: Model) -> None:
+        """Raises PodGone."""
+        if self._by_pod.get(model.ref.uid) is not model:
+            raise PodGone(f"pod {model.ref} is gone")
 
     def named(self, name: ModelName) -> Model | None:
         return next((model for model in self if model.name == name), None)

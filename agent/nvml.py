@@ -50,16 +50,23 @@ class NvmlGpus:
         return gpus
 
     async def read(self) -> tuple[GpuReading, ...]:
-        if self._running is None or self._running.done():
-            loop = asyncio.get_running_loop()
-            self._running = loop.run_in_executor(self._worker, self._read_all)
         try:
             async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-                return await asyncio.shield(self._running)
+                return await asyncio.shield(await self._begun())
         except TimeoutError:
             raise GpusHang(f"NVML has not answered for {READ_TIMEOUT_SECONDS:g} s") from None
         except pynvml.NVMLError as error:
             raise GpusUnknown(f"NVML: {error}") from error
+
+    async def _begun(self) -> "asyncio.Future[tuple[GpuReading, ...]]":
+        """A reading that is begun from now on, for all who ask meanwhile. One that is under way may have
+        passed the GPU whose use has changed since."""
+        older = self._running
+        if older is not None and not older.done():
+            await asyncio.wait({older})
+        if self._running is None or self._running is older:
+            self._running = asyncio.get_running_loop().run_in_executor(self._worker, self._read_all)
+        return self._running
 
     def _read_all(self) -> tuple[GpuReading, ...]:
         self._require_open()

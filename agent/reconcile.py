@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent.lifecycle import Lifecycle
-from agent.models import Model, Models
+from agent.models import Model, Models, Retry
 from agent.repository import Record, Repository
 from berth.contract.ids import ModelName, PodUid
 from berth.contract.report import Failure, ModelState
@@ -66,7 +66,8 @@ def plan(
             if model.pod_lives and _wants_load(model, index):
                 load.append(uid)
         elif not model.pod_lives:
-            forget.append(uid)
+            if model.name is None or index.get(model.name, GONE).is_gone:
+                forget.append(uid)
         elif _has_lost(model):
             lost.append(uid)
     return Plan(tuple(sorted(orphans)), tuple(load), tuple(lost), tuple(forget))
@@ -101,7 +102,6 @@ class Reconciler:
         self._clock = clock
         self._models, self._repository = models, repository
         self._triton, self._lifecycle = triton, lifecycle
-        self._retries: dict[PodUid, tuple[Backoff, float]] = {}
         self.triton_version: str | None = None
 
     async def adopt_repository(self) -> None:
@@ -133,7 +133,7 @@ class Reconciler:
                 continue
             self._models.set_resident(model, not index.get(model.name, GONE).is_gone)
             if model.state is ModelState.READY:
-                self._retries.pop(model.ref.uid, None)
+                model.retry = None
                 if not model.resident:
                     # Triton has restarted: the memory is free, and the model is about to be loaded again.
                     self._models.set(model, ModelState.STAGED, "Triton does not serve it")
@@ -142,7 +142,6 @@ class Reconciler:
         for uid in todo.forget:
             if model := self._models.get(uid):
                 self._models.drop(model)
-            self._retries.pop(uid, None)
         for uid in todo.lost:
             if (model := self._models.get(uid)) and not self._lifecycle.is_loading(uid):
                 await self._lifecycle.lose(model)
@@ -163,24 +162,19 @@ class Reconciler:
     def _may_load(self, model: Model) -> bool:
         """Not while it is being loaded, and after a failure only when its pause is over. What is at fault
         itself is not tried again before other files are staged."""
-        uid = model.ref.uid
-        if self._lifecycle.is_loading(uid) or model.state is ModelState.UNLOADING:
+        if self._lifecycle.is_loading(model.ref.uid) or model.state is ModelState.UNLOADING:
             return False
         if model.state is not ModelState.FAILED:
             return True
         if model.failure is Failure.INVALID_MODEL:
             return False
         now = self._clock()
-        retry = self._retries.get(uid)
-        if retry is None:
-            backoff = Backoff(initial_seconds=_RETRY_INITIAL_SECONDS, cap_seconds=_RETRY_CAP_SECONDS)
-            self._retries[uid] = (backoff, now + backoff.next())
+        if model.retry is None:
+            model.retry = Retry(
+                Backoff(initial_seconds=_RETRY_INITIAL_SECONDS, cap_seconds=_RETRY_CAP_SECONDS), after=now
+            )
             return False
-        backoff, due = retry
-        if now < due:
-            return False
-        self._retries[uid] = (backoff, now + backoff.next())
-        return True
+        return model.retry.is_due(now)
 
 
 def _log_failure(unload: "asyncio.Task[None]") -> None:

@@ -109,11 +109,14 @@ class Reporter:
 
         Raises KubeError.
         """
-        if self._written is None:
+        written = self._written
+        if written is None:
             return
         node = await self._client.get(paths.node(self._node))
+        if self._written is not written:
+            return  # a write came in between: what was found may be from before it
         found = (node["metadata"].get("annotations") or {}).get(self._keys.report)
-        if self._written is not None and found != self._written.encode():
+        if found != written.encode():
             log.warning("the node's report was changed by somebody else", extra=fields(node=self._node))
             self._written = None
             self.wake.set()

@@ -140,10 +140,8 @@ class Repository:
         return self.models / name
 
     def new_staging(self) -> Path:
-        """An empty directory of its own for one stream of files."""
-        directory = self._staging / secrets.token_hex(8)
-        directory.mkdir()
-        return directory
+        """A directory of its own for one stream of files, which its first file makes."""
+        return self._staging / secrets.token_hex(8)
 
     def publish(self, staged: Path, record: Record) -> None:
         """Make a staged directory a model, in one rename, durable before it is visible."""
@@ -175,7 +173,7 @@ class Repository:
         _remove(doomed)
 
     def discard(self, staged: Path) -> None:
-        """Delete what a broken stream has left."""
+        """Delete what a broken stream has left, if anything."""
         _remove(staged)
 
     def _entries(self) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
 from agent.repository import Record, Repository
-from berth.contract.gpu_choice import GpuChoice
+from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, parse_model_pod
@@ -177,13 +177,18 @@ class Node:
     """`triton`: another than the fake one, which then stands idle."""
 
     def __init__(
-        self, directory: Path, *, load_timeout_seconds: float = 5, triton: TritonAdmin | None = None
+        self,
+        directory: Path,
+        *,
+        load_timeout_seconds: float = 5,
+        unload_timeout_seconds: float = 5,
+        triton: TritonAdmin | None = None,
     ) -> None:
         self.repository, self.models = Repository(directory), Models()
         self.repository.open()
         self.triton, self.reported, self.events = FakeTriton(), Reported(), Events()
         self.triton.models = self.repository.models
-        self.gpus = Gpus(self.triton)
+        self.gpus, self.registry = Gpus(self.triton), CollectorRegistry()
         self.lifecycle = Lifecycle(
             models=self.models,
             repository=self.repository,
@@ -191,9 +196,9 @@ class Node:
             gpus=self.gpus,
             reported=self.reported,
             events=self.events,
-            metrics=AgentMetrics(CollectorRegistry()),
+            metrics=AgentMetrics(self.registry),
             load_timeout_seconds=load_timeout_seconds,
-            unload_timeout_seconds=5,
+            unload_timeout_seconds=unload_timeout_seconds,
         )
 
     async def stage(
@@ -202,14 +207,16 @@ class Node:
         *,
         served: bool = False,
         on: str = "GPU-a",
+        others: tuple[str, ...] = (),
         digest: str = "",
         files: Mapping[str, str] | None = None,
     ) -> Model:
-        choice = GpuChoice(GpuUuid(on), 0, GIB)
+        more = tuple(GpuRef(GpuUuid(uuid), 1) for uuid in others)
+        choice = GpuChoice(GpuUuid(on), 0, GIB, more)
         self.models.see_pod(parse_model_pod(pod(uid, on="n1", choice=choice), Keys()))
         name = ModelName(f"model-{uid}")
         staged = self.repository.new_staging()
-        (staged / "1").mkdir()
+        (staged / "1").mkdir(parents=True)
         for path, text in (files or {}).items():
             (staged / path).write_text(text)
         record = Record(

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -11,38 +12,49 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.api import NodeAgentApi
+import agent.api
+from agent.api import NodeAgentApi, make_access
+from agent.auth import NotAllowed
 from agent.gpus import GpuReading, GpusUnknown
 from agent.metrics import AgentMetrics
+from berth.contract.endpoint import Endpoint
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
 from berth.contract.report import Failure, ModelState
 from berth.kube.errors import KubeUnreachable, response_error
-from berth.triton.errors import TritonRefused
+from berth.triton.admin import IndexState
+from berth.triton.errors import TritonRefused, TritonUnavailable
+from berth.triton.keys import TritonKeys
 from berth.v1 import node_agent_pb2 as pb
 from tests.fakes.agent_node import GPU, Node
 from tests.fakes.objects import GIB, pod
 
 
 class Knows:
-    """Whoever calls is the pod `caller`, and lives here; an anonymous one if it is called so."""
+    """Whoever calls is the pod `caller`, and lives here; an anonymous one if it is called so. `changes`: what
+    is different about its pod, `gone`: it is no more, and admitted nowhere."""
 
     def __init__(self) -> None:
-        self.caller, self.deleting = "p1", False
+        self.caller, self.deleting, self.gone = "p1", False, False
+        self.changes: dict[str, Any] = {}
+        self.metadata: list[Mapping[str, str]] = []
 
     async def pod_of(self, metadata: Mapping[str, str]) -> PodRef:
+        self.metadata.append(metadata)
         return self._pod().ref
 
     async def admit(self, ref: PodRef) -> ModelPod:
+        if self.gone:
+            raise NotAllowed(f"pod {ref} has ended")
         return self._pod()
 
-    async def current(self, ref: PodRef) -> ModelPod:
-        return self._pod()
+    async def current(self, ref: PodRef) -> ModelPod | None:
+        return None if self.gone else self._pod()
 
     def _pod(self) -> ModelPod:
         marks = {Keys().model_id: None} if self.caller.startswith("anonymous") else {}
-        found = pod(self.caller, on="n1", choice=GPU, annotations=marks)
+        found = pod(self.caller, **{"on": "n1", "choice": GPU, "annotations": marks, **self.changes})
         if self.deleting:
             found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
         return parse_model_pod(found, Keys())
@@ -57,15 +69,22 @@ class Refused(Exception):
 
 
 class Context:
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
+    def __init__(self, *metadata: tuple[str, str | bytes]) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...] | None:
+        return self._metadata or None
 
     async def abort(self, code: Any, details: str) -> None:
         raise Refused(code, details)
 
 
 def api_of(
-    node: Node, knows: Knows | None = None, readings: Callable[[], tuple[GpuReading, ...]] | None = None
+    node: Node,
+    knows: Knows | None = None,
+    readings: Callable[[], tuple[GpuReading, ...]] | None = None,
+    *,
+    registry: CollectorRegistry | None = None,
 ) -> NodeAgentApi:
     knows = knows or Knows()
     return NodeAgentApi(
@@ -75,10 +94,18 @@ def api_of(
         repository=node.repository,
         lifecycle=node.lifecycle,
         readings=readings or (lambda: tuple(node.gpus.readings)),
-        access=pb.TritonAccess(),
-        metrics=AgentMetrics(CollectorRegistry()),
+        access=ACCESS,
+        metrics=AgentMetrics(registry or CollectorRegistry()),
         max_model_bytes=10,
     )
+
+
+ACCESS = make_access(
+    host="10.0.0.7",
+    http=Endpoint("127.0.0.1", 1),
+    grpc_=Endpoint("127.0.0.1", 2),
+    keys=TritonKeys("admin-key", "inference-key"),
+)
 
 
 async def outcome(api: NodeAgentApi, name: str = "model-p1") -> pb.LoadProgress:
@@ -278,3 +305,356 @@ async def test_a_load_asked_for_after_one_has_failed_tells_why(tmp_path: Path) -
 async def test_a_load_of_what_was_never_staged_says_so(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"FAILED_PRECONDITION.*has not been staged"):
         await outcome(api_of(Node(tmp_path)))
+
+
+async def test_files_of_a_pod_that_is_gone_do_not_take_the_place_of_its_successors(tmp_path: Path) -> None:
+    """A pod deleted by force is gone at once, and its loader goes on for a while."""
+    node, knows = Node(tmp_path), Knows()
+    api, begun, go_on = api_of(node, knows), asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[pb.StageRequest]:
+        yield pb.StageRequest(header=pb.StageHeader(model_name="mine"))
+        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(chunk=b"y")
+        begun.set()
+        await go_on.wait()
+        yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
+
+    knows.caller = "anonymous-1"
+    old = asyncio.ensure_future(api.Stage(slowly(), Context()))
+    await begun.wait()
+    node.models.lose_pod(PodUid("anonymous-1"))
+    (gone,) = node.models
+    node.models.drop(gone)  # it has no files: nothing holds it any more
+    knows.caller = "anonymous-2"
+    await staged(api, "mine")
+    assert (await outcome(api, "mine")).state == pb.MODEL_STATE_READY
+    go_on.set()
+    with pytest.raises(Refused, match="anonymous-1 is gone") as refused:
+        await old
+    assert refused.value.code is grpc.StatusCode.PERMISSION_DENIED
+    record = node.repository.record(ModelName("mine"))
+    assert record is not None
+    assert record.pod.uid == "anonymous-2"
+    assert node.triton.held[ModelName("mine")] is IndexState.READY
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+HEADER = pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
+FILE = pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+CHUNK, COMMIT = pb.StageRequest(chunk=b"y"), pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
+
+
+async def sent(api: NodeAgentApi, *parts: pb.StageRequest, then: asyncio.Event | None = None) -> Any:
+    """Stage these parts; `then` comes the end of the stream."""
+
+    async def stream() -> AsyncIterator[pb.StageRequest]:
+        for part in parts:
+            yield part
+        if then is not None:
+            await then.wait()
+
+    return await api.Stage(stream(), Context())
+
+
+def file(path: str, size: int = 1) -> pb.StageRequest:
+    return pb.StageRequest(file=pb.StageFile(path=path, size=size))
+
+
+@pytest.mark.parametrize(
+    ("parts", "code", "why"),
+    [
+        ((), "INVALID_ARGUMENT", "ended without a commit"),
+        ((HEADER,), "INVALID_ARGUMENT", "ended without a commit"),
+        ((HEADER, FILE, CHUNK), "INVALID_ARGUMENT", "ended without a commit"),
+        ((FILE,), "INVALID_ARGUMENT", "file came where header was expected"),
+        ((HEADER, HEADER), "INVALID_ARGUMENT", "header came where file or chunk or commit was expected"),
+        ((HEADER, pb.StageRequest()), "INVALID_ARGUMENT", "an empty message came where"),
+        ((HEADER, CHUNK), "INVALID_ARGUMENT", "before its file"),
+        ((HEADER, COMMIT), "INVALID_ARGUMENT", "there is no file"),
+        ((HEADER, file("../x")), "INVALID_ARGUMENT", "must be relative"),
+        ((HEADER, file("x", 11)), "OUT_OF_RANGE", "10 bytes"),
+        ((HEADER, FILE, COMMIT), "INVALID_ARGUMENT", "1 bytes shorter"),
+        ((HEADER, FILE, CHUNK, CHUNK), "INVALID_ARGUMENT", "longer"),
+        ((HEADER, file("1/z"), CHUNK, COMMIT), "DATA_LOSS", "not '"),
+        ((pb.StageRequest(header=pb.StageHeader(model_name="a/b")),), "INVALID_ARGUMENT", "a/b"),
+        (
+            (pb.StageRequest(header=pb.StageHeader(model_name="other")),),
+            "PERMISSION_DENIED",
+            "may use model 'model-p1' only",
+        ),
+    ],
+)
+async def test_a_stream_that_is_refused_says_why_and_leaves_nothing(
+    tmp_path: Path, parts: tuple[pb.StageRequest, ...], code: str, why: str
+) -> None:
+    node, registry = Node(tmp_path), CollectorRegistry()
+    api = api_of(node, registry=registry)
+    for _ in range(5):  # more often than stages go on at once: each gives its place back
+        with pytest.raises(Refused, match=why) as refused:
+            await sent(api, *parts)
+        assert refused.value.code.name == code
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert node.repository.records() == {}
+    assert registry.get_sample_value("berth_agent_calls_total", {"method": "Stage", "code": code}) == 5
+    await sent(api, HEADER, FILE, CHUNK, COMMIT)
+    assert list(node.repository.records()) == ["model-p1"]
+    assert registry.get_sample_value("berth_agent_staged_bytes_total") == 1
+    assert registry.get_sample_value("berth_agent_calls_total", {"method": "Stage", "code": "OK"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"choice": None}, "has no GPU choice"),
+        ({"mem": "2Gi"}, f"asks for {2 * GIB} bytes but was given {GIB}"),
+        ({"annotations": {Keys().gpu_count: "2"}}, "asks for 2 GPUs but was given 1"),
+    ],
+)
+async def test_a_pod_stages_only_what_the_binder_has_placed(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    node, knows = Node(tmp_path), Knows()
+    knows.changes = changes
+    with pytest.raises(Refused, match=why) as refused:
+        await staged(api_of(node, knows), "model-p1")
+    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert node.repository.records() == {}
+
+
+async def test_a_sender_that_falls_silent_gives_its_place_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.api, "_STAGE_IDLE_SECONDS", 0.02)
+    api, never = api_of(Node(tmp_path)), asyncio.Event()
+    for _ in range(5):
+        with pytest.raises(Refused, match=r"INVALID_ARGUMENT: nothing came for 0\.02 s"):
+            await sent(api, HEADER, FILE, then=never)
+    assert (await staged(api, "model-p1")).files == 1
+
+
+async def test_four_stage_at_once_and_the_fifth_waits_for_one_to_end(tmp_path: Path) -> None:
+    node, knows, never = Node(tmp_path), Knows(), asyncio.Event()
+    api = api_of(node, knows)
+
+    async def open_streams(count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(list((tmp_path / "staging").iterdir())) != count:
+                await asyncio.sleep(0.005)
+
+    streams = []
+    for number in range(4):
+        knows.caller = f"p{number}"
+        header = pb.StageRequest(header=pb.StageHeader(model_name=f"model-p{number}"))
+        streams.append(asyncio.ensure_future(sent(api, header, FILE, then=never)))
+        await open_streams(number + 1)
+    knows.caller = "p5"
+    fifth = asyncio.ensure_future(staged(api, "model-p5"))
+    await asyncio.sleep(0.05)
+    assert not fifth.done()
+    streams[0].cancel()  # its client is gone
+    assert (await fifth).files == 1
+    await open_streams(3)
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+async def test_a_disk_that_is_full_and_a_triton_that_is_away_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    api = api_of(node)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.repository, "publish", full)
+        with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED: .*No space left on device"):
+            await staged(api, "model-p1")
+    node.triton.index_errors = [TritonUnavailable("connection refused")]
+    with pytest.raises(Refused, match="UNAVAILABLE: connection refused"):
+        await staged(api, "model-p1")
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert node.repository.records() == {}
+
+
+async def test_long_reasons_are_cut_for_the_wire(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.triton.index_errors = [TritonUnavailable("x" * 5000)]
+    with pytest.raises(Refused) as refused:
+        await staged(api_of(node), "model-p1")
+    assert str(refused.value) == "UNAVAILABLE: " + "x" * 1000
+
+
+async def test_callers_are_known_by_their_text_metadata(tmp_path: Path) -> None:
+    knows = Knows()
+    api = api_of(Node(tmp_path), knows)
+    await api.ListModels(pb.ListModelsRequest(), Context(("authorization", "Bearer x"), ("trace-bin", b"\0")))
+    await api.ListModels(pb.ListModelsRequest(), Context())
+    assert knows.metadata == [{"authorization": "Bearer x"}, {}]
+
+
+async def test_a_load_tells_each_state_on_its_way_and_the_class_of_a_failure(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    api, request = api_of(node), pb.LoadRequest(model_name="model-p1")
+    await staged(api, "model-p1")
+    node.triton.errors = [TritonRefused("CUDA out of memory")]
+    told = [progress async for progress in api.Load(request, Context())]
+    assert [progress.state for progress in told if progress.state != pb.MODEL_STATE_STAGED] == [
+        pb.MODEL_STATE_LOADING,
+        pb.MODEL_STATE_FAILED,
+    ]
+    assert (told[-1].reason, told[-1].failure_class) == ("CUDA out of memory", pb.FAILURE_CLASS_CAPACITY)
+    # Its files are there: to ask again is to try again.
+    told = [progress async for progress in api.Load(request, Context())]
+    assert (told[-1].state, told[-1].reason, told[-1].failure_class) == (
+        pb.MODEL_STATE_READY,
+        "",
+        pb.FAILURE_CLASS_UNSPECIFIED,
+    )
+
+
+async def test_a_watch_tells_each_change_how_to_reach_triton_and_ends_with_its_pod(tmp_path: Path) -> None:
+    node, registry = Node(tmp_path), CollectorRegistry()
+    api = api_of(node, registry=registry)
+    await staged(api, "model-p1")
+    (model,) = node.models
+    watch = api.WatchModel(pb.WatchModelRequest(model_name="model-p1"), Context())
+    first = await anext(watch)
+    assert (first.model_name, first.state, first.gpu_uuid) == ("model-p1", pb.MODEL_STATE_STAGED, "GPU-a")
+    assert (first.requested_bytes, first.HasField("measured_bytes")) == (GIB, False)
+    assert (first.triton.http_endpoint, first.triton.grpc_endpoint) == ("10.0.0.7:1", "10.0.0.7:2")
+    assert dict(first.triton.http_headers) == {"berth-inference-key": "inference-key"}
+    coming = asyncio.ensure_future(anext(watch))
+    await asyncio.sleep(0.01)
+    assert not coming.done()
+    node.models.set(model, ModelState.FAILED, "so it is")
+    said = await coming
+    assert (said.state, said.reason) == (pb.MODEL_STATE_FAILED, "so it is")
+    node.models.drop(model)
+    assert [status async for status in watch] == []
+    assert registry.get_sample_value("berth_agent_calls_total", {"method": "WatchModel", "code": "OK"}) == 1
+
+
+async def test_a_watch_repeats_itself_and_leaves_nobody_waiting_when_it_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.api, "_WATCH_REPEAT_SECONDS", 0.01)
+    node = Node(tmp_path)
+    api = api_of(node)
+    await staged(api, "model-p1")
+    before = asyncio.all_tasks()
+    watch = api.WatchModel(pb.WatchModelRequest(model_name="model-p1"), Context())
+    async with asyncio.timeout(5):
+        first, again = await anext(watch), await anext(watch)
+    assert first == again
+    monkeypatch.setattr(agent.api, "_WATCH_REPEAT_SECONDS", 60)
+    waiting = asyncio.ensure_future(anext(watch))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_list_is_of_the_callers_own_model_and_tells_no_way_to_triton(tmp_path: Path) -> None:
+    node, knows = Node(tmp_path), Knows()
+    api = api_of(node, knows)
+    await node.lifecycle.start_load(await node.stage())
+    await node.stage("p2")
+    (own,) = (await api.ListModels(pb.ListModelsRequest(), Context())).models
+    assert (own.model_name, own.state, own.measured_bytes) == ("model-p1", pb.MODEL_STATE_READY, 3 * GIB)
+    assert not own.HasField("triton")
+    knows.caller, knows.changes = "unplaced", {"choice": None}
+    await watched(api, "model-unplaced")
+    (waits,) = (await api.ListModels(pb.ListModelsRequest(), Context())).models
+    assert (waits.state, waits.gpu_uuid, waits.HasField("measured_bytes")) == (
+        pb.MODEL_STATE_PENDING,
+        "",
+        False,
+    )
+    knows.caller = "anonymous"  # which has none yet
+    assert list((await api.ListModels(pb.ListModelsRequest(), Context())).models) == []
+
+
+@pytest.mark.parametrize("asked", ["ListModels", "WatchModel", "Load", "Stage", "Unload"])
+async def test_a_pod_that_has_ended_is_told_so_whatever_it_asks(tmp_path: Path, asked: str) -> None:
+    node, knows, registry = Node(tmp_path), Knows(), CollectorRegistry()
+    api, knows.gone = api_of(node, knows, registry=registry), True
+    calls = {
+        "ListModels": lambda: api.ListModels(pb.ListModelsRequest(), Context()),
+        "WatchModel": lambda: watched(api, "model-p1"),
+        "Load": lambda: outcome(api),
+        "Stage": lambda: staged(api, "model-p1"),
+        "Unload": lambda: api.Unload(pb.UnloadRequest(model_name="model-p1"), Context()),
+    }
+    with pytest.raises(Refused, match="has ended") as refused:
+        await calls[asked]()  # type: ignore[no-untyped-call]
+    code = refused.value.code.name
+    assert code == "PERMISSION_DENIED"
+    assert registry.get_sample_value("berth_agent_calls_total", {"method": asked, "code": code}) == 1
+    assert list(node.models) == []
+
+
+async def test_the_model_of_a_pod_that_is_gone_is_unloaded_by_its_own_last_word(tmp_path: Path) -> None:
+    node, knows = Node(tmp_path), Knows()
+    api, request = api_of(node, knows), pb.UnloadRequest(model_name="model-p1")
+    await node.lifecycle.start_load(await node.stage())
+    knows.gone = True
+    assert (await api.Unload(request, Context())).outcome == pb.UnloadResponse.OUTCOME_UNLOADED
+    assert (list(node.models), node.repository.records()) == ([], {})
+
+
+async def test_what_has_been_unloaded_may_be_unloaded_again(tmp_path: Path) -> None:
+    node, knows = Node(tmp_path), Knows()
+    api, request = api_of(node, knows), pb.UnloadRequest(model_name="model-p1")
+    await node.stage()
+    knows.deleting = True
+    for _ in range(3):
+        assert (await api.Unload(request, Context())).outcome == pb.UnloadResponse.OUTCOME_UNLOADED
+    with pytest.raises(Refused, match="INVALID_ARGUMENT"):
+        await api.Unload(pb.UnloadRequest(model_name="a/b"), Context())
+    with pytest.raises(Refused, match="may use model 'model-p1' only"):
+        await api.Unload(pb.UnloadRequest(model_name="model-p2"), Context())
+
+
+async def test_an_unload_goes_on_when_its_caller_has_gone(tmp_path: Path) -> None:
+    node, knows = Node(tmp_path), Knows()
+    api, knows.deleting = api_of(node, knows), True
+    await node.stage()
+    (model,) = node.models
+    await node.lifecycle.start_load(model)
+    call = asyncio.ensure_future(api.Unload(pb.UnloadRequest(model_name="model-p1"), Context()))
+    async with asyncio.timeout(5):
+        while model.state is not ModelState.UNLOADING:
+            await asyncio.sleep(0.001)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    async with asyncio.timeout(5):
+        while node.repository.records():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_call_that_is_given_up_while_its_directory_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, begun, go_on = Node(tmp_path), threading.Event(), threading.Event()
+    mkdir = Path.mkdir
+
+    def slowly(self: Path, *args: Any, **more: Any) -> None:
+        if self.parent.name == "staging":
+            begun.set()
+            go_on.wait(5)
+        mkdir(self, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", slowly)
+    call = asyncio.ensure_future(staged(api_of(node), "model-p1"))
+    await asyncio.to_thread(begun.wait, 5)
+    call.cancel()
+    asyncio.get_running_loop().call_later(0.02, go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert list((tmp_path / "staging").iterdir()) == []

@@ -194,3 +194,44 @@ async def test_a_pod_that_is_gone_is_none_and_one_that_nobody_can_tell_of_is_an_
     api.error = KubeUnreachable("connection refused")
     with pytest.raises(KubeUnreachable):
         await guard.admit(REF)
+
+
+async def test_the_cache_is_of_the_token_and_forgets_the_oldest_first() -> None:
+    api, clock = Api(), Clock()
+    door = authenticator(api, clock)
+    for number in range(1024):
+        await door.pod_of(bearer(str(number)))
+    clock.now += 10  # they are over now: none is believed without being asked about
+    await door.pod_of(bearer("0"))
+    assert len(api.reviewed) == 1025
+    await door.pod_of(bearer("new"))  # which pushes out 1, and not 0, that was asked about just now
+    clock.now += 5
+    await door.pod_of(bearer("0"))
+    assert len(api.reviewed) == 1026
+
+
+async def test_a_token_of_the_largest_size_and_one_with_spaces_around_it_are_tokens() -> None:
+    api = Api()
+    door = authenticator(api)
+    assert await door.pod_of(bearer("x" * (16 * 1024))) == REF
+    assert await door.pod_of(bearer("  one  ")) == REF
+    assert api.reviewed[1:] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ({}, "send `authorization: Bearer TOKEN`"),
+        ({"authorization": "Token x"}, "send `authorization: Bearer TOKEN`"),
+        (bearer("x" * 16385), "that is not a token"),
+        (bearer("a\tb"), "that is not a token"),
+    ],
+)
+async def test_who_is_not_let_in_is_told_what_to_send(metadata: dict[str, str], why: str) -> None:
+    with pytest.raises(Unauthenticated, match=why):
+        await authenticator(Api()).pod_of(metadata)
+
+
+async def test_who_may_say_who_it_is_and_does_not_is_told_how() -> None:
+    with pytest.raises(Unauthenticated, match="send `berth-pod: NAMESPACE/NAME/UID`"):
+        await TrustingAuthenticator().pod_of({})

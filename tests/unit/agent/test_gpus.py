@@ -1,9 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts, gpu_reports
-from agent.gpus import GpuReading, GpusHang, GpusUnknown, cuda_ordinals, grown_instead
+from agent.gpus import GpuReading, GpusHang, GpusUnknown, NoGpus, cuda_ordinals, grown_instead
 from agent.mock_gpus import MockGpus, Resident, parse_scenario
 from agent.models import Models
 from agent.report import gauge_annotations, node_total
@@ -14,6 +15,7 @@ from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.pod import PodRef
+from berth.contract.report import GpuReport
 from tests.fakes.objects import GIB, gpu, report
 
 A = GpuUuid("GPU-a")
@@ -38,6 +40,14 @@ models: {resnet: 10Gi, "*": requested}
         ("gpus: [{uuid: a, total: 1, totl: 1}]", r"gpus\[0\].totl is not a field; known are error, foreign"),
         ("gpus: [{uuid: a, total: 1, lost: maybe}]", r"gpus\[0\].lost is 'maybe'"),
         ("gpus: [{uuid: a, total: 1, utilization: 7}]", "utilization is 7"),
+        ("gpus: [{uuid: a, total: 1, utilization: -0.1}]", "utilization is -0.1; 0 to 1"),
+        ("gpus: [{uuid: a, total: 1, utilization: high}]", "utilization is 'high'; 0 to 1"),
+        ("gpus: [{uuid: a, total: 1, mig: 1}]", r"gpus\[0\].mig is 1; true or false"),
+        ("gpus: [{uuid: a, total: 1, foreign: x}]", r"gpus\[0\].foreign: 'x'"),
+        ("gpus: [{uuid: a, total: 1, x: 1, 3: 1}]", r"gpus\[0\].3 is not a field"),
+        ("gpus: [3]", r"gpus\[0\] is not a mapping"),
+        ("gpus: []\nmodels: [m]", "models is not a mapping"),
+        ("gpus: []\nmodel: {}", "scenario.model is not a field; known are gpus, models"),
         ("gpus: [{uuid: a, total: 1}, {uuid: a, total: 1}]", "one uuid twice"),
         ("gpus: []\nmodels: {m: lots}", "models.m: 'lots' is not a quantity"),
         ("gpus: [", "line 1"),
@@ -46,6 +56,41 @@ models: {resnet: 10Gi, "*": requested}
 def test_a_scenario_with_an_error_says_where(text: str, message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
         parse_scenario(text)
+
+
+def test_a_scenario_says_only_what_matters_to_it() -> None:
+    scenario = parse_scenario("gpus: [{uuid: 5, total: 1Gi}]")
+    (gpu,) = scenario.gpus
+    assert (gpu.uuid, gpu.product, gpu.total_bytes, gpu.foreign_bytes) == ("5", "mock GPU", GIB, 0)
+    assert (gpu.utilization, gpu.lost, gpu.error, gpu.mig) == (0.0, False, "", False)
+    for named, taken in (("m", 7), ("other", 3)):  # without `models`, and with one that is meant
+        of = parse_scenario("gpus: []\nmodels: {m: 7}")
+        assert of.taken_by(Resident(ModelName(named), A, 3)) == taken
+    assert scenario.taken_by(Resident(ModelName("m"), A, 3)) == 3
+
+
+async def test_a_mock_gpu_gives_no_more_than_it_has_and_only_to_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.yaml"
+    path.write_text("gpus: [{uuid: GPU-a, total: 4Gi, utilization: 1}, {uuid: GPU-b, total: 4Gi}]")
+    mock = MockGpus(path, lambda: [Resident(ModelName("m"), A, 9 * GIB)])
+    a, b = await mock.read()
+    assert (a.index, a.used_bytes, a.utilization, a.product) == (0, 4 * GIB, 1.0, "mock GPU")
+    assert (b.index, b.used_bytes, b.in_cuda, b.reason) == (1, 0, True, "")
+    path.write_text(
+        "gpus: [{uuid: GPU-a, total: 4Gi, mig: true, error: ECC}, {uuid: GPU-b, total: 1, lost: true}]"
+    )
+    a, b = await mock.read()
+    assert (a.reason, a.healthy, a.in_cuda) == ("MIGEnabled", False, False)
+    assert (b.reason, b.healthy, b.in_cuda, b.utilization, b.product) == (
+        "GPU is lost",
+        False,
+        False,
+        None,
+        "mock GPU",
+    )
+    path.unlink()
+    with pytest.raises(GpusUnknown, match=r"gpus\.yaml: No such file"):
+        await mock.read()
 
 
 async def test_mock_gpus_follow_the_file_and_what_triton_holds(tmp_path: Path) -> None:
@@ -104,17 +149,18 @@ async def test_gpus_that_were_never_seen_are_unknown_and_not_absent() -> None:
 
 
 class Driver:
-    """A port that raises what it is told to."""
+    """A port that answers or raises what it is told to."""
 
     instance_kind = "KIND_GPU"
 
     def __init__(self) -> None:
         self.error: GpusUnknown | None = None
+        self.answer: tuple[GpuReading, ...] = ()
 
     async def read(self) -> tuple[GpuReading, ...]:
         if self.error is not None:
             raise self.error
-        return ()
+        return self.answer
 
 
 async def test_only_a_call_that_does_not_return_counts_as_hanging() -> None:
@@ -211,3 +257,96 @@ def test_the_gpu_that_a_load_went_to_instead(
     assert (
         grown_instead(before, {A: 4 * GIB, B: 4 * GIB + 2**20}, chosen=[A], others={B}, least_bytes=0) is None
     )
+
+
+async def test_trouble_with_the_gpus_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="agent.facts")
+    driver = Driver()
+    facts = GpuFacts(driver, lambda: 0)
+    for driver.error in (None, None, GpusUnknown("no driver"), GpusUnknown("no driver"), None, None):
+        await facts.refresh()
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("WARNING", "gpu facts unknown"),
+        ("INFO", "gpu facts known again"),
+    ]
+
+
+async def test_a_reading_counts_as_of_when_it_was_begun() -> None:
+    residency = [5]
+
+    class Slow:
+        instance_kind = "KIND_GPU"
+
+        async def read(self) -> tuple[GpuReading, ...]:
+            residency[0] += 1  # a model comes meanwhile
+            return (reading(7),)
+
+    facts = GpuFacts(Slow(), lambda: residency[0])
+    assert facts.residency < 5
+    assert await facts.read_now() == (reading(7),)
+    assert (facts.residency, facts.instance_kind) == (5, "KIND_GPU")
+
+
+def holding(measured: int) -> Models:
+    """A table with one model on GPU-a that Triton holds."""
+    models = Models()
+    record = Record(PodRef("n", "p", PodUid("p")), None, ModelName("m"), GpuChoice(A, 0, 1), "d")
+    model = models.adopt(record)
+    models.set_resident(model, True)
+    model.measured_bytes = measured
+    return models
+
+
+async def test_the_reports_gpus_are_what_was_read_without_what_is_ours() -> None:
+    models, foreign, driver = holding(3 * GIB), ForeignUse(), Driver()
+    facts = GpuFacts(driver, lambda: models.residency)
+    driver.answer = (replace(reading(4 * GIB), healthy=False, reason="ECC"),)
+
+    def reported(*, busy: set[GpuUuid] | None = None) -> GpuReport:
+        (only,) = gpu_reports(facts, models, foreign, busy=busy or set(), headroom_bytes=9)
+        return only
+
+    await facts.refresh()
+    first = reported()
+    assert first == GpuReport(A, 0, "A10", 24 * GIB, GIB, 9, healthy=False, reason="ECC")
+    driver.answer = (reading(8 * GIB),)
+    await facts.refresh()
+    assert reported(busy={A}).foreign_bytes == GIB  # something is being loaded there
+    models.residency += 1
+    assert reported().foreign_bytes == GIB  # the reading is older than what has come since
+    await facts.refresh()
+    assert reported(busy={GpuUuid("GPU-b")}).foreign_bytes == 5 * GIB
+    driver.error = GpusUnknown("no driver")
+    await facts.refresh()
+    gone = reported()
+    assert (gone.uuid, gone.product, gone.total_bytes, gone.foreign_bytes) == (A, "A10", None, None)
+    assert (gone.healthy, gone.reason) == (False, "no driver")
+
+
+def test_what_is_not_healthy_or_not_known_is_in_no_gauge() -> None:
+    keys = Keys()
+    ill = replace(reading(5), healthy=False)
+    blind = replace(reading(None), utilization=None)
+    busy = replace(reading(6), utilization=0.5)
+    assert gauge_annotations([ill, blind], keys) == {keys.node_used: None, keys.node_util: None}
+    assert gauge_annotations([ill, blind, busy, reading(1)], keys) == {
+        keys.node_used: "7",
+        keys.node_util: "0.25",
+    }
+
+
+def test_noise_is_no_model() -> None:
+    before, noise = {A: 0, B: 0}, 64 * 1024**2
+    for grown, told in ((noise - 1, None), (noise, B)):
+        after = {A: 0, B: grown}
+        assert grown_instead(before, after, chosen=[A], others=[B], least_bytes=0) == told
+
+
+def test_cuda_goes_by_nvmls_order_where_no_bus_is_known() -> None:
+    one, two = (replace(reading(0), uuid=uuid, index=index) for uuid, index in ((B, 1), (A, 0)))
+    assert cuda_ordinals([one, two]) == {A: 0, B: 1}
+
+
+async def test_without_gpus_there_is_nothing_to_read_and_nothing_to_pin() -> None:
+    assert await NoGpus().read() == ()
+    assert NoGpus().instance_kind == "KIND_CPU"

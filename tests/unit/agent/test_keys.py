@@ -1,3 +1,4 @@
+import asyncio
 import os
 import stat
 import tempfile
@@ -6,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.keys import FLAGS_FILE, make_keys
+from agent.keys import FLAGS_FILE, KeysOptions, main, make_keys, run
+from berth.runtime.errors import CannotStart
 from berth.triton.keys import TritonKeys
 
 
@@ -66,3 +68,16 @@ def test_keys_of_which_one_is_missing_are_made_anew(owned: Path) -> None:
     (owned / FLAGS_FILE).unlink()
     make_keys(owned)
     assert (owned / FLAGS_FILE).read_text().split() == TritonKeys.read(owned).server_flags()
+
+
+async def test_the_command_makes_them_and_says_where_it_cannot(tmp_path: Path) -> None:
+    await main(KeysOptions(directory=tmp_path), asyncio.Event())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["admin", "inference", FLAGS_FILE]
+    assert (tmp_path / FLAGS_FILE).read_text().endswith("\n")
+    with pytest.raises(CannotStart, match=r"--directory: .*/missing: No such file or directory"):
+        await main(KeysOptions(directory=tmp_path / "missing"), asyncio.Event())
+
+
+def test_the_command_needs_a_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    assert "berth keys: --directory" in capsys.readouterr().err

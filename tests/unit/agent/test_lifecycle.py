@@ -1,7 +1,8 @@
 """Loads and unloads beside a Triton that refuses, goes away, or takes its time."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from agent.gpus import GpuReading
 from agent.lifecycle import MAX_LOST_LOADS
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.report import Failure, ModelState
-from berth.triton.admin import IndexState
+from berth.triton.admin import IndexEntry, IndexState
 from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
 from tests.fakes.agent_node import GPU, Node
 from tests.fakes.objects import GIB
@@ -138,6 +139,7 @@ async def test_a_triton_that_goes_away_once_is_waited_for(on_node: Node) -> None
     assert "Triton went away" in model.reason
     await load
     assert (model.state, model.reason) == (ModelState.READY, "")
+    assert on_node.events.said == [("ModelLoaded", "Triton serves model-p1")]
 
 
 async def test_a_model_that_takes_triton_down_again_and_again_is_given_up_until_its_files_are_others(
@@ -402,3 +404,234 @@ async def test_new_files_take_the_place_of_a_model_that_serves(on_node: Node) ->
     assert (model.state, model.resident) == (ModelState.STAGED, False)
     await on_node.lifecycle.start_load(model)
     assert len(on_node.triton.configs) == 2
+
+
+async def test_triton_is_not_asked_without_pause(tmp_path: Path) -> None:
+    """While it unloads, while it is away, and while the API server is."""
+    node, looks = Node(tmp_path), [0]
+    model, index = await node.stage(), node.triton.index
+
+    async def counted() -> Mapping[ModelName, IndexEntry]:
+        looks[0] += 1
+        return await index()
+
+    node.triton.index = counted  # type: ignore[method-assign]
+    await node.lifecycle.start_load(model)
+    looks[0], node.triton.unload_seconds = 0, 0.3
+    node.models.lose_pod(UID)
+    await node.lifecycle.start_unload(NAME)
+    assert 2 < looks[0] < 20
+    again = await node.stage()
+    node.triton.held[NAME] = IndexState.LOADING
+    looks[0] = 0
+    load = node.lifecycle.start_load(again)
+    await asyncio.sleep(0.3)
+    assert 1 < looks[0] < 10
+    node.triton.held[NAME] = IndexState.READY
+    await load
+    node.reported.away, waits = True, await node.stage("p2")
+    load = node.lifecycle.start_load(waits)
+    await asyncio.sleep(0.3)
+    assert 1 < len(node.reported.asked) - 2 < 10
+    await node.lifecycle.close()
+    assert load.done()
+
+
+async def test_an_unload_is_joined_and_one_that_fails_leaves_the_model_listed_to_be_tried_again(
+    on_node: Node,
+) -> None:
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    on_node.models.lose_pod(UID)
+    on_node.triton.index_errors = [TritonUnavailable("connection refused")]
+    unload = on_node.lifecycle.start_unload(NAME)
+    assert on_node.lifecycle.start_unload(NAME) is unload
+    with pytest.raises(TritonUnavailable, match="connection refused"):
+        await unload
+    assert (list(on_node.models), model.state, model.resident) == ([model], ModelState.UNLOADING, True)
+    assert list(on_node.repository.records()) == [NAME]
+    assert on_node.lifecycle.busy_gpus() == set()
+    await on_node.lifecycle.start_unload(NAME)
+    assert list(on_node.models) == []
+
+
+async def test_an_unload_is_waited_for_with_a_bound(tmp_path: Path) -> None:
+    node = Node(tmp_path, unload_timeout_seconds=0.1)
+    model = await node.stage()
+    await node.lifecycle.start_load(model)
+    node.triton.unload_seconds = 60
+    node.models.lose_pod(UID)
+    with pytest.raises(TritonUnavailable, match=r"model-p1 is not gone 0\.1 s after its unload"):
+        await node.lifecycle.start_unload(NAME)
+    assert (model.resident, list(node.repository.records())) == (True, [NAME])
+    # The GPU is not held meanwhile.
+    await node.lifecycle.start_load(other := await node.stage("p2"))
+    assert other.state is ModelState.READY
+
+
+async def test_what_triton_never_had_is_not_unloaded_there(on_node: Node) -> None:
+    await on_node.stage()
+    on_node.models.lose_pod(UID)
+
+    async def refused(*_: object, **__: object) -> None:
+        raise AssertionError("unloaded what it does not have")
+
+    on_node.triton.unload = refused  # type: ignore[method-assign]
+    await on_node.lifecycle.start_unload(NAME)
+    assert (list(on_node.models), on_node.repository.records()) == ([], {})
+
+
+async def test_a_directory_of_nobody_is_removed_and_an_unknown_name_is_no_trouble(on_node: Node) -> None:
+    (on_node.repository.models / "nobodys").mkdir()
+    on_node.triton.held[ModelName("nobodys")] = IndexState.READY
+    for name in ("nobodys", "unheard"):
+        await on_node.lifecycle.start_unload(ModelName(name))
+    assert on_node.repository.records() == {}
+    assert on_node.triton.held[ModelName("nobodys")] is IndexState.UNAVAILABLE
+
+
+async def test_a_living_pods_model_is_unloaded_only_when_the_pod_is_ending(on_node: Node) -> None:
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    await on_node.lifecycle.start_unload(NAME)
+    assert (model.state, model.resident) == (ModelState.READY, True)
+    model.deleting = True
+    await on_node.lifecycle.start_unload(NAME)
+    assert (model.state, model.resident) == (ModelState.PENDING, False)
+    assert on_node.models.get(UID) is model  # until its pod is gone
+    assert on_node.repository.records() == {}
+
+
+async def test_nothing_is_loaded_for_a_pod_that_is_ending(on_node: Node) -> None:
+    model = await on_node.stage()
+    model.deleting = True
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, on_node.triton.loads, on_node.events.said) == (ModelState.STAGED, [], [])
+
+
+async def test_a_load_of_several_gpus_takes_them_all_and_tells_the_most_that_it_took(on_node: Node) -> None:
+    model, other = await on_node.stage("p1", others=("GPU-b",)), await on_node.stage("p2", on="GPU-b")
+    await asyncio.gather(on_node.lifecycle.start_load(model), on_node.lifecycle.start_load(other))
+    assert on_node.triton.most_loading == 1  # they share one
+    assert on_node.triton.configs[0]["instance_group"][0]["gpus"] == [0, 1]
+    assert (model.state, model.measured_bytes) == (ModelState.READY, 3 * GIB)
+
+
+async def test_what_was_not_measured_is_unknown_and_the_model_serves_all_the_same(on_node: Node) -> None:
+    model, load = await on_node.stage(), on_node.triton.load
+
+    async def then_blind(*args: Any, **more: Any) -> None:
+        await load(*args, **more)
+        on_node.gpus.unknown = "NVML has not answered for 5 s"
+
+    on_node.triton.load = then_blind  # type: ignore[method-assign]
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.measured_bytes) == (ModelState.READY, None)
+    record = on_node.repository.record(NAME)
+    assert record is not None
+    assert (record.served, record.measured_bytes) == (True, None)
+
+
+async def test_a_load_and_its_failure_are_counted_with_their_time_and_kind(on_node: Node) -> None:
+    model = await on_node.stage()
+    on_node.triton.errors = [TritonRefused("CUDA out of memory")]
+    await on_node.lifecycle.start_load(model)
+    count = on_node.registry.get_sample_value
+    assert count("berth_agent_load_failures_total", {"kind": "capacity"}) == 1
+    assert count("berth_agent_load_seconds_count") == 0
+    await on_node.lifecycle.start_load(model)
+    assert count("berth_agent_load_seconds_count") == 1
+    assert 0.01 <= (count("berth_agent_load_seconds_sum") or 0) < 5
+    await on_node.lifecycle.start_load(model)  # it serves already: nothing is told again
+    assert [reason for reason, _ in on_node.events.said] == ["ModelLoadFailed", "ModelLoaded"]
+
+
+async def test_a_model_that_an_agent_before_has_loaded_keeps_what_was_measured_then(on_node: Node) -> None:
+    model = await on_node.stage()
+    on_node.repository.learn(NAME, measured_bytes=7, served=False)
+    on_node.triton.held[NAME] = IndexState.READY
+    await on_node.lifecycle.start_load(model)
+    record = on_node.repository.record(NAME)
+    assert record is not None
+    assert (record.served, record.measured_bytes) == (True, 7)
+    assert [reason for reason, _ in on_node.events.said] == ["ModelLoaded"]  # for the first time
+
+
+async def test_files_that_somebody_is_putting_there_are_not_lost(on_node: Node) -> None:
+    model = await on_node.stage()
+    on_node.repository.remove(NAME)
+    async with on_node.lifecycle.lock(NAME):
+        await on_node.lifecycle.lose(model)
+    assert model.state is ModelState.STAGED
+    await on_node.lifecycle.lose(model)
+    assert model.state is ModelState.LOST
+    assert "only a new pod stages them again" in model.reason
+    await on_node.lifecycle.start_unload(NAME)  # what is left of it in Triton
+    assert model.state is ModelState.LOST
+
+
+async def test_a_close_waits_for_the_end_of_what_it_cancels(on_node: Node) -> None:
+    model = await on_node.stage()
+    on_node.triton.load_seconds = 60
+    load = on_node.lifecycle.start_load(model)
+    await until(lambda: on_node.triton.loading == 1)
+    assert on_node.lifecycle.is_loading(UID)
+    assert on_node.lifecycle.busy_gpus() == {GPU.uuid}
+    await on_node.lifecycle.close()
+    assert load.cancelled()
+    await asyncio.sleep(0)
+    assert not on_node.lifecycle.is_loading(UID)
+    assert on_node.lifecycle.busy_gpus() == set()
+    assert on_node.triton.held[NAME] is IndexState.LOADING  # it goes on
+
+
+async def test_a_triton_that_is_away_at_every_look_is_given_up_at_last(
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AtOnce(agent.lifecycle.Backoff):
+        def next(self) -> float:
+            return 0.0
+
+    monkeypatch.setattr(agent.lifecycle, "Backoff", AtOnce)
+    model = await on_node.stage()
+    on_node.triton.index_errors = [TritonUnavailable("connection reset")] * 30
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert "Triton was away at each of" in model.reason
+    assert "connection reset" in model.reason
+    assert list(on_node.repository.records()) == [NAME]
+
+
+async def test_a_disk_that_cannot_be_read_fails_the_load_and_keeps_the_files(
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = await on_node.stage()
+
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(on_node.repository, "record", broken)
+        await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert model.reason == "repository: [Errno 5] Input/output error"
+    assert list(on_node.repository.records()) == [NAME]
+
+
+async def test_a_load_without_files_says_so(on_node: Node) -> None:
+    model = await on_node.stage()
+    on_node.repository.remove(NAME)
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure, model.reason) == (
+        ModelState.FAILED,
+        Failure.TRANSIENT,
+        "no files are staged",
+    )
+    # Another pod's files under the name are none of its own.
+    await on_node.stage(digest="x")
+    record = on_node.repository.record(NAME)
+    assert record is not None
+    other = replace(record, pod=replace(record.pod, uid=PodUid("p9")))
+    (on_node.repository.directory(NAME) / ".berth.json").write_text(other.encode())
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, model.reason, on_node.triton.loads) == (ModelState.FAILED, "no files are staged", [])

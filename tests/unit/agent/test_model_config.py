@@ -149,3 +149,40 @@ def test_failures_are_told_apart_by_tritons_text(reason: str, kind: Failure) -> 
 def test_a_text_without_the_cause_says_where_it_is() -> None:
     assert "Triton's log" in explain("failed to load 'm', failed to poll from model repository")
     assert explain("CUDA error: out of memory") == "CUDA error: out of memory"
+
+
+def test_a_config_that_is_no_text_file_is_the_models_own_fault(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").mkdir()
+    with pytest.raises(InvalidModel, match=r"config\.pbtxt is not a file"):
+        configured(tmp_path, None)
+    (tmp_path / "config.pbtxt").rmdir()
+    (tmp_path / "config.pbtxt").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidModel, match=r"config\.pbtxt: .*utf-8"):
+        configured(tmp_path, None)
+
+
+def test_a_config_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
+    line = "# " + "x" * 1021 + "\n"
+    assert configured(tmp_path, line * (4 * 1024))["name"] == "m"
+    with pytest.raises(InvalidModel, match="larger than 4194304 bytes"):
+        configured(tmp_path, line * (4 * 1024) + "#")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("instance_group [ { count: 1 }, { count: 3 }, { count: 2 } ]", 3),
+        ("instance_group [ { kind: KIND_CPU } ]", 1),
+        ("instance_group [ { count: 64 } ]", 64),
+        ('name: "m"', 1),
+    ],
+)
+def test_as_many_instances_as_the_largest_group_has(tmp_path: Path, text: str, count: int) -> None:
+    (group,) = configured(tmp_path, text)["instance_group"]
+    assert group == {"kind": "KIND_GPU", "count": count, "gpus": [3]}
+
+
+@pytest.mark.parametrize("text", ['backend: "ensemble"', "instance_group [ { count: 65 } ]"])
+def test_more_that_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidModel):
+        configured(tmp_path, text)

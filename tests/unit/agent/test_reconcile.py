@@ -402,3 +402,126 @@ async def test_a_disk_that_cannot_be_read_now_makes_nobody_an_orphan(
             await on_node.reconciler.step()
     await on_node.settle()
     assert (model.state, list(on_node.repository.records())) == (ModelState.READY, [NAME])
+
+
+@pytest.mark.parametrize("state", [IndexState.LOADING, IndexState.UNLOADING, IndexState.UNAVAILABLE])
+def test_a_model_that_triton_does_not_serve_now_is_to_be_loaded(state: IndexState) -> None:
+    """Whoever loads it waits for what Triton is at."""
+    assert planned(model("a"), records=("a",), index={"a": IndexEntry(state)}).load == ("a",)
+
+
+def test_a_model_that_triton_serves_and_that_is_not_known_to_serve_is_taken_for_loaded_by_a_load() -> None:
+    for state in (ModelState.STAGED, ModelState.FAILED, ModelState.LOADING):
+        assert planned(model("a", state=state), records=("a",), index={"a": READY}).load == ("a",)
+
+
+def test_each_model_is_planned_for_once_and_in_order() -> None:
+    outcome = planned(
+        model("a", state=ModelState.STAGED),
+        model("b", lives=False),
+        model("c", lives=False),
+        model("d"),
+        model("e"),
+        records=("e", "c", "b", "a"),
+        index={"e": READY, "c": READY},
+    )
+    assert outcome == Plan(
+        unload=(ModelName("b"), ModelName("c")), load=(PodUid("a"),), lost=(PodUid("d"),), forget=()
+    )
+
+
+def test_a_pod_that_is_gone_is_remembered_while_anything_of_it_is_left() -> None:
+    gone = model("a", lives=False)
+    assert planned(gone, records=("a",)).forget == ()
+    # Without files, too: Triton holds its memory.
+    for entry in (READY, UNLOADING):
+        assert planned(gone, index={"a": entry}) == Plan(unload=(ModelName("a"),))
+    assert planned(gone, index={"a": GONE, "b": GONE}) == Plan(forget=(PodUid("a"),))
+    nameless = model("a", lives=False)
+    nameless.name = None
+    assert planned(nameless).forget == ("a",)
+
+
+async def test_a_triton_that_is_not_ready_yet_is_waited_for(
+    on_node: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await on_node.stage()
+
+    async def not_yet() -> None:
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(on_node.triton, "version", not_yet)
+        await on_node.settle()
+        assert (on_node.reconciler.triton_version, on_node.triton.loads) == (None, [])
+    await on_node.settle()
+    assert (on_node.reconciler.triton_version, on_node.triton.loads) == ("2.51.0", [NAME])
+
+
+async def test_directories_of_nobody_are_not_adopted(on_node: Agent) -> None:
+    (on_node.repository.models / "nobodys").mkdir()
+    await on_node.reconciler.adopt_repository()
+    assert list(on_node.models) == []
+
+
+async def test_memory_of_a_model_whose_files_and_pod_are_gone_is_held_until_triton_has_let_go(
+    on_node: Agent,
+) -> None:
+    model = await on_node.stage()
+    await on_node.settle()
+    shutil.rmtree(on_node.repository.models / NAME)
+    on_node.models.lose_pod(UID)
+    await on_node.reconciler.step()
+    await asyncio.sleep(0.03)
+    assert (list(on_node.models), model.resident) == ([model], True)
+    assert on_node.triton.held[NAME] is IndexState.UNLOADING
+    await on_node.settle()
+    await on_node.settle()
+    assert list(on_node.models) == []
+
+
+async def test_a_pod_that_is_gone_without_a_trace_is_forgotten(on_node: Agent) -> None:
+    on_node.models.see_pod(seen("p1"))
+    on_node.models.lose_pod(UID)
+    await on_node.settle()
+    assert list(on_node.models) == []
+
+
+async def test_an_unload_that_fails_is_said_and_tried_again(
+    on_node: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    await on_node.stage()
+    on_node.models.lose_pod(UID)
+    on_node.triton.index_errors = []
+    step = on_node.reconciler.step
+    await step()
+    on_node.triton.index_errors = [TritonUnavailable("connection refused")]
+    begun = [task for task in asyncio.all_tasks() if task.get_name() == f"unload {NAME}"]
+    await asyncio.gather(*begun, return_exceptions=True)
+    assert "orphan not unloaded yet" in caplog.text
+    await on_node.settle()
+    assert (list(on_node.models), on_node.repository.records()) == ([], {})
+
+
+async def test_what_is_being_loaded_is_left_to_its_load(on_node: Agent) -> None:
+    """Triton's index says nothing of its memory yet, and its files are in use."""
+    model = await on_node.stage()
+    on_node.triton.load_seconds = 0.1
+    load = on_node.lifecycle.start_load(model)
+    while not on_node.triton.loading:
+        await asyncio.sleep(0.001)
+    on_node.triton.held.pop(NAME)  # an index that is behind
+    shutil.rmtree(on_node.repository.models / NAME)
+    on_node.models.set_resident(model, True)
+    await on_node.reconciler.step()
+    assert (model.state, model.resident) == (ModelState.LOADING, True)
+    await load
+
+
+async def test_a_model_that_is_being_unloaded_is_not_loaded(on_node: Agent) -> None:
+    model = await on_node.stage()
+    await on_node.settle()
+    on_node.models.set(model, ModelState.UNLOADING)
+    on_node.triton.held.clear()
+    await on_node.settle()
+    assert on_node.triton.loads == [NAME]

@@ -221,3 +221,26 @@ async def test_a_model_loads_where_no_report_can_be_written_once_that_is_told(ag
     agent.api.error = None
     await agent.reporter.step()
     assert not await is_covered(agent, "p2")  # it came after the report that is there again
+
+
+async def test_a_trouble_is_told_as_far_as_a_lease_has_room_for_it(agent: Agent) -> None:
+    agent.api.error = response_error(422, "Invalid", "x" * 5000)
+    with pytest.raises(KubeError):
+        await agent.reporter.step()
+    await agent.pulse.beat()
+    assert agent.api.behind == ("422 Invalid: " + "x" * 5000)[:512]
+
+
+async def test_no_heartbeat_before_anything_is_said_of_the_node(agent: Agent) -> None:
+    with pytest.raises(Stalled, match="before the first report"):
+        await agent.pulse.beat()
+    assert agent.api.lease is None
+
+
+async def test_every_loop_that_is_stuck_is_named(agent: Agent) -> None:
+    await agent.reporter.step()
+    for loop in ("reconcile", "report"):
+        agent.pulse.alive(loop)
+    agent.now = 41.0
+    with pytest.raises(Stalled, match="these do not work: reconcile, report"):
+        await agent.pulse.beat()

@@ -139,3 +139,74 @@ def test_the_last_report_of_the_agent_before() -> None:
     assert last_report(node(), KEYS) is None
     assert last_report(node(says="{}"), KEYS) is None
     assert last_report({"metadata": {"name": "n1"}}, KEYS) is None
+
+
+async def test_what_was_written_during_a_look_at_the_node_is_nobody_elses_doing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    await bench.reporter.step()
+
+    async def late(path: str) -> dict[str, Any]:
+        found = {"metadata": {"annotations": dict(bench.annotations)}}
+        bench.content = report(models=(listed("p1"),))
+        await bench.reporter.step()
+        return found
+
+    bench.get = late  # type: ignore[method-assign]
+    bench.reporter.wake.clear()
+    await bench.reporter.verify()
+    assert not bench.reporter.wake.is_set()
+    assert "somebody else" not in caplog.text
+
+
+async def test_a_change_is_written_at_once_and_takes_the_gauges_along() -> None:
+    bench = Bench()
+    await bench.reporter.step()
+    first = bench.writes[-1]
+    assert first[KEYS.node_total] == str(16 * GIB)
+    assert (first[KEYS.node_used], first[KEYS.node_util]) == (str(GIB), "0.00")
+    assert bench.said.generation == 1
+    bench.used, bench.now = 2 * GIB, bench.now + timedelta(seconds=20)
+    bench.content = report(models=(listed("p1"),))
+    await bench.reporter.step()
+    assert bench.writes[-1][KEYS.node_used] == str(2 * GIB)
+    # The half minute counts from then.
+    for after, writes in ((20, 2), (9.9, 2), (0.1, 3)):
+        bench.used += 1
+        bench.now += timedelta(seconds=after)
+        await bench.reporter.step()
+        assert len(bench.writes) == writes
+
+
+async def test_gauges_that_stand_still_are_not_written_again() -> None:
+    bench = Bench()
+    await bench.reporter.step()
+    bench.now += timedelta(hours=1)
+    await bench.reporter.step()
+    assert len(bench.writes) == 1
+
+
+async def test_what_was_damaged_is_said_again_by_who_wakes_up_and_not_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    await bench.reporter.step()
+    bench.annotations[KEYS.report] = "{}"
+    await bench.reporter.verify()
+    assert not bench.reporter.has_written  # whoever waits for a model waits for the next report
+    assert "changed by somebody else" in caplog.text
+    await bench.reporter.step()
+    assert (bench.reporter.has_written, bench.said.generation) == (True, 2)
+
+
+async def test_trouble_is_known_while_it_lasts() -> None:
+    bench = Bench()
+    assert bench.reporter.trouble == ""
+    bench.away = True
+    with pytest.raises(KubeUnreachable):
+        await bench.reporter.step()
+    assert bench.reporter.trouble == "connection refused"
+    bench.away = False
+    await bench.reporter.step()
+    assert bench.reporter.trouble == ""

@@ -1,10 +1,15 @@
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import agent.staging
 from agent.repository import RECORD_FILE, Record, Repository, RepositoryUnusable
 from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.errors import InvalidValue
@@ -120,7 +125,7 @@ def repository(tmp_path: Path) -> Repository:
 
 def stage(repository: Repository, body: bytes = b"x") -> Path:
     staged = repository.new_staging()
-    (staged / "1").mkdir()
+    (staged / "1").mkdir(parents=True)
     (staged / "1" / "model.py").write_bytes(body)
     return staged
 
@@ -163,4 +168,172 @@ def test_a_repository_that_cannot_be_used_says_why(tmp_path: Path) -> None:
         Repository(tmp_path / "missing").open()
     (tmp_path / "models").write_text("a file")
     with pytest.raises(RepositoryUnusable, match="models"):
+        Repository(tmp_path).open()
+
+
+def test_a_model_is_as_large_as_the_node_takes_and_no_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.staging, "MAX_FILES", 3)
+    staged = StagedFiles(tmp_path, max_bytes=10)
+    for path, size in (("a", 4), ("b", 0), ("c", 6)):
+        staged.begin_file(path, size)
+        staged.write(b"x" * size)
+    assert (staged.files, staged.bytes) == (3, 10)
+    with pytest.raises(TooLarge, match="more than 3 files or 10 bytes"):
+        staged.begin_file("d", 0)
+    files = [("a", b"xxxx"), ("b", b""), ("c", b"x" * 6)]
+    assert staged.commit(digest_of(files)) == digest_of(files)
+
+
+@pytest.mark.parametrize("path", ["x/" * 511 + "yy", "ü" * 127 + "y", ".berth", "1/.config"])
+def test_paths_at_their_bounds_are_fine(path: str) -> None:
+    check_path(path, after=None)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("x/" * 512 + "y", "1025 bytes; 1 to 1024"),
+        ("ü" * 128, "part of more than 255 bytes"),
+        ("", "0 bytes"),
+        ("1/a", "does not come after '1/a'"),
+    ],
+)
+def test_paths_beyond_them_are_told_why(path: str, why: str) -> None:
+    with pytest.raises(BadStream, match=why):
+        check_path(path, after="1/a")
+
+
+def test_an_empty_chunk_and_a_file_of_nothing_are_fine_and_a_broken_stream_holds_no_file_open(
+    tmp_path: Path,
+) -> None:
+    staged = StagedFiles(tmp_path, max_bytes=10)
+    staged.close()
+    staged.begin_file("a", 0)
+    staged.write(b"")
+    staged.begin_file("b", 2)
+    staged.write(b"x")
+    opened = {os.readlink(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd") if _is_open(one)}
+    assert str(tmp_path / "b") in opened
+    assert str(tmp_path / "a") not in opened
+    staged.close()
+    staged.close()
+    opened = {os.readlink(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd") if _is_open(one)}
+    assert str(tmp_path / "b") not in opened
+
+
+def _is_open(descriptor: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
+
+
+def test_what_is_published_is_durable_before_it_is_visible(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order in which a machine that loses power could have kept it."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append("visible" if target.parent.name == "models" else "gone")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    staged = stage(repository)
+    repository.publish(staged, RECORD)
+    assert done[0] == RECORD_FILE
+    assert set(done[1:3]) == {staged.name, "1"}
+    assert done[3:] == ["visible", "models"]
+    done.clear()
+    files = StagedFiles(repository.new_staging(), max_bytes=10)
+    for path in ("a", "b"):
+        files.begin_file(path, 1)
+        files.write(b"x")
+    assert done == ["a"]
+    files.commit(digest_of([("a", b"x"), ("b", b"x")]))
+    assert done == ["a", "b"]
+    done.clear()
+    repository.learn(NAME, measured_bytes=1, served=True)
+    assert done == [f"{RECORD_FILE}.new"]
+    done.clear()
+    repository.remove(NAME)
+    assert done == ["gone", "models"]
+
+
+def test_nothing_is_learned_of_what_is_not_there(repository: Repository) -> None:
+    repository.learn(NAME, measured_bytes=1, served=True)
+    assert list(repository.models.iterdir()) == []
+
+
+def test_a_fresh_record_has_not_served_and_knows_no_measure() -> None:
+    fresh = Record(RECORD.pod, None, NAME, RECORD.gpu, "d")
+    assert Record.decode(fresh.encode()) == fresh
+    assert (fresh.model_id, fresh.measured_bytes, fresh.served) == (None, None, False)
+    assert RECORD_FILE.startswith(".")  # Triton takes no version directory for it
+
+
+def test_a_record_that_cannot_be_a_record_is_none(repository: Repository) -> None:
+    made = ("directory", "loop", "file", "binary", "x" * 255)
+    for name in made[:2] + made[3:]:
+        (repository.models / name).mkdir()
+    (repository.models / "directory" / RECORD_FILE).mkdir()
+    (repository.models / "loop" / RECORD_FILE).symlink_to(RECORD_FILE)
+    (repository.models / "binary" / RECORD_FILE).write_bytes(b"\xff")
+    (repository.models / "file").write_text("")
+    (repository.models / "link").symlink_to("directory")
+    for name in (*made, "missing", "y" * 256):
+        assert repository.record(ModelName(name)) is None, name
+    assert sorted(repository.records()) == sorted({*made, "link"} - {"file"})
+    # A link is taken away, and not what it leads to.
+    repository.remove(ModelName("link"))
+    assert (repository.models / "directory").is_dir()
+
+
+def test_a_start_makes_its_directories_and_leaves_no_trace_of_trying(tmp_path: Path) -> None:
+    for _ in range(2):
+        Repository(tmp_path).open()
+        assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")} == {
+            "models",
+            "staging",
+        }
+    (tmp_path / "staging" / "left").write_text("")
+    (tmp_path / "staging" / "link").symlink_to(tmp_path / "models")
+    Repository(tmp_path).open()
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert (tmp_path / "models").is_dir()
+
+
+@pytest.mark.parametrize("which", ["models", "staging"])
+def test_a_repository_that_cannot_be_written_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    mkdir = Path.mkdir
+
+    def read_only(self: Path, *args: Any, **more: Any) -> None:
+        if self.parent == tmp_path / which:
+            raise OSError(errno.EROFS, "Read-only file system", str(self))
+        mkdir(self, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(RepositoryUnusable, match=f"{which}/.*: Read-only file system"):
+        Repository(tmp_path).open()
+
+
+def test_models_and_staging_on_two_file_systems_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = Path.stat
+
+    def elsewhere(self: Path, **more: Any) -> Any:
+        found = stat(self, **more)
+        device = found.st_dev + (self.name == "staging")
+        return SimpleNamespace(st_dev=device, st_mode=found.st_mode)
+
+    monkeypatch.setattr(Path, "stat", elsewhere)
+    with pytest.raises(RepositoryUnusable, match="different file systems"):
         Repository(tmp_path).open()

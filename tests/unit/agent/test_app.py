@@ -1,0 +1,534 @@
+"""The whole agent in one process, between an API server and a Triton that live in memory."""
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+
+import agent.app
+import agent.lifecycle
+from agent.app import main
+from agent.config import AgentOptions
+from agent.gpus import GpuReading, GpusHang
+from agent.keys import make_keys
+from agent.nvml import NvmlMissing
+from berth.contract.endpoint import Endpoint
+from berth.contract.ids import ModelName
+from berth.contract.keys import Keys
+from berth.contract.report import ModelState, NodeReport
+from berth.kube.errors import response_error
+from berth.runtime.errors import CannotStart, ConfigError
+from berth.runtime.options import parse_options
+from berth.triton.admin import IndexState
+from berth.triton.keys import TritonKeys
+from berth.v1 import node_agent_pb2 as pb
+from berth.v1.node_agent_pb2_grpc import NodeAgentStub
+from localcluster.addresses import free_port
+from tests.fakes.agent_node import GPU, FakeTriton
+from tests.fakes.kube_api import EVENTS, LEASE, NODE, PODS, FakeApiServer
+from tests.fakes.objects import GIB, Json, listed, pod, report
+
+KEYS = Keys()
+FORBIDDEN = response_error(403, "Forbidden", "no")
+NAME = ModelName("model-p1")
+DIGEST = hashlib.sha256(b"1/x\0" + b"1\0" + b"y").hexdigest()
+SCENARIO = 'gpus: [{uuid: GPU-a, product: T4, total: 16Gi}]\nmodels: {"*": requested}\n'
+
+
+class World:
+    """What is outside the agent, and the flags that it is started with. `directory`/repository is its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.api, self.triton = directory, FakeApiServer(), FakeTriton()
+        self.triton.unload_seconds = 0.01
+        self.repository = directory / "repository"
+        self.repository.mkdir()
+        self.scenario = directory / "gpus.yaml"
+        self.scenario.write_text(SCENARIO)
+        self.listen, self.admin = (Endpoint("127.0.0.1", free_port("127.0.0.1")) for _ in range(2))
+        self.asked_triton_with: list[tuple[str, str]] = []
+
+    def options(self, *flags: str) -> AgentOptions:
+        """Those of a node, with periods that suit a test."""
+        argv = [
+            "--node-name=n1",
+            f"--repository={self.repository}",
+            f"--nvml=mock:{self.scenario}",
+            f"--listen={self.listen}",
+            f"--admin-listen={self.admin}",
+            "--kubeconfig=the-kubeconfig",
+            *flags,
+        ]
+        parsed = parse_options(AgentOptions, process="agent", summary="", argv=argv, environ={})
+        return replace(parsed, poll_seconds=0.02, heartbeat_seconds=0.05)
+
+    @asynccontextmanager
+    async def open_admin(self, endpoint: Endpoint, keys: TritonKeys) -> AsyncIterator[FakeTriton]:
+        self.asked_triton_with.append((str(endpoint), keys.admin))
+        yield self.triton
+
+    @asynccontextmanager
+    async def running(self, *flags: str) -> AsyncIterator["World"]:
+        """An agent for the length of the block; it ends when it is told to, and soon."""
+        stop = asyncio.Event()
+        work = asyncio.create_task(main(self.options(*flags), stop))
+        try:
+            yield self
+            assert not work.done() or work.result()
+        finally:
+            stop.set()
+            async with asyncio.timeout(5):
+                await work
+
+    @property
+    def said(self) -> NodeReport:
+        return NodeReport.decode(self.api.annotations[KEYS.report])
+
+    def state(self, uid: str = "p1") -> ModelState | None:
+        if KEYS.report not in self.api.annotations:
+            return None
+        return next((model.state for model in self.said.models if model.pod_uid == uid), None)
+
+    async def asks(self, path: str) -> tuple[int, str]:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{self.admin}{path}") as answer:
+            return answer.status, await answer.text()
+
+    async def metrics(self) -> dict[str, float]:
+        lines = (await self.asks("/metrics"))[1].splitlines()
+        rows = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {series: float(value) for series, _, value in rows}
+
+    async def until_ready(self) -> None:
+        await until(lambda: KEYS.report in self.api.annotations and self.said.triton.ready)
+
+
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not check():
+            await asyncio.sleep(0.005)
+
+
+def bound(uid: str = "p1", **more: Any) -> Json:
+    return pod(uid, on="n1", choice=GPU, phase="Running", **more)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World(tmp_path)
+    monkeypatch.setattr(agent.app, "open_client", world.api.opened)
+    monkeypatch.setattr(agent.app, "open_admin", world.open_admin)
+    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    return world
+
+
+@asynccontextmanager
+async def calling(world: World) -> AsyncIterator[NodeAgentStub]:
+    # The agent may not listen yet: try again at once.
+    options = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.min_reconnect_backoff_ms", 20)]
+    async with grpc.aio.insecure_channel(str(world.listen), options) as channel:
+        stub: NodeAgentStub = NodeAgentStub(channel)  # type: ignore[no-untyped-call]
+        yield stub
+
+
+def by(uid: str) -> Any:
+    return (("authorization", f"Bearer {uid}"),)
+
+
+async def stage(stub: NodeAgentStub, uid: str = "p1") -> pb.StageResponse:
+    async def parts() -> AsyncIterator[pb.StageRequest]:
+        yield pb.StageRequest(header=pb.StageHeader(model_name=f"model-{uid}"))
+        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(chunk=b"y")
+        yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
+
+    answer: pb.StageResponse = await stub.Stage(parts(), metadata=by(uid), wait_for_ready=True)
+    return answer
+
+
+async def load(stub: NodeAgentStub, uid: str = "p1") -> list[int]:
+    call = stub.Load(pb.LoadRequest(model_name=f"model-{uid}"), metadata=by(uid))
+    return [progress.state async for progress in call]
+
+
+async def test_a_pods_model_from_its_binding_to_its_end(world: World) -> None:
+    make_keys(world.directory)
+    keys = TritonKeys.read(world.directory)
+    flags = (f"--triton-keys={world.directory}", "--advertise-host=10.0.0.7", "--triton-grpc=127.0.0.1:81")
+    async with world.running(*flags), calling(world) as stub:
+        await world.until_ready()
+        world.api.bind(bound())
+        await until(lambda: world.state() is ModelState.PENDING)
+        assert (await stage(stub)).bytes == 1
+        assert (await load(stub))[-1] == pb.MODEL_STATE_READY
+        await until(lambda: world.state() is ModelState.READY)
+        assert world.said.models[0].measured_bytes == GIB
+        watch = stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))
+        status = await anext(aiter(watch))
+        assert status.triton.grpc_endpoint == "10.0.0.7:81"
+        assert status.triton.http_endpoint == "10.0.0.7:8000"
+        assert dict(status.triton.http_headers) == keys.inference_http_headers
+        assert dict(status.triton.grpc_metadata) == keys.inference_grpc_metadata
+        metrics = await world.metrics()
+        assert metrics['berth_agent_calls_total{code="OK",method="Load"}'] == 1
+        assert metrics['berth_agent_gpu_free_bytes{gpu="GPU-a"}'] == 15 * GIB - 256 * 1024**2
+        world.api.remove("p1")
+        await until(lambda: world.state() is None)
+        assert list((world.repository / "models").iterdir()) == []
+        assert world.triton.held[NAME] is IndexState.UNAVAILABLE
+    assert world.asked_triton_with == [("127.0.0.1:81", keys.admin)]
+    (event,) = world.api.events
+    assert (event["reason"], event["involvedObject"]["uid"]) == ("ModelLoaded", "p1")
+    assert event["source"] == {"component": "berth-agent", "host": "n1"}
+
+
+async def test_a_node_says_what_it_is(world: World) -> None:
+    (world.directory / "backends" / "python").mkdir(parents=True)
+    (world.directory / "backends" / "README").write_text("")
+    flags = (f"--backend-directory={world.directory}/backends", "--server-name=big", "--headroom=1Gi")
+    async with world.running(*flags):
+        await world.until_ready()
+        said = world.said
+        assert (said.server, said.capabilities) == ("big", ("python",))
+        assert (said.triton.version, said.triton.backends) == ("2.51.0", ("python",))
+        (gpu,) = said.gpus
+        assert (gpu.uuid, gpu.total_bytes, gpu.headroom_bytes, gpu.foreign_bytes) == (
+            "GPU-a",
+            16 * GIB,
+            GIB,
+            0,
+        )
+        assert world.api.annotations[KEYS.node_total] == str(16 * GIB)
+        await until(lambda: world.api.lease is not None)
+        assert world.api.lease is not None
+        assert world.api.lease["spec"]["holderIdentity"] == "n1"
+        assert world.api.lease["metadata"]["ownerReferences"][0]["uid"] == "uid-n1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "capabilities"),
+    [
+        (("--capabilities=b,a",), {"a", "b"}),
+        (("--capabilities=a", "--extra-capabilities=c", "--backend-directory=BACKENDS"), {"a", "c"}),
+        (("--backend-directory=BACKENDS", "--extra-capabilities=c"), {"python", "c"}),
+        (("--extra-capabilities=c",), {*agent.app.DEFAULT_CAPABILITIES, "c"}),
+    ],
+)
+async def test_capabilities_are_what_is_said_or_found_or_usual(
+    world: World, flags: tuple[str, ...], capabilities: set[str]
+) -> None:
+    (world.directory / "backends" / "python").mkdir(parents=True)
+    async with world.running(*(flag.replace("BACKENDS", f"{world.directory}/backends") for flag in flags)):
+        await until(lambda: KEYS.report in world.api.annotations)
+        assert set(world.said.capabilities) == capabilities
+
+
+async def test_facts_follow_gpus_and_triton(world: World) -> None:
+    async with world.running():
+        await world.until_ready()
+        world.scenario.write_text(SCENARIO.replace("16Gi", "16Gi, foreign: 2Gi"))
+        await until(lambda: world.said.gpus[0].foreign_bytes == 2 * GIB)
+        world.scenario.write_text("gpus: [")
+        await until(lambda: not world.said.gpus[0].healthy)
+        assert world.said.gpus[0].total_bytes is None
+        assert KEYS.node_total not in world.api.annotations
+        world.triton.restart_seconds = 60
+        world.triton.die()
+        await until(lambda: not world.said.triton.ready)
+
+
+async def test_a_restarted_agent_takes_what_it_finds_and_knows_what_has_been_lost(world: World) -> None:
+    world.api.bind(bound())
+    async with world.running(), calling(world) as stub:
+        await stage(stub)
+        await until(lambda: world.state() is ModelState.READY)  # loaded without being asked
+    said = replace(world.said, models=(*world.said.models, replace(listed("p2"), state=ModelState.READY)))
+    world.api.node["metadata"]["annotations"][KEYS.report] = said.encode()
+    world.api.bind(bound("p2"))
+    async with world.running():
+        await until(lambda: world.state("p2") is ModelState.LOST and world.state() is ModelState.READY)
+    assert world.triton.loads == [NAME]
+
+
+async def test_one_pod_that_cannot_be_read_hides_no_other(world: World) -> None:
+    world.api.bind(bound("bad", mem="lots"))
+    world.api.bind(bound())
+    world.api.bind(bound("other", mem=None) | {"metadata": pod("other", mem=None)["metadata"]})
+    async with world.running():
+        await until(lambda: world.state() is ModelState.PENDING)
+        assert [model.pod_uid for model in world.said.models] == ["p1"]
+
+
+async def test_readiness_says_what_is_missing(world: World) -> None:
+    world.api.silent = {PODS}
+    async with world.running():
+        await until_asked(world, "/readyz", (503, "the node's pods are not known yet\n"))
+    world.api.silent, world.api.refuses = set(), {f"PATCH {NODE}": FORBIDDEN}
+    world.triton.restart_seconds = 60
+    world.triton.die()
+    async with world.running():
+        await until_asked(world, "/readyz", (503, "Triton does not answer\n"))
+        world.triton.restart_seconds = 0
+        world.triton.die()
+        refused = "the report cannot be written: 403 Forbidden: no\n"
+        await until_asked(world, "/readyz", (503, refused))
+        world.api.refuses = {}
+        await until_asked(world, "/readyz", (200, "ok\n"))
+        assert await world.asks("/livez") == (200, "ok\n")
+
+
+async def until_asked(world: World, path: str, answer: tuple[int, str]) -> None:
+    async with asyncio.timeout(5):
+        while True:
+            with suppress(aiohttp.ClientConnectionError):  # it does not listen yet
+                if await world.asks(path) == answer:
+                    return
+            await asyncio.sleep(0.01)
+
+
+async def test_a_driver_that_hangs_for_long_ends_the_agent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging:
+        instance_kind = "KIND_GPU"
+
+        async def read(self) -> tuple[GpuReading, ...]:
+            raise GpusHang("NVML has not answered for 5 s")
+
+    monkeypatch.setattr(agent.app, "NvmlGpus", Hanging)
+    async with world.running("--nvml=auto"):
+        await world.until_ready()
+        await asyncio.sleep(0.01)
+        assert await world.asks("/livez") == (200, "ok\n")  # it may come back
+    monkeypatch.setattr(agent.app, "_HANG_SECONDS", 0.3)
+    async with world.running("--nvml=auto"):
+        await until_asked(world, "/livez", (503, "NVML has not answered for 0 s\n"))
+
+
+async def test_the_heartbeat_goes_on_without_triton_and_not_with_a_loop_that_is_stuck(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.running():
+        await world.until_ready()
+        world.triton.restart_seconds = 60
+        world.triton.die()
+        await asyncio.sleep(0.4)  # twice as long as a loop may be silent
+        beats = world.api.beats
+        await until(lambda: world.api.beats > beats)
+        world.triton.restart_seconds = 0
+        world.triton.die()
+        await world.until_ready()
+        stuck = asyncio.Event()
+
+        async def index() -> Any:
+            await stuck.wait()
+
+        monkeypatch.setattr(world.triton, "index", index)
+        await asyncio.sleep(0.4)
+        beats = world.api.beats
+        await asyncio.sleep(0.2)
+        assert world.api.beats == beats
+        monkeypatch.undo()
+        stuck.set()
+        await until(lambda: world.api.beats > beats)
+
+
+async def test_each_loop_that_fails_is_counted_under_its_name_and_ends_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.app, "_VERIFY_EVERY", 0.1)
+    async with world.running():
+        await world.until_ready()
+        world.api.refuses = dict.fromkeys((f"PATCH {NODE}", f"PATCH {LEASE}", f"GET {NODE}"), FORBIDDEN)
+        world.triton.restart_seconds = 60
+        world.triton.die()
+        missing = {"reconcile", "report", "heartbeat", "verify"}
+        async with asyncio.timeout(5):
+            while missing:
+                metrics = await world.metrics()
+                missing = {
+                    one
+                    for one in missing
+                    if not metrics.get(f'berth_agent_loop_errors_total{{loop="{one}"}}')
+                }
+        world.api.refuses, world.triton.restart_seconds = {}, 0
+        world.triton.die()
+        await world.until_ready()
+        beats = world.api.beats
+        await until(lambda: world.api.beats > beats)
+
+
+async def test_an_agent_that_ends_before_it_knows_its_pods_takes_no_model_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy:
+        """A server with calls in progress."""
+
+        async def stop(self, seconds: float) -> None:
+            await asyncio.sleep(0.2)
+
+    async def serve(*_: Any) -> Busy:
+        return Busy()
+
+    world.api.bind(bound())
+    async with world.running(), calling(world) as stub:
+        await stage(stub)
+        await until(lambda: world.state() is ModelState.READY)
+    world.api.silent = {PODS}
+    monkeypatch.setattr(agent.app, "serve", serve)
+    async with world.running():
+        await until_asked(world, "/livez", (200, "ok\n"))
+    assert world.triton.held == {NAME: IndexState.READY}
+    assert [entry.name for entry in (world.repository / "models").iterdir()] == [NAME]
+
+
+async def test_the_end_does_not_wait_for_an_api_server_that_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.app, "_FLUSH_SECONDS", 0.05)
+    world.api.silent = {EVENTS}
+    world.api.bind(bound())
+    async with world.running(), calling(world) as stub:
+        await stage(stub)
+        await until(lambda: world.state() is ModelState.READY)
+    assert world.api.events == []
+
+
+async def test_a_stage_that_is_under_way_is_finished_before_the_end(world: World) -> None:
+    world.api.bind(bound())
+    begun, ending = asyncio.Event(), asyncio.Event()
+
+    async def parts() -> AsyncIterator[pb.StageRequest]:
+        yield pb.StageRequest(header=pb.StageHeader(model_name=NAME))
+        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        begun.set()
+        await ending.wait()
+        await asyncio.sleep(0.1)
+        yield pb.StageRequest(chunk=b"y")
+        yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
+
+    async with calling(world) as stub:
+        async with world.running():
+            await world.until_ready()
+            stage_ = asyncio.ensure_future(stub.Stage(parts(), metadata=by("p1")))
+            await begun.wait()
+            await until(lambda: any((world.repository / "staging").iterdir()))
+            ending.set()
+        assert (await stage_).digest == DIGEST
+    assert [entry.name for entry in (world.repository / "models").iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize(("extra", "taken"), [(0, True), (128 * 1024, False)])
+async def test_a_chunk_may_have_four_mebibytes(world: World, extra: int, taken: bool) -> None:
+    world.api.bind(bound())
+    body = bytes(4 * 1024**2 + extra)
+
+    async def parts() -> AsyncIterator[pb.StageRequest]:
+        yield pb.StageRequest(header=pb.StageHeader(model_name=NAME))
+        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=len(body)))
+        yield pb.StageRequest(chunk=body)
+
+    async with world.running(), calling(world) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Stage(parts(), metadata=by("p1"), wait_for_ready=True)
+    code, details = refused.value.code(), refused.value.details() or ""
+    assert ("without a commit" in details) is taken, details
+    assert taken or code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_an_open_watch_does_not_hold_up_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent.app, "_DRAIN_SECONDS", 0.05)
+    world.api.bind(bound())
+    async with calling(world) as stub:
+        async with world.running():
+            await stage(stub)
+            watch = stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))
+            await anext(aiter(watch))
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+            while True:
+                await anext(aiter(watch))
+
+
+async def test_somebody_elses_report_is_put_right(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world.running():
+        await world.until_ready()
+        mine, world.api.node["metadata"]["annotations"][KEYS.report] = world.said, report().encode()
+        await until(lambda: world.said.server == "triton" and world.said.gpus == mine.gpus)
+
+
+@pytest.mark.parametrize(
+    ("flag", "error", "why"),
+    [
+        ("--repository=DIR/missing", CannotStart, "--repository: .*/missing: no such directory"),
+        ("--node-name=n2", CannotStart, "--node-name n2: API server https://fake: 404"),
+        ("--triton-keys=DIR/missing", ConfigError, "--triton-keys: .*/missing/admin"),
+        ("--backend-directory=DIR/missing", ConfigError, "--backend-directory: .*/missing: No such file"),
+        ("--nvml=mock:DIR/missing", ConfigError, "--nvml: .*/missing: No such file"),
+        ("--nvml=mock:", ConfigError, "--nvml: 'mock:' is not one of auto, nvml, none, mock:FILE"),
+        ("--nvml=amd", ConfigError, "--nvml: 'amd' is not one of"),
+        ("--nvml=nvml", CannotStart, "--nvml nvml: NVML: no driver"),
+    ],
+)
+async def test_a_start_that_fails_says_which_flag_and_why(
+    world: World, monkeypatch: pytest.MonkeyPatch, flag: str, error: type[Exception], why: str
+) -> None:
+    class Absent:
+        @classmethod
+        def open(cls) -> Any:
+            raise NvmlMissing("NVML: no driver")
+
+    monkeypatch.setattr(agent.app, "NvmlGpus", Absent)
+    with pytest.raises(error, match=why):
+        await main(world.options(flag.replace("DIR", str(world.directory))), asyncio.Event())
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--admin-listen"])
+async def test_a_port_that_is_taken_is_named(world: World, flag: str) -> None:
+    """Also by one who would share it, as another agent of this node."""
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises((ExceptionGroup, CannotStart)) as refused:
+            await main(world.options(f"{flag}={endpoint}"), asyncio.Event())
+    (reason,) = _leaves(refused.value)
+    assert isinstance(reason, CannotStart)
+    assert f"{flag}: cannot listen on {endpoint}" in str(reason)
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+async def test_a_node_whose_gpus_are_not_read_has_none_to_give(world: World) -> None:
+    async with world.running("--nvml=none"):
+        await world.until_ready()
+        assert (world.said.gpus, KEYS.node_total in world.api.annotations) == ((), False)
+
+
+@pytest.mark.parametrize(("auth", "told"), [("none", True), ("token", False)])
+async def test_who_calls_is_believed_only_if_that_is_asked_for(
+    world: World, caplog: pytest.LogCaptureFixture, auth: str, told: bool
+) -> None:
+    world.api.bind(bound())
+    async with world.running(f"--auth={auth}"), calling(world) as stub:
+        call = stub.ListModels(
+            pb.ListModelsRequest(), metadata=(("berth-pod", "team/p1/p1"),), wait_for_ready=True
+        )
+        if told:
+            assert [model.model_name for model in (await call).models] == [NAME]
+        else:
+            with pytest.raises(grpc.aio.AioRpcError, match="Bearer"):
+                await call
+    assert ("--auth none" in caplog.text) is told
