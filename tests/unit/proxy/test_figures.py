@@ -94,7 +94,8 @@ def test_the_figures_of_several_processes_add_up() -> None:
     total = Figures()
     for scale in (1, 2):
         told = json.dumps(figures(scale).to_json())  # as a worker tells them
-        assert (read := Figures.from_json(json.loads(told))) == figures(scale)
+        read = Figures.from_json(json.loads(told))
+        assert read == figures(scale)
         total.add(read)
     seen, (one, two) = scraped(total), (scraped(figures(scale)) for scale in (1, 2))
     assert seen.pop("berth_proxy_model_ready") == 1
