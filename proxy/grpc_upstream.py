@@ -89,7 +89,7 @@ class UpstreamConnection(H2Connection):
 
     def __init__(self, client: "ClientConnection", endpoint: Endpoint, blocks: ResponseBlocks) -> None:
         super().__init__()
-        self._client, self._endpoint, self._blocks = client, endpoint, blocks
+        self._client, self.endpoint, self._blocks = client, endpoint, blocks
         self.is_usable = True
         self.write(frames.PREFACE)
         # Frames that the client takes as they are.
@@ -189,7 +189,7 @@ class UpstreamConnection(H2Connection):
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 transport, _ = await loop.create_connection(
-                    lambda: self, self._endpoint.host, self._endpoint.port
+                    lambda: self, self.endpoint.host, self.endpoint.port
                 )
         except (OSError, TimeoutError) as error:
             self._ended(f"Triton cannot be reached: {error or 'no answer'}")
