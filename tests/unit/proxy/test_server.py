@@ -1,11 +1,12 @@
 """One process of the data plane: what both protocols share, its figures, its ports and its end."""
 
 import asyncio
+import contextlib
 import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -277,10 +278,8 @@ async def test_the_end_breaks_off_who_is_still_there() -> None:
         await readers[0][0].readuntil(b"\r\n\r\n")
         await readers[1][0].readexactly(9)
     for reader, writer in readers:
-        try:
+        with contextlib.suppress(ConnectionResetError):
             await asyncio.wait_for(reader.read(), 5)
-        except ConnectionResetError:
-            pass
         writer.close()
 
 
@@ -288,7 +287,7 @@ async def test_the_end_breaks_off_who_is_still_there() -> None:
 
 
 @pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The process' limits on descriptors, soft and hard; the last one is in force."""
     known = [(1024, 4096)]
     monkeypatch.setattr(
@@ -301,7 +300,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
             setrlimit=lambda which, both: known.append(both) if which == resource.RLIMIT_NOFILE else None,
         ),
     )
-    yield known
+    return known
 
 
 def test_as_many_descriptors_are_taken_as_may_be(limits: list[tuple[int, int]]) -> None:
