@@ -192,7 +192,7 @@ class UpstreamConnection(H2Connection):
                     lambda: self, self.endpoint.host, self.endpoint.port
                 )
         except (OSError, TimeoutError) as error:
-            self._ended(f"Triton cannot be reached: {error or 'no answer'}")
+            self._ended(f"Triton cannot be reached: {str(error) or 'no answer'}")
             self._client.flush()
             return
         keep_alive(transport)

@@ -260,7 +260,7 @@ class UpstreamPool:
                     make, endpoint.host, endpoint.port
                 )
         except (OSError, TimeoutError) as error:
-            asker.response_lost(f"Triton cannot be reached: {error or 'no answer'}")
+            asker.response_lost(f"Triton cannot be reached: {str(error) or 'no answer'}")
             return
         self._all.add(upstream)
         asker.connected(upstream)

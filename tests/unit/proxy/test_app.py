@@ -137,7 +137,7 @@ async def test_a_proxy_alone_serves_the_triton_that_it_was_told(stage: Stage) ->
         assert stage.access == Access(TRITON, TRITON)
         await until(lambda: stage.server.figures().model_ready)
         assert (await stage.get("/readyz"))[0] == 200
-        status, text, _ = await stage.get("/metrics")
+        _, text, _ = await stage.get("/metrics")
         assert b"berth_proxy_model_ready 1.0" in text
     assert stage.log == ["settled", "stopped", "idle"]
 
