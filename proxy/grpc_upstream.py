@@ -68,8 +68,9 @@ class MessageCounter:
         count = 0
         while at < end:
             if not self._left:
-                self._prefix += data[at : at + PREFIX_BYTES - len(self._prefix)]
-                at = min(end, at + PREFIX_BYTES)
+                taken = min(PREFIX_BYTES - len(self._prefix), end - at)
+                self._prefix += data[at : at + taken]
+                at += taken
                 if len(self._prefix) < PREFIX_BYTES:
                     break
                 self._left = read_prefix(self._prefix)[1]

@@ -517,6 +517,24 @@ async def test_a_refusal_in_a_stream_is_a_message_or_the_status_that_was_asked_f
         assert both.client.status(stream) == 0
 
 
+@pytest.mark.parametrize("cut", range(1, 14))
+async def test_an_answer_in_a_stream_gives_its_slot_back_however_triton_cuts_it(
+    connect: Connect, cut: int
+) -> None:
+    both = connect(breaker=make_breaker(2, 0))
+    stream = both.client.call(STREAM_INFER)
+    both.client.send(stream, framed(request()) * 2)
+    both.exchange()
+    assert both.pair.front.breaker.running == 2
+    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    answers = framed(b"fine") * 2
+    for piece in (answers[:cut], answers[cut:]):
+        both.triton.h2.send_data(stream, piece, pad_length=cut % 3 or None)
+        both.exchange()
+    assert both.client.data[stream] == answers
+    assert both.pair.front.breaker.running == 0
+
+
 # The end of a connection.
 
 
