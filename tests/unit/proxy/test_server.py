@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import resource
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -332,6 +333,37 @@ def test_a_listener_takes_so_many_clients_that_descriptors_are_left(
     listener.disconnected(clients[0])  # a second time changes nothing
     assert traffic.connections == most - 1
     assert listener.connected(clients[0])
+
+
+async def test_a_port_waits_for_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crowd that connects at once finds room; a handshake has some seconds, an answer that is being taken minutes."""
+    made: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    create = loop.create_server
+
+    async def create_server(*what: Any, **more: Any) -> Any:
+        made.append(more)
+        return await create(*what, **{name: more[name] for name in more if "ssl" not in name})
+
+    monkeypatch.setattr(loop, "create_server", create_server)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    listener: Listener[Any] = Listener(asyncio.Protocol, Traffic(), what="--http-listen")  # type: ignore[type-var]
+    await listener.start(ANYWHERE, tls=context)
+    port = listener.port
+    await listener.renew(context)
+    assert listener.port == port
+    await listener.stop()
+    assert len(made) == 2
+    for one in made:
+        assert one["backlog"] in range(1024, 65536)
+        assert one["ssl"] is context
+        assert 1 < one["ssl_handshake_timeout"] < 60
+        assert 60 <= one["ssl_shutdown_timeout"] < 3600
+    plain: Listener[Any] = Listener(asyncio.Protocol, Traffic(), what="--http-listen")  # type: ignore[type-var]
+    await plain.start(ANYWHERE)
+    assert not made[2].get("ssl")
+    assert not made[2]["reuse_port"]
+    await plain.stop()
 
 
 async def test_a_client_too_many_is_hung_up_on(whole: Callable[..., Whole]) -> None:
