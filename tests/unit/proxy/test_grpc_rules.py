@@ -167,6 +167,43 @@ async def test_what_breaks_a_rule_ends_as_much_as_the_rule_says(
     assert len(both.pair.tritons) == 1  # the connection goes on
 
 
+async def test_a_ping_comes_back_as_it_was(connect: Connect) -> None:
+    both = connect()
+    both.pair.client.data_received(frame(PING, 0, 0, b"12345678") + frame(PING, ACK, 0, b"87654321"))
+    assert both.pair.to_client.take() == frame(PING, ACK, 0, b"12345678")
+
+
+async def test_calls_that_triton_will_not_take_as_it_goes_may_be_tried_again(connect: Connect) -> None:
+    both = connect(breaker=make_breaker(2, 0))
+    streams = [both.client.call() for _ in range(2)]
+    for stream in streams:
+        both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    both.pair.tritons[0].data_received(frame(GOAWAY, 0, 0, u32(streams[0], 0)))
+    both.client.exchange()
+    assert both.client.status(streams[1]) == Status.UNAVAILABLE
+    assert dict(both.client.headers[streams[1]])[b"grpc-message"] == b"Triton is going away"
+    assert both.pair.front.breaker.running == 1
+    both.triton.answer(streams[0], b"fine")
+    both.exchange()
+    assert both.client.status(streams[0]) == 0
+
+
+@pytest.mark.parametrize("size", [10, 16_370, 16_384, 20_000, 40_000])
+async def test_long_headers_arrive_in_as_many_frames_as_they_need(connect: Connect, size: int) -> None:
+    both = connect()
+    stream = both.client.call()
+    both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    text = "x" * size
+    both.triton.h2.send_headers(stream, [("grpc-status", "13"), ("grpc-message", text)], end_stream=True)
+    both.exchange()
+    assert both.client.status(stream) == 13
+    assert dict(both.client.headers[stream])[b"grpc-message"].decode() == text
+    assert not both.pair.client.streams
+
+
 def frames_of(data: bytes) -> Iterable[tuple[int, int, bytes]]:
     at = 0
     while at < len(data):
@@ -354,6 +391,10 @@ async def test_a_length_is_kept(connect: Connect, length: int, sent: int, ends: 
         (INFER, framed(request("other")), Status.NOT_FOUND, "unknown model: 'other'"),
         (STATISTICS, framed(wire.encode_bytes(1, b"other")), Status.INVALID_ARGUMENT, "'other' is not available"),
         (f"/{SERVICE}/ModelConfig", framed(wire.encode_bytes(1, b"other")), Status.NOT_FOUND, "'other'"),
+        # A name that is no text is somebody else's, whoever is asked.
+        (INFER, framed(wire.encode_bytes(1, b"\xff")), Status.NOT_FOUND, "unknown model"),
+        (STATISTICS, framed(wire.encode_bytes(1, b"\xff")), Status.INVALID_ARGUMENT, "is not available"),
+        (f"/{SERVICE}/ModelConfig", framed(wire.encode_bytes(1, b"\xff")), Status.NOT_FOUND, "unknown model"),
         (f"/{SERVICE}/ModelConfig", framed(b"\xff"), Status.INVALID_ARGUMENT, "unreadable"),
         (f"/{SERVICE}/ModelConfig", b"\0\0\x05\0\0", Status.RESOURCE_EXHAUSTED, "a request of"),
         (f"/{SERVICE}/LogSettings", framed(b""), Status.PERMISSION_DENIED, "beyond the model"),

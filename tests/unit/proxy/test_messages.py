@@ -74,6 +74,12 @@ def test_a_message_that_is_refused_is_left_out_and_the_others_go_on(sizes: list[
     assert refusals == [foreign_text, foreign_text, "shared memory is not available"]
 
 
+def test_a_message_is_as_long_as_tritons_own_may_be() -> None:
+    assert reader().feed(b"\0" + (2**31 - 1).to_bytes(4) + OWN.field)
+    with pytest.raises(Refused, match="are taken"):
+        reader().feed(b"\0" + (2**31).to_bytes(4) + OWN.field)
+
+
 def test_a_refusal_names_its_message() -> None:
     for message in (request("other", id="7"), request(id="7", shared_memory_region="r")):
         (refusal,) = reader().feed(framed(message))

@@ -5,8 +5,10 @@ import gzip
 import json
 import time
 import zlib
+from http import HTTPStatus
 from typing import Any
 
+import h11
 import pytest
 
 from berth.contract.endpoint import Endpoint
@@ -359,11 +361,22 @@ class Triton:
 
 
 async def told(pair: RestPair, request: bytes) -> tuple[int, bytes]:
+    """By a reference client (h11), which raises on what is not HTTP/1.1."""
     pair.client.data_received(request)
     await settle()
-    sent = pair.to_client.take()
-    assert int(sent.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]) == len(body_of(sent))
-    return int(sent[9:12]), body_of(sent)
+    client = h11.Connection(h11.CLIENT)
+    client.send(h11.Request(method="GET", target="/", headers=[("Host", "h")]))
+    client.send(h11.EndOfMessage())
+    client.receive_data(pair.to_client.take())
+    head, body = client.next_event(), b""
+    assert isinstance(head, h11.Response)
+    assert head.reason == HTTPStatus(head.status_code).phrase.encode()
+    assert dict(head.headers)[b"content-type"] == b"application/json"
+    while isinstance(data := client.next_event(), h11.Data):
+        body += bytes(data.data)
+    assert isinstance(data, h11.EndOfMessage)
+    assert client.trailing_data[0] == b""
+    return head.status_code, body
 
 
 async def test_health_is_told_here(connect: Connect) -> None:
