@@ -9,6 +9,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from berth.contract.endpoint import Endpoint
 from proxy import wire
 from proxy.breaker import QueueFull
 from proxy.grpc_head import MODEL_READY, CallHead, Malformed, require_trailers
@@ -603,6 +604,12 @@ class ClientConnection(H2Connection):
         upstream = UpstreamConnection(self, access.grpc, self.front.response_blocks)
         self._upstreams.append(upstream)
         return upstream
+
+    def triton_is_at(self, endpoint: Endpoint) -> None:
+        """Calls that come now go there."""
+        for upstream in self._upstreams:
+            if upstream.endpoint != endpoint:
+                upstream.is_usable = False
 
     def lost(self, upstream: UpstreamConnection) -> None:
         if upstream in self._upstreams:

@@ -96,6 +96,9 @@ class GrpcFront:
         if self._reader is None or access is not self.heads_for:
             self.heads.clear()
             self.heads_for = access
+            if access is not None:
+                for connection in self.clients:
+                    connection.triton_is_at(access.grpc)
             self._reader = HeadReader(
                 self.own,
                 lambda: self.upstream.facts,

@@ -72,8 +72,9 @@ class MessageCounter:
         count = 0
         while at < end:
             if not self._left:
-                self._prefix += data[at : at + PREFIX_BYTES - len(self._prefix)]
-                at = min(end, at + PREFIX_BYTES)
+                taken = min(PREFIX_BYTES - len(self._prefix), end - at)
+                self._prefix += data[at : at + taken]
+                at += taken
                 if len(self._prefix) < PREFIX_BYTES:
                     break
                 self._left = read_prefix(self._prefix)[1]
@@ -93,7 +94,7 @@ class UpstreamConnection(H2Connection):
 
     def __init__(self, client: "ClientConnection", endpoint: Endpoint, blocks: ResponseBlocks) -> None:
         super().__init__()
-        self._client, self._endpoint, self._blocks = client, endpoint, blocks
+        self._client, self.endpoint, self._blocks = client, endpoint, blocks
         self.is_usable = True
         self._is_retired = False
         self.write(frames.PREFACE)
@@ -234,10 +235,10 @@ class UpstreamConnection(H2Connection):
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 transport, _ = await loop.create_connection(
-                    lambda: self, self._endpoint.host, self._endpoint.port
+                    lambda: self, self.endpoint.host, self.endpoint.port
                 )
         except (OSError, TimeoutError) as error:
-            self._ended(f"Triton cannot be reached: {error or 'no answer'}")
+            self._ended(f"Triton cannot be reached: {str(error) or 'no answer'}")
             self._client.flush()
             return
         keep_alive(transport)

@@ -109,7 +109,7 @@ def read_request(head: bytes) -> RequestHead:
     if not all(_HOST.fullmatch(host) for host in named.all(b"host")):
         raise BadRequest("Host is not a host")
     length, is_chunked = _framing(named, is_http11=is_http11)
-    connection = {t.strip().lower() for value in named.all(b"connection") for t in value.split(b",")}
+    connection = {token for value in named.all(b"connection") for token in _tokens(value)}
     is_head = method == b"HEAD"
     return RequestHead(
         decision=decide_rest("GET" if is_head else method.decode(), _path(target)),
@@ -152,6 +152,10 @@ def _by_grammar(head: bytes) -> tuple[bytes, bytes, bytes, list[tuple[bytes, byt
             raise BadRequest("a header line is not NAME: VALUE")
         fields.append((match[1], match[2].rstrip(b" \t")))
     return line[1], line[2], line[3], fields
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip().lower() for token in value.split(b",")]
 
 
 def _path(target: bytes) -> str:
@@ -267,6 +271,7 @@ def read_response(head: bytes) -> ResponseHead:
     fields = [(name, value) for name, value in parsed.fields]
     lengths = {v for n, v in fields if n.lower() == b"content-length"}
     is_chunked = any(n.lower() == b"transfer-encoding" for n, _ in fields)
+    is_last = any(n.lower() == b"connection" and b"close" in _tokens(v) for n, v in fields)
     if len(lengths) > 1 or not all(_LENGTH.fullmatch(length) for length in lengths):
         raise BadResponse("Content-Length")
     status = parser.get_status_code()
@@ -283,7 +288,8 @@ def read_response(head: bytes) -> ResponseHead:
         str(status),
         None if is_chunked else length,
         is_chunked,
-        parser.should_keep_alive() and (is_chunked or length is not None),
+        # Not as llhttp says: after an answer without a body it has forgotten the head.
+        head.startswith(b"HTTP/1.1 ") and not is_last and (is_chunked or length is not None),
         first + kept,
         plain_is_raw=first + kept + b"\r\n" == head,
     )

@@ -473,10 +473,10 @@ class RestConnection(asyncio.Protocol):
         # Answered early: the rest of the request has no reader.
         if self._state is _State.STREAM or self._front.is_draining or self._is_last:
             self._closes = True
+        self._closes = self._closes or not head.keeps_alive
         if raw is not None and not self._closes and not request.is_head:
             transport.write(raw)
             return
-        self._closes = self._closes or not head.keeps_alive
         start = head.whole(closes=self._closes, chunked=request.is_http11)
         transport.write(start if request.is_head else start + body)
 

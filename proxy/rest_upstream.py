@@ -56,8 +56,8 @@ class Asker(Protocol):
 class UpstreamHttp(asyncio.Protocol):
     """One connection. `asker` None: it waits in the pool."""
 
-    def __init__(self, pool: "UpstreamPool", asker: Asker) -> None:
-        self._pool = pool
+    def __init__(self, pool: "UpstreamPool", endpoint: Endpoint, asker: Asker) -> None:
+        self._pool, self.endpoint = pool, endpoint
         self.asker: Asker | None = asker
         self.transport: asyncio.Transport | None = None
         self._buffer = b""
@@ -222,7 +222,7 @@ class UpstreamPool:
         return upstream
 
     def give_back(self, upstream: UpstreamHttp) -> None:
-        if len(self._idle) >= _KEPT_CONNECTIONS:
+        if upstream.endpoint != self._endpoint or len(self._idle) >= _KEPT_CONNECTIONS:
             upstream.abort()
         else:
             self._idle.append(upstream)
@@ -253,14 +253,14 @@ class UpstreamPool:
             upstream.abort()
 
     async def _connect(self, endpoint: Endpoint, asker: Asker) -> None:
-        make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, asker)  # noqa: E731
+        make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, endpoint, asker)  # noqa: E731
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 _, upstream = await asyncio.get_running_loop().create_connection(
                     make, endpoint.host, endpoint.port
                 )
         except (OSError, TimeoutError) as error:
-            asker.response_lost(f"Triton cannot be reached: {error or 'no answer'}")
+            asker.response_lost(f"Triton cannot be reached: {str(error) or 'no answer'}")
             return
         self._all.add(upstream)
         asker.connected(upstream)

@@ -27,8 +27,8 @@ class Certificates:
     def __init__(self, *, cert: Path, key: Path, client_ca: Path | None) -> None:
         """Raises ConfigError where the files cannot be used."""
         self._cert, self._key, self._client_ca = cert, key, client_ca
+        self._seen = self._stamps()  # before they are read: what changes meanwhile is seen later
         self.http, self.grpc = self._context("http"), self._context("grpc")
-        self._seen = self._stamps()
 
     def reload(self) -> bool:
         """Load what has changed; True if something has. Raises ConfigError, and keeps what it has."""

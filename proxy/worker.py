@@ -12,6 +12,8 @@ import pickle
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import closing, suppress
 from typing import Any
 
 import uvloop
@@ -42,6 +44,13 @@ async def main(control: socket.socket, shared: tuple[int, int] | None) -> int:
         # A terminal's signal reaches every process; the first one decides when this one ends.
         asyncio.get_running_loop().add_signal_handler(number, lambda: None)
     reader, writer = await asyncio.open_unix_connection(sock=control, limit=_LINE_BYTES)
+    with closing(writer):
+        return await _serve(reader, writer, shared)
+
+
+async def _serve(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shared: tuple[int, int] | None
+) -> int:
     options: ProxyOptions = _unpacked(json.loads(await reader.readline())["options"])
     configure_logging(format=options.log_format, level=options.log_level)
     settle()
@@ -53,13 +62,20 @@ async def main(control: socket.socket, shared: tuple[int, int] | None) -> int:
                 supervise() as tasks,
             ):
                 tasks.eternal("figures", _tell_figures(server, said, writer))
-                while line := await reader.readline():
-                    await _obey(json.loads(line), server, upstream, said)
+                async for order in _orders(reader):
+                    await _obey(order, server, upstream, said)
         except (CannotStart, ConfigError) as error:
             writer.write(json.dumps({"failure": str(error)}).encode() + b"\n")
             await writer.drain()
             return EXIT_CANNOT_START
     return 0
+
+
+async def _orders(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    """What the first process says, until it ends; what it has not read by then makes of its end a reset."""
+    with suppress(ConnectionError):
+        while line := await reader.readline():
+            yield json.loads(line)
 
 
 async def _obey(order: dict[str, Any], server: Server, upstream: Upstream, said: _Said) -> None:

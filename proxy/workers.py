@@ -51,15 +51,18 @@ class _Worker:
 
     async def listen(self) -> None:
         """Take what it says until it ends."""
-        while line := await self._reader.readline():
-            said = json.loads(line)
-            if "failure" in said:
-                self.failure = said["failure"]
-            elif "figures" in said:
-                self.figures = Figures.from_json(said["figures"])
-                self.takes_nothing_new = said["takesNothingNew"]
-                self.started.set()
+        with suppress(ConnectionError):  # it died before it read what it was told
+            while line := await self._reader.readline():
+                self._take(json.loads(line))
         self.started.set()
+
+    def _take(self, said: dict[str, Any]) -> None:
+        if "failure" in said:
+            self.failure = said["failure"]
+        elif "figures" in said:
+            self.figures = Figures.from_json(said["figures"])
+            self.takes_nothing_new = said["takesNothingNew"]
+            self.started.set()
 
     def close(self) -> None:
         self._writer.close()

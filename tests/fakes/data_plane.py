@@ -115,8 +115,14 @@ _PAIRS: "WeakKeyDictionary[ClientConnection, GrpcPair]" = WeakKeyDictionary()
 class GrpcPair:
     """One client's connection and Triton's, once there is one. Needs a running loop and `triton_at_hand`."""
 
-    def __init__(self, *, breaker: Breaker | None = None, facts: ModelFacts | None = None) -> None:
-        self.front = GrpcFront(
+    def __init__(
+        self,
+        *,
+        breaker: Breaker | None = None,
+        facts: ModelFacts | None = None,
+        front: GrpcFront | None = None,
+    ) -> None:
+        self.front = front or GrpcFront(
             own_upstream(facts),
             breaker or make_breaker(),
             Traffic(),
@@ -159,8 +165,15 @@ _POOLS: "WeakKeyDictionary[UpstreamPool, RestPair]" = WeakKeyDictionary()
 class RestPair:
     """One client's connection and the pool's connections to Triton. Needs `triton_at_hand`."""
 
-    def __init__(self, *, breaker: Breaker | None = None, facts: ModelFacts | None = None) -> None:
-        self.front = RestFront(
+    def __init__(
+        self,
+        *,
+        breaker: Breaker | None = None,
+        facts: ModelFacts | None = None,
+        front: RestFront | None = None,
+    ) -> None:
+        """Of several clients of one `front` the first one's pair has the connections to Triton."""
+        self.front = front or RestFront(
             own_upstream(facts),
             breaker or make_breaker(),
             Traffic(),
@@ -172,15 +185,15 @@ class RestPair:
         self.client.connection_made(self.to_client)  # type: ignore[arg-type]
         self.tritons: list[UpstreamHttp] = []
         self.to_triton: list[Wire] = []
-        _POOLS[self.front.pool] = self
+        _POOLS.setdefault(self.front.pool, self)
 
     @staticmethod
     @contextmanager
     def triton_at_hand() -> Iterator[None]:
         """Connections to Triton are made in the loop's next step, each with its own front end's pair."""
 
-        async def connect(pool: UpstreamPool, _: Endpoint, asker: Any) -> None:
-            pair, upstream = _POOLS[pool], UpstreamHttp(pool, asker)
+        async def connect(pool: UpstreamPool, endpoint: Endpoint, asker: Any) -> None:
+            pair, upstream = _POOLS[pool], UpstreamHttp(pool, endpoint, asker)
             pair.tritons.append(upstream)
             pair.to_triton.append(Wire())
             upstream.connection_made(pair.to_triton[-1])  # type: ignore[arg-type]

@@ -5,11 +5,13 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 from h2.settings import SettingCodes
 from tritonclient.grpc import service_pb2 as pb
 
+from berth.contract.endpoint import Endpoint
 from proxy import wire
 from proxy.grpc_head import INFER, STREAM_INFER
 from proxy.h2 import frames, hpack
@@ -473,3 +475,17 @@ async def test_a_request_of_many_inputs_is_served(connect: Connect) -> None:
             data = data[size:]
             both.exchange(1)
         require_served(both, [stream])
+
+
+async def test_calls_go_to_where_triton_is_and_those_under_way_end_where_they_began(connect: Connect) -> None:
+    both = connect()
+    require_served(both, begin(both, 2))
+    first = begin(both, 1)
+    upstream = both.pair.front.upstream
+    assert upstream.access is not None
+    moved = Endpoint("127.0.0.1", 2)
+    upstream.access = replace(upstream.access, grpc=moved)
+    begin(both, 2)
+    assert [one.endpoint for one in both.pair.tritons] == [Endpoint("127.0.0.1", 1), moved]
+    require_served(both, first)
+    assert len(both.pair.tritons[1].streams) == 2

@@ -4,6 +4,7 @@ import random
 
 import hpack as reference
 import pytest
+from hpack.hpack import encode_integer
 
 from proxy.h2.hpack import STATIC_TABLE, Decoder, HeaderListTooLarge, HpackError, encode
 
@@ -81,3 +82,58 @@ def test_a_bomb_of_indexed_headers_is_bounded() -> None:
     decoder.decode(encoder.encode([(b"x", b"v" * 3000)]))
     with pytest.raises(HeaderListTooLarge):
         decoder.decode(b"\xbe" * 60_000)
+
+
+@pytest.mark.parametrize("size", [0, 126, 127, 128, 254, 255, 127 + 2**14])
+def test_sizes_around_each_step_are_written_and_read(size: int) -> None:
+    headers = [(b"n" * max(1, size), b"v" * size)]
+    block = encode(headers)
+    assert [
+        (bytes(n), bytes(v)) for n, v in reference.Decoder(max_header_list_size=2**20).decode(block, raw=True)
+    ] == headers
+    assert Decoder(allowed=0, list_limit=2**20).decode(block) == headers
+
+
+def test_what_nobody_on_the_way_may_keep_is_marked_so() -> None:
+    headers = [(b"key", b"secret"), (b"other", b"open"), (b"authorization", b"secret"), (b":method", b"POST")]
+    block = encode(headers, secret=frozenset({b"key", b"authorization"}))
+    decoded = reference.Decoder().decode(block, raw=True)
+    assert [one.indexable for one in decoded] == [False, True, False, True]
+    assert block.endswith(b"\x83")  # what the static table has whole takes one byte
+
+
+@pytest.mark.parametrize("size", [0, 40, 100, 4096])
+def test_the_table_holds_what_the_peers_does(size: int) -> None:
+    """At every size that the peer says, to the byte: an entry too many here would be read for another there."""
+    encoder, decoder = reference.Encoder(), Decoder(allowed=0, list_limit=100_000)
+    encoder.header_table_size = size
+    rng = random.Random(size)
+    for _ in range(200):
+        headers = [(b"x-%d" % rng.randrange(12), b"v" * rng.randrange(40)) for _ in range(3)]
+        assert decoder.decode(encoder.encode(headers, huffman=False)) == headers
+    held = encoder.header_table.dynamic_entries
+    for place in range(len(held)):
+        assert decoder.decode(indexed(62 + place)) == [tuple(held[place])]
+    with pytest.raises(HpackError, match="index"):
+        decoder.decode(indexed(62 + len(held)))
+
+
+def indexed(index: int) -> bytes:
+    first, *more = encode_integer(index, 7)
+    return bytes([first | 0x80, *more])
+
+
+def test_a_list_is_taken_up_to_its_limit_as_the_standard_counts() -> None:
+    """RFC 9113, 6.5.2: 32 for each header beside its characters."""
+    header = (b"abc", b"defg")
+    assert Decoder(allowed=0, list_limit=2 * 39).decode(encode([header] * 2)) == [header] * 2
+    with pytest.raises(HeaderListTooLarge, match="77 bytes"):
+        Decoder(allowed=0, list_limit=2 * 39 - 1).decode(encode([header] * 2))
+
+
+@pytest.mark.parametrize(
+    "block", [b"\x7f\x80", b"\x0f", b"\x40\x01a", b"\x40\x00\x03ab", b"\x82\x82\x3f\x00"]
+)
+def test_a_block_that_ends_too_early_is_refused(block: bytes) -> None:
+    with pytest.raises(HpackError):
+        Decoder(allowed=0, list_limit=1000).decode(block)

@@ -1,9 +1,10 @@
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from proxy.json_guard import BadJson, check_generate, check_infer
+from proxy.json_guard import MAX_MEMBERS, BadJson, asks_for_ready_only, check_generate, check_infer
 from proxy.model_facts import ModelFacts
 
 FACTS = ModelFacts(fixed_outputs=frozenset({"FIXED"}))
@@ -124,3 +125,133 @@ def test_a_generate_request_is_flat(request_body: bytes) -> None:
 def test_a_generate_request_may_not_point_into_shared_memory() -> None:
     with pytest.raises(BadJson):
         check_generate(b'{"parameters":{"shared_memory_region":"r"}}')
+
+
+def accepts(check: Callable[[bytes], object], text: bytes) -> bool:
+    try:
+        check(text)
+    except BadJson:
+        return False
+    return True
+
+
+def infer(text: bytes) -> bytes:
+    return check_infer(text, FACTS)
+
+
+def nested(depth: int, inner: bytes = b"1") -> bytes:
+    return b'{"inputs":[{"name":"I","datatype":"X","shape":[1],"data":%b%b%b}]}' % (
+        b"[" * depth,
+        inner,
+        b"]" * depth,
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "check", "fits"),
+    [
+        # Deeper than numpy's 64 dimensions, the object, the list and the tensor; and not as deep as Triton's stack.
+        (lambda n: nested(64 + n), infer, [0, 1]),
+        (lambda n: nested(100 + n), infer, []),
+        (lambda n: nested(64 + n, b"1," * 60_000 + b"1"), infer, [0, 1]),
+        (lambda n: nested(100 + n, b"1," * 60_000 + b"1"), infer, []),
+        (lambda n: body(tensor={"shape": [1] * (64 + n)}), infer, [0]),
+        (lambda n: body(tensor={"shape": [1, (1 << 63) - 1 + n]}), infer, []),
+        (lambda n: b'{"x":"%b","inputs":[]}' % (b"[" * (200 + n)), infer, [0, 1]),
+        (lambda n: b'{"parameters":{%b}}' % members(MAX_MEMBERS - 1 + n), check_generate, [0]),
+        (lambda n: b'{"inputs":[],"parameters":{%b}}' % members(MAX_MEMBERS - 2 + n), infer, [0]),
+        (lambda n: b'{"x":"%b"}' % (b":" * (MAX_MEMBERS * 2 + n)), check_generate, [0, 1]),
+        (lambda n: shape_of(4096 + n), infer, [0]),
+        (lambda n: b'{"inputs":[],"parameters":{"a":%d}}' % (2**63 - 1 + n), infer, [0]),
+        (lambda n: b'{"inputs":[],"parameters":{"a":%d}}' % (-(2**63) - n), infer, [0]),
+    ],
+)
+def test_the_bounds_are_kept_to_the_last_step(
+    make: Callable[[int], bytes], check: Callable[[bytes], object], fits: list[int]
+) -> None:
+    assert [step for step in (0, 1) if accepts(check, make(step))] == fits
+
+
+def members(count: int) -> bytes:
+    return b",".join(b'"%x":1' % number for number in range(count))
+
+
+def shape_of(size: int) -> bytes:
+    return b'{"inputs":[{"name":"I","datatype":"X","shape":%b}]}' % (b"[1" + b" " * (size - 3) + b"]")
+
+
+def test_a_shape_declares_no_more_than_the_request_can_hold() -> None:
+    """A byte for each element, of the JSON or behind it; a 0 hides nothing."""
+    for binary in (0, 1000):
+        for shape in ([0], [1], [0, 1]):
+            text = body(tensor={"shape": [*shape, 1111]}).replace(b' "data": [1, 2]', b' "z": 1')
+            room = len(text) + binary
+            for size, taken in ((room, True), (room + 1, False)):
+                exact = text.replace(b"1111", b"%4d" % size)
+                assert len(exact) == len(text)
+                assert accepts(lambda one: check_infer(one, FACTS, binary_bytes=binary), exact) is taken  # noqa: B023
+
+
+def test_numbers_that_json_does_not_have_stand_in_data_alone() -> None:
+    for word in (b"NaN", b"Infinity", b"-Infinity", b"Inf", b"-Inf"):
+        text = b'{"inputs":[{"name":"I","datatype":"FP32","shape":[1],"data":[%b]}]}' % word
+        assert check_infer(text, FACTS) == text
+        assert check_generate(b'{"x":[%b,"%b"]}' % (word, word)) == b'{"x":[%b,"%b"]}' % (word, word)
+        for elsewhere in (
+            b'{"inputs":[{"name":"I","shape":[%b],"datatype":"FP32","data":[1]}]}',
+            b'{"inputs":[],"parameters":{"a":%b}}',
+            b'{"inputs":%b}',
+            b'{"inputs":[],"id":%b}',
+        ):
+            assert not accepts(infer, elsewhere % word), elsewhere
+    with pytest.raises(BadJson, match="9e999"):
+        check_generate(b'{"x":[NaN,9e9991]}')
+    assert check_generate(b'{"x":[9e9991]}') == b'{"x":[9e9991]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "ready"),
+    [(b"", False), (b"{}", False), (b'{"ready":true}', True), (b'{"ready":false,"x":1}', False)],
+)
+def test_the_index_is_asked_for_what_is_ready_or_for_all(text: bytes, ready: bool) -> None:
+    assert asks_for_ready_only(text) is ready
+    for wrong in (b"[]", b'{"ready":1}', b'{"ready":null}', b"{", b"[" * 200_000):
+        with pytest.raises(BadJson):
+            asks_for_ready_only(wrong)
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_a_key_that_stands_twice_is_told_of_where_that_costs_little(size: int) -> None:
+    """Beyond that nothing of the first one goes on either."""
+    text = b'{"inputs":[],"id":"a","id":"b","x":"%b"}' % (b"x" * size)
+    if size == 10:
+        with pytest.raises(BadJson, match="one key twice"):
+            infer(text)
+    else:
+        assert infer(text) == b'{"inputs":[],"id":"b"}'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'["\\\\",{}]', b'["\\"",{"a":1}]', b'["",null]', b'["a",["b",[{}]]]', b'[null,"null"]', b'["{",null]'],
+)
+def test_an_object_in_data_is_found_behind_any_string(data: bytes) -> None:
+    assert not accepts(infer, nested(1)[:-5] + data + b"}]}")
+    text = b'{"inputs":[{"name":"I","datatype":"X","shape":[1],"data":%b}]}'
+    assert not accepts(infer, text % data)
+    assert not accepts(check_generate, b'{"x":%b,"y":{}}' % data)
+    harmless = data.replace(b"{}", b"1").replace(b'{"a":1}', b"1").replace(b',null', b',"null"').replace(b"[null", b"[1")  # fmt: skip
+    assert accepts(infer, text % harmless)
+    assert accepts(check_generate, b'{"x":%b}' % harmless)
+
+
+def test_only_the_own_parameters_are_obeyed_and_each_is_looked_at() -> None:
+    where = {
+        "parameters": b'{"inputs":[],"parameters":{"%b":1}}',
+        "inputs[0]": b'{"inputs":[{"name":"I","datatype":"X","shape":[1],"parameters":{"%b":1}}]}',
+        "outputs[1]": b'{"inputs":[],"outputs":[{"name":"O"},{"name":"P","parameters":{"%b":1}}]}',
+    }
+    for place, text in where.items():
+        assert accepts(infer, text % b"not_shared_memory")
+        with pytest.raises(BadJson, match=f"^{place.replace('[', '.').replace(']', '.')}"):
+            infer(text % b"shared_memory_x")

@@ -6,11 +6,13 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import h11
 import pytest
 
+from berth.contract.endpoint import Endpoint
 from proxy.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
 from tests.fakes.data_plane import RestPair, make_breaker, settle
 
@@ -721,3 +723,25 @@ def test_chunks_are_read_alike_however_they_are_cut(seed: int) -> None:
         out += content
         data = data[size:]
     assert (out, data) == (body, b"NEXT")
+
+
+async def test_a_connection_to_where_triton_was_serves_no_other_request(connect: Connect) -> None:
+    """Triton has moved while a request was under way; what was kept for the next one is another Triton's."""
+    pair = connect()
+    upstream = pair.front.upstream
+    await drive(pair, infer())
+    kept = pair.to_triton[0]
+    pair.client.data_received(infer())
+    moved = Endpoint("127.0.0.1", 2)
+    assert upstream.access is not None
+    upstream.access = replace(upstream.access, http=moved)
+    other = RestPair(front=pair.front)
+    other.client.data_received(infer())
+    await settle()
+    pair.tritons[0].data_received(OK)
+    assert pair.to_client.sent == OK * 2
+    assert not kept.open
+    pair.tritons[1].data_received(OK)
+    await drive(pair, infer())
+    assert [one.endpoint for one in pair.tritons] == [Endpoint("127.0.0.1", 1), moved]
+    assert pair.to_client.sent == OK * 3

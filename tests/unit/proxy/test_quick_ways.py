@@ -1,0 +1,155 @@
+"""What most requests are like goes the quick way, on which the proxy's cost was measured.
+
+Nothing else would show that it is not taken: the slower way gives the same bytes.
+"""
+
+import random
+from typing import Any
+
+import pytest
+
+from proxy import grpc_client, rest_client
+from proxy.grpc_head import INFER, STREAM_INFER
+from proxy.grpc_upstream import UpstreamConnection
+from proxy.h2.connection import H2Connection
+from proxy.http1 import HEADER_LENGTH
+from proxy.messages import MessageReader, framed
+from tests.fakes.data_plane import RestPair, make_breaker
+from tests.fakes.grpc_peers import Both, Connect, request
+from tests.unit.proxy.test_rest_bytes import OK, drive, infer
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, cls: type[Any], *names: str) -> None:
+    def slow(*_: object, **__: object) -> None:
+        raise AssertionError(f"the slow way: {names}")
+
+    for name in names:
+        monkeypatch.setattr(cls, name, slow)
+
+
+def call(both: Both, method: str = INFER, size: int = 3) -> int:
+    stream = both.client.call(method)
+    both.client.send(stream, framed(request(size=size)), end=method == INFER)
+    both.exchange()
+    return stream
+
+
+def answered(both: Both, stream: int) -> None:
+    both.triton.answer(stream, b"fine")
+    both.exchange()
+    assert (both.client.status(stream), both.client.data[stream]) == (0, framed(b"fine"))
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+@pytest.mark.parametrize("size", [0, 3, 15_000])
+async def test_a_call_like_the_one_before_it(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, limit: int, size: int
+) -> None:
+    both = connect(breaker=make_breaker(limit, 0))
+    for _ in range(3):
+        answered(both, call(both))
+    forbid(monkeypatch, grpc_client.ClientConnection, "on_block", "on_stream_data", "_read_head", "_pump_out")
+    forbid(monkeypatch, UpstreamConnection, "on_block", "on_stream_data", "open")
+    for _ in range(3):
+        answered(both, call(both, size=size))
+    assert both.pair.front.breaker.running == 0
+    assert both.pair.front.traffic.codes == {"OK": 6}
+
+
+async def test_a_message_of_a_stream_in_one_frame(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = connect(breaker=make_breaker(1, 0))
+    answered(both, call(both))
+    stream = call(both, STREAM_INFER)
+    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.exchange()
+    forbid(monkeypatch, grpc_client.ClientConnection, "_take_part", "_read_head", "_pump_out")
+    forbid(monkeypatch, H2Connection, "send_data")
+    for _ in range(3):
+        both.triton.h2.send_data(stream, framed(b"fine"))
+        both.exchange()
+        assert both.pair.front.breaker.running == 0
+        both.client.send(stream, framed(request()))
+        both.exchange()
+    assert both.triton.messages(stream) == [request()] * 4
+    assert both.client.data[stream] == framed(b"fine") * 3
+
+
+async def test_the_middle_of_a_long_tensor_is_not_looked_at(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, message = connect(), framed(request(size=600_000))
+    stream = both.client.call()
+    for at in range(0, 64_000, 16_000):
+        both.client.h2.send_data(stream, message[at : at + 16_000])
+        both.exchange()
+    forbid(monkeypatch, MessageReader, "feed")
+    forbid(monkeypatch, H2Connection, "send_data")
+    for at in range(64_000, 592_000, 16_000):
+        both.client.h2.send_data(stream, message[at : at + 16_000])
+        both.exchange()
+    assert both.triton.data[stream] == message[:592_000]
+    monkeypatch.undo()
+
+
+async def test_a_rest_request_like_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RestPair.triton_at_hand():
+        for route, body in (("infer", infer()), ("generate", infer(b'{"text":"x"}', route="generate"))):
+            pair = RestPair(breaker=make_breaker(1, 0))
+            await drive(pair, body)
+            with monkeypatch.context() as patch:
+                forbid(patch, rest_client.RestConnection, "_take", "_begin")
+                for _ in range(3):
+                    await drive(pair, body)
+            assert pair.to_client.sent == OK * 4, route
+            assert pair.front.breaker.running == 0
+            assert pair.front.traffic.received_bytes % 4 == 0
+
+
+UNUSUAL = {
+    "no whole body": infer()[:-1],
+    "more than its body": infer() + b"\r\n",
+    "tensors behind it": infer(b'{"inputs":[]}xx', "own", f"{HEADER_LENGTH}: 13"),
+    "packed": infer(b"", "own", "Content-Encoding: gzip"),
+    "the last": infer(infer()[-1:], "own", "Connection: close"),
+    "100-continue": infer(b"{}", "own", "Expect: 100-continue"),
+    "no JSON": infer(b"{", "own"),
+}
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+async def test_a_rest_request_that_is_not_usual_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    with RestPair.triton_at_hand():
+        pair = RestPair()
+        for _ in range(2):
+            looked: list[bytes] = []
+            take = rest_client.RestConnection._take
+
+            def noted(
+                one: rest_client.RestConnection, data: bytes, looked: Any = looked, take: Any = take
+            ) -> None:
+                looked.append(data)
+                take(one, data)
+
+            client = RestPair(front=pair.front)
+            with monkeypatch.context() as patch:
+                patch.setattr(rest_client.RestConnection, "_take", noted)
+                client.client.data_received(UNUSUAL[case])
+            assert looked == [UNUSUAL[case]]
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_crowd_of_usual_calls_with_unusual_ones_between(connect: Connect, seed: int) -> None:
+    rng, both = random.Random(seed), connect(breaker=make_breaker(3, 100))
+    streams = {}
+    for _ in range(40):
+        size = rng.choice([0, 3, 20_000])
+        streams[call(both, size=size)] = size
+        for ready in [one for one in streams if one in both.triton.ended and one not in both.client.ended]:
+            if rng.random() < 0.7:
+                assert both.triton.messages(ready) == [request(size=streams[ready])]
+                answered(both, ready)
+    while left := [one for one in streams if one not in both.client.ended]:
+        answered(both, next(one for one in left if one in both.triton.ended))
+    assert (both.pair.front.breaker.running, both.pair.front.held_bytes) == (0, 0)
