@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 _RETRY = {"Retry-After": "1"}
 _HEAD_SECONDS, _IDLE_SECONDS, _LINGER_SECONDS = 10.0, 300.0, 2.0
+# At the end, a client that has just connected or been answered may have its next request on its way already.
+_NEXT_SECONDS = 1.0
 # A client that takes nothing of its last answer for so long gets no more of it.
 _STALLED_SECONDS = 60.0
 # What a client may have sent ahead while its last request is still under way.
@@ -691,7 +693,7 @@ class RestConnection(asyncio.Protocol):
             return
         if unsent_bytes(self._transport):
             self._linger()
-        else:
+        elif not self._may_ask_again:
             self.abort()
 
     def _too_late(self) -> None:
@@ -717,7 +719,15 @@ class RestConnection(asyncio.Protocol):
         """A request is under way, or its answer not yet with the client."""
         if self._transport is None or self._state is _State.ENDED:
             return False
-        return self._state not in (_State.HEAD, _State.LINGER) or self._is_delivering
+        if self._state in (_State.HEAD, _State.LINGER):
+            return self._is_delivering or self._may_ask_again
+        return True
+
+    @property
+    def _may_ask_again(self) -> bool:
+        """At the end, when the pod goes: to close now could cross with a request."""
+        waits = self._front.is_draining and self._state is _State.HEAD
+        return waits and time.monotonic() - self._since < _NEXT_SECONDS
 
     @property
     def _is_delivering(self) -> bool:

@@ -209,9 +209,9 @@ async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(f
         while not front.triton.asked:
             await asyncio.sleep(0)
         await front.rest.stop_accepting()
-        assert await all_of(idle) == b""
         answer.set()
         last = await all_of(busy)
+        assert await all_of(idle) == b""  # a moment later: its next request might have been on its way
     assert last.endswith(b"{}")
     assert b"Connection: close" in last
     with pytest.raises(ConnectionError):

@@ -13,6 +13,7 @@ import h11
 import pytest
 
 from berth.contract.endpoint import Endpoint
+from proxy import rest_client
 from proxy.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
 from tests.fakes.data_plane import RestPair, make_breaker, settle
 
@@ -640,6 +641,30 @@ async def test_a_last_answer_is_delivered_as_long_as_the_client_takes_of_it(conn
         pair.client.tick(now + 5000)
         pair.client.tick(now + 5003)
         assert not pair.to_client.open
+
+
+async def test_at_the_end_a_request_that_is_on_its_way_is_answered(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_new in (True, False):
+        pair = connect()
+        if not is_new:
+            await drive(pair, infer())
+        await pair.front.stop_accepting()
+        pair.client.end_if_idle()  # as it does with each client of its listener
+        assert pair.client.is_busy
+        assert pair.to_client.open
+        await drive(pair, infer())
+        assert pair.to_client.sent.count(b"200 OK") == 2 - is_new
+        assert b"Connection: close" in pair.to_client.sent
+        assert not pair.client.is_busy
+    monkeypatch.setattr(rest_client, "_NEXT_SECONDS", 0.0)
+    idle = connect()
+    await drive(idle, infer())
+    await idle.front.stop_accepting()
+    idle.client.end_if_idle()
+    assert not idle.client.is_busy
+    assert not idle.to_client.open
 
 
 @pytest.mark.parametrize("lines", [(), ("Connection: close",)])
