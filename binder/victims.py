@@ -46,11 +46,12 @@ class Victims:
 
     def __init__(self, state: ClusterState, table: NodeTable, budgets: Budgets) -> None:
         self._state, self._table, self._budgets = state, table, budgets
-        # By priority: (rows, GPUs) bytes that pods of it would give back at most, (rows) whether there are any, and
-        # on how many GPUs they could give back some together.
+        # By priority: (rows, GPUs) bytes that pods of it would give back at most, and those of them that no budget
+        # counts; (rows) on how many GPUs the others could give back theirs together, and whether there are any.
         self._bytes: dict[int, Ints] = {}
-        self._any: dict[int, Bools] = {}
+        self._sure: dict[int, Ints] = {}
         self._helped: dict[int, Ints] = {}
+        self._any: dict[int, Bools] = {}
         self._amounts: dict[tuple[int, str], Ints] = {}
         self._below: dict[int, tuple[int, ...]] = {}
         self._free: Ints = np.zeros((0, 0), np.int64)
@@ -73,9 +74,10 @@ class Victims:
         # What is over its memory is shown as unknown bytes of a GPU that is usable.
         free = np.maximum(np.minimum(table.free[rows], _PLENTY), 0)
         most = sum((self._bytes[level][rows] for level in levels), start=free)
+        sure = sum((self._sure[level][rows] for level in levels), start=free)
         helped = sum((self._helped[level][rows] for level in levels), start=np.zeros(len(rows), np.int64))
         return _at_most(
-            np.where(usable, most, NOT_KNOWN), np.where(usable, free, NOT_KNOWN), helped[:, np.newaxis]
+            np.where(usable, most, NOT_KNOWN), np.where(usable, sure, NOT_KNOWN), helped[:, np.newaxis]
         )
 
     def left(self, name: str, rows: Some, levels: tuple[int, ...]) -> Ints:
@@ -131,11 +133,13 @@ class Victims:
         return bool(self._due)
 
     def _row(self, row: int) -> "dict[int | None, Ints]":
-        """What is free on one node's GPUs, and what pods of each priority would give back, and on how many."""
+        """All that a node's reach is made of: what is free, and what pods of each priority would give back."""
+        free = self._free[row]
         return {
-            None: np.append(self._free[row], 0),
+            None: np.concatenate((free, free, [0])),
             **{
-                level: np.append(known[row], self._helped[level][row]) for level, known in self._bytes.items()
+                level: np.concatenate((most[row], self._sure[level][row], [self._helped[level][row]]))
+                for level, most in self._bytes.items()
             },
         }
 
@@ -146,6 +150,7 @@ class Victims:
         self._free = _grown(self._free, shape)
         for level, known in self._bytes.items():
             self._bytes[level] = _grown(known, shape)
+            self._sure[level] = _grown(self._sure[level], shape)
             self._any[level] = _grown(self._any[level], shape[:1])
             self._helped[level] = _grown(self._helped[level], shape[:1])
         for key, amounts in self._amounts.items():
@@ -153,7 +158,7 @@ class Victims:
 
     def _weigh(self, row: int) -> None:
         for level in self._bytes:
-            self._bytes[level][row] = 0
+            self._bytes[level][row] = self._sure[level][row] = 0
             self._any[level][row] = False
             self._helped[level][row] = 0
         for amounts in self._amounts.values():
@@ -168,24 +173,26 @@ class Victims:
                 if key not in self._amounts:
                     self._amounts[key] = np.zeros(len(self._table), np.int64)
                 self._amounts[key][row] = _plus(self._amounts[key][row], amount)
-        # Of a budget's pods any may be those that go: for each GPU the largest ones count, and how many GPUs they
-        # can be of together.
+        # Of a budget's pods any may be those that go: for each GPU the largest ones count.
         for slot in range(self._table.free.shape[1]):
             here = sorted((share for share in shares if slot in share.slots), key=lambda one: -one.bytes)
             for share in _allowed(here):
                 self._level(share.priority)
-                bytes = self._bytes[share.priority]
-                bytes[row, slot] = _plus(bytes[row, slot], share.bytes)
+                for bytes in (self._bytes, self._sure) if share.budget is None else (self._bytes,):
+                    known = bytes[share.priority]
+                    known[row, slot] = _plus(known[row, slot], share.bytes)
         for share in _allowed(sorted(shares, key=lambda one: -len(one.slots))):
             self._level(share.priority)
             self._any[share.priority][row] = True
-            self._helped[share.priority][row] += len(share.slots)
+            if share.budget is not None:
+                self._helped[share.priority][row] += len(share.slots)
 
     def _level(self, priority: int) -> None:
         """There are pods of this priority."""
         if priority not in self._bytes:
             self._below.clear()
             self._bytes[priority] = np.zeros(self._table.free.shape, np.int64)
+            self._sure[priority] = np.zeros(self._table.free.shape, np.int64)
             self._any[priority] = np.zeros(len(self._table), np.bool_)
             self._helped[priority] = np.zeros(len(self._table), np.int64)
 
@@ -216,14 +223,12 @@ def _allowed(shares: Iterable[_Share]) -> Iterator[_Share]:
         yield share
 
 
-def _at_most(most: Ints, free: Ints, helped: Ints) -> Ints:
-    """The most first, where only so many GPUs of a node could be helped: of more GPUs than that, the others have
-    what they have."""
-    most, free = -np.sort(-most, axis=1), -np.sort(-free, axis=1)
-    unhelped = np.arange(free.shape[1]) - helped
-    return np.where(
-        unhelped < 0, most, np.minimum(most, np.take_along_axis(free, np.maximum(unhelped, 0), axis=1))
-    )
+def _at_most(most: Ints, sure: Ints, helped: Ints) -> Ints:
+    """The most first. Of more GPUs than budgets let be helped, the others have only what is sure."""
+    most, sure = -np.sort(-most, axis=1), -np.sort(-sure, axis=1)
+    unhelped = np.arange(sure.shape[1]) - helped
+    others = np.take_along_axis(sure, np.maximum(unhelped, 0), axis=1)
+    return np.where(unhelped < 0, most, np.minimum(most, others))
 
 
 def _plus(sum: Any, amount: int) -> int:

@@ -391,3 +391,18 @@ def test_selectors_that_mean_the_same_are_the_same() -> None:
     assert parse_selector({"matchExpressions": tests}) == parse_selector(
         {"matchLabels": {"x": "a", "y": "b"}}
     )
+
+
+@pytest.mark.parametrize(
+    ("marks", "names"),
+    [
+        ({KEYS.model_id: " m "}, ("m", "m")),
+        ({KEYS.model_id: "m", KEYS.model_name: "n"}, ("m", "n")),
+        ({KEYS.model_id: None, KEYS.model_name: "n"}, (None, "n")),
+        ({KEYS.model_id: None}, (None, None)),
+    ],
+)
+def test_a_damaged_pod_keeps_its_names(marks: Json, names: tuple[str | None, str | None]) -> None:
+    holder = bound_holder(pod("p1", on="n1", choice="{", annotations=marks), NodeName("n1"), KEYS)
+    assert (holder.model_id, holder.model_name) == names
+    assert (holder.gpus, holder.bytes) == ((), GIB)

@@ -75,7 +75,7 @@ REACH: dict[str, tuple[list[Json], tuple[Json, ...], list[int]]] = {
     "a budget for one beside another": (
         [held("a", 4), held("b", 8, slot=1), held("c", 1, slot=1, app="y")],
         (budget(1),),
-        [16, 16],
+        [16, 12],
     ),
     "a budget for both": ([held("a", 4), held("b", 8)], (budget(2),), [16, 16]),
     "two budgets": ([held("a", 4)], (budget(9), budget(9, uid="c")), [16, 12]),
