@@ -205,6 +205,9 @@ class Lifecycle:
             await self._failed(model, f"not loaded: {error}", Failure.TRANSIENT)
         except OSError as error:
             await self._failed(model, f"repository: {error}", Failure.TRANSIENT)
+        except Exception as error:  # a defect of ours over one model: told, and tried again after its pause
+            log.error("load broke", extra=fields(model=model.name, pod=model.ref), exc_info=error)
+            await self._failed(model, f"the agent could not load it: {error!r}", Failure.TRANSIENT)
         else:
             self._models.set(model, ModelState.READY)
             if loaded_now:

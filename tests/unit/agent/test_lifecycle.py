@@ -635,3 +635,20 @@ async def test_a_load_without_files_says_so(on_node: Node) -> None:
     (on_node.repository.directory(NAME) / ".berth.json").write_text(other.encode())
     await on_node.lifecycle.start_load(model)
     assert (model.state, model.reason, on_node.triton.loads) == (ModelState.FAILED, "no files are staged", [])
+
+
+async def test_what_nobody_foresaw_fails_the_load_and_keeps_the_files(
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = await on_node.stage("a")
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("nobody foresaw it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.lifecycle.load_config", broken)
+        await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert "nobody foresaw it" in model.reason
+    await on_node.lifecycle.start_load(model)
+    assert model.state is ModelState.READY
