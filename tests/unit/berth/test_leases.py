@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -390,13 +391,12 @@ def seen(renewed: datetime | None, *, duration: int | None = 40) -> dict[str, An
 
 def test_a_lease_that_is_seen_again_is_as_old_as_before_and_a_renewed_one_is_young() -> None:
     fresh = Freshness()
-    assert fresh.seconds_left("a", monotonic=5.0) == 0
+    assert fresh.deadline("a") == -math.inf
     fresh.observe(seen(START), monotonic=0.0, wall=START)
     fresh.observe(seen(START), monotonic=30.0, wall=START + timedelta(seconds=30))
-    assert fresh.seconds_left("a", monotonic=30.0) == 10
+    assert fresh.deadline("a") == 40
     fresh.observe(seen(START + timedelta(seconds=1)), monotonic=35.0, wall=START)
-    assert fresh.seconds_left("a", monotonic=36.0) == 39
-    assert fresh.seconds_left("a", monotonic=80.0) == -5
+    assert fresh.deadline("a") == 75
 
 
 def test_what_is_forgotten_is_judged_anew_by_its_own_time() -> None:
@@ -406,7 +406,7 @@ def test_what_is_forgotten_is_judged_anew_by_its_own_time() -> None:
     fresh.forget("never-seen")
     assert not fresh.is_fresh("a", monotonic=0.0)
     fresh.observe(seen(START), monotonic=0.0, wall=START + timedelta(seconds=39))
-    assert fresh.seconds_left("a", monotonic=0.0) == 1
+    assert fresh.deadline("a") == 1
 
 
 def test_a_renewal_without_a_duration_lasts_no_time() -> None:

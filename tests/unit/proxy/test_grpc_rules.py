@@ -338,9 +338,9 @@ async def test_what_is_a_grpc_call_in_other_words(connect: Connect, kind: str) -
     ("said", "seconds"),
     [("2H", 7200), ("3M", 180), ("5S", 5), ("1500m", 1.5), ("1500000u", 1.5), ("99999999n", 0.099999999)],
 )
-async def test_a_deadline_goes_on_in_any_unit(connect: Connect, said: str, seconds: float) -> None:
+async def test_a_streams_deadline_goes_on_in_any_unit(connect: Connect, said: str, seconds: float) -> None:
     both = connect()
-    stream = both.client.call(grpc_timeout=said)
+    stream = both.client.call(STREAM_INFER, grpc_timeout=said)
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
     told = both.triton.calls[stream][b"grpc-timeout"]

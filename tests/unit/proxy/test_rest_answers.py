@@ -12,7 +12,7 @@ import h11
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from proxy import rest_upstream
+from proxy import rest_client, rest_upstream
 from proxy.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH
 from proxy.policy import HIDDEN_EXTENSIONS
 from proxy.rest_upstream import UpstreamHttp, UpstreamPool
@@ -668,8 +668,10 @@ async def test_a_client_that_goes_leaves_nothing(connect: Connect, where: str) -
         pair.client.data_received(infer())
         assert breaker.waiting == 1
     elif where == "in an upload":
-        header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[9]}]}'
-        pair.client.data_received(infer(header + b"12345", "own", f"{HEADER_LENGTH}: {len(header)}")[:-3])
+        header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000]}]}'
+        pair.client.data_received(
+            infer(header + bytes(300_000), "own", f"{HEADER_LENGTH}: {len(header)}")[:-3]
+        )
         await settle()
         assert breaker.running == 1
     elif where == "in its body":
@@ -716,7 +718,10 @@ async def test_what_is_half_said_at_the_clients_end_gets_no_answer(connect: Conn
     assert not pair.to_client.sent
 
 
-async def test_an_end_of_the_proxy_ends_idle_clients_and_lets_the_others_finish(connect: Connect) -> None:
+async def test_an_end_of_the_proxy_ends_idle_clients_and_lets_the_others_finish(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_client, "_NEXT_SECONDS", 0.0)
     first = connect()
     idle, begun = RestPair(front=first.front), RestPair(front=first.front)
     await answered(first, idle)

@@ -509,8 +509,8 @@ async def test_a_half_closed_client_whose_body_is_not_whole_holds_no_slot(connec
     half = connect()
     half.front = half.client._front = first.front
     await drive(first, infer(), answer=b"")
-    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[900]}]}'
-    half.client.data_received(infer(head + b"x" * 900, "own", f"{HEADER_LENGTH}: {len(head)}")[:-1])
+    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000]}]}'
+    half.client.data_received(infer(head + b"x" * 300_000, "own", f"{HEADER_LENGTH}: {len(head)}")[:-1])
     assert half.client.eof_received()  # it waits for its slot, and then there is an answer to give, perhaps
     first.tritons[0].data_received(OK)
     await settle()
