@@ -42,7 +42,7 @@ demo: controlplane
 	@$(BIN)/berth demo $(if $(KEEP),--keep)
 
 test: controlplane
-	$(BIN)/python -m pytest $(ARGS)
+	@scripts/test $(BIN)/python $(ARGS)
 
 check: lint generated test
 
