@@ -83,7 +83,6 @@ SEED ?= 1
 JOBS ?= 2
 
 mutants: $(STAMP)
-	@$(BIN)/python -c 'import coverage' 2>/dev/null || $(BIN)/pip install --quiet --no-deps coverage==7.17.3
 	@$(BIN)/python -m tests.mutants $(PACKAGES) --count $(MUTANTS) --seed $(SEED) --jobs $(JOBS) \
 		--output build/mutants/result.json $(ARGS)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import coverage
 import pytest
 
 FLAGS = (
@@ -80,8 +81,6 @@ class Table:
 
     def run(self, files: list[str]) -> None:
         """Run these files of tests in this process, which has imported nothing of the project yet."""
-        import coverage  # not among the locked dependencies: `make mutants` installs it
-
         include = [str(self._root / name / "*") for name in (*self._packages, "tests")]
         cover = coverage.Coverage(data_file=None, config_file=False, include=include)
         watch = _Watch(cover.switch_context)

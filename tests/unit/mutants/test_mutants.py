@@ -116,7 +116,6 @@ def test_every_equivalent_is_a_change_that_there_is_and_has_a_reason() -> None:
 
 
 def test_a_change_is_noticed_where_a_test_is_of_its_rule(tmp_path: Path) -> None:
-    pytest.importorskip("coverage", reason="not among the locked dependencies: `make mutants` installs it")
     tests = tmp_path / "tests" / "unit" / "shop"
     tests.mkdir(parents=True)
     (tmp_path / "shop").mkdir()
@@ -172,7 +171,6 @@ def test_a_change_is_noticed_where_a_test_is_of_its_rule(tmp_path: Path) -> None
 
 
 def test_what_one_file_runs_on_import_is_still_known_when_another_is_run_again(tmp_path: Path) -> None:
-    pytest.importorskip("coverage", reason="not among the locked dependencies: `make mutants` installs it")
     tests = tmp_path / "tests" / "unit" / "shop"
     tests.mkdir(parents=True)
     (tmp_path / "shop").mkdir()
