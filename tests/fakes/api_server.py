@@ -6,24 +6,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from berth.contract.keys import agent_lease_namespace
 from berth.kube import paths
 from berth.kube.errors import KubeError, KubeUnreachable, response_error
+from tests.fakes.reader import LISTS
 
 Json = dict[str, Any]
 LEASES = paths.leases("berth-system")
-COLLECTIONS = (
-    *(
-        paths.NODES,
-        paths.PODS,
-        paths.NAMESPACES,
-        paths.VOLUMES,
-        paths.CLAIMS,
-        paths.STORAGE_CLASSES,
-        paths.BUDGETS,
-    ),
-    *(LEASES, paths.leases(agent_lease_namespace("berth-system"))),
-)
 
 
 class ApiServer:
@@ -33,7 +21,7 @@ class ApiServer:
     host = "http://api"
 
     def __init__(self) -> None:
-        self.collections: dict[str, dict[str, Json]] = {path: {} for path in COLLECTIONS}
+        self.collections: dict[str, dict[str, Json]] = {path: {} for path in LISTS}
         self.version = 0
         self.silent, self.binds = False, True
         self.hidden: set[str] = set()

@@ -12,7 +12,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.pod import PodRef
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
@@ -21,6 +20,7 @@ from binder.metrics import BinderMetrics
 from binder.residents import residents
 from binder.scheduler import Scheduler
 from binder.strategies import LeastFragmentation, Strategy, make_strategy
+from tests.fakes.binder import Events
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 
@@ -65,14 +65,6 @@ class Api:
     async def patch(self, path: str, body: dict[str, Any], *, content_type: str) -> dict[str, Any]:
         self.conditions.append(body["status"]["conditions"][0]["message"])
         return {}
-
-
-class Events:
-    def __init__(self) -> None:
-        self.said: list[tuple[str, str, str]] = []
-
-    def record(self, ref: PodRef, kind: str, reason: str, message: str) -> None:
-        self.said.append((ref.name, reason, message))
 
 
 class Bench:
