@@ -317,6 +317,7 @@ _CLASSES = {
     Failure.CAPACITY: "its class is capacity: the memory of that GPU did not do, and another may",
     Failure.TRANSIENT: "its class is transient: the node or its Triton was in trouble, and another node may do",
     Failure.INVALID_MODEL: "its class is invalid_model: the same files would fail anywhere",
+    Failure.QUARANTINED: "its class is quarantined: these files took Triton down, and no node tries them",
     None: "the agent does not tell its class",
 }
 # Stage, what is said of the pod, and why it is no further.

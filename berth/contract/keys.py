@@ -88,6 +88,12 @@ class Keys:
         return f"{self.prefix}report"
 
     @property
+    def lift_quarantine(self) -> str:
+        """Node annotation, written by an operator: comma list of digests (or their beginnings, of at least
+        8 characters) whose quarantine on this node ends, or `all`."""
+        return f"{self.prefix}lift-quarantine"
+
+    @property
     def report_behind(self) -> str:
         """Annotation of an agent's Lease: why the report on the node is not the current one. Absent while
         it is; with it the node's facts are stale, however fresh the heartbeat."""

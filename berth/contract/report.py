@@ -39,9 +39,33 @@ class ModelState(str, Enum):
 class Failure(str, Enum):
     """Why a load failed, as far as it says whether another node could do better."""
 
-    CAPACITY = "capacity"  # the GPU's memory did not do: another GPU may
+    CAPACITY = "capacity"  # this place has no room for it, of memory or beside what is there: another may
     TRANSIENT = "transient"  # the node or its Triton was in trouble: another node may do
     INVALID_MODEL = "invalid_model"  # the same files would fail anywhere
+    QUARANTINED = "quarantined"  # these files took Triton down: they are not to go anywhere
+
+
+class CodeRule(str, Enum):
+    """Which models may bring code that Triton runs (python, native libraries)."""
+
+    NONE = "none"
+    NAMESPACE = "namespace"  # a node that holds a model with code holds models of that one namespace
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeReport:
+    """The node's rule for models with code, and the namespace whose code it holds; None: it holds none."""
+
+    rule: CodeRule = CodeRule.ANY
+    namespace: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rule": self.rule.value, "namespace": self.namespace}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "CodeReport":
+        return cls(rule=fields.choice("rule", CodeRule), namespace=fields.optional_string("namespace"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +223,8 @@ class NodeReport:
     models: tuple[ModelReport, ...]
     generation: int = 0
     observed_at: str = ""
+    # What an agent that says nothing of it holds to.
+    code: CodeReport = CodeReport()
 
     def encode(self) -> str:
         """The wire form: ASCII, at most BUDGET_BYTES long. Raises ReportTooLarge.
@@ -236,6 +262,7 @@ class NodeReport:
                 "server": self.server,
                 "capabilities": list(self.capabilities),
                 "triton": self.triton.to_json(),
+                "code": self.code.to_json(),
                 "gpus": [gpu.to_json(reason_bytes=reason_bytes) for gpu in self.gpus],
                 "models": models,
                 **({"leftOut": left_out} if left_out else {}),
@@ -268,6 +295,7 @@ class NodeReport:
             models=tuple(_models(fields, [gpu.uuid for gpu in gpus])),
             generation=fields.integer("generation"),
             observed_at=fields.string("observedAt"),
+            code=CodeReport.from_fields(fields.object("code")) if "code" in fields.data else CodeReport(),
         )
 
     def model_of(self, pod_uid: PodUid) -> ModelReport | None:

@@ -24,6 +24,7 @@ class FailureClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CLASS_CAPACITY: _ClassVar[FailureClass]
     FAILURE_CLASS_INVALID_MODEL: _ClassVar[FailureClass]
     FAILURE_CLASS_TRANSIENT: _ClassVar[FailureClass]
+    FAILURE_CLASS_QUARANTINED: _ClassVar[FailureClass]
 MODEL_STATE_UNSPECIFIED: ModelState
 MODEL_STATE_PENDING: ModelState
 MODEL_STATE_STAGED: ModelState
@@ -36,6 +37,7 @@ FAILURE_CLASS_UNSPECIFIED: FailureClass
 FAILURE_CLASS_CAPACITY: FailureClass
 FAILURE_CLASS_INVALID_MODEL: FailureClass
 FAILURE_CLASS_TRANSIENT: FailureClass
+FAILURE_CLASS_QUARANTINED: FailureClass
 
 class StageRequest(_message.Message):
     __slots__ = ("header", "file", "chunk", "commit")
