@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import grpc
 import grpc.aio
 
 from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthenticated
+from agent.facts import trouble_of
 from agent.gpus import GpuReading, GpusUnknown
 from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
@@ -113,7 +115,7 @@ class NodeAgentApi(NodeAgentServicer):
         async for _ in self._changes(until=None):
             if self._models.get(model.ref.uid) is not model or model.name != name:
                 return
-            yield _status(model, self._access)
+            yield _status(model, self._access, trouble=self._gpu_trouble(model))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
         return await self._answer("ListModels", context, self._list(context))
@@ -260,6 +262,14 @@ class NodeAgentApi(NodeAgentServicer):
         named = [model] if model is not None and model.name is not None else []
         return pb.ListModelsResponse(models=[_status(model, None) for model in named])
 
+    def _gpu_trouble(self, model: Model) -> str:
+        """Of a model that serves; nothing while nobody can tell which GPUs there are."""
+        if model.state is not ModelState.READY or model.gpu is None:
+            return ""
+        with suppress(GpusUnknown):
+            return trouble_of(model.gpu.uuids, self._readings())
+        return ""
+
     async def _changes(self, *, until: "asyncio.Task[None] | None") -> AsyncIterator[None]:
         """Once now and after each change of the table; with `until`, a last time when it is done."""
         while True:
@@ -337,11 +347,12 @@ def _progress(model: Model) -> pb.LoadProgress:
     )
 
 
-def _status(model: Model, access: pb.TritonAccess | None) -> pb.ModelStatus:
+def _status(model: Model, access: pb.TritonAccess | None, *, trouble: str = "") -> pb.ModelStatus:
+    """`trouble`: what is wrong with its GPU. Triton may go on with it there; nobody is to ask it."""
     return pb.ModelStatus(
         model_name=model.name or "",
-        state=_STATES[model.state],
-        reason=model.reason,
+        state=_STATES[ModelState.FAILED if trouble else model.state],
+        reason=trouble or model.reason,
         gpu_uuid="" if model.gpu is None else model.gpu.uuid,
         requested_bytes=model.requested_bytes,
         measured_bytes=model.measured_bytes,

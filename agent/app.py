@@ -191,6 +191,8 @@ class _Parts:
 
     async def look_at_gpus(self) -> None:
         await self.gpus.refresh()
+        if self.gpus.have_turned():
+            self.models.touch()  # who watches a model on such a GPU has to hear of it
         self.reporter.wake.set()
 
     async def reconcile(self) -> None:

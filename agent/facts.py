@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from agent.gpus import GpuReading, Gpus, GpusHang, GpusUnknown
@@ -30,6 +30,7 @@ class GpuFacts:
         self.residency = -1
         self._residency_now = residency
         self._trouble = ""
+        self._whole: frozenset[GpuUuid] = frozenset()
         self._hanging_since: float | None = None
 
     async def read_now(self) -> tuple[GpuReading, ...]:
@@ -49,6 +50,11 @@ class GpuFacts:
         if self._trouble and not self.readings:
             raise GpusUnknown(self._trouble)
         return self.readings
+
+    def have_turned(self) -> bool:
+        """Since the last call some GPU has broken or is whole again, is gone or is back."""
+        before, self._whole = self._whole, frozenset(gpu.uuid for gpu in self.readings if not gpu.broken)
+        return before != self._whole
 
     @property
     def hanging_seconds(self) -> float:
@@ -100,6 +106,19 @@ class ForeignUse:
         return self._last[reading.uuid]
 
 
+def trouble_of(gpus: Collection[GpuUuid], readings: Collection[GpuReading]) -> str:
+    """What is broken of the GPUs that a model is on; "" where nothing is, or nobody can tell. A GPU that is
+    not among the readings is gone, unless one of them cannot tell its name."""
+    there = {reading.uuid: reading for reading in readings}
+    for uuid in gpus:
+        reading = there.get(uuid)
+        if reading is None and all(one.is_named or one.broken for one in readings):
+            return f"GPU {uuid} is not on this node any more"
+        if reading is not None and reading.broken:
+            return f"GPU {reading.index} ({uuid}): {reading.reason}"
+    return ""
+
+
 def gpu_reports(
     facts: GpuFacts,
     models: Models,
@@ -108,8 +127,8 @@ def gpu_reports(
     busy: Collection[GpuUuid],
     headroom_bytes: int,
 ) -> tuple[GpuReport, ...]:
-    """The report's GPUs, by index."""
-    return tuple(
+    """The report's GPUs, by index, and after them those that are gone while Triton holds models on them."""
+    listed = tuple(
         GpuReport(
             uuid=reading.uuid,
             index=reading.index,
@@ -123,10 +142,25 @@ def gpu_reports(
             headroom_bytes=headroom_bytes,
             healthy=reading.healthy,
             reason=reading.reason,
+            broken=reading.broken,
         )
         for reading in facts.readings
     )
+    return (*listed, *_gone(facts, models))
+
+
+def _gone(facts: GpuFacts, models: Models) -> Iterator[GpuReport]:
+    try:
+        here = facts.listed()
+    except GpusUnknown:
+        return
+    held = {gpu.uuid: gpu for model in models if model.resident and model.gpu for gpu in model.gpu.gpus}
+    for uuid, gpu in sorted(held.items()):
+        if uuid not in {one.uuid for one in here} and (trouble := trouble_of([uuid], here)):
+            yield GpuReport(uuid, gpu.index, "", None, None, 0, healthy=False, reason=trouble, broken=True)
 
 
 def _unknown(reading: GpuReading, reason: str) -> GpuReading:
+    """What is broken stays so, whether it can be read or not."""
+    reason = reading.reason if reading.broken else reason
     return replace(reading, total_bytes=None, used_bytes=None, utilization=None, healthy=False, reason=reason)

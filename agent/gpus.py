@@ -8,6 +8,7 @@ from berth.contract.ids import GpuUuid
 
 # What NVML's figures move by when nothing of ours happens.
 _NOISE_BYTES = 64 * 1024**2
+_NAMELESS = "unknown-"
 
 
 class GpusUnknown(Exception):
@@ -23,7 +24,8 @@ class GpuReading:
     """One GPU at one moment. None where NVML gives no figure; `reason` says why it is not healthy.
 
     `index` is NVML's and may change with every start of the machine. `in_cuda`: CUDA counts it, which
-    it does neither with a GPU that is lost nor with one that has MIG on.
+    it does neither with a GPU that is lost nor with one that has MIG on. `broken`: the GPU itself or its
+    driver says so, which is more than that it cannot be read: nothing that runs on it is to be trusted.
     """
 
     uuid: GpuUuid
@@ -36,6 +38,17 @@ class GpuReading:
     reason: str = ""
     bus_id: str = ""
     in_cuda: bool = True
+    broken: bool = False
+
+    @property
+    def is_named(self) -> bool:
+        """It has told its UUID, now or before."""
+        return not self.uuid.startswith(_NAMELESS)
+
+
+def nameless(index: int) -> GpuUuid:
+    """In place of the UUID of a GPU that has never told it."""
+    return GpuUuid(f"{_NAMELESS}{index}")
 
 
 def cuda_ordinals(readings: Iterable[GpuReading]) -> dict[GpuUuid, int]:

@@ -7,7 +7,10 @@
         foreign: 1Gi           # used by somebody else
         utilization: 0.3
         lost: true             # has fallen off the bus
-        error: ECC             # readable, but not healthy
+        error: ECC             # broken, for any reason
+        xid: 79                # the driver has reported a critical error of that number
+        ecc: 3                 # uncorrected memory errors since the last reset
+        remap: pending         # or failed: of a bad row of its memory
         mig: true
     models:                    # what a model takes once it is loaded; `requested` is what its pod asked for
       resnet: 10Gi
@@ -23,13 +26,17 @@ from typing import Any
 
 import yaml
 
+from agent.gpu_health import Health
 from agent.gpus import GpuReading, GpusUnknown
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import GpuUuid, ModelName
 from berth.contract.quantity import parse_bytes
 
 REQUESTED = "requested"
-_GPU_FIELDS = frozenset({"uuid", "product", "total", "foreign", "utilization", "lost", "error", "mig"})
+_GPU_FIELDS = frozenset(
+    {"uuid", "product", "total", "foreign", "utilization", "lost", "error", "mig", "xid", "ecc", "remap"}
+)
+_REMAPS = ("pending", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class MockGpu:
     lost: bool
     error: str
     mig: bool
+    health: Health = Health()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +117,11 @@ class MockGpus:
                 healthy=False,
                 reason="GPU is lost",
                 in_cuda=False,
+                broken=True,
             )
         taken = sum(self._scenario.taken_by(model) for model in self._residents() if model.gpu == gpu.uuid)
-        reason = "MIGEnabled" if gpu.mig else gpu.error
+        fault = gpu.error or gpu.health.fault
+        reason = "MIGEnabled" if gpu.mig else fault
         return GpuReading(
             gpu.uuid,
             index,
@@ -122,6 +132,7 @@ class MockGpus:
             healthy=not reason,
             reason=reason,
             in_cuda=not gpu.mig,
+            broken=bool(fault),
         )
 
 
@@ -159,6 +170,19 @@ def _gpu(value: Any, path: str) -> MockGpu:
         lost=_flag(data, "lost", path),
         error=str(data.get("error", "")),
         mig=_flag(data, "mig", path),
+        health=_health(data, path),
+    )
+
+
+def _health(data: dict[str, Any], path: str) -> Health:
+    remap = data.get("remap")
+    if remap is not None and remap not in _REMAPS:
+        raise InvalidValue(f"{path}.remap is {remap!r}; {' or '.join(_REMAPS)} is expected")
+    return Health(
+        xid=_count(data, "xid", path),
+        ecc_errors=_count(data, "ecc", path),
+        remap_pending=remap == "pending",
+        remap_failed=remap == "failed",
     )
 
 
@@ -176,6 +200,13 @@ def _bytes(value: Any, path: str) -> int:
         return parse_bytes(value)
     except InvalidValue as error:
         raise InvalidValue(f"{path}: {error}") from error
+
+
+def _count(data: dict[str, Any], key: str, path: str) -> int | None:
+    value = data.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise InvalidValue(f"{path}.{key} is {value!r}; a whole number is expected")
+    return value
 
 
 def _takes(value: Any, path: str) -> int | None:

@@ -56,6 +56,8 @@ class Agent:
         else:
             if access != upstream.access:
                 upstream.access = access
+        failed = status.state == pb.MODEL_STATE_FAILED
+        upstream.withheld = (status.reason or "the agent calls the model failed") if failed else None
         upstream.nudge()
 
     async def unload(self, model: ModelName) -> None:

@@ -2,7 +2,8 @@
 
 Two sources: the agent's word (endpoints, keys, and a nudge when the state changes) and Triton's own
 answer, asked every half second. Only the latter makes the model ready, so a pod is never ready
-without its model, and an agent that restarts makes no pod unready.
+without its model, and an agent that restarts makes no pod unready. The agent alone can say that what Triton
+serves is not to be trusted, because the GPU below it is broken.
 """
 
 import asyncio
@@ -68,6 +69,8 @@ class Upstream:
         self.model, self._session = model, session
         self.access: Access | None = None
         self.not_ready: str | None = "the model has not been asked for yet"
+        # Why the model is not to be used whatever Triton says, in the agent's words.
+        self.withheld: str | None = None
         self.facts = ModelFacts()
         self._facts_read = self._heard = -math.inf
         self._changed = asyncio.Event()
@@ -119,7 +122,7 @@ class Upstream:
         """Ask Triton for ever whether it serves the model, and which."""
         while True:
             self._nudge.clear()
-            self._set(await self._why_not_ready(time.monotonic()))
+            self._set(self.withheld or await self._why_not_ready(time.monotonic()))
             if await wait_until_set(self._nudge, timeout_seconds=_POLL_SECONDS):
                 self._facts_read = -math.inf
 

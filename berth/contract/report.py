@@ -70,7 +70,8 @@ class CodeReport:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """One GPU. `foreign_bytes` is what NVML counts as used and no Berth model accounts for."""
+    """One GPU. `foreign_bytes` is what NVML counts as used and no Berth model accounts for. `broken`: it is
+    known to be, which is more than not healthy; the models on it are not to be trusted."""
 
     uuid: GpuUuid
     index: int
@@ -80,9 +81,10 @@ class GpuReport:
     headroom_bytes: int
     healthy: bool
     reason: str = ""
+    broken: bool = False
 
     def to_json(self, *, reason_bytes: int) -> dict[str, Any]:
-        return {
+        data: dict[str, Any] = {
             "uuid": self.uuid,
             "index": self.index,
             "product": self.product,
@@ -92,6 +94,9 @@ class GpuReport:
             "healthy": self.healthy,
             "reason": _shortened(self.reason, reason_bytes),
         }
+        if self.broken:
+            data["broken"] = True
+        return data
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "GpuReport":
@@ -104,6 +109,7 @@ class GpuReport:
             headroom_bytes=fields.integer("headroomBytes"),
             healthy=fields.boolean("healthy"),
             reason=fields.string("reason", default=""),
+            broken="broken" in fields.data and fields.boolean("broken"),
         )
 
 

@@ -6,7 +6,14 @@
  *     gpu 1 bus=7             its place on the PCI bus; without it the index + 1
  *     gpu 1 error=15          every call on this GPU fails with that code (15: GPU is lost)
  *     init error=9            nvmlInit fails (9: driver not loaded)
+ *     gpu 1 ecc=3             uncorrected memory errors since its reset; without it ECC is not supported
+ *     gpu 1 pending=1         a row is to be remapped; failed=1: it could not be. Without either: not supported
+ *     gpu 1 pages=1           a page is to be retired; without it not supported
+ *     gpu 1 xid=79 nth=2      an XID is told once to who waits; `nth` makes it another one
+ *     gpu 1 events=0          it tells of no events
+ *     gpu 1 odd=999           what is asked of its memory's faults fails with that code
  *     hang 1                  nvmlDeviceGetCount never returns
+ *     deaf 1                  nvmlEventSetWait_v2 never returns
  *     driver 2                another driver than at nvmlInit: every call fails until it is made again
  *     driver 2 count=1        the same, but for nvmlDeviceGetCount
  *
@@ -114,4 +121,86 @@ Status nvmlDeviceGetUtilizationRates(Device device, Utilization *rates) {
     long long util = of(device, "util=", -1);
     rates->gpu = (unsigned int)util;
     return util < 0 ? 3 : status(device);
+}
+
+/* 3: not supported, as on consumer cards; `odd`: a code of its own. */
+static Status fact(Device device, long long value) {
+    Status odd = (Status)of(device, "odd=", 0);
+    return odd ? odd : value < 0 ? 3 : status(device);
+}
+
+Status nvmlDeviceGetTotalEccErrors(Device device, int type, int counter, unsigned long long *count) {
+    long long errors = of(device, "ecc=", -1);
+    if (type != 1 || counter != 0) return 2; /* 2: invalid argument; uncorrected ones since the reset */
+    *count = (unsigned long long)errors;
+    return fact(device, errors);
+}
+
+Status nvmlDeviceGetRemappedRows(Device device, unsigned int *corrected, unsigned int *uncorrected,
+                                 unsigned int *pending, unsigned int *failed) {
+    long long is_pending = of(device, "pending=", -1), has_failed = of(device, "failed=", -1);
+    *corrected = 5;
+    *uncorrected = 1;
+    *pending = is_pending > 0;
+    *failed = has_failed > 0;
+    return fact(device, is_pending > has_failed ? is_pending : has_failed);
+}
+
+Status nvmlDeviceGetRetiredPagesPendingStatus(Device device, int *pending) {
+    long long pages = of(device, "pages=", -1);
+    *pending = pages > 0;
+    return fact(device, pages);
+}
+
+/* Of one event set at a time, which is all that anybody needs. */
+typedef struct {
+    Device device;
+    unsigned long long type, data;
+    unsigned int gpu_instance, compute_instance;
+} Event;
+
+static int is_registered[16];
+static long long told[16];
+
+Status nvmlEventSetCreate(void **set) {
+    memset(is_registered, 0, sizeof is_registered);
+    *set = is_registered;
+    return session();
+}
+
+Status nvmlEventSetFree(void *set) { (void)set; return 0; }
+
+Status nvmlDeviceGetSupportedEventTypes(Device device, unsigned long long *types) {
+    *types = (unsigned long long)of(device, "events=", 1 | 2 | 8);
+    return status(device);
+}
+
+Status nvmlDeviceRegisterEvents(Device device, unsigned long long types, void *set) {
+    (void)set;
+    if (types != 8) return 2;
+    is_registered[*(unsigned int *)device] = 1;
+    return status(device);
+}
+
+Status nvmlEventSetWait_v2(void *set, Event *event, unsigned int timeout_ms) {
+    (void)set;
+    for (unsigned int waited = 0; waited <= timeout_ms; waited += 20) {
+        while (look("deaf", " ", 0)) sleep(1);
+        if (session()) return session();
+        for (unsigned int index = 0; index < 16; index++) {
+            Device device = (Device)&indices[index];
+            long long xid, nth;
+            if (!is_registered[index] || (xid = of(device, "xid=", 0)) == 0) continue;
+            nth = 1000 * of(device, "nth=", 1) + xid;
+            if (told[index] == nth) continue;
+            told[index] = nth;
+            memset(event, 0, sizeof *event);
+            event->device = device;
+            event->type = 8;
+            event->data = (unsigned long long)xid;
+            return 0;
+        }
+        usleep(20000);
+    }
+    return 10; /* 10: timeout */
 }

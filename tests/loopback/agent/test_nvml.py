@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,17 @@ class Reader:
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return self.answer()
+
+    def until(self, script: str | None, gpu: int, trouble: str) -> Any:
+        """Read until that GPU's reason begins so: what an event says is known a moment after it."""
+        for _ in range(100):
+            readings = self.read(script)
+            if (trouble and readings[gpu]["reason"].startswith(trouble)) or readings[gpu][
+                "reason"
+            ] == trouble:
+                return readings[gpu]
+            time.sleep(0.05)
+        raise AssertionError(f"{readings[gpu]} is never {trouble!r}")
 
     def answer(self) -> Any:
         assert self._process.stdout is not None
@@ -189,3 +201,84 @@ def test_a_driver_that_comes_late_is_found(library: Path, tmp_path: Path) -> Non
         assert "NVML" in reader.read()["unknown"]
     assert [gpu["uuid"] for gpu in reader.read(TWO)] == ["GPU-stub-0", "GPU-stub-1"]
     reader.close()
+
+
+FAULTS = {
+    "uncorrected errors": ("ecc=3", "ECC: 3 uncorrected"),
+    "a row to be remapped": ("pending=1", "RowRemapPending"),
+    "a row that could not be": ("failed=1", "RowRemapFailure"),
+    "a page to be retired": ("pages=1", "PageRetirementPending"),
+    "lost": ("error=15", "NVML: GPU is lost"),
+    "to be reset": ("error=16", "NVML"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(FAULTS))
+def test_a_fault_of_one_gpu_is_told_and_a_reset_heals_it(reader: Reader, case: str) -> None:
+    line, reason = FAULTS[case]
+    assert reader.read()[0]["healthy"]
+    sick, well = reader.read(TWO + f"gpu 0 {line}\n")
+    assert (sick["uuid"], sick["healthy"], sick["broken"]) == ("GPU-stub-0", False, True)
+    assert sick["reason"].startswith(reason)
+    assert (well["healthy"], well["broken"]) == (True, False)
+    assert reader.read(TWO)[0]["healthy"]
+
+
+def test_what_a_card_does_not_tell_is_no_fault(reader: Reader) -> None:
+    for quiet in ("", "gpu 0 ecc=0 pending=0 failed=0 pages=0\n", "gpu 0 odd=13\n", "gpu 0 odd=4\n"):
+        assert [(gpu["healthy"], gpu["reason"]) for gpu in reader.read(TWO + quiet)] == [(True, "")] * 2
+    unknown = reader.read(TWO + "gpu 0 odd=999\n")[0]
+    assert (unknown["healthy"], unknown["broken"]) == (False, False)
+
+
+@pytest.mark.parametrize("xid", [48, 74, 79, 94, 95, 119])
+def test_a_critical_xid_makes_its_gpu_unhealthy_and_no_other(reader: Reader, xid: int) -> None:
+    reader.read()
+    sick = reader.until(TWO + f"gpu 1 xid={xid}\n", 1, f"XID {xid} (")
+    assert (sick["healthy"], sick["broken"], sick["total_bytes"]) == (False, True, 8 * GIB)
+    first, second = reader.read(TWO)  # it stands, although it is told once
+    assert (first["healthy"], second["healthy"]) == (True, False)
+
+
+def test_an_application_s_xid_breaks_no_gpu(reader: Reader) -> None:
+    """The events of one GPU come in order: 48 shows that 13 and the others have been heard."""
+    reader.read()
+    for nth, xid in enumerate((13, 31, 43, 45, 68, 109, 63), start=2):
+        reader.read(TWO + f"gpu 0 xid={xid} nth={nth}\n")
+        time.sleep(0.1)
+        assert reader.read()[0]["healthy"]
+    reader.until(TWO + "gpu 0 xid=48\n", 0, "XID 48 (")
+
+
+HEALS = {
+    "the driver is loaded again": "driver 2\n",
+    "the gpu was lost and answers again": "gpu 0 error=15\n",
+}
+
+
+@pytest.mark.parametrize("case", sorted(HEALS))
+def test_a_reset_heals_what_an_xid_has_said_and_the_next_one_is_heard(reader: Reader, case: str) -> None:
+    reader.read()
+    reader.until(TWO + "gpu 0 xid=95\n", 0, "XID 95")
+    reader.read(TWO + HEALS[case])
+    after = TWO + ("driver 2\n" if "driver" in case else "")
+    reader.until(after, 0, "")
+    reader.until(after + "gpu 0 xid=79 nth=2\n", 0, "XID 79")
+
+
+def test_a_count_of_errors_that_begins_anew_is_a_reset(reader: Reader) -> None:
+    reader.read(TWO + "gpu 0 ecc=2\n")
+    reader.until(TWO + "gpu 0 ecc=2 xid=48\n", 0, "XID 48")
+    assert reader.read(TWO + "gpu 0 ecc=0\n")[0]["healthy"]
+
+
+def test_a_card_that_tells_of_no_events_and_a_thread_that_hears_nothing_cost_no_reading(
+    reader: Reader,
+) -> None:
+    assert reader.read(TWO + "gpu 0 events=0\n")[0]["healthy"]
+    reader.until(TWO + "gpu 0 events=0\ngpu 1 xid=79\n", 1, "XID 79")
+    deaf = TWO + "deaf 1\n"
+    time.sleep(0.1)
+    assert len(reader.read(deaf)) == 2
+    assert len(reader.read(deaf + "gpu 0 error=15\n")) == 2  # its end is not waited for for ever
+    assert reader.read(deaf)[0]["healthy"]

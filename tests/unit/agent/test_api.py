@@ -5,6 +5,7 @@ import hashlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -537,6 +538,33 @@ async def test_a_watch_tells_each_change_how_to_reach_triton_and_ends_with_its_p
     node.models.drop(model)
     assert [status async for status in watch] == []
     assert registry.get_sample_value("berth_agent_calls_total", {"method": "WatchModel", "code": "OK"}) == 1
+
+
+async def test_a_model_that_serves_on_a_broken_gpu_is_told_as_failed_while_it_is(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    whole = GpuReading(GpuUuid("GPU-a"), 0, "T4", 16 * GIB, 0, 0.0)
+    readings = [whole]
+    api = api_of(node, readings=lambda: tuple(readings) if readings else unknown())
+    await staged(api, "model-p1")
+    await outcome(api)
+
+    def unknown() -> tuple[GpuReading, ...]:
+        raise GpusUnknown("no driver")
+
+    async def told() -> tuple[str, str]:
+        (status,) = await watched(api, "model-p1")
+        return pb.ModelState.Name(status.state).removeprefix("MODEL_STATE_"), status.reason
+
+    assert await told() == ("READY", "")
+    readings[:] = [replace(whole, healthy=False, broken=True, reason="XID 79")]
+    assert await told() == ("FAILED", "GPU 0 (GPU-a): XID 79")
+    readings.clear()  # nobody can tell: Triton's word holds
+    assert await told() == ("READY", "")
+    readings[:] = [replace(whole, uuid=GpuUuid("GPU-b"))]
+    assert await told() == ("FAILED", "GPU GPU-a is not on this node any more")
+    (model,) = node.models
+    node.models.set(model, ModelState.LOADING)  # the load itself will tell
+    assert await told() == ("LOADING", "")
 
 
 async def test_a_watch_repeats_itself_and_leaves_nobody_waiting_when_it_is_given_up(

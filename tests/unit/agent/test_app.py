@@ -245,6 +245,26 @@ async def test_facts_follow_gpus_and_triton(world: World) -> None:
         await until(lambda: not world.said.triton.ready)
 
 
+async def test_a_gpu_that_breaks_is_told_at_once_to_who_watches_a_model_on_it_and_its_cure_too(
+    world: World,
+) -> None:
+    world.api.bind(bound())
+    async with world.running(), calling(world) as stub:
+        await stage(stub)
+        await load(stub)
+        watch = aiter(stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1")))
+        broken = SCENARIO.replace("16Gi", "16Gi, xid: 79")
+        gone = 'gpus: [{uuid: GPU-b, total: 16Gi}]\nmodels: {"*": requested}\n'
+        async with asyncio.timeout(5):
+            for scenario, state in ((broken, "FAILED"), (SCENARIO, "READY"), (gone, "FAILED")):
+                world.scenario.write_text(scenario)
+                while (status := await anext(watch)).state != pb.ModelState.Value(f"MODEL_STATE_{state}"):
+                    pass
+        assert "GPU-a is not on this node any more" in status.reason
+        await until(lambda: [(one.uuid, one.broken) for one in world.said.gpus][1:] == [("GPU-a", True)])
+        assert world.state() is ModelState.READY  # Triton holds it
+
+
 async def test_a_restarted_agent_takes_what_it_finds_and_knows_what_has_been_lost(world: World) -> None:
     world.api.bind(bound())
     async with world.running(), calling(world) as stub:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts, gpu_reports
-from agent.gpus import GpuReading, GpusHang, GpusUnknown, NoGpus, cuda_ordinals, grown_instead
+from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts, gpu_reports, trouble_of
+from agent.gpus import GpuReading, GpusHang, GpusUnknown, NoGpus, cuda_ordinals, grown_instead, nameless
 from agent.mock_gpus import MockGpus, Resident, parse_scenario
 from agent.models import Models
 from agent.report import gauge_annotations, node_total
@@ -37,12 +37,18 @@ models: {resnet: 10Gi, "*": requested}
         ("gpus: [{total: 1}]", r"gpus\[0\].uuid is missing"),
         ("gpus: [{uuid: a}]", r"gpus\[0\].total is missing"),
         ("gpus: [{uuid: a, total: 1Gib}]", r"gpus\[0\].total: '1Gib' is not a quantity"),
-        ("gpus: [{uuid: a, total: 1, totl: 1}]", r"gpus\[0\].totl is not a field; known are error, foreign"),
+        (
+            "gpus: [{uuid: a, total: 1, totl: 1}]",
+            r"gpus\[0\].totl is not a field; known are ecc, error, foreign",
+        ),
         ("gpus: [{uuid: a, total: 1, lost: maybe}]", r"gpus\[0\].lost is 'maybe'"),
         ("gpus: [{uuid: a, total: 1, utilization: 7}]", "utilization is 7"),
         ("gpus: [{uuid: a, total: 1, utilization: -0.1}]", "utilization is -0.1; 0 to 1"),
         ("gpus: [{uuid: a, total: 1, utilization: high}]", "utilization is 'high'; 0 to 1"),
         ("gpus: [{uuid: a, total: 1, mig: 1}]", r"gpus\[0\].mig is 1; true or false"),
+        ("gpus: [{uuid: a, total: 1, xid: many}]", r"gpus\[0\].xid is 'many'; a whole number"),
+        ("gpus: [{uuid: a, total: 1, ecc: -1}]", r"gpus\[0\].ecc is -1"),
+        ("gpus: [{uuid: a, total: 1, remap: soon}]", r"gpus\[0\].remap is 'soon'; pending or failed"),
         ("gpus: [{uuid: a, total: 1, foreign: x}]", r"gpus\[0\].foreign: 'x'"),
         ("gpus: [{uuid: a, total: 1, x: 1, 3: 1}]", r"gpus\[0\].3 is not a field"),
         ("gpus: [3]", r"gpus\[0\] is not a mapping"),
@@ -231,6 +237,90 @@ def test_the_annotations_of_the_proof_of_concept() -> None:
     gauges = gauge_annotations([reading(3), reading(4)], keys)
     assert gauges == {keys.node_used: "7", keys.node_util: "0.00"}
     assert gauge_annotations([], keys) == {keys.node_used: None, keys.node_util: None}
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("xid: 79", "XID 79 (GPU has fallen off the bus)"),
+        ("ecc: 2", "ECC: 2 uncorrected"),
+        ("remap: pending", "RowRemapPending"),
+        ("remap: failed", "RowRemapFailure"),
+        ("error: fan", "fan"),
+        ("lost: true", "GPU is lost"),
+    ],
+)
+async def test_a_scenario_tells_of_a_gpu_that_is_broken_and_of_its_cure(
+    tmp_path: Path, fault: str, reason: str
+) -> None:
+    path = tmp_path / "gpus.yaml"
+    path.write_text(f"gpus: [{{uuid: GPU-a, total: 4Gi, {fault}}}, {{uuid: GPU-b, total: 4Gi, ecc: 0}}]")
+    mock = MockGpus(path, list)
+    sick, well = await mock.read()
+    assert sick.reason.startswith(reason)
+    assert (sick.healthy, sick.broken, well.healthy, well.broken) == (False, True, True, False)
+    path.write_text("gpus: [{uuid: GPU-a, total: 4Gi}]")
+    assert [(one.healthy, one.broken) for one in await mock.read()] == [(True, False)]
+
+
+BROKEN = GpuReading(A, 0, "T4", None, None, None, healthy=False, reason="XID 79", broken=True)
+
+
+def test_a_models_gpu_is_in_trouble_where_it_is_broken_or_gone_and_not_where_nobody_can_tell() -> None:
+    well, other = reading(GIB), replace(reading(GIB), uuid=GpuUuid("GPU-b"), index=1)
+    unread = replace(BROKEN, broken=False, reason="NVML: Unknown Error")
+    assert trouble_of([A], [well, other]) == ""
+    assert trouble_of([A], [unread]) == ""
+    assert trouble_of([], [BROKEN]) == ""
+    assert trouble_of([A], [BROKEN, other]) == "GPU 0 (GPU-a): XID 79"
+    assert trouble_of([GpuUuid("GPU-b"), A], [BROKEN, other]) == "GPU 0 (GPU-a): XID 79"
+    assert trouble_of([A], [other]) == "GPU GPU-a is not on this node any more"
+    assert trouble_of([A], [replace(BROKEN, uuid=nameless(0)), other]).endswith("not on this node any more")
+    assert trouble_of([A], [replace(unread, uuid=nameless(0)), other]) == ""  # it may be that one
+
+
+async def test_a_gpu_that_is_gone_is_told_as_broken_while_triton_holds_a_model_on_it() -> None:
+    models, driver = holding(GIB), Driver()
+    facts = GpuFacts(driver, lambda: models.residency)
+    other = replace(reading(GIB), uuid=GpuUuid("GPU-b"), index=1)
+
+    def told() -> list[tuple[str, bool, bool]]:
+        reports = gpu_reports(facts, models, ForeignUse(), busy=(), headroom_bytes=0)
+        return [(one.uuid, one.healthy, one.broken) for one in reports]
+
+    driver.error = GpusUnknown("no driver")
+    await facts.refresh()
+    assert told() == []  # nothing has ever been seen: it may well be there
+    driver.error, driver.answer = None, (other,)
+    await facts.refresh()
+    assert told() == [("GPU-b", True, False), (A, False, True)]
+    for model in models:
+        models.set_resident(model, False)
+    assert told() == [("GPU-b", True, False)]
+
+
+async def test_what_is_broken_stays_so_while_nothing_can_be_read_and_its_turns_are_news() -> None:
+    driver = Driver()
+    facts = GpuFacts(driver, lambda: 0)
+    driver.answer = (reading(GIB),)
+    await facts.refresh()
+    assert facts.have_turned()
+    await facts.refresh()
+    assert not facts.have_turned()
+    driver.answer = (BROKEN,)
+    await facts.refresh()
+    assert facts.have_turned()
+    driver.error = GpusUnknown("no driver")
+    await facts.refresh()
+    (still,) = facts.readings
+    assert (still.broken, still.reason, facts.have_turned()) == (True, "XID 79", False)
+    driver.error, driver.answer = None, (reading(GIB),)
+    await facts.refresh()
+    assert facts.have_turned()
+    driver.error = GpusUnknown("no driver")
+    await facts.refresh()
+    (unknown,) = facts.readings
+    assert (unknown.broken, unknown.reason, facts.have_turned()) == (False, "no driver", False)
 
 
 B, C = GpuUuid("GPU-b"), GpuUuid("GPU-c")

@@ -22,6 +22,10 @@ class NotSupported(Trouble):
     """NVMLError_NotSupported."""
 
 
+class IsLost(Trouble):
+    """NVMLError_GpuIsLost."""
+
+
 @dataclass
 class Card:
     """One GPU. `trouble`: what every question about it meets."""
@@ -33,6 +37,9 @@ class Card:
     mig: int | None = None
     bus: str | bytes = "00"
     trouble: Trouble | None = None
+    ecc: int | None = None
+    remap: str | None = None
+    pages: int | None = None
 
 
 @dataclass
@@ -41,7 +48,9 @@ class Library:
 
     cards: list[Card] = field(default_factory=list)
     NVMLError = Trouble
-    NVMLError_NotSupported = NotSupported
+    NVMLError_NotSupported = NVMLError_FunctionNotFound = NVMLError_NoPermission = NotSupported
+    NVMLError_GpuIsLost = NVMLError_ResetRequired = IsLost
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
     NVML_DEVICE_MIG_ENABLE = 1
     missing: Trouble | None = None
     counting: Trouble | None = None
@@ -102,11 +111,31 @@ class Library:
             raise NotSupported("Not Supported")
         return SimpleNamespace(gpu=card.util)
 
+    def nvmlDeviceGetTotalEccErrors(self, card: Card, kind: int, counter: int) -> int:  # noqa: N802
+        assert (kind, counter) == (self.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self.NVML_VOLATILE_ECC)
+        return _told(card.ecc)
+
+    def nvmlDeviceGetRemappedRows(self, card: Card) -> tuple[int, int, int, int]:  # noqa: N802
+        _told(card.remap)
+        return 5, 1, int(card.remap == "pending"), int(card.remap == "failed")
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, card: Card) -> int:  # noqa: N802
+        return _told(card.pages)
+
+    def nvmlEventSetCreate(self) -> Any:  # noqa: N802
+        raise NotSupported("Not Supported")  # events are another thread's, and the stub's
+
     def nvmlDeviceGetPciInfo(self, card: Card) -> Any:  # noqa: N802
         return SimpleNamespace(busId=card.bus)
 
 
-LOST = Trouble("GPU is lost")
+def _told(fact: Any) -> Any:
+    if fact is None:
+        raise NotSupported("Not Supported")
+    return fact
+
+
+LOST = IsLost("GPU is lost")
 
 
 @pytest.fixture
@@ -150,7 +179,10 @@ async def test_a_lost_gpu_keeps_its_name_and_hides_no_other(library: Library) ->
         None,
         None,
     )
-    assert (lost.healthy, lost.in_cuda, well.healthy) == (False, False, True)
+    assert (lost.healthy, lost.in_cuda, lost.broken, well.healthy, well.broken) == (
+        *(False, False, True),
+        *(True, False),
+    )
     assert library.opened == 1  # the driver is there
     library.is_open = False
     never_seen, _ = await NvmlGpus().read()
@@ -216,3 +248,28 @@ async def test_a_reading_is_begun_after_it_is_asked_for(library: Library) -> Non
     assert (await before)[0].used_bytes == GIB
     assert [(await one)[0].used_bytes for one in after] == [3 * GIB] * 3
     assert library.reads == 2  # one for all who asked meanwhile
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"ecc": 2}, "ECC: 2 uncorrected"),
+        ({"remap": "pending"}, "RowRemapPending"),
+        ({"remap": "failed", "ecc": 2}, "RowRemapFailure"),
+        ({"pages": 1}, "PageRetirementPending"),
+        ({"ecc": 0, "remap": "none", "pages": 0}, ""),
+        ({"mig": 1, "ecc": 1}, "MIGEnabled"),
+    ],
+)
+async def test_a_fault_that_a_gpu_tells_of_itself(library: Library, fault: Any, reason: str) -> None:
+    library.cards = [Card("GPU-a", **fault), Card("GPU-b")]
+    sick, well = await NvmlGpus().read()
+    assert sick.reason.startswith(reason)
+    assert (sick.healthy, sick.broken) == (not reason, bool(reason))
+    assert (well.healthy, well.broken, sick.total_bytes) == (True, False, 16 * GIB)
+
+
+async def test_a_gpu_that_cannot_be_read_is_not_broken_for_that(library: Library) -> None:
+    library.cards[0].trouble = Trouble("Unknown Error")
+    unread, _ = await NvmlGpus().read()
+    assert (unread.healthy, unread.broken) == (False, False)

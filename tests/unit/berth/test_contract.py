@@ -2,6 +2,7 @@ import contextlib
 import dataclasses
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, parse_model_
 from berth.contract.keys import Keys
 from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.pod import effective_request, is_model_pod, parse_model_pod
-from berth.contract.report import GpuReport, ModelReport, ModelState, NodeReport, TritonReport
+from berth.contract.report import (
+    CodeReport,
+    CodeRule,
+    GpuReport,
+    ModelReport,
+    ModelState,
+    NodeReport,
+    TritonReport,
+)
 
 KEYS = Keys()
 GIB = 1024**3
@@ -81,6 +90,26 @@ def test_report_round_trip() -> None:
     assert NodeReport.decode(REPORT.encode()) == REPORT
 
 
+@pytest.mark.parametrize("rule", CodeRule)
+@pytest.mark.parametrize("namespace", [None, "team-a"])
+def test_the_rule_for_code_makes_the_round_trip(rule: CodeRule, namespace: str | None) -> None:
+    told = replace(REPORT, code=CodeReport(rule, namespace))
+    assert json.loads(told.encode())["code"] == {"rule": rule.value, "namespace": namespace}
+    assert NodeReport.decode(told.encode()) == told
+
+
+def test_a_report_of_an_agent_that_knows_no_rule_for_code_holds_to_none() -> None:
+    data = json.loads(REPORT.encode())
+    del data["code"]
+    assert NodeReport.decode(json.dumps(data)).code == CodeReport(CodeRule.ANY, None)
+
+
+def test_a_gpu_that_is_broken_says_so_and_no_other_does() -> None:
+    told = replace(REPORT, gpus=(GPU, replace(REPORT.gpus[1], broken=True)))
+    assert [one.get("broken") for one in json.loads(told.encode())["gpus"]] == [None, True]
+    assert NodeReport.decode(told.encode()) == told
+
+
 def _mutated(path: str, value: Any) -> str:
     data = json.loads(REPORT.encode())
     target, *rest = data, *path.split(".")
@@ -100,6 +129,10 @@ def _mutated(path: str, value: Any) -> str:
         ("gpus.0.totalBytes", "1", r"gpus\[0\].totalBytes is '1'"),
         ("gpus.0.headroomBytes", None, r"gpus\[0\].headroomBytes is None"),
         ("gpus.1.uuid", "GPU-a", "names one GPU twice"),
+        ("gpus.1.broken", "yes", r"gpus\[1\].broken is 'yes'"),
+        ("code.rule", "some", r"code.rule is 'some'"),
+        ("code.namespace", 3, r"code.namespace is 3"),
+        ("code", "any", "node report.code is not a JSON object"),
         ("models.0.state", "dancing", r"models\[0\].state is 'dancing'"),
         ("triton", [], "node report.triton is not a JSON object"),
         ("capabilities", [1], "capabilities holds something other than strings"),

@@ -11,6 +11,8 @@ from berth.contract.errors import ReportTooLarge, UnreadableReport
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.report import (
     BUDGET_BYTES,
+    CodeReport,
+    CodeRule,
     Failure,
     GpuReport,
     ModelReport,
@@ -158,6 +160,29 @@ def test_models_on_several_gpus_on_none_and_on_one_that_is_gone() -> None:
         {"measured_bytes": 0},
     )
     sent(report(*(model(i, **kinds[i % len(kinds)]) for i in range(500))))
+
+
+def test_the_rule_for_code_a_broken_gpu_and_a_quarantine_are_told_however_full_a_node_is() -> None:
+    """What keeps tenants apart, and what no other node is to be tried for, is never left out."""
+    code = CodeReport(CodeRule.NAMESPACE, "n" * 63)
+    broken = replace(GPUS[0], healthy=False, broken=True, reason="XID 79 " + "x" * 600)
+    bad = model(500, state=ModelState.FAILED, failure=Failure.QUARANTINED, reason="took Triton down " * 40)
+    full = report(*(failed(i, "x" * 512) for i in range(480)), bad)
+    text = replace(full, code=code, gpus=(broken, *GPUS[1:])).encode()
+    assert len(text) <= BUDGET_BYTES
+    read = NodeReport.decode(text)
+    assert read.code == code
+    assert [one.broken for one in read.gpus] == [True, *[False] * 7]
+    assert read.models[-1].failure is Failure.QUARANTINED
+    assert any(isinstance(one, list) for one in json.loads(text)["models"])
+
+
+def test_a_quarantine_in_a_brief_row_is_one_still() -> None:
+    bad = model(1, state=ModelState.FAILED, failure=Failure.QUARANTINED, reason="")
+    row = bad.in_brief([gpu.uuid for gpu in GPUS])
+    assert row[-2:] == ["failed", "quarantined"]
+    again = ModelReport.from_brief(row, [gpu.uuid for gpu in GPUS], path="models[0]")
+    assert (again.state, again.failure) == (ModelState.FAILED, Failure.QUARANTINED)
 
 
 def test_more_models_than_can_be_named_are_an_error_that_says_so() -> None:

@@ -105,6 +105,17 @@ async def test_each_word_is_a_reason_to_look_but_only_news_is_taken(pauses: list
     assert upstream.nudges == 4
 
 
+async def test_what_the_agent_calls_failed_is_withheld_until_it_says_otherwise(pauses: list[float]) -> None:
+    broken, silent, well = status(), status(), status()
+    broken.state, broken.reason = pb.MODEL_STATE_FAILED, "GPU 0: XID 79"
+    silent.state = pb.MODEL_STATE_FAILED
+    well.state = pb.MODEL_STATE_READY
+    assert (await followed([status(), broken])).withheld == "GPU 0: XID 79"
+    assert (await followed([silent])).withheld == "the agent calls the model failed"
+    assert (await followed([broken], [AgentUnavailable("gone")])).withheld is not None  # its last word holds
+    assert (await followed([broken, well])).withheld is None
+
+
 async def test_given_endpoints_hold_whatever_the_agent_says(pauses: list[float]) -> None:
     fixed = Endpoint("127.0.0.1", 7)
     for name, ports in (("http", (7, 2)), ("grpc", (1, 7))):

@@ -251,6 +251,25 @@ async def test_only_triton_makes_a_model_ready(
     assert upstream.configs == 2
 
 
+async def test_what_the_agent_withholds_is_not_ready_whatever_triton_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
+    upstream = Looked(200, 200)
+    assert await upstream.polled() == [None, None]
+    upstream.withheld = "GPU 0: XID 79"
+    turns = upstream.next_change()
+    polling = asyncio.ensure_future(upstream.poll())
+    async with asyncio.timeout(5):
+        await turns.wait()
+    assert upstream.not_ready == "GPU 0: XID 79"
+    upstream.withheld, upstream.looks, turns = None, [200], upstream.next_change()
+    async with asyncio.timeout(5):
+        await turns.wait()
+    assert upstream.is_ready
+    await asyncio.gather(polling, return_exceptions=True)
+
+
 async def test_what_is_known_of_a_model_is_asked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every 5 s, not with each look: it is a large answer."""
     upstream = Looked(*[200] * 100)
