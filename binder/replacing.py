@@ -113,16 +113,11 @@ class Replacer:
     async def _settle(self, failed: _Failed) -> bool:
         """False where it must be looked at again."""
         node, model = failed.node, failed.model
-        try:
-            pod = await self._client.get(paths.pod(model.namespace, model.pod_name))
-            demand = parse_demand(pod, self._keys)
-        except (NotFound, InvalidPod):
+        found = await pod_of_row(self._client, self._keys, model, node)
+        if found is None:
             return True
+        pod, demand = found
         ref = demand.model.ref
-        if ref.uid != model.pod_uid or node_of(pod) != node or is_deleting(pod):
-            return True
-        if not is_model_pod(pod, self._keys):
-            return True  # whatever the report says: no agent may have other pods evicted
         if model.state is ModelState.LOST:
             return await self._restage(failed, ref, pod, demand)
         if pod["spec"].get("schedulerName") != self._name:
@@ -186,6 +181,20 @@ class Replacer:
         }
         await patch_status(self._client, ref, {"conditions": [condition]})
         failed.told = message
+
+
+async def pod_of_row(
+    client: KubeClient, keys: Keys, model: ModelReport, node: NodeName
+) -> tuple[JsonObject, Demand] | None:
+    """The pod of a row of the node's report, if it is still there, stays, and is a model pod: whatever a
+    report says, no agent may have other pods evicted. Raises KubeError."""
+    try:
+        pod = await client.get(paths.pod(model.namespace, model.pod_name))
+        demand = parse_demand(pod, keys)
+    except (NotFound, InvalidPod):
+        return None
+    is_it = demand.model.ref.uid == model.pod_uid and node_of(pod) == node and not is_deleting(pod)
+    return (pod, demand) if is_it and is_model_pod(pod, keys) else None
 
 
 def _known(before: Mapping[PodUid, _Failed], node: NodeName, model: ModelReport) -> _Failed:

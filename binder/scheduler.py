@@ -41,6 +41,7 @@ from binder.notices import Notices, Said, told
 from binder.queue import SchedulingQueue, Waiting
 from binder.remedy import remedy
 from binder.replacing import Replacer
+from binder.rescuing import Rescuer
 from binder.room import RoomMaker
 from binder.strategies import LeastFragmentation, Strategy
 from binder.troubles import Troubles
@@ -132,6 +133,9 @@ class Scheduler:
         self._replacer = Replacer(
             client, keys, scheduler_name, failures, events, fits_elsewhere=self.fits_elsewhere
         )
+        self.rescuer = Rescuer(
+            client, keys, scheduler_name, events, fits=self.fits_anew, clock=clock, sleep=sleep
+        )
         metrics.follow(self.queue, self.state)
         self._unreadable: dict[PodUid, _Unreadable] = {}
         self._wake = asyncio.Event()
@@ -160,8 +164,10 @@ class Scheduler:
         view = self.state.find(name)
         if view is None:
             self._replacer.forget(name)
+            self.rescuer.forget(name)
         else:
             self._replacer.look_at(view)
+            self.rescuer.look_at(view)
         return helps
 
     def on_pod(self, change: Change) -> bool:
@@ -206,6 +212,7 @@ class Scheduler:
             "notices": self._notices.run(),
             "room": self.room.run(),
             "replacing": self._replacer.run(),
+            "rescuing": self.rescuer.run(),
             "doubts": self._doubts.run(),
         }
 
@@ -416,10 +423,17 @@ class Scheduler:
 
     def fits_elsewhere(self, demand: Demand, node: NodeName) -> bool:
         """Whether some other node would take a pod that is bound to this one, were it to be made anew."""
+        return any(name != node for name in self._fitting_anew(demand))
+
+    def fits_anew(self, demand: Demand) -> bool:
+        """Whether any node would take a pod that has a place, were it to be made anew."""
+        return bool(self._fitting_anew(demand))
+
+    def _fitting_anew(self, demand: Demand) -> list[NodeName]:
         decider = self.cluster.decider
         with decider.without((demand.model.ref.uid,)):
             fitting = np.flatnonzero(decider.codes(demand) == FITS)
-            return any(decider.table.view(int(row)).facts.name != node for row in fitting)
+            return [decider.table.view(int(row)).facts.name for row in fitting]
 
     async def read(self, path: str) -> JsonObject:
         """One object as it is now. Raises KubeError."""

@@ -6,6 +6,7 @@ from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, has_ended, node_of
 from berth.contract.report import NodeReport
 from binder.pod_facts import Facts, JsonObject, Unread, asked, conditions, duration, moment, report_of
+from binder.rescuing import BROKEN_SECONDS
 
 
 def surroundings(facts: Facts, keys: Keys, scheduler_name: str) -> Iterator[str]:
@@ -71,3 +72,9 @@ def _of_the_report(report: NodeReport, node: str, ask: ModelPod | None) -> Itera
             yield f"GPU {chosen.uuid}, which was chosen for it, is not on the node any more"
         elif not gpu.healthy:
             yield f"GPU {gpu.index} is not healthy: {gpu.reason or 'no reason is told'}"
+            if gpu.broken:
+                yield (
+                    f"what a broken GPU serves is not trusted, so the pod is not ready; once that has lasted for"
+                    f" {BROKEN_SECONDS:g} s the binder evicts it, as far as PodDisruptionBudgets allow, if a controller"
+                    " makes it anew and another GPU has room"
+                )

@@ -190,6 +190,7 @@ Status nvmlEventSetWait_v2(void *set, Event *event, unsigned int timeout_ms) {
         for (unsigned int index = 0; index < 16; index++) {
             Device device = (Device)&indices[index];
             long long xid, nth;
+            if (of(device, "error=", 0) == 15) is_registered[index] = 0; /* lost is lost */
             if (!is_registered[index] || (xid = of(device, "xid=", 0)) == 0) continue;
             nth = 1000 * of(device, "nth=", 1) + xid;
             if (told[index] == nth) continue;
