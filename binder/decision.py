@@ -17,7 +17,17 @@ from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import NodeName, PodUid
 from berth.runtime.logs import fields
 from binder.demand import Demand
-from binder.filters import CODE, FITS, KIND, Codes, affinity_mask, first_failing, gpu_fit, shape_codes
+from binder.filters import (
+    CODE,
+    FITS,
+    KIND,
+    Codes,
+    affinity_mask,
+    code_misfits,
+    first_failing,
+    gpu_fit,
+    shape_codes,
+)
 from binder.labels import Labels
 from binder.matching import tolerates_taints
 from binder.ranking import Ranking, Rankings
@@ -177,6 +187,7 @@ class Decider:
             yield Kind.MODEL_ON_NODE, self._mask(rows)
         if rows := self.excluded_rows(demand):
             yield Kind.EXCLUDED, self._mask(rows)
+        yield from code_misfits(table, demand)
         if rows := self.port_rows(demand):
             yield Kind.HOST_PORT, self._mask(rows)
         if demand.claims:
@@ -221,6 +232,11 @@ class Decider:
         if preferred is not None:
             among = np.where(score > -np.inf, preferred, -np.inf)
             score = np.where(among == among.max(), score, -np.inf)
+        if demand.has_code:
+            # Where the namespace's code is already, it takes the node from nobody.
+            own = self.table.coders.is_one_of((demand.model.ref.namespace,), self.table.all_rows)
+            if (score[own] > -np.inf).any():
+                score = np.where(own, score, -np.inf)
         row = int(score.argmax())
         return None if score[row] == -np.inf else row
 

@@ -8,6 +8,7 @@ from typing import Any
 from berth.contract.ids import NodeName
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, parse_model_pod
+from berth.contract.report import CODE_BACKENDS
 from binder.amounts import Amounts, pod_amounts
 from binder.neighbours import Neighbours, parse_neighbours
 
@@ -74,6 +75,11 @@ class Demand:
             *(frozenset(self.labels.items()), self.host_ports, self.claims, self.owned_claims),
             *(self.unsupported, self.priority, self.preempts, self.gated),
         )
+
+    @property
+    def has_code(self) -> bool:
+        """Its requirements say that its model is a program."""
+        return not CODE_BACKENDS.isdisjoint(self.shape.requirements)
 
     @property
     def amounts(self) -> Amounts:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from berth.contract.quantity import format_bytes
-from berth.contract.report import GpuReport
+from berth.contract.report import CODE_BACKENDS, GpuReport
 from binder.amounts import PODS
 from binder.decision import Decider, Refusal
 from binder.demand import Demand, product_key
@@ -175,6 +175,10 @@ def _capabilities(demand: Demand, view: NodeView) -> str:
     return ",".join(sorted(set(demand.shape.requirements) - set(here)))
 
 
+def _code(demand: Demand) -> str:
+    return ",".join(sorted(CODE_BACKENDS.intersection(demand.shape.requirements)))
+
+
 def _model(demand: Demand, view: NodeView) -> str:
     model = demand.model
     if model.model_id is not None and model.model_id in view.model_ids:
@@ -199,6 +203,12 @@ _DETAILS: Mapping[Kind, Callable[[Demand, NodeView], str]] = {
     Kind.UNREADABLE_REPORT: lambda _, view: view.facts.report_error,
     Kind.WRONG_SERVER: _server,
     Kind.MISSING_CAPABILITIES: _capabilities,
+    Kind.CODE_NOT_ALLOWED: lambda demand, _: f"{_code(demand)} is code, and the node takes none",
+    Kind.CODE_OF_ANOTHER: lambda demand, _: (
+        f"it holds a model with code, and takes models of that one's namespace only; the pod's is"
+        f" {demand.model.ref.namespace}"
+    ),
+    Kind.AMONG_OTHERS: lambda demand, _: f"{_code(demand)} is code, and the node holds models of others",
     Kind.STALE: _stale,
     Kind.MODEL_ON_NODE: _model,
     Kind.HOST_PORT: _ports,
@@ -213,6 +223,7 @@ _TOLD = frozenset(
     {
         Kind.TAINT_NOT_TOLERATED,
         Kind.MISSING_CAPABILITIES,
+        Kind.CODE_NOT_ALLOWED,
         Kind.UNREADABLE_REPORT,
         Kind.GPU_COUNT,
         Kind.GPU_PRODUCT,

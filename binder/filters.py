@@ -4,14 +4,15 @@ Each rule names the rows that fail it; a row's code is the first rule in `Kind`'
 0 where it fails none.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from berth.contract.report import CODE_BACKENDS, CodeRule
 from binder.amounts import PODS
-from binder.demand import Shape
+from binder.demand import Demand, Shape
 from binder.matching import (
     matches_affinity,
     matches_selector,
@@ -130,9 +131,25 @@ def _service_codes(table: NodeTable, shape: Shape, rows: Rows) -> Codes:
             return CODE[service.trouble]
         if shape.server is not None and shape.server != service.server:
             return CODE[Kind.WRONG_SERVER]
-        return FITS if needed <= service.capabilities else CODE[Kind.MISSING_CAPABILITIES]
+        if not needed <= service.capabilities:
+            return CODE[Kind.MISSING_CAPABILITIES]
+        refused = service.code is CodeRule.NONE and not CODE_BACKENDS.isdisjoint(needed)
+        return CODE[Kind.CODE_NOT_ALLOWED] if refused else FITS
 
     return table.service.map(rows, code, np.int8)
+
+
+def code_misfits(table: NodeTable, demand: Demand) -> Iterator[tuple[Kind, Bools]]:
+    """Nodes whose code rule keeps namespaces apart, and where the pod's would not be the only one beside
+    code."""
+    rows = table.all_rows
+    apart = table.service.map(rows, lambda one: one is not None and one.code is CodeRule.NAMESPACE, np.bool_)
+    if not apart.any():
+        return
+    own = (None, demand.model.ref.namespace)
+    yield Kind.CODE_OF_ANOTHER, apart & ~table.coders.is_one_of(own, rows)
+    if demand.has_code:
+        yield Kind.AMONG_OTHERS, apart & ~table.tenants.is_one_of(own, rows)
 
 
 def wanted_models(table: NodeTable, shape: Shape) -> Bools:

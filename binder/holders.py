@@ -14,7 +14,7 @@ from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.memory import held_bytes
 from berth.contract.pod import PodRef, effective_request, is_deleting, is_model_pod, parse_model_pod, pod_ref
-from berth.contract.report import ModelReport
+from berth.contract.report import CODE_BACKENDS, ModelReport
 from binder.amounts import pod_amounts
 from binder.demand import Demand, host_ports, pod_claims
 from binder.view import HostPort
@@ -39,6 +39,7 @@ class Holder:
     bytes: int = 0
     claims: tuple[str, ...] = ()
     deleting: bool = False
+    has_code: bool = False
 
     @property
     def has_model(self) -> bool:
@@ -61,6 +62,7 @@ def placed_holder(demand: Demand, node: NodeName, gpu: GpuChoice) -> Holder:
         gpus=tuple(one.uuid for one in gpu.gpus),
         bytes=gpu.bytes,
         claims=demand.claims,
+        has_code=demand.has_code,
     )
 
 
@@ -89,6 +91,7 @@ def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
         gpus=() if model.gpu is None else tuple(gpu.uuid for gpu in model.gpu.gpus),
         # What the pod asks for, which a quota can bound; its owner can edit the annotation.
         bytes=model.request_bytes,
+        has_code=not CODE_BACKENDS.isdisjoint(model.requirements),
     )
 
 

@@ -30,6 +30,8 @@ CURABLE = frozenset(
         Kind.TOO_MANY_PODS,
         Kind.HOST_PORT,
         Kind.MODEL_ON_NODE,
+        Kind.CODE_OF_ANOTHER,
+        Kind.AMONG_OTHERS,
         Kind.GPU_MEMORY,
         Kind.POD_ANTI_AFFINITY,
         Kind.KEPT_AWAY,

@@ -33,6 +33,7 @@ from binder.holders import Holder, bound_holder, held_by_gpu, placed_holder
 from binder.labels import Labels
 from binder.neighbours import required_anti_affinity
 from binder.pod_index import Neighbour, PodIndex
+from binder.tenants import tenants
 from binder.view import NodeFacts, NodeView, parse_node
 
 JsonObject = Mapping[str, Any]
@@ -279,6 +280,12 @@ class ClusterState:
         listed = {model.pod_uid: model for model in models if model.pod_uid not in self._hidden}
         gpus = frozenset(gpu.uuid for gpu in report.gpus) if report is not None else frozenset()
         held, anywhere = held_by_gpu(holders, listed, gpus)
+        here_now, coders = tenants(holders, listed)
+        told = None if report is None else report.code.namespace
+        # The report speaks of all that are there; whether its code goes with those who are taken out of
+        # account, their namespaces say.
+        if told is not None and (told in here_now or not self._hidden):
+            coders |= {told}
         named: list[Holder | ModelReport] = [*holders.values(), *listed.values()]
         return NodeView(
             facts=facts,
@@ -288,6 +295,8 @@ class ClusterState:
             model_ids=frozenset(model.model_id for model in named if model.model_id is not None),
             model_names=frozenset(model.model_name for model in named if model.model_name is not None),
             host_ports=frozenset().union(*(holder.ports for holder in here.values())),
+            tenants=here_now,
+            coders=coders,
         )
 
     def _require_room(self, demand: Demand, node: NodeName, gpu: GpuChoice) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from berth.contract.ids import NodeName
 from berth.contract.quantity import MOST
-from berth.contract.report import GpuReport
+from berth.contract.report import CodeRule, GpuReport
 from binder.demand import product_key
 from binder.reasons import Kind
 from binder.view import NodeFacts, NodeView
@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 Rows = slice | NDArray[np.intp]
 
 NOT_KNOWN = -1  # no free bytes are known: no such GPU, not healthy, or a fact is missing
+MANY = "*"  # in `NodeTable.tenants` and `coders`: more than one namespace; no namespace is called so
 NO_MODEL = 0  # in `NodeTable.models`: there is no GPU
 _FIRST_CAPACITY, _FIRST_WIDTH = 64, 1
 # Of each kind: tenants name labels and resources as they like, and each column costs at every report.
@@ -82,6 +83,7 @@ class Service:
     trouble: Kind | None
     server: str = ""
     capabilities: frozenset[str] = frozenset()
+    code: CodeRule = CodeRule.ANY
 
 
 class NodeTable:
@@ -111,6 +113,8 @@ class NodeTable:
         self._allocatable: OrderedDict[str, Ints] = OrderedDict()
         self._labels: OrderedDict[str, Column] = OrderedDict()
         self.name, self.taints, self.cordon, self.service = (Column(capacity) for _ in range(4))
+        # Whose models are on a node, and whose code: the namespace, None or MANY.
+        self.tenants, self.coders = Column(capacity), Column(capacity)
         self._views: list[NodeView | None] = []
         self._deadlines: dict[NodeName, float] = {}
         self._model_rows: dict[Hashable, set[int]] = {}
@@ -206,6 +210,8 @@ class NodeTable:
         if before is None or (before.facts is not view.facts and _moves(before.facts, view.facts)):
             self._moved[row] = self.clock
             self._place(row, view.facts)
+        self.tenants.set(row, _only(view.tenants))
+        self.coders.set(row, _only(view.coders))
         self._index(row, before, view)
         self._views[row] = view
         self._weigh(row, view)
@@ -321,7 +327,8 @@ class NodeTable:
             column.widen(capacity)
 
     def _columns(self) -> tuple[Column, ...]:
-        return (*self._labels.values(), self.name, self.taints, self.cordon, self.service)
+        own = (self.name, self.taints, self.cordon, self.service, self.tenants, self.coders)
+        return (*self._labels.values(), *own)
 
     def _widen(self, width: int) -> None:
         shape = (self._capacity, width)
@@ -362,7 +369,7 @@ def service_of(facts: NodeFacts) -> Service:
         return Service(Kind.NO_REPORT)
     report = facts.report
     trouble = None if report.triton.ready else Kind.TRITON_NOT_READY
-    return Service(trouble, report.server, frozenset(report.capabilities))
+    return Service(trouble, report.server, frozenset(report.capabilities), report.code.rule)
 
 
 def eases(before: NodeView | None, after: NodeView) -> bool:
@@ -386,9 +393,11 @@ def _free_or_unknown(view: NodeView, gpu: GpuReport) -> int:
 
 
 def _names_more(before: NodeView, after: NodeView) -> bool:
-    """All names and ports that were taken still are."""
+    """All names and ports that were taken still are, and whoever was there is."""
     return (
-        before.model_ids <= after.model_ids
+        before.tenants <= after.tenants
+        and before.coders <= after.coders
+        and before.model_ids <= after.model_ids
         and before.model_names <= after.model_names
         and before.host_ports <= after.host_ports
     )
@@ -417,6 +426,10 @@ def _within_64_bits(amount: int) -> int:
 def _taint_key(taints: Iterable[Mapping[str, Any]]) -> tuple[tuple[str, str, str], ...] | None:
     """(key, value, effect) of each; None without any."""
     return tuple((t["key"], t.get("value") or "", t.get("effect") or "") for t in taints) or None
+
+
+def _only(namespaces: frozenset[str]) -> str | None:
+    return next(iter(namespaces), None) if len(namespaces) < 2 else MANY
 
 
 def _model_keys(view: NodeView | None) -> frozenset[Hashable]:

@@ -41,7 +41,8 @@ class NodeView:
     """A node with what its pods and models take.
 
     `held`: bytes on each GPU. `held_anywhere`: bytes of pods whose GPU cannot be read. They are counted on every GPU, because
-    they are on one of them and nobody knows on which.
+    they are on one of them and nobody knows on which. `tenants`: whose models are here or on their way, `coders`:
+    those of them who bring code.
     """
 
     facts: NodeFacts
@@ -51,6 +52,8 @@ class NodeView:
     model_ids: frozenset[ModelId] = frozenset()
     model_names: frozenset[ModelName] = frozenset()
     host_ports: frozenset[HostPort] = frozenset()
+    tenants: frozenset[str] = frozenset()
+    coders: frozenset[str] = frozenset()
 
     def held_on(self, gpu: GpuUuid) -> int:
         """Bytes that models hold on one GPU, or may hold there."""

@@ -53,6 +53,10 @@ class CodeRule(str, Enum):
     ANY = "any"
 
 
+# Backends whose models are programs: a pod that requires one of them brings code.
+CODE_BACKENDS = frozenset({"dali", "python", "pytorch", "tensorflow"})
+
+
 @dataclass(frozen=True, slots=True)
 class CodeReport:
     """The node's rule for models with code, and the namespace whose code it holds; None: it holds none."""
