@@ -6,20 +6,24 @@ Shared by the scheduler, which follows it, and by `berth why`, `top` and `would-
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 
-from berth.contract.ids import NodeName
+from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys, agent_lease_namespace
-from berth.contract.pod import node_of
+from berth.contract.pod import node_of, pod_ref
 from berth.kube import paths
 from berth.kube.informer import Change, ChangeKind
+from berth.kube.times import utc_now
 from binder.budgets import Budgets
 from binder.decision import Decider
-from binder.demand import Demand
+from binder.demand import Demand, controller_of
 from binder.heartbeats import Heartbeats
 from binder.labels import Labels
+from binder.notices import told
+from binder.quarantine import Quarantines, Template, template_of
 from binder.state import ClusterState
 from binder.strategies import Strategy, make_strategy
 from binder.volumes import Volumes
@@ -47,10 +51,12 @@ class Cluster:
         *,
         clock: Callable[[], float] = time.monotonic,
         excluded: Callable[[Demand], Iterable[NodeName]] = lambda _: (),
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._clock = clock
         self.state = ClusterState(keys, clock=clock)
         self.volumes, self.budgets = Volumes(), Budgets()
+        self.quarantines = Quarantines(now)
         # Set by what is heard, taken back by who has looked at it (`hints`).
         self.volumes_turned = False
         self.namespaces_turned: set[str] = set()
@@ -63,6 +69,7 @@ class Cluster:
             volumes=self.volumes,
             namespaces=self.namespaces,
             excluded=excluded,
+            quarantined=lambda demand: self.quarantines.because(demand.template),
         )
 
     def sources(self, system_namespace: str) -> tuple[Source, ...]:
@@ -84,9 +91,13 @@ class Cluster:
         return self.decider.table.deadline_of(node) > self._clock()
 
     def on_node(self, change: Change) -> bool:
+        name = NodeName(change.object["metadata"]["name"])
         if change.kind is ChangeKind.GONE:
-            return self.state.remove_node(change.object["metadata"]["name"])
-        return self.state.set_node(change.object)
+            self.quarantines.follow(name, None, "", self._template)
+            return self.state.remove_node(name)
+        helps = self.state.set_node(change.object)
+        self._follow_quarantines(name)
+        return helps
 
     def on_lease(self, change: Change) -> bool:
         return self._hear_heartbeat(change, earlier=False)
@@ -110,11 +121,27 @@ class Cluster:
     def on_pod(self, change: Change) -> bool:
         """Pods that have a node; who waits for one is the queue's affair."""
         pod = change.object
+        if node_of(pod) is None and (said := told(pod)):
+            ref, labels = pod_ref(pod), pod["metadata"].get("labels") or {}
+            template = template_of(ref.namespace, controller_of(pod), labels)
+            if (node := self.quarantines.remember(template, said)) is not None:
+                self._follow_quarantines(node)
         # Also of a pod that is gone: its last state may be the first that we see of its node.
         freed = node_of(pod) is not None and self.state.set_pod(pod)
         if change.kind is ChangeKind.GONE:
             freed = self.state.remove_pod(pod["metadata"]["uid"]) or freed
+        elif (node := node_of(pod)) is not None:
+            self._follow_quarantines(node)
         return freed
+
+    def _follow_quarantines(self, node: NodeName) -> None:
+        """A report may name a pod before its watch has shown it."""
+        if (facts := self.state.facts_of(node)) is not None:
+            self.quarantines.follow(node, facts.report, facts.lifted, self._template)
+
+    def _template(self, uid: PodUid) -> Template | None:
+        holder = self.state.holder_of(uid)
+        return None if holder is None else holder.template
 
     def on_namespace(self, change: Change) -> bool:
         meta = change.object["metadata"]

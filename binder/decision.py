@@ -66,7 +66,8 @@ class Refusal:
 
 
 class Decider:
-    """Decides over all nodes of a state, whose one decider it is. `excluded`: nodes that a pod must not go to for now."""
+    """Decides over all nodes of a state, whose one decider it is. `excluded`: nodes that a pod must not go to for now;
+    `quarantined`: why it must go to none."""
 
     def __init__(
         self,
@@ -77,11 +78,12 @@ class Decider:
         volumes: Volumes | None = None,
         namespaces: Mapping[str, Labels] | None = None,
         excluded: Callable[[Demand], Iterable[NodeName]] = lambda _: (),
+        quarantined: Callable[[Demand], str] = lambda _: "",
     ) -> None:
         self.state, self.table = state, NodeTable()
         self.volumes = volumes or Volumes()
         self._strategy, self._rankings = strategy, Rankings(strategy)
-        self._clock, self._excluded = clock, excluded
+        self._clock, self._excluded, self._quarantined = clock, excluded, quarantined
         for view in state.views():
             self.table.put(view)
         self._around = Surroundings(state.pods, namespaces if namespaces is not None else {})
@@ -164,6 +166,8 @@ class Decider:
         """What no node can help."""
         if demand.unsupported is not None:
             return Reason(Kind.UNSUPPORTED, demand.unsupported)
+        if why := self._quarantined(demand):
+            return Reason(Kind.QUARANTINED, why)
         if not demand.claims:
             return None
         if because := self.volumes.refusal(demand):

@@ -11,6 +11,7 @@ from berth.contract.pod import ModelPod, parse_model_pod
 from berth.contract.report import CODE_BACKENDS
 from binder.amounts import Amounts, pod_amounts
 from binder.neighbours import Neighbours, parse_neighbours
+from binder.quarantine import Template, template_of
 
 JsonObject = Mapping[str, Any]
 
@@ -75,6 +76,11 @@ class Demand:
             *(frozenset(self.labels.items()), self.host_ports, self.claims, self.owned_claims),
             *(self.unsupported, self.priority, self.preempts, self.gated),
         )
+
+    @property
+    def template(self) -> Template | None:
+        """What it has in common with the pods that bring the same files."""
+        return template_of(self.model.ref.namespace, self.owner, self.labels)
 
     @property
     def has_code(self) -> bool:

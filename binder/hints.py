@@ -157,7 +157,10 @@ class Hints:
         return Hope(frozenset(rows)) if rows else None
 
     def spared(self, demand: Demand, stand: Stand) -> Hope | None:
-        """Nodes that the pod does not have to keep away from any more: a matter of time alone."""
+        """Nodes that the pod does not have to keep away from any more: a matter of time alone. The end of a
+        quarantine is one, too, or of something that makes no room anywhere."""
+        if Kind.QUARANTINED in stand.kinds:
+            return None if self._decider.because(demand) else Hope(None)
         if Kind.EXCLUDED not in stand.kinds:
             return None
         rows = np.flatnonzero(stand.codes == CODE[Kind.EXCLUDED])

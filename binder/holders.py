@@ -16,7 +16,8 @@ from berth.contract.memory import held_bytes
 from berth.contract.pod import PodRef, effective_request, is_deleting, is_model_pod, parse_model_pod, pod_ref
 from berth.contract.report import CODE_BACKENDS, ModelReport
 from binder.amounts import pod_amounts
-from binder.demand import Demand, host_ports, pod_claims
+from binder.demand import Demand, controller_of, host_ports, pod_claims
+from binder.quarantine import Template, template_of
 from binder.view import HostPort
 
 JsonObject = Mapping[str, Any]
@@ -40,6 +41,7 @@ class Holder:
     claims: tuple[str, ...] = ()
     deleting: bool = False
     has_code: bool = False
+    template: Template | None = None
 
     @property
     def has_model(self) -> bool:
@@ -63,6 +65,7 @@ def placed_holder(demand: Demand, node: NodeName, gpu: GpuChoice) -> Holder:
         bytes=gpu.bytes,
         claims=demand.claims,
         has_code=demand.has_code,
+        template=demand.template,
     )
 
 
@@ -77,6 +80,9 @@ def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
         created=pod["metadata"].get("creationTimestamp") or "",
         claims=pod_claims(pod)[0],
         deleting=is_deleting(pod),
+        template=template_of(
+            pod["metadata"].get("namespace", ""), controller_of(pod), pod["metadata"].get("labels") or {}
+        ),
     )
     if not is_model_pod(pod, keys):
         return plain

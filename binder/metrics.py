@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from binder.quarantine import Quarantines
 from binder.queue import SchedulingQueue
 from binder.reasons import Kind
 from binder.state import ClusterState
@@ -49,16 +50,16 @@ class BinderMetrics:
     def attempted(self, result: str) -> None:
         self._attempts.labels(result).inc()
 
-    def follow(self, queue: SchedulingQueue, state: ClusterState) -> None:
+    def follow(self, queue: SchedulingQueue, state: ClusterState, quarantines: Quarantines) -> None:
         """Show the queue and the nodes as they are at each scrape."""
-        self._registry.register(_Snapshot(queue, state))
+        self._registry.register(_Snapshot(queue, state, quarantines))
 
 
 class _Snapshot(Collector):
     """What is read when somebody asks, so that no series outlives its node."""
 
-    def __init__(self, queue: SchedulingQueue, state: ClusterState) -> None:
-        self._queue, self._state = queue, state
+    def __init__(self, queue: SchedulingQueue, state: ClusterState, quarantines: Quarantines) -> None:
+        self._queue, self._state, self._quarantines = queue, state, quarantines
 
     def collect(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("berth_binder_waiting_pods", "pods in the queue", labels=("queue",))
@@ -72,6 +73,11 @@ class _Snapshot(Collector):
             "berth_binder_ghosts",
             "pods that are gone and whose model may still be loaded",
             self._state.ghost_count,
+        )
+        yield GaugeMetricFamily(
+            "berth_binder_quarantined_templates",
+            "pod templates whose files took a Triton down, and that are not placed",
+            len(self._quarantines),
         )
         # A node with unknown facts has no series: unknown is not 0.
         free = GaugeMetricFamily(

@@ -195,6 +195,11 @@ class _Look:
         if told := self._told_failed():
             why = str(told.get("message") or told.get("reason") or "").removeprefix(model.reason)
             return f"it stays here: {why.strip(' ()')}"
+        if model.failure is Failure.QUARANTINED:
+            return (
+                "it stays here, and no other pod of its template is placed anywhere, until the quarantine ends or"
+                f" is lifted: kubectl annotate node {self._node} {self._keys.lift_quarantine}=all"
+            )
         if model.failure not in CURABLE:
             return "it stays here, for the model would fail on every node: mend it, and make the pod anew"
         if self._pod["spec"].get("schedulerName") != self._scheduler_name:

@@ -9,6 +9,7 @@ class Kind(Enum):
     the first that holds is the node's."""
 
     UNSUPPORTED = "UnsupportedConstraint"
+    QUARANTINED = "ModelQuarantined"
     VOLUME_NOT_FOUND = "VolumeClaimNotFound"
     VOLUME_NOT_BOUND = "VolumeClaimNotBound"
     VOLUME_IN_USE = "VolumeInUse"

@@ -16,8 +16,8 @@ from typing import Any
 from berth.contract.errors import InvalidPod
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
-from berth.contract.pod import PodRef, is_deleting, is_model_pod, node_of
-from berth.contract.report import ModelReport, ModelState
+from berth.contract.pod import PodRef, is_deleting, is_model_pod, node_of, pod_ref
+from berth.contract.report import Failure, ModelReport, ModelState
 from berth.kube import paths
 from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
@@ -69,6 +69,8 @@ class Replacer:
         self._failures, self._events, self._fits_elsewhere = failures, events, fits_elsewhere
         # No more than the last reports name.
         self._failed: dict[NodeName, dict[PodUid, _Failed]] = {}
+        # Whose condition is to be taken back, for the model is loaded after all.
+        self._loaded: dict[PodUid, PodRef] = {}
         self._wake = asyncio.Event()
 
     def look_at(self, view: NodeView) -> None:
@@ -81,7 +83,11 @@ class Replacer:
         now = {m.pod_uid: _known(before, node, m) for m in troubled}
         if now:
             self._failed[node] = now
-        if any(failed is not before.get(uid) for uid, failed in now.items()):
+        ready = {m.pod_uid: m for m in models if m.state is ModelState.READY and m.pod_name}
+        for uid in before.keys() & ready.keys():
+            if before[uid].told:
+                self._loaded[uid] = PodRef(ready[uid].namespace, ready[uid].pod_name, uid)
+        if self._loaded or any(failed is not before.get(uid) for uid, failed in now.items()):
             self._wake.set()
 
     def forget(self, node: NodeName) -> None:
@@ -108,6 +114,7 @@ class Replacer:
                     failed.is_settled = True
                 else:
                     backoff.reset()
+            await self._tell_loaded()
             await wait_until_set(self._wake, timeout_seconds=LOOK_AGAIN_SECONDS)
 
     async def _settle(self, failed: _Failed) -> bool:
@@ -123,10 +130,10 @@ class Replacer:
         if pod["spec"].get("schedulerName") != self._name:
             return True
         if why_not := self._why_not(demand, model, node):
-            await self._tell_failed(failed, ref, why_not)
+            await self._tell_failed(failed, pod, why_not)
             return True
         if not self._fits_elsewhere(demand, node):
-            await self._tell_failed(failed, ref, "no other node has room for it now")
+            await self._tell_failed(failed, pod, "no other node has room for it now")
             return False
         await self._replace(ref, node, model)
         return True
@@ -136,7 +143,7 @@ class Replacer:
         if not _is_initialized(pod):
             return False  # its own loader is still at it
         if demand.owner is None:
-            await self._tell_failed(failed, ref, "nothing would replace the pod")
+            await self._tell_failed(failed, pod, "nothing would replace the pod")
             return True
         await evict(self._client, ref)
         reason = failed.model.reason
@@ -146,6 +153,11 @@ class Replacer:
 
     def _why_not(self, demand: Demand, model: ModelReport, node: NodeName) -> str:
         """Why the pod is left where it is; "" where another node is worth a try."""
+        if model.failure is Failure.QUARANTINED:
+            return (
+                "no node takes these files while they are quarantined here, nor any pod of this template; to lift"
+                f" it: kubectl annotate node {node} {self._keys.lift_quarantine}=all"
+            )
         if model.failure not in CURABLE:
             return "the model would fail on every node"
         if demand.shape.server is not None:
@@ -166,21 +178,42 @@ class Replacer:
         self._events.record(ref, "Warning", "ModelLoadFailedHere", message)
         log.info("replaced a pod whose load failed", extra=fields(pod=ref, node=node, reason=model.reason))
 
-    async def _tell_failed(self, failed: _Failed, ref: PodRef, why_not: str) -> None:
-        """Once for each message."""
-        message = f"{failed.model.reason or 'the load failed'} ({why_not})"
-        if message == failed.told:
+    async def _tell_failed(self, failed: _Failed, pod: JsonObject, why_not: str) -> None:
+        """Once for each message, whichever binder leads."""
+        ref, message = pod_ref(pod), f"{failed.model.reason or 'the load failed'} ({why_not})"
+        if message in (failed.told, self._told_before(pod)):
+            failed.told = message
             return
-        self._events.record(ref, "Warning", "ModelLoadFailed", message)
-        condition = {
+        quarantined = failed.model.failure is Failure.QUARANTINED
+        reason = "ModelQuarantined" if quarantined else "ModelLoadFailed"
+        self._events.record(ref, "Warning", reason, message)
+        await patch_status(self._client, ref, {"conditions": [self._condition("False", reason, message)]})
+        failed.told = message
+
+    async def _tell_loaded(self) -> None:
+        """Take back what was said; once, for the report says it anyway."""
+        while self._loaded:
+            _, ref = self._loaded.popitem()
+            try:
+                await patch_status(
+                    self._client, ref, {"conditions": [self._condition("True", "ModelLoaded", "")]}
+                )
+            except KubeError as error:
+                log.info("condition not taken back", extra=fields(pod=ref, error=error))
+
+    def _condition(self, status: str, reason: str, message: str) -> JsonObject:
+        return {
             "type": self._keys.loaded_condition,
-            "status": "False",
-            "reason": "ModelLoadFailed",
+            "status": status,
+            "reason": reason,
             "message": message,
             "lastTransitionTime": rfc3339(utc_now()),
         }
-        await patch_status(self._client, ref, {"conditions": [condition]})
-        failed.told = message
+
+    def _told_before(self, pod: JsonObject) -> str:
+        conditions = (pod.get("status") or {}).get("conditions") or []
+        found = (one for one in conditions if one.get("type") == self._keys.loaded_condition)
+        return next((one.get("message") or "" for one in found if one.get("status") == "False"), "")
 
 
 async def pod_of_row(
@@ -200,8 +233,11 @@ async def pod_of_row(
 def _known(before: Mapping[PodUid, _Failed], node: NodeName, model: ModelReport) -> _Failed:
     """What is known of this failure, if it is the same still."""
     known = before.get(model.pod_uid)
-    same = known is not None and (known.model.state, known.model.reason) == (model.state, model.reason)
-    return known if known is not None and same else _Failed(node, model)
+    return known if known is not None and _what(known.model) == _what(model) else _Failed(node, model)
+
+
+def _what(model: ModelReport) -> tuple[ModelState, str, Failure | None]:
+    return model.state, model.reason, model.failure
 
 
 def _is_initialized(pod: JsonObject) -> bool:

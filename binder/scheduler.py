@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, ChangeKind
+from berth.kube.times import utc_now
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import in_thread, supervise, wait_until_set
@@ -105,13 +107,14 @@ class Scheduler:
         metrics: BinderMetrics,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._client, self._keys, self._name, self._strategy = client, keys, scheduler_name, strategy
         self._events, self._metrics, self._clock = events, metrics, clock
         self.may_write: Callable[[], bool] = lambda: True
         self._notices = Notices(client, events)
         failures = LoadFailures(clock)
-        self.cluster = Cluster(keys, strategy, clock=clock, excluded=failures.excluded)
+        self.cluster = Cluster(keys, strategy, clock=clock, excluded=failures.excluded, now=now)
         self.state = self.cluster.state
         self.queue = SchedulingQueue(clock)
         self.room = RoomMaker(client, self.cluster, events, may_write=lambda: self.may_write(), clock=clock)
@@ -136,7 +139,7 @@ class Scheduler:
         self.rescuer = Rescuer(
             client, keys, scheduler_name, events, fits=self.fits_anew, clock=clock, sleep=sleep
         )
-        metrics.follow(self.queue, self.state)
+        metrics.follow(self.queue, self.state, self.cluster.quarantines)
         self._unreadable: dict[PodUid, _Unreadable] = {}
         self._wake = asyncio.Event()
         self._binds: set[asyncio.Task[Any]] = set()

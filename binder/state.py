@@ -224,6 +224,10 @@ class ClusterState:
             self._lift(uid)
         return bool(old)
 
+    def facts_of(self, name: NodeName) -> NodeFacts | None:
+        """What the Node object says, whatever is on it."""
+        return self._nodes.get(name)
+
     def views(self) -> Iterator[NodeView]:
         """Every node, by name."""
         return (self.view(name) for name in sorted(self._nodes))
@@ -324,7 +328,7 @@ class ClusterState:
         return list(takewhile(lambda item: item[1].since <= time, self._ghosts.items()))
 
     def _report_of(self, node: NodeName) -> NodeReport | None:
-        facts = self._nodes.get(node)
+        facts = self.facts_of(node)
         return None if facts is None else facts.report
 
     def _ghosts_on(self, node: NodeName) -> list[PodUid]:

@@ -56,6 +56,7 @@ class ModelLine:
     measured_bytes: int | None
     state: str
     reason: str
+    failure: str | None = None  # of a failed load, what it means for other nodes
 
 
 _PIPE_WIDTH = 1000
@@ -195,6 +196,7 @@ def _model(model: ModelReport) -> ModelLine:
         measured_bytes=model.measured_bytes,
         state=model.state.value,
         reason=model.reason,
+        failure=None if model.failure is None else model.failure.value,
     )
 
 
@@ -213,7 +215,7 @@ def _model_row(node: NodeLines, model: ModelLine) -> list[Text]:
         ",".join(indexes) or "-",
         _figure(model.requested_bytes),
         _figure(model.measured_bytes),
-        model.state,
+        model.state if model.failure is None else f"{model.state} ({model.failure})",
     )
     return [plain(part) for part in parts]
 

@@ -27,6 +27,7 @@ class NodeFacts:
     report: NodeReport | None
     report_error: str = ""
     version: int = field(default=0, compare=False)
+    lifted: str = ""  # quarantines that an operator has ended
 
     @property
     def content(self) -> "NodeFacts":
@@ -84,6 +85,7 @@ def parse_node(node: JsonObject, keys: Keys) -> NodeFacts:
         allocatable=_allocatable(status.get("allocatable") or {}),
         report=report,
         report_error=error,
+        lifted=(meta.get("annotations") or {}).get(keys.lift_quarantine) or "",
         version=_version(meta.get("resourceVersion")),
     )
 

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import math
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -87,10 +88,15 @@ class Bench:
             events=self.events,  # type: ignore[arg-type]
             metrics=BinderMetrics(CollectorRegistry()),
             clock=lambda: self.now,
+            now=self.wall,
         )
         self._hear = {source.name: source.hear for source in self.scheduler.sources("berth-system")}
         self._version = 0
         self._tasks: list[asyncio.Task[Any]] = []
+
+    def wall(self) -> datetime:
+        """The time of day; it goes with `now`."""
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now - 1000.0)
 
     async def __aenter__(self) -> "Bench":
         self._tasks = [asyncio.create_task(work) for work in self.scheduler.background().values()]

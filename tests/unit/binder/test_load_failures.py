@@ -138,6 +138,11 @@ async def test_a_failure_that_another_node_could_cure_replaces_the_pod_once(fail
 
 STAYS: dict[str, tuple[dict[str, Any], Failure, str]] = {
     "invalid": (owned("p1", on="n1"), Failure.INVALID_MODEL, "every node"),
+    "quarantined": (
+        owned("p1", on="n1"),
+        Failure.QUARANTINED,
+        "kubectl annotate node n1 seldon.io/trtis-lift-quarantine=all",
+    ),
     "pinned": (owned("p1", on="n1", annotations={KEYS.server: "triton"}), Failure.CAPACITY, "pinned"),
     "bare": (pod("p1", on="n1"), Failure.CAPACITY, "nothing would replace"),
 }
@@ -317,3 +322,32 @@ async def test_a_pod_that_is_no_model_is_not_replaced_whatever_a_report_says_of_
     api = Api(one)
     await deal_with(api, None, state=ModelState.LOST)
     assert (api.evicted, api.conditions) == ([], [])
+
+
+async def test_a_quarantine_is_told_as_such_once_whichever_binder_leads() -> None:
+    api = Api(on_n1())
+    two = Two(api, free_gib=16)
+    two.node("n1", report(gpu(), models=(failed("p1", Failure.QUARANTINED),)))
+    await two.work()
+    (condition,) = api.conditions
+    assert (condition["status"], condition["reason"]) == ("False", "ModelQuarantined")
+    assert condition["message"].startswith("out of memory (no node takes these files")
+    assert (two.events.said, api.evicted) == (["ModelQuarantined"], [])
+    api.pods["p1"]["status"]["conditions"] = [condition]
+    successor = Two(api, free_gib=16)
+    successor.node("n1", report(gpu(), models=(failed("p1", Failure.QUARANTINED),), generation=2))
+    await successor.work()
+    assert (successor.events.said, len(api.conditions)) == ([], 1)
+
+
+async def test_what_was_said_is_taken_back_when_the_model_is_loaded_after_all() -> None:
+    api = Api(on_n1())
+    two = Two(api, free_gib=16)
+    two.node("n1", report(gpu(), models=(failed("p1", Failure.QUARANTINED),)))
+    await two.work()
+    two.node("n1", report(gpu(), models=(listed("p1"),)))
+    await two.work()
+    assert [(one["status"], one["reason"]) for one in api.conditions][1:] == [("True", "ModelLoaded")]
+    two.node("n1", report(gpu(), models=(listed("p1"),), generation=3))
+    await two.work()
+    assert len(api.conditions) == 2

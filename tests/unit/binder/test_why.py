@@ -240,6 +240,11 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         Stage.FAILED,
         ["class is invalid_model", "would fail on every node"],
     ),
+    "quarantined": (
+        failed_as(Failure.QUARANTINED),
+        Stage.FAILED,
+        ["class is quarantined", "kubectl annotate node n1 seldon.io/trtis-lift-quarantine=all"],
+    ),
     "class untold": (failed_as(None), Stage.FAILED, ["does not tell its class"]),
     "pinned": (
         failed_as(Failure.CAPACITY, annotations={KEYS.server: "pool-a"}),

@@ -332,7 +332,7 @@ def test_the_figures_of_a_scrape() -> None:
         node("n3"),
         pods=(pod("ghost", on="n1", choice=GpuChoice(GpuUuid("b"), 1, GIB)),),
     )
-    metrics.follow(queue, cluster.state)
+    metrics.follow(queue, cluster.state, cluster.quarantines)
     metrics.attempted("error")
     metrics.refused({Kind.STALE: 3, Kind.NO_GPU: 1})
     metrics.refused({Kind.STALE: 2})

@@ -1,0 +1,293 @@
+"""Files that took a Triton down: no other pod of the template is placed, until that ends, is lifted, or the
+template is another."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, NodeName
+from berth.contract.report import Failure, ModelReport, ModelState
+from berth.kube.informer import ChangeKind
+from binder.cluster import Cluster
+from binder.demand import parse_demand
+from binder.quarantine import QUARANTINE_SECONDS, Quarantines, template_of
+from binder.reasons import Kind
+from tests.fakes.binder import PLENTY, Bench
+from tests.fakes.objects import GIB, KEYS, Json, gpu, listed, node, pod, report
+
+DIGEST = "0123456789abcdef"
+REASON = f"digest {DIGEST[:12]} took Triton 2.51.0 down, quarantined until 2026-01-02"
+
+
+class Plague(Bench):
+    """Pods of ReplicaSets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = self.now
+
+    def says(self, name: str, *models: ModelReport, lifted: str | None = None) -> None:
+        one = node(name, says=report(gpu(f"{name}-0"), models=models), allocatable=PLENTY)
+        if lifted is not None:
+            one["metadata"]["annotations"][KEYS.lift_quarantine] = lifted
+        self.tell("nodes", one)
+        self.scheduler.cluster.decider.table.beat(NodeName(name), 1e9)
+
+    def copy(
+        self, uid: str, *, owner: str = "rs-1", on: str | None = None, labels: Json | None = None
+    ) -> Json:
+        one = made(uid, owner=owner, on=on)
+        one["metadata"]["labels"] = labels or {"pod-template-hash": owner}
+        self.api.pods[uid] = one
+        self.tell("pods", one)
+        return one
+
+    async def told(self, uid: str) -> str:
+        await self.step(4, seconds=1)
+        said = [message for name, reason, message in self.events.said if name == uid]
+        return "placed" if self.is_placed(uid) else said[-1] if said else ""
+
+
+def made(uid: str, *, owner: str = "rs-1", on: str | None = None) -> Json:
+    places: Json = {"on": on, "choice": GpuChoice(GpuUuid(f"{on}-0"), 0, GIB)} if on else {}
+    one = pod(uid, **places)
+    one["metadata"]["ownerReferences"] = [{"uid": owner, "controller": True}]
+    return one
+
+
+def row(uid: str, on: str = "n1", *, bad: bool = True, state: ModelState = ModelState.FAILED) -> ModelReport:
+    failure = Failure.QUARANTINED if bad else None
+    return replace(listed(uid, on=f"{on}-0"), state=state, failure=failure, reason=REASON if bad else "")
+
+
+async def test_no_other_copy_is_placed_and_another_template_is() -> None:
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"))
+        bench.says("n2")
+        bench.copy("p2")
+        bench.copy("p3", owner="rs-2")
+        assert (
+            "0/2 nodes: ModelQuarantined: the files of this pod took Triton down on node n1"
+            in await bench.told("p2")
+        )
+        assert await bench.told("p3") == "placed"
+        bench.gone("p1")  # the row goes with the pod; the files are as bad as before
+        bench.says("n1")
+        bench.copy("p4")
+        assert "ModelQuarantined" in await bench.told("p4")
+
+
+async def test_the_report_may_come_before_the_pod() -> None:
+    async with Plague() as bench:
+        bench.says("n2")
+        bench.says("n1", row("p1"))
+        bench.copy("p1", on="n1")
+        bench.copy("p2")
+        assert "ModelQuarantined" in await bench.told("p2")
+
+
+async def test_a_revision_of_one_controller_is_a_template_of_its_own() -> None:
+    async with Plague() as bench:
+        bench.copy("p1", on="n1", labels={"controller-revision-hash": "v1"})
+        bench.says("n1", row("p1"))
+        bench.says("n2")
+        bench.copy("p2", labels={"controller-revision-hash": "v1"})
+        bench.copy("p3", labels={"controller-revision-hash": "v2"})
+        assert "ModelQuarantined" in await bench.told("p2")
+        assert await bench.told("p3") == "placed"
+
+
+async def test_it_ends_by_itself_after_a_day_where_nobody_tells_of_it_any_more() -> None:
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"))
+        bench.copy("p2")
+        assert "until 2026-01-02T00:00:00Z" in await bench.told("p2")
+        bench.gone("p1")
+        bench.says("n1")
+        bench.now = bench.began + QUARANTINE_SECONDS - 60
+        assert "ModelQuarantined" in await bench.told("p2")
+        bench.now = bench.began + QUARANTINE_SECONDS
+        assert await bench.told("p2") == "placed"
+
+
+async def test_it_stands_as_long_as_a_node_says_so() -> None:
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"))
+        bench.says("n2")
+        bench.copy("p2")
+        bench.now = bench.began + 2 * QUARANTINE_SECONDS
+        assert "ModelQuarantined" in await bench.told("p2")
+
+
+@pytest.mark.parametrize("state", [ModelState.LOADING, ModelState.READY, ModelState.STAGED])
+async def test_a_quarantine_that_is_lifted_lets_the_others_in(state: ModelState) -> None:
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"))
+        bench.says("n2")
+        bench.copy("p2")
+        assert "ModelQuarantined" in await bench.told("p2")
+        bench.says("n1", row("p1", bad=False, state=state))
+        assert await bench.told("p2") == "placed"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "ends"),
+    [
+        ("all", True),
+        (f"ffffffff, {DIGEST}", True),
+        (DIGEST[:8], True),
+        ("ffffffff", False),
+        (DIGEST[:7], False),
+    ],
+)
+async def test_an_operator_can_lift_what_no_pod_tells_of_any_more(annotation: str, ends: bool) -> None:
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"))
+        bench.copy("p2")
+        bench.gone("p1")
+        bench.says("n1")
+        assert "ModelQuarantined" in await bench.told("p2")
+        bench.says("n1", lifted=annotation)
+        assert (await bench.told("p2") == "placed") is ends
+
+
+async def test_a_word_that_stood_there_before_lifts_nothing_later() -> None:
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"), lifted="all")
+        bench.copy("p2")
+        bench.gone("p1")
+        bench.says("n1", lifted="all")
+        assert "ModelQuarantined" in await bench.told("p2")
+
+
+async def test_a_node_that_is_gone_lifts_nothing() -> None:
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"))
+        bench.says("n2")
+        bench.tell("nodes", node("n1"), ChangeKind.GONE)
+        bench.copy("p2")
+        assert "ModelQuarantined" in await bench.told("p2")
+
+
+def waiting(uid: str, message: str) -> Json:
+    one = made(uid)
+    one["metadata"]["labels"] = {"pod-template-hash": "rs-1"}
+    one["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    ]
+    return one
+
+
+async def test_a_binder_that_starts_anew_knows_it_from_the_pods_that_wait() -> None:
+    async with Plague() as before:
+        before.copy("p1", on="n1")
+        before.says("n1", row("p1"))
+        before.copy("p2")
+        message = await before.told("p2")
+    async with Plague() as bench:
+        bench.says("n1")
+        bench.says("n2")
+        bench.api.pods["p2"] = waiting("p2", message)
+        bench.tell("pods", bench.api.pods["p2"])
+        bench.copy("p3")
+        assert "ModelQuarantined" in await bench.told("p3")
+        bench.now = bench.began + QUARANTINE_SECONDS + 1
+        assert await bench.told("p3") == "placed"
+
+
+@pytest.mark.parametrize(
+    ("last", "ends"),
+    [
+        (lambda: row("p1", bad=False, state=ModelState.READY), True),
+        (lambda: row("p1"), False),
+        (lambda: row("p9", bad=False, state=ModelState.READY), False),  # of somebody else
+    ],
+)
+async def test_what_was_said_before_is_checked_with_the_node(
+    last: Callable[[], ModelReport], ends: bool
+) -> None:
+    async with Plague() as before:
+        before.copy("p1", on="n1")
+        before.says("n1", row("p1"))
+        before.copy("p2")
+        message = await before.told("p2")
+    async with Plague() as bench:
+        bench.says("n1", last())
+        bench.says("n2")
+        bench.copy("p1", on="n1")
+        bench.api.pods["p2"] = waiting("p2", message)
+        bench.tell("pods", bench.api.pods["p2"])
+        assert (await bench.told("p2") == "placed") is ends
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "0/1 nodes: 1 GPUMemoryInsufficient",
+        "ModelQuarantined: the files of this pod took Triton down on node n1; none is placed until soon",
+        "took Triton down on node n1; none is placed until 2025-01-01T00:00:00Z, unless",
+    ],
+)
+def test_a_condition_that_says_nothing_of_it_is_not_believed(message: str) -> None:
+    known = Quarantines(lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    assert known.remember(("team", "rs-1", ""), message) is None
+    assert (len(known), known.because(("team", "rs-1", ""))) == (0, "")
+
+
+def test_a_condition_holds_for_a_day_at_most_and_only_for_pods_of_a_controller() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    known = Quarantines(lambda: now)
+    message = "took Triton down on node n1; none is placed until 2036-01-01T00:00:00Z, unless"
+    assert known.remember(None, message) is None
+    assert known.remember(("team", "rs-1", ""), message) == "n1"
+    assert "until 2026-01-02T00:00:00Z" in known.because(("team", "rs-1", ""))
+    assert template_of("team", None, {"pod-template-hash": "x"}) is None
+    assert known.because(None) == ""
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("binder.quarantine._MOST_TEMPLATES", 3)
+    known = Quarantines(lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    for number in range(9):
+        said = f"took Triton down on node n{number % 2}; none is placed until 2026-01-01T01:00:00Z, unless"
+        known.remember(("team", f"rs-{number}", ""), said)
+    assert len(known) == 3
+    assert known.because(("team", "rs-8", ""))
+
+
+def test_a_snapshot_for_people_knows_it_too_and_what_serves_stays() -> None:
+    cluster = Cluster(KEYS)
+    bench = Plague()
+    bench.scheduler.cluster = cluster
+    bench._hear = {source.name: source.hear for source in cluster.sources("berth-system")}
+    for one in (made("p1", on="n1"), made("p2", on="n2")):
+        bench.tell("pods", one)
+    for name, models in (("n1", row("p1")), ("n2", row("p2", "n2", bad=False, state=ModelState.READY))):
+        bench.tell("nodes", node(name, says=report(gpu(f"{name}-0"), models=(models,)), allocatable=PLENTY))
+    because = cluster.decider.because(parse_demand(made("p3"), KEYS))
+    assert because is not None
+    assert because.kind is Kind.QUARANTINED
+    assert cluster.state.has_place("p2")  # type: ignore[arg-type]
+
+
+async def test_the_metric_counts_templates() -> None:
+    from binder.metrics import BinderMetrics
+    from binder.queue import SchedulingQueue
+    from binder.state import ClusterState
+
+    registry, known = CollectorRegistry(), Quarantines()
+    BinderMetrics(registry).follow(SchedulingQueue(lambda: 0.0), ClusterState(KEYS, clock=lambda: 0.0), known)
+    assert registry.get_sample_value("berth_binder_quarantined_templates") == 0
+    known.follow(NodeName("n1"), report(models=(row("p1"), row("p2"))), "", lambda _: ("team", "rs-1", ""))
+    assert registry.get_sample_value("berth_binder_quarantined_templates") == 1
