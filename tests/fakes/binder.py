@@ -176,5 +176,9 @@ class Bench:
                 return
         raise AssertionError("never quiet")
 
+    async def grow_patient(self) -> None:
+        """Let who waits be refused so often that he is tried anew of himself every two minutes only."""
+        await self.step(12, seconds=130)
+
     def is_placed(self, *uids: str) -> bool:
         return all(self.scheduler.state.has_place(uid) for uid in uids)  # type: ignore[arg-type]

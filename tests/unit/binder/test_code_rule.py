@@ -93,6 +93,14 @@ def test_who_may_be_beside_whom(
     assert bench.verdict(asks[0], code=asks[1]) == {"n1": why}
 
 
+def test_each_node_has_its_own_rule() -> None:
+    bench = Tenants()
+    for name, rule in (("n1", APART), ("n2", ANY), ("n3", NONE)):
+        bench.nodes(name, rule, "a", row("a1", name))
+    assert bench.verdict("b1") == {"n1": OTHERS, "n2": "", "n3": ""}
+    assert bench.verdict("b1", code=True) == {"n1": OTHERS, "n2": "", "n3": NEVER}
+
+
 def test_what_is_on_its_way_counts_and_what_comes_to_nothing_does_not() -> None:
     bench = Tenants()
     bench.nodes("n1")
@@ -159,6 +167,7 @@ async def test_a_pod_that_waits_for_others_code_is_woken_by_its_end() -> None:
         await bench.until_quiet()
         assert not bench.is_placed("b1")
         assert "1 CodeOfAnotherNamespace" in bench.events.said[-1][2]
+        await bench.grow_patient()
         bench.nodes("n1", APART, None, row("a1", "n1", requested_bytes=0))
         await bench.step(4, seconds=1)
         assert bench.is_placed("b1")
@@ -166,10 +175,11 @@ async def test_a_pod_that_waits_for_others_code_is_woken_by_its_end() -> None:
 
 async def test_code_that_waits_for_the_models_of_others_is_woken_by_the_end_of_the_last() -> None:
     async with Tenants() as bench:
-        there = [row(uid, "n1", requested_bytes=0) for uid in ("a1", "c1")]
+        nameless = {"requested_bytes": 0, "model_id": None, "model_name": None}
+        there = [row(uid, "n1", **nameless) for uid in ("a1", "c1")]
         bench.nodes("n1", APART, None, *there)
         bench.pod("b1", code=True)
-        await bench.until_quiet()
+        await bench.grow_patient()
         bench.nodes("n1", APART, None, *there[1:])
         await bench.step(4, seconds=1)
         assert not bench.is_placed("b1")
@@ -184,6 +194,7 @@ async def test_a_node_that_takes_no_code_is_looked_at_again_when_its_rule_change
         bench.pod("b1", code=True)
         await bench.until_quiet()
         assert "1 CodeNotAllowed (python is code, and the node takes none)" in bench.events.said[-1][2]
+        await bench.grow_patient()
         bench.nodes("n1", APART)
         await bench.step(4, seconds=1)
         assert bench.is_placed("b1")

@@ -128,7 +128,7 @@ async def test_top_for_programs(machine: Reader, capsys: pytest.CaptureFixture[s
         "measuredBytes": 5 * GIB,
         "state": "ready",
         "reason": "",
-            "failure": None,
+        "failure": None,
     }
     assert (other["pod"], other["state"], other["reason"]) == ("p2", "failed", "no memory")
 

@@ -108,9 +108,11 @@ async def test_it_ends_by_itself_after_a_day_where_nobody_tells_of_it_any_more()
         bench.says("n1", row("p1"))
         bench.copy("p2")
         assert "until 2026-01-02T00:00:00Z" in await bench.told("p2")
+        await bench.grow_patient()
+        bench.says("n1", row("p1"), lifted="")  # told again: it is not another one
         bench.gone("p1")
         bench.says("n1")
-        bench.now = bench.began + QUARANTINE_SECONDS - 60
+        bench.now = bench.began + QUARANTINE_SECONDS - 20
         assert "ModelQuarantined" in await bench.told("p2")
         bench.now = bench.began + QUARANTINE_SECONDS
         assert await bench.told("p2") == "placed"
@@ -134,6 +136,7 @@ async def test_a_quarantine_that_is_lifted_lets_the_others_in(state: ModelState)
         bench.says("n2")
         bench.copy("p2")
         assert "ModelQuarantined" in await bench.told("p2")
+        await bench.grow_patient()
         bench.says("n1", row("p1", bad=False, state=state))
         assert await bench.told("p2") == "placed"
 
@@ -156,6 +159,7 @@ async def test_an_operator_can_lift_what_no_pod_tells_of_any_more(annotation: st
         bench.gone("p1")
         bench.says("n1")
         assert "ModelQuarantined" in await bench.told("p2")
+        await bench.grow_patient()
         bench.says("n1", lifted=annotation)
         assert (await bench.told("p2") == "placed") is ends
 

@@ -436,6 +436,15 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
         Stage.SCHEDULED,
         ["GPU GPU-a, which was chosen for it, is not"],
     ),
+    "GPU broken": (
+        Case(
+            loader=DONE,
+            proxy=RUNNING,
+            node=node(says=report(gpu(healthy=False, broken=True, reason="XID 79"), models=(listed("p1"),))),
+        ),
+        Stage.LOADED,
+        ["GPU 0 is not healthy: XID 79", "the binder evicts it", "another GPU has room"],
+    ),
     "GPU sick": (
         Case(node=node(says=report(gpu(healthy=False, reason="XID 79")))),
         Stage.SCHEDULED,
