@@ -148,7 +148,15 @@ class Extender:
         return error_text
 
     def _demand(self, pod: JsonObject) -> Demand:
-        return parse_demand(pod, self._keys)
+        """Raises InvalidPod; InvalidValue where it is no pod as an API server gives it."""
+        try:
+            return parse_demand(pod, self._keys)
+        except InvalidPod:
+            raise
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise InvalidValue(
+                f"Pod is not as the API server would give it: {type(error).__name__}: {error}"
+            ) from error
 
     def _learn(self, demand: Demand) -> None:
         """Once for each pod: kube-scheduler asks at every try."""

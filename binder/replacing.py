@@ -10,6 +10,7 @@ enough was tried. While no other node has room for a failed one it stays, too, a
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,16 @@ class Replacer:
     def forget(self, node: NodeName) -> None:
         """The node is gone."""
         self._failed.pop(node, None)
+
+    def see_going(self, pod: JsonObject) -> None:
+        """A pod ends. If its load had failed, whoever leads has replaced it: the next leader must know, too,
+        where its successor is not to go."""
+        node, ref = node_of(pod), pod_ref(pod)
+        failed = None if node is None else self._failed.get(node, {}).get(ref.uid)
+        if node is None or failed is None or failed.model.state is not ModelState.FAILED:
+            return
+        with suppress(InvalidPod):
+            self._why_not(parse_demand(pod, self._keys), failed.model, node)
 
     async def run(self) -> None:
         """Deal with them one by one, for ever."""

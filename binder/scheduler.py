@@ -177,6 +177,8 @@ class Scheduler:
         pod = change.object
         ref = pod_ref(pod)
         helps = self.cluster.on_pod(change)
+        if change.kind is ChangeKind.GONE or is_deleting(pod):
+            self._replacer.see_going(pod)
         if change.kind is ChangeKind.GONE or node_of(pod) is not None:
             self._no_longer_waits(ref.uid)
         elif pod["spec"].get("schedulerName") == self._name:

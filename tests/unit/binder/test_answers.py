@@ -212,6 +212,22 @@ async def test_an_overdue_pod_that_is_gone_is_a_ghost_until_its_node_was_asked()
     assert (asking.freed, asking.held()) == ([True, True], 0)
 
 
+async def test_what_stays_in_doubt_is_asked_less_and_less_often_and_anew_when_it_is_another() -> None:
+    asking = Asking(pod("p1", mem="4Gi"))
+    asking.assume()
+    asking.now = OVERDUE_SECONDS
+    questions = 0
+    for _ in range(600):
+        questions += await asking.look()
+        asking.now += 1
+    assert 10 <= questions <= 30  # and not 600
+    asking.state.forget(PodUid("p1"))
+    assert await asking.look() == 0
+    asking.assume()
+    asking.now += OVERDUE_SECONDS
+    assert [await asking.look() for _ in range(2)] == [1, 0]
+
+
 NODES: dict[str, tuple[Json | Exception, list[bool], int]] = {
     "away": (KubeUnreachable("away"), [], 4),
     "gone": (response_error(404, "NotFound", ""), [True], 0),
@@ -226,7 +242,9 @@ async def test_what_a_ghost_s_node_may_answer(case: str, caplog: pytest.LogCaptu
     asking.assume()
     asking.state.remove_pod(PodUid("p1"))
     asking.now = GHOST_GRACE_SECONDS
-    assert [await asking.look() for _ in range(2)] == [1, 0 if case == "gone" else 1]
+    assert [await asking.look() for _ in range(2)] == [1, 0]
+    asking.now += 2
+    assert await asking.look() == (0 if case == "gone" else 1)
     assert asking.freed == freed
     assert asking.state.ghost_count == bool(gib)
     assert ("answer not taken" in caplog.text) is (case == "strange")

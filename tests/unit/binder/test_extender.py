@@ -105,6 +105,31 @@ async def test_filter_tells_each_node_s_own_reason_and_not_what_kube_scheduler_s
     assert failed["n3"] == "GPUMemoryInsufficient: 2 GiB short on the best GPU"
 
 
+NO_PODS: dict[str, dict[str, Any]] = {
+    "containers that are no list": {"containers": 7},
+    "a container that is no object": {"containers": ["x"]},
+    "resources that are a list": {"containers": [{"name": "c", "resources": [1]}]},
+    "volumes that are text": {"containers": [], "volumes": "abc"},
+    "affinity that is a list": {"containers": [], "affinity": ["x"]},
+    "tolerations that are a number": {"containers": [], "tolerations": 3},
+    "a priority that is text": {"containers": [], "priority": "high"},
+    "claims that are named by a number": {"containers": [], "volumes": [{"name": "v", "ephemeral": 1}, 2]},
+    "spread over nothing": {"containers": [], "topologySpreadConstraints": [{}]},
+    "ports that are text": {"containers": [{"name": "c", "ports": [{"hostPort": "x", "protocol": []}]}]},
+}
+
+
+@pytest.mark.parametrize("case", sorted(NO_PODS))
+@pytest.mark.parametrize("verb", ["filter", "prioritize"])
+async def test_what_is_no_pod_is_one_clear_error(case: str, verb: str) -> None:
+    _, _, extender = make()
+    body = {"Pod": {"metadata": {"name": "p1", "uid": "p1"}, "spec": NO_PODS[case]}, "NodeNames": ["n1"]}
+    status, answer = await post(extender, verb, body)
+    assert status in (200, 400), answer
+    if status == 400:
+        assert answer["error"]
+
+
 TOO_MUCH = {
     "cpu": ({"cpu": "3900m"}, "ResourceInsufficient: cpu"),
     "memory": ({"memory": "7Gi"}, "ResourceInsufficient: memory"),

@@ -351,3 +351,38 @@ async def test_what_was_said_is_taken_back_when_the_model_is_loaded_after_all() 
     two.node("n1", report(gpu(), models=(listed("p1"),), generation=3))
     await two.work()
     assert len(api.conditions) == 2
+
+
+@pytest.mark.parametrize("kind", ChangeKind)
+async def test_a_standby_knows_where_the_successor_of_a_replaced_pod_is_not_to_go(kind: ChangeKind) -> None:
+    """It never dealt with the failed load itself, and leads from now on."""
+    two = Two(Api(on_n1()), free_gib=16)
+    decider, successor = two.scheduler.cluster.decider, parse_demand(owned("p2"), KEYS)
+
+    def refused() -> list[int]:
+        return [int(code) for code in decider.codes(successor) if code == CODE[Kind.EXCLUDED]]
+
+    assert refused() == []
+    going = on_n1()
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    two.scheduler.on_pod(Change(kind, going))
+    assert len(refused()) == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "more"),
+    [
+        (Failure.INVALID_MODEL, {}),
+        (Failure.QUARANTINED, {}),
+        (Failure.CAPACITY, {"annotations": {KEYS.server: "triton"}}),
+    ],
+)
+async def test_a_pod_that_nobody_has_replaced_and_that_ends_leaves_no_node_out(
+    failure: Failure, more: dict[str, Any]
+) -> None:
+    two = Two(Api(on_n1(**more)), free_gib=16)
+    two.node("n1", report(gpu(), models=(failed("p1", failure),), generation=2))
+    two.scheduler.on_pod(Change(ChangeKind.GONE, on_n1(**more)))
+    two.node("n1", report(gpu(), generation=3))
+    codes = two.scheduler.cluster.decider.codes(parse_demand(owned("p2"), KEYS))
+    assert CODE[Kind.EXCLUDED] not in codes
