@@ -147,9 +147,11 @@ def code_misfits(table: NodeTable, demand: Demand) -> Iterator[tuple[Kind, Bools
     if not apart.any():
         return
     own = (None, demand.model.ref.namespace)
-    yield Kind.CODE_OF_ANOTHER, apart & ~table.coders.is_one_of(own, rows)
-    if demand.has_code:
-        yield Kind.AMONG_OTHERS, apart & ~table.tenants.is_one_of(own, rows)
+    for kind, column in ((Kind.CODE_OF_ANOTHER, table.coders), (Kind.AMONG_OTHERS, table.tenants)):
+        if kind is Kind.CODE_OF_ANOTHER or demand.has_code:
+            fails = apart & ~column.is_one_of(own, rows)
+            if fails.any():  # most often there is none, and then nothing has to be judged anew
+                yield kind, fails
 
 
 def wanted_models(table: NodeTable, shape: Shape) -> Bools:

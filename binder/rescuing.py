@@ -33,7 +33,7 @@ PAUSE_SECONDS = 5.0
 _AGAIN_SECONDS = 30.0
 _TICK_SECONDS = 1.0
 # What has failed or is lost is the replacer's.
-_STRANDED = (ModelState.STAGED, ModelState.LOADING, ModelState.READY)
+_STRANDED = (ModelState.PENDING, ModelState.STAGED, ModelState.LOADING, ModelState.READY)
 
 
 @dataclass(slots=True)

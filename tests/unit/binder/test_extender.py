@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
+from berth.contract.report import CodeReport, CodeRule
 from berth.kube.errors import response_error
 from berth.kube.informer import Change, ChangeKind
 from binder.extender import BEST_SCORE, Extender
@@ -103,6 +104,20 @@ async def test_filter_tells_each_node_s_own_reason_and_not_what_kube_scheduler_s
     assert failed["n1"].startswith("StaleNodeFacts: no heartbeat")
     assert failed["n2"].startswith("UnreadableNodeReport: node report")
     assert failed["n3"] == "GPUMemoryInsufficient: 2 GiB short on the best GPU"
+
+
+async def test_filter_and_bind_keep_namespaces_apart_where_a_node_does() -> None:
+    api, scheduler, extender = make()
+    apart = report(gpu("GPU-1"), code=CodeReport(CodeRule.NAMESPACE, "other"))
+    scheduler.on_node(Change(ChangeKind.SET, node("n1", says=apart)))
+    _, answer = await post(extender, "filter", ARGS)
+    assert answer["NodeNames"] == ["n2"]
+    assert answer["FailedAndUnresolvableNodes"]["n1"].startswith("CodeOfAnotherNamespace: ")
+    _, answer = await post(
+        extender, "bind", {"PodName": "p1", "PodNamespace": "team", "PodUID": "p1", "Node": "n1"}
+    )
+    assert answer["Error"].startswith("node n1: CodeOfAnotherNamespace")
+    assert api.bound == []
 
 
 NO_PODS: dict[str, dict[str, Any]] = {

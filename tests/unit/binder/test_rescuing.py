@@ -64,6 +64,14 @@ async def test_a_pod_leaves_a_gpu_that_has_been_broken_for_a_while() -> None:
     assert await ward.after(10 * BROKEN_SECONDS) == ["p1"]
 
 
+@pytest.mark.parametrize("state", [ModelState.PENDING, ModelState.STAGED, ModelState.LOADING])
+async def test_nobody_waits_to_be_loaded_onto_a_broken_gpu(state: ModelState) -> None:
+    ward = Ward()
+    ward.resident_of("p1")
+    ward.report(state=state)
+    assert await ward.after(BROKEN_SECONDS) == ["p1"]
+
+
 async def test_what_flaps_costs_nobody_his_place() -> None:
     ward = Ward()
     ward.resident_of("p1")
