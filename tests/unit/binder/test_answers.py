@@ -226,6 +226,8 @@ async def test_what_stays_in_doubt_is_asked_less_and_less_often_and_anew_when_it
     asking.assume()
     asking.now += OVERDUE_SECONDS
     assert [await asking.look() for _ in range(2)] == [1, 0]
+    asking.now += 2  # its pauses have begun anew
+    assert await asking.look() == 1
 
 
 NODES: dict[str, tuple[Json | Exception, list[bool], int]] = {
