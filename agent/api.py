@@ -11,8 +11,7 @@ import grpc
 import grpc.aio
 
 from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthenticated
-from agent.facts import trouble_of
-from agent.gpus import GpuReading, GpusUnknown
+from agent.gpus import GpuReading, GpusUnknown, trouble_of
 from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from agent.gpus import GpuReading, Gpus, GpusHang, GpusUnknown
+from agent.gpus import GpuReading, Gpus, GpusHang, GpusUnknown, trouble_of
 from agent.models import Models
 from berth.contract.ids import GpuUuid
 from berth.contract.report import GpuReport
@@ -104,19 +104,6 @@ class ForeignUse:
         if last is None or not actual <= last <= actual + HYSTERESIS_BYTES:
             self._last[reading.uuid] = actual
         return self._last[reading.uuid]
-
-
-def trouble_of(gpus: Collection[GpuUuid], readings: Collection[GpuReading]) -> str:
-    """What is broken of the GPUs that a model is on; "" where nothing is, or nobody can tell. A GPU that is
-    not among the readings is gone, unless one of them cannot tell its name."""
-    there = {reading.uuid: reading for reading in readings}
-    for uuid in gpus:
-        reading = there.get(uuid)
-        if reading is None and all(one.is_named or one.broken for one in readings):
-            return f"GPU {uuid} is not on this node any more"
-        if reading is not None and reading.broken:
-            return f"GPU {reading.index} ({uuid}): {reading.reason}"
-    return ""
 
 
 def gpu_reports(

@@ -57,6 +57,19 @@ def cuda_ordinals(readings: Iterable[GpuReading]) -> dict[GpuUuid, int]:
     return {gpu.uuid: ordinal for ordinal, gpu in enumerate(seen)}
 
 
+def trouble_of(gpus: Collection[GpuUuid], readings: Collection[GpuReading]) -> str:
+    """What is broken of the GPUs that a model is on; "" where nothing is, or nobody can tell. A GPU that is
+    not among the readings is gone, unless one of them cannot tell its name."""
+    there = {reading.uuid: reading for reading in readings}
+    for uuid in gpus:
+        reading = there.get(uuid)
+        if reading is None and all(one.is_named or one.broken for one in readings):
+            return f"GPU {uuid} is not on this node any more"
+        if reading is not None and reading.broken:
+            return f"GPU {reading.index} ({uuid}): {reading.reason}"
+    return ""
+
+
 def grown_instead(
     before: Mapping[GpuUuid, int],
     after: Mapping[GpuUuid, int],

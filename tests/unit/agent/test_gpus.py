@@ -3,8 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts, gpu_reports, trouble_of
-from agent.gpus import GpuReading, GpusHang, GpusUnknown, NoGpus, cuda_ordinals, grown_instead, nameless
+from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts, gpu_reports
+from agent.gpus import (
+    GpuReading,
+    GpusHang,
+    GpusUnknown,
+    NoGpus,
+    cuda_ordinals,
+    grown_instead,
+    nameless,
+    trouble_of,
+)
 from agent.mock_gpus import MockGpus, Resident, parse_scenario
 from agent.models import Models
 from agent.report import gauge_annotations, node_total
