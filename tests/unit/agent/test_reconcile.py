@@ -155,6 +155,7 @@ class Agent(Node):
             repository=self.repository,
             triton=self.triton,
             lifecycle=self.lifecycle,
+            gate=self.gate,
             clock=lambda: self.now,
         )
 
