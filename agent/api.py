@@ -47,6 +47,8 @@ _MESSAGE_BYTES = 4 * 1024 * 1024
 # A node's pods, each with a watch, a stage or a load: more than a kubelet would ever run.
 _CONCURRENT_CALLS = 1000
 _STAGES_AT_ONCE = 4
+# To judge a config.pbtxt of the largest size takes a core about a second.
+_JUDGED_AT_ONCE = 2
 # A sender that falls silent for this long has died without saying so.
 _STAGE_IDLE_SECONDS = 60.0
 # How long a call that found no change repeats its last message, so that a dead client is noticed.
@@ -104,6 +106,7 @@ class NodeAgentApi(NodeAgentServicer):
         self._models, self._repository, self._lifecycle = models, repository, lifecycle
         self._readings, self._access, self._metrics = readings, access, metrics
         self._rules, self._gate = rules, gate
+        self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._max_model_bytes = max_model_bytes
         self._stage_slots = asyncio.Semaphore(_STAGES_AT_ONCE)
 
@@ -218,7 +221,8 @@ class NodeAgentApi(NodeAgentServicer):
         """What may be loaded, and could be now. A refusal is the model's state too, so that the binder and
         the pod's owner learn of it. `judge` blocks. Raises InvalidModel or CodeRefused."""
         try:
-            admitted = await in_thread(judge)
+            async with self._judging:
+                admitted = await in_thread(judge)
             self._gate.check(model.ref.uid, model.ref.namespace, has_code=admitted.has_code)
         except InvalidModel as error:
             self._lifecycle.refuse(model, str(error), Failure.INVALID_MODEL)

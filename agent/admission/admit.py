@@ -21,9 +21,10 @@ from agent.admission.table import TABLE
 from agent.admission.verdicts import written_anew
 from berth.contract.ids import ModelName
 from berth.contract.report import CodeRule
+from berth.contract.text import one_line
 
-# A model with a thousand tensors has a tenth of it. Python's parser takes about a second for so much.
-CONFIG_BYTES = 512 * 1024
+# A model with a thousand tensors has a third of it. The parser takes about a second for the worst of so much.
+CONFIG_BYTES = 256 * 1024
 _WHERE = f"{CONFIG_FILE}: "
 
 
@@ -115,7 +116,7 @@ def parse(text: bytes) -> pb.ModelConfig:
     try:
         text_format.Parse(text.decode("utf-8"), config)
     except (text_format.ParseError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidModel(f"{_WHERE}{str(error)[:500]}") from error
+        raise InvalidModel(f"{_WHERE}{one_line(str(error), limit=500)}") from error
     return config
 
 
@@ -143,7 +144,7 @@ def _backend(config: pb.ModelConfig, files: ModelFiles, rules: NodeRules) -> str
 def _by_files(config: pb.ModelConfig, files: ModelFiles) -> str:
     """As Triton does: from the name of the file in a version directory. Raises InvalidModel."""
     names = [config.default_model_filename] if config.default_model_filename else list(BY_FILE)
-    for version in files.versions():
+    for version in files.versions()[:1]:
         found = [BY_FILE[one] for one in names if one in BY_FILE and files.has(f"{version}/{one}")]
         if len(found) == 1:
             return found[0]

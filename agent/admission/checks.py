@@ -44,7 +44,7 @@ def served_versions(config: pb.ModelConfig, files: ModelFiles, *, where: str) ->
     if kind == "all":
         served = there
     elif kind == "specific":
-        served = [version for version in there if version in set(policy.specific.versions)]
+        served = sorted(set(policy.specific.versions).intersection(there))
     else:
         served = there[-max(policy.latest.num_versions, 1) :]
     if not served:

@@ -3,8 +3,10 @@
 import os
 import re
 import stat
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from agent.admission.errors import InvalidModel
@@ -35,7 +37,14 @@ class ModelFiles:
 
     def has(self, path: str) -> bool:
         """A file of this path, or a directory with files in it."""
-        return path in self.sizes or any(name.startswith(f"{path}/") for name in self.sizes)
+        if path in self.sizes:
+            return True
+        at = bisect_left(self._sorted, f"{path}/")
+        return at < len(self._sorted) and self._sorted[at].startswith(f"{path}/")
+
+    @cached_property
+    def _sorted(self) -> list[str]:
+        return sorted(self.sizes)
 
     def versions(self) -> list[int]:
         """The numbers of the version directories, ascending. Raises InvalidModel for one that Triton would
@@ -53,7 +62,7 @@ class ModelFiles:
 
     def code(self) -> str | None:
         """The first file that is code by its name or its beginning."""
-        return next((path for path in sorted(self.sizes) if path in self.native or _is_code(path)), None)
+        return next((path for path in self._sorted if path in self.native or _is_code(path)), None)
 
 
 def look_at(directory: Path) -> ModelFiles:

@@ -215,18 +215,22 @@ class Node:
         on: str = "GPU-a",
         others: tuple[str, ...] = (),
         digest: str = "",
-        files: Mapping[str, str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        namespace: str = "team",
     ) -> Model:
         more = tuple(GpuRef(GpuUuid(uuid), 1) for uuid in others)
         choice = GpuChoice(GpuUuid(on), 0, GIB, more)
-        self.models.see_pod(parse_model_pod(pod(uid, on="n1", choice=choice), Keys()))
+        bound = pod(uid, on="n1", choice=choice)
+        bound["metadata"]["namespace"] = namespace
+        self.models.see_pod(parse_model_pod(bound, Keys()))
         name = ModelName(f"model-{uid}")
         staged = self.repository.new_staging()
         (staged / "1").mkdir(parents=True)
-        for path, text in (files or {"1/model.py": ""}).items():
-            (staged / path).write_text(text)
+        for path, body in (files or {"1/model.py": ""}).items():
+            (staged / path).parent.mkdir(parents=True, exist_ok=True)
+            (staged / path).write_bytes(body.encode() if isinstance(body, str) else body)
         record = Record(
-            PodRef("team", uid, PodUid(uid)), ModelId(name), name, choice, digest or uid, served=served
+            PodRef(namespace, uid, PodUid(uid)), ModelId(name), name, choice, digest or uid, served=served
         )
         model = self.models.claim(PodUid(uid), name)
         await self.lifecycle.publish(model, staged, record)
