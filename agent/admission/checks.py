@@ -108,7 +108,7 @@ def _check_warmup(config: pb.ModelConfig, files: ModelFiles, where: str) -> None
         for name in sorted(sample.inputs):
             one = sample.inputs[name]
             shown = f"{place}.inputs[{name[:80]!r}]"
-            size = _require_product(one.dims, f"{shown}.dims") * _item_bytes(one.data_type)
+            size = _require_product(one.dims, f"{shown}.dims") * _item_bytes(one.data_type, shown)
             if one.WhichOneof("input_data_type") is None:
                 raise InvalidModel(f"{shown}: zero_data, random_data or input_data_file is expected")
             if one.input_data_file:
@@ -128,10 +128,11 @@ def _check_states(config: pb.ModelConfig, files: ModelFiles, where: str) -> None
         place = f"{where}sequence_batching.state[{at}]"
         _require_product(state.dims, f"{place}.dims")
         for one in state.initial_state:
-            size = _require_product(one.dims, f"{place}.initial_state.dims") * _item_bytes(one.data_type)
+            shown = f"{place}.initial_state"
+            size = _require_product(one.dims, f"{shown}.dims") * _item_bytes(one.data_type, shown)
             if one.data_file:
                 path = f"initial_state/{one.data_file}"
-                size = max(size, _require_file(files, path, f"{place}.initial_state.data_file"))
+                size = max(size, _require_file(files, path, f"{shown}.data_file"))
             total += size
     if total > MAX_STATE_BYTES:
         raise InvalidModel(
@@ -158,7 +159,7 @@ def _check_parameters(config: pb.ModelConfig, backend: Backend, files: ModelFile
             path = value.removeprefix(_MODEL_DIRECTORY)
             require_inside(path, where=place)
             if not files.has(path):
-                raise InvalidModel(f"{place}: there is no {path}")
+                raise InvalidModel(f"{place}: there is no {path[:200]}")
 
 
 def _check_accelerators(config: pb.ModelConfig, where: str) -> None:
@@ -166,7 +167,7 @@ def _check_accelerators(config: pb.ModelConfig, where: str) -> None:
     place = f"{where}optimization.execution_accelerators"
     for one in (*both.gpu_execution_accelerator, *both.cpu_execution_accelerator):
         if one.name not in ACCELERATORS:
-            raise InvalidModel(f"{place}: {one.name!r} is none of {', '.join(sorted(ACCELERATORS))}")
+            raise InvalidModel(f"{place}: {one.name[:80]!r} is none of {', '.join(sorted(ACCELERATORS))}")
         for name in sorted(one.parameters):
             settings = ACCELERATORS[one.name]
             _check_setting(name, one.parameters[name], settings, f"{place}.{one.name}[{name!r}]")
@@ -200,14 +201,14 @@ def _check_files(config: pb.ModelConfig, backend: Backend, files: ModelFiles, wh
 
 def _require_there(files: ModelFiles, groups: Sequence[Sequence[str]], place: str) -> None:
     if not any(all(files.has(path) for path in group) for group in groups):
-        wanted = ", or ".join(" and ".join(group) for group in groups)
+        wanted = ", or ".join(" and ".join(path[:200] for path in group) for group in groups)
         raise InvalidModel(f"{place}: {wanted} is needed, and not there")
 
 
 def _require_file(files: ModelFiles, path: str, place: str) -> int:
     """Its size in bytes. Raises InvalidModel."""
     if path not in files.sizes:
-        raise InvalidModel(f"{place}: there is no file {path!r} in the model's directory")
+        raise InvalidModel(f"{place}: there is no file {path[:200]!r} in the model's directory")
     return files.sizes[path]
 
 
@@ -232,8 +233,12 @@ def _require_different(names: Iterable[str], place: str) -> None:
         seen.add(name)
 
 
-def _item_bytes(data_type: int) -> int:
-    return ITEM_BYTES.get(pb.DataType.Name(data_type), max(ITEM_BYTES.values()))
+def _item_bytes(data_type: int, place: str) -> int:
+    """Raises InvalidModel where no type is named."""
+    size = ITEM_BYTES.get(pb.DataType.Name(data_type))
+    if size is None:
+        raise InvalidModel(f"{place}: a data_type like TYPE_FP32 is expected")
+    return size
 
 
 def _some(versions: Sequence[int]) -> str:

@@ -51,11 +51,10 @@ _NO_OTHERS = "leave it out: a pod is one model, and this names other models of t
 _NO_AGENTS = "leave it out: repository agents change the model's files after they have been judged"
 
 
-def _enum(name: str, *left_out: str) -> OneOf:
-    """Every value of an enum of ModelConfig's file but those left out."""
+def _enum(name: str) -> OneOf:
+    """Every value of an enum of ModelConfig's file."""
     values = _ENUMS[name].values
-    taken = [value for value in values if value.name not in left_out]
-    return OneOf(tuple(value.name for value in taken), tuple(value.number for value in taken))
+    return OneOf(tuple(value.name for value in values), tuple(value.number for value in values))
 
 
 _ENUMS = {
@@ -68,7 +67,7 @@ _ENUMS = {
     "Control.Kind": pb.ModelSequenceBatching.Control.DESCRIPTOR.enum_types_by_name["Kind"],
     "Instance.Kind": pb.ModelInstanceGroup.DESCRIPTOR.enum_types_by_name["Kind"],
 }
-_TYPE = _enum("DataType", "TYPE_INVALID")
+_TYPE = _enum("DataType")
 _EITHER = Keep()
 
 TABLE: Table = {

@@ -62,11 +62,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 async def staging(agent: NodeAgentStub, size: int) -> pb.StageResponse:
     body = b"x" * size
-    digest = hashlib.sha256(b"1/weights\0" + str(size).encode() + b"\0" + body).hexdigest()
+    digest = hashlib.sha256(b"1/model.py\0" + str(size).encode() + b"\0" + body).hexdigest()
 
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/weights", size=size))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=size))
         for at in range(0, size, MIB):
             yield pb.StageRequest(chunk=body[at : at + MIB])
         yield pb.StageRequest(commit=pb.StageCommit(digest=digest))

@@ -21,7 +21,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
-from berth.contract.report import Failure, ModelState
+from berth.contract.report import CodeRule, Failure, ModelState
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.triton.admin import IndexState
 from berth.triton.errors import TritonRefused, TritonUnavailable
@@ -85,6 +85,7 @@ def api_of(
     readings: Callable[[], tuple[GpuReading, ...]] | None = None,
     *,
     registry: CollectorRegistry | None = None,
+    max_model_bytes: int = 10,
 ) -> NodeAgentApi:
     knows = knows or Knows()
     return NodeAgentApi(
@@ -98,7 +99,7 @@ def api_of(
         metrics=AgentMetrics(registry or CollectorRegistry()),
         rules=node.rules,
         gate=node.gate,
-        max_model_bytes=10,
+        max_model_bytes=max_model_bytes,
     )
 
 
@@ -660,3 +661,111 @@ async def test_a_call_that_is_given_up_while_its_directory_is_made_leaves_none(
     with pytest.raises(asyncio.CancelledError):
         await call
     assert list((tmp_path / "staging").iterdir()) == []
+
+
+def manifest(config: str | None, *paths: str, model: str = "model-p1") -> pb.StageRequest:
+    header = pb.StageHeader(model_name=model, files=[pb.StageFile(path=path, size=1) for path in paths])
+    if config is not None:
+        header.config = config.encode()
+    return pb.StageRequest(header=header)
+
+
+@pytest.mark.parametrize(
+    ("header", "code", "failure", "why"),
+    [
+        (
+            manifest('backend: "evil"', "1/model.py", "config.pbtxt"),
+            "INVALID_ARGUMENT",
+            Failure.INVALID_MODEL,
+            "backend: 'evil' is not among what this node's Triton has: python",
+        ),
+        (
+            manifest('backend: "python"', "1/weights", "config.pbtxt"),
+            "INVALID_ARGUMENT",
+            Failure.INVALID_MODEL,
+            "1/model.py is needed, and not there",
+        ),
+        (manifest(None, "1/model.py", "../x"), "INVALID_ARGUMENT", None, "must be relative"),
+        (manifest(None, "1/model.py"), "FAILED_PRECONDITION", Failure.CAPACITY, "this node takes none"),
+    ],
+)
+async def test_a_model_that_is_not_taken_is_refused_before_its_bytes_have_moved(
+    tmp_path: Path, header: pb.StageRequest, code: str, failure: Failure | None, why: str
+) -> None:
+    node = Node(tmp_path, code=CodeRule.NONE)
+    moved = 0
+
+    async def stream() -> AsyncIterator[pb.StageRequest]:
+        nonlocal moved
+        yield header
+        moved += 1
+        yield FILE
+
+    with pytest.raises(Refused, match=why) as refused:
+        await api_of(node).Stage(stream(), Context())
+    assert (refused.value.code.name, moved) == (code, 0)
+    model = node.models.get(PodUid("p1"))
+    assert model is not None
+    assert model.failure is failure
+    if failure is not None:  # the binder and the pod's owner learn of it
+        assert (model.state, why in model.reason) == (ModelState.FAILED, True)
+        assert "ModelLoadFailed" in [reason for reason, _ in node.events.said]
+
+
+async def test_what_was_announced_is_judged_again_when_it_is_there(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    body = b"\x7fELF"
+    parts = [
+        manifest(None, "1/model.py"),
+        pb.StageRequest(file=pb.StageFile(path="1/other", size=len(body))),
+        pb.StageRequest(chunk=body),
+        pb.StageRequest(commit=pb.StageCommit(digest=digest_of([("1/other", body)]))),
+    ]
+    with pytest.raises(Refused, match="no backend is named"):
+        await sent(api_of(node), *parts)
+    assert node.repository.records() == {}
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+async def test_a_model_of_another_namespace_is_refused_beside_code_before_its_bytes_have_moved(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    node.gate.hold(PodUid("theirs"), "another", has_code=True)
+    with pytest.raises(Refused, match="holds a model with code of another namespace"):
+        await sent(api_of(node), manifest(None, "1/model.py"))
+    node.gate.release(PodUid("theirs"))
+    assert (await sent(api_of(node), manifest(None, "1/model.py"), FILE, CHUNK, COMMIT)).digest == DIGEST
+    record = node.repository.record(ModelName("model-p1"))
+    assert record is not None
+    assert record.code
+
+
+async def test_what_a_tenant_wrote_is_not_what_is_published(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    config = b'#x\nbackend: "python"'
+    api = api_of(node, max_model_bytes=1000)
+    files = [("1/model.py", b"y"), ("config.pbtxt", config)]
+    parts = [HEADER]
+    for path, body in files:
+        parts += [pb.StageRequest(file=pb.StageFile(path=path, size=len(body))), pb.StageRequest(chunk=body)]
+    digest = digest_of(files)
+    answer = await sent(api, *parts, pb.StageRequest(commit=pb.StageCommit(digest=digest)))
+    assert answer.digest == digest
+    text = (tmp_path / "models" / "model-p1" / "config.pbtxt").read_text()
+    assert "#x" not in text
+    assert 'backend: "python"' in text
+
+
+async def test_files_that_are_refused_take_nothing_from_a_model_that_serves(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    model = await node.stage("p1")
+    await node.lifecycle.start_load(model)
+    with pytest.raises(Refused, match="is not among"):
+        await sent(api_of(node), manifest('backend: "evil"', "1/model.py"))
+    assert (model.state, model.failure) == (ModelState.READY, None)
+
+
+def digest_of(files: list[tuple[str, bytes]]) -> str:
+    parts = (path.encode() + b"\0" + str(len(body)).encode() + b"\0" + body for path, body in files)
+    return hashlib.sha256(b"".join(parts)).hexdigest()
