@@ -35,6 +35,7 @@ _MOST_TRIES = 10
 # Longer than a kubelet's longest pause between two starts of a container (5 min).
 _TRITON_WAIT_SECONDS = 360.0
 _POLL_SECONDS = 0.05
+_HELD = frozenset({ModelState.LOADING, ModelState.READY, ModelState.UNLOADING})
 _MOVING = frozenset({IndexState.LOADING, IndexState.UNLOADING})
 
 
@@ -399,7 +400,7 @@ class Lifecycle:
 
     def refuse(self, model: Model, reason: str, failure: Failure) -> None:
         """Say that files which were offered are not taken. What the model has already stays as it is."""
-        if model.state not in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING):
+        if (model.reason, model.failure) != (reason, failure) and model.state not in _HELD:
             self._tell_failed(model, reason, failure)
 
     async def _failed(self, model: Model, reason: str, failure: Failure) -> None:

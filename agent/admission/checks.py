@@ -11,6 +11,7 @@ from agent.admission.files import ModelFiles, require_inside
 from agent.admission.table import (
     ITEM_BYTES,
     MAX_ELEMENTS,
+    MAX_INSTANCES,
     MAX_SEQUENCE_SLOTS,
     MAX_SERVED_VERSIONS,
     MAX_STATE_BYTES,
@@ -23,15 +24,21 @@ _PYTHON_PATHS = ("EXECUTION_ENV_PATH",)
 
 
 def check_together(config: pb.ModelConfig, backend: Backend, files: ModelFiles, *, where: str) -> None:
-    """Raises InvalidModel."""
+    """Of a config whose instance groups have their counts. Raises InvalidModel."""
+    versions = served_versions(config, files, where=where)
+    copies = len(versions) * sum(group.count for group in config.instance_group)
+    if copies > MAX_INSTANCES:
+        raise InvalidModel(
+            f"{where}instance_group: {copies} instances of {len(versions)} versions; at most {MAX_INSTANCES}"
+        )
     _check_tensors(config, where)
-    _check_batching(config, where)
-    _check_warmup(config, files, where)
-    _check_states(config, files, where)
+    _check_batching(config, copies, where)
+    _check_warmup(config, files, copies, where)
+    _check_states(config, files, copies, where)
     _check_metrics(config, where)
     _check_parameters(config, backend, files, where)
     _check_accelerators(config, where)
-    _check_files(config, backend, files, where)
+    _check_files(config, backend, files, versions, where)
 
 
 def served_versions(config: pb.ModelConfig, files: ModelFiles, *, where: str) -> list[int]:
@@ -71,7 +78,7 @@ def _check_tensors(config: pb.ModelConfig, where: str) -> None:
             _require_product(tensor.reshape.shape, f"{place}.reshape.shape")
 
 
-def _check_batching(config: pb.ModelConfig, where: str) -> None:
+def _check_batching(config: pb.ModelConfig, copies: int, where: str) -> None:
     dynamic, sequences = config.dynamic_batching, config.sequence_batching
     for place, sizes in (
         ("dynamic_batching", dynamic.preferred_batch_size),
@@ -90,14 +97,14 @@ def _check_batching(config: pb.ModelConfig, where: str) -> None:
         )
     if config.HasField("sequence_batching"):
         slots = sequences.oldest.max_candidate_sequences or config.max_batch_size
-        if slots > MAX_SEQUENCE_SLOTS:
+        if slots * copies > MAX_SEQUENCE_SLOTS:
             raise InvalidModel(
-                f"{where}sequence_batching: {slots} sequences at once; at most {MAX_SEQUENCE_SLOTS} are taken: "
-                "lower max_batch_size, or set oldest.max_candidate_sequences"
+                f"{where}sequence_batching: {slots * copies} sequences at once; at most {MAX_SEQUENCE_SLOTS} "
+                "are taken: lower max_batch_size, or set oldest.max_candidate_sequences"
             )
 
 
-def _check_warmup(config: pb.ModelConfig, files: ModelFiles, where: str) -> None:
+def _check_warmup(config: pb.ModelConfig, files: ModelFiles, copies: int, where: str) -> None:
     """Triton makes every sample for each instance before it serves, and keeps a file's bytes once for each
     of the batch."""
     total = runs = 0
@@ -114,14 +121,14 @@ def _check_warmup(config: pb.ModelConfig, files: ModelFiles, where: str) -> None
             if one.input_data_file:
                 path = f"warmup/{one.input_data_file}"
                 size = max(size, _require_file(files, path, f"{shown}.input_data_file"))
-            total += size * max(sample.batch_size, 1)
+            total += size * max(sample.batch_size, 1) * copies
     if total > MAX_WARMUP_BYTES:
         raise InvalidModel(f"{where}model_warmup: {total} bytes; at most {MAX_WARMUP_BYTES} are taken")
     if runs > MAX_WARMUP_RUNS:
         raise InvalidModel(f"{where}model_warmup: {runs} runs; at most {MAX_WARMUP_RUNS} are taken")
 
 
-def _check_states(config: pb.ModelConfig, files: ModelFiles, where: str) -> None:
+def _check_states(config: pb.ModelConfig, files: ModelFiles, copies: int, where: str) -> None:
     states, total = config.sequence_batching.state, 0
     _require_different([state.input_name for state in states], f"{where}sequence_batching.state")
     for at, state in enumerate(states):
@@ -133,7 +140,7 @@ def _check_states(config: pb.ModelConfig, files: ModelFiles, where: str) -> None
             if one.data_file:
                 path = f"initial_state/{one.data_file}"
                 size = max(size, _require_file(files, path, f"{shown}.data_file"))
-            total += size
+            total += size * copies
     if total > MAX_STATE_BYTES:
         raise InvalidModel(
             f"{where}sequence_batching.state: {total} bytes at first; at most {MAX_STATE_BYTES} are taken"
@@ -182,13 +189,15 @@ def _check_setting(name: str, value: str, settings: Mapping[str, Check], place: 
         raise InvalidModel(f"{place}: {value[:80]!r}; {right} is taken")
 
 
-def _check_files(config: pb.ModelConfig, backend: Backend, files: ModelFiles, where: str) -> None:
+def _check_files(
+    config: pb.ModelConfig, backend: Backend, files: ModelFiles, versions: Sequence[int], where: str
+) -> None:
     """A python model without its model.py stops Triton's load for minutes; others fail with less of a reason."""
     for at, output in enumerate(config.output):
         if output.label_filename:
             _require_file(files, output.label_filename, f"{where}output[{at}].label_filename")
     by_capability = [config.cc_model_filenames[one] for one in sorted(config.cc_model_filenames)]
-    for version in served_versions(config, files, where=where):
+    for version in versions:
         for name in by_capability:
             _require_there(files, [[f"{version}/{name}"]], f"{where}cc_model_filenames")
         if config.default_model_filename:

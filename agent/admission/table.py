@@ -30,12 +30,13 @@ MAX_RANK = 16
 # Each tensor of a model is looked at for each request; recommenders have some hundreds.
 MAX_TENSORS = 4096
 MAX_BATCH = 65_536
-# Each slot of a sequence batcher is a queue that Triton makes at the load, for each instance.
+# Each slot of a sequence batcher is a queue that Triton makes at the load. As all that follows but the
+# versions it counts for each instance of each version that is served.
 MAX_SEQUENCE_SLOTS = 4096
 MAX_INSTANCES = 64
 MAX_SERVED_VERSIONS = 32
-# Made in host memory for each instance before the model serves.
-MAX_WARMUP_BYTES = 256 * 1024**2
+# Made in host memory before the model serves.
+MAX_WARMUP_BYTES = 512 * 1024**2
 MAX_WARMUP_RUNS = 1000
 MAX_STATE_BYTES = 256 * 1024**2
 _MINUTE_MICROSECONDS = 60 * 10**6

@@ -108,7 +108,7 @@ HOSTILE = {
         WARMUP % (1, "dims: [ 288230376151711744 ] random_data: true"),
     ),
     "a warm-up of many": Hostile(
-        r"model_warmup: \d+ bytes; at most 268435456 are taken",
+        r"model_warmup: \d+ bytes; at most 536870912 are taken",
         WARMUP % (4096, "dims: [ 2147483648 ] zero_data: true"),
     ),
     "a warm-up with a neighbour's file": Hostile(
