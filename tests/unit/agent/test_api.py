@@ -40,7 +40,7 @@ class Knows:
         self.changes: dict[str, Any] = {}
         self.metadata: list[Mapping[str, str]] = []
 
-    async def pod_of(self, metadata: Mapping[str, str]) -> PodRef:
+    async def pod_of(self, metadata: Mapping[str, str], source: str) -> PodRef:
         self.metadata.append(metadata)
         return self._pod().ref
 
@@ -75,7 +75,10 @@ class Context:
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...] | None:
         return self._metadata or None
 
-    async def abort(self, code: Any, details: str) -> None:
+    def peer(self) -> str:
+        return "ipv4:10.0.0.9:5555"
+
+    async def abort(self, code: Any, details: str, trailing: Any = ()) -> None:
         raise Refused(code, details)
 
 
@@ -224,7 +227,7 @@ async def test_an_api_server_that_is_away_is_no_refusal(tmp_path: Path) -> None:
     """A loader asks again after UNAVAILABLE, and ends after anything else."""
 
     class Away(Knows):
-        async def pod_of(self, metadata: Mapping[str, str]) -> PodRef:
+        async def pod_of(self, metadata: Mapping[str, str], source: str) -> PodRef:
             raise error
 
     for error in (KubeUnreachable("connection refused"), response_error(503, "ServiceUnavailable", "later")):
@@ -425,10 +428,12 @@ async def test_a_pod_stages_only_what_the_binder_has_placed(
 async def test_a_sender_that_falls_silent_gives_its_place_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.api, "_STAGE_IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(agent.api, "_SENDER_SECONDS", 0.02)
     api, never = api_of(Node(tmp_path)), asyncio.Event()
     for _ in range(5):
-        with pytest.raises(Refused, match=r"INVALID_ARGUMENT: nothing came for 0\.02 s"):
+        with pytest.raises(
+            Refused, match=r"DEADLINE_EXCEEDED: the sender kept the agent waiting for more than 0\.02 s"
+        ):
             await sent(api, HEADER, FILE, then=never)
     assert (await staged(api, "model-p1")).files == 1
 

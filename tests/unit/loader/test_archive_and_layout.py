@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import loader.archive
+from agent.room import Room
 from agent.staging import StagedFiles
 from berth.runtime.errors import ConfigError, Failed
 from loader.archive import is_archive, unpack
@@ -159,7 +160,7 @@ def test_both_ends_count_the_same_digest(tmp_path: Path) -> None:
     files = list_files(tmp_path / "m")
     assert [file.path for file in files] == ["1/model.py", "1/z", "1a", "config.pbtxt"]
     (tmp_path / "staged").mkdir()
-    staged = StagedFiles(tmp_path / "staged", max_bytes=100)
+    staged = StagedFiles(tmp_path / "staged", max_bytes=100, share=Room(tmp_path, keep_share=0).share())
     for file in files:
         staged.begin_file(file.path, file.size)
         if file.size:
