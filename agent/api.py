@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -60,6 +61,7 @@ _MESSAGE_SECONDS = 0.001
 # How long a call that found no change repeats its last message, so that a dead client is noticed.
 _WATCH_REPEAT_SECONDS = 30.0
 
+_LAST_WORDS, _LAST_WORDS_SECONDS = 8, 0.2
 # Refusals a second that are logged, so that nobody fills the node's disk with them.
 _LOGGED_RATE, _LOGGED_BURST = 2.0, 50.0
 
@@ -123,7 +125,7 @@ class NodeAgentApi(NodeAgentServicer):
         return Door(self._authenticator, Callers(), refuse=self._refuse, told=_TOLD)
 
     async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:  # noqa: N802
-        return await self._answer("Stage", context, self._stage(requests, context))
+        return await self._answer("Stage", context, _heard(requests, self._stage(requests, context)))
 
     async def Load(self, request: pb.LoadRequest, context: Context) -> AsyncIterator[pb.LoadProgress]:  # noqa: N802
         model = await self._answer("Load", context, self._loadable(request, context))
@@ -375,6 +377,18 @@ async def serve(api: NodeAgentApi, listen: Endpoint) -> grpc.aio.Server:
             raise OSError("address in use")
     await server.start()
     return server
+
+
+async def _heard(requests: AsyncIterator[pb.StageRequest], work: Awaitable[T]) -> T:
+    """Do the work, and take what is on its way for a moment before its outcome is told: gRPC's asyncio clients
+    forget the status of a call that ends while they are writing (grpc/grpc#36066)."""
+    try:
+        return await work
+    finally:
+        with suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                for _ in range(_LAST_WORDS):
+                    await anext(requests)
 
 
 async def _next_part(

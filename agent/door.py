@@ -28,7 +28,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Parse = Callable[[bytes], Any]
 
 
-class Door(grpc.aio.ServerInterceptor):
+class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Lets calls in one by one. `refuse` ends a call with the status of one of the errors in `told`."""
 
     def __init__(

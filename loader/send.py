@@ -1,9 +1,8 @@
 """A model's directory as the agent's stream of files: ascending order, bounded memory, one digest."""
 
-import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,15 +72,13 @@ def digest_of(files: list[ModelFile]) -> str:
     return digest.hexdigest()
 
 
-async def stage_requests(
-    model: ModelName, files: list[ModelFile], digest: str
-) -> AsyncIterator[pb.StageRequest]:
-    """The stream, read as fast as it is taken. What changes on disk meanwhile fails at the commit."""
+def stage_requests(model: ModelName, files: list[ModelFile], digest: str) -> Iterator[pb.StageRequest]:
+    """The stream, read as fast as it is taken. What changes on disk meanwhile fails at the commit. Blocks."""
     yield pb.StageRequest(header=pb.StageHeader(model_name=model, digest=digest))
     for file in files:
         yield pb.StageRequest(file=pb.StageFile(path=file.path, size=file.size))
         with file.location.open("rb") as data:
-            while chunk := await asyncio.to_thread(data.read, CHUNK_BYTES):
+            while chunk := data.read(CHUNK_BYTES):
                 yield pb.StageRequest(chunk=chunk)
     yield pb.StageRequest(commit=pb.StageCommit(digest=digest))
 

@@ -1,6 +1,6 @@
 """What a pod's processes say to their node's agent, and what they make of its answers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ async def connected(agent: Agent, token_file: Path | None = None) -> AsyncIterat
         yield connection
 
 
-async def requests() -> AsyncIterator[pb.StageRequest]:
+def requests() -> Iterator[pb.StageRequest]:
     yield pb.StageRequest(header=pb.StageHeader(model_name=MODEL))
 
 
