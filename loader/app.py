@@ -113,6 +113,8 @@ async def _while_agent_is_away(work: Callable[[], Awaitable[None]], options: Loa
             return
         except AgentRefused as error:
             raise Failed(f"the agent refuses: {error}") from error
+        except OSError as error:
+            raise Failed(f"the model's files cannot be read any more: {error}") from error
         except AgentUnavailable as error:
             await asyncio.sleep(pauses.after(error))
 

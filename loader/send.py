@@ -9,6 +9,8 @@ from pathlib import Path
 from berth.contract.ids import ModelName
 from berth.runtime.errors import Failed
 from berth.v1 import node_agent_pb2 as pb
+from loader.archive import MAX_FILES
+from loader.layout import kubelets_own
 
 CHUNK_BYTES = 1024 * 1024
 
@@ -26,11 +28,12 @@ def list_files(directory: Path) -> list[ModelFile]:
     """Every file in ascending byte order of its path. Links are followed, to what is inside only.
 
     Raises Failed for what cannot be sent: nothing is left out silently, but what kubelet keeps beside
-    the files of a mounted ConfigMap (`..data`), which are links into it.
+    the files of a mounted ConfigMap, which are links into it; and where there is no file at all.
     """
     root, files = directory.resolve(), []
     for parent, directories, names in os.walk(directory, followlinks=True, onerror=_unreadable):
-        directories[:] = [name for name in directories if not name.startswith("..")]
+        kept = kubelets_own(Path(parent))
+        directories[:] = [name for name in directories if name not in kept]
         for name in directories:
             _require_inside(Path(parent, name), root)
             _require_no_circle(Path(parent, name), directory)
@@ -41,6 +44,12 @@ def list_files(directory: Path) -> list[ModelFile]:
                 raise Failed(f"{location} is neither a file nor a directory, or a link to nothing")
             path = location.relative_to(directory).as_posix()
             files.append(ModelFile(path, location, location.stat().st_size))
+            if len(files) > MAX_FILES:
+                raise Failed(
+                    f"{directory} holds more than {MAX_FILES} files, what links lead to counted each time"
+                )
+    if not files:
+        raise Failed(f"{directory} holds no file; is the volume empty, or not what was meant?")
     return sorted(files, key=lambda file: file.path.encode())
 
 
