@@ -11,10 +11,10 @@ import grpc.aio
 
 from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthenticated
 from agent.gpus import GpuReading, GpusUnknown
-from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone
 from agent.repository import Record, Repository
+from agent.serving.lifecycle import Lifecycle
 from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue

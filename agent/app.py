@@ -13,20 +13,22 @@ from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuth
 from agent.config import DEFAULT_CAPABILITIES, AgentOptions
 from agent.facts import ForeignUse, GpuFacts, gpu_reports
 from agent.gpus import Gpus, NoGpus
-from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.mock_gpus import MockGpus
 from agent.models import Models
 from agent.nvml import NvmlGpus, NvmlMissing
 from agent.pods import note_pod
 from agent.pulse import Pulse
-from agent.reconcile import Reconciler
 from agent.report import Reporter, last_report
 from agent.repository import Repository, RepositoryUnusable
+from agent.serving.journal import Journal
+from agent.serving.lifecycle import Lifecycle
+from agent.serving.reconcile import Reconciler
+from agent.serving.restart import RestartFile
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import NodeName
 from berth.contract.keys import agent_lease_name, agent_lease_namespace
-from berth.contract.report import NodeReport, TritonReport
+from berth.contract.report import GpuReport, NodeReport, TritonReport
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client, require_reachable
 from berth.kube.events import EventRecorder
@@ -112,15 +114,17 @@ class _Parts:
             repository=repository,
             triton=triton,
             gpus=gpus,
+            room=self._room,
             reported=self.reporter,
             events=self.events,
             metrics=self.metrics,
+            journal=Journal(options.repository),
+            restart_file=RestartFile(options.repository),
+            lift_key=options.key_prefix.lift_quarantine,
             load_timeout_seconds=options.load_timeout,
             unload_timeout_seconds=options.unload_timeout,
         )
-        self.reconciler = Reconciler(
-            models=models, repository=repository, triton=triton, lifecycle=self.lifecycle
-        )
+        self.reconciler = Reconciler(models=models, repository=repository, lifecycle=self.lifecycle)
         self.pods = Informer(
             client,
             paths.PODS,
@@ -159,20 +163,27 @@ class _Parts:
         """The node as it is now."""
         options = self.options
         version = self.reconciler.triton_version
-        gpus = gpu_reports(
-            self.gpus,
-            self.models,
-            self._foreign,
-            busy=self.lifecycle.busy_gpus(),
-            headroom_bytes=options.headroom,
-        )
         return NodeReport(
             server=options.server_name,
             capabilities=self._capabilities(),
             triton=TritonReport(version is not None, version or "", self._backends),
-            gpus=gpus,
+            gpus=self._gpu_reports(),
             models=tuple(sorted((model.report() for model in self.models), key=lambda m: m.pod_uid)),
         )
+
+    def _gpu_reports(self) -> tuple[GpuReport, ...]:
+        return gpu_reports(
+            self.gpus,
+            self.models,
+            self._foreign,
+            busy=self.lifecycle.busy_gpus(),
+            headroom_bytes=self.options.headroom,
+        )
+
+    def _room(self) -> tuple[GpuReport, ...]:
+        """Raises GpusUnknown while no GPU has ever been seen."""
+        self.gpus.listed()
+        return self._gpu_reports()
 
     def not_ready(self) -> str | None:
         """Why the agent is not ready, for `/readyz`."""

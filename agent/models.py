@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from agent.mock_gpus import Resident
+from agent.gpus import Resident
 from agent.repository import Record
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid

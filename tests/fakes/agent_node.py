@@ -9,14 +9,17 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals
-from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
 from agent.repository import Record, Repository
+from agent.serving.journal import Journal
+from agent.serving.lifecycle import Lifecycle
+from agent.serving.restart import RestartFile
 from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, parse_model_pod
+from berth.contract.report import GpuReport
 from berth.runtime.tasks import wait_until_set
 from berth.triton.admin import IndexEntry, IndexState, TritonAdmin
 from berth.triton.errors import TritonError, TritonLate, TritonUnavailable
@@ -194,12 +197,25 @@ class Node:
             repository=self.repository,
             triton=triton or self.triton,
             gpus=self.gpus,
+            room=self.room,
             reported=self.reported,
             events=self.events,
             metrics=AgentMetrics(self.registry),
+            journal=Journal(directory),
+            restart_file=RestartFile(directory),
+            lift_key=Keys().lift_quarantine,
             load_timeout_seconds=load_timeout_seconds,
             unload_timeout_seconds=unload_timeout_seconds,
         )
+
+    def room(self) -> list[GpuReport]:
+        """The GPUs, with nobody foreign on them and nothing kept free."""
+        if self.gpus.unknown:
+            raise GpusUnknown(self.gpus.unknown)
+        return [
+            GpuReport(gpu.uuid, gpu.index, gpu.product, gpu.total_bytes, 0, 0, gpu.healthy, gpu.reason)
+            for gpu in self.gpus.readings
+        ]
 
     async def stage(
         self,

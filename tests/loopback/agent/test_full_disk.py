@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from agent.api import NodeAgentApi, serve
 from agent.auth import TrustingAuthenticator
 from agent.gpus import GpuReading
-from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.models import Models
 from agent.repository import Repository
+from agent.serving.lifecycle import Lifecycle
 from berth.contract.endpoint import Endpoint
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 import agent.app
-import agent.lifecycle
+import agent.serving.lifecycle
 from agent.app import main
 from agent.config import AgentOptions
 from agent.gpus import GpuReading, GpusHang
@@ -126,7 +126,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     world = World(tmp_path)
     monkeypatch.setattr(agent.app, "open_client", world.api.opened)
     monkeypatch.setattr(agent.app, "open_admin", world.open_admin)
-    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
     return world
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-import agent.lifecycle
+import agent.serving.lifecycle
 from agent.gpus import GpuReading
-from agent.lifecycle import MAX_LOST_LOADS
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.report import Failure, ModelState
 from berth.triton.admin import IndexEntry, IndexState
@@ -29,7 +28,7 @@ async def until(check: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def on_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
     return Node(tmp_path)
 
 
@@ -58,6 +57,7 @@ async def test_models_of_one_gpu_load_one_after_another_and_of_two_side_by_side(
     same = [await on_node.stage(uid) for uid in ("p1", "p2")]
     await asyncio.gather(*(on_node.lifecycle.start_load(model) for model in same))
     assert on_node.triton.most_loading == 1
+    on_node.triton.load_seconds = 0.2
     other = [await on_node.stage("p3"), await on_node.stage("p4", on="GPU-b")]
     await asyncio.gather(*(on_node.lifecycle.start_load(model) for model in other))
     assert on_node.triton.most_loading == 2
@@ -136,31 +136,35 @@ async def test_a_triton_that_goes_away_once_is_waited_for(on_node: Node) -> None
     await until(lambda: on_node.triton.deaths == 1)
     await asyncio.sleep(0.1)
     assert (model.state, model.resident) == (ModelState.LOADING, False)
-    assert "Triton went away" in model.reason
+    assert "waits for Triton" in model.reason
     await load
     assert (model.state, model.reason) == (ModelState.READY, "")
     assert on_node.events.said == [("ModelLoaded", "Triton serves model-p1")]
 
 
-async def test_a_model_that_takes_triton_down_again_and_again_is_given_up_until_its_files_are_others(
-    on_node: Node,
-) -> None:
+async def test_files_that_take_triton_down_alone_are_quarantined_and_others_are_not(on_node: Node) -> None:
     model, other = await on_node.stage(), await on_node.stage("p2")
     on_node.triton.deadly = {NAME}
     await on_node.lifecycle.start_load(model)
-    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
-    assert on_node.triton.deaths == MAX_LOST_LOADS
-    assert "went away 3 times" in model.reason
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.QUARANTINED)
+    assert on_node.triton.deaths == 2  # a Triton that is stopped during one load has not died of it
     assert NAME in on_node.repository.records()
-    # Whoever asks for these files again, be it for another pod, is told; Triton lives, and others load.
+    assert "the files p1 took Triton 2.51.0 down while they were loaded alone at 20" in model.reason
+    assert "set the annotation seldon.io/trtis-lift-quarantine=p1 on the Node" in model.reason
+    assert on_node.events.said[-1] == ("ModelQuarantined", model.reason)
+    assert on_node.registry.get_sample_value("berth_agent_quarantined_models") == 1
+    died = on_node.registry.get_sample_value("berth_agent_triton_restarts_total", {"reason": "died"})
+    assert died == 2
+    # Whoever brings these files again, be it for another pod, is told; Triton lives, and others load.
     await on_node.lifecycle.start_load(model)
-    assert "not tried again" in model.reason
+    assert "quarantined" in model.reason
     again = await on_node.stage("p3", digest="p1")
+    assert (again.state, again.failure) == (ModelState.FAILED, Failure.QUARANTINED)  # at once
     await on_node.lifecycle.start_load(again)
-    assert again.state is ModelState.FAILED
+    assert again.failure is Failure.QUARANTINED
     await on_node.lifecycle.start_load(other)
     assert other.state is ModelState.READY
-    assert on_node.triton.deaths == MAX_LOST_LOADS
+    assert on_node.triton.deaths == 2
     on_node.triton.deadly = set()
     await on_node.stage("p1", digest="mended")
     await on_node.lifecycle.start_load(model)
@@ -173,26 +177,28 @@ async def test_of_two_loads_during_a_death_of_triton_only_the_one_that_kills_it_
     on_node.triton.deadly = {NAME}
     await asyncio.gather(on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(good))
     assert on_node.triton.most_loading == 2  # both were open at the first death
-    assert on_node.triton.loads.count(ModelName("model-p2")) == 2  # and this one is not open at another
-    assert on_node.triton.deaths == MAX_LOST_LOADS
-    assert bad.state is ModelState.FAILED
-    assert good.state is ModelState.READY
+    assert on_node.triton.deaths == 2
+    assert bad.failure is Failure.QUARANTINED
+    await until(lambda: good.state is ModelState.READY)  # loaded again, if it had served before the second
 
 
 async def test_a_model_that_waits_while_triton_dies_of_others_is_not_charged(on_node: Node) -> None:
     on_node.triton.load_seconds = 0.05
     bad, waiting = await on_node.stage("p1"), await on_node.stage("p2")  # on one GPU
     on_node.triton.deadly, on_node.triton.restart_seconds = {NAME}, 0.1
-    await asyncio.gather(on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(waiting))
-    assert bad.state is ModelState.FAILED
-    assert waiting.state is ModelState.READY
-    assert on_node.triton.loads.count(ModelName("model-p2")) == 1
+    load = on_node.lifecycle.start_load(bad)
+    await until(lambda: on_node.triton.loading == 1)
+    await asyncio.gather(load, on_node.lifecycle.start_load(waiting))
+    assert bad.failure is Failure.QUARANTINED
+    await until(lambda: waiting.state is ModelState.READY)
+    # The suspect is tried once nobody else is to be loaded; then what it has taken down comes again.
+    assert on_node.triton.loads == [NAME, "model-p2", NAME, "model-p2"]
 
 
 @pytest.mark.parametrize("error", [TritonUnavailable("connection reset"), TritonLate("Deadline Exceeded")])
 async def test_a_look_at_triton_that_gets_no_answer_fails_no_load(on_node: Node, error: TritonError) -> None:
     model = await on_node.stage()
-    on_node.triton.index_errors = [error] * (MAX_LOST_LOADS + 1)
+    on_node.triton.index_errors = [error] * 4
     await on_node.lifecycle.start_load(model)
     assert (model.state, on_node.triton.loads) == (ModelState.READY, [NAME])
 
@@ -200,7 +206,7 @@ async def test_a_look_at_triton_that_gets_no_answer_fails_no_load(on_node: Node,
 async def test_a_triton_that_stays_away_fails_the_load_and_keeps_the_files(
     on_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.lifecycle, "_TRITON_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(agent.serving.lifecycle, "_TRITON_WAIT_SECONDS", 0.3)
     model = await on_node.stage()
     on_node.triton.restart_seconds = 60
     on_node.triton.die()
@@ -240,7 +246,7 @@ async def test_what_triton_is_unloading_is_loaded_once_it_is_gone(on_node: Node)
 async def test_a_load_that_triton_never_ends_is_waited_for_with_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
     node = Node(tmp_path, load_timeout_seconds=0.2)
     model = await node.stage()
     node.triton.held[NAME] = IndexState.LOADING
@@ -253,7 +259,7 @@ async def test_a_load_that_triton_never_ends_is_waited_for_with_a_bound(
 async def test_a_load_that_comes_too_late_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
     node = Node(tmp_path, load_timeout_seconds=0.2)
     model, behind = await node.stage(), await node.stage("p2")
     node.triton.load_seconds = 0.5
@@ -590,16 +596,12 @@ async def test_a_close_waits_for_the_end_of_what_it_cancels(on_node: Node) -> No
 async def test_a_triton_that_is_away_at_every_look_is_given_up_at_last(
     on_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class AtOnce(agent.lifecycle.Backoff):
-        def next(self) -> float:
-            return 0.0
-
-    monkeypatch.setattr(agent.lifecycle, "Backoff", AtOnce)
+    monkeypatch.setattr(agent.serving.lifecycle, "_TRITON_WAIT_SECONDS", 0.2)
     model = await on_node.stage()
-    on_node.triton.index_errors = [TritonUnavailable("connection reset")] * 30
+    on_node.triton.index_errors = [TritonUnavailable("connection reset")] * 300
     await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
-    assert "Triton was away at each of" in model.reason
+    assert "Triton has not answered for 0.2 s" in model.reason
     assert "connection reset" in model.reason
     assert list(on_node.repository.records()) == [NAME]
 
@@ -648,7 +650,7 @@ async def test_what_nobody_foresaw_fails_the_load_and_keeps_the_files(
         raise ZeroDivisionError("nobody foresaw it")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agent.lifecycle.load_config", broken)
+        patch.setattr("agent.serving.call.load_config", broken)
         await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     assert "nobody foresaw it" in model.reason
