@@ -9,13 +9,24 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from agent.admission import (
+    Admitted,
+    CodeGate,
+    CodeRefused,
+    InvalidModel,
+    ModelFiles,
+    NodeRules,
+    admit,
+    judge,
+    write_anew,
+)
 from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthenticated
 from agent.gpus import GpuReading, GpusUnknown
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone
 from agent.repository import Record, Repository
 from agent.serving.lifecycle import Lifecycle
-from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest
+from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import ModelName, parse_model_name
@@ -36,6 +47,8 @@ _MESSAGE_BYTES = 4 * 1024 * 1024
 # A node's pods, each with a watch, a stage or a load: more than a kubelet would ever run.
 _CONCURRENT_CALLS = 1000
 _STAGES_AT_ONCE = 4
+# To judge a config.pbtxt of the largest size takes a core about a second.
+_JUDGED_AT_ONCE = 2
 # A sender that falls silent for this long has died without saying so.
 _STAGE_IDLE_SECONDS = 60.0
 # How long a call that found no change repeats its last message, so that a dead client is noticed.
@@ -47,6 +60,8 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (OneModelOnly, grpc.StatusCode.PERMISSION_DENIED),
     (PodGone, grpc.StatusCode.PERMISSION_DENIED),
     (NotPlaced, grpc.StatusCode.FAILED_PRECONDITION),
+    (CodeRefused, grpc.StatusCode.FAILED_PRECONDITION),
+    (InvalidModel, grpc.StatusCode.INVALID_ARGUMENT),
     (NameTaken, grpc.StatusCode.ALREADY_EXISTS),
     (TooLarge, grpc.StatusCode.OUT_OF_RANGE),
     (WrongDigest, grpc.StatusCode.DATA_LOSS),
@@ -83,11 +98,15 @@ class NodeAgentApi(NodeAgentServicer):
         readings: Callable[[], tuple[GpuReading, ...]],
         access: pb.TritonAccess,
         metrics: AgentMetrics,
+        rules: NodeRules,
+        gate: CodeGate,
         max_model_bytes: int,
     ) -> None:
         self._authenticator, self._guard = authenticator, guard
         self._models, self._repository, self._lifecycle = models, repository, lifecycle
         self._readings, self._access, self._metrics = readings, access, metrics
+        self._rules, self._gate = rules, gate
+        self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._max_model_bytes = max_model_bytes
         self._stage_slots = asyncio.Semaphore(_STAGES_AT_ONCE)
 
@@ -160,6 +179,8 @@ class NodeAgentApi(NodeAgentServicer):
             pod.gpu,
         ):
             return pb.StageResponse(digest=known.digest, already_staged=True)
+        if header.header.files:
+            await self._judged(model, lambda: _foreseen(header.header, name, self._rules))
         async with self._stage_slots:
             staged = self._repository.new_staging()
             try:
@@ -177,7 +198,17 @@ class NodeAgentApi(NodeAgentServicer):
             files.close()
         assert pod.gpu is not None
         assert model.name is not None
-        record = Record(pod=pod.ref, model_id=pod.model_id, name=model.name, gpu=pod.gpu, digest=digest)
+        name = model.name
+        admitted = await self._judged(model, lambda: admit(staged, name, self._rules))
+        await in_thread(write_anew, staged, admitted)
+        record = Record(
+            pod=pod.ref,
+            model_id=pod.model_id,
+            name=name,
+            gpu=pod.gpu,
+            digest=digest,
+            code=admitted.has_code,
+        )
         await self._lifecycle.publish(model, staged, record)
         self._metrics.staged(files.bytes)
         log.info(
@@ -185,6 +216,21 @@ class NodeAgentApi(NodeAgentServicer):
             extra=fields(model=model.name, pod=pod.ref, files=files.files, bytes=files.bytes),
         )
         return pb.StageResponse(digest=digest, files=files.files, bytes=files.bytes)
+
+    async def _judged(self, model: Model, judge: Callable[[], Admitted]) -> Admitted:
+        """What may be loaded, and could be now. A refusal is the model's state too, so that the binder and
+        the pod's owner learn of it. `judge` blocks. Raises InvalidModel or CodeRefused."""
+        try:
+            async with self._judging:
+                admitted = await in_thread(judge)
+            self._gate.check(model.ref.uid, model.ref.namespace, has_code=admitted.has_code)
+        except InvalidModel as error:
+            self._lifecycle.refuse(model, str(error), Failure.INVALID_MODEL)
+            raise
+        except CodeRefused as error:
+            self._lifecycle.refuse(model, str(error), Failure.CAPACITY)
+            raise
+        return admitted
 
     async def _write_parts(self, requests: AsyncIterator[pb.StageRequest], files: StagedFiles) -> str:
         """Write until the commit. The next message is read only when this one is on its way to disk."""
@@ -276,6 +322,16 @@ class NodeAgentApi(NodeAgentServicer):
             finally:
                 for task in waiting - {until}:
                     task.cancel()
+
+
+def _foreseen(header: pb.StageHeader, name: ModelName, rules: NodeRules) -> Admitted:
+    """Judge what a sender says it will send. Raises BadStream, InvalidModel or CodeRefused."""
+    last = None
+    for file in header.files:
+        check_path(file.path, after=last)
+        last = file.path
+    files = ModelFiles({file.path: file.size for file in header.files})
+    return judge(header.config if header.HasField("config") else None, files, name, rules)
 
 
 def make_access(*, host: str, http: Endpoint, grpc_: Endpoint, keys: TritonKeys | None) -> pb.TritonAccess:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from agent.admission import CodeGate, NodeRules
 from agent.api import NodeAgentApi, make_access, serve
 from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuthenticator
 from agent.config import DEFAULT_CAPABILITIES, AgentOptions
@@ -109,6 +110,8 @@ class _Parts:
             readings=lambda: gpus.readings,
             metrics=self.metrics,
         )
+        rules = NodeRules(frozenset(self._capabilities()), options.code)
+        self.gate = CodeGate(options.code)
         self.lifecycle = Lifecycle(
             models=models,
             repository=repository,
@@ -118,13 +121,17 @@ class _Parts:
             reported=self.reporter,
             events=self.events,
             metrics=self.metrics,
+            rules=rules,
+            gate=self.gate,
             journal=Journal(options.repository),
             restart_file=RestartFile(options.repository),
             lift_key=options.key_prefix.lift_quarantine,
             load_timeout_seconds=options.load_timeout,
             unload_timeout_seconds=options.unload_timeout,
         )
-        self.reconciler = Reconciler(models=models, repository=repository, lifecycle=self.lifecycle)
+        self.reconciler = Reconciler(
+            models=models, repository=repository, lifecycle=self.lifecycle, gate=self.gate
+        )
         self.pods = Informer(
             client,
             paths.PODS,
@@ -156,6 +163,8 @@ class _Parts:
                 host=options.pod_host, http=options.triton_http, grpc_=options.triton_grpc, keys=keys
             ),
             metrics=self.metrics,
+            rules=rules,
+            gate=self.gate,
             max_model_bytes=options.max_model_bytes,
         )
 
@@ -169,6 +178,7 @@ class _Parts:
             triton=TritonReport(version is not None, version or "", self._backends),
             gpus=self._gpu_reports(),
             models=tuple(sorted((model.report() for model in self.models), key=lambda m: m.pod_uid)),
+            code=self.gate.report(),
         )
 
     def _gpu_reports(self) -> tuple[GpuReport, ...]:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from agent.repository import RECORD_FILE
+from agent.repository import OWN_PREFIX
 
 PATH_BYTES = 1024
 PART_BYTES = 255
@@ -39,8 +39,8 @@ def check_path(path: str, *, after: str | None) -> None:
         raise BadStream(f"path {path!r} must be relative and without empty, '.', '..' or backslash parts")
     if any(len(part.encode("utf-8", "surrogatepass")) > PART_BYTES for part in parts):
         raise BadStream(f"path {path[:80]!r}… has a part of more than {PART_BYTES} bytes")
-    if any(part.startswith(RECORD_FILE) for part in parts):
-        raise BadStream(f"path {path!r} is the agent's own")
+    if any(part.casefold().startswith(OWN_PREFIX) for part in parts):
+        raise BadStream(f"path {path!r}: names that begin with {OWN_PREFIX!r} are the agent's own")
     if after is not None and encoded <= after.encode("utf-8", "surrogatepass"):
         raise BadStream(f"path {path!r} does not come after {after!r}; send files in ascending order")
 

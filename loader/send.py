@@ -12,6 +12,9 @@ from berth.runtime.errors import Failed
 from berth.v1 import node_agent_pb2 as pb
 
 CHUNK_BYTES = 1024 * 1024
+# Of what goes ahead of the files; a message to the agent has at most 4 MiB.
+_MANIFEST_BYTES = 2 * 1024 * 1024
+_CONFIG_FILE = "config.pbtxt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +80,27 @@ async def stage_requests(
     model: ModelName, files: list[ModelFile], digest: str
 ) -> AsyncIterator[pb.StageRequest]:
     """The stream, read as fast as it is taken. What changes on disk meanwhile fails at the commit."""
-    yield pb.StageRequest(header=pb.StageHeader(model_name=model, digest=digest))
+    yield pb.StageRequest(header=await asyncio.to_thread(_header, model, files, digest))
     for file in files:
         yield pb.StageRequest(file=pb.StageFile(path=file.path, size=file.size))
         with file.location.open("rb") as data:
             while chunk := await asyncio.to_thread(data.read, CHUNK_BYTES):
                 yield pb.StageRequest(chunk=chunk)
     yield pb.StageRequest(commit=pb.StageCommit(digest=digest))
+
+
+def _header(model: ModelName, files: list[ModelFile], digest: str) -> pb.StageHeader:
+    """With all that the agent judges a model by, unless that is too much for one message. Blocks."""
+    header = pb.StageHeader(model_name=model, digest=digest)
+    config = next((file for file in files if file.path == _CONFIG_FILE), None)
+    if config is not None and config.size > _MANIFEST_BYTES:
+        return header
+    whole = pb.StageHeader(files=[pb.StageFile(path=file.path, size=file.size) for file in files])
+    if config is not None:
+        whole.config = config.location.read_bytes()
+    if whole.ByteSize() <= _MANIFEST_BYTES:
+        header.MergeFrom(whole)
+    return header
 
 
 def _head(file: ModelFile) -> bytes:

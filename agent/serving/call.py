@@ -1,13 +1,12 @@
-"""One load: the configuration, the call, and what the GPUs say of it."""
+"""One load: the call, and what the GPUs say of it."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from agent.admission import Admitted
 from agent.failures import classify, explain
 from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals, grown_instead
-from agent.model_config import load_config, pinned
-from agent.repository import Record, Repository
+from agent.repository import Record
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid
 from berth.contract.report import Failure
@@ -36,7 +35,7 @@ class GpuFacts(Protocol):
 class Progress(Protocol):
     """How a load goes on, told to whoever asked for it, and what else happens on the GPUs meanwhile."""
 
-    async def begin(self, backend: str) -> None:
+    async def begin(self) -> None:
         """Called when all that can be wrong before has been looked at. Raises what is to end the load."""
         ...
 
@@ -52,27 +51,17 @@ class Progress(Protocol):
 class LoadCall:
     """Asks Triton for one load at a time per call; knows nothing of turns or of who waits."""
 
-    def __init__(
-        self, repository: Repository, triton: TritonAdmin, gpus: GpuFacts, *, timeout_seconds: float
-    ) -> None:
-        self._repository, self._triton, self._gpus = repository, triton, gpus
-        self._timeout = timeout_seconds
+    def __init__(self, triton: TritonAdmin, gpus: GpuFacts, *, timeout_seconds: float) -> None:
+        self._triton, self._gpus, self._timeout = triton, gpus, timeout_seconds
 
-    async def load(self, record: Record, progress: Progress) -> int | None:
+    async def load(self, record: Record, admitted: Admitted, progress: Progress) -> int | None:
         """Load; what it has taken, None where that is not known.
 
-        Raises LoadFailed, InvalidModel, OSError or TritonError; TritonLate where Triton goes on with it.
+        Raises LoadFailed, OSError or TritonError; TritonLate where Triton goes on with it.
         """
-        config = await asyncio.to_thread(
-            load_config,
-            self._repository.directory(record.name),
-            record.name,
-            gpu=record.gpu,
-            kind=self._gpus.instance_kind,
-        )
         before = await self._readings()
-        config = pinned(config, _ordinals_of(record.gpu, before))
-        await progress.begin(str(config.get("backend") or config.get("platform") or ""))
+        config = admitted.for_gpus(_ordinals_of(record.gpu, before), kind=self._gpus.instance_kind)
+        await progress.begin()
         await self._ask(record, config)
         progress.loaded()
         after = await self._readings_if_known()

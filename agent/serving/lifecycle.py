@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from agent.admission import Admitted, CodeGate, CodeRefused, InvalidModel, NodeRules, admit, write_anew
 from agent.gpus import GpusUnknown
 from agent.metrics import AgentMetrics
-from agent.model_config import InvalidModel
 from agent.models import Model, Models
 from agent.repository import Record, Repository
 from agent.serving.beside import Load, Neighbour, Refusal, refusal
@@ -79,6 +79,8 @@ class Lifecycle:
         reported: Reported,
         events: EventSink,
         metrics: AgentMetrics,
+        rules: NodeRules,
+        gate: CodeGate,
         journal: Journal,
         restart_file: RestartFile,
         lift_key: str,
@@ -90,7 +92,8 @@ class Lifecycle:
         self._reported, self._events, self._metrics = reported, events, metrics
         self._room, self._lift_key, self._now = room, lift_key, now
         self._load_timeout, self._unload_timeout = load_timeout_seconds, unload_timeout_seconds
-        self._call = LoadCall(repository, triton, gpus, timeout_seconds=load_timeout_seconds)
+        self._rules, self._gate = rules, gate
+        self._call = LoadCall(triton, gpus, timeout_seconds=load_timeout_seconds)
         self._journal, self._writing = journal, asyncio.Lock()
         self._ledger = journal.read()
         self._restart_file = restart_file
@@ -167,6 +170,11 @@ class Lifecycle:
                 self._slot(record.name).record = record
                 self._tell_failed(model, known.reason(self._lift_key), Failure.QUARANTINED)
 
+    def refuse(self, model: Model, reason: str, failure: Failure) -> None:
+        """Say that files which were offered are not taken. What the model has already stays as it is."""
+        if model.state not in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING):
+            self._tell_failed(model, reason, failure)
+
     async def lose(self, model: Model) -> None:
         """Say that the model's files are gone, unless somebody is putting them there."""
         if model.name is not None and (self.lock(model.name).locked() or await self._has_files(model)):
@@ -234,6 +242,11 @@ class Lifecycle:
                 self._tell_failed(model, known.reason(self._lift_key), Failure.QUARANTINED)
                 return
             slot.model, slot.failure = model, None
+            try:
+                slot.admitted = await asyncio.to_thread(self._admit, model.name)
+            except (InvalidModel, CodeRefused) as error:
+                await self._turn_away(slot, model, record, error)
+                return
             slot.rested.clear()
             self._happens(slot, Event.ASKED)
         if slot.phase is Phase.SERVING:
@@ -243,6 +256,27 @@ class Lifecycle:
             await self._remove_if_at_fault(slot, record)
         if slot.phase is Phase.SERVING and slot.record is not None and not slot.record.served:
             await self._learn(slot, slot.record.measured_bytes)  # an agent before has begun it
+
+    def _admit(self, name: ModelName) -> Admitted:
+        """Judged again before each load: the node's rules, and what an earlier agent let in, may be others.
+        Blocks. Raises InvalidModel, CodeRefused or OSError."""
+        directory = self._repository.directory(name)
+        admitted = admit(directory, name, self._rules)
+        write_anew(directory, admitted)
+        return admitted
+
+    async def _turn_away(
+        self, slot: Slot, model: Model, record: Record, error: InvalidModel | CodeRefused
+    ) -> None:
+        """Nothing of it stays in Triton, nor its files if they are at fault. The caller holds the name's lock."""
+        reason, failure = _failure_of(error)
+        self._tell_failed(model, reason, failure)
+        try:
+            await self._take_out(slot.name, model)
+            if failure is Failure.INVALID_MODEL and not record.served:
+                await in_thread(self._repository.remove, slot.name)
+        except (TritonError, OSError) as late:
+            log.warning("refused model not removed yet", extra=fields(model=slot.name, error=late))
 
     async def _remove_if_at_fault(self, slot: Slot, tried: Record) -> None:
         """Files that have served are not to blame, and those that have come since are others."""
@@ -275,10 +309,11 @@ class Lifecycle:
 
     async def _call_load(self, slot: Slot) -> None:
         assert slot.record is not None
+        assert slot.admitted is not None
         began = asyncio.get_running_loop().time()
         progress = _Progress(self, slot)
         try:
-            measured = await self._call.load(slot.record, progress)
+            measured = await self._call.load(slot.record, slot.admitted, progress)
             await self._learn(slot, measured)
         except TritonLate:
             slot.failure = (
@@ -434,6 +469,7 @@ class Lifecycle:
         slot.failure = None
         if model is not None:
             self._models.set_resident(model, True)
+            self._hold_gate(slot, self._gate.hold)
             if model.measured_bytes is None and slot.record is not None:
                 model.measured_bytes = slot.record.measured_bytes
             self._models.set(model, ModelState.READY)
@@ -458,10 +494,11 @@ class Lifecycle:
     def _note_out(self, slot: Slot) -> None:
         if slot.model is not None:
             self._models.set_resident(slot.model, False)
+            self._gate.release(slot.model.ref.uid)
             if slot.phase is Phase.QUEUED:
                 slot.rested.clear()
                 slot.is_seen, slot.order = True, self._stamp
-                self._models.set(slot.model, ModelState.LOADING, "Triton does not serve it any more")
+                self._models.set(slot.model, ModelState.LOADING, "Triton does not have it any more")
         if slot.out is not None and not slot.out.done():
             slot.out.set_result(None)
 
@@ -534,6 +571,8 @@ class Lifecycle:
             slot = self._slot_of(model)
             if slot is None or (slot.phase is Phase.OUT and slot.stamp <= begun):
                 self._models.set_resident(model, not index.get(model.name, GONE).is_gone)
+                if not model.resident:
+                    self._gate.release(model.ref.uid)
 
     def _note_restart(self) -> None:
         if asyncio.get_running_loop().time() < self._restarting_until:
@@ -661,7 +700,18 @@ class Lifecycle:
             return Refusal(f"the node's GPUs are unknown: {error}", Failure.TRANSIENT)
         asked = (slot.record.gpu.bytes, model.requested_bytes)
         needed = Load(slot.record.gpu.uuids, max(asked) if all(asked) else 0)
-        return refusal(needed, self._neighbours(model), gpus)
+        if (why := refusal(needed, self._neighbours(model), gpus)) is not None:
+            return why
+        try:
+            self._hold_gate(slot, self._gate.claim)
+        except CodeRefused as error:
+            return Refusal(str(error), Failure.CAPACITY)
+        return None
+
+    def _hold_gate(self, slot: Slot, hold: Callable[..., None]) -> None:
+        if slot.model is not None and slot.record is not None:
+            code = slot.record.code if slot.admitted is None else slot.admitted.has_code
+            hold(slot.model.ref.uid, slot.model.ref.namespace, has_code=code)
 
     def _neighbours(self, model: Model) -> list[Neighbour]:
         """Who has memory, and who was placed here before and will take it."""
@@ -717,9 +767,11 @@ class Lifecycle:
     def _quarantine_of(self, digest: str) -> Quarantined | None:
         return self._ledger.quarantined(digest, self._last_version, self._now())
 
-    async def mark(self, slot: Slot, backend: str) -> None:
+    async def mark(self, slot: Slot) -> None:
         """On disk when it returns. Raises OSError."""
         assert slot.record is not None
+        assert slot.admitted is not None
+        backend = slot.admitted.backend
         self._ledger.begin(slot.record.digest, backend=backend, name=slot.name, now=self._now())
         await self._save()
 
@@ -805,8 +857,8 @@ class _Progress:
         self._lifecycle, self._slot = lifecycle, slot
         self._moves: Mapping[GpuUuid, int] = {}
 
-    async def begin(self, backend: str) -> None:
-        await self._lifecycle.mark(self._slot, backend)
+    async def begin(self) -> None:
+        await self._lifecycle.mark(self._slot)
         if self._slot.phase is not Phase.LOADING:
             raise LoadFailed("the pod is ending", Failure.TRANSIENT)
         self._moves = self._lifecycle.moves()
@@ -828,6 +880,8 @@ def _failure_of(error: Exception) -> tuple[str, Failure]:
             return str(error), error.failure
         case InvalidModel():
             return str(error), Failure.INVALID_MODEL
+        case CodeRefused():
+            return str(error), Failure.CAPACITY
         case TritonError():
             return f"not loaded: {error}", Failure.TRANSIENT
         case OSError():

@@ -113,8 +113,8 @@ _TRANSITIONS: dict[Phase, dict[Event, Entry]] = {
     },
     _P.MOVING: {
         _E.SEEN_SERVED: (_P.SERVING, (Do.CLEAR, Do.NOTE_SERVED)),
-        _E.SEEN_ENDED: (_P.QUEUED, (Do.CLEAR,)),
-        _E.SEEN_UNKNOWN: (_P.QUEUED, (Do.BLAME,)),
+        _E.SEEN_ENDED: (_P.QUEUED, _GONE),
+        _E.SEEN_UNKNOWN: (_P.QUEUED, _FORGOTTEN),
         _E.OVERDUE: (_P.LATE, (Do.NOTE_LATE,)),
         _E.DROPPED: (_P.ENDING, (Do.GIVE_UP,)),
     },

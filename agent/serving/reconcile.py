@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agent.admission import CodeGate
 from agent.models import Model, Models, Retry
 from agent.repository import Record, Repository
 from agent.serving.lifecycle import Lifecycle
@@ -95,11 +96,12 @@ class Reconciler:
         models: Models,
         repository: Repository,
         lifecycle: Lifecycle,
+        gate: CodeGate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._models, self._repository = models, repository
-        self._lifecycle = lifecycle
+        self._lifecycle, self._gate = lifecycle, gate
 
     async def adopt_repository(self) -> None:
         """At start: take every directory with a record, so that nothing is reported as free too early."""
@@ -107,6 +109,7 @@ class Reconciler:
             if record is not None:
                 # Triton may hold it; the first pass will know.
                 self._models.set_resident(self._models.adopt(record), True)
+                self._gate.hold(record.pod.uid, record.pod.namespace, has_code=record.code)
 
     @property
     def triton_version(self) -> str | None:

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from agent.admission import Admitted
 from agent.models import Model
 from agent.repository import Record
 from agent.serving.machine import Phase
@@ -12,13 +13,14 @@ from berth.contract.report import Failure
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """`record`: the files of the last load that was asked for. `model`: None for what is nobody's."""
+    """`record`, `admitted`: the files of the last load that was asked for. `model`: None for what is nobody's."""
 
     name: ModelName
     since: float
     phase: Phase = Phase.OUT
     model: Model | None = None
     record: Record | None = None
+    admitted: Admitted | None = None
     # Counts changes of all slots: an answer of Triton's that is older than the last one says nothing.
     stamp: int = 0
     # Who was first in the queue, and whether Triton's index has been looked at since.

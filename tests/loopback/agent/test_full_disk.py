@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from agent.admission import CodeGate, NodeRules
 from agent.api import NodeAgentApi, serve
 from agent.auth import TrustingAuthenticator
 from agent.gpus import GpuReading
@@ -24,6 +25,7 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
+from berth.contract.report import CodeRule
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_port
@@ -76,6 +78,7 @@ async def staging(agent: NodeAgentStub, size: int) -> pb.StageResponse:
 async def test_a_full_disk_and_then_a_model_that_fits(disk: Path) -> None:
     repository, models, metrics = Repository(disk), Models(), AgentMetrics(CollectorRegistry())
     repository.open()
+    rules, gate = NodeRules(frozenset({"python"}), CodeRule.ANY), CodeGate(CodeRule.ANY)
     lifecycle = Lifecycle(
         models=models,
         repository=repository,
@@ -84,6 +87,8 @@ async def test_a_full_disk_and_then_a_model_that_fits(disk: Path) -> None:
         reported=None,  # type: ignore[arg-type]
         events=None,  # type: ignore[arg-type]
         metrics=metrics,
+        rules=rules,
+        gate=gate,
         load_timeout_seconds=1,
         unload_timeout_seconds=1,
     )
@@ -96,6 +101,8 @@ async def test_a_full_disk_and_then_a_model_that_fits(disk: Path) -> None:
         readings=lambda: (GpuReading(CHOICE.uuid, 0, "T4", 16 * GIB, 0, 0.0),),
         access=pb.TritonAccess(),
         metrics=metrics,
+        rules=rules,
+        gate=gate,
         max_model_bytes=GIB,
     )
     listen = Endpoint("127.0.0.1", free_port("127.0.0.1"))

@@ -96,6 +96,8 @@ def api_of(
         readings=readings or (lambda: tuple(node.gpus.readings)),
         access=ACCESS,
         metrics=AgentMetrics(registry or CollectorRegistry()),
+        rules=node.rules,
+        gate=node.gate,
         max_model_bytes=10,
     )
 
@@ -113,7 +115,7 @@ async def outcome(api: NodeAgentApi, name: str = "model-p1") -> pb.LoadProgress:
     return [progress async for progress in api.Load(request, Context())][-1]
 
 
-DIGEST = hashlib.sha256(b"1/x\0" + b"1\0" + b"y").hexdigest()
+DIGEST = hashlib.sha256(b"1/model.py\0" + b"1\0" + b"y").hexdigest()
 
 
 async def staged(api: NodeAgentApi, name: str, *, digest: str = "") -> pb.StageResponse:
@@ -121,7 +123,7 @@ async def staged(api: NodeAgentApi, name: str, *, digest: str = "") -> pb.StageR
 
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name=name, digest=digest))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
         yield pb.StageRequest(chunk=b"y")
         yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
 
@@ -266,7 +268,7 @@ async def test_no_model_is_unloaded_while_nobody_can_tell_whether_its_pod_ends(t
 async def test_a_model_that_is_too_large_is_not_a_full_disk(tmp_path: Path) -> None:
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=11))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=11))
 
     with pytest.raises(Refused) as refused:
         await api_of(Node(tmp_path)).Stage(parts(), Context())
@@ -314,7 +316,7 @@ async def test_files_of_a_pod_that_is_gone_do_not_take_the_place_of_its_successo
 
     async def slowly() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name="mine"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
         yield pb.StageRequest(chunk=b"y")
         begun.set()
         await go_on.wait()
@@ -341,7 +343,7 @@ async def test_files_of_a_pod_that_is_gone_do_not_take_the_place_of_its_successo
 
 
 HEADER = pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
-FILE = pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+FILE = pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
 CHUNK, COMMIT = pb.StageRequest(chunk=b"y"), pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
 
 

@@ -40,7 +40,7 @@ from tests.fakes.objects import GIB, Json, listed, pod, report
 KEYS = Keys()
 FORBIDDEN = response_error(403, "Forbidden", "no")
 NAME = ModelName("model-p1")
-DIGEST = hashlib.sha256(b"1/x\0" + b"1\0" + b"y").hexdigest()
+DIGEST = hashlib.sha256(b"1/model.py\0" + b"1\0" + b"y").hexdigest()
 SCENARIO = 'gpus: [{uuid: GPU-a, product: T4, total: 16Gi}]\nmodels: {"*": requested}\n'
 
 
@@ -146,7 +146,7 @@ def by(uid: str) -> Any:
 async def stage(stub: NodeAgentStub, uid: str = "p1") -> pb.StageResponse:
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name=f"model-{uid}"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
         yield pb.StageRequest(chunk=b"y")
         yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
 
@@ -408,7 +408,7 @@ async def test_a_stage_that_is_under_way_is_finished_before_the_end(world: World
 
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name=NAME))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
         begun.set()
         await ending.wait()
         await asyncio.sleep(0.1)
@@ -433,7 +433,7 @@ async def test_a_chunk_may_have_four_mebibytes(world: World, extra: int, taken: 
 
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name=NAME))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=len(body)))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=len(body)))
         yield pb.StageRequest(chunk=body)
 
     async with world.running(), calling(world) as stub:

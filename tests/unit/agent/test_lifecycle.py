@@ -149,7 +149,10 @@ async def test_files_that_take_triton_down_alone_are_quarantined_and_others_are_
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.QUARANTINED)
     assert on_node.triton.deaths == 2  # a Triton that is stopped during one load has not died of it
     assert NAME in on_node.repository.records()
-    assert "the files p1 took Triton 2.51.0 down while they were loaded alone at 20" in model.reason
+    assert (
+        "the files p1 took Triton 2.51.0 with backend python down while they were loaded alone at 20"
+        in model.reason
+    )
     assert "set the annotation seldon.io/trtis-lift-quarantine=p1 on the Node" in model.reason
     assert on_node.events.said[-1] == ("ModelQuarantined", model.reason)
     assert on_node.registry.get_sample_value("berth_agent_quarantined_models") == 1
@@ -650,7 +653,7 @@ async def test_what_nobody_foresaw_fails_the_load_and_keeps_the_files(
         raise ZeroDivisionError("nobody foresaw it")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agent.serving.call.load_config", broken)
+        patch.setattr("agent.serving.lifecycle.admit", broken)
         await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     assert "nobody foresaw it" in model.reason

@@ -157,6 +157,7 @@ class Agent(Node):
             models=self.models,
             repository=self.repository,
             lifecycle=self.lifecycle,
+            gate=self.gate,
             clock=lambda: self.now,
         )
 

@@ -49,13 +49,30 @@ def test_a_link_to_a_file_of_the_model_is_sent_as_the_file(tmp_path: Path) -> No
 
 async def test_the_stream_says_what_comes_then_each_file_then_that_it_is_all(tmp_path: Path) -> None:
     files = written(tmp_path, **{"1/m": b"xyz", "empty": b""})
+    said = [pb.StageFile(path="1/m", size=3), pb.StageFile(path="empty", size=0)]
     assert await sent(files) == [
-        pb.StageRequest(header=pb.StageHeader(model_name="net", digest="d1")),
+        pb.StageRequest(header=pb.StageHeader(model_name="net", digest="d1", files=said)),
         pb.StageRequest(file=pb.StageFile(path="1/m", size=3)),
         pb.StageRequest(chunk=b"xyz"),
         pb.StageRequest(file=pb.StageFile(path="empty", size=0)),
         pb.StageRequest(commit=pb.StageCommit(digest="d1")),
     ]
+
+
+async def test_what_a_model_is_judged_by_goes_ahead_of_its_bytes(tmp_path: Path) -> None:
+    header = (await sent(written(tmp_path, **{"1/m": b"x", "config.pbtxt": b"backend: 'p'"})))[0].header
+    assert (header.config, [file.path for file in header.files]) == (b"backend: 'p'", ["1/m", "config.pbtxt"])
+
+
+@pytest.mark.parametrize(
+    "large", [{"config.pbtxt": b"#" * (2 * MIB + 1)}, {f"1/{'x' * 240}{n}": b"" for n in range(9000)}]
+)
+async def test_what_is_too_large_for_one_message_does_not_go_ahead(
+    tmp_path: Path, large: dict[str, bytes]
+) -> None:
+    requests = stage_requests(ModelName("net"), written(tmp_path, **large), "d1")
+    header = (await anext(requests)).header
+    assert header == pb.StageHeader(model_name="net", digest="d1")
 
 
 @pytest.mark.parametrize("size", [5 * MIB, 5 * MIB + 1])
