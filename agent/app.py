@@ -31,7 +31,7 @@ from berth.contract.ids import NodeName
 from berth.contract.keys import agent_lease_name, agent_lease_namespace
 from berth.contract.report import GpuReport, NodeReport, TritonReport
 from berth.kube import paths
-from berth.kube.client import KubeClient, open_client, require_reachable
+from berth.kube.client import JsonObject, KubeClient, open_client, require_reachable
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, Informer
 from berth.kube.lease import Heartbeat
@@ -95,7 +95,7 @@ class _Parts:
         gpus: GpuFacts,
         keys: TritonKeys | None,
     ) -> None:
-        self.options, self.models, self.gpus = options, models, gpus
+        self.options, self.models, self.gpus, self._client = options, models, gpus, client
         self.registry = CollectorRegistry()
         self.metrics = AgentMetrics(self.registry)
         self.node = NodeName(options.node_name)
@@ -109,6 +109,7 @@ class _Parts:
             build=self.build_report,
             readings=lambda: gpus.readings,
             metrics=self.metrics,
+            heed=self._lift_quarantine,
         )
         rules = NodeRules(frozenset(self._capabilities()), options.code)
         self.gate = CodeGate(options.code)
@@ -189,6 +190,16 @@ class _Parts:
             busy=self.lifecycle.busy_gpus(),
             headroom_bytes=self.options.headroom,
         )
+
+    async def _lift_quarantine(self, node: JsonObject) -> None:
+        """Do once what the operator's annotation asks, and take it away: it is an order, not a state."""
+        key, metadata = self.options.key_prefix.lift_quarantine, node["metadata"]
+        wish = (metadata.get("annotations") or {}).get(key)
+        if wish is None or not await self.lifecycle.lift(wish):
+            return
+        # With the version: what has been written there meanwhile is another order.
+        done = {"resourceVersion": metadata["resourceVersion"], "annotations": {key: None}}
+        await self._client.patch(paths.node(self.node), {"metadata": done})
 
     def _room(self) -> tuple[GpuReport, ...]:
         """Raises GpusUnknown while no GPU has ever been seen."""

@@ -115,6 +115,7 @@ class Lifecycle:
         self._away_since: float | None = None
         self._away_reason = ""
         self._is_inherited = False
+        self._wish_not_understood = ""
         metrics.quarantined(len(self._ledger.all_quarantined(now())))
 
     # What is wanted.
@@ -188,18 +189,20 @@ class Lifecycle:
         record = None if slot is None else slot.record
         return record is not None and self._quarantine_of(record.digest) is not None
 
-    async def lift(self, wish: str) -> None:
-        """End quarantines as the node's annotation asks. Raises OSError."""
+    async def lift(self, wish: str) -> bool:
+        """End quarantines as the node's annotation asks. False if that cannot be understood. Raises OSError."""
         try:
             ended = self._ledger.lift(wish, self._now())
         except InvalidValue as error:
-            log.warning("quarantine not lifted", extra=fields(annotation=self._lift_key, error=error))
-            return
-        if ended:
-            await self._save()
-            self._metrics.quarantined(len(self._ledger.all_quarantined(self._now())))
-            log.info("quarantine lifted", extra=fields(digests=", ".join(one.digest for one in ended)))
-            self._models.touch()
+            if wish != self._wish_not_understood:
+                log.warning("quarantine not lifted", extra=fields(annotation=self._lift_key, error=error))
+            self._wish_not_understood = wish
+            return False
+        await self._save()
+        self._metrics.quarantined(len(self._ledger.all_quarantined(self._now())))
+        log.info("quarantine lifted", extra=fields(digests=", ".join(one.digest for one in ended) or "none"))
+        self._models.touch()
+        return True
 
     async def close(self) -> None:
         """Stop loading; what Triton has begun it goes on with, and the next agent finds it."""

@@ -240,21 +240,23 @@ class Node:
         files: Mapping[str, str | bytes] | None = None,
         namespace: str = "team",
         gib: int = 1,
+        name: str = "",
     ) -> Model:
         more = tuple(GpuRef(GpuUuid(uuid), 1) for uuid in others)
         choice = GpuChoice(GpuUuid(on), 0, gib * GIB, more)
-        bound = pod(uid, on="n1", choice=choice, mem=f"{gib}Gi")
+        marks = {Keys().model_id: name} if name else {}
+        bound = pod(uid, on="n1", choice=choice, mem=f"{gib}Gi", annotations=marks)
         bound["metadata"]["namespace"] = namespace
         self.models.see_pod(parse_model_pod(bound, Keys()))
-        name = ModelName(f"model-{uid}")
+        called = ModelName(name or f"model-{uid}")
         staged = self.repository.new_staging()
         (staged / "1").mkdir(parents=True)
         for path, body in (files or {"1/model.py": ""}).items():
             (staged / path).parent.mkdir(parents=True, exist_ok=True)
             (staged / path).write_bytes(body.encode() if isinstance(body, str) else body)
         record = Record(
-            PodRef(namespace, uid, PodUid(uid)), ModelId(name), name, choice, digest or uid, served=served
+            PodRef(namespace, uid, PodUid(uid)), ModelId(called), called, choice, digest or uid, served=served
         )
-        model = self.models.claim(PodUid(uid), name)
+        model = self.models.claim(PodUid(uid), called)
         await self.lifecycle.publish(model, staged, record)
         return model

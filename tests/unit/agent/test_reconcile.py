@@ -350,7 +350,7 @@ async def test_after_a_wipe_a_new_pod_is_served_by_its_own_files(on_node: Agent)
     on_node.models.lose_pod(old.ref.uid)
     on_node.models.drop(old)
     on_node.repository.restore()
-    await on_node.stage()
+    await on_node.stage("p9", name=NAME)
     await on_node.settle()
     assert on_node.triton.loads == [NAME, NAME]
 
