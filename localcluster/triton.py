@@ -54,6 +54,8 @@ def command(*, address: str, models: Path, backends: Path, keys: TritonKeys, shm
         "--allow-gpu-metrics=false",
         "--exit-timeout-secs=3",
         "--http-thread-count=2",
+        # A load that hangs keeps its thread until Triton ends; the default is 4.
+        "--model-load-thread-count=32",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         *keys.server_flags(),
     ]
