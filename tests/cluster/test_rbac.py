@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": []}}
 FORBIDDEN = {
-    "gpu-1": [
+    "agent": [
         ("get", "/api/v1/secrets"),
         ("get", "/api/v1/namespaces/berth-system/configmaps"),
         ("get", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"),
@@ -31,7 +31,7 @@ FORBIDDEN = {
         ("create", "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases"),
         ("delete", "/apis/coordination.k8s.io/v1/namespaces/berth-system-nodes/leases/berth-agent-gpu-1"),
     ],
-    "binder-0": [
+    "binder": [
         ("get", "/api/v1/secrets"),
         ("get", "/api/v1/namespaces/berth-system/configmaps"),
         ("get", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"),
@@ -52,7 +52,8 @@ FORBIDDEN = {
 async def test_what_is_not_needed_is_not_allowed(
     cluster: LocalCluster, account: str, verb: str, path: str
 ) -> None:
-    async with open_client(str(cluster.directory / f"{account}.kubeconfig")) as client:
+    part = cluster.nodes["gpu-1"].agent if account == "agent" else cluster.binders[0]
+    async with open_client(str(cluster.kubeconfig_of(part))) as client:
         call = {
             "get": lambda: client.get(path),
             "create": lambda: client.create(path, POD),
@@ -99,20 +100,20 @@ async def test_an_agent_speaks_for_its_own_node_alone(
     cluster: LocalCluster, path: str, patch: Json, message: str
 ) -> None:
     await cluster.client.patch(OWN, annotated("example.com/theirs", "x"))
-    async with open_client(str(cluster.directory / "gpu-1.kubeconfig")) as agent:
+    async with open_client(str(cluster.kubeconfig_of(cluster.nodes["gpu-1"].agent))) as agent:
         with pytest.raises(Denied, match=f"403 Forbidden: .*{message}"):
             await agent.patch(path, patch)
 
 
 async def test_an_agent_writes_and_removes_berths_annotations_on_its_own_node(cluster: LocalCluster) -> None:
-    async with open_client(str(cluster.directory / "gpu-1.kubeconfig")) as agent:
+    async with open_client(str(cluster.kubeconfig_of(cluster.nodes["gpu-1"].agent))) as agent:
         for value in ("one", "two", None):
             node = await agent.patch(OWN, annotated("seldon.io/trtis-probe", value))
             assert node["metadata"]["annotations"].get("seldon.io/trtis-probe") == value
 
 
 async def test_an_agent_makes_no_lease_but_its_own(cluster: LocalCluster) -> None:
-    async with open_client(str(cluster.directory / "gpu-1.kubeconfig")) as agent:
+    async with open_client(str(cluster.kubeconfig_of(cluster.nodes["gpu-1"].agent))) as agent:
         for name in ("berth-agent-gpu-3", "berth-binder", "gpu-1"):
             with pytest.raises(Denied, match=LEASE_ONLY):
                 await agent.create(LEASES, lease_of(name))
@@ -120,13 +121,9 @@ async def test_an_agent_makes_no_lease_but_its_own(cluster: LocalCluster) -> Non
                 await cluster.client.get(f"{LEASES}/{name}")
 
 
-async def agent_kubeconfig(cluster: LocalCluster, path: Path, bound_to: Json | None) -> str:
-    """For the agents' ServiceAccount, with a token as a kubelet asks for one for a pod's volume."""
+async def unbound_kubeconfig(cluster: LocalCluster, path: Path) -> str:
+    """For the agents' ServiceAccount, with a token that no pod holds."""
     asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    if bound_to is not None:
-        meta = bound_to["metadata"]
-        pod = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
-        asked["spec"] = {"boundObjectRef": pod}
     account = "/api/v1/namespaces/berth-system/serviceaccounts/berth-agent"
     token = (await cluster.client.create(f"{account}/token", asked))["status"]["token"]
     certificate = cluster.directory / "serving.crt"
@@ -134,35 +131,11 @@ async def agent_kubeconfig(cluster: LocalCluster, path: Path, bound_to: Json | N
 
 
 async def test_a_token_that_is_bound_to_no_node_writes_to_none(cluster: LocalCluster, tmp_path: Path) -> None:
-    async with open_client(await agent_kubeconfig(cluster, tmp_path / "config", None)) as unbound:
+    async with open_client(await unbound_kubeconfig(cluster, tmp_path / "config")) as unbound:
         with pytest.raises(Denied, match=NODE_ONLY):
             await unbound.patch(OWN, annotated("seldon.io/trtis-probe", "x"))
         with pytest.raises(Denied, match=LEASE_ONLY):
             await unbound.patch(f"{LEASES}/berth-agent-gpu-1", {"spec": {"holderIdentity": "me"}})
-
-
-async def test_a_token_that_is_bound_to_a_pod_writes_to_the_pods_node(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
-    """As the DaemonSet's agents have it; those of the local cluster are bound to the Node itself."""
-    spec = {
-        "serviceAccountName": "berth-agent",
-        "automountServiceAccountToken": False,
-        "nodeName": "gpu-1",
-        "containers": [{"name": "agent", "image": "none", "command": ["sleep", "60"]}],
-    }
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "agent-probe"}, "spec": spec}
-    created = await cluster.client.create(paths.pods("berth-system"), pod)
-    try:
-        async with open_client(await agent_kubeconfig(cluster, tmp_path / "config", created)) as agent:
-            for value in ("x", None):
-                await agent.patch(OWN, annotated("seldon.io/trtis-probe", value))
-            with pytest.raises(Denied, match=NODE_ONLY):
-                await agent.patch(OTHER, annotated("seldon.io/trtis-probe", "x"))
-            with pytest.raises(Denied, match=LEASE_ONLY):
-                await agent.patch(f"{LEASES}/berth-agent-gpu-2", {"spec": {"holderIdentity": "me"}})
-    finally:
-        await cluster.client.delete(paths.pod("berth-system", "agent-probe"), grace_seconds=0)
 
 
 async def test_the_policies_bind_agents_and_nobody_else(cluster: LocalCluster) -> None:
