@@ -150,15 +150,6 @@ class LocalCluster:
         """Where a binder's ports are."""
         return self.binders[index].address
 
-    def kubeconfig_of(self, part: Part) -> Path:
-        """For whoever is to speak as that pod does: with its own token."""
-        return write_kubeconfig(
-            self.directory / f"{part.name}.kubeconfig",
-            server=self._control_plane.server,
-            certificate=self._control_plane.certificate,
-            token_file=part.service_account / "token",
-        )
-
     def keep_logs(self) -> Path:
         """Leave the directory with every log behind; where it is."""
         (self.directory / KEEP_FILE).touch()
@@ -264,9 +255,7 @@ class LocalCluster:
 
     def _binder_pod(self, index: int) -> PodRunner | None:
         found = [
-            runner
-            for node in self.nodes.values()
-            for runner in node.kubelet.runners_of(SYSTEM_NAMESPACE, "binder")
+            runner for node in self.nodes.values() for runner in node.kubelet.kept(SYSTEM_NAMESPACE, "binder")
         ]
         return sorted(found, key=lambda runner: runner.ref.name)[index] if index < len(found) else None
 
@@ -328,7 +317,7 @@ class LocalCluster:
 
 def _part_of(kubelet: Kubelet, container: str, node: str) -> Part:
     def find() -> PodRunner | None:
-        return next(iter(kubelet.runners_of(SYSTEM_NAMESPACE, container)), None)
+        return next(iter(kubelet.kept(SYSTEM_NAMESPACE, container)), None)
 
     return Part(f"{container} of {node}", container, find)
 

@@ -80,10 +80,10 @@ class Kubelet:
                 return runner
         raise KeyError(f"{namespace}/{name} does not run on {self._node.name}")
 
-    def runners_of(self, namespace: str, container: str) -> list[PodRunner]:
-        """The pods of a namespace that have a main container of this name, by the pods' names."""
-        found = [r for r in self._runners.values() if r.ref.namespace == namespace and r.has(container)]
-        return sorted(found, key=lambda runner: runner.ref.name)
+    def kept(self, namespace: str, container: str) -> list[PodRunner]:
+        """The pods of a namespace that a controller keeps for this main container, by their names."""
+        here = [r for r in self._runners.values() if r.ref.namespace == namespace]
+        return sorted((r for r in here if r.is_kept_for(container)), key=lambda runner: runner.ref.name)
 
     def host_path(self, path: str) -> Path:
         """Where a path of the node is on this machine."""

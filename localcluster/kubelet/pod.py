@@ -69,9 +69,10 @@ class PodRunner:
     def pod_ip(self) -> str:
         return self._addresses.pod_ip
 
-    def has(self, container: str) -> bool:
-        """Whether this is a main container of the pod."""
-        return any(c["name"] == container for c in self._pod["spec"]["containers"])
+    def is_kept_for(self, container: str) -> bool:
+        """Whether the pod belongs to a controller and this is one of its main containers."""
+        owned = any(owner.get("controller") for owner in self._pod["metadata"].get("ownerReferences") or [])
+        return owned and any(c["name"] == container for c in self._pod["spec"]["containers"])
 
     def summary(self) -> str:
         """The pod in one line, for failures."""
