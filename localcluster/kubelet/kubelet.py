@@ -81,9 +81,11 @@ class Kubelet:
         raise KeyError(f"{namespace}/{name} does not run on {self._node.name}")
 
     def kept(self, namespace: str, container: str) -> list[PodRunner]:
-        """The pods of a namespace that a controller keeps for this main container, by their names."""
+        """The pods of a namespace that a controller keeps for this main container, by their names; last
+        those that are ending."""
         here = [r for r in self._runners.values() if r.ref.namespace == namespace]
-        return sorted((r for r in here if r.is_kept_for(container)), key=lambda runner: runner.ref.name)
+        kept = [r for r in here if r.is_kept_for(container)]
+        return sorted(kept, key=lambda runner: (runner.is_ending, runner.ref.name))
 
     def host_path(self, path: str) -> Path:
         """Where a path of the node is on this machine."""

@@ -69,6 +69,10 @@ class PodRunner:
     def pod_ip(self) -> str:
         return self._addresses.pod_ip
 
+    @property
+    def is_ending(self) -> bool:
+        return self._stopping.is_set()
+
     def is_kept_for(self, container: str) -> bool:
         """Whether the pod belongs to a controller and this is one of its main containers."""
         owned = any(owner.get("controller") for owner in self._pod["metadata"].get("ownerReferences") or [])

@@ -102,7 +102,7 @@ def lease_of(name: str) -> Json:
         (OTHER, {"spec": {"unschedulable": True}}, NODE_ONLY),
         (OWN, {"spec": {"unschedulable": True}}, ANNOTATIONS_ONLY),
         (OWN, {"spec": {"taints": [{"key": "k", "effect": "NoExecute"}]}}, ANNOTATIONS_ONLY),
-        (OWN, {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}}, ANNOTATIONS_ONLY),
+        (OWN, {"metadata": {"labels": {"nvidia.com/gpu.present": "false"}}}, ANNOTATIONS_ONLY),
         (OWN, {"metadata": {"labels": {"kubernetes.io/hostname": None}}}, ANNOTATIONS_ONLY),
         (OWN, {"metadata": {"finalizers": ["example.com/mine"]}}, ANNOTATIONS_ONLY),
         (OWN, annotated("example.com/new", "x"), ANNOTATIONS_ONLY),
