@@ -25,7 +25,7 @@ from berth.kube.errors import Conflict
 from localcluster import triton
 from localcluster.addresses import cluster_network
 from localcluster.binaries import control_plane_directory
-from localcluster.controlplane import ControlPlane, User, node_user
+from localcluster.controlplane import CLIENT_RATE, ControlPlane, User, node_user
 from localcluster.credentials import write_kubeconfig
 from localcluster.deployment import (
     DEPLOY,
@@ -51,7 +51,8 @@ AGENT_PORT, AGENT_ADMIN_PORT, BINDER_ADMIN_PORT, EXTENDER_PORT = 8470, 8471, 848
 _TOKEN_SECONDS = 24 * 3600
 # Of `deploy/extender` this one is a process: kube-scheduler finds its Service and its token at places that a
 # process kubelet cannot give it.
-_SCHEDULER = "berth-kube-scheduler"
+_EXTENDED = "berth-kube-scheduler"
+_SCHEDULER = User("system:kube-scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,11 @@ class LocalCluster:
         users = [node_user(node.name) for node in self._spec.nodes]
         binaries = await asyncio.to_thread(control_plane_directory)
         self._control_plane = ControlPlane(
-            self.directory, host=f"{network}.0.1", binaries=binaries, users=users, env=self._env
+            self.directory,
+            host=f"{network}.0.1",
+            binaries=binaries,
+            users=[_SCHEDULER, *users],
+            env=self._env,
         )
         self._stack.push_async_callback(self._control_plane.stop)
         self._stack.callback(triton.remove_shared_memory, triton.shm_prefix(self.id))
@@ -196,6 +201,7 @@ class LocalCluster:
             asyncio.to_thread(rendered, binaries / "kubectl", part),
             asyncio.to_thread(make_images, self.directory / "images", cluster_id=self.id),
         )
+        await self._start_scheduler()
         self.kubeconfig = self._control_plane.kubeconfig(
             self._control_plane.admin, self.directory / "kubeconfig"
         )
@@ -211,7 +217,7 @@ class LocalCluster:
         parts = [part for node in self.nodes.values() for part in (node.agent, node.triton)]
         await asyncio.gather(*(part.running() for part in (*parts, *self.binders)))
         if self._spec.kube_scheduler:
-            await self._start_kube_scheduler()
+            await self._start_extended_scheduler()
 
     @contextmanager
     def _work_directory(self) -> Iterator[Path]:
@@ -243,7 +249,7 @@ class LocalCluster:
         self._stack.push_async_callback(release)
 
     async def _deploy(self, documents: Sequence[JsonObject]) -> None:
-        ours = [d for d in documents if (d["kind"], d["metadata"]["name"]) != ("Deployment", _SCHEDULER)]
+        ours = [d for d in documents if (d["kind"], d["metadata"]["name"]) != ("Deployment", _EXTENDED)]
         overlay = Overlay(binders=self._spec.binders, agent_flags=self._spec.agent_flags)
         await self.apply(overlay.over(ours))
         # The controller-manager makes this too, but only after some seconds, and pods need it.
@@ -259,15 +265,21 @@ class LocalCluster:
         ]
         return sorted(found, key=lambda runner: runner.ref.name)[index] if index < len(found) else None
 
-    async def _start_kube_scheduler(self) -> None:
+    async def _start_scheduler(self) -> None:
+        """For the pods of DaemonSets and of the binders' Deployment."""
+        kubeconfig = self._control_plane.kubeconfig(_SCHEDULER, self.directory / "scheduler.kubeconfig")
+        flags = [f"--kubeconfig={kubeconfig}", "--leader-elect=false", *CLIENT_RATE]
+        await self._control_plane.start_scheduler("kube-scheduler", flags)
+
+    async def _start_extended_scheduler(self) -> None:
         """The overlay's configuration, but for the Service: it calls the first binder, which need not lead."""
         config = yaml.safe_load((DEPLOY / "extender" / "scheduler.yaml").read_text())
         config["extenders"][0]["urlPrefix"] = f"http://{self.binder_address(0)}:{EXTENDER_PORT}"
-        kubeconfig = await self._account_kubeconfig(_SCHEDULER, "kube-scheduler")
+        kubeconfig = await self._account_kubeconfig(_EXTENDED, "kube-scheduler")
         config["clientConnection"] = {"kubeconfig": str(kubeconfig)}
-        path = self.directory / f"{_SCHEDULER}.yaml"
+        path = self.directory / f"{_EXTENDED}.yaml"
         path.write_text(yaml.safe_dump(config))
-        await self._control_plane.start_scheduler(_SCHEDULER, path)
+        await self._control_plane.start_scheduler(_EXTENDED, [f"--config={path}"])
 
     async def _start_node(
         self, spec: NodeSpec, user: User, address: str, images: Images, labels: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager, and kube-schedulers if asked.
 
 RBAC and the Node authorizer are on and ServiceAccount tokens are real. People and nodes have static
 tokens; Berth's processes get tokens of their ServiceAccounts (`localcluster.credentials`).
@@ -37,7 +37,7 @@ _WITHOUT = (
 )
 
 # The rates that a program keeps to by itself are for clusters that many share: here they are seconds of waiting.
-_CLIENT_RATE = ("--kube-api-qps=500", "--kube-api-burst=1000")
+CLIENT_RATE = ("--kube-api-qps=500", "--kube-api-burst=1000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ def node_user(node: str) -> User:
 
 
 class ControlPlane:
-    """Starts the four processes; `admin` and `users` are known to the API server from its start.
+    """Starts the first three; `admin` and `users` are known to the API server from its start.
 
-    `controllers=False` leaves out the last two: nothing but what the caller writes changes the objects then.
+    `controllers=False` leaves out the third: nothing but what the caller writes changes the objects then.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class ControlPlane:
         self._more_api_flags, self._controllers = tuple(api_flags), controllers
         self.admin = User("berth-admin", ("system:masters",))
         self._manager = User("system:kube-controller-manager")
-        self._scheduler = User("system:kube-scheduler")
-        self._users = [self.admin, self._manager, self._scheduler, *users]
+        self._users = [self.admin, self._manager, *users]
         self._etcd_port, self._peer_port, self._api_port = (free_port(host) for _ in range(3))
         self._children: dict[str, asyncio.subprocess.Process] = {}
 
@@ -108,11 +107,10 @@ class ControlPlane:
         await self._ready(api)
         if self._controllers:
             await self._spawn("kube-controller-manager", self._manager_flags())
-            await self._spawn("kube-scheduler", self._scheduler_flags())
 
-    async def start_scheduler(self, name: str, config: Path) -> None:
-        """One more kube-scheduler, with a configuration of its own."""
-        await self._spawn("kube-scheduler", [f"--config={config}", "--secure-port=0"], name=name)
+    async def start_scheduler(self, name: str, flags: Sequence[str]) -> None:
+        """A kube-scheduler; `name` is that of its log."""
+        await self._spawn("kube-scheduler", [*flags, "--secure-port=0"], name=name)
 
     async def stop(self) -> None:
         for child in reversed(self._children.values()):
@@ -191,9 +189,5 @@ class ControlPlane:
             "--use-service-account-credentials=true",
             "--leader-elect=false",
             f"--controllers=*,{','.join(f'-{name}' for name in _WITHOUT)}",
-            *_CLIENT_RATE,
+            *CLIENT_RATE,
         ]
-
-    def _scheduler_flags(self) -> list[str]:
-        kubeconfig = self.kubeconfig(self._scheduler, self._directory / "scheduler.kubeconfig")
-        return [f"--kubeconfig={kubeconfig}", "--secure-port=0", "--leader-elect=false", *_CLIENT_RATE]

@@ -8,9 +8,12 @@ import asyncio
 import ctypes
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from berth.runtime.backoff import Backoff
+from berth.runtime.tasks import wait_until_set
 
 CLUSTER_ID_VARIABLE = "BERTH_LOCALCLUSTER_ID"
 _PR_SET_PDEATHSIG = 1
@@ -66,3 +69,73 @@ def tail(log: Path, limit_bytes: int = _LOG_TAIL_BYTES) -> str:
         return log.read_bytes()[-limit_bytes:].decode(errors="replace")
     except OSError:
         return ""
+
+
+class Supervised:
+    """A part that is started again when it dies, after a pause, as a kubelet would.
+
+    `kill()` is a crash: it comes back. `stop()` keeps it away until `start()`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        self.name, self.log = name, log
+        self._command, self._env, self._before = list(command), dict(env), before
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        """None while it is not running."""
+        process = self._process
+        return None if process is None or process.returncode is not None else process.pid
+
+    async def start(self) -> None:
+        """Start it, and again whenever it ends."""
+        assert self._task is None, f"{self.name} is started already"
+        self._stopping.clear()
+        await self._spawn()
+        self._task = asyncio.create_task(self._keep_alive(), name=f"keep {self.name}")
+
+    async def stop(self, *, grace_seconds: float = 5.0) -> None:
+        """End it in order and keep it away. Does nothing if it is not started."""
+        if self._task is None:
+            return
+        self._stopping.set()
+        if self._process is not None:
+            await end(self._process, grace_seconds=grace_seconds)
+        await self._task
+        self._task = None
+
+    def kill(self) -> None:
+        """kill -9, as a crash: only the process itself, so that its children must cope."""
+        if self.pid is None:
+            raise ProcessLookupError(f"{self.name} is not running")
+        os.kill(self.pid, signal.SIGKILL)
+
+    async def _spawn(self) -> None:
+        if self._before is not None:
+            self._before()
+        self._process = await spawn(self._command, log=self.log, env=self._env)
+
+    async def _keep_alive(self) -> None:
+        backoff = Backoff(initial_seconds=0.5, cap_seconds=5.0)
+        loop = asyncio.get_running_loop()
+        while True:
+            assert self._process is not None
+            began = loop.time()
+            await self._process.wait()
+            signal_group(self._process.pid, signal.SIGKILL)  # what the dead one left behind
+            if loop.time() - began > 30:
+                backoff.reset()
+            if await wait_until_set(self._stopping, timeout_seconds=backoff.next()):
+                return
+            await self._spawn()
