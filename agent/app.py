@@ -226,7 +226,10 @@ class _Parts:
         self.reporter.wake.set()
 
     async def reconcile(self) -> None:
+        before = self.reconciler.triton_version
         await self.reconciler.step()
+        if self.reconciler.triton_version != before:
+            self.reporter.wake.set()  # nobody places anything here before it is told that Triton is there
         if self.gpus.residency != self.models.residency:
             await self.look_at_gpus()
         self.pulse.alive("reconcile")
