@@ -57,7 +57,7 @@ def script(backends: Path) -> str:
 def command(*, address: str, models: Path, backends: Path, keys: TritonKeys, shm_prefix: str) -> list[str]:
     """A server that is run by itself, with the flags of the DaemonSet in `deploy/base`."""
     (line,) = base_container("tritonserver")["args"]
-    words = _IN_SHELL.sub("", line).removeprefix("exec tritonserver").split()
+    words = _IN_SHELL.sub("", line).partition("exec tritonserver")[2].split()
     flags = dict(word.partition("=")[::2] for word in words)
     flags |= {"--model-repository": str(models), "--http-address": address, "--grpc-address": address}
     return [
@@ -66,8 +66,6 @@ def command(*, address: str, models: Path, backends: Path, keys: TritonKeys, shm
         f"--backend-directory={backends}",
         "--exit-timeout-secs=3",
         "--http-thread-count=2",
-        # A load that hangs keeps its thread until Triton ends; the default is 4.
-        "--model-load-thread-count=32",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         *keys.server_flags(),
     ]

@@ -531,16 +531,21 @@ class Lifecycle:
             version = await self._triton.version()
             index = {} if version is None else await self._triton.index()
         except TritonError as error:
-            self.triton_version = None
+            self._note_version(None)
             self._note_away(str(error))
             raise
-        self.triton_version = version
+        self._note_version(version)
         if version is None:
             self._note_away("it is not ready yet")
             return {}
         self._last_version = version
         await self._see(index, begun)
         return index
+
+    def _note_version(self, version: str | None) -> None:
+        if version != self.triton_version:
+            self.triton_version = version
+            self._models.touch()  # nobody places anything here before it is told that Triton is there
 
     async def _see(self, index: Mapping[ModelName, IndexEntry], begun: int) -> None:
         self._away_since = None

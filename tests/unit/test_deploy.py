@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from agent.repository import Repository
+from agent.serving.restart import RESTART_FILE
 from berth import cli
 from berth.contract.endpoint import Endpoint
 from berth.triton.keys import TritonKeys
@@ -371,3 +372,26 @@ def test_the_keys_are_for_berths_pods_alone(node: Disk) -> None:
 def test_without_the_init_containers_the_agent_cannot(node: Disk) -> None:
     node.repository.mkdir()
     assert as_the_agent(Repository(node.repository).open) == 1
+
+
+@pytest.mark.parametrize(("marked", "is_alive"), [(None, True), (1000, True), (3000, False)])
+def test_triton_is_ended_by_a_file_that_is_newer_than_its_start(
+    tmp_path: Path, marked: int | None, is_alive: bool
+) -> None:
+    """And by no older one, so that it does not end for ever."""
+    triton = container_of("berth-server", "triton")
+    (start,) = triton["args"]
+    assert start.startswith("touch /tmp/started && exec tritonserver ")
+    shell, flag, probe = triton["livenessProbe"]["exec"]["command"]
+    started, file = tmp_path / "started", tmp_path / RESTART_FILE
+    started.touch()
+    os.utime(started, (2000, 2000))
+    if marked is not None:
+        file.write_text("because")
+        os.utime(file, (marked, marked))
+    probe = probe.replace("/tmp/started", str(started)).replace("/var/lib/berth/repository", str(tmp_path))
+    answered = subprocess.run(
+        [shell, flag, f"curl() {{ return 0; }}; {probe}"], capture_output=True, text=True, check=False
+    )
+    assert (answered.returncode == 0) is is_alive
+    assert answered.stdout == ("" if is_alive else "because")
