@@ -25,12 +25,12 @@ from agent.admission import (
 from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthenticated
 from agent.door import Context, Door, metadata_of, source_of
 from agent.gpus import GpuReading, GpusUnknown
-from agent.lifecycle import Lifecycle
 from agent.limits import Busy, Callers, Patience, Rates
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone
 from agent.repository import Record, Repository
 from agent.room import NoRoom, Room
+from agent.serving.lifecycle import Lifecycle
 from agent.slots import StageSlots
 from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.endpoint import Endpoint

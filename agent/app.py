@@ -14,22 +14,24 @@ from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuth
 from agent.config import DEFAULT_CAPABILITIES, AgentOptions
 from agent.facts import ForeignUse, GpuFacts, gpu_reports
 from agent.gpus import Gpus, NoGpus
-from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.mock_gpus import MockGpus
 from agent.models import Models
 from agent.nvml import NvmlGpus, NvmlMissing
 from agent.pods import note_pod
 from agent.pulse import Pulse
-from agent.reconcile import Reconciler
 from agent.report import Reporter, last_report
 from agent.repository import Repository, RepositoryUnusable
+from agent.serving.journal import Journal
+from agent.serving.lifecycle import Lifecycle
+from agent.serving.reconcile import Reconciler
+from agent.serving.restart import RestartFile
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import NodeName
 from berth.contract.keys import agent_lease_name, agent_lease_namespace
-from berth.contract.report import NodeReport, TritonReport
+from berth.contract.report import GpuReport, NodeReport, TritonReport
 from berth.kube import paths
-from berth.kube.client import KubeClient, open_client, require_reachable
+from berth.kube.client import JsonObject, KubeClient, open_client, require_reachable
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, Informer
 from berth.kube.lease import Heartbeat
@@ -93,7 +95,7 @@ class _Parts:
         gpus: GpuFacts,
         keys: TritonKeys | None,
     ) -> None:
-        self.options, self.models, self.gpus = options, models, gpus
+        self.options, self.models, self.gpus, self._client = options, models, gpus, client
         self.registry = CollectorRegistry()
         self.metrics = AgentMetrics(self.registry)
         self.node = NodeName(options.node_name)
@@ -107,6 +109,7 @@ class _Parts:
             build=self.build_report,
             readings=lambda: gpus.readings,
             metrics=self.metrics,
+            heed=self._lift_quarantine,
         )
         rules = NodeRules(frozenset(self._capabilities()), options.code)
         self.gate = CodeGate(options.code)
@@ -115,16 +118,20 @@ class _Parts:
             repository=repository,
             triton=triton,
             gpus=gpus,
+            room=self._room,
             reported=self.reporter,
             events=self.events,
             metrics=self.metrics,
             rules=rules,
             gate=self.gate,
+            journal=Journal(options.repository),
+            restart_file=RestartFile(options.repository),
+            lift_key=options.key_prefix.lift_quarantine,
             load_timeout_seconds=options.load_timeout,
             unload_timeout_seconds=options.unload_timeout,
         )
         self.reconciler = Reconciler(
-            models=models, repository=repository, triton=triton, lifecycle=self.lifecycle, gate=self.gate
+            models=models, repository=repository, lifecycle=self.lifecycle, gate=self.gate
         )
         self.pods = Informer(
             client,
@@ -167,21 +174,38 @@ class _Parts:
         """The node as it is now."""
         options = self.options
         version = self.reconciler.triton_version
-        gpus = gpu_reports(
-            self.gpus,
-            self.models,
-            self._foreign,
-            busy=self.lifecycle.busy_gpus(),
-            headroom_bytes=options.headroom,
-        )
         return NodeReport(
             server=options.server_name,
             capabilities=self._capabilities(),
             triton=TritonReport(version is not None, version or "", self._backends),
-            gpus=gpus,
+            gpus=self._gpu_reports(),
             models=tuple(sorted((model.report() for model in self.models), key=lambda m: m.pod_uid)),
             code=self.gate.report(),
         )
+
+    def _gpu_reports(self) -> tuple[GpuReport, ...]:
+        return gpu_reports(
+            self.gpus,
+            self.models,
+            self._foreign,
+            busy=self.lifecycle.busy_gpus(),
+            headroom_bytes=self.options.headroom,
+        )
+
+    async def _lift_quarantine(self, node: JsonObject) -> None:
+        """Do once what the operator's annotation asks, and take it away: it is an order, not a state."""
+        key, metadata = self.options.key_prefix.lift_quarantine, node["metadata"]
+        wish = (metadata.get("annotations") or {}).get(key)
+        if wish is None or not await self.lifecycle.lift(wish):
+            return
+        # With the version: what has been written there meanwhile is another order.
+        done = {"resourceVersion": metadata["resourceVersion"], "annotations": {key: None}}
+        await self._client.patch(paths.node(self.node), {"metadata": done})
+
+    def _room(self) -> tuple[GpuReport, ...]:
+        """Raises GpusUnknown while no GPU has ever been seen."""
+        self.gpus.listed()
+        return self._gpu_reports()
 
     def not_ready(self) -> str | None:
         """Why the agent is not ready, for `/readyz`."""
@@ -203,7 +227,10 @@ class _Parts:
         self.reporter.wake.set()
 
     async def reconcile(self) -> None:
+        before = self.reconciler.triton_version
         await self.reconciler.step()
+        if self.reconciler.triton_version != before:
+            self.reporter.wake.set()  # nobody places anything here before it is told that Triton is there
         if self.gpus.residency != self.models.residency:
             await self.look_at_gpus()
         self.pulse.alive("reconcile")

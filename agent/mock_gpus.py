@@ -23,22 +23,13 @@ from typing import Any
 
 import yaml
 
-from agent.gpus import GpuReading, GpusUnknown
+from agent.gpus import GpuReading, GpusUnknown, Resident
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.ids import GpuUuid
 from berth.contract.quantity import parse_bytes
 
 REQUESTED = "requested"
 _GPU_FIELDS = frozenset({"uuid", "product", "total", "foreign", "utilization", "lost", "error", "mig"})
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """One model that Triton holds, as the mock has to charge it."""
-
-    name: ModelName
-    gpu: GpuUuid
-    requested_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,8 @@ async def serving(directory: Path, authenticator: Authenticator | None = None) -
         readings=lambda: tuple(node.gpus.readings),
         access=make_access(host="10.0.0.1", http=Endpoint("h", 8000), grpc_=Endpoint("h", 8001), keys=None),
         metrics=AgentMetrics(CollectorRegistry()),
+        rules=node.rules,
+        gate=node.gate,
         max_model_bytes=512 * GIB,
     )
     endpoint = Endpoint("127.0.0.1", free_port("127.0.0.1"))
@@ -131,13 +133,15 @@ def file(path: str, size: int) -> pb.StageRequest:
 
 def whole(uid: str) -> Iterator[pb.StageRequest]:
     """A model of one byte."""
-    yield from (header(uid), file("1/x", 1), pb.StageRequest(chunk=b"y"))
-    yield pb.StageRequest(commit=pb.StageCommit(digest=hashlib.sha256(b"1/x\0" + b"1\0" + b"y").hexdigest()))
+    yield from (header(uid), file("1/model.py", 1), pb.StageRequest(chunk=b"y"))
+    yield pb.StageRequest(
+        commit=pb.StageCommit(digest=hashlib.sha256(b"1/model.py\0" + b"1\0" + b"y").hexdigest())
+    )
 
 
 def trickle(uid: str, size: int = 10**9) -> Iterator[pb.StageRequest]:
     yield header(uid)
-    yield file("1/x", size)
+    yield file("1/model.py", size)
     while True:
         yield pb.StageRequest(chunk=b"x")
         time.sleep(0.05)
@@ -208,7 +212,7 @@ async def test_byte_by_byte_at_full_speed_ends_as_well(
 
     def bytes_only() -> Iterator[pb.StageRequest]:
         yield header("evil")
-        yield file("1/x", 10**9)
+        yield file("1/model.py", 10**9)
         while True:
             yield pb.StageRequest(chunk=b"")
 
@@ -239,7 +243,7 @@ async def test_many_small_files_and_sizes_that_are_not_meant(tmp_path: Path) -> 
 
     def huge(size: int) -> Iterator[pb.StageRequest]:
         yield header("evil")
-        yield file("1/x", size)
+        yield file("1/model.py", size)
         released.wait(SOON)
 
     async with serving(tmp_path) as agent:

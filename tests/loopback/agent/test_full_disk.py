@@ -19,10 +19,12 @@ from agent.admission import CodeGate, NodeRules
 from agent.api import NodeAgentApi, serve
 from agent.auth import TrustingAuthenticator
 from agent.gpus import GpuReading
-from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.models import Models
 from agent.repository import Repository
+from agent.serving.journal import Journal
+from agent.serving.lifecycle import Lifecycle
+from agent.serving.restart import RestartFile
 from agent.staging import StagedFiles
 from berth.contract.endpoint import Endpoint
 from berth.contract.gpu_choice import GpuChoice
@@ -84,9 +86,13 @@ async def serving(disk: Path, *, keep_free: float = 0.0) -> AsyncIterator[Pod]:
         gpus=None,  # type: ignore[arg-type]
         reported=None,  # type: ignore[arg-type]
         events=None,  # type: ignore[arg-type]
+        room=tuple,
         metrics=metrics,
         rules=rules,
         gate=gate,
+        journal=Journal(disk),
+        restart_file=RestartFile(disk),
+        lift_key="lift",
         load_timeout_seconds=1,
         unload_timeout_seconds=1,
     )
