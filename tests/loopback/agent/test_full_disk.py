@@ -45,6 +45,9 @@ MIB = 1024**2
 class EmptyTriton:
     """Holds no model and refuses to be told of one."""
 
+    async def version(self) -> str:
+        return "2.51.0"
+
     async def index(self) -> dict[str, Any]:
         return {}
 
