@@ -48,7 +48,8 @@ class SenderGone(Exception):
 _MESSAGE_BYTES = 4 * 1024 * 1024
 # More than all pods of a node may have open together (limits.OPEN_CALLS each).
 _CONCURRENT_CALLS = 2048
-_CONNECTIONS = 4096
+# 16 KiB of memory each while idle. gRPC counts them for all callers together only.
+_CONNECTIONS = 16384
 # The largest token with what else a call says of itself.
 _METADATA_BYTES = 24 * 1024
 # A sender that falls silent for this long has died without saying so. It earns the time back at this rate,
