@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agent.limits import Busy
+from agent.limits import Busy, Rates
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
 
@@ -14,6 +14,9 @@ PLACES = 64
 # After this time a waiter is told to come again, so that its log can say what it waits for.
 _WAIT_SECONDS = 30.0
 _RETRY_SECONDS = 3.0
+# A pod's streams, at once and a second in the long run: what is staged is loaded, and other models of its GPU
+# wait for that.
+STAGE_BURST, STAGE_RATE = 20.0, 0.5
 
 
 class _Waiter:
@@ -35,6 +38,7 @@ class StageSlots:
         self, *, slots: int = SLOTS, places: int = PLACES, wait_seconds: float = _WAIT_SECONDS
     ) -> None:
         self._slots, self._places, self._wait_seconds = slots, places, wait_seconds
+        self._rates = Rates(rate=STAGE_RATE, burst=STAGE_BURST)
         self._running: list[_Waiter] = []
         self._waiting: list[_Waiter] = []
 
@@ -61,6 +65,8 @@ class StageSlots:
             raise Busy(f"pod {ref} is staging already; one stream at a time", retry_seconds=_RETRY_SECONDS)
         if not self._is_fair(ref.namespace, self._waiting, self._places):
             raise self._busy()
+        if seconds := self._rates.take(ref.uid):
+            raise Busy(f"pod {ref} stages too often; try again later", retry_seconds=seconds)
         waiter = _Waiter(ref)
         self._waiting.append(waiter)
         self._grant()
