@@ -56,8 +56,8 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
             try:
                 ref = await self._authenticator.pod_of(metadata_of(context), source_of(context))
-                with self._callers.call(ref):
-                    await _serve(handler, messages, context)
+                with self._callers.call(ref) as reading:
+                    await _serve(handler, messages, context, reading)
             except self._told as error:
                 if handler.request_streaming and self._heard < _MOST_HEARD:
                     await self._hear(messages)
@@ -82,9 +82,15 @@ async def last_words(messages: AsyncIterator[Any]) -> None:
                 await anext(messages)
 
 
-async def _serve(handler: Any, messages: AsyncIterator[bytes], context: Context) -> None:
+async def _serve(
+    handler: Any, messages: AsyncIterator[bytes], context: Context, reading: asyncio.Semaphore
+) -> None:
     parse = handler.request_deserializer
-    request = _parsed(messages, parse) if handler.request_streaming else await _single(messages, parse)
+    if handler.request_streaming:
+        request: Any = _parsed(messages, parse)
+    else:
+        async with reading:
+            request = await _single(messages, parse)
     behave = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     if not handler.response_streaming:
         await context.write(await behave(request, context))

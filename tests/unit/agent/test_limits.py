@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, ExitStack
 import pytest
 
 from agent import slots
-from agent.limits import CALL_BURST, CALL_RATE, OPEN_CALLS, Busy, Callers, Patience, Rates
+from agent.limits import CALL_BURST, CALL_RATE, OPEN_CALLS, READ_CALLS, Busy, Callers, Patience, Rates
 from agent.slots import StageSlots
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
@@ -55,6 +55,19 @@ def test_a_pod_has_few_calls_open_and_another_as_many() -> None:
         calls.enter_context(callers.call(ref("good")))
     with callers.call(ref("evil")):
         pass
+
+
+async def test_a_pod_sends_few_requests_at_once() -> None:
+    callers = Callers(clock=Clock())
+    with (
+        callers.call(ref("evil")) as evil,
+        callers.call(ref("evil")) as same,
+        callers.call(ref("good")) as good,
+    ):
+        for _ in range(READ_CALLS):
+            await evil.acquire()
+        assert same.locked()
+        assert not good.locked()
 
 
 def test_a_pod_that_calls_too_often_is_told_when_to_come_again() -> None:
