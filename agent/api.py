@@ -394,6 +394,8 @@ async def _next_part(
     requests: AsyncIterator[pb.StageRequest], *expected: str, within: float
 ) -> pb.StageRequest:
     try:
+        if within <= 0:  # a message that is there already would be taken before any timeout
+            raise TimeoutError
         async with asyncio.timeout(within):
             request = await anext(requests)
     except StopAsyncIteration:

@@ -1,7 +1,6 @@
 """Who may send files now: few at once, fair between namespaces, with a queue that has an end."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -28,10 +27,10 @@ class _Waiter:
 class StageSlots:
     """SLOTS streams run at once, and one of a pod.
 
-    A namespace may take one more only while it holds fewer than are free: alone it gets half of them,
-    and there is one for whoever comes next, until as many namespaces as there are free slots have come. The same rule
-    holds for the places in the queue. Of those that wait, the one whose namespace holds least goes first,
-    and of these the one that came first.
+    A namespace may take one more only while it holds fewer than are free: alone it gets half of them, the next
+    half of the rest, and one is there for each that comes until none is left. So a namespace that waits with
+    nothing goes before those that hold some, and of those that may go the first that came. The same rule holds
+    for the places in the queue.
     """
 
     def __init__(
@@ -80,14 +79,11 @@ class StageSlots:
         self._grant()
 
     def _grant(self) -> None:
-        while able := [
-            w for w in self._waiting if self._is_fair(w.ref.namespace, self._running, self._slots)
-        ]:
-            held = Counter(one.ref.namespace for one in self._running)
-            first = min(able, key=lambda waiter: held[waiter.ref.namespace])
-            self._waiting.remove(first)
-            self._running.append(first)
-            first.granted.set()
+        for waiter in list(self._waiting):
+            if self._is_fair(waiter.ref.namespace, self._running, self._slots):
+                self._waiting.remove(waiter)
+                self._running.append(waiter)
+                waiter.granted.set()
 
     @staticmethod
     def _is_fair(namespace: str, taken: list[_Waiter], most: int) -> bool:
