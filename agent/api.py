@@ -44,8 +44,7 @@ class SenderGone(Exception):
     """The sender of a stream has fallen silent, or trickles."""
 
 
-# Loaders send 1 MiB at a time. Every open call may hold one message in memory.
-_MESSAGE_BYTES = 2 * 1024 * 1024
+_MESSAGE_BYTES = 4 * 1024 * 1024
 # More than all pods of a node may have open together (limits.OPEN_CALLS each).
 _CONCURRENT_CALLS = 2048
 # 16 KiB of memory each while idle. gRPC counts them for all callers together only.
