@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -23,7 +22,7 @@ from agent.admission import (
     write_anew,
 )
 from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthenticated
-from agent.door import Context, Door, metadata_of, source_of
+from agent.door import Context, Door, last_words, metadata_of, source_of
 from agent.gpus import GpuReading, GpusUnknown
 from agent.limits import Busy, Callers, Patience, Rates
 from agent.metrics import AgentMetrics
@@ -59,7 +58,8 @@ class SenderGone(Exception):
 _MESSAGE_BYTES = 4 * 1024 * 1024
 # More than all pods of a node may have open together (limits.OPEN_CALLS each).
 _CONCURRENT_CALLS = 2048
-_CONNECTIONS = 4096
+# 16 KiB of memory each while idle. gRPC counts them for all callers together only.
+_CONNECTIONS = 16384
 # The largest token with what else a call says of itself.
 _METADATA_BYTES = 24 * 1024
 # To judge a config.pbtxt of the largest size takes a core about a second.
@@ -74,7 +74,6 @@ _MESSAGE_SECONDS = 0.001
 # How long a call that found no change repeats its last message, so that a dead client is noticed.
 _WATCH_REPEAT_SECONDS = 30.0
 
-_LAST_WORDS, _LAST_WORDS_SECONDS = 8, 0.2
 # Refusals a second that are logged, so that nobody fills the node's disk with them.
 _LOGGED_RATE, _LOGGED_BURST = 2.0, 50.0
 
@@ -436,21 +435,22 @@ async def serve(api: NodeAgentApi, listen: Endpoint) -> grpc.aio.Server:
 
 
 async def _heard(requests: AsyncIterator[pb.StageRequest], work: Awaitable[T]) -> T:
-    """Do the work, and take what is on its way for a moment before its outcome is told: gRPC's asyncio clients
-    forget the status of a call that ends while they are writing (grpc/grpc#36066)."""
+    """Do the work, and hear the sender out before its outcome is told."""
     try:
-        return await work
-    finally:
-        with suppress(TimeoutError, StopAsyncIteration):
-            async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                for _ in range(_LAST_WORDS):
-                    await anext(requests)
+        answer = await work
+    except _TOLD:
+        await last_words(requests)
+        raise
+    await last_words(requests)
+    return answer
 
 
 async def _next_part(
     requests: AsyncIterator[pb.StageRequest], *expected: str, within: float
 ) -> pb.StageRequest:
     try:
+        if within <= 0:  # a message that is there already would be taken before any timeout
+            raise TimeoutError
         async with asyncio.timeout(within):
             request = await anext(requests)
     except StopAsyncIteration:

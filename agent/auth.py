@@ -30,9 +30,9 @@ _BEARER = "Bearer "
 _REVIEWS, _STRANGE_REVIEWS = 32, 16
 _MOST_WAITING = 512
 # Reviews a second in the long run, and at once. A pod's token is reviewed every 10 s at most while it is good.
-_POD_RATE, _POD_BURST = 0.5, 5.0
-_SOURCE_RATE, _SOURCE_BURST = 2.0, 20.0
-_STRANGE_RATE, _STRANGE_BURST = 20.0, 60.0
+_POD_RATE, _POD_BURST = 2.0, 20.0
+_SOURCE_RATE, _SOURCE_BURST = 5.0, 50.0
+_STRANGE_RATE, _STRANGE_BURST = 20.0, 150.0
 
 Metadata = Mapping[str, str]
 

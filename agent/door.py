@@ -6,7 +6,7 @@ one whose request never comes ends soon.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -21,8 +21,9 @@ from berth.contract.errors import InvalidValue
 # Of a call that sends one message: a name. Only the messages of a stream may be larger.
 REQUEST_BYTES = 16 * 1024
 _REQUEST_SECONDS = 10.0
-# In calls: what is staged is loaded, too, and other models of its GPU wait for that.
-_COSTS = {"Stage": 5.0}
+_LAST_WORDS, _LAST_WORDS_SECONDS = 8, 0.2
+# Of callers that are refused at the door so many are heard to their last words at once.
+_MOST_HEARD = 64
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Parse = Callable[[bytes], Any]
@@ -41,6 +42,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     ) -> None:
         self._authenticator, self._callers = authenticator, callers
         self._refuse, self._told = refuse, told
+        self._heard = 0
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -54,17 +56,41 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
             try:
                 ref = await self._authenticator.pod_of(metadata_of(context), source_of(context))
-                with self._callers.call(ref, cost=_COSTS.get(method, 1.0)):
-                    await _serve(handler, messages, context)
+                with self._callers.call(ref) as reading:
+                    await _serve(handler, messages, context, reading)
             except self._told as error:
+                if handler.request_streaming and self._heard < _MOST_HEARD:
+                    await self._hear(messages)
                 await self._refuse(method, context, error)
 
         return grpc.stream_stream_rpc_method_handler(handle, response_serializer=handler.response_serializer)
 
+    async def _hear(self, messages: AsyncIterator[bytes]) -> None:
+        self._heard += 1
+        try:
+            await last_words(messages)
+        finally:
+            self._heard -= 1
 
-async def _serve(handler: Any, messages: AsyncIterator[bytes], context: Context) -> None:
+
+async def last_words(messages: AsyncIterator[Any]) -> None:
+    """Take what is on its way, for a moment, before a stream is ended: gRPC's asyncio clients forget the status
+    of a call that ends while they are writing (grpc/grpc#36066)."""
+    with suppress(TimeoutError, StopAsyncIteration):
+        async with asyncio.timeout(_LAST_WORDS_SECONDS):
+            for _ in range(_LAST_WORDS):
+                await anext(messages)
+
+
+async def _serve(
+    handler: Any, messages: AsyncIterator[bytes], context: Context, reading: asyncio.Semaphore
+) -> None:
     parse = handler.request_deserializer
-    request = _parsed(messages, parse) if handler.request_streaming else await _single(messages, parse)
+    if handler.request_streaming:
+        request: Any = _parsed(messages, parse)
+    else:
+        async with reading:
+            request = await _single(messages, parse)
     behave = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     if not handler.response_streaming:
         await context.write(await behave(request, context))

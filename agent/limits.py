@@ -1,5 +1,6 @@
 """How much of the agent one caller may take. No I/O; runs on the event loop alone."""
 
+import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -11,8 +12,9 @@ from berth.contract.pod import PodRef
 # A pod's loader and proxy have three calls open together; those of a container that was killed are seen to be
 # over only later.
 OPEN_CALLS = 8
+READ_CALLS = 2
 # Calls a second in the long run. Both retry with pauses that grow to seconds.
-CALL_RATE, CALL_BURST = 2.0, 40.0
+CALL_RATE, CALL_BURST = 5.0, 100.0
 _MOST_CALLERS = 4096  # whose rates are kept: more pods than a node ever has at once
 
 
@@ -39,39 +41,42 @@ class Rates:
         # Tokens, and when that was; the least recently used first, which is the fullest or nearly so.
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
-    def take(self, key: Hashable, *, cost: float = 1.0) -> float:
+    def take(self, key: Hashable) -> float:
         """0 if it is taken. Otherwise the seconds after which it could be; nothing is taken then."""
         now = self._clock()
         had, at = self._buckets.pop(key, (self._burst, now))
         have = min(self._burst, had + (now - at) * self._rate)
-        short = cost - have
-        self._buckets[key] = (have if short > 0 else have - cost, now)
+        short = 1 - have
+        self._buckets[key] = (have if short > 0 else have - 1, now)
         if len(self._buckets) > self._most:
             self._buckets.popitem(last=False)
         return max(0.0, short) / self._rate
 
 
 class Callers:
-    """Each pod's calls: how many are open, and how often it makes one."""
+    """Each pod's calls: how many are open, how many of these send their request, and how often it makes one."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._open: Counter[PodUid] = Counter()
+        self._reading: dict[PodUid, asyncio.Semaphore] = {}
         self._rates = Rates(rate=CALL_RATE, burst=CALL_BURST, clock=clock)
 
     @contextmanager
-    def call(self, ref: PodRef, *, cost: float) -> Iterator[None]:
-        """One call, for as long as the block lasts. Raises Busy."""
-        if seconds := self._rates.take(ref.uid, cost=cost):
+    def call(self, ref: PodRef) -> Iterator[asyncio.Semaphore]:
+        """One call, for as long as the block lasts; its request is read while the semaphore is held, because it
+        may be as large as gRPC takes it. Raises Busy."""
+        if seconds := self._rates.take(ref.uid):
             raise Busy(f"pod {ref} calls too often; try again later", retry_seconds=seconds)
         if self._open[ref.uid] >= OPEN_CALLS:
             raise Busy(f"pod {ref} has {OPEN_CALLS} calls open already; close some", retry_seconds=5.0)
         self._open[ref.uid] += 1
         try:
-            yield
+            yield self._reading.setdefault(ref.uid, asyncio.Semaphore(READ_CALLS))
         finally:
             self._open[ref.uid] -= 1
             if not self._open[ref.uid]:
                 del self._open[ref.uid]
+                del self._reading[ref.uid]
 
 
 class Patience:

@@ -1,11 +1,10 @@
 """Who may send files now: few at once, fair between namespaces, with a queue that has an end."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agent.limits import Busy
+from agent.limits import Busy, Rates
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
 
@@ -14,6 +13,9 @@ PLACES = 64
 # After this time a waiter is told to come again, so that its log can say what it waits for.
 _WAIT_SECONDS = 30.0
 _RETRY_SECONDS = 3.0
+# A pod's streams, at once and a second in the long run: what is staged is loaded, and other models of its GPU
+# wait for that.
+STAGE_BURST, STAGE_RATE = 20.0, 0.5
 
 
 class _Waiter:
@@ -25,16 +27,17 @@ class _Waiter:
 class StageSlots:
     """SLOTS streams run at once, and one of a pod.
 
-    A namespace may take one more only while it holds fewer than are free: alone it gets half of them,
-    and there is one for whoever comes next, until as many namespaces as there are free slots have come. The same rule
-    holds for the places in the queue. Of those that wait, the one whose namespace holds least goes first,
-    and of these the one that came first.
+    A namespace may take one more only while it holds fewer than are free: alone it gets half of them, the next
+    half of the rest, and one is there for each that comes until none is left. So a namespace that waits with
+    nothing goes before those that hold some, and of those that may go the first that came. The same rule holds
+    for the places in the queue.
     """
 
     def __init__(
         self, *, slots: int = SLOTS, places: int = PLACES, wait_seconds: float = _WAIT_SECONDS
     ) -> None:
         self._slots, self._places, self._wait_seconds = slots, places, wait_seconds
+        self._rates = Rates(rate=STAGE_RATE, burst=STAGE_BURST)
         self._running: list[_Waiter] = []
         self._waiting: list[_Waiter] = []
 
@@ -61,6 +64,8 @@ class StageSlots:
             raise Busy(f"pod {ref} is staging already; one stream at a time", retry_seconds=_RETRY_SECONDS)
         if not self._is_fair(ref.namespace, self._waiting, self._places):
             raise self._busy()
+        if seconds := self._rates.take(ref.uid):
+            raise Busy(f"pod {ref} stages too often; try again later", retry_seconds=seconds)
         waiter = _Waiter(ref)
         self._waiting.append(waiter)
         self._grant()
@@ -74,14 +79,11 @@ class StageSlots:
         self._grant()
 
     def _grant(self) -> None:
-        while able := [
-            w for w in self._waiting if self._is_fair(w.ref.namespace, self._running, self._slots)
-        ]:
-            held = Counter(one.ref.namespace for one in self._running)
-            first = min(able, key=lambda waiter: held[waiter.ref.namespace])
-            self._waiting.remove(first)
-            self._running.append(first)
-            first.granted.set()
+        for waiter in list(self._waiting):
+            if self._is_fair(waiter.ref.namespace, self._running, self._slots):
+                self._waiting.remove(waiter)
+                self._running.append(waiter)
+                waiter.granted.set()
 
     @staticmethod
     def _is_fair(namespace: str, taken: list[_Waiter], most: int) -> bool:

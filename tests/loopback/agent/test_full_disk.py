@@ -32,7 +32,7 @@ from berth.contract.ids import GpuUuid
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
 from berth.contract.report import CodeRule
-from berth.nodeagent.client import AgentConnection, AgentFull
+from berth.nodeagent.client import AgentConnection, AgentFull, AgentRefused
 from berth.v1 import node_agent_pb2 as pb
 from localcluster.addresses import free_port
 from tests.fakes.objects import GIB, pod
@@ -138,6 +138,24 @@ def model(files: Files, *, before_chunk: Callable[[], None] = lambda: None) -> I
     yield pb.StageRequest(commit=pb.StageCommit(digest=digest.hexdigest()))
 
 
+def broken_off(disk: Path) -> Iterator[pb.StageRequest]:
+    """A few bytes, while the disk fills; and no more comes."""
+    for request in model([("1/model.py", 10), ("config.pbtxt", 1)], before_chunk=lambda: fill(disk)):
+        yield request
+        if request.HasField("chunk"):
+            return
+
+
+def fill(disk: Path) -> None:
+    """Once the stream's first file is there."""
+    tries = 500
+    while not list((disk / "staging").glob("*/1/model.py")) and (tries := tries - 1):
+        time.sleep(0.01)
+    with suppress(OSError), (disk / "other").open("wb") as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
 def left_on(disk: Path) -> list[Path]:
     return [*(disk / "staging").iterdir(), *(disk / "models").iterdir()]
 
@@ -163,22 +181,19 @@ async def test_a_full_disk_and_then_a_model_that_fits(disk: Path, files: Files, 
 
 async def test_a_disk_that_others_fill_while_a_model_arrives(disk: Path) -> None:
     """What was announced was there, but the node is not ours alone."""
-    other = disk / "other"
-
-    def fill() -> None:
-        until_made = 500
-        while not list((disk / "staging").glob("*/1/model.py")) and (until_made := until_made - 1):
-            time.sleep(0.01)
-        with suppress(OSError), other.open("wb") as file:
-            while True:
-                file.write(b"x" * 4096)
-
     async with serving(disk) as one:
         with pytest.raises(AgentFull, match="No space left on device"):
-            await one.stage(model([("1/model.py", MIB)], before_chunk=fill))
+            await one.stage(model([("1/model.py", MIB)], before_chunk=lambda: fill(disk)))
         assert left_on(disk) == []
-        other.unlink()
+        (disk / "other").unlink()
         assert (await one.stage(model([("1/model.py", MIB)]))).bytes == MIB
+
+
+async def test_a_stream_that_breaks_off_on_a_full_disk_is_told_as_broken_off(disk: Path) -> None:
+    async with serving(disk) as one:
+        with pytest.raises(AgentRefused, match="ended without a commit"):
+            await one.stage(broken_off(disk))
+        assert left_on(disk) == []
 
 
 @pytest.mark.parametrize("number", [errno.EDQUOT, errno.EIO, errno.EROFS])

@@ -557,6 +557,25 @@ async def test_a_sender_that_falls_silent_gives_its_place_back(
     assert (await staged(api, "model-p1")).files == 1
 
 
+async def test_a_sender_pays_for_each_message_however_fast_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.api, "_SENDER_SECONDS", 0.5)
+    count = 0
+
+    async def nothing() -> AsyncIterator[pb.StageRequest]:
+        nonlocal count
+        yield HEADER
+        yield FILE
+        while True:
+            count += 1
+            yield pb.StageRequest(chunk=b"")
+
+    with pytest.raises(Refused, match="DEADLINE_EXCEEDED"):
+        await api_of(Node(tmp_path)).Stage(nothing(), Context())
+    assert count < 600
+
+
 async def test_four_stage_at_once_and_the_fifth_waits_for_one_to_end(tmp_path: Path) -> None:
     node, knows, never = Node(tmp_path), Knows(), asyncio.Event()
     api = api_of(node, knows)

@@ -132,11 +132,11 @@ async def test_a_flood_of_bad_tokens_costs_little_and_stops_nobody_else(uid: str
     api, clock = Api(), Clock()
     door, good = authenticator(api, clock), api.status
     api.status = {"authenticated": False}
-    assert await flood(door, 1000, POD, uid) >= 980
-    assert len(api.reviewed) <= 20
+    assert await flood(door, 1000, POD, uid) >= 950
+    assert len(api.reviewed) <= 50
     clock.now += 10
     await flood(door, 1000, POD, uid)
-    assert len(api.reviewed) <= 40
+    assert len(api.reviewed) <= 100
     api.status = good
     # A pod of this node is let in also where all come from one address, and so is who has one of its own.
     assert await door.pod_of(claiming("here-good"), POD) == REF
@@ -148,10 +148,10 @@ async def test_many_sources_together_cost_little_as_well() -> None:
     door = authenticator(api)
     api.status = {"authenticated": False}
     for source in range(100):
-        await flood(door, 5, f"ipv4:10.0.1.{source}")
-    assert len(api.reviewed) <= 60
+        await flood(door, 5, f"ipv4:10.0.1.{source}", f"elsewhere-{source}")
+    assert len(api.reviewed) == 150
     await flood(door, 1, POD, "here")
-    assert len(api.reviewed) <= 61
+    assert len(api.reviewed) == 151
 
 
 class SlowApi(Api):

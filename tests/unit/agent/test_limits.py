@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, ExitStack
 import pytest
 
 from agent import slots
-from agent.limits import CALL_BURST, CALL_RATE, OPEN_CALLS, Busy, Callers, Patience, Rates
+from agent.limits import CALL_BURST, CALL_RATE, OPEN_CALLS, READ_CALLS, Busy, Callers, Patience, Rates
 from agent.slots import StageSlots
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
@@ -28,7 +28,7 @@ def test_a_bucket_gives_its_burst_at_once_and_its_rate_in_the_long_run() -> None
     clock = Clock()
     rates = Rates(rate=2, burst=4, clock=clock)
     assert [rates.take("a") for _ in range(5)] == [0, 0, 0, 0, 0.5]
-    assert rates.take("b", cost=4) == 0  # each key for itself
+    assert rates.take("b") == 0  # each key for itself
     clock.now += 0.25
     assert rates.take("a") == 0.25  # what was refused has cost nothing
     clock.now += 0.25
@@ -48,28 +48,41 @@ def test_a_pod_has_few_calls_open_and_another_as_many() -> None:
     callers = Callers(clock=Clock())
     with ExitStack() as calls:
         for _ in range(OPEN_CALLS):
-            calls.enter_context(callers.call(ref("evil"), cost=1))
+            calls.enter_context(callers.call(ref("evil")))
         for _ in range(3):
             with pytest.raises(Busy, match=f"pod team/evil has {OPEN_CALLS} calls open"):
-                calls.enter_context(callers.call(ref("evil"), cost=1))
-        calls.enter_context(callers.call(ref("good"), cost=1))
-    with callers.call(ref("evil"), cost=1):
+                calls.enter_context(callers.call(ref("evil")))
+        calls.enter_context(callers.call(ref("good")))
+    with callers.call(ref("evil")):
         pass
+
+
+async def test_a_pod_sends_few_requests_at_once() -> None:
+    callers = Callers(clock=Clock())
+    with (
+        callers.call(ref("evil")) as evil,
+        callers.call(ref("evil")) as same,
+        callers.call(ref("good")) as good,
+    ):
+        for _ in range(READ_CALLS):
+            await evil.acquire()
+        assert same.locked()
+        assert not good.locked()
 
 
 def test_a_pod_that_calls_too_often_is_told_when_to_come_again() -> None:
     clock = Clock()
     callers = Callers(clock=clock)
     for _ in range(int(CALL_BURST)):
-        with callers.call(ref("evil"), cost=1):
+        with callers.call(ref("evil")):
             pass
-    with pytest.raises(Busy, match="calls too often") as busy, callers.call(ref("evil"), cost=5):
+    with pytest.raises(Busy, match="calls too often") as busy, callers.call(ref("evil")):
         pass
-    assert busy.value.retry_seconds == 5 / CALL_RATE
-    with callers.call(ref("good"), cost=5):
+    assert busy.value.retry_seconds == 1 / CALL_RATE
+    with callers.call(ref("good")):
         pass
     clock.now += busy.value.retry_seconds
-    with callers.call(ref("evil"), cost=5):
+    with callers.call(ref("evil")):
         pass
 
 

@@ -188,3 +188,19 @@ async def test_an_agent_that_comes_back_is_found_soon() -> None:
             await tries(lambda: connection.unload(MODEL), AgentUnavailable)
 
     await reached(lambda server: add_NodeAgentServicer_to_server(Agent(), server), call)  # type: ignore[no-untyped-call]
+
+
+async def test_an_agent_at_an_ipv6_address_is_reached() -> None:
+    agent, server = Agent(), grpc.aio.server()
+    add_NodeAgentServicer_to_server(agent, server)  # type: ignore[no-untyped-call]
+    try:
+        port = server.add_insecure_port("[::1]:0")
+    except RuntimeError:
+        pytest.skip("no IPv6 on this machine")
+    await server.start()
+    try:
+        async with connect(Endpoint.parse(f"[::1]:{port}"), None) as connection:
+            assert (await connection.stage(requests())).digest == "d"
+            await connection.unload(MODEL)
+    finally:
+        await server.stop(None)
