@@ -8,27 +8,30 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from agent.admission import CodeGate, NodeRules
 from agent.api import NodeAgentApi, make_access, serve
 from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuthenticator
 from agent.config import DEFAULT_CAPABILITIES, AgentOptions
 from agent.facts import ForeignUse, GpuFacts, gpu_reports
 from agent.gpus import Gpus, NoGpus
-from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.mock_gpus import MockGpus
 from agent.models import Models
 from agent.nvml import NvmlGpus, NvmlMissing
 from agent.pods import note_pod
 from agent.pulse import Pulse
-from agent.reconcile import Reconciler
 from agent.report import Reporter, last_report
 from agent.repository import Repository, RepositoryUnusable
+from agent.serving.journal import Journal
+from agent.serving.lifecycle import Lifecycle
+from agent.serving.reconcile import Reconciler
+from agent.serving.restart import RestartFile
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import NodeName
 from berth.contract.keys import agent_lease_name, agent_lease_namespace
-from berth.contract.report import NodeReport, TritonReport
+from berth.contract.report import GpuReport, NodeReport, TritonReport
 from berth.kube import paths
-from berth.kube.client import KubeClient, open_client, require_reachable
+from berth.kube.client import JsonObject, KubeClient, open_client, require_reachable
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, Informer
 from berth.kube.lease import Heartbeat
@@ -92,7 +95,7 @@ class _Parts:
         gpus: GpuFacts,
         keys: TritonKeys | None,
     ) -> None:
-        self.options, self.models, self.gpus = options, models, gpus
+        self.options, self.models, self.gpus, self._client = options, models, gpus, client
         self.registry = CollectorRegistry()
         self.metrics = AgentMetrics(self.registry)
         self.node = NodeName(options.node_name)
@@ -106,20 +109,29 @@ class _Parts:
             build=self.build_report,
             readings=lambda: gpus.readings,
             metrics=self.metrics,
+            heed=self._lift_quarantine,
         )
+        rules = NodeRules(frozenset(self._capabilities()), options.code)
+        self.gate = CodeGate(options.code)
         self.lifecycle = Lifecycle(
             models=models,
             repository=repository,
             triton=triton,
             gpus=gpus,
+            room=self._room,
             reported=self.reporter,
             events=self.events,
             metrics=self.metrics,
+            rules=rules,
+            gate=self.gate,
+            journal=Journal(options.repository),
+            restart_file=RestartFile(options.repository),
+            lift_key=options.key_prefix.lift_quarantine,
             load_timeout_seconds=options.load_timeout,
             unload_timeout_seconds=options.unload_timeout,
         )
         self.reconciler = Reconciler(
-            models=models, repository=repository, triton=triton, lifecycle=self.lifecycle
+            models=models, repository=repository, lifecycle=self.lifecycle, gate=self.gate
         )
         self.pods = Informer(
             client,
@@ -142,7 +154,7 @@ class _Parts:
             patience_seconds=4 * options.heartbeat_seconds,
         )
         self.api = NodeAgentApi(
-            authenticator=_authenticator(options.auth, client),
+            authenticator=_authenticator(options.auth, client, models),
             guard=PodGuard(client, node=self.node, keys=options.key_prefix),
             models=models,
             repository=repository,
@@ -152,27 +164,48 @@ class _Parts:
                 host=options.pod_host, http=options.triton_http, grpc_=options.triton_grpc, keys=keys
             ),
             metrics=self.metrics,
+            rules=rules,
+            gate=self.gate,
             max_model_bytes=options.max_model_bytes,
+            keep_free=options.keep_free,
         )
 
     def build_report(self) -> NodeReport:
         """The node as it is now."""
         options = self.options
         version = self.reconciler.triton_version
-        gpus = gpu_reports(
-            self.gpus,
-            self.models,
-            self._foreign,
-            busy=self.lifecycle.busy_gpus(),
-            headroom_bytes=options.headroom,
-        )
         return NodeReport(
             server=options.server_name,
             capabilities=self._capabilities(),
             triton=TritonReport(version is not None, version or "", self._backends),
-            gpus=gpus,
+            gpus=self._gpu_reports(),
             models=tuple(sorted((model.report() for model in self.models), key=lambda m: m.pod_uid)),
+            code=self.gate.report(),
         )
+
+    def _gpu_reports(self) -> tuple[GpuReport, ...]:
+        return gpu_reports(
+            self.gpus,
+            self.models,
+            self._foreign,
+            busy=self.lifecycle.busy_gpus(),
+            headroom_bytes=self.options.headroom,
+        )
+
+    async def _lift_quarantine(self, node: JsonObject) -> None:
+        """Do once what the operator's annotation asks, and take it away: it is an order, not a state."""
+        key, metadata = self.options.key_prefix.lift_quarantine, node["metadata"]
+        wish = (metadata.get("annotations") or {}).get(key)
+        if wish is None or not await self.lifecycle.lift(wish):
+            return
+        # With the version: what has been written there meanwhile is another order.
+        done = {"resourceVersion": metadata["resourceVersion"], "annotations": {key: None}}
+        await self._client.patch(paths.node(self.node), {"metadata": done})
+
+    def _room(self) -> tuple[GpuReport, ...]:
+        """Raises GpusUnknown while no GPU has ever been seen."""
+        self.gpus.listed()
+        return self._gpu_reports()
 
     def not_ready(self) -> str | None:
         """Why the agent is not ready, for `/readyz`."""
@@ -196,7 +229,10 @@ class _Parts:
         self.reporter.wake.set()
 
     async def reconcile(self) -> None:
+        before = self.reconciler.triton_version
         await self.reconciler.step()
+        if self.reconciler.triton_version != before:
+            self.reporter.wake.set()  # nobody places anything here before it is told that Triton is there
         if self.gpus.residency != self.models.residency:
             await self.look_at_gpus()
         self.pulse.alive("reconcile")
@@ -290,9 +326,9 @@ async def _bounded(work: Awaitable[None], *, seconds: float) -> None:
             await work
 
 
-def _authenticator(kind: str, client: KubeClient) -> Authenticator:
+def _authenticator(kind: str, client: KubeClient, models: Models) -> Authenticator:
     if kind == "token":
-        return TokenAuthenticator(client)
+        return TokenAuthenticator(client, knows=lambda uid: models.get(uid) is not None)
     log.warning(
         "--auth none: whoever reaches the agent's API may stage, load and unload any model of this node"
     )

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from berth.contract.ids import GpuUuid
+from berth.contract.ids import GpuUuid, ModelName
 
 # What NVML's figures move by when nothing of ours happens.
 _NOISE_BYTES = 64 * 1024**2
@@ -49,6 +49,15 @@ class GpuReading:
 def nameless(index: int) -> GpuUuid:
     """In place of the UUID of a GPU that has never told it."""
     return GpuUuid(f"{_NAMELESS}{index}")
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """One model that Triton holds, as a port without GPUs has to charge it."""
+
+    name: ModelName
+    gpu: GpuUuid
+    requested_bytes: int
 
 
 def cuda_ordinals(readings: Iterable[GpuReading]) -> dict[GpuUuid, int]:

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.report import GpuReport, ModelState, NodeReport
 
+TRITON_RESTARTS = ("died", "stuck")
 _LOAD_BUCKETS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
@@ -36,6 +37,19 @@ class AgentMetrics:
         self._errors = Counter("berth_agent_loop_errors", "passes that failed", ("loop",), registry=registry)
         self._staged = Counter("berth_agent_staged_bytes", "bytes of model files received", registry=registry)
         self._calls = Counter("berth_agent_calls", "API calls", ("method", "code"), registry=registry)
+        self._quarantined = Gauge(
+            "berth_agent_quarantined_models",
+            "files that are not loaded, because they took Triton down",
+            registry=registry,
+        )
+        self._restarts = Counter(
+            "berth_agent_triton_restarts",
+            "Triton's restarts: it died, or was stuck",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in TRITON_RESTARTS:
+            self._restarts.labels(reason)
         self._known: set[str] = set()
 
     def loaded(self, seconds: float) -> None:
@@ -43,6 +57,13 @@ class AgentMetrics:
 
     def load_failed(self, kind: str) -> None:
         self._load_failures.labels(kind).inc()
+
+    def quarantined(self, count: int) -> None:
+        self._quarantined.set(count)
+
+    def triton_restarted(self, reason: str) -> None:
+        """`reason`: one of TRITON_RESTARTS."""
+        self._restarts.labels(reason).inc()
 
     def loop_failed(self, loop: str) -> None:
         self._errors.labels(loop).inc()

@@ -27,9 +27,9 @@ from typing import Any
 import yaml
 
 from agent.gpu_health import Health
-from agent.gpus import GpuReading, GpusUnknown
+from agent.gpus import GpuReading, GpusUnknown, Resident
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.ids import GpuUuid
 from berth.contract.quantity import parse_bytes
 
 REQUESTED = "requested"
@@ -37,15 +37,6 @@ _GPU_FIELDS = frozenset(
     {"uuid", "product", "total", "foreign", "utilization", "lost", "error", "mig", "xid", "ecc", "remap"}
 )
 _REMAPS = ("pending", "failed")
-
-
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """One model that Triton holds, as the mock has to charge it."""
-
-    name: ModelName
-    gpu: GpuUuid
-    requested_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,20 @@
 """The models of this node, by the pod that each belongs to. No I/O; runs on the event loop alone."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from agent.mock_gpus import Resident
+from agent.gpus import Resident
 from agent.repository import Record
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.pod import ModelPod, PodRef
 from berth.contract.report import Failure, ModelReport, ModelState, NodeReport
 from berth.runtime.backoff import Backoff
+
+# More than a kubelet ends while one answer is under way.
+_MOST_GONE = 4096
 
 
 class Retry:
@@ -94,6 +98,8 @@ class Models:
         # foreign unless it was taken since.
         self.residency = 0
         self._served_before: frozenset[PodUid] = frozenset()
+        # Pods that the watch has called gone: an answer of the API server that is older says nothing.
+        self._gone: OrderedDict[PodUid, None] = OrderedDict()
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._by_pod.values())
@@ -115,7 +121,9 @@ class Models:
         self._served_before = frozenset(one.pod_uid for one in report.models if one.state in told)
 
     def see_pod(self, pod: ModelPod) -> None:
-        """Take a pod that is bound to this node."""
+        """Take a pod that is bound to this node, unless it is known to be gone."""
+        if pod.ref.uid in self._gone:
+            return
         model = self._by_pod.get(pod.ref.uid)
         if model is None:
             model = Model(pod.ref, pod.model_id, self._free_name(pod), pod.gpu, pod.request_bytes)
@@ -134,6 +142,9 @@ class Models:
 
     def lose_pod(self, uid: PodUid) -> None:
         """The pod is gone; its model stays listed until its memory is free."""
+        self._gone[uid] = None
+        if len(self._gone) > _MOST_GONE:
+            self._gone.popitem(last=False)
         model = self._by_pod.get(uid)
         if model is not None and model.pod_lives:
             model.pod_lives = False
@@ -154,7 +165,7 @@ class Models:
 
     def claim(self, uid: PodUid, name: ModelName) -> Model:
         """Give a pod's model its name, which an anonymous pod chooses by the first that it stages; it
-        keeps it. Raises OneModelOnly or NameTaken."""
+        keeps it. Raises PodGone, OneModelOnly or NameTaken."""
         model, holder = self.own(uid, name), self.named(name)
         if holder is not None and holder is not model:
             raise NameTaken(f"model {name!r} on this node belongs to pod {holder.ref}")
@@ -164,8 +175,10 @@ class Models:
         return model
 
     def own(self, uid: PodUid, name: ModelName) -> Model:
-        """The pod's model, which has this name or none yet. Raises OneModelOnly."""
-        model = self._by_pod[uid]
+        """The pod's model, which has this name or none yet. Raises PodGone or OneModelOnly."""
+        model = self._by_pod.get(uid)
+        if model is None:
+            raise PodGone(f"pod {uid} is gone")
         if model.name not in (None, name):
             raise OneModelOnly(f"pod {model.ref} has model {model.name!r}; it cannot have {name!r} as well")
         return model

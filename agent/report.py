@@ -6,7 +6,7 @@ report, and nobody places anything by it (`trouble`, `told`).
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 
@@ -41,10 +41,12 @@ class Reporter:
         build: Callable[[], NodeReport],
         readings: Callable[[], Iterable[GpuReading]],
         metrics: AgentMetrics,
+        heed: Callable[[JsonObject], Awaitable[None]] | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._client, self._node, self._keys = client, node, keys
         self._build, self._readings, self._metrics, self._now = build, readings, metrics, now
+        self._heed = heed
         self._generation = 0
         self._gauges: dict[str, str | None] = {}
         self._gauges_at: datetime | None = None
@@ -105,7 +107,8 @@ class Reporter:
         self._tell()
 
     async def verify(self) -> None:
-        """Look whether the node still says what was written; if somebody has changed it, say it again.
+        """Look whether the node still says what was written; if somebody has changed it, say it again. What
+        else the Node says is for `heed`.
 
         Raises KubeError.
         """
@@ -113,6 +116,8 @@ class Reporter:
         if written is None:
             return
         node = await self._client.get(paths.node(self._node))
+        if self._heed is not None:
+            await self._heed(node)
         if self._written is not written:
             return  # a write came in between: what was found may be from before it
         found = (node["metadata"].get("annotations") or {}).get(self._keys.report)

@@ -1,8 +1,8 @@
 """A whole cluster on one machine: `async with LocalCluster(spec) as cluster`.
 
-Real etcd, kube-apiserver and controller-manager; per simulated node a real Triton, a Berth agent
-with mock GPUs and a process kubelet; and the binders. Agents and binders run under their own
-ServiceAccounts with exactly the rules of `deploy/base`. Nothing outlives the block, nor the process.
+A real control plane and, per simulated node, a process kubelet. What runs there is `deploy/`, applied as it
+is but for mock GPUs: the DaemonSets' pods with a real Triton and an agent, and the binders' Deployment, under
+their own ServiceAccounts. Nothing outlives the block, nor the process.
 """
 
 import asyncio
@@ -14,35 +14,45 @@ import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
-from berth.kube.errors import Conflict, NotFound
-from berth.triton.keys import TritonKeys
+from berth.kube.errors import Conflict
 from localcluster import triton
 from localcluster.addresses import cluster_network
 from localcluster.binaries import control_plane_directory
-from localcluster.controlplane import ControlPlane, User, node_user
-from localcluster.credentials import write_kubeconfig, write_private
+from localcluster.controlplane import CLIENT_RATE, ControlPlane, User, node_user
+from localcluster.credentials import write_kubeconfig
+from localcluster.deployment import (
+    DEPLOY,
+    SCENARIO,
+    SYSTEM_NAMESPACE,
+    Overlay,
+    base_container,
+    flag_of,
+    node_labels,
+    rendered,
+)
 from localcluster.guard import KEEP_FILE
+from localcluster.kubelet.images import Images
 from localcluster.kubelet.kubelet import DEFAULT_CAPACITY, Kubelet, NodeIdentity
-from localcluster.processes import CLUSTER_ID_VARIABLE, Supervised
+from localcluster.kubelet.pod import PodRunner
+from localcluster.parts import Part
+from localcluster.processes import CLUSTER_ID_VARIABLE
+from localcluster.programs import make_images
 
 JsonObject = dict[str, Any]
 
-SYSTEM_NAMESPACE = "berth-system"
 AGENT_PORT, AGENT_ADMIN_PORT, BINDER_ADMIN_PORT, EXTENDER_PORT = 8470, 8471, 8480, 8481
-_DEPLOY = Path(__file__).parent.parent / "deploy"
-_RIGHTS = (
-    *("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
-    *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
-)
 _TOKEN_SECONDS = 24 * 3600
-_CONTROLLERS_SECONDS = 60.0
+# Of `deploy/extender` this one is a process: kube-scheduler finds its Service and its token at places that a
+# process kubelet cannot give it.
+_EXTENDED = "berth-kube-scheduler"
+_SCHEDULER = User("system:kube-scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +61,19 @@ class NodeSpec:
 
     name: str
     scenario: str
-    server_name: str = "triton"
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: Sequence[Mapping[str, str]] = ()
     capacity: Mapping[str, str] = field(default_factory=lambda: DEFAULT_CAPACITY)
-    agent_flags: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """The nodes, how many binders, and flags that all binders get."""
+    """The nodes, how many binders, and flags that all agents get besides those of `deploy/base`."""
 
     nodes: Sequence[NodeSpec] = ()
     binders: int = 1
     kube_scheduler: bool = False  # with the extender, as `deploy/extender` sets it up
-    binder_flags: Sequence[str] = ()
+    agent_flags: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -75,19 +83,19 @@ class SimulatedNode:
     name: str
     address: str
     directory: Path
-    agent: Supervised
-    triton: Supervised
+    agent: Part
+    triton: Part
     kubelet: Kubelet
 
     @property
     def repository(self) -> Path:
         """The agent's `--repository`."""
-        return self.directory / "repository"
+        return self.kubelet.host_path(flag_of(base_container("berth"), "--repository"))
 
     @property
     def scenario(self) -> Path:
         """The mock GPUs' YAML."""
-        return self.directory / "gpus.yaml"
+        return self.kubelet.host_path(SCENARIO)
 
 
 class LocalCluster:
@@ -103,7 +111,11 @@ class LocalCluster:
         """What every process of the cluster carries in its environment."""
         self._env = {**_machine_environment(), CLUSTER_ID_VARIABLE: self.id}
         self.nodes: dict[str, SimulatedNode] = {}
-        self._binders: dict[int, Supervised] = {}
+        self.binders = [
+            Part(f"binder {index}", "binder", partial(self._binder_pod, index))
+            for index in range(spec.binders)
+        ]
+        """They come back when they are killed."""
 
     async def __aenter__(self) -> "LocalCluster":
         try:
@@ -135,14 +147,9 @@ class LocalCluster:
             return pid
         raise KeyError(f"{namespace}/{pod} runs on no node")
 
-    @property
-    def binders(self) -> list[Supervised]:
-        """By index; they come back when they are killed."""
-        return [binder for _, binder in sorted(self._binders.items())]
-
     def binder_address(self, index: int) -> str:
-        """Where a binder's admin port is."""
-        return f"{self._network}.0.{10 + index}"
+        """Where a binder's ports are."""
+        return self.binders[index].address
 
     def keep_logs(self) -> Path:
         """Leave the directory with every log behind; where it is."""
@@ -162,12 +169,10 @@ class LocalCluster:
     def rss_mebibytes(self) -> dict[str, float]:
         """Resident memory of each process of the cluster."""
         pids: dict[str, int | None] = dict(self._control_plane.pids())
-        for index, binder in enumerate(self.binders):
-            pids[f"binder {index}"] = binder.pid
         for node in self.nodes.values():
-            pids |= {f"agent {node.name}": node.agent.pid, f"triton {node.name}": node.triton.pid}
             for runner in node.kubelet.runners():
-                pids |= {f"{name} {runner.ref.name}": c.pid for name, c in runner.containers.items()}
+                where = node.name if runner.ref.namespace == SYSTEM_NAMESPACE else runner.ref.name
+                pids |= {f"{name} {where}": c.pid for name, c in runner.containers.items()}
         return {name: _rss_mebibytes(pid) for name, pid in pids.items() if pid is not None}
 
     @property
@@ -177,37 +182,42 @@ class LocalCluster:
 
     async def _start(self) -> None:
         self.directory = self._stack.enter_context(self._work_directory())
-        network = self._network = self._stack.enter_context(cluster_network())
+        network = self._stack.enter_context(cluster_network())
         await self._start_guard()
         users = [node_user(node.name) for node in self._spec.nodes]
-        self._binaries = await asyncio.to_thread(control_plane_directory)
+        binaries = await asyncio.to_thread(control_plane_directory)
         self._control_plane = ControlPlane(
             self.directory,
             host=f"{network}.0.1",
-            binaries=self._binaries,
-            users=users,
+            binaries=binaries,
+            users=[_SCHEDULER, *users],
             env=self._env,
         )
         self._stack.push_async_callback(self._control_plane.stop)
-        _, backends = await asyncio.gather(
+        self._stack.callback(triton.remove_shared_memory, triton.shm_prefix(self.id))
+        part = "extender" if self._spec.kube_scheduler else "base"
+        _, documents, images = await asyncio.gather(
             self._control_plane.start(),
-            asyncio.to_thread(triton.prepare_backends, self.directory / "backends"),
+            asyncio.to_thread(rendered, binaries / "kubectl", part),
+            asyncio.to_thread(make_images, self.directory / "images", cluster_id=self.id),
         )
+        await self._start_scheduler()
         self.kubeconfig = self._control_plane.kubeconfig(
             self._control_plane.admin, self.directory / "kubeconfig"
         )
         self.client = await self._stack.enter_async_context(open_client(str(self.kubeconfig)))
-        await self._make_objects()
+        labels = node_labels(documents)
         await asyncio.gather(
-            self._controllers_work(),
+            self._deploy(documents),
             *(
-                self._start_node(index, spec, user, f"{network}.{index + 1}.1", backends)
-                for index, (spec, user) in enumerate(zip(self._spec.nodes, users, strict=True))
+                self._start_node(spec, user, f"{network}.{index}.1", images, labels)
+                for index, (spec, user) in enumerate(zip(self._spec.nodes, users, strict=True), start=1)
             ),
-            *(self._start_binder(index) for index in range(self._spec.binders)),
         )
+        parts = [part for node in self.nodes.values() for part in (node.agent, node.triton)]
+        await asyncio.gather(*(part.running() for part in (*parts, *self.binders)))
         if self._spec.kube_scheduler:
-            await self._start_kube_scheduler()
+            await self._start_extended_scheduler()
 
     @contextmanager
     def _work_directory(self) -> Iterator[Path]:
@@ -238,11 +248,10 @@ class LocalCluster:
 
         self._stack.push_async_callback(release)
 
-    async def _make_objects(self) -> None:
-        parts = ("base", "extender") if self._spec.kube_scheduler else ("base",)
-        await self.apply(
-            document for part in parts for document in _documents(part) if document["kind"] in _RIGHTS
-        )
+    async def _deploy(self, documents: Sequence[JsonObject]) -> None:
+        ours = [d for d in documents if (d["kind"], d["metadata"]["name"]) != ("Deployment", _EXTENDED)]
+        overlay = Overlay(binders=self._spec.binders, agent_flags=self._spec.agent_flags)
+        await self.apply(overlay.over(ours))
         # The controller-manager makes this too, but only after some seconds, and pods need it.
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
         try:
@@ -250,161 +259,79 @@ class LocalCluster:
         except Conflict:
             return
 
-    async def _controllers_work(self) -> None:
-        """The controller-manager begins some seconds after its start; this ConfigMap is a sign of it."""
-        async with asyncio.timeout(_CONTROLLERS_SECONDS):
-            while True:
-                try:
-                    await self.client.get("/api/v1/namespaces/default/configmaps/kube-root-ca.crt")
-                    return
-                except NotFound:
-                    await asyncio.sleep(0.1)
+    def _binder_pod(self, index: int) -> PodRunner | None:
+        found = [
+            runner for node in self.nodes.values() for runner in node.kubelet.kept(SYSTEM_NAMESPACE, "binder")
+        ]
+        return sorted(found, key=lambda runner: runner.ref.name)[index] if index < len(found) else None
 
-    async def _start_binder(self, index: int) -> None:
-        kubeconfig = await self._account_kubeconfig("berth-binder", f"binder-{index}")
-        binder = self._supervised(
-            f"binder-{index}",
-            [
-                *(
-                    "binder",
-                    f"--kubeconfig={kubeconfig}",
-                    f"--admin-listen={self.binder_address(index)}:{BINDER_ADMIN_PORT}",
-                    f"--extender-listen={self.binder_address(index)}:{EXTENDER_PORT}",
-                    f"--extender-url=http://{self.binder_address(index)}:{EXTENDER_PORT}",
-                ),
-                *self._spec.binder_flags,
-            ],
-        )
-        self._binders[index] = binder
-        await binder.start()
+    async def _start_scheduler(self) -> None:
+        """For the pods of DaemonSets and of the binders' Deployment."""
+        kubeconfig = self._control_plane.kubeconfig(_SCHEDULER, self.directory / "scheduler.kubeconfig")
+        flags = [f"--kubeconfig={kubeconfig}", "--leader-elect=false", *CLIENT_RATE]
+        await self._control_plane.start_scheduler("kube-scheduler", flags)
 
-    async def _start_kube_scheduler(self) -> None:
+    async def _start_extended_scheduler(self) -> None:
         """The overlay's configuration, but for the Service: it calls the first binder, which need not lead."""
-        config = yaml.safe_load((_DEPLOY / "extender" / "scheduler.yaml").read_text())
+        config = yaml.safe_load((DEPLOY / "extender" / "scheduler.yaml").read_text())
         config["extenders"][0]["urlPrefix"] = f"http://{self.binder_address(0)}:{EXTENDER_PORT}"
-        kubeconfig = await self._account_kubeconfig("berth-kube-scheduler", "kube-scheduler")
+        kubeconfig = await self._account_kubeconfig(_EXTENDED, "kube-scheduler")
         config["clientConnection"] = {"kubeconfig": str(kubeconfig)}
-        path = self.directory / "kube-scheduler.yaml"
+        path = self.directory / f"{_EXTENDED}.yaml"
         path.write_text(yaml.safe_dump(config))
-        command = [str(self._binaries / "kube-scheduler"), f"--config={path}", "--secure-port=0"]
-        await self._keep(
-            Supervised("kube-scheduler", command, log=path.with_suffix(".log"), env=self._env)
-        ).start()
+        await self._control_plane.start_scheduler(_EXTENDED, [f"--config={path}"])
 
-    async def _start_node(self, index: int, spec: NodeSpec, user: User, address: str, backends: Path) -> None:
+    async def _start_node(
+        self, spec: NodeSpec, user: User, address: str, images: Images, labels: Mapping[str, str]
+    ) -> None:
         directory = self.directory / spec.name
-        (directory / "repository" / "models").mkdir(parents=True)
-        (directory / "keys").mkdir(mode=0o700)
-        keys = TritonKeys.generate()
-        keys.write(directory / "keys")
-        (directory / "gpus.yaml").write_text(spec.scenario)
-        kubelet = await self._start_kubelet(spec, user, address, directory)
+        directory.mkdir()
+        kubeconfig = self._control_plane.kubeconfig(user, directory / "kubelet.kubeconfig")
+        client = await self._stack.enter_async_context(open_client(str(kubeconfig)))
+        kubelet = Kubelet(
+            client,
+            NodeIdentity(spec.name, address, {**labels, **spec.labels}, spec.taints, spec.capacity),
+            directory=directory,
+            images=images,
+            marks={CLUSTER_ID_VARIABLE: self.id},
+        )
         node = SimulatedNode(
             spec.name,
             address,
             directory,
-            agent=self._agent(spec, address, directory, backends, await self._agent_kubeconfig(spec.name)),
-            triton=self._triton(
-                spec, address, directory, backends, keys, shm_prefix=f"{triton.shm_prefix(self.id)}{index}-"
-            ),
+            agent=_part_of(kubelet, "agent", spec.name),
+            triton=_part_of(kubelet, "triton", spec.name),
             kubelet=kubelet,
         )
+        node.scenario.parent.mkdir(parents=True)
+        node.scenario.write_text(spec.scenario)
         self.nodes[spec.name] = node
-        await node.triton.start()
-        await node.agent.start()
-
-    async def _start_kubelet(self, spec: NodeSpec, user: User, address: str, directory: Path) -> Kubelet:
-        kubeconfig = self._control_plane.kubeconfig(user, directory / "kubelet.kubeconfig")
-        client = await self._stack.enter_async_context(open_client(str(kubeconfig)))
-        identity = NodeIdentity(spec.name, address, spec.labels, spec.taints, spec.capacity)
-        kubelet = Kubelet(
-            client, identity, directory=directory / "pods", marks={CLUSTER_ID_VARIABLE: self.id}
-        )
         await kubelet.register()
         await self._stack.enter_async_context(_running(kubelet))
-        return kubelet
 
-    def _agent(
-        self, spec: NodeSpec, address: str, directory: Path, backends: Path, kubeconfig: Path
-    ) -> Supervised:
-        return self._supervised(
-            f"agent-{spec.name}",
-            [
-                "agent",
-                f"--node-name={spec.name}",
-                f"--nvml=mock:{directory / 'gpus.yaml'}",
-                f"--repository={directory / 'repository'}",
-                f"--triton-http={address}:{triton.HTTP_PORT}",
-                f"--triton-grpc={address}:{triton.GRPC_PORT}",
-                f"--triton-keys={directory / 'keys'}",
-                f"--backend-directory={backends}",
-                f"--listen={address}:{AGENT_PORT}",
-                f"--admin-listen={address}:{AGENT_ADMIN_PORT}",
-                f"--server-name={spec.server_name}",
-                f"--kubeconfig={kubeconfig}",
-                *spec.agent_flags,
-            ],
-        )
-
-    def _triton(
-        self,
-        spec: NodeSpec,
-        address: str,
-        directory: Path,
-        backends: Path,
-        keys: TritonKeys,
-        *,
-        shm_prefix: str,
-    ) -> Supervised:
-        command = triton.command(
-            address=address,
-            models=directory / "repository" / "models",
-            backends=backends,
-            keys=keys,
-            shm_prefix=shm_prefix,
-        )
-        server = Supervised(
-            f"triton-{spec.name}",
-            command,
-            log=directory / "triton.log",
-            env=triton.environment(self._env),
-            before=lambda: triton.remove_shared_memory(shm_prefix),
-        )
-        self._stack.callback(triton.remove_shared_memory, shm_prefix)
-        return self._keep(server)
-
-    def _supervised(self, name: str, arguments: Sequence[str]) -> Supervised:
-        """One of Berth's own processes."""
-        command = [sys.executable, "-m", "berth.cli", *arguments]
-        return self._keep(Supervised(name, command, log=self.directory / f"{name}.log", env=self._env))
-
-    def _keep(self, process: Supervised) -> Supervised:
-        """It ends with the cluster."""
-        self._stack.push_async_callback(process.stop, grace_seconds=0)
-        return process
-
-    async def _agent_kubeconfig(self, node: str) -> Path:
-        """The token is bound to the node, as that of an agent's pod is by way of the pod."""
-        found = await self.client.get(paths.node(node))
-        bound = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": found["metadata"]["uid"]}
-        return await self._account_kubeconfig("berth-agent", node, bound_to=bound)
-
-    async def _account_kubeconfig(
-        self, account: str, name: str, *, bound_to: JsonObject | None = None
-    ) -> Path:
+    async def _account_kubeconfig(self, account: str, name: str) -> Path:
         """A kubeconfig with a real token of a ServiceAccount, for a process that is not in a pod."""
-        spec = {"expirationSeconds": _TOKEN_SECONDS, **({"boundObjectRef": bound_to} if bound_to else {})}
         answer = await self.client.create(
             f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts/{account}/token",
-            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec},
+            {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenRequest",
+                "spec": {"expirationSeconds": _TOKEN_SECONDS},
+            },
         )
-        token = write_private(self.directory / f"{name}.token", answer["status"]["token"])
         return write_kubeconfig(
             self.directory / f"{name}.kubeconfig",
             server=self._control_plane.server,
             certificate=self._control_plane.certificate,
-            token_file=token,
+            token=answer["status"]["token"],
         )
+
+
+def _part_of(kubelet: Kubelet, container: str, node: str) -> Part:
+    def find() -> PodRunner | None:
+        return next(iter(kubelet.kept(SYSTEM_NAMESPACE, container)), None)
+
+    return Part(f"{container} of {node}", container, find)
 
 
 @asynccontextmanager
@@ -417,24 +344,16 @@ async def _running(kubelet: Kubelet) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _documents(part: str) -> list[JsonObject]:
-    return [
-        document
-        for path in sorted((_DEPLOY / part).glob("*.yaml"))
-        for document in yaml.safe_load_all(path.read_text())
-        if document["kind"] != "Kustomization"
-    ]
-
-
 _CLUSTER_SCOPED = frozenset(
     {
-        *("Namespace", "ClusterRole", "ClusterRoleBinding", "Node", "PriorityClass"),
+        *("Namespace", "ClusterRole", "ClusterRoleBinding", "Node", "PriorityClass", "RuntimeClass"),
         *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
     }
 )
 _PLURALS = {
     "NetworkPolicy": "networkpolicies",
     "PriorityClass": "priorityclasses",
+    "RuntimeClass": "runtimeclasses",
     "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
 }
 

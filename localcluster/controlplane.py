@@ -1,4 +1,4 @@
-"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager.
+"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager, and kube-schedulers if asked.
 
 RBAC and the Node authorizer are on and ServiceAccount tokens are real. People and nodes have static
 tokens; Berth's processes get tokens of their ServiceAccounts (`localcluster.credentials`).
@@ -24,8 +24,20 @@ from localcluster.processes import StartFailed, end, spawn, tail
 
 _START_SECONDS = 60.0
 _SERVICE_NETWORK = "10.231.0.0/16"  # never routed: Services have no proxy here
-# All but the clouds'. The node lifecycle stays: it takes the taint not-ready from nodes that are ready.
-_CONTROLLERS = "*,-node-ipam-controller,-node-route-controller,-service-lb-controller"
+# All but the clouds' and what no pod of ours or of a test's can need: each costs its start. The node lifecycle
+# stays: it takes the taint not-ready from nodes that are ready.
+_WITHOUT = (
+    *("node-ipam-controller", "node-route-controller", "service-lb-controller"),
+    *("cronjob-controller", "horizontal-pod-autoscaler-controller", "clusterrole-aggregation-controller"),
+    *("certificatesigningrequest-signing-controller", "certificatesigningrequest-approving-controller"),
+    *("certificatesigningrequest-cleaner-controller", "persistentvolume-attach-detach-controller"),
+    *("persistentvolume-expander-controller", "legacy-serviceaccount-token-cleaner-controller"),
+    *("replicationcontroller-controller", "endpoints-controller", "endpointslice-mirroring-controller"),
+    *("service-cidr-controller", "ttl-controller", "storage-version-migrator-controller"),
+)
+
+# The rates that a program keeps to by itself are for clusters that many share: here they are seconds of waiting.
+CLIENT_RATE = ("--kube-api-qps=500", "--kube-api-burst=1000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,7 @@ def node_user(node: str) -> User:
 
 
 class ControlPlane:
-    """Starts the three processes; `admin` and `users` are known to the API server from its start.
+    """Starts the first three; `admin` and `users` are known to the API server from its start.
 
     `controllers=False` leaves out the third: nothing but what the caller writes changes the objects then.
     """
@@ -65,7 +77,7 @@ class ControlPlane:
         self._manager = User("system:kube-controller-manager")
         self._users = [self.admin, self._manager, *users]
         self._etcd_port, self._peer_port, self._api_port = (free_port(host) for _ in range(3))
-        self._children: list[asyncio.subprocess.Process] = []
+        self._children: dict[str, asyncio.subprocess.Process] = {}
 
     @property
     def server(self) -> str:
@@ -96,18 +108,23 @@ class ControlPlane:
         if self._controllers:
             await self._spawn("kube-controller-manager", self._manager_flags())
 
+    async def start_scheduler(self, name: str, flags: Sequence[str]) -> None:
+        """A kube-scheduler; `name` is that of its log."""
+        await self._spawn("kube-scheduler", [*flags, "--secure-port=0"], name=name)
+
     async def stop(self) -> None:
-        for child in reversed(self._children):
+        for child in reversed(self._children.values()):
             await end(child, grace_seconds=0)
 
     def pids(self) -> dict[str, int]:
-        names = ("etcd", "kube-apiserver", "kube-controller-manager")
-        return {name: child.pid for name, child in zip(names, self._children, strict=False)}
+        return {name: child.pid for name, child in self._children.items()}
 
-    async def _spawn(self, program: str, flags: Sequence[str]) -> asyncio.subprocess.Process:
-        log = self._directory / f"{program}.log"
+    async def _spawn(
+        self, program: str, flags: Sequence[str], *, name: str | None = None
+    ) -> asyncio.subprocess.Process:
+        log = self._directory / f"{name or program}.log"
         child = await spawn([str(self._binaries / program), *flags], log=log, env=self._env)
-        self._children.append(child)
+        self._children[name or program] = child
         return child
 
     async def _ready(self, api: asyncio.subprocess.Process) -> None:
@@ -171,5 +188,6 @@ class ControlPlane:
             f"--service-account-private-key-file={self.signing_key}",
             "--use-service-account-credentials=true",
             "--leader-elect=false",
-            f"--controllers={_CONTROLLERS}",
+            f"--controllers=*,{','.join(f'-{name}' for name in _WITHOUT)}",
+            *CLIENT_RATE,
         ]

@@ -243,7 +243,7 @@ def run(argv: Sequence[str]) -> int:
 async def main(options: DemoOptions, stop: asyncio.Event) -> None:
     """Tell the story; SystemExit(1) when it does not hold."""
     console, began = _console(), time.monotonic()
-    console.print("[bold]Starting[/bold] etcd, kube-apiserver, controller-manager, 2 GPU nodes, Berth …")
+    console.print("[bold]Starting[/bold] a control plane, 2 GPU nodes, and Berth as deploy/base has it …")
     async with LocalCluster(ClusterSpec(nodes=NODES, binders=1)) as cluster, serving() as url:
         console.print(f"  up after {time.monotonic() - began:.1f} s")
         story = Story(cluster, console, url)

@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -9,8 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from berth.triton.keys import TritonKeys
+from localcluster.deployment import base_container
 
-HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
+HTTP_PORT, GRPC_PORT = 8000, 8001
+SHM_VARIABLE = "BERTH_LOCALCLUSTER_SHM_PREFIX"
+# What `deploy/base` leaves to its container's shell.
+_IN_SHELL = re.compile(r"\$\(cat [^)]*\)")
 
 
 class TritonMissing(Exception):
@@ -34,24 +40,30 @@ def prepare_backends(directory: Path) -> Path:
     return directory
 
 
+def script(backends: Path) -> str:
+    """A shell script in the server's place: it adds to its arguments what only this machine needs.
+
+    The names of its shared memory begin with $SHM_VARIABLE. What a server that was killed has left of them is
+    removed first: its successor would refuse to start over it.
+    """
+    variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in _added_environment().items())
+    return (
+        f'rm -f "/dev/shm/${SHM_VARIABLE}"*\n'
+        f'{variables} exec {shlex.quote(_program())} "$@" {shlex.quote(f"--backend-directory={backends}")} '
+        f'"--backend-config=python,shm-region-prefix-name=${SHM_VARIABLE}"'
+    )
+
+
 def command(*, address: str, models: Path, backends: Path, keys: TritonKeys, shm_prefix: str) -> list[str]:
-    """The server's command line, with the flags of the DaemonSet in `deploy/base`."""
+    """A server that is run by itself, with the flags of the DaemonSet in `deploy/base`."""
+    (line,) = base_container("tritonserver")["args"]
+    words = _IN_SHELL.sub("", line).partition("exec tritonserver")[2].split()
+    flags = dict(word.partition("=")[::2] for word in words)
+    flags |= {"--model-repository": str(models), "--http-address": address, "--grpc-address": address}
     return [
-        str(_server_directory() / "bin" / "tritonserver"),
-        f"--model-repository={models}",
+        _program(),
+        *(f"{flag}={value}" for flag, value in flags.items()),
         f"--backend-directory={backends}",
-        "--model-control-mode=explicit",
-        "--strict-readiness=false",
-        "--exit-on-error=false",
-        "--allow-sagemaker=false",
-        "--allow-vertex-ai=false",
-        f"--http-address={address}",
-        f"--http-port={HTTP_PORT}",
-        f"--grpc-address={address}",
-        f"--grpc-port={GRPC_PORT}",
-        f"--metrics-address={address}",
-        f"--metrics-port={METRICS_PORT}",
-        "--allow-gpu-metrics=false",
         "--exit-timeout-secs=3",
         "--http-thread-count=2",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
@@ -61,6 +73,10 @@ def command(*, address: str, models: Path, backends: Path, keys: TritonKeys, shm
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
     """`base` with the libraries that the server and the python backend's stub load."""
+    return {**base, **_added_environment(base)}
+
+
+def _added_environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
     libraries = [
         str(_package_directory().parent / "nvidia_pytriton.libs"),
         str(sysconfig.get_config_var("LIBDIR") or ""),
@@ -69,7 +85,11 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     # The stub embeds an interpreter that takes its place from the first python on PATH: this one's
     # environment, with the numpy that every python model needs.
     path = f"{Path(sys.executable).parent}:{base.get('PATH', os.defpath)}"
-    return {**base, "LD_LIBRARY_PATH": ":".join(path for path in libraries if path), "PATH": path}
+    return {"LD_LIBRARY_PATH": ":".join(path for path in libraries if path), "PATH": path}
+
+
+def _program() -> str:
+    return str(_server_directory() / "bin" / "tritonserver")
 
 
 def shm_prefix(cluster_id: str) -> str:

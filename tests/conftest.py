@@ -16,12 +16,10 @@ AGENT_FLAGS = ("--heartbeat-seconds=2",)
 NODES = (
     NodeSpec(
         name="gpu-1",
-        agent_flags=AGENT_FLAGS,
         scenario="gpus:\n  - {uuid: GPU-1-0, product: T4, total: 16Gi}\n" + MODELS,
     ),
     NodeSpec(
         name="gpu-2",
-        agent_flags=AGENT_FLAGS,
         scenario=(
             "gpus:\n  - {uuid: GPU-2-0, product: A2, total: 8Gi}\n"
             "  - {uuid: GPU-2-1, product: A10, total: 24Gi}\n" + MODELS
@@ -32,7 +30,9 @@ NODES = (
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster() -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(ClusterSpec(nodes=NODES, binders=2, kube_scheduler=True)) as running:
+    async with LocalCluster(
+        ClusterSpec(nodes=NODES, binders=2, kube_scheduler=True, agent_flags=AGENT_FLAGS)
+    ) as running:
         yield running
 
 

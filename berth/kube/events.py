@@ -65,22 +65,26 @@ class EventRecorder:
         await asyncio.gather(*(self._write_all(queue) for queue in self._queues))
 
     async def flush(self) -> None:
-        """Write what is queued, for a process that ends. Bounded by the client's own timeouts."""
+        """Write what is queued, and wait for what is being written, for a process that ends. Bounded by the
+        client's own timeouts."""
         await asyncio.gather(*(self._write_rest(queue) for queue in self._queues))
 
     async def _write_all(self, queue: "asyncio.Queue[_Note]") -> None:
         while True:
-            await self._write_safely(await queue.get())
+            await self._write_safely(await queue.get(), queue)
 
     async def _write_rest(self, queue: "asyncio.Queue[_Note]") -> None:
         while not queue.empty():
-            await self._write_safely(queue.get_nowait())
+            await self._write_safely(queue.get_nowait(), queue)
+        await queue.join()
 
-    async def _write_safely(self, note: _Note) -> None:
+    async def _write_safely(self, note: _Note, queue: "asyncio.Queue[_Note]") -> None:
         try:
             await self._write(note)
         except KubeError as error:
             log.warning("event lost", extra=fields(pod=note.pod, reason=note.reason, error=error))
+        finally:
+            queue.task_done()
 
     async def _write(self, note: _Note) -> None:
         known = self._known.get(note)

@@ -91,7 +91,7 @@ class GrpcTritonAdmin:
         )
         entries: dict[ModelName, IndexEntry] = {}
         for row in answer.models:
-            entry = IndexEntry(IndexState(row.state or "UNKNOWN"), row.reason)
+            entry = IndexEntry(_state(row.state), row.reason)
             name = ModelName(row.name)
             entries[name] = _busiest(entries.get(name, entry), entry)
         return entries
@@ -134,6 +134,14 @@ _PRECEDENCE = (
     IndexState.UNAVAILABLE,
     IndexState.UNKNOWN,
 )
+
+
+def _state(text: str) -> IndexState:
+    """A state that nobody knows holds memory, perhaps, and serves nothing, perhaps: as one in between."""
+    try:
+        return IndexState(text or "UNKNOWN")
+    except ValueError:
+        return IndexState.LOADING
 
 
 def _busiest(one: IndexEntry, other: IndexEntry) -> IndexEntry:

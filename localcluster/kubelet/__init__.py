@@ -1,7 +1,18 @@
-"""A process kubelet: runs the pods bound to its node as local processes.
+"""A process kubelet: runs the pods bound to its node as local processes, DaemonSets' and everybody's.
 
-It does what the real one does for a pod's life (order of containers, environment, volumes, tokens,
-probes, restarts, termination, status) and none of what needs a container runtime: images are not
-pulled, nothing is confined, and there are no mounts; see `rewriting` for what stands in for them.
-What it cannot do it refuses, with an event that says so, instead of running something else.
+It does what the real one does for a pod's life: order of containers, environment, volumes, tokens that are
+bound to the pod and renewed, probes, restarts with the same back-off, preStop, SIGTERM to the first process,
+grace, termination messages, status. What it cannot do it refuses, with an event that says so, instead of
+running something else. What it does otherwise than a kubelet:
+
+- Images are not pulled: `images` says which programs stand in for them.
+- No mounts: see `rewriting`. A hostPath is a directory below the node's own, `/tmp` is told by TMPDIR.
+- No users, capabilities, read-only roots, memory or CPU limits, no eviction: every process is the caller's.
+- No network: a pod has a loopback address of its own, a pod with a hostPort that of its node, where its ports
+  are then bound without being forwarded. `localhost` and `0.0.0.0` are the whole machine, and Services have
+  no address: KUBERNETES_SERVICE_HOST is the API server.
+- A container's first process is no PID 1: SIGTERM ends it unless it handles it.
+- Back-off after crashes is a tenth of a kubelet's (`backoff.HASTE`).
+- A pod that is deleted with no grace at all is killed at once; a kubelet gives it a second.
+- The Node tells none of the pressures, and its Lease and status are all that a node has to say.
 """

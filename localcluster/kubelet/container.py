@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,22 +12,26 @@ from typing import Any
 import aiohttp
 
 from berth.kube.times import utc_now
-from berth.runtime.backoff import Backoff
 from berth.runtime.tasks import wait_until_set
+from localcluster.in_pod import SERVICE_ACCOUNT_VARIABLE
+from localcluster.kubelet.backoff import CrashBackoff
 from localcluster.kubelet.expansion import expand
+from localcluster.kubelet.images import Image
 from localcluster.kubelet.probes import Probe
-from localcluster.kubelet.refusal import program_of
+from localcluster.kubelet.refusal import entrypoint_of, search_path
 from localcluster.kubelet.rewriting import rewrite
 from localcluster.kubelet.status import ContainerRecord, Running, Terminated, Waiting
-from localcluster.processes import end, signal_group, spawn, tail
+from localcluster.processes import signal_group, spawn, tail
 
 JsonObject = dict[str, Any]
 
 # What a kubelet puts into a termination message at most.
 _MESSAGE_BYTES, _MESSAGE_LINES = 2048, 80
-# A kubelet waits 10 s doubling to 5 min; here people and tests are waiting.
-_CRASH_INITIAL_SECONDS, _CRASH_CAP_SECONDS = 1.0, 30.0
-_CALM_SECONDS = 600.0
+# Between SIGTERM and SIGKILL at least, also when preStop has used up the grace.
+_SHORTEST_GRACE_SECONDS = 2.0
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+# What tells a program where a mount is whose path it has built in.
+_BUILT_IN = {"TMPDIR": "/tmp", SERVICE_ACCOUNT_VARIABLE: SERVICE_ACCOUNT}  # noqa: S108 - a mountPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +39,29 @@ class Launch:
     """Everything that is needed to start the container's process."""
 
     spec: JsonObject
+    image: Image
     env: Mapping[str, str]  # the container's own variables, expanded
     base_env: Mapping[str, str]  # what the machine and the cluster add
     mounts: Mapping[str, str]
     directory: Path
     pod_ip: str
+    grace_seconds: float  # the pod's
 
     def command(self) -> list[str]:
         """Entrypoint or command, then arguments: expanded, then with directories for mounts."""
-        spec = self.spec
-        words = [*program_of(spec), *(spec.get("command") or []), *(spec.get("args") or [])]
-        words = [rewrite(expand(word, self.env), self._places()) for word in words]
-        return [sys.executable, "-m", "berth.cli", *words[1:]] if words[0] == "berth" else words
+        words = [*entrypoint_of(self.spec, self.image), *(self.spec.get("args") or [])]
+        return [rewrite(expand(word, self.env), self._places()) for word in words]
 
     def environment(self) -> dict[str, str]:
-        return {**self.base_env, **{name: rewrite(value, self._places()) for name, value in self.env.items()}}
+        own = {name: rewrite(value, self._places()) for name, value in self.env.items()}
+        return {**self.base_env, **self._of_machine(), **own}
+
+    def _of_machine(self) -> dict[str, str]:
+        """What stands in for an image and for mounts at places that programs have built in."""
+        known = {"POD_IP": self.pod_ip}
+        image = {name: expand(value, known) for name, value in self.image.environment.items()}
+        places = {name: self.mounts[path] for name, path in _BUILT_IN.items() if path in self.mounts}
+        return {"PATH": search_path(self.image), **image, **places}
 
     @property
     def termination_file(self) -> Path:
@@ -59,6 +70,11 @@ class Launch:
     def working_directory(self) -> Path:
         path = self.spec.get("workingDir")
         return Path(rewrite(path, self._places())) if path else self.directory
+
+    def grace_of(self, probe: str) -> float:
+        """How long a container may take to end that has failed this probe."""
+        own = (self.spec.get(probe) or {}).get("terminationGracePeriodSeconds")
+        return self.grace_seconds if own is None else float(own)
 
     def _places(self) -> dict[str, str]:
         path = self.spec.get("terminationMessagePath") or "/dev/termination-log"
@@ -74,6 +90,8 @@ class Container:
         self.record = record
         self._launch, self._policy, self._changed = launch, restart_policy, changed
         self._stopping = asyncio.Event()
+        self._allowed = asyncio.Event()
+        self._allowed.set()
         self._process: asyncio.subprocess.Process | None = None
         self._unhealthy = False
 
@@ -83,24 +101,26 @@ class Container:
         return None if process is None or process.returncode is not None else process.pid
 
     @property
+    def mounts(self) -> Mapping[str, str]:
+        """mountPath to directory."""
+        return self._launch.mounts
+
+    @property
     def log(self) -> Path:
         """The log of the current run."""
         return self._launch.directory / f"{self.record.restarts}.log"
 
     async def run(self) -> None:
         """Start, watch and restart by the pod's restartPolicy; returns when it has ended for good."""
-        backoff = Backoff(initial_seconds=_CRASH_INITIAL_SECONDS, cap_seconds=_CRASH_CAP_SECONDS, jitter=0)
+        backoff = CrashBackoff()
         self._launch.directory.mkdir(parents=True, exist_ok=True)
         while True:
             ended = await self._run_once()
-            if (ended.finished - ended.started).total_seconds() > _CALM_SECONDS:
-                backoff.reset()
             if self._stopping.is_set() or not self._restarts(ended):
                 self._set(ended, ended_for_good=True)
                 return
             self.record.last = ended
-            self._set(Waiting("CrashLoopBackOff", f"back-off {backoff.failures + 1}"))
-            if await wait_until_set(self._stopping, timeout_seconds=backoff.next()):
+            if not await self._paused(backoff.after((ended.finished - ended.started).total_seconds())):
                 self._set(ended, ended_for_good=True)
                 return
             self.record.restarts += 1
@@ -108,14 +128,50 @@ class Container:
     async def stop(self, *, grace_seconds: float) -> None:
         """preStop and SIGTERM, then SIGKILL once the grace is over. `run` returns afterwards."""
         self._stopping.set()
+        await self._end(grace_seconds)
+
+    async def hold(self, *, grace_seconds: float) -> None:
+        """End it and keep it down until `release`: for tests, no kubelet does that."""
+        self._allowed.clear()
+        await self._end(grace_seconds)
+
+    def release(self) -> None:
+        """Let a container that is held start again, without a pause."""
+        self._allowed.set()
+
+    async def _end(self, grace_seconds: float) -> None:
+        """SIGTERM goes to the first process only, as in a container; SIGKILL to whatever is left."""
         process = self._process
         if process is None:
             return
-        deadline = asyncio.get_running_loop().time() + grace_seconds
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_seconds
         if process.returncode is None and grace_seconds > 0:
             await self._pre_stop(grace_seconds)
-        left = max(0.0, deadline - asyncio.get_running_loop().time())
-        await end(process, grace_seconds=left)
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(_SHORTEST_GRACE_SECONDS, deadline - loop.time())):
+                    await process.wait()
+        signal_group(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    async def _paused(self, seconds: float) -> bool:
+        """Wait until it may start again; False if it is to end instead."""
+        if seconds > 0:
+            name = self.record.name
+            self._set(
+                Waiting("CrashLoopBackOff", f"back-off {seconds:g}s restarting failed container={name}")
+            )
+        if self._allowed.is_set() and await wait_until_set(self._stopping, timeout_seconds=seconds):
+            return False
+        waits = [asyncio.create_task(event.wait()) for event in (self._allowed, self._stopping)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return not self._stopping.is_set()
 
     async def _run_once(self) -> Terminated:
         started = utc_now()
@@ -155,7 +211,8 @@ class Container:
         if readiness:
             self._probes.append(group.create_task(readiness.run(lambda *_: self._set_ready(readiness))))
         if liveness := self._make_probe("livenessProbe", ready=True):
-            self._probes.append(group.create_task(liveness.run(self._on_liveness)))
+            run = liveness.run(lambda *outcome: self._on_health("livenessProbe", *outcome))
+            self._probes.append(group.create_task(run))
 
     async def _until_started(self, probe: Probe) -> None:
         passed = asyncio.Event()
@@ -163,8 +220,8 @@ class Container:
         def on_outcome(outcome: bool, reached: bool) -> None:
             if reached and outcome:
                 passed.set()
-            elif reached:
-                self._on_liveness(False, True)
+            else:
+                self._on_health("startupProbe", outcome, reached)
 
         running = asyncio.create_task(probe.run(on_outcome))
         try:
@@ -185,16 +242,15 @@ class Container:
             self.record.ready = probe.verdict.passed
             self._changed()
 
-    def _on_liveness(self, outcome: bool, reached: bool) -> None:
+    def _on_health(self, probe: str, outcome: bool, reached: bool) -> None:
         """A container that fails its liveness is ended; its restartPolicy decides what follows."""
         if outcome or not reached or self._process is None or self._unhealthy:
             return
         self._unhealthy = True
-        grace = float(self._launch.spec.get("terminationGracePeriodSeconds") or 30)
-        self._ending = asyncio.create_task(self._end_unhealthy(self._process, grace))
+        self._ending = asyncio.create_task(self._end_unhealthy(self._launch.grace_of(probe)))
 
-    async def _end_unhealthy(self, process: asyncio.subprocess.Process, grace_seconds: float) -> None:
-        await end(process, grace_seconds=grace_seconds)
+    async def _end_unhealthy(self, grace_seconds: float) -> None:
+        await self._end(grace_seconds)
         self._unhealthy = False
 
     async def _pre_stop(self, grace_seconds: float) -> None:
@@ -246,6 +302,6 @@ class Container:
 
 
 def base_environment(marks: Mapping[str, str]) -> dict[str, str]:
-    """What every container gets from this machine: the search path and nothing of the caller's own settings."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "HOME", "TMPDIR") if name in os.environ}
+    """What every container gets from this machine, and nothing of the caller's own settings."""
+    kept = {name: os.environ[name] for name in ("LANG", "HOME", "TMPDIR") if name in os.environ}
     return {**kept, "PYTHONUNBUFFERED": "1", **marks}

@@ -19,7 +19,10 @@ from berth.kube.times import rfc3339, utc_now
 from berth.runtime.logs import fields
 from berth.runtime.tasks import repeat, supervise
 from localcluster.kubelet.environment import Addresses
-from localcluster.kubelet.pod import PodRunner, grace_of
+from localcluster.kubelet.images import Images
+from localcluster.kubelet.pod import Machine, PodRunner, grace_of
+from localcluster.kubelet.refusal import containers_of
+from localcluster.kubelet.status import with_transitions
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +41,10 @@ DEFAULT_CAPACITY: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What the Node object says. `address` is the node's own; its pods follow in the same /24."""
+    """What the Node object says. `address` is the node's own; its pods follow in the same /24.
+
+    A pod with a hostPort has the node's address as its own: there is no network to forward the port in.
+    """
 
     name: str
     address: str
@@ -51,9 +57,17 @@ class Kubelet:
     """Runs until cancelled; then every process of every pod is killed."""
 
     def __init__(
-        self, client: KubeClient, node: NodeIdentity, *, directory: Path, marks: Mapping[str, str]
+        self,
+        client: KubeClient,
+        node: NodeIdentity,
+        *,
+        directory: Path,
+        images: Images,
+        marks: Mapping[str, str],
     ) -> None:
-        self._client, self._node, self._directory, self._marks = client, node, directory, dict(marks)
+        self._client, self._node, self._directory = client, node, directory
+        self._machine = Machine(images, host=directory / "host", marks=dict(marks))
+        self._told: JsonObject | None = None
         self._events = EventRecorder(client, component="process-kubelet", host=node.name)
         self._runners: dict[str, PodRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -65,6 +79,17 @@ class Kubelet:
             if (runner.ref.namespace, runner.ref.name) == (namespace, name):
                 return runner
         raise KeyError(f"{namespace}/{name} does not run on {self._node.name}")
+
+    def kept(self, namespace: str, container: str) -> list[PodRunner]:
+        """The pods of a namespace that a controller keeps for this main container, by their names; last
+        those that are ending."""
+        here = [r for r in self._runners.values() if r.ref.namespace == namespace]
+        kept = [r for r in here if r.is_kept_for(container)]
+        return sorted(kept, key=lambda runner: (runner.is_ending, runner.ref.name))
+
+    def host_path(self, path: str) -> Path:
+        """Where a path of the node is on this machine."""
+        return self._machine.host / path.lstrip("/")
 
     def runners(self) -> list[PodRunner]:
         """The pods that are on this node now."""
@@ -131,23 +156,30 @@ class Kubelet:
             runner.stop(grace_seconds=grace_of(pod), gone=False)
 
     def _start(self, uid: str, pod: JsonObject) -> None:
-        if not self._free:
+        address = self._address_for(pod)
+        if address is None:
             log.warning("no address left", extra=fields(node=self._node.name))
             return
-        address = min(self._free, key=lambda ip: int(ip.rpartition(".")[2]))
-        self._free.remove(address)
         runner = PodRunner(
             self._client,
             self._events,
             pod,
-            directory=self._directory / uid,
+            directory=self._directory / "pods" / uid,
             addresses=Addresses(pod_ip=address, host_ip=self._node.address),
-            marks=self._marks,
+            machine=self._machine,
         )
         self._runners[uid] = runner
         self._tasks[uid] = asyncio.create_task(self._run(uid, runner, address), name=f"pod {runner.ref}")
         if is_deleting(pod):
             runner.stop(grace_seconds=grace_of(pod), gone=False)
+
+    def _address_for(self, pod: JsonObject) -> str | None:
+        ports = [port for container in containers_of(pod["spec"]) for port in container.get("ports") or []]
+        if any(port.get("hostPort") for port in ports):
+            return self._node.address
+        address = min(self._free, key=lambda ip: int(ip.rpartition(".")[2]), default=None)
+        self._free.discard(address or "")
+        return address
 
     async def _run(self, uid: str, runner: PodRunner, address: str) -> None:
         try:
@@ -155,7 +187,8 @@ class Kubelet:
         except Exception:  # one pod must not take the node down; the log has the rest
             log.exception("pod crashed the kubelet's runner", extra=fields(pod=runner.ref))
         finally:
-            self._free.add(address)
+            if address != self._node.address:
+                self._free.add(address)
             self._runners.pop(uid, None)
             self._tasks.pop(uid, None)
 
@@ -173,7 +206,7 @@ class Kubelet:
             "message": "process kubelet is running",
             "lastHeartbeatTime": now,
         }
-        status = {
+        status: JsonObject = {
             "capacity": dict(node.capacity),
             "allocatable": dict(node.capacity),
             "conditions": [condition],
@@ -183,9 +216,11 @@ class Kubelet:
             ],
             "nodeInfo": _NODE_INFO,
         }
+        status = with_transitions(status, self._told, utc_now())
         await self._client.patch(
             f"{paths.node(node.name)}/status", {"status": status}, content_type=STRATEGIC_PATCH
         )
+        self._told = status
 
 
 _NODE_INFO = {

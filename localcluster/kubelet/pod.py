@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from berth.contract.pod import pod_ref
 from berth.kube import paths
@@ -16,8 +18,9 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from localcluster.kubelet.container import Container, Launch, base_environment
 from localcluster.kubelet.environment import Addresses, environment_of
+from localcluster.kubelet.images import Images
 from localcluster.kubelet.refusal import CannotRun, check
-from localcluster.kubelet.status import ContainerRecord, pod_status
+from localcluster.kubelet.status import ContainerRecord, pod_status, with_transitions
 from localcluster.kubelet.volumes import Volumes
 
 log = logging.getLogger(__name__)
@@ -25,6 +28,15 @@ log = logging.getLogger(__name__)
 JsonObject = dict[str, Any]
 
 _DEFAULT_GRACE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What every pod of a node has from it. `host` is the node's `/`, `marks` go into each environment."""
+
+    images: Images
+    host: Path
+    marks: Mapping[str, str]
 
 
 class PodRunner:
@@ -38,10 +50,10 @@ class PodRunner:
         *,
         directory: Path,
         addresses: Addresses,
-        marks: Mapping[str, str],
+        machine: Machine,
     ) -> None:
         self._client, self._events, self._pod = client, events, pod
-        self._directory, self._addresses, self._marks = directory, addresses, marks
+        self._directory, self._addresses, self._machine = directory, addresses, machine
         self.ref = pod_ref(pod)
         self._started = utc_now()
         self._stopping = asyncio.Event()
@@ -52,6 +64,23 @@ class PodRunner:
         self._writing, self._said_all = asyncio.Lock(), False
         self.containers: dict[str, Container] = {}
         self._records = _records(pod["spec"])
+
+    @property
+    def pod_ip(self) -> str:
+        return self._addresses.pod_ip
+
+    @property
+    def is_ending(self) -> bool:
+        return self._stopping.is_set()
+
+    def is_kept_for(self, container: str) -> bool:
+        """Whether the pod belongs to a controller and this is one of its main containers."""
+        owned = any(owner.get("controller") for owner in self._pod["metadata"].get("ownerReferences") or [])
+        return owned and any(c["name"] == container for c in self._pod["spec"]["containers"])
+
+    def summary(self) -> str:
+        """The pod in one line, for failures."""
+        return f"{self.ref} " + " ".join(f"{r.name}={r.state.to_json()}" for r in self._records)
 
     def stop(self, *, grace_seconds: float, gone: bool) -> None:
         """The pod is to end; `gone`: the API server has forgotten it already. May be called again to hurry."""
@@ -74,8 +103,10 @@ class PodRunner:
         await self._finish()
 
     async def _run(self) -> None:
-        check(self._pod)
-        volumes = Volumes(self._client, self._pod, self._directory, self._addresses)
+        check(self._pod, self._machine.images)
+        volumes = Volumes(
+            self._client, self._pod, self._directory, host=self._machine.host, addresses=self._addresses
+        )
         if not await self._made(volumes):
             return
         self._make_containers(volumes)
@@ -114,11 +145,13 @@ class PodRunner:
             container = specs[record.name]
             launch = Launch(
                 spec=container,
+                image=self._machine.images.of(container["image"]),
                 env=environment_of(self._pod, container, self._addresses),
-                base_env=base_environment(self._marks),
+                base_env={**base_environment(self._machine.marks), **self._service()},
                 mounts=volumes.mounts_of(container),
                 directory=self._directory / "containers" / record.name,
                 pod_ip=self._addresses.pod_ip,
+                grace_seconds=float(spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_SECONDS)),
             )
             self.containers[record.name] = Container(
                 launch,
@@ -126,6 +159,11 @@ class PodRunner:
                 restart_policy=spec.get("restartPolicy", "Always"),
                 changed=self._changed.set,
             )
+
+    def _service(self) -> dict[str, str]:
+        """The Service `kubernetes`: here the API server itself, because no Service has an address."""
+        server = urlsplit(self._client.host)
+        return {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
 
     async def _live(self) -> None:
         """Init containers in order, then the others side by side; sidecars end after them."""
@@ -181,6 +219,12 @@ class PodRunner:
                 backoff.reset()
 
     async def _tell(self) -> None:
+        status = self._status()
+        if status != self._told:
+            await self._write(status)
+            self._told = status
+
+    def _status(self) -> JsonObject:
         status = pod_status(
             self._records,
             pod_ip=self._addresses.pod_ip,
@@ -188,9 +232,7 @@ class PodRunner:
             started=self._started,
             deleting=self._stopping.is_set(),
         )
-        if status != self._told:
-            await self._write(status)
-            self._told = status
+        return with_transitions(status, self._told, utc_now())
 
     async def _write(self, status: JsonObject, *, last: bool = False) -> None:
         """One after the other: an earlier status must not land on a later one. `last`: none follows."""

@@ -1,9 +1,11 @@
 """What a process kubelet cannot do, found before anything is started."""
 
+import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from localcluster.kubelet.images import Image, Images
 
 JsonObject = dict[str, Any]
 
@@ -18,14 +20,13 @@ _POD_FIELDS = (
     "ephemeralContainers",
 )
 _CONTAINER_FIELDS = ("envFrom", "stdin", "tty", "volumeDevices")
-_ENTRYPOINTS = {"berth": ("berth",)}
 
 
 class CannotRun(Exception):
     """The pod asks for something that this kubelet does not do; the message names it."""
 
 
-def check(pod: JsonObject) -> None:
+def check(pod: JsonObject, images: Images) -> None:
     """Raise CannotRun for the first thing that cannot be done."""
     spec = pod["spec"]
     for field in _POD_FIELDS:
@@ -34,7 +35,7 @@ def check(pod: JsonObject) -> None:
     for volume in spec.get("volumes") or []:
         _check_volume(volume)
     for container in containers_of(spec):
-        _check_container(container)
+        _check_container(container, images.of(container["image"]))
 
 
 def containers_of(spec: JsonObject) -> Iterator[JsonObject]:
@@ -43,21 +44,21 @@ def containers_of(spec: JsonObject) -> Iterator[JsonObject]:
     yield from spec["containers"]
 
 
-def program_of(container: JsonObject) -> tuple[str, ...]:
-    """The image's entrypoint, where no image can be asked: Berth's own is known.
-
-    Raises CannotRun for any other image without a command.
-    """
-    if container.get("command"):
-        return ()
-    repository = container["image"].rpartition("/")[2].partition("@")[0].partition(":")[0]
-    entrypoint = _ENTRYPOINTS.get(repository)
-    if entrypoint is None:
+def entrypoint_of(container: JsonObject, image: Image) -> tuple[str, ...]:
+    """What is run before the container's arguments. Raises CannotRun where nobody says it."""
+    command = tuple(container.get("command") or image.entrypoint)
+    if not command:
         raise CannotRun(
             f"container {container['name']!r}: image {container['image']!r} cannot be pulled here; "
             "give a command that is on this machine"
         )
-    return entrypoint
+    return command
+
+
+def search_path(image: Image) -> str:
+    """Where the programs of a container are looked for."""
+    machine = os.environ.get("PATH", os.defpath)
+    return machine if image.programs is None else f"{image.programs}{os.pathsep}{machine}"
 
 
 def _check_volume(volume: JsonObject) -> None:
@@ -69,7 +70,7 @@ def _check_volume(volume: JsonObject) -> None:
             raise CannotRun(f"volume {volume['name']!r}: projected {', '.join(source)} is not supported")
 
 
-def _check_container(container: JsonObject) -> None:
+def _check_container(container: JsonObject, image: Image) -> None:
     name = container["name"]
     for field in _CONTAINER_FIELDS:
         if container.get(field):
@@ -80,10 +81,6 @@ def _check_container(container: JsonObject) -> None:
         unknown = set(variable.get("valueFrom") or {}) - {"fieldRef"}
         if unknown:
             raise CannotRun(f"container {name!r}: env {variable['name']}: {unknown.pop()} is not supported")
-    program = container["command"][0] if container.get("command") else program_of(container)[0]
-    if program != "berth" and "$(" not in program and not _is_there(program):
+    program = entrypoint_of(container, image)[0]
+    if "$(" not in program and shutil.which(program, path=search_path(image)) is None:
         raise CannotRun(f"container {name!r}: no program {program!r} on this machine")
-
-
-def _is_there(program: str) -> bool:
-    return Path(program).is_file() if "/" in program else shutil.which(program) is not None

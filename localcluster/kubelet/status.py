@@ -95,7 +95,10 @@ def is_initialized(records: list[ContainerRecord]) -> bool:
 def pod_status(
     records: list[ContainerRecord], *, pod_ip: str, host_ip: str, started: datetime, deleting: bool
 ) -> JsonObject:
-    """The `status` of a pod; conditions other than the kubelet's own are left to strategic merge."""
+    """The `status` of a pod; conditions other than the kubelet's own are left to strategic merge.
+
+    When each condition became what it is, is for `with_transitions` to say.
+    """
     phase = phase_of(records)
     watched = [r for r in records if not r.is_init or r.is_sidecar]
     ready = phase == "Running" and all(r.ready for r in watched)
@@ -116,6 +119,19 @@ def pod_status(
             _condition("Ready", ready and not deleting, "ContainersNotReady"),
         ],
     }
+
+
+def with_transitions(status: JsonObject, before: JsonObject | None, now: datetime) -> JsonObject:
+    """`status` with the time of each condition's last change: `now`, or as told before if it is as before."""
+    told = {c["type"]: c for c in (before or {}).get("conditions") or []}
+
+    def since(condition: JsonObject) -> str:
+        last = told.get(condition["type"])
+        same = last is not None and last["status"] == condition["status"]
+        return str(last["lastTransitionTime"]) if last is not None and same else rfc3339(now)
+
+    conditions = [{**condition, "lastTransitionTime": since(condition)} for condition in status["conditions"]]
+    return {**status, "conditions": conditions}
 
 
 def _has_run(record: ContainerRecord) -> bool:

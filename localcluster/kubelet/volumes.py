@@ -34,10 +34,16 @@ class TokenFile:
 
 
 class Volumes:
-    """Makes the volumes of one pod below `directory`. `tokens` are to be renewed while the pod lives."""
+    """Makes the volumes of one pod below `directory`. `tokens` are to be renewed while the pod lives.
 
-    def __init__(self, client: KubeClient, pod: JsonObject, directory: Path, addresses: Addresses) -> None:
-        self._client, self._pod, self._directory, self._addresses = client, pod, directory, addresses
+    `host` is what the node has in place of `/`: every hostPath is below it.
+    """
+
+    def __init__(
+        self, client: KubeClient, pod: JsonObject, directory: Path, *, host: Path, addresses: Addresses
+    ) -> None:
+        self._client, self._pod, self._directory = client, pod, directory
+        self._host, self._addresses = host, addresses
         self._places: dict[str, Path] = {}
         self.tokens: list[TokenFile] = []
 
@@ -79,7 +85,7 @@ class Volumes:
 
     async def _make(self, volume: JsonObject) -> Path:
         if "hostPath" in volume:
-            return _host_path(volume)
+            return _host_path(volume, self._host)
         place: Path = self._directory / "volumes" / volume["name"]
         place.mkdir(parents=True, exist_ok=True)
         sources = (volume.get("projected") or {}).get("sources") or [
@@ -126,12 +132,14 @@ class Volumes:
             _write(place / item["path"], data.get(item["key"], ""))
 
 
-def _host_path(volume: JsonObject) -> Path:
-    path = Path(volume["hostPath"]["path"])
-    if volume["hostPath"].get("type") == "DirectoryOrCreate":
+def _host_path(volume: JsonObject, host: Path) -> Path:
+    """A missing directory is made, by the kubelet or by the container runtime, unless it has to be there."""
+    asked, kind = volume["hostPath"]["path"], volume["hostPath"].get("type", "")
+    path: Path = host / asked.lstrip("/")
+    if kind in ("", "DirectoryOrCreate"):
         path.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        raise CannotRun(f"volume {volume['name']!r}: hostPath {path} does not exist")
+        raise CannotRun(f"volume {volume['name']!r}: hostPath {asked} does not exist on this node")
     return path
 
 

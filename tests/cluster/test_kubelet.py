@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -202,6 +203,85 @@ async def test_termination_is_prestop_then_sigterm_then_sigkill(user: User, clus
     assert 1.5 < time.monotonic() - began < 10
     assert not Path(f"/proc/{pid}").exists()
     assert "got TERM" in log_of(cluster, pod, "main")
+
+
+async def test_sigterm_goes_to_the_first_process_alone(user: User, cluster: LocalCluster) -> None:
+    """As in a container: whoever starts processes has to end them."""
+    loop = "while true; do sleep 0.05; done"
+    child = f"trap 'echo child got TERM' TERM; echo child started; {loop}"
+    main = shell(f"(sh -c {shlex.quote(child)}) & trap 'echo first got TERM; sleep 0.5; exit 7' TERM; {loop}")
+    await user.apply(bound("family", main, terminationGracePeriodSeconds=20))
+
+    async def started() -> str:
+        found = log_of(cluster, await user.pod("family"), "main")
+        assert "child started" in found
+        return found
+
+    await eventually_file(started)
+    pod, pid = await user.pod("family"), cluster.pid_of("default", "family", "main")
+    await user.client.delete("/api/v1/namespaces/default/pods/family")
+    await user.gone_pod("family")
+    said = log_of(cluster, pod, "main")
+    assert "first got TERM" in said
+    assert "child got TERM" not in said
+    left = [other for other in processes_of(cluster.id) if Path(f"/proc/{other}").exists()]
+    assert pid not in [os.getpgid(other) for other in left]  # what it has left behind has gone with it
+
+
+async def test_a_host_path_is_the_nodes_own(user: User, cluster: LocalCluster) -> None:
+    volume = {"name": "host", "hostPath": {"path": "/var/lib/probe", "type": "DirectoryOrCreate"}}
+    mounts = [{"name": "host", "mountPath": "/data", "subPath": "sub"}]
+    main = shell("echo here > /data/file", volumeMounts=mounts)
+    await user.apply(bound("hostpath", main, volumes=[volume]))
+    await ended(user, "hostpath", "Succeeded")
+    assert cluster.nodes["gpu-1"].kubelet.host_path("/var/lib/probe/sub/file").read_text() == "here\n"
+    assert not Path("/var/lib/probe").exists()
+
+
+async def test_a_pod_with_a_host_port_has_the_nodes_address(user: User, cluster: LocalCluster) -> None:
+    main = shell("true", ports=[{"containerPort": 7777, "hostPort": 7777}])
+    await user.apply(bound("hostport", main))
+    status = (await ended(user, "hostport", "Succeeded"))["status"]
+    assert status["podIP"] == status["hostIP"] == cluster.nodes["gpu-1"].address
+
+
+async def test_berths_own_pods_are_placed_by_the_real_controllers(cluster: LocalCluster) -> None:
+    """DaemonSet controller, Deployment controller and kube-scheduler; no process of Berth's is started otherwise."""
+    pods = (await cluster.client.get("/api/v1/namespaces/berth-system/pods"))["items"]
+    owners = {
+        (
+            pod["metadata"]["ownerReferences"][0]["kind"],
+            pod["metadata"]["labels"]["app.kubernetes.io/name"],
+        ): 0
+        for pod in pods
+    }
+    for pod in pods:
+        owner = pod["metadata"]["ownerReferences"][0]["kind"]
+        owners[(owner, pod["metadata"]["labels"]["app.kubernetes.io/name"])] += 1
+        assert pod["spec"]["schedulerName"] == "default-scheduler"
+    assert owners == {
+        ("DaemonSet", "berth-agent"): 2,
+        ("DaemonSet", "berth-server"): 2,
+        ("ReplicaSet", "berth-binder"): 2,
+    }
+
+
+async def test_a_part_that_is_stopped_stays_away_and_one_that_is_killed_comes_back(
+    cluster: LocalCluster,
+) -> None:
+    agent = cluster.nodes["gpu-2"].agent
+    await agent.stop()
+    assert agent.pid is None
+    await asyncio.sleep(2)
+    assert agent.pid is None
+    await agent.start()
+    before = agent.pid
+    agent.kill()
+
+    async def another() -> None:
+        assert agent.pid not in (None, before)
+
+    await eventually(another, seconds=30)
 
 
 async def test_what_cannot_run_is_refused_with_an_event(user: User) -> None:

@@ -130,8 +130,10 @@ class User:
         return await eventually(check, seconds=seconds, what=f"event {reason}")
 
     async def report(self, node: str) -> Json:
-        found = await self.client.get(paths.node(node))
-        report: Json = json.loads(found["metadata"]["annotations"][KEYS.report])
+        """Raises AssertionError while the node's agent has not reported yet."""
+        annotations = (await self.client.get(paths.node(node)))["metadata"].get("annotations") or {}
+        assert KEYS.report in annotations, f"no report of {node} yet"
+        report: Json = json.loads(annotations[KEYS.report])
         return report
 
     def repository(self, node: str) -> list[str]:

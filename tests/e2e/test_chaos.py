@@ -19,7 +19,7 @@ from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.report import ModelState, NodeReport
 from binder import top
 from localcluster.inference import infer_rest
-from localcluster.processes import Supervised
+from localcluster.parts import Part
 from localcluster.samples import SIMPLE_MODEL, model_deployment
 from tests.e2e.support import KEYS, User, eventually, is_ready, packed
 
@@ -97,7 +97,7 @@ async def loading(user: User, app: str, *, not_of: str) -> str:
     return await eventually(check, seconds=60, what="a load to begin")
 
 
-async def killed(part: Supervised) -> None:
+async def killed(part: Part) -> None:
     """kill -9, and it is there again."""
 
     async def runs() -> int:

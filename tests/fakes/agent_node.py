@@ -8,15 +8,19 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from agent.admission import CodeGate, NodeRules
 from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals
-from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
 from agent.repository import Record, Repository
+from agent.serving.journal import Journal
+from agent.serving.lifecycle import Lifecycle
+from agent.serving.restart import RestartFile
 from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, parse_model_pod
+from berth.contract.report import CodeRule, GpuReport
 from berth.runtime.tasks import wait_until_set
 from berth.triton.admin import IndexEntry, IndexState, TritonAdmin
 from berth.triton.errors import TritonError, TritonLate, TritonUnavailable
@@ -27,7 +31,7 @@ GPU = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
 
 class FakeTriton:
     """Holds models in memory, slowly. As the real one does, it goes on with a load that nobody waits for
-    any more, and unloads what it is loading only after that. Of what has no directory in `models` it tells
+    any more. Of what has no directory in `models` it tells
     nothing, though it holds it. Unlike the real one it refuses to load what it holds.
     """
 
@@ -43,6 +47,8 @@ class FakeTriton:
         self.loading = 0
         self.most_loading = 0
         self.deaths = 0
+        self.died_with: list[set[ModelName]] = []  # what was being loaded at each death
+        self.stays: set[ModelName] = set()  # their unload never ends
         self.load_seconds, self.unload_seconds, self.restart_seconds = 0.01, 0.1, 0.0
         self.takes: dict[ModelName, float] = {}  # seconds, where they are not `load_seconds`
         self._died = asyncio.Event()
@@ -80,15 +86,16 @@ class FakeTriton:
 
     async def unload(self, name: ModelName, *, timeout_seconds: float) -> None:
         self._require_alive()
-        async with asyncio.timeout(timeout_seconds):
-            while self.held[name] is IndexState.LOADING:
-                await asyncio.sleep(0.01)
+        assert self.held.get(name) is not IndexState.LOADING, "the call would wait for the load"
         self.held[name] = IndexState.UNLOADING
+        if name in self.stays:
+            return
         asyncio.get_running_loop().call_later(self.unload_seconds, self._unloaded, name)
 
     def die(self) -> None:
         """All it held is gone; it is back after `restart_seconds`."""
         self.deaths += 1
+        self.died_with.append({n for n, state in self.held.items() if state is IndexState.LOADING})
         self.held.clear()
         self._died.set()
         self._died = asyncio.Event()
@@ -99,6 +106,10 @@ class FakeTriton:
         last = {config["name"]: config["instance_group"][0].get("gpus", []) for config in self.configs}
         return sum(ordinal in last.get(n, []) for n, state in self.held.items() if state is IndexState.READY)
 
+    def refusal(self, name: ModelName) -> TritonError | None:
+        """How the load that is over now has ended."""
+        return self.errors.pop(0) if self.errors else None
+
     async def _work(self, name: ModelName) -> None:
         self.loading += 1
         self.most_loading = max(self.most_loading, self.loading)
@@ -106,7 +117,7 @@ class FakeTriton:
         seconds = self.takes.get(name, self.load_seconds) / (2 if name in self.deadly else 1)
         died = await wait_until_set(self._died, timeout_seconds=seconds)
         self.loading -= 1
-        error = self.errors.pop(0) if self.errors and not died else None
+        error = None if died else self.refusal(name)
         if not died and (name in self.deadly or isinstance(error, TritonUnavailable)):
             self.die()
             died = True
@@ -183,23 +194,40 @@ class Node:
         load_timeout_seconds: float = 5,
         unload_timeout_seconds: float = 5,
         triton: TritonAdmin | None = None,
+        code: CodeRule = CodeRule.NAMESPACE,
     ) -> None:
         self.repository, self.models = Repository(directory), Models()
         self.repository.open()
         self.triton, self.reported, self.events = FakeTriton(), Reported(), Events()
         self.triton.models = self.repository.models
         self.gpus, self.registry = Gpus(self.triton), CollectorRegistry()
+        self.rules, self.gate = NodeRules(frozenset({"python"}), code), CodeGate(code)
         self.lifecycle = Lifecycle(
             models=self.models,
             repository=self.repository,
             triton=triton or self.triton,
             gpus=self.gpus,
+            room=self.room,
             reported=self.reported,
             events=self.events,
             metrics=AgentMetrics(self.registry),
+            journal=Journal(directory),
+            restart_file=RestartFile(directory),
+            lift_key=Keys().lift_quarantine,
+            rules=self.rules,
+            gate=self.gate,
             load_timeout_seconds=load_timeout_seconds,
             unload_timeout_seconds=unload_timeout_seconds,
         )
+
+    def room(self) -> list[GpuReport]:
+        """The GPUs, with nobody foreign on them and nothing kept free."""
+        if self.gpus.unknown:
+            raise GpusUnknown(self.gpus.unknown)
+        return [
+            GpuReport(gpu.uuid, gpu.index, gpu.product, gpu.total_bytes, 0, 0, gpu.healthy, gpu.reason)
+            for gpu in self.gpus.readings
+        ]
 
     async def stage(
         self,
@@ -209,19 +237,26 @@ class Node:
         on: str = "GPU-a",
         others: tuple[str, ...] = (),
         digest: str = "",
-        files: Mapping[str, str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        namespace: str = "team",
+        gib: int = 1,
+        name: str = "",
     ) -> Model:
         more = tuple(GpuRef(GpuUuid(uuid), 1) for uuid in others)
-        choice = GpuChoice(GpuUuid(on), 0, GIB, more)
-        self.models.see_pod(parse_model_pod(pod(uid, on="n1", choice=choice), Keys()))
-        name = ModelName(f"model-{uid}")
+        choice = GpuChoice(GpuUuid(on), 0, gib * GIB, more)
+        marks = {Keys().model_id: name} if name else {}
+        bound = pod(uid, on="n1", choice=choice, mem=f"{gib}Gi", annotations=marks)
+        bound["metadata"]["namespace"] = namespace
+        self.models.see_pod(parse_model_pod(bound, Keys()))
+        called = ModelName(name or f"model-{uid}")
         staged = self.repository.new_staging()
         (staged / "1").mkdir(parents=True)
-        for path, text in (files or {}).items():
-            (staged / path).write_text(text)
+        for path, body in (files or {"1/model.py": ""}).items():
+            (staged / path).parent.mkdir(parents=True, exist_ok=True)
+            (staged / path).write_bytes(body.encode() if isinstance(body, str) else body)
         record = Record(
-            PodRef("team", uid, PodUid(uid)), ModelId(name), name, choice, digest or uid, served=served
+            PodRef(namespace, uid, PodUid(uid)), ModelId(called), called, choice, digest or uid, served=served
         )
-        model = self.models.claim(PodUid(uid), name)
+        model = self.models.claim(PodUid(uid), called)
         await self.lifecycle.publish(model, staged, record)
         return model

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-import agent.lifecycle
+import agent.serving.lifecycle
 from agent.gpus import GpuReading
-from agent.lifecycle import MAX_LOST_LOADS
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.report import Failure, ModelState
 from berth.triton.admin import IndexEntry, IndexState
@@ -29,7 +28,7 @@ async def until(check: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def on_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
     return Node(tmp_path)
 
 
@@ -58,6 +57,7 @@ async def test_models_of_one_gpu_load_one_after_another_and_of_two_side_by_side(
     same = [await on_node.stage(uid) for uid in ("p1", "p2")]
     await asyncio.gather(*(on_node.lifecycle.start_load(model) for model in same))
     assert on_node.triton.most_loading == 1
+    on_node.triton.load_seconds = 0.2
     other = [await on_node.stage("p3"), await on_node.stage("p4", on="GPU-b")]
     await asyncio.gather(*(on_node.lifecycle.start_load(model) for model in other))
     assert on_node.triton.most_loading == 2
@@ -136,31 +136,38 @@ async def test_a_triton_that_goes_away_once_is_waited_for(on_node: Node) -> None
     await until(lambda: on_node.triton.deaths == 1)
     await asyncio.sleep(0.1)
     assert (model.state, model.resident) == (ModelState.LOADING, False)
-    assert "Triton went away" in model.reason
+    assert "waits for Triton" in model.reason
     await load
     assert (model.state, model.reason) == (ModelState.READY, "")
     assert on_node.events.said == [("ModelLoaded", "Triton serves model-p1")]
 
 
-async def test_a_model_that_takes_triton_down_again_and_again_is_given_up_until_its_files_are_others(
-    on_node: Node,
-) -> None:
+async def test_files_that_take_triton_down_alone_are_quarantined_and_others_are_not(on_node: Node) -> None:
     model, other = await on_node.stage(), await on_node.stage("p2")
     on_node.triton.deadly = {NAME}
     await on_node.lifecycle.start_load(model)
-    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
-    assert on_node.triton.deaths == MAX_LOST_LOADS
-    assert "went away 3 times" in model.reason
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.QUARANTINED)
+    assert on_node.triton.deaths == 2  # a Triton that is stopped during one load has not died of it
     assert NAME in on_node.repository.records()
-    # Whoever asks for these files again, be it for another pod, is told; Triton lives, and others load.
+    assert (
+        "the files p1 took Triton 2.51.0 with backend python down while they were loaded alone at 20"
+        in model.reason
+    )
+    assert "set the annotation seldon.io/trtis-lift-quarantine=p1 on the Node" in model.reason
+    assert on_node.events.said[-1] == ("ModelQuarantined", model.reason)
+    assert on_node.registry.get_sample_value("berth_agent_quarantined_models") == 1
+    died = on_node.registry.get_sample_value("berth_agent_triton_restarts_total", {"reason": "died"})
+    assert died == 2
+    # Whoever brings these files again, be it for another pod, is told; Triton lives, and others load.
     await on_node.lifecycle.start_load(model)
-    assert "not tried again" in model.reason
+    assert "quarantined" in model.reason
     again = await on_node.stage("p3", digest="p1")
+    assert (again.state, again.failure) == (ModelState.FAILED, Failure.QUARANTINED)  # at once
     await on_node.lifecycle.start_load(again)
-    assert again.state is ModelState.FAILED
+    assert again.failure is Failure.QUARANTINED
     await on_node.lifecycle.start_load(other)
     assert other.state is ModelState.READY
-    assert on_node.triton.deaths == MAX_LOST_LOADS
+    assert on_node.triton.deaths == 2
     on_node.triton.deadly = set()
     await on_node.stage("p1", digest="mended")
     await on_node.lifecycle.start_load(model)
@@ -173,26 +180,28 @@ async def test_of_two_loads_during_a_death_of_triton_only_the_one_that_kills_it_
     on_node.triton.deadly = {NAME}
     await asyncio.gather(on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(good))
     assert on_node.triton.most_loading == 2  # both were open at the first death
-    assert on_node.triton.loads.count(ModelName("model-p2")) == 2  # and this one is not open at another
-    assert on_node.triton.deaths == MAX_LOST_LOADS
-    assert bad.state is ModelState.FAILED
-    assert good.state is ModelState.READY
+    assert on_node.triton.deaths == 2
+    assert bad.failure is Failure.QUARANTINED
+    await until(lambda: good.state is ModelState.READY)  # loaded again, if it had served before the second
 
 
 async def test_a_model_that_waits_while_triton_dies_of_others_is_not_charged(on_node: Node) -> None:
     on_node.triton.load_seconds = 0.05
     bad, waiting = await on_node.stage("p1"), await on_node.stage("p2")  # on one GPU
     on_node.triton.deadly, on_node.triton.restart_seconds = {NAME}, 0.1
-    await asyncio.gather(on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(waiting))
-    assert bad.state is ModelState.FAILED
-    assert waiting.state is ModelState.READY
-    assert on_node.triton.loads.count(ModelName("model-p2")) == 1
+    load = on_node.lifecycle.start_load(bad)
+    await until(lambda: on_node.triton.loading == 1)
+    await asyncio.gather(load, on_node.lifecycle.start_load(waiting))
+    assert bad.failure is Failure.QUARANTINED
+    await until(lambda: waiting.state is ModelState.READY)
+    # The suspect is tried once nobody else is to be loaded; then what it has taken down comes again.
+    assert on_node.triton.loads == [NAME, "model-p2", NAME, "model-p2"]
 
 
 @pytest.mark.parametrize("error", [TritonUnavailable("connection reset"), TritonLate("Deadline Exceeded")])
 async def test_a_look_at_triton_that_gets_no_answer_fails_no_load(on_node: Node, error: TritonError) -> None:
     model = await on_node.stage()
-    on_node.triton.index_errors = [error] * (MAX_LOST_LOADS + 1)
+    on_node.triton.index_errors = [error] * 4
     await on_node.lifecycle.start_load(model)
     assert (model.state, on_node.triton.loads) == (ModelState.READY, [NAME])
 
@@ -200,7 +209,7 @@ async def test_a_look_at_triton_that_gets_no_answer_fails_no_load(on_node: Node,
 async def test_a_triton_that_stays_away_fails_the_load_and_keeps_the_files(
     on_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.lifecycle, "_TRITON_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(agent.serving.lifecycle, "_TRITON_WAIT_SECONDS", 0.3)
     model = await on_node.stage()
     on_node.triton.restart_seconds = 60
     on_node.triton.die()
@@ -240,7 +249,7 @@ async def test_what_triton_is_unloading_is_loaded_once_it_is_gone(on_node: Node)
 async def test_a_load_that_triton_never_ends_is_waited_for_with_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
     node = Node(tmp_path, load_timeout_seconds=0.2)
     model = await node.stage()
     node.triton.held[NAME] = IndexState.LOADING
@@ -253,7 +262,7 @@ async def test_a_load_that_triton_never_ends_is_waited_for_with_a_bound(
 async def test_a_load_that_comes_too_late_is_not_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
     node = Node(tmp_path, load_timeout_seconds=0.2)
     model, behind = await node.stage(), await node.stage("p2")
     node.triton.load_seconds = 0.5
@@ -421,7 +430,7 @@ async def test_triton_is_not_asked_without_pause(tmp_path: Path) -> None:
     node.models.lose_pod(UID)
     await node.lifecycle.start_unload(NAME)
     assert 2 < looks[0] < 20
-    again = await node.stage()
+    again = await node.stage("p9", name=NAME)
     node.triton.held[NAME] = IndexState.LOADING
     looks[0] = 0
     load = node.lifecycle.start_load(again)
@@ -590,16 +599,12 @@ async def test_a_close_waits_for_the_end_of_what_it_cancels(on_node: Node) -> No
 async def test_a_triton_that_is_away_at_every_look_is_given_up_at_last(
     on_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class AtOnce(agent.lifecycle.Backoff):
-        def next(self) -> float:
-            return 0.0
-
-    monkeypatch.setattr(agent.lifecycle, "Backoff", AtOnce)
+    monkeypatch.setattr(agent.serving.lifecycle, "_TRITON_WAIT_SECONDS", 0.2)
     model = await on_node.stage()
-    on_node.triton.index_errors = [TritonUnavailable("connection reset")] * 30
+    on_node.triton.index_errors = [TritonUnavailable("connection reset")] * 300
     await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
-    assert "Triton was away at each of" in model.reason
+    assert "Triton has not answered for 0.2 s" in model.reason
     assert "connection reset" in model.reason
     assert list(on_node.repository.records()) == [NAME]
 
@@ -648,9 +653,165 @@ async def test_what_nobody_foresaw_fails_the_load_and_keeps_the_files(
         raise ZeroDivisionError("nobody foresaw it")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agent.lifecycle.load_config", broken)
+        patch.setattr("agent.serving.lifecycle.admit", broken)
         await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     assert "nobody foresaw it" in model.reason
     await on_node.lifecycle.start_load(model)
     assert model.state is ModelState.READY
+
+
+async def test_a_load_that_does_not_fit_is_refused_with_the_figures_and_one_that_just_fits_is_not(
+    on_node: Node,
+) -> None:
+    """Whoever has placed the pods: two that were promised the same memory do not both get it."""
+    first, exact, one_too_many = (
+        await on_node.stage("p1", gib=3),
+        await on_node.stage("p2", gib=13),
+        await on_node.stage("p3", gib=1),
+    )
+    # The last one asks first: those that were placed before it have their memory all the same.
+    await on_node.lifecycle.start_load(one_too_many)
+    assert (one_too_many.state, one_too_many.failure) == (ModelState.FAILED, Failure.CAPACITY)
+    assert f"{GIB} bytes do not fit on GPU GPU-a: 0 are free of {16 * GIB}" in one_too_many.reason
+    await asyncio.gather(on_node.lifecycle.start_load(exact), on_node.lifecycle.start_load(first))
+    assert (first.state, exact.state) == (ModelState.READY, ModelState.READY)
+    assert ModelName("model-p3") in on_node.repository.records()
+    assert on_node.triton.loads.count(ModelName("model-p3")) == 0
+
+
+async def test_memory_of_a_model_that_triton_does_not_let_go_of_is_nobodys(tmp_path: Path) -> None:
+    node = Node(tmp_path, unload_timeout_seconds=0.1)
+    gone, later = await node.stage("p1", gib=9), await node.stage("p2", gib=9, on="GPU-b")
+    await node.lifecycle.start_load(gone)
+    node.triton.stays.add(NAME)
+    node.models.lose_pod(UID)
+    with pytest.raises(TritonUnavailable, match="is not gone"):
+        await node.lifecycle.start_unload(NAME)
+    await node.lifecycle.start_load(later)
+    assert later.state is ModelState.READY
+    beside = await node.stage("p3", gib=9)
+    await node.lifecycle.start_load(beside)
+    assert beside.failure is Failure.CAPACITY
+
+
+async def test_a_pod_that_asks_for_no_memory_gets_none(on_node: Node) -> None:
+    model = await on_node.stage()
+    model.requested_bytes = 0  # placed by its owner, with an annotation of its own
+    await on_node.lifecycle.start_load(model)
+    assert (model.failure, on_node.triton.loads) == (Failure.CAPACITY, [])
+    assert "asks for no GPU memory" in model.reason
+
+
+async def test_a_load_that_hangs_holds_up_neither_unloads_nor_loads_of_its_gpu(tmp_path: Path) -> None:
+    node = Node(tmp_path, load_timeout_seconds=0.2)
+    hangs, served, behind = await node.stage("p1"), await node.stage("p2"), await node.stage("p3")
+    await node.lifecycle.start_load(served)
+    node.triton.takes[NAME] = 60
+    load = node.lifecycle.start_load(hangs)
+    await until(lambda: node.triton.loading == 1)
+    node.models.lose_pod(PodUid("p2"))
+    async with asyncio.timeout(0.19):
+        await node.lifecycle.start_unload(ModelName("model-p2"))  # while it loads
+    await load
+    assert (hangs.state, hangs.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    await node.lifecycle.start_load(behind)
+    assert (behind.state, behind.measured_bytes) == (ModelState.READY, None)  # nobody knows whose it was
+    assert hangs.resident  # its memory counts with what its pod asked for
+    assert node.models.taken_on(GPU.uuid) == 2 * GIB
+
+
+async def test_a_pod_that_goes_during_its_load_is_waited_for_by_nobody(on_node: Node) -> None:
+    model = await on_node.stage()
+    on_node.triton.takes[NAME] = 0.3
+    load = on_node.lifecycle.start_load(model)
+    await until(lambda: on_node.triton.loading == 1)
+    on_node.models.lose_pod(UID)
+    unload = on_node.lifecycle.start_unload(NAME)
+    async with asyncio.timeout(0.2):
+        await load
+    await unload
+    assert on_node.triton.held[NAME] is IndexState.UNAVAILABLE
+    assert (list(on_node.models), on_node.repository.records()) == ([], {})
+
+
+async def test_files_that_came_after_a_failure_are_not_deleted_for_it(
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = await on_node.stage(digest="bad")
+    on_node.triton.errors = [BACKEND]
+    load = on_node.lifecycle.start_load(model)
+    await until(lambda: on_node.triton.loading == 1)
+    again = asyncio.ensure_future(on_node.stage(digest="mended"))  # waits for its turn at the name
+    await asyncio.gather(load, again)
+    record = on_node.repository.record(NAME)
+    assert record is not None
+    assert record.digest == "mended"
+
+
+async def test_quarantine_is_known_to_the_next_agent_and_ends_when_it_is_lifted(tmp_path: Path) -> None:
+    digest = "0123456789abcdef" * 4
+    before = Node(tmp_path)
+    bad = await before.stage(digest=digest)
+    before.triton.deadly = {NAME}
+    await before.lifecycle.start_load(bad)
+    await before.lifecycle.close()
+    after = Node(tmp_path)
+    again = await after.stage("p2", digest=digest)
+    await after.lifecycle.look()
+    await after.lifecycle.start_load(again)
+    assert (again.failure, after.triton.loads) == (Failure.QUARANTINED, [])
+    assert not await after.lifecycle.lift("0123")
+    assert after.lifecycle.is_barred(again)
+    assert await after.lifecycle.lift(digest[:12])
+    assert not after.lifecycle.is_barred(again)
+    await after.lifecycle.start_load(again)
+    assert again.state is ModelState.READY
+    assert after.registry.get_sample_value("berth_agent_quarantined_models") == 0
+
+
+async def test_a_triton_that_dies_of_what_it_serves_makes_nobody_suspect(on_node: Node) -> None:
+    models = [await on_node.stage(), await on_node.stage("p2", on="GPU-b")]
+    for model in models:
+        await on_node.lifecycle.start_load(model)
+    for _ in range(5):
+        on_node.triton.die()
+        await on_node.lifecycle.look()
+        await until(lambda: all(model.state is ModelState.READY for model in models))
+    assert on_node.registry.get_sample_value("berth_agent_quarantined_models") == 0
+    assert [reason for reason, _ in on_node.events.said] == ["ModelLoaded"] * 12
+
+
+async def test_models_of_known_size_come_back_side_by_side(on_node: Node) -> None:
+    on_node.triton.load_seconds = 0.1
+    models = [await on_node.stage(f"p{n}", on="GPU-a" if n % 2 else "GPU-b") for n in range(6)]
+    for model in models:
+        await on_node.lifecycle.start_load(model)
+    on_node.triton.die()
+    await on_node.lifecycle.look()
+    await until(lambda: all(model.state is ModelState.READY for model in models))
+    assert on_node.triton.most_loading == 6
+    assert {model.measured_bytes for model in models} == {3 * GIB}
+
+
+async def test_triton_is_restarted_where_it_does_not_let_go_of_a_model_and_nobody_is_charged(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, load_timeout_seconds=0.1, unload_timeout_seconds=0.1)
+    hangs = await node.stage()
+    node.triton.takes[NAME] = 60
+    await node.lifecycle.start_load(hangs)
+    await node.lifecycle.restart_if_stuck()
+    assert not (tmp_path / "restart-triton").exists()  # its pod lives: another node may be tried first
+    node.models.lose_pod(UID)
+    with pytest.raises(TritonUnavailable):
+        await node.lifecycle.start_unload(NAME)
+    await node.lifecycle.restart_if_stuck()
+    assert "does not let go of model-p1" in (tmp_path / "restart-triton").read_text()
+    assert "TritonRestarted" in [reason for reason, _ in node.events.said]
+    node.triton.die()  # as its kubelet does
+    await node.lifecycle.start_unload(NAME)
+    assert list(node.models) == []
+    count = node.registry.get_sample_value
+    assert count("berth_agent_triton_restarts_total", {"reason": "stuck"}) == 1
+    assert count("berth_agent_triton_restarts_total", {"reason": "died"}) == 0

@@ -175,3 +175,12 @@ def test_a_failed_load_is_due_once_after_each_pause_and_pauses_grow() -> None:
     retry = Retry(Backoff(initial_seconds=15, cap_seconds=40, jitter=0), after=100.0)
     due = [now for now in range(100, 260) if retry.is_due(float(now))]
     assert due == [115, 145, 185, 225]
+
+
+def test_an_answer_that_is_older_than_the_pods_end_does_not_bring_it_back() -> None:
+    models = Models()
+    models.lose_pod(PodUid("p1"))  # by the watch, while the API server's answer was on its way
+    models.see_pod(seen("p1"))
+    assert list(models) == []
+    with pytest.raises(PodGone, match="p1 is gone"):
+        models.claim(PodUid("p1"), ModelName("model-p1"))

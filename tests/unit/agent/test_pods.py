@@ -7,7 +7,7 @@ import pytest
 
 from agent.models import Model, Models
 from agent.pods import note_pod
-from agent.reconcile import plan
+from agent.serving.reconcile import plan
 from berth.contract.ids import PodUid
 from berth.contract.keys import Keys
 from berth.kube.informer import Change, ChangeKind

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import agent.lifecycle
+import agent.serving.lifecycle
 from agent.models import Model, Models, NameTaken
-from agent.reconcile import Plan, Reconciler, plan
 from agent.repository import Record
+from agent.serving.reconcile import Plan, Reconciler, plan
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.keys import Keys
@@ -144,6 +144,9 @@ async def test_every_change_is_told() -> None:
     assert change.is_set()
 
 
+_WORK = ("load ", "unload ", "call ", "watch")
+
+
 class Agent(Node):
     """A node's inside with its reconciler, and a clock of its own."""
 
@@ -153,16 +156,16 @@ class Agent(Node):
         self.reconciler = Reconciler(
             models=self.models,
             repository=self.repository,
-            triton=self.triton,
             lifecycle=self.lifecycle,
+            gate=self.gate,
             clock=lambda: self.now,
         )
 
     async def settle(self) -> None:
         """A pass, and then the ends of what it has begun."""
         await self.reconciler.step()
-        begun = [task for task in asyncio.all_tasks() if task.get_name().startswith(("load ", "unload "))]
-        await asyncio.gather(*begun, return_exceptions=True)
+        while begun := [task for task in asyncio.all_tasks() if task.get_name().startswith(_WORK)]:
+            await asyncio.gather(*begun, return_exceptions=True)
 
     async def restart(self) -> "Agent":
         """The agent dies and is started anew; its Triton and its disk stay."""
@@ -175,11 +178,35 @@ class Agent(Node):
 
 @pytest.fixture
 def on_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
-    monkeypatch.setattr(agent.lifecycle, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
     return Agent(tmp_path)
 
 
 NAME, UID = ModelName("model-p1"), PodUid("p1")
+
+
+async def test_a_restarted_agent_knows_whose_code_its_triton_holds(on_node: Agent) -> None:
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    after = await on_node.restart()
+    assert after.gate.report().namespace == "team"
+    theirs = await after.stage("p2", namespace="other")
+    await after.lifecycle.start_load(theirs)
+    assert (theirs.state, theirs.failure) == (ModelState.FAILED, Failure.CAPACITY)
+    after.models.lose_pod(UID)
+    await after.lifecycle.start_unload(NAME)
+    await after.lifecycle.start_load(theirs)
+    assert theirs.state is ModelState.READY
+    assert after.gate.report().namespace == "other"
+
+
+async def test_a_model_that_triton_has_lost_is_in_nobodys_way(on_node: Agent) -> None:
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    on_node.models.lose_pod(UID)
+    on_node.triton.die()
+    await on_node.settle()
+    assert on_node.gate.report().namespace is None
 
 
 async def test_a_failed_load_is_tried_again_after_growing_pauses(on_node: Agent) -> None:
@@ -347,7 +374,7 @@ async def test_after_a_wipe_a_new_pod_is_served_by_its_own_files(on_node: Agent)
     on_node.models.lose_pod(old.ref.uid)
     on_node.models.drop(old)
     on_node.repository.restore()
-    await on_node.stage()
+    await on_node.stage("p9", name=NAME)
     await on_node.settle()
     assert on_node.triton.loads == [NAME, NAME]
 
@@ -521,7 +548,11 @@ async def test_what_is_being_loaded_is_left_to_its_load(on_node: Agent) -> None:
 async def test_a_model_that_is_being_unloaded_is_not_loaded(on_node: Agent) -> None:
     model = await on_node.stage()
     await on_node.settle()
-    on_node.models.set(model, ModelState.UNLOADING)
-    on_node.triton.held.clear()
+    model.deleting, on_node.triton.unload_seconds = True, 60
+    unload = on_node.lifecycle.start_unload(NAME)
+    while on_node.triton.held[NAME] is not IndexState.UNLOADING:
+        await asyncio.sleep(0.001)
+    on_node.triton.die()
     await on_node.settle()
-    assert on_node.triton.loads == [NAME]
+    await unload
+    assert (on_node.triton.loads, on_node.repository.records()) == ([NAME], {})

@@ -171,3 +171,24 @@ async def test_one_pods_slow_event_holds_up_few_others_and_its_own_stay_in_order
         told.setdefault(body["involvedObject"]["name"], []).append(body["message"])
     assert 32 < len(told) < 64
     assert all(messages == ["1", "2"] for messages in told.values())
+
+
+async def test_what_is_being_written_at_the_end_is_written(api: RecordingClient) -> None:
+    events, create, go_on = recorder(api), api.create, asyncio.Event()
+
+    async def slowly(*args: object, **more: object) -> object:
+        await go_on.wait()
+        return await create(*args, **more)  # type: ignore[arg-type]
+
+    api.create = slowly  # type: ignore[method-assign, assignment]
+    events.record(POD, "Normal", "Last", "words")
+    running = asyncio.ensure_future(events.run())
+    await asyncio.sleep(0.01)
+    flush = asyncio.ensure_future(events.flush())
+    await asyncio.sleep(0.01)
+    assert not flush.done()
+    go_on.set()
+    await flush
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(api.written) == 1

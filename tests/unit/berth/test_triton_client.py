@@ -116,6 +116,16 @@ async def test_the_index_tells_of_each_model_what_says_most_about_memory() -> No
     assert 1 < triton.seconds[0] < 60
 
 
+async def test_a_state_that_a_later_triton_has_is_not_taken_for_gone() -> None:
+    triton = Triton()
+    triton.rows = [("new", "HIBERNATING", ""), ("ready", "READY", "")]
+    async with connected(triton) as admin:
+        index = await admin.index()
+    assert not index[ModelName("new")].is_gone
+    assert index[ModelName("new")].state is not IndexState.READY
+    assert index[ModelName("ready")].state is IndexState.READY
+
+
 def test_only_what_holds_no_memory_is_gone() -> None:
     gone = {state for state in IndexState if IndexEntry(state).is_gone}
     assert gone == {IndexState.UNKNOWN, IndexState.UNAVAILABLE}

@@ -1,16 +1,28 @@
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from localcluster.kubelet.backoff import CrashBackoff
+from localcluster.kubelet.container import Launch
 from localcluster.kubelet.environment import Addresses, environment_of
 from localcluster.kubelet.expansion import expand
+from localcluster.kubelet.images import Image, Images
 from localcluster.kubelet.probes import Verdict
-from localcluster.kubelet.refusal import CannotRun, check, program_of
+from localcluster.kubelet.refusal import CannotRun, check, entrypoint_of
 from localcluster.kubelet.rewriting import rewrite
-from localcluster.kubelet.status import ContainerRecord, Running, Terminated, phase_of, pod_status
+from localcluster.kubelet.status import (
+    ContainerRecord,
+    Running,
+    Terminated,
+    phase_of,
+    pod_status,
+    with_transitions,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+IMAGES = Images({"berth": Image(entrypoint=("true",))})
 
 
 @pytest.mark.parametrize(
@@ -104,12 +116,13 @@ def test_what_cannot_be_done_is_refused_by_name(
     one = pod(**container)
     one["spec"].update(spec)
     with pytest.raises(CannotRun, match=message):
-        check(one)
+        check(one, IMAGES)
 
 
 def test_the_own_image_has_an_entrypoint_wherever_it_is_from() -> None:
     for image in ("berth", "berth:1", "registry:5000/team/berth:0.1", "x/berth@sha256:00"):
-        assert program_of({"name": "c", "image": image}) == ("berth",)
+        assert entrypoint_of({"name": "c", "image": image}, IMAGES.of(image)) == ("true",)
+        assert entrypoint_of({"name": "c", "image": image, "command": ["sh"]}, IMAGES.of(image)) == ("sh",)
 
 
 def test_a_verdict_changes_after_enough_outcomes_in_a_row() -> None:
@@ -150,3 +163,66 @@ def test_a_pod_is_ready_with_its_containers_and_not_while_it_ends() -> None:
     assert (ready(deleting=False), ready(deleting=True)) == ("True", "False")
     main.ready = False
     assert ready(deleting=False) == "False"
+
+
+def launch(spec: dict[str, Any], image: Image, mounts: dict[str, str]) -> Launch:
+    return Launch(
+        spec={"name": "c", "image": "i", **spec},
+        image=image,
+        env={"IP": "127.20.1.2", "HOME": "/tmp"},
+        base_env={"MARK": "m"},
+        mounts=mounts,
+        directory=Path("/containers/c"),
+        pod_ip="127.20.1.2",
+        grace_seconds=30,
+    )
+
+
+def test_a_container_gets_its_images_programs_and_the_places_of_its_mounts() -> None:
+    image = Image(
+        ("berth",), programs=Path("/images/berth"), environment={"A": "$(POD_IP):1", "B": "/tmp/own"}
+    )
+    mounts = {"/tmp": "/v/tmp", "/var/run/secrets/kubernetes.io/serviceaccount": "/v/account"}
+    one = launch({"args": ["--listen=[$(IP)]:1", "--file=/tmp/x"]}, image, mounts)
+    assert one.command() == ["berth", "--listen=[127.20.1.2]:1", "--file=/v/tmp/x"]
+    found = one.environment()
+    assert found.pop("PATH").startswith("/images/berth:")
+    assert found == {
+        "MARK": "m",
+        "IP": "127.20.1.2",
+        "HOME": "/v/tmp",
+        "A": "127.20.1.2:1",
+        "B": "/tmp/own",  # an image's paths are this machine's
+        "TMPDIR": "/v/tmp",
+        "BERTH_LOCALCLUSTER_SERVICE_ACCOUNT": "/v/account",
+    }
+
+
+def test_a_failed_probe_may_have_a_grace_of_its_own() -> None:
+    one = launch({"livenessProbe": {"terminationGracePeriodSeconds": 3}, "startupProbe": {}}, Image(), {})
+    assert [one.grace_of(probe) for probe in ("livenessProbe", "startupProbe")] == [3, 30]
+
+
+def test_the_back_off_of_a_kubelet() -> None:
+    """Nothing, 10 s, 20 s … 5 min; a run of more than ten minutes begins anew."""
+    backoff = CrashBackoff(haste=1)
+    assert [backoff.after(1) for _ in range(8)] == [0, 10, 20, 40, 80, 160, 300, 300]
+    assert [backoff.after(ran) for ran in (600, 601, 1)] == [300, 0, 10]
+
+
+def test_the_back_off_here_is_a_tenth_in_all_its_times() -> None:
+    backoff = CrashBackoff()
+    assert [backoff.after(1) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert [backoff.after(ran) for ran in (60, 61, 1)] == [30, 0, 1]
+
+
+def test_a_condition_tells_when_it_became_what_it_is() -> None:
+    def told(status: str, before: dict[str, Any] | None, second: int) -> dict[str, Any]:
+        condition = {"type": "Ready", "status": status}
+        return with_transitions({"conditions": [condition]}, before, NOW.replace(second=second))
+
+    first = told("False", None, 1)
+    same = told("False", first, 2)
+    changed = told("True", same, 3)
+    times = [one["conditions"][0]["lastTransitionTime"] for one in (first, same, changed)]
+    assert times == ["2026-01-01T00:00:01Z", "2026-01-01T00:00:01Z", "2026-01-01T00:00:03Z"]

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from agent.lifecycle import Lifecycle
+from agent.admission import CodeGate
 from agent.models import Model, Models, Retry
 from agent.repository import Record, Repository
+from agent.serving.lifecycle import Lifecycle
 from berth.contract.ids import ModelName, PodUid
 from berth.contract.report import Failure, ModelState
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
-from berth.triton.admin import GONE, IndexEntry, IndexState, TritonAdmin
-from berth.triton.errors import TritonError
+from berth.triton.admin import GONE, IndexEntry, IndexState
 
 log = logging.getLogger(__name__)
 
@@ -95,14 +95,13 @@ class Reconciler:
         *,
         models: Models,
         repository: Repository,
-        triton: TritonAdmin,
         lifecycle: Lifecycle,
+        gate: CodeGate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._models, self._repository = models, repository
-        self._triton, self._lifecycle = triton, lifecycle
-        self.triton_version: str | None = None
+        self._lifecycle, self._gate = lifecycle, gate
 
     async def adopt_repository(self) -> None:
         """At start: take every directory with a record, so that nothing is reported as free too early."""
@@ -110,34 +109,24 @@ class Reconciler:
             if record is not None:
                 # Triton may hold it; the first pass will know.
                 self._models.set_resident(self._models.adopt(record), True)
+                self._gate.hold(record.pod.uid, record.pod.namespace, has_code=record.code)
+
+    @property
+    def triton_version(self) -> str | None:
+        """None while Triton does not answer."""
+        return self._lifecycle.triton_version
 
     async def step(self) -> None:
         """One pass. Raises TritonError while Triton is away, OSError while the disk is."""
         held = [model.name for model in self._models if model.resident and model.name is not None]
         await asyncio.to_thread(self._repository.show, *held)  # else Triton tells nothing of what it holds
-        try:
-            self.triton_version = await self._triton.version()
-        except TritonError:
-            self.triton_version = None
-            raise
+        index = await self._lifecycle.look()
         if self.triton_version is None:
             return
-        index = await self._triton.index()
         records = await asyncio.to_thread(self._repository.records)
         table = {model.ref.uid: model for model in self._models}
-        self._note_what_triton_holds(index)
         await self._carry_out(plan(table, records, index))
-
-    def _note_what_triton_holds(self, index: Mapping[ModelName, IndexEntry]) -> None:
-        for model in self._models:
-            if model.name is None or self._lifecycle.is_loading(model.ref.uid):
-                continue
-            self._models.set_resident(model, not index.get(model.name, GONE).is_gone)
-            if model.state is ModelState.READY:
-                model.retry = None
-                if not model.resident:
-                    # Triton has restarted: the memory is free, and the model is about to be loaded again.
-                    self._models.set(model, ModelState.STAGED, "Triton does not serve it")
+        await self._lifecycle.restart_if_stuck()
 
     async def _carry_out(self, todo: Plan) -> None:
         for uid in todo.forget:
@@ -153,7 +142,9 @@ class Reconciler:
             if (model := self._models.get(uid)) and self._may_load(model):
                 self._lifecycle.start_load(model)
         for name in todo.unload:
-            self._unload(name)
+            model = self._models.named(name)
+            if model is None or not (model.is_wanted and self._lifecycle.is_loading(model.ref.uid)):
+                self._unload(name)
 
     def _unload(self, name: ModelName) -> None:
         unload = self._lifecycle.start_unload(name)
@@ -169,6 +160,8 @@ class Reconciler:
             return True
         if model.failure is Failure.INVALID_MODEL:
             return False
+        if model.failure is Failure.QUARANTINED:
+            return not self._lifecycle.is_barred(model)
         now = self._clock()
         if model.retry is None:
             model.retry = Retry(

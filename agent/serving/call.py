@@ -1,0 +1,137 @@
+"""One load: the call, and what the GPUs say of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from agent.admission import Admitted
+from agent.failures import classify, explain
+from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals, grown_instead
+from agent.repository import Record
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid
+from berth.contract.report import Failure
+from berth.triton.admin import TritonAdmin
+from berth.triton.errors import TritonRefused
+
+
+class LoadFailed(Exception):
+    """The load is over without success; the message says why."""
+
+    def __init__(self, reason: str, failure: Failure) -> None:
+        super().__init__(reason)
+        self.failure = failure
+
+
+class GpuFacts(Protocol):
+    """What a load needs of the agent's GPU facts."""
+
+    instance_kind: str
+
+    async def read_now(self) -> tuple[GpuReading, ...]:
+        """A fresh reading. Raises GpusUnknown."""
+        ...
+
+
+class Progress(Protocol):
+    """How a load goes on, told to whoever asked for it, and what else happens on the GPUs meanwhile."""
+
+    async def begin(self) -> None:
+        """Called when all that can be wrong before has been looked at. Raises what is to end the load."""
+        ...
+
+    def loaded(self) -> None:
+        """Triton has loaded it."""
+        ...
+
+    def disturbed(self) -> set[GpuUuid]:
+        """GPUs on which another model has come or gone since it began, or may have."""
+        ...
+
+
+class LoadCall:
+    """Asks Triton for one load at a time per call; knows nothing of turns or of who waits."""
+
+    def __init__(self, triton: TritonAdmin, gpus: GpuFacts, *, timeout_seconds: float) -> None:
+        self._triton, self._gpus, self._timeout = triton, gpus, timeout_seconds
+
+    async def load(self, record: Record, admitted: Admitted, progress: Progress) -> int | None:
+        """Load; what it has taken, None where that is not known.
+
+        Raises LoadFailed, OSError or TritonError; TritonLate where Triton goes on with it.
+        """
+        before = await self._readings()
+        config = admitted.for_gpus(_ordinals_of(record.gpu, before), kind=self._gpus.instance_kind)
+        await progress.begin()
+        await self._ask(record, config)
+        progress.loaded()
+        after = await self._readings_if_known()
+        disturbed = progress.disturbed()
+        _check_grown(record.gpu, before, after, {gpu.uuid for gpu in after} - disturbed)
+        if record.measured_bytes is not None or disturbed.intersection(record.gpu.uuids):
+            return record.measured_bytes
+        return _taken(record.gpu, before, after)
+
+    async def _ask(self, record: Record, config: Mapping[str, Any]) -> None:
+        try:
+            await self._triton.load(record.name, config, timeout_seconds=self._timeout)
+        except TritonRefused as error:
+            failure = classify(str(error))
+            if record.served and failure is Failure.INVALID_MODEL:
+                failure = Failure.TRANSIENT  # the same files have served here
+            raise LoadFailed(explain(str(error)), failure) from error
+
+    async def _readings(self) -> tuple[GpuReading, ...]:
+        """Raises LoadFailed."""
+        try:
+            return await self._gpus.read_now()
+        except GpusUnknown as error:
+            raise LoadFailed(f"the node's GPUs are unknown: {error}", Failure.TRANSIENT) from error
+
+    async def _readings_if_known(self) -> tuple[GpuReading, ...]:
+        try:
+            return await self._gpus.read_now()
+        except GpusUnknown:
+            return ()
+
+
+def _ordinals_of(choice: GpuChoice, readings: Sequence[GpuReading]) -> list[int]:
+    """CUDA's numbers of the chosen GPUs as of now. Raises LoadFailed where one is gone or not well."""
+    known, ordinals = {gpu.uuid: gpu for gpu in readings}, cuda_ordinals(readings)
+    for uuid in choice.uuids:
+        if uuid not in known:
+            raise LoadFailed(f"GPU {uuid} is not on this node any more", Failure.TRANSIENT)
+        if not known[uuid].healthy or uuid not in ordinals:
+            raise LoadFailed(f"GPU {uuid} is not healthy: {known[uuid].reason}", Failure.TRANSIENT)
+    return [ordinals[uuid] for uuid in choice.uuids]
+
+
+def _check_grown(
+    choice: GpuChoice, before: Sequence[GpuReading], after: Sequence[GpuReading], quiet: set[GpuUuid]
+) -> None:
+    """Raises LoadFailed if the model has gone to another GPU, as far as that can be told."""
+    other = grown_instead(
+        _used(before),
+        _used(after),
+        chosen=choice.uuids,
+        others=quiet - set(choice.uuids),
+        least_bytes=choice.bytes // 2,
+    )
+    if other is not None:
+        chosen = ", ".join(choice.uuids)
+        raise LoadFailed(
+            f"the model was loaded on GPU {other} and not on {chosen}; does Triton run with "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID, and does the model heed its instance group?",
+            Failure.TRANSIENT,
+        )
+
+
+def _taken(choice: GpuChoice, before: Sequence[GpuReading], after: Sequence[GpuReading]) -> int | None:
+    """What a load has taken; of several GPUs what it took on that where it took most. None: not known."""
+    was, now = _used(before), _used(after)
+    taken = [now[gpu] - was[gpu] for gpu in choice.uuids if gpu in was and gpu in now]
+    return max(0, *taken) if len(taken) == len(choice.gpus) else None
+
+
+def _used(readings: Sequence[GpuReading]) -> dict[GpuUuid, int]:
+    """Bytes in use, where they are known."""
+    return {gpu.uuid: gpu.used_bytes for gpu in readings if gpu.used_bytes is not None}

@@ -1,0 +1,243 @@
+"""Who may have killed Triton: the marks of loads under way, the suspects, and what is quarantined. Pure.
+
+A mark is made before a load and taken away after it. Marks that are open when Triton dies make suspects,
+which are loaded one at a time from then on. Only what was alone in its load when Triton died is
+quarantined, and only if it was suspect before: a Triton that somebody stops in the middle of a load has
+not been killed by it. Each death while nothing was being loaded shows that Triton has other things to die
+of, and one more death is asked for. What was open when this agent started is suspect and never more: how
+Triton has ended, if it has, nobody has seen.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from berth.contract.errors import InvalidValue
+from berth.contract.fields import Fields
+from berth.contract.ids import ModelName
+from berth.kube.times import rfc3339
+
+QUARANTINE = timedelta(hours=24)
+LIFT_ALL = "all"
+LEAST_BEGINNING = 8
+# Of each kind the newest are kept: nobody can make the journal large.
+MOST_ENTRIES = 256
+_MOST_CHARACTERS = 1024 * 1024
+_VERSION = 1
+# Deaths that make a suspect a culprit, the last one of a load that was alone.
+_DEATHS = 2
+_IDLE_DEATHS_COUNT = timedelta(minutes=30)
+_MOST_IDLE_DEATHS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Files whose load is under way (`open`), or was when Triton died `deaths` times."""
+
+    digest: str
+    backend: str
+    name: ModelName
+    open: bool
+    deaths: int
+    at: datetime
+    # Made by an agent before this one. Not on disk.
+    inherited: bool = False
+
+    @property
+    def key(self) -> "Key":
+        return (self.digest, self.name)
+
+
+# Two pods of one node may bring the same files.
+Key = tuple[str, ModelName]
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Files that are not loaded any more, on the version of Triton that they have killed."""
+
+    digest: str
+    triton: str
+    backend: str
+    name: ModelName
+    at: datetime
+    until: datetime
+
+    def reason(self, lift: str) -> str:
+        """For people. `lift`: the node annotation that ends it."""
+        short = self.digest[:12]
+        with_backend = f" with backend {self.backend}" if self.backend else ""
+        return (
+            f"quarantined: the files {short} took Triton {self.triton}{with_backend} down while they were "
+            f"loaded alone at {rfc3339(self.at)}; not loaded on this node until {rfc3339(self.until)}; "
+            f"to lift it, set the annotation {lift}={short} on the Node"
+        )
+
+
+class Ledger:
+    """In memory; `encode` gives what has to be on disk before a load begins."""
+
+    def __init__(
+        self,
+        marks: Iterable[Mark] = (),
+        quarantined: Iterable[Quarantined] = (),
+        idle_deaths: Iterable[datetime] = (),
+    ) -> None:
+        self._marks = {mark.key: replace(mark, inherited=True) for mark in marks}
+        self._quarantined = {(one.digest, one.triton): one for one in quarantined}
+        self._idle_deaths = list(idle_deaths)
+
+    def begin(self, digest: str, *, backend: str, name: ModelName, now: datetime) -> None:
+        """A load is about to begin."""
+        deaths = max((mark.deaths for mark in self._marks.values() if mark.digest == digest), default=0)
+        self._marks.pop((digest, name), None)  # the newest is last
+        self._marks[digest, name] = Mark(digest, backend, name, open=True, deaths=deaths, at=now)
+
+    def clear(self, digest: str, name: ModelName) -> bool:
+        """The load is over and Triton lives. False if there was no mark."""
+        return self._marks.pop((digest, name), None) is not None
+
+    def is_open(self, digest: str, name: ModelName) -> bool:
+        mark = self._marks.get((digest, name))
+        return mark is not None and mark.open
+
+    @property
+    def open(self) -> list[Mark]:
+        return [mark for mark in self._marks.values() if mark.open]
+
+    def is_suspect(self, digest: str) -> bool:
+        return any(mark.deaths > 0 for mark in self._marks.values() if mark.digest == digest)
+
+    def inherit(self, held: Collection[ModelName], *, remembers: bool) -> None:
+        """What became of the loads that an agent before has left open. `held`: what Triton has, or is at;
+        `remembers`: Triton knows of any model at all, so it has not restarted since."""
+        for mark in [mark for mark in self.open if mark.inherited and mark.name not in held]:
+            if remembers:
+                self.clear(*mark.key)
+            else:
+                self._marks[mark.key] = replace(mark, open=False, deaths=mark.deaths + 1)
+
+    def died(self, *, triton: str, now: datetime) -> Quarantined | None:
+        """Triton has died with the loads open that are marked so. The culprit, if it is known now."""
+        opened = self.open
+        if not opened:
+            self._idle_deaths = [*self._recent(now), now][-_MOST_IDLE_DEATHS:]
+            return None
+        for mark in opened:
+            self._marks[mark.key] = replace(mark, open=False, deaths=mark.deaths + 1)
+        if len(opened) > 1 or opened[0].inherited:
+            return None
+        mark = self._marks[opened[0].key]
+        if mark.deaths < _DEATHS + len(self._recent(now)):
+            return None
+        del self._marks[mark.key]
+        one = Quarantined(mark.digest, triton, mark.backend, mark.name, now, now + QUARANTINE)
+        self._quarantined[one.digest, one.triton] = one
+        return one
+
+    def restarted(self) -> None:
+        """Triton was restarted on purpose: nobody is charged with it."""
+        closed = (replace(mark, open=False) for mark in self._marks.values())
+        self._marks = {mark.key: mark for mark in closed if mark.deaths}
+
+    def quarantined(self, digest: str, triton: str, now: datetime) -> Quarantined | None:
+        one = self._quarantined.get((digest, triton))
+        return one if one is not None and _is_on(one, now) else None
+
+    def all_quarantined(self, now: datetime) -> list[Quarantined]:
+        return [one for one in self._quarantined.values() if _is_on(one, now)]
+
+    def lift(self, wish: str, now: datetime) -> list[Quarantined]:
+        """End what the wish names: a comma list of beginnings of digests, or `all`. What was ended. Raises
+        InvalidValue, with nothing ended, where a beginning is too short to be meant."""
+        words = [word.strip() for word in wish.split(",") if word.strip()]
+        short = [word for word in words if word != LIFT_ALL and len(word) < LEAST_BEGINNING]
+        if short:
+            raise InvalidValue(
+                f"{short[0]!r} is too short; write at least {LEAST_BEGINNING} characters of a digest, or all"
+            )
+        ended = [
+            one
+            for one in self.all_quarantined(now)
+            if any(word == LIFT_ALL or one.digest.startswith(word) for word in words)
+        ]
+        for one in ended:
+            del self._quarantined[one.digest, one.triton]
+        return ended
+
+    def encode(self, now: datetime) -> dict[str, Any]:
+        """As JSON, bounded."""
+        marks = [m for m in self._marks.values() if m.open or now - m.at < QUARANTINE][-MOST_ENTRIES:]
+        quarantined = sorted(self.all_quarantined(now), key=lambda one: one.at)[-MOST_ENTRIES:]
+        return {
+            "v": _VERSION,
+            "marks": [
+                {
+                    "digest": mark.digest,
+                    "backend": mark.backend,
+                    "model": mark.name,
+                    "open": mark.open,
+                    "deaths": mark.deaths,
+                    "at": rfc3339(mark.at),
+                }
+                for mark in marks
+            ],
+            "quarantined": [
+                {
+                    "digest": one.digest,
+                    "triton": one.triton,
+                    "backend": one.backend,
+                    "model": one.name,
+                    "at": rfc3339(one.at),
+                    "until": rfc3339(one.until),
+                }
+                for one in quarantined
+            ],
+            "idleDeaths": [{"at": rfc3339(at)} for at in self._idle_deaths],
+        }
+
+    @classmethod
+    def decode(cls, text: str) -> "Ledger":
+        """Raises InvalidValue."""
+        fields = Fields.parse(text, what="journal", limit=_MOST_CHARACTERS)
+        if fields.integer("v") != _VERSION:
+            raise InvalidValue(f"journal has version {fields.integer('v')}")
+        return cls(
+            [
+                Mark(
+                    digest=one.string("digest"),
+                    backend=one.string("backend"),
+                    name=ModelName(one.string("model")),
+                    open=one.boolean("open"),
+                    deaths=one.integer("deaths"),
+                    at=one.choice("at", _time),
+                )
+                for one in fields.objects("marks")
+            ],
+            [
+                Quarantined(
+                    digest=one.string("digest"),
+                    triton=one.string("triton"),
+                    backend=one.string("backend"),
+                    name=ModelName(one.string("model")),
+                    at=one.choice("at", _time),
+                    until=one.choice("until", _time),
+                )
+                for one in fields.objects("quarantined")
+            ],
+            [one.choice("at", _time) for one in fields.objects("idleDeaths")],
+        )
+
+    def _recent(self, now: datetime) -> list[datetime]:
+        return [at for at in self._idle_deaths if timedelta() <= now - at < _IDLE_DEATHS_COUNT]
+
+
+def _time(text: str) -> datetime:
+    """Raises ValueError."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def _is_on(one: Quarantined, now: datetime) -> bool:
+    """Also where the clock has been set back, it ends after its time."""
+    return now < one.until and now >= one.at - QUARANTINE

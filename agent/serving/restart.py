@@ -1,0 +1,89 @@
+"""When Triton has to be restarted because it cannot be rid of a model otherwise, and how it is told.
+
+Triton has no call that ends a load, an execution or a finalize that hangs. Its container's liveness probe
+looks at a file of the repository, which the agent touches: newer than the server's start, it ends the
+server. That takes no right on the API server, and no way from Triton to the agent.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from berth.contract.ids import ModelName
+
+RESTART_FILE = "restart-triton"
+# Between two restarts, whatever hangs.
+LEAST_SECONDS_BETWEEN = 600.0
+# Where others are served and nobody needs what the stuck one holds.
+PATIENCE_SECONDS = 600.0
+# Where somebody does, or where the others will be back in a moment: long enough for a slow one to end after all.
+NEEDED_SECONDS = 60.0
+# What may be down for the sake of a model that is not wanted any more.
+SOON_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A model that nobody wants and that Triton does not let go of. `seconds`: since it is overdue."""
+
+    name: ModelName
+    seconds: float
+    is_needed: bool = False  # its name or its memory keeps another from being loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A model that Triton serves. `load_seconds`: what its last load took, None where it is not known;
+    `comes_back`: its files are there and may be loaded again."""
+
+    name: ModelName
+    load_seconds: float | None
+    comes_back: bool = True
+
+
+def why_restart(
+    stuck: Sequence[Stuck],
+    others: Sequence[Other],
+    *,
+    loads_under_way: int,
+    since_last_seconds: float | None,
+) -> str | None:
+    """The reason, if Triton is to be restarted now."""
+    if not stuck or loads_under_way:
+        return None
+    if since_last_seconds is not None and since_last_seconds < LEAST_SECONDS_BETWEEN:
+        return None
+    patience = _patience(others, is_needed=any(one.is_needed for one in stuck))
+    if patience is None or max(one.seconds for one in stuck) < patience:
+        return None
+    names = ", ".join(sorted(one.name for one in stuck))
+    return f"Triton does not let go of {names}, and has no other way to be rid of it; {len(others)} models are loaded again"
+
+
+def _patience(others: Sequence[Other], *, is_needed: bool) -> float | None:
+    """None: never, because a model that is served would not come back."""
+    if not others:
+        return 0.0
+    if not all(one.comes_back for one in others):
+        return None
+    downtime = sum(SOON_SECONDS if one.load_seconds is None else one.load_seconds for one in others)
+    return NEEDED_SECONDS if is_needed or downtime <= SOON_SECONDS else PATIENCE_SECONDS
+
+
+class RestartFile:
+    """Everything here blocks: call it from a thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / RESTART_FILE
+
+    def ask(self, reason: str) -> None:
+        """Raises OSError."""
+        self.path.write_text(reason + "\n")
+
+    def seconds_since(self) -> float | None:
+        """Since the last time, over restarts of the agent; None where there was none."""
+        try:
+            return max(0.0, time.time() - self.path.stat().st_mtime)
+        except OSError:
+            return None

@@ -1,0 +1,64 @@
+"""A model's name in Triton, and who waits for what becomes of it. No I/O; runs on the event loop alone."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from agent.admission import Admitted
+from agent.models import Model
+from agent.repository import Record
+from agent.serving.machine import Phase
+from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.report import Failure
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """`record`, `admitted`: the files of the last load that was asked for. `model`: None for what is nobody's."""
+
+    name: ModelName
+    since: float
+    phase: Phase = Phase.OUT
+    model: Model | None = None
+    record: Record | None = None
+    admitted: Admitted | None = None
+    # Counts changes of all slots: an answer of Triton's that is older than the last one says nothing.
+    stamp: int = 0
+    # Who was first in the queue, and whether Triton's index has been looked at since.
+    order: int = 0
+    is_seen: bool = False
+    # What Triton's index said of it last.
+    seen: str = ""
+    # Why the load fails, once that is known.
+    failure: tuple[str, Failure] | None = None
+    load_seconds: float | None = None
+    call: "asyncio.Task[None] | None" = None
+    rested: asyncio.Event = field(default_factory=asyncio.Event)
+    out: "asyncio.Future[None] | None" = None
+
+    @property
+    def gpus(self) -> frozenset[GpuUuid]:
+        if self.record is not None:
+            return frozenset(self.record.gpu.uuids)
+        return (
+            frozenset() if self.model is None or self.model.gpu is None else frozenset(self.model.gpu.uuids)
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Its bytes were measured by an earlier load of these files."""
+        return self.record is not None and self.record.measured_bytes is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """What it takes on its GPUs is changing, or may be, and not for ever."""
+        if self.phase in (Phase.ENDING, Phase.LEAVING):
+            return self.out is not None and not self.out.done()
+        return self.phase in (Phase.LOADING, Phase.DOOMED, Phase.MOVING, Phase.FAILING)
+
+    @property
+    def is_load(self) -> bool:
+        return self.phase in (Phase.LOADING, Phase.DOOMED, Phase.MOVING)
+
+    def fail_leavers(self, error: Exception) -> None:
+        if self.out is not None and not self.out.done():
+            self.out.set_exception(error)

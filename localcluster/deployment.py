@@ -1,0 +1,97 @@
+"""What `deploy/` says, and the little that the local cluster lays over it.
+
+Flags, mounts, users and probes stand in `deploy/` and nowhere else: the local cluster's nodes have the label
+and the RuntimeClass that it asks for, and the process kubelet knows its image names. Laid over it are mock
+GPUs, flags that a test asks for, and how many binders there are.
+"""
+
+import copy
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+JsonObject = dict[str, Any]
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+SYSTEM_NAMESPACE = "berth-system"
+SCENARIO = "/etc/berth/mock-gpus/gpus.yaml"
+"""Where a node has its mock GPUs."""
+_RENDER_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What differs from `deploy/`."""
+
+    binders: int
+    agent_flags: Sequence[str] = ()
+
+    def over(self, documents: Sequence[JsonObject]) -> list[JsonObject]:
+        """The documents, changed, with what the cluster itself has to bring."""
+        changed = [copy.deepcopy(document) for document in documents]
+        for document in changed:
+            if document["kind"] == "Deployment":
+                document["spec"]["replicas"] = self.binders
+            if document["kind"] == "DaemonSet":
+                self._mock_gpus(document["spec"]["template"]["spec"])
+        return [*_runtime_classes(changed), *changed]
+
+    def _mock_gpus(self, pod: JsonObject) -> None:
+        directory = SCENARIO.rpartition("/")[0]
+        for container in pod["containers"]:
+            args = container.get("args") or []
+            if any(arg.startswith("--nvml=") for arg in args):
+                args = [f"--nvml=mock:{SCENARIO}" if arg.startswith("--nvml=") else arg for arg in args]
+                container["args"] = [*args, *self.agent_flags]
+                container["volumeMounts"].append({"name": "mock-gpus", "mountPath": directory})
+                pod["volumes"].append({"name": "mock-gpus", "hostPath": {"path": directory}})
+
+
+def rendered(kubectl: Path, part: str) -> list[JsonObject]:
+    """What `kubectl apply -k deploy/<part>` applies, in its order."""
+    command = [str(kubectl), "kustomize", str(DEPLOY / part)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_RENDER_SECONDS)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def pod_specs(documents: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """The pods of DaemonSets and Deployments."""
+    for document in documents:
+        if document["kind"] in ("DaemonSet", "Deployment"):
+            yield document["spec"]["template"]["spec"]
+
+
+def node_labels(documents: Sequence[JsonObject]) -> dict[str, str]:
+    """What a node must be labelled with for every pod of `deploy/` to go there."""
+    return {
+        key: value for pod in pod_specs(documents) for key, value in (pod.get("nodeSelector") or {}).items()
+    }
+
+
+def base_container(image: str) -> JsonObject:
+    """The main container of `deploy/base` with this image, as its file has it. Raises LookupError."""
+    for path in sorted((DEPLOY / "base").glob("*.yaml")):
+        documents = [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == "DaemonSet"]
+        for container in (c for pod in pod_specs(documents) for c in pod["containers"]):
+            if container["image"] == image:
+                found: JsonObject = container
+                return found
+    raise LookupError(f"deploy/base has no DaemonSet with the image {image!r}")
+
+
+def flag_of(container: JsonObject, flag: str) -> str:
+    """The value of `--flag=value` among a container's arguments. Raises LookupError."""
+    for arg in container["args"]:
+        if arg.startswith(f"{flag}="):
+            return str(arg.removeprefix(f"{flag}="))
+    raise LookupError(f"{container['name']} has no {flag} in deploy/base")
+
+
+def _runtime_classes(documents: Sequence[JsonObject]) -> list[JsonObject]:
+    names = {pod["runtimeClassName"] for pod in pod_specs(documents) if pod.get("runtimeClassName")}
+    head = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "process"}
+    return [{**head, "metadata": {"name": name}} for name in sorted(names)]

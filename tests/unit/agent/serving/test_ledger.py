@@ -1,0 +1,248 @@
+"""Marks, suspects and quarantine, and the journal that keeps them."""
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from agent.serving.journal import Journal
+from agent.serving.ledger import MOST_ENTRIES, Ledger
+from berth.contract.errors import InvalidValue
+from berth.contract.ids import ModelName
+
+NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+A, B = "a" * 64, "b" * 64
+HOUR = timedelta(hours=1)
+
+
+def begin(ledger: Ledger, digest: str, name: str = "") -> None:
+    ledger.begin(digest, backend="python", name=ModelName(name or digest[:3]), now=NOW)
+
+
+def poisoned(*digests: str) -> Ledger:
+    ledger = Ledger()
+    for digest in digests:
+        for _ in range(2):
+            begin(ledger, digest)
+            culprit = ledger.died(triton="2.51", now=NOW)
+        assert culprit is not None
+    return ledger
+
+
+def test_only_what_was_alone_and_suspect_is_quarantined() -> None:
+    ledger = Ledger()
+    begin(ledger, A)
+    begin(ledger, B)
+    assert ledger.died(triton="2.51", now=NOW) is None
+    assert ledger.is_suspect(A)
+    assert ledger.is_suspect(B)
+    begin(ledger, B)
+    assert ledger.clear(B, ModelName("bbb"))
+    assert not ledger.is_suspect(B)
+    begin(ledger, A)
+    culprit = ledger.died(triton="2.51", now=NOW)
+    assert culprit is not None
+    assert (culprit.digest, culprit.backend, culprit.until) == (A, "python", NOW + 24 * HOUR)
+    assert not ledger.is_suspect(A)
+
+
+def test_never_in_company_however_often() -> None:
+    ledger = Ledger()
+    for _ in range(10):
+        begin(ledger, A)
+        begin(ledger, B)
+        assert ledger.died(triton="2.51", now=NOW) is None
+
+
+def test_the_same_files_under_two_names_are_company_and_suspect_together() -> None:
+    ledger = Ledger()
+    begin(ledger, A, "one")
+    begin(ledger, A, "two")
+    assert ledger.died(triton="2.51", now=NOW) is None
+    begin(ledger, A, "three")
+    culprit = ledger.died(triton="2.51", now=NOW)
+    assert culprit is not None
+    assert culprit.digest == A
+
+
+def test_a_triton_that_is_stopped_in_the_middle_of_a_load_once_has_not_died_of_it() -> None:
+    ledger = Ledger()
+    begin(ledger, A)
+    assert ledger.died(triton="2.51", now=NOW) is None
+    assert ledger.is_suspect(A)
+
+
+def test_a_death_while_nothing_loads_is_nobodys_and_makes_the_evidence_weaker() -> None:
+    ledger = Ledger()
+    assert ledger.died(triton="2.51", now=NOW) is None
+    for _ in range(2):
+        begin(ledger, A)
+        assert ledger.died(triton="2.51", now=NOW) is None
+    begin(ledger, A)
+    assert ledger.died(triton="2.51", now=NOW) is not None
+    # An hour later that death says nothing any more.
+    begin(ledger, B)
+    assert ledger.died(triton="2.51", now=NOW + HOUR) is None
+    begin(ledger, B)
+    assert ledger.died(triton="2.51", now=NOW + HOUR) is not None
+
+
+def test_a_restart_on_purpose_charges_nobody() -> None:
+    ledger = Ledger()
+    begin(ledger, A)
+    ledger.restarted()
+    assert not ledger.is_suspect(A)
+    assert ledger.open == []
+
+
+def test_quarantine_is_of_bytes_on_a_version_of_triton_and_ends() -> None:
+    ledger = poisoned(A)
+    assert ledger.quarantined(A, "2.51", NOW) is not None
+    assert ledger.quarantined(A, "2.52", NOW) is None
+    assert ledger.quarantined(B, "2.51", NOW) is None
+    assert ledger.quarantined(A, "2.51", NOW + 24 * HOUR - timedelta(seconds=1)) is not None
+    assert ledger.quarantined(A, "2.51", NOW + 24 * HOUR) is None
+
+
+def test_the_reason_tells_which_files_when_until_when_and_what_to_do() -> None:
+    one = poisoned(A).quarantined(A, "2.51", NOW)
+    assert one is not None
+    said = one.reason("seldon.io/trtis-lift-quarantine")
+    for part in (
+        "a" * 12,
+        "2026-05-01T12:00:00Z",
+        "2026-05-02T12:00:00Z",
+        "lift-quarantine=aaaaaaaaaaaa",
+        "2.51",
+    ):
+        assert part in said
+
+
+@pytest.mark.parametrize(
+    ("wish", "left"),
+    [("all", []), ("aaaaaaaa", [B]), ("cccccccc", [A, B]), (f" {A} , bbbbbbbb,", []), ("", [A, B])],
+)
+def test_lifting(wish: str, left: list[str]) -> None:
+    ledger = poisoned(A, B)
+    ended = ledger.lift(wish, NOW)
+    assert [one.digest for one in ledger.all_quarantined(NOW)] == left
+    assert len(ended) == 2 - len(left)
+
+
+def test_a_beginning_that_is_too_short_lifts_nothing_and_says_so() -> None:
+    ledger = poisoned(A, B)
+    with pytest.raises(InvalidValue, match="'aaa' is too short; write at least 8 characters"):
+        ledger.lift("bbbbbbbb,aaa", NOW)
+    assert len(ledger.all_quarantined(NOW)) == 2
+
+
+def read_again(ledger: Ledger) -> Ledger:
+    return Ledger.decode(json.dumps(ledger.encode(NOW)))
+
+
+def test_a_new_agent_knows_all_that_was_known() -> None:
+    ledger = poisoned(A)
+    begin(ledger, B)
+    ledger.died(triton="2.51", now=NOW)
+    after = read_again(ledger)
+    assert after.quarantined(A, "2.51", NOW) == ledger.quarantined(A, "2.51", NOW)
+    assert after.is_suspect(B)
+    begin(after, B)
+    assert after.died(triton="2.51", now=NOW) is not None
+
+
+@pytest.mark.parametrize(
+    ("held", "remembers", "suspect"),
+    [(set(), False, True), (set(), True, False), ({"aaa"}, False, False)],
+)
+def test_what_an_agent_before_left_open(held: set[ModelName], remembers: bool, suspect: bool) -> None:
+    """How Triton ended, if it has, nobody has seen: nothing is quarantined by that."""
+    ledger = Ledger()
+    begin(ledger, A)
+    after = read_again(ledger)
+    after.inherit(held, remembers=remembers)
+    assert after.is_suspect(A) is suspect
+    assert [mark.name for mark in after.open] == sorted(held)
+    assert after.all_quarantined(NOW) == []
+
+
+def test_agents_that_die_with_a_mark_do_not_quarantine_anybody_however_often() -> None:
+    ledger = Ledger()
+    for _ in range(10):
+        begin(ledger, A)
+        ledger = read_again(ledger)
+        ledger.inherit(set(), remembers=False)
+    assert ledger.all_quarantined(NOW) == []
+
+
+def test_a_load_that_a_dead_agent_has_begun_is_nobodys_death_alone() -> None:
+    ledger = Ledger()
+    for _ in range(5):
+        begin(ledger, A)
+        ledger = read_again(ledger)
+        ledger.inherit({ModelName("aaa")}, remembers=True)
+        assert ledger.died(triton="2.51", now=NOW) is None
+
+
+def test_the_journal_is_bounded() -> None:
+    ledger = Ledger()
+    for number in range(4 * MOST_ENTRIES):
+        digest = f"{number:064d}"
+        for _ in range(2):
+            ledger.begin(digest, backend="x" * 64, name=ModelName("m" * 64), now=NOW)
+            ledger.died(triton="2.51", now=NOW)
+        begin(ledger, f"{number:064x}")
+        ledger.died(triton="2.51", now=NOW)
+    text = json.dumps(ledger.encode(NOW))
+    assert len(text) < 256 * 1024
+    newest = f"{4 * MOST_ENTRIES - 1:064d}"
+    assert Ledger.decode(text).quarantined(newest, "2.51", NOW) is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"v": 9}', '{"v": 1, "marks": 3}', '{"v":1,"marks":[{}]}', "\0", "[" * 100_000]
+)
+def test_a_journal_that_cannot_be_read_is_told_put_aside_and_not_fatal(tmp_path: Path, text: str) -> None:
+    journal = Journal(tmp_path)
+    journal.path.write_text(text)
+    assert journal.read().all_quarantined(NOW) == []
+    assert journal.trouble
+    assert not journal.path.exists()
+    assert (tmp_path / "journal.unreadable").read_text() == text
+
+
+def test_a_node_without_a_journal_has_no_trouble(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    assert journal.read().open == []
+    assert journal.trouble == ""
+
+
+def test_killed_at_any_byte_of_a_write_the_last_journal_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every call to the system that a write makes, and with every length of the new file."""
+    journal = Journal(tmp_path)
+    before, after = json.dumps(poisoned(A).encode(NOW)), json.dumps(poisoned(A, B).encode(NOW))
+    journal.write(before)
+    for length in range(0, len(after), 7):
+        (tmp_path / "journal.new").write_text(after[:length])
+        assert len(Journal(tmp_path).read().all_quarantined(NOW)) == 1
+    order: list[str] = []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        order.append("sync")
+        real_sync(descriptor)
+
+    def replaced(self: Path, target: Path) -> Path:
+        order.append("replace")
+        assert (tmp_path / "journal.new").read_text() == after
+        return real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    journal.write(after)
+    assert order == ["sync", "replace", "sync"]
+    assert len(journal.read().all_quarantined(NOW)) == 2

@@ -1,0 +1,173 @@
+"""Who is loaded next, beside what, and when Triton is restarted."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.serving.beside import Load, Neighbour, refusal
+from agent.serving.restart import (
+    LEAST_SECONDS_BETWEEN,
+    NEEDED_SECONDS,
+    PATIENCE_SECONDS,
+    Other,
+    RestartFile,
+    Stuck,
+    why_restart,
+)
+from agent.serving.turns import MOST_ON_A_GPU, Busy, Waiting, next_turn
+from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.report import Failure, GpuReport
+
+A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
+ON_A, ON_B, ON_BOTH = frozenset({A}), frozenset({B}), frozenset({A, B})
+
+
+def waits(name: str, order: int = 0, on: frozenset[GpuUuid] = ON_A, **more: bool) -> Waiting:
+    return Waiting(ModelName(name), on, order, **more)
+
+
+def test_first_come_first_served_but_those_that_served_before_and_suspects_last() -> None:
+    fresh, served = waits("fresh", 1), waits("served", 2, has_served=True)
+    suspect = waits("suspect", 0, is_suspect=True, has_served=True)
+    assert next_turn([fresh, served, suspect], []).next == "served"
+    assert next_turn([fresh, suspect], []).next == "fresh"
+    assert next_turn([suspect], []).next == "suspect"
+    assert next_turn([], []).next is None
+
+
+LOAD, KNOWN, UNLOAD = Busy(ON_A, True), Busy(ON_A, True, is_known=True), Busy(ON_A, False)
+
+
+@pytest.mark.parametrize(
+    ("one", "busy", "may"),
+    [
+        (waits("measured"), [LOAD], False),
+        (waits("measured"), [KNOWN], False),
+        (waits("measured"), [UNLOAD], False),
+        (waits("measured", on=ON_B), [LOAD, KNOWN, UNLOAD], True),
+        (waits("measured", on=ON_BOTH), [LOAD], False),
+        (waits("known", is_known=True), [LOAD], False),
+        (waits("known", is_known=True), [KNOWN], True),
+        (waits("known", is_known=True), [UNLOAD], True),
+        (waits("known", is_known=True), [KNOWN] * MOST_ON_A_GPU, False),
+        (waits("known", on=ON_B, is_known=True), [KNOWN] * MOST_ON_A_GPU, True),
+        (waits("suspect", is_suspect=True), [UNLOAD], True),
+        (waits("suspect", is_suspect=True), [KNOWN], False),
+        (waits("suspect", on=ON_B, is_suspect=True), [LOAD], False),
+        (waits("other", on=ON_B), [Busy(ON_A, True, is_suspect=True)], False),
+    ],
+)
+def test_beside_what_is_under_way(one: Waiting, busy: list[Busy], may: bool) -> None:
+    turns = next_turn([one], busy)
+    assert (turns.next == one.name) is may
+    assert bool(turns.waits.get(one.name)) is not may
+
+
+def test_nobody_overtakes_on_a_gpu_that_somebody_waits_for() -> None:
+    """One that is measured would wait for ever behind those that are not."""
+    first, behind = waits("first", 1), waits("behind", 2, is_known=True)
+    elsewhere = waits("elsewhere", 3, on=ON_B)
+    turns = next_turn([first, behind, elsewhere], [KNOWN])
+    assert (turns.next, set(turns.waits)) == ("elsewhere", {"first", "behind"})
+
+
+GIB = 1024**3
+
+
+def gpu(uuid: GpuUuid = A, **more: Any) -> GpuReport:
+    return GpuReport(
+        **{
+            "uuid": uuid, "index": 0, "product": "T4", "total_bytes": 16 * GIB, "foreign_bytes": GIB,
+            "headroom_bytes": GIB, "healthy": True, "reason": "", **more,
+        }
+    )  # fmt: skip
+
+
+def asked(
+    size: int, *neighbours: Neighbour, gpus: tuple[GpuUuid, ...] = (A,), **more: Any
+) -> tuple[Failure, str]:
+    said = refusal(Load(gpus, size), neighbours, {A: gpu(A, **more), B: gpu(B)})
+    return (said.failure, said.reason) if said is not None else (None, "")  # type: ignore[return-value]
+
+
+def test_an_exact_fit_fits_and_a_byte_more_does_not() -> None:
+    there = [Neighbour((A,), 3 * GIB, 4 * GIB), Neighbour((A,), 2 * GIB, None), Neighbour((B,), 14 * GIB)]
+    assert asked(8 * GIB, *there)[0] is None
+    failure, reason = asked(8 * GIB + 1, *there)
+    assert failure is Failure.CAPACITY
+    assert reason == (
+        f"{8 * GIB + 1} bytes do not fit on GPU GPU-a: {8 * GIB} are free of {16 * GIB}, where 2 models hold "
+        f"{6 * GIB}, others {GIB}, and {GIB} are kept free"
+    )
+
+
+def test_each_gpu_of_several_must_have_room() -> None:
+    assert asked(GIB, Neighbour((B,), 14 * GIB), gpus=(A, B))[0] is Failure.CAPACITY
+    assert asked(GIB, Neighbour((B,), 13 * GIB), gpus=(A, B))[0] is None
+
+
+def test_what_asks_for_nothing_is_refused() -> None:
+    failure, reason = asked(0)
+    assert failure is Failure.CAPACITY
+    assert "asks for no GPU memory" in reason
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"foreign_bytes": None}, "its memory is unknown"),
+        ({"total_bytes": None}, "its memory is unknown"),
+        ({"healthy": False, "reason": "fell off the bus"}, "is not healthy: fell off the bus"),
+    ],
+)
+def test_what_is_not_known_is_no_lack_of_room(more: dict[str, Any], text: str) -> None:
+    failure, reason = asked(GIB, **more)
+    assert failure is Failure.TRANSIENT
+    assert text in reason
+
+
+def test_a_gpu_that_is_gone_is_no_lack_of_room() -> None:
+    assert asked(GIB, gpus=(GpuUuid("GPU-z"),))[0] is Failure.TRANSIENT
+
+
+X, Y = ModelName("x"), ModelName("y")
+
+
+@pytest.mark.parametrize(
+    ("stuck", "others", "loads", "last", "is_restarted"),
+    [
+        ([], [], 0, None, False),
+        ([Stuck(X, 0)], [], 0, None, True),  # nobody is served: at once
+        ([Stuck(X, 0)], [], 1, None, False),  # what is being loaded would be lost
+        ([Stuck(X, 0)], [], 0, LEAST_SECONDS_BETWEEN - 1, False),
+        ([Stuck(X, 0)], [], 0, LEAST_SECONDS_BETWEEN, True),
+        ([Stuck(X, NEEDED_SECONDS - 1)], [Other(Y, 1.0)], 0, None, False),
+        ([Stuck(X, NEEDED_SECONDS)], [Other(Y, 1.0)], 0, None, True),  # back in a moment
+        ([Stuck(X, NEEDED_SECONDS)], [Other(Y, 300.0)], 0, None, False),
+        ([Stuck(X, NEEDED_SECONDS, is_needed=True)], [Other(Y, 300.0)], 0, None, True),
+        ([Stuck(X, PATIENCE_SECONDS)], [Other(Y, 300.0)], 0, None, True),
+        ([Stuck(X, PATIENCE_SECONDS)], [Other(Y, None), Other(X, None)], 0, None, True),
+        ([Stuck(X, NEEDED_SECONDS)], [Other(Y, None), Other(X, None)], 0, None, False),
+        ([Stuck(X, 9e9, is_needed=True)], [Other(Y, 1.0, comes_back=False)], 0, None, False),
+    ],
+)
+def test_when_triton_is_restarted(
+    stuck: list[Stuck], others: list[Other], loads: int, last: float | None, is_restarted: bool
+) -> None:
+    why = why_restart(stuck, others, loads_under_way=loads, since_last_seconds=last)
+    assert (why is not None) is is_restarted
+    if why is not None:
+        assert "does not let go of x" in why
+
+
+def test_the_file_that_ends_triton_is_newer_each_time_and_outlives_the_agent(tmp_path: Path) -> None:
+    file = RestartFile(tmp_path)
+    assert file.seconds_since() is None
+    file.ask("because")
+    os.utime(file.path, (1000, 1000))
+    assert (file.seconds_since() or 0) > 1e6
+    RestartFile(tmp_path).ask("again")
+    assert 0 <= (RestartFile(tmp_path).seconds_since() or 0) < 60
+    assert file.path.read_text() == "again\n"
