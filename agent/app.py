@@ -154,7 +154,7 @@ class _Parts:
             patience_seconds=4 * options.heartbeat_seconds,
         )
         self.api = NodeAgentApi(
-            authenticator=_authenticator(options.auth, client),
+            authenticator=_authenticator(options.auth, client, models),
             guard=PodGuard(client, node=self.node, keys=options.key_prefix),
             models=models,
             repository=repository,
@@ -167,6 +167,7 @@ class _Parts:
             rules=rules,
             gate=self.gate,
             max_model_bytes=options.max_model_bytes,
+            keep_free=options.keep_free,
         )
 
     def build_report(self) -> NodeReport:
@@ -323,9 +324,9 @@ async def _bounded(work: Awaitable[None], *, seconds: float) -> None:
             await work
 
 
-def _authenticator(kind: str, client: KubeClient) -> Authenticator:
+def _authenticator(kind: str, client: KubeClient, models: Models) -> Authenticator:
     if kind == "token":
-        return TokenAuthenticator(client)
+        return TokenAuthenticator(client, knows=lambda uid: models.get(uid) is not None)
     log.warning(
         "--auth none: whoever reaches the agent's API may stage, load and unload any model of this node"
     )

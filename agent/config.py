@@ -103,6 +103,15 @@ class AgentOptions(KubeOptions):
         shown="512Gi",
     )
 
+    # A kubelet evicts pods when less than 10 % is free, and deletes images when it is less than 15 %.
+    keep_free: float = opt.option(
+        "share of the repository's file system, bytes and inodes, that is never filled with models",
+        default=0.15,
+        parse=opt.percentage,
+        metavar="PERCENT",
+        shown="15%",
+    )
+
     @property
     def pod_host(self) -> str:
         """Where a pod of this node finds Triton."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import ModelName
-from berth.nodeagent.client import AgentConnection, AgentError, connect
+from berth.nodeagent.client import AgentBusy, AgentConnection, AgentError, connect
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.v1 import node_agent_pb2 as pb
@@ -31,6 +31,7 @@ class Agent:
         """Follow the agent's word for ever; what it said last holds while it is away."""
         backoff, said = Backoff(initial_seconds=0.2, cap_seconds=5.0), ""
         while True:
+            least = 0.0
             try:
                 async for status in self._connection.watch(upstream.model):
                     self._take(upstream, status)
@@ -40,7 +41,8 @@ class Agent:
                 level = logging.DEBUG if str(error) == said else logging.WARNING
                 log.log(level, "agent is away", extra=fields(reason=error))
                 said = str(error)
-            await asyncio.sleep(backoff.next())
+                least = error.retry_seconds if isinstance(error, AgentBusy) else 0.0
+            await asyncio.sleep(max(least, backoff.next()))
 
     def _take(self, upstream: Upstream, status: pb.ModelStatus) -> None:
         told = status.triton

@@ -92,7 +92,9 @@ def judge(config: bytes | None, files: ModelFiles, name: ModelName, rules: NodeR
         raise InvalidModel(f"{CONFIG_FILE} is a directory; a file is expected")
     asked = pb.ModelConfig() if config is None else parse(config)
     if asked.name not in ("", name):
-        raise InvalidModel(f"{_WHERE}name is {asked.name!r}, but the pod's model is {name!r}; leave it out")
+        raise InvalidModel(
+            f"{_WHERE}name is {asked.name[:80]!r}, but the pod's model is {name!r}; leave it out"
+        )
     understood = written_anew(asked, TABLE, where=_WHERE)
     assert isinstance(understood, pb.ModelConfig)
     understood.name = name
@@ -100,8 +102,8 @@ def judge(config: bytes | None, files: ModelFiles, name: ModelName, rules: NodeR
     _check_runtime(understood)
     understood.runtime = ""
     backend = BACKENDS.get(understood.backend, UNKNOWN)
-    check_together(understood, backend, files, where=_WHERE)
     placement.settle(understood, backend, where=_WHERE)
+    check_together(understood, backend, files, where=_WHERE)
     code = _code(understood, backend, files)
     if code is not None and rules.code is CodeRule.NONE:
         raise CodeRefused(f"the model brings code ({code}), and this node takes none (--code none)")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 _SWITCH = re.compile(r"(?i)true|false|yes|no|on|off|[01]")
 _WORD = re.compile(r"[\w.,:+ -]{0,128}", re.ASCII)
 # A thread costs Triton its stack, and every model of the node some of its cores.
-_THREADS = 256
+_THREADS = 128
 
 Check = Callable[[str], str | None]  # what would be right, if the value is not
 

@@ -11,6 +11,7 @@ from agent.admission.files import ModelFiles, require_inside
 from agent.admission.table import (
     ITEM_BYTES,
     MAX_ELEMENTS,
+    MAX_INSTANCES,
     MAX_SEQUENCE_SLOTS,
     MAX_SERVED_VERSIONS,
     MAX_STATE_BYTES,
@@ -23,15 +24,21 @@ _PYTHON_PATHS = ("EXECUTION_ENV_PATH",)
 
 
 def check_together(config: pb.ModelConfig, backend: Backend, files: ModelFiles, *, where: str) -> None:
-    """Raises InvalidModel."""
+    """Of a config whose instance groups have their counts. Raises InvalidModel."""
+    versions = served_versions(config, files, where=where)
+    copies = len(versions) * sum(group.count for group in config.instance_group)
+    if copies > MAX_INSTANCES:
+        raise InvalidModel(
+            f"{where}instance_group: {copies} instances of {len(versions)} versions; at most {MAX_INSTANCES}"
+        )
     _check_tensors(config, where)
-    _check_batching(config, where)
-    _check_warmup(config, files, where)
-    _check_states(config, files, where)
+    _check_batching(config, copies, where)
+    _check_warmup(config, files, copies, where)
+    _check_states(config, files, copies, where)
     _check_metrics(config, where)
     _check_parameters(config, backend, files, where)
     _check_accelerators(config, where)
-    _check_files(config, backend, files, where)
+    _check_files(config, backend, files, versions, where)
 
 
 def served_versions(config: pb.ModelConfig, files: ModelFiles, *, where: str) -> list[int]:
@@ -71,7 +78,7 @@ def _check_tensors(config: pb.ModelConfig, where: str) -> None:
             _require_product(tensor.reshape.shape, f"{place}.reshape.shape")
 
 
-def _check_batching(config: pb.ModelConfig, where: str) -> None:
+def _check_batching(config: pb.ModelConfig, copies: int, where: str) -> None:
     dynamic, sequences = config.dynamic_batching, config.sequence_batching
     for place, sizes in (
         ("dynamic_batching", dynamic.preferred_batch_size),
@@ -90,14 +97,14 @@ def _check_batching(config: pb.ModelConfig, where: str) -> None:
         )
     if config.HasField("sequence_batching"):
         slots = sequences.oldest.max_candidate_sequences or config.max_batch_size
-        if slots > MAX_SEQUENCE_SLOTS:
+        if slots * copies > MAX_SEQUENCE_SLOTS:
             raise InvalidModel(
-                f"{where}sequence_batching: {slots} sequences at once; at most {MAX_SEQUENCE_SLOTS} are taken: "
-                "lower max_batch_size, or set oldest.max_candidate_sequences"
+                f"{where}sequence_batching: {slots * copies} sequences at once; at most {MAX_SEQUENCE_SLOTS} "
+                "are taken: lower max_batch_size, or set oldest.max_candidate_sequences"
             )
 
 
-def _check_warmup(config: pb.ModelConfig, files: ModelFiles, where: str) -> None:
+def _check_warmup(config: pb.ModelConfig, files: ModelFiles, copies: int, where: str) -> None:
     """Triton makes every sample for each instance before it serves, and keeps a file's bytes once for each
     of the batch."""
     total = runs = 0
@@ -108,31 +115,32 @@ def _check_warmup(config: pb.ModelConfig, files: ModelFiles, where: str) -> None
         for name in sorted(sample.inputs):
             one = sample.inputs[name]
             shown = f"{place}.inputs[{name[:80]!r}]"
-            size = _require_product(one.dims, f"{shown}.dims") * _item_bytes(one.data_type)
+            size = _require_product(one.dims, f"{shown}.dims") * _item_bytes(one.data_type, shown)
             if one.WhichOneof("input_data_type") is None:
                 raise InvalidModel(f"{shown}: zero_data, random_data or input_data_file is expected")
             if one.input_data_file:
                 path = f"warmup/{one.input_data_file}"
                 size = max(size, _require_file(files, path, f"{shown}.input_data_file"))
-            total += size * max(sample.batch_size, 1)
+            total += size * max(sample.batch_size, 1) * copies
     if total > MAX_WARMUP_BYTES:
         raise InvalidModel(f"{where}model_warmup: {total} bytes; at most {MAX_WARMUP_BYTES} are taken")
     if runs > MAX_WARMUP_RUNS:
         raise InvalidModel(f"{where}model_warmup: {runs} runs; at most {MAX_WARMUP_RUNS} are taken")
 
 
-def _check_states(config: pb.ModelConfig, files: ModelFiles, where: str) -> None:
+def _check_states(config: pb.ModelConfig, files: ModelFiles, copies: int, where: str) -> None:
     states, total = config.sequence_batching.state, 0
     _require_different([state.input_name for state in states], f"{where}sequence_batching.state")
     for at, state in enumerate(states):
         place = f"{where}sequence_batching.state[{at}]"
         _require_product(state.dims, f"{place}.dims")
         for one in state.initial_state:
-            size = _require_product(one.dims, f"{place}.initial_state.dims") * _item_bytes(one.data_type)
+            shown = f"{place}.initial_state"
+            size = _require_product(one.dims, f"{shown}.dims") * _item_bytes(one.data_type, shown)
             if one.data_file:
                 path = f"initial_state/{one.data_file}"
-                size = max(size, _require_file(files, path, f"{place}.initial_state.data_file"))
-            total += size
+                size = max(size, _require_file(files, path, f"{shown}.data_file"))
+            total += size * copies
     if total > MAX_STATE_BYTES:
         raise InvalidModel(
             f"{where}sequence_batching.state: {total} bytes at first; at most {MAX_STATE_BYTES} are taken"
@@ -158,7 +166,7 @@ def _check_parameters(config: pb.ModelConfig, backend: Backend, files: ModelFile
             path = value.removeprefix(_MODEL_DIRECTORY)
             require_inside(path, where=place)
             if not files.has(path):
-                raise InvalidModel(f"{place}: there is no {path}")
+                raise InvalidModel(f"{place}: there is no {path[:200]}")
 
 
 def _check_accelerators(config: pb.ModelConfig, where: str) -> None:
@@ -166,7 +174,7 @@ def _check_accelerators(config: pb.ModelConfig, where: str) -> None:
     place = f"{where}optimization.execution_accelerators"
     for one in (*both.gpu_execution_accelerator, *both.cpu_execution_accelerator):
         if one.name not in ACCELERATORS:
-            raise InvalidModel(f"{place}: {one.name!r} is none of {', '.join(sorted(ACCELERATORS))}")
+            raise InvalidModel(f"{place}: {one.name[:80]!r} is none of {', '.join(sorted(ACCELERATORS))}")
         for name in sorted(one.parameters):
             settings = ACCELERATORS[one.name]
             _check_setting(name, one.parameters[name], settings, f"{place}.{one.name}[{name!r}]")
@@ -181,13 +189,15 @@ def _check_setting(name: str, value: str, settings: Mapping[str, Check], place: 
         raise InvalidModel(f"{place}: {value[:80]!r}; {right} is taken")
 
 
-def _check_files(config: pb.ModelConfig, backend: Backend, files: ModelFiles, where: str) -> None:
+def _check_files(
+    config: pb.ModelConfig, backend: Backend, files: ModelFiles, versions: Sequence[int], where: str
+) -> None:
     """A python model without its model.py stops Triton's load for minutes; others fail with less of a reason."""
     for at, output in enumerate(config.output):
         if output.label_filename:
             _require_file(files, output.label_filename, f"{where}output[{at}].label_filename")
     by_capability = [config.cc_model_filenames[one] for one in sorted(config.cc_model_filenames)]
-    for version in served_versions(config, files, where=where):
+    for version in versions:
         for name in by_capability:
             _require_there(files, [[f"{version}/{name}"]], f"{where}cc_model_filenames")
         if config.default_model_filename:
@@ -200,14 +210,14 @@ def _check_files(config: pb.ModelConfig, backend: Backend, files: ModelFiles, wh
 
 def _require_there(files: ModelFiles, groups: Sequence[Sequence[str]], place: str) -> None:
     if not any(all(files.has(path) for path in group) for group in groups):
-        wanted = ", or ".join(" and ".join(group) for group in groups)
+        wanted = ", or ".join(" and ".join(path[:200] for path in group) for group in groups)
         raise InvalidModel(f"{place}: {wanted} is needed, and not there")
 
 
 def _require_file(files: ModelFiles, path: str, place: str) -> int:
     """Its size in bytes. Raises InvalidModel."""
     if path not in files.sizes:
-        raise InvalidModel(f"{place}: there is no file {path!r} in the model's directory")
+        raise InvalidModel(f"{place}: there is no file {path[:200]!r} in the model's directory")
     return files.sizes[path]
 
 
@@ -232,8 +242,12 @@ def _require_different(names: Iterable[str], place: str) -> None:
         seen.add(name)
 
 
-def _item_bytes(data_type: int) -> int:
-    return ITEM_BYTES.get(pb.DataType.Name(data_type), max(ITEM_BYTES.values()))
+def _item_bytes(data_type: int, place: str) -> int:
+    """Raises InvalidModel where no type is named."""
+    size = ITEM_BYTES.get(pb.DataType.Name(data_type))
+    if size is None:
+        raise InvalidModel(f"{place}: a data_type like TYPE_FP32 is expected")
+    return size
 
 
 def _some(versions: Sequence[int]) -> str:

@@ -41,9 +41,7 @@ class CodeGate:
                 "this node holds a model with code of another namespace, and takes models of that one only"
             )
         if has_code and others:
-            raise CodeRefused(
-                f"the model brings code, and this node holds {len(others)} models of other namespaces"
-            )
+            raise CodeRefused("the model brings code, and this node holds models of other namespaces")
 
     def claim(self, uid: PodUid, namespace: str, *, has_code: bool) -> None:
         """Count the model among those that Triton holds, from now on. Raises CodeRefused."""

@@ -6,7 +6,6 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from agent.admission.backends import Backend
 from agent.admission.errors import InvalidModel
-from agent.admission.table import MAX_INSTANCES
 
 _Kind = pb.ModelInstanceGroup.Kind
 _MINE_TO_PLACE = (_Kind.KIND_AUTO, _Kind.KIND_GPU)
@@ -20,15 +19,11 @@ def settle(config: pb.ModelConfig, backend: Backend, *, where: str) -> None:
     """
     if not config.instance_group:
         config.instance_group.add()
-    total = 0
     for at, group in enumerate(config.instance_group):
         place = f"{where}instance_group[{at}]"
         group.kind = _kind(group.kind, backend, place)
         group.count = max(group.count, 1)
         del group.gpus[:]
-        total += group.count
-    if total > MAX_INSTANCES:
-        raise InvalidModel(f"{where}instance_group: {total} instances; at most {MAX_INSTANCES} are taken")
     names = [group.name for group in config.instance_group if group.name]
     if len(set(names)) != len(names):
         raise InvalidModel(f"{where}instance_group: two groups have one name")

@@ -30,12 +30,13 @@ MAX_RANK = 16
 # Each tensor of a model is looked at for each request; recommenders have some hundreds.
 MAX_TENSORS = 4096
 MAX_BATCH = 65_536
-# Each slot of a sequence batcher is a queue that Triton makes at the load, for each instance.
+# Each slot of a sequence batcher is a queue that Triton makes at the load. As all that follows but the
+# versions it counts for each instance of each version that is served.
 MAX_SEQUENCE_SLOTS = 4096
 MAX_INSTANCES = 64
 MAX_SERVED_VERSIONS = 32
-# Made in host memory for each instance before the model serves.
-MAX_WARMUP_BYTES = 256 * 1024**2
+# Made in host memory before the model serves.
+MAX_WARMUP_BYTES = 512 * 1024**2
 MAX_WARMUP_RUNS = 1000
 MAX_STATE_BYTES = 256 * 1024**2
 _MINUTE_MICROSECONDS = 60 * 10**6
@@ -51,11 +52,10 @@ _NO_OTHERS = "leave it out: a pod is one model, and this names other models of t
 _NO_AGENTS = "leave it out: repository agents change the model's files after they have been judged"
 
 
-def _enum(name: str, *left_out: str) -> OneOf:
-    """Every value of an enum of ModelConfig's file but those left out."""
+def _enum(name: str) -> OneOf:
+    """Every value of an enum of ModelConfig's file."""
     values = _ENUMS[name].values
-    taken = [value for value in values if value.name not in left_out]
-    return OneOf(tuple(value.name for value in taken), tuple(value.number for value in taken))
+    return OneOf(tuple(value.name for value in values), tuple(value.number for value in values))
 
 
 _ENUMS = {
@@ -68,7 +68,7 @@ _ENUMS = {
     "Control.Kind": pb.ModelSequenceBatching.Control.DESCRIPTOR.enum_types_by_name["Kind"],
     "Instance.Kind": pb.ModelInstanceGroup.DESCRIPTOR.enum_types_by_name["Kind"],
 }
-_TYPE = _enum("DataType", "TYPE_INVALID")
+_TYPE = _enum("DataType")
 _EITHER = Keep()
 
 TABLE: Table = {

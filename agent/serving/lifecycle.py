@@ -173,7 +173,8 @@ class Lifecycle:
 
     def refuse(self, model: Model, reason: str, failure: Failure) -> None:
         """Say that files which were offered are not taken. What the model has already stays as it is."""
-        if model.state not in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING):
+        held = model.state in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING)
+        if not held and (model.reason, model.failure) != (reason, failure):
             self._tell_failed(model, reason, failure)
 
     async def lose(self, model: Model) -> None:

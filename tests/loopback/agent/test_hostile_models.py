@@ -32,7 +32,7 @@ class TritonPythonModel:
 """
 HARMLESS = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 SEQUENCES = """
-sequence_batching { %s state [ { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [ 1 ]
+sequence_batching { %s state [ { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [ %s ]
   initial_state { name: "z" data_type: TYPE_FP32 dims: [ %s ] %s } } ] }
 """
 WARMUP = (
@@ -108,24 +108,26 @@ HOSTILE = {
         WARMUP % (1, "dims: [ 288230376151711744 ] random_data: true"),
     ),
     "a warm-up of many": Hostile(
-        "model_warmup: 35184372088832 bytes; at most 268435456 are taken".replace("35184372088832", r"\d+"),
+        r"model_warmup: \d+ bytes; at most 536870912 are taken",
         WARMUP % (4096, "dims: [ 2147483648 ] zero_data: true"),
     ),
     "a warm-up with a neighbour's file": Hostile(
         "input_data_file: '../../model-victim/1/model.py' does not stay inside",
         WARMUP % (1, 'dims: [ 1 ] input_data_file: "../../model-victim/1/model.py"'),
+        files={"1/model.py": HARMLESS, "warmup/x": "x"},
     ),
     "a state of a neighbour's file": Hostile(
         "data_file: '../../model-victim/1/model.py' does not stay inside",
-        SEQUENCES % ("direct { }", 1, 'data_file: "../../model-victim/1/model.py"'),
+        SEQUENCES % ("direct { }", 1, 1, 'data_file: "../../model-victim/1/model.py"'),
+        files={"1/model.py": HARMLESS, "initial_state/x": "x"},
     ),
     "a state of 2^58": Hostile(
-        r"dims\[0\]: 288230376151711744; 1 to 2147483648 is taken",
-        SEQUENCES % ("direct { }", 288230376151711744, "zero_data: true"),
+        r"dims\[0\]: 288230376151711744; -1 or 1 to 2147483648 is taken",
+        SEQUENCES % ("direct { }", 2**58, 2**58, "zero_data: true"),
     ),
     "sequences without end": Hostile(
         "max_candidate_sequences: 2147483647; 0 to 4096 is taken",
-        SEQUENCES % ("oldest { max_candidate_sequences: 2147483647 }", 1, "zero_data: true"),
+        SEQUENCES % ("oldest { max_candidate_sequences: 2147483647 }", 1, 1, "zero_data: true"),
     ),
     "an interpreter of elsewhere": Hostile(
         "EXECUTION_ENV_PATH.*; .*TRITON_MODEL_DIRECTORY/FILE is taken",

@@ -73,14 +73,14 @@ BROKEN = {
         "Connection refused",
     ),
     "backend": ({"config": CONFIG.replace("python", "tensorflow9")}, Failure.INVALID_MODEL, "tensorflow9"),
-    "dims": ({"config": CONFIG.replace("dims: [ 1 ]", "dims: [ -7 ]")}, Failure.INVALID_MODEL, "dimension"),
+    "dims": ({"config": CONFIG.replace("dims: [ 1 ]", "dims: [ -7 ]")}, Failure.INVALID_MODEL, "dims[0]: -7"),
     "version": (
         {"config": CONFIG + "version_policy { specific { versions: [ 7 ] } }"},
         Failure.INVALID_MODEL,
-        "at least one version",
+        "version_policy: of versions 7 none is there",
     ),
     "poll": (
-        {"config": CONFIG.replace("max_batch_size: 0", "max_batch_size: -4")},
+        {"config": CONFIG + "response_cache { enable: true } model_transaction_policy { decoupled: true }"},
         Failure.TRANSIENT,
         "failed to poll from model repository (the cause is in Triton's log",
     ),

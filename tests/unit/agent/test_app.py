@@ -24,7 +24,7 @@ from agent.nvml import NvmlMissing
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
 from berth.contract.keys import Keys
-from berth.contract.report import Failure, ModelState, NodeReport
+from berth.contract.report import CodeReport, CodeRule, Failure, ModelState, NodeReport
 from berth.kube.errors import response_error
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.options import parse_options
@@ -532,6 +532,25 @@ async def test_who_calls_is_believed_only_if_that_is_asked_for(
             with pytest.raises(grpc.aio.AioRpcError, match="Bearer"):
                 await call
     assert ("--auth none" in caplog.text) is told
+
+
+@pytest.mark.parametrize(("flags", "rule"), [((), CodeRule.NAMESPACE), (("--code=none",), CodeRule.NONE)])
+async def test_the_report_tells_the_rule_for_code(
+    world: World, flags: tuple[str, ...], rule: CodeRule
+) -> None:
+    async with world.running(*flags):
+        await world.until_ready()
+        assert world.said.code == CodeReport(rule, None)
+
+
+async def test_the_report_tells_whose_code_is_here(world: World) -> None:
+    world.api.bind(bound())
+    async with world.running(), calling(world) as stub:
+        await stage(stub)
+        await until(lambda: world.state() is ModelState.READY)
+        assert world.said.code == CodeReport(CodeRule.NAMESPACE, "team")
+        with pytest.raises(ConfigError, match="--code: 'some' is not one of none, namespace, any"):
+            world.options("--code=some")
 
 
 async def test_a_quarantine_ends_when_the_nodes_annotation_says_so_and_only_then(world: World) -> None:

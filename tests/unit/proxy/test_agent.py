@@ -13,7 +13,7 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
-from berth.nodeagent.client import AgentUnavailable
+from berth.nodeagent.client import AgentBusy, AgentUnavailable
 from berth.v1 import node_agent_pb2 as pb
 from proxy import agent as module
 from proxy.agent import UNLOAD_SECONDS, Agent, open_agent
@@ -123,6 +123,13 @@ async def test_an_agent_that_is_away_is_asked_again_less_and_less_often(pauses: 
     assert 4 < pauses[12] < 6
     assert pauses[13] < 0.3  # it was there again
     assert pauses[14] > pauses[13] * 1.5
+
+
+async def test_a_busy_agent_is_given_the_time_that_it_asks_for(pauses: list[float]) -> None:
+    await followed([AgentBusy("busy", 7.0)], [AgentUnavailable("gone")], [status()])
+    assert pauses[0] == 7
+    assert pauses[1] < 1
+    assert pauses[2] < 1
 
 
 async def test_trouble_with_the_agent_is_told_once_for_each_reason(
