@@ -804,10 +804,12 @@ class Lifecycle:
 
     async def restart_if_stuck(self) -> None:
         """Have Triton restarted where it cannot be rid of a model in another way. Raises OSError."""
+        if not (stuck := self._stuck()) or self._away_since is not None:
+            return
         since = await asyncio.to_thread(self._restart_file.seconds_since)
         loads = sum(slot.phase in (Phase.LOADING, Phase.MOVING) for slot in self._slots.values())
-        why = why_restart(self._stuck(), self._others(), loads_under_way=loads, since_last_seconds=since)
-        if why is None or self._away_since is not None:
+        why = why_restart(stuck, self._others(), loads_under_way=loads, since_last_seconds=since)
+        if why is None:
             return
         self._restarting_until = asyncio.get_running_loop().time() + LEAST_SECONDS_BETWEEN
         await in_thread(self._restart_file.ask, why)

@@ -1,8 +1,8 @@
 """Which of the models that wait may be loaded now. Pure.
 
 A load that is measured has its GPUs for itself; those whose bytes are known go side by side. Models that
-have served come first; a suspect is loaded when nothing else is, so that Triton's death has one culprit.
-What hangs is not waited for.
+have served come first. A suspect is loaded when nothing else is, so that Triton's death has one culprit; who
+comes after it waits for it, so that its turn does come. What hangs is not waited for.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,8 +29,8 @@ class Waiting:
     is_suspect: bool = False
 
     @property
-    def rank(self) -> tuple[bool, bool, int]:
-        return (self.is_suspect, not self.has_served, self.order)
+    def rank(self) -> tuple[bool, int]:
+        return (self.is_suspect or not self.has_served, self.order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,16 @@ def next_turn(waiting: Iterable[Waiting], busy: Sequence[Busy]) -> Turns:
     first: ModelName | None = None
     waits: dict[ModelName, str] = {}
     taken: set[GpuUuid] = set()
+    behind_suspect = False
     for one in sorted(waiting, key=lambda one: one.rank):
-        why = _why_not(one, busy, taken)
+        why = BEHIND_SUSPECTS if behind_suspect else _why_not(one, busy, taken)
         if not why and first is None:
             first = one.name
         else:
             waits[one.name] = why or ON_ITS_GPU
         # Whoever waits keeps its place before those behind it.
         taken |= one.gpus
+        behind_suspect |= one.is_suspect
     return Turns(first, waits)
 
 

@@ -24,20 +24,29 @@ A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 ON_A, ON_B, ON_BOTH = frozenset({A}), frozenset({B}), frozenset({A, B})
 
 
+LOAD, KNOWN, UNLOAD = Busy(ON_A, True), Busy(ON_A, True, is_known=True), Busy(ON_A, False)
+
+
 def waits(name: str, order: int = 0, on: frozenset[GpuUuid] = ON_A, **more: bool) -> Waiting:
     return Waiting(ModelName(name), on, order, **more)
 
 
-def test_first_come_first_served_but_those_that_served_before_and_suspects_last() -> None:
+def test_first_come_first_served_but_those_that_served_before_all_others() -> None:
     fresh, served = waits("fresh", 1), waits("served", 2, has_served=True)
     suspect = waits("suspect", 0, is_suspect=True, has_served=True)
     assert next_turn([fresh, served, suspect], []).next == "served"
-    assert next_turn([fresh, suspect], []).next == "fresh"
-    assert next_turn([suspect], []).next == "suspect"
+    assert next_turn([fresh, suspect], []).next == "suspect"
     assert next_turn([], []).next is None
 
 
-LOAD, KNOWN, UNLOAD = Busy(ON_A, True), Busy(ON_A, True, is_known=True), Busy(ON_A, False)
+def test_who_comes_after_a_suspect_waits_for_it() -> None:
+    """It would never be alone otherwise."""
+    before, suspect = waits("before", 1, on=ON_B), waits("suspect", 2, is_suspect=True)
+    after, served = waits("after", 3, on=ON_B), waits("served", 4, on=ON_B, has_served=True)
+    turns = next_turn([before, suspect, after], [LOAD])
+    assert (turns.next, set(turns.waits)) == ("before", {"suspect", "after"})
+    assert next_turn([suspect, after], [LOAD]).next is None
+    assert next_turn([suspect, after, served], [LOAD]).next == "served"
 
 
 @pytest.mark.parametrize(
