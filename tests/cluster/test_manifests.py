@@ -58,7 +58,12 @@ def test_every_object_stays_where_its_file_puts_it(part: str) -> None:
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize(
     ("owner", "containers"),
-    [("berth-agent", {"agent"}), ("berth-binder", {"binder"}), ("berth-kube-scheduler", {"kube-scheduler"})],
+    [
+        ("berth-agent", {"agent"}),
+        ("berth-server", set()),
+        ("berth-binder", {"binder"}),
+        ("berth-kube-scheduler", {"kube-scheduler"}),
+    ],
 )
 async def test_admission_mounts_no_token_beside_those_that_are_asked_for(
     cluster: LocalCluster, owner: str, containers: set[str]
