@@ -50,7 +50,7 @@ def make(name: str) -> list[Path]:
 
 def processes(directories: list[Path]) -> set[int]:
     """Who is in these directories and below."""
-    found = set()
+    found: set[int] = set()
     for file in (file for directory in directories for file in directory.rglob("cgroup.procs")):
         with suppress(OSError):  # a cgroup that has just gone
             found.update(int(line) for line in file.read_text().split())
