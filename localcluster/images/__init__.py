@@ -20,7 +20,6 @@ import asyncio
 import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 from localcluster.images import build, recipes
 from localcluster.images.build import Image
