@@ -4,9 +4,12 @@ make a node's directory ready, run as their users with their capabilities."""
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +17,26 @@ import pytest
 import yaml
 
 from agent.repository import Repository
+from berth import cli
 from berth.contract.endpoint import Endpoint
+from berth.triton.keys import TritonKeys
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
-REPOSITORY = "/var/lib/berth/repository"
+KEYS, REPOSITORY = "/run/berth/keys", "/var/lib/berth/repository"
 AGENT = 65532  # the image's user
 
 Json = dict[str, Any]
 
 
-def documents(kind: str) -> dict[str, Json]:
+@cache
+def every_document() -> list[Json]:
     paths = [path for path in sorted(DEPLOY.rglob("*.yaml")) if "patch" not in path.name]
-    found = [document for path in paths for document in yaml.safe_load_all(path.read_text())]
-    return {d["metadata"]["name"]: d for d in found if d.get("kind") == kind}
+    return [document for path in paths for document in yaml.safe_load_all(path.read_text())]
+
+
+def documents(kind: str) -> dict[str, Json]:
+    return {d["metadata"]["name"]: d for d in every_document() if d.get("kind") == kind}
 
 
 def pods() -> dict[str, Json]:
@@ -61,13 +70,14 @@ def test_the_api_servers_token_is_in_the_container_that_uses_it_alone() -> None:
         "berth-agent": {("agent", CREDENTIALS)},
         "berth-binder": {("binder", CREDENTIALS)},
         "berth-kube-scheduler": {("kube-scheduler", CREDENTIALS)},
+        "berth-server": set(),
         "simple": set(),
     }
 
 
 def test_no_service_account_hands_out_tokens_by_itself() -> None:
     accounts = documents("ServiceAccount")
-    assert set(accounts) == {"berth-agent", "berth-binder", "berth-kube-scheduler"}
+    assert set(accounts) == {"berth-agent", "berth-binder", "berth-kube-scheduler", "berth-server"}
     assert all(account["automountServiceAccountToken"] is False for account in accounts.values())
 
 
@@ -96,42 +106,167 @@ def test_addresses_of_both_families_make_flags_that_can_be_read(address: str) ->
     assert {Endpoint.parse(argument).host for argument in arguments} == {address}
 
 
+NODE_PODS = ("berth-server", "berth-agent")
+
+
+def container_of(pod: str, name: str) -> Json:
+    (found,) = [container for container in containers(pods()[pod]) if container["name"] == name]
+    return found
+
+
+def test_triton_has_a_pod_without_rights_and_the_agent_one_without_tenants_code() -> None:
+    images = {name: {container["image"] for container in pods()[name]["containers"]} for name in NODE_PODS}
+    assert images == {"berth-server": {"tritonserver"}, "berth-agent": {"berth"}}
+    accounts = {name: pods()[name]["serviceAccountName"] for name in NODE_PODS}
+    assert accounts == {name: name for name in NODE_PODS}
+    bindings = documents("RoleBinding") | documents("ClusterRoleBinding")
+    holders = {subject["name"] for binding in bindings.values() for subject in binding["subjects"]}
+    assert "berth-agent" in holders
+    assert "berth-server" not in holders
+
+
+def test_triton_writes_in_nothing_that_outlives_its_pod() -> None:
+    triton, volumes = container_of("berth-server", "triton"), pods()["berth-server"]["volumes"]
+    lasting = {volume["name"] for volume in volumes if "emptyDir" not in volume}
+    assert lasting == {"keys", "repository"}
+    assert all(m.get("readOnly") for m in triton["volumeMounts"] if m["name"] in lasting)
+    assert all("sizeLimit" in volume["emptyDir"] for volume in volumes if volume["name"] not in lasting)
+
+
+@pytest.mark.parametrize("pod", [*NODE_PODS, "berth-binder", "berth-kube-scheduler", "simple"])
+def test_a_container_has_no_more_of_linux_than_it_needs(pod: str) -> None:
+    """Root, and one capability with it, is had by the init container that gives directories away, alone."""
+    for container in containers(pods()[pod]):
+        context = pods()[pod].get("securityContext", {}) | container["securityContext"]
+        gives_away = container["name"] == "directories"
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert context["capabilities"] == {"drop": ["ALL"]} | ({"add": ["CHOWN"]} if gives_away else {})
+        assert context.get("runAsNonRoot", False) is not gives_away
+        assert not {"privileged", "procMount"} & set(context)
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pods()[pod])
+
+
+def test_only_what_the_proxies_and_loaders_use_is_on_the_nodes_address() -> None:
+    ports = {
+        name: {p["hostPort"] for c in pods()[name]["containers"] for p in c["ports"] if "hostPort" in p}
+        for name in NODE_PODS
+    }
+    assert ports == {"berth-server": {8000, 8001}, "berth-agent": {8470}}
+    # What Triton's metrics say is of every model of the node, and their port asks for no key.
+    assert "--allow-metrics=false" in container_of("berth-server", "triton")["args"][0]
+
+
+@pytest.mark.parametrize("name", NODE_PODS)
+def test_a_nodes_pods_are_replaced_when_somebody_says_so(name: str) -> None:
+    """Never by an update of the DaemonSet alone: a new Triton loads every model of its node anew."""
+    assert documents("DaemonSet")[name]["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_tritons_pod_is_not_spared_when_the_nodes_memory_runs_short() -> None:
+    """A pod of a system class has the oom_score_adj of the kubelet's own: all others would die first."""
+    classes = documents("PriorityClass")
+    assert classes[pods()["berth-server"]["priorityClassName"]]["value"] <= 1_000_000_000
+    assert "memory" in container_of("berth-server", "triton")["resources"]["requests"]
+
+
+def test_triton_opens_no_connection() -> None:
+    policy = documents("NetworkPolicy")["berth-server"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "berth-server"}
+    assert policy["egress"] == []
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+
+
+@pytest.mark.parametrize("name", NODE_PODS)
+def test_a_network_policy_lets_in_what_listens_and_no_more(name: str) -> None:
+    policy = documents("NetworkPolicy")[name]["spec"]
+    let_in = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    listening = {port["containerPort"] for c in pods()[name]["containers"] for port in c["ports"]}
+    assert let_in == listening
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
+def test_an_agents_addresses_can_be_read_in_both_families(address: str) -> None:
+    given = [
+        argument.replace("$(HOST_IP)", address).replace("$(POD_IP)", address).partition("=")[2]
+        for argument in container_of("berth-agent", "agent")["args"]
+        if "_IP)" in argument
+    ]
+    assert [str(Endpoint.parse(argument).port) for argument in given] == ["8000", "8001", "8470", "8471"]
+    assert {Endpoint.parse(argument).host for argument in given} == {address}
+
+
+def test_both_pods_of_a_node_make_it_ready_in_the_same_way() -> None:
+    server, agent = (pods()[name] for name in NODE_PODS)
+    assert server["initContainers"] == agent["initContainers"]
+    shared = [[v for v in pod["volumes"] if "hostPath" in v] for pod in (server, agent)]
+    assert shared[0] == shared[1]
+    assert {volume["hostPath"]["path"] for volume in shared[0]} == {KEYS, REPOSITORY}
+
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root: it becomes the containers' users")
 
 
+@dataclass(frozen=True)
+class Disk:
+    """The two directories of a node that Berth's pods share."""
+
+    keys: Path
+    repository: Path
+
+
 @pytest.fixture
-def node() -> Iterator[Path]:
+def node() -> Iterator[Disk]:
     """A node's disk that every user can look into, as pytest's own directories cannot be."""
     disk = Path(tempfile.mkdtemp(prefix="berth-node-"))
     disk.chmod(0o755)
-    yield disk / "repository"
+    yield Disk(disk / "keys", disk / "repository")
     shutil.rmtree(disk)
 
 
-def run_init_containers(repository: Path) -> None:
-    """Those of the DaemonSet that have the repository, with the user and the capabilities they are given."""
-    repository.mkdir(exist_ok=True)  # hostPath: DirectoryOrCreate
-    for container in pods()["berth-agent"]["initContainers"]:
-        if any(mount["mountPath"] == REPOSITORY for mount in container["volumeMounts"]):
-            run_as_its_container(container, repository)
+def start(pod: str, disk: Disk) -> None:
+    """The init containers of a DaemonSet's pod, with the users and capabilities that they are given."""
+    for directory in (disk.keys, disk.repository):
+        directory.mkdir(exist_ok=True)  # hostPath: DirectoryOrCreate
+    for container in pods()[pod]["initContainers"]:
+        run(container, disk)
 
 
-def run_as_its_container(container: Json, repository: Path) -> None:
+def run(container: Json, disk: Disk) -> None:
+    """Its command, or what it gives to the image's entry point."""
+    words = [
+        word.replace(KEYS, str(disk.keys)).replace(REPOSITORY, str(disk.repository))
+        for word in container.get("command") or container["args"]
+    ]
+    if "command" in container:
+        done = as_its_container(container, *words)
+        assert done.returncode == 0, f"{container['name']}: {done.stderr}"
+    else:
+        assert "runAsUser" not in container["securityContext"]
+        assert as_the_agent(lambda: sys.exit(cli.main(words))) == 0, container["name"]
+
+
+def as_its_container(container: Json, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with the user and the capabilities of a container."""
     context = container["securityContext"]
     assert context["capabilities"]["drop"] == ["ALL"]
     capabilities = ["-all", *(f"+{name.lower()}" for name in context["capabilities"].get("add", []))]
     user = context.get("runAsUser", AGENT)
+    group = context.get("runAsGroup", user)
     confined = [
         "setpriv",
-        *(f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"),
+        *(f"--reuid={user}", f"--regid={group}", "--clear-groups", "--no-new-privs"),
         *(f"--bounding-set={','.join(capabilities)}", f"--inh-caps={','.join(capabilities)}"),
     ]
-    command = [word.replace(REPOSITORY, str(repository)) for word in container["command"]]
-    done = subprocess.run([*confined, *command], capture_output=True, text=True)
-    assert done.returncode == 0, f"{container['name']}: {done.stderr}"
+    return subprocess.run([*confined, *command], capture_output=True, text=True)
 
 
-def as_the_agent(work: Callable[[], None]) -> int:
+def as_triton(*command: str) -> subprocess.CompletedProcess[str]:
+    return as_its_container(container_of("berth-server", "triton"), *command)
+
+
+def as_the_agent(work: Callable[[], object]) -> int:
     """Exit status of work that is done as the agent's user: 0, or 1 where it raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child uses no other thread
@@ -142,48 +277,78 @@ def as_the_agent(work: Callable[[], None]) -> int:
             os.setgid(AGENT)
             os.setuid(AGENT)  # and with that goes every capability
             work()
+        except SystemExit as end:
+            os._exit(int(end.code or 0))
         except BaseException:  # the child must not go on as pytest
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def nothing(repository: Path) -> None:
+def nothing(disk: Disk) -> None:
     """A fresh node."""
 
 
-def ran_before(repository: Path) -> None:
-    """The DaemonSet was here, and a model is."""
-    run_init_containers(repository)
-    assert as_the_agent(Repository(repository).open) == 0
-    assert as_the_agent(lambda: (repository / "models" / "resnet").mkdir()) == 0
+def ran_before(disk: Disk) -> None:
+    """The DaemonSets were here, and a model is."""
+    start("berth-agent", disk)
+    assert as_the_agent(Repository(disk.repository).open) == 0
+    assert as_the_agent(lambda: (disk.repository / "models" / "resnet").mkdir()) == 0
 
 
-def made_by_hand(repository: Path) -> None:
+def rebooted(disk: Disk) -> None:
+    """What is in memory is gone."""
+    ran_before(disk)
+    shutil.rmtree(disk.keys)
+
+
+def made_by_hand(disk: Disk) -> None:
     """An earlier release, or a person, made both directories and gave them to the agent's user."""
-    (repository / "models").mkdir(parents=True)
-    for path in (repository, repository / "models"):
+    (disk.repository / "models").mkdir(parents=True)
+    for path in (disk.repository, disk.repository / "models"):
         os.chown(path, AGENT, AGENT)
 
 
-def closed_to_all_but_root(repository: Path) -> None:
-    repository.mkdir(mode=0o700)
+def closed_to_all_but_root(disk: Disk) -> None:
+    disk.repository.mkdir(mode=0o700)
 
 
 @as_root
-@pytest.mark.parametrize("before", [nothing, ran_before, made_by_hand, closed_to_all_but_root])
-def test_the_agent_can_use_the_directory_that_the_init_containers_leave(
-    node: Path, before: Callable[[Path], None]
+@pytest.mark.parametrize("order", [NODE_PODS, NODE_PODS[::-1]])
+@pytest.mark.parametrize("before", [nothing, ran_before, rebooted, made_by_hand, closed_to_all_but_root])
+def test_the_agent_and_triton_can_use_what_the_init_containers_leave(
+    node: Disk, before: Callable[[Disk], None], order: tuple[str, str]
 ) -> None:
     before(node)
-    run_init_containers(node)
-    # Triton starts beside the agent, and never becomes ready where this is missing.
-    assert (node / "models").is_dir()
-    assert as_the_agent(Repository(node).open) == 0
-    assert as_the_agent(lambda: (node / "models" / "bert").mkdir()) == 0
+    start(order[0], node)
+    # Triton may start before the agent does, and never becomes ready where this is missing.
+    assert (node.repository / "models").is_dir()
+    made = TritonKeys.read(node.keys)
+    start(order[1], node)
+    assert TritonKeys.read(node.keys) == made
+    assert as_the_agent(lambda: TritonKeys.read(node.keys)) == 0
+    assert as_the_agent(Repository(node.repository).open) == 0
+    record = node.repository / "models" / "bert.json"
+    assert as_the_agent(lambda: record.write_text("{}")) == 0
+    assert as_triton("cat", str(record), str(node.keys / "server-flags")).returncode == 0
 
 
 @as_root
-def test_without_the_init_containers_the_agent_cannot(node: Path) -> None:
-    node.mkdir()
-    assert as_the_agent(Repository(node).open) == 1
+def test_triton_could_change_nothing_on_the_node_if_its_mounts_were_writable(node: Disk) -> None:
+    ran_before(node)
+    for place in (node.keys, node.repository, node.repository / "models", node.repository / "staging"):
+        refused = as_triton("touch", str(place / "x"))
+        assert "Permission denied" in refused.stderr
+
+
+@as_root
+def test_the_keys_are_for_berths_pods_alone(node: Disk) -> None:
+    ran_before(node)
+    for key in node.keys.iterdir():
+        assert (key.stat().st_mode & 0o777, key.stat().st_gid) == (0o440, AGENT)
+
+
+@as_root
+def test_without_the_init_containers_the_agent_cannot(node: Disk) -> None:
+    node.repository.mkdir()
+    assert as_the_agent(Repository(node.repository).open) == 1
