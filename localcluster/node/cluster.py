@@ -179,8 +179,8 @@ class RealCluster:
         async with asyncio.timeout(_START_SECONDS):
             while not socket.exists():
                 await asyncio.sleep(0.02)
-        for image in (self._images.pause, self._images.berth, self._images.tritonserver):
-            await self._import(image.archive)
+        images = (self._images.pause, self._images.berth, self._images.tritonserver)
+        await asyncio.gather(*(self._import(image.archive) for image in images))
 
     async def _import(self, archive: Path) -> None:
         """Raises StartFailed with what ctr says."""
