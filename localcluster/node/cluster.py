@@ -7,15 +7,18 @@ any node: containerd, kubelet, kube-proxy. Berth comes from `deploy/base` by way
 import asyncio
 import json
 import os
+import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
 from berth.kube.errors import NotFound
 from localcluster.binaries import control_plane_directory, node_directory
@@ -35,6 +38,15 @@ _OVERLAY = Path(__file__).parent / "overlay"
 _LABELS = "nvidia.com/gpu.present=true"
 _SCHEDULER, _PROXY = User("system:kube-scheduler"), User("system:kube-proxy")
 _START_SECONDS = 60.0
+_AUDIT_POLICY = Path(__file__).parent / "audit-policy.yaml"
+_CREDENTIAL_ID = "authentication.kubernetes.io/credential-id"
+# Of a node that has lost its power: mounts, what lay in memory, and the network are gone, its disk is not.
+_FORGET = """
+grep -o ' /var/lib/kubelet/[^ ]*\\| /run/node/[^ ]*\\| /run/netns/[^ ]*' /proc/mounts | sort -r | xargs -r umount -l
+rm -rf /run/berth /run/netns /run/node/containerd-state /run/node/containerd.sock*
+ip link delete cni0
+nft flush ruleset
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,67 @@ class RealCluster:
         """HOST:PORT on the owner's side for an address of the node or of a pod."""
         return await self._forwarder.to(host, port)
 
+    async def restart_kubelet(self, **settings_over: Any) -> None:
+        """kill -9; it comes back, with these of its settings changed, and says so to the API server."""
+        self._write_kubelet_settings(**settings_over)
+        since = datetime.now(UTC)
+        self.kubelet.kill()
+        await self._kubelet_reports(since)
+
+    async def kill_runtime(self) -> None:
+        """kill -9 of kubelet and containerd at once; returns when both are back. Containers run on."""
+        since = datetime.now(UTC)
+        self.kubelet.kill()
+        self.containerd.kill()
+        await self._kubelet_reports(since)
+
+    async def reboot(self) -> None:
+        """What a power failure does: nothing that ran runs on, and what was in memory is gone."""
+        parts = (self.kubelet, self.containerd, self.kube_proxy)
+        for part in parts:
+            await part.stop(grace_seconds=0)
+        for pid in self._pods_processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await self._run_inside("sh", "-c", _FORGET)
+        since = datetime.now(UTC)
+        for part in reversed(parts):
+            await part.start()
+        await self._kubelet_reports(since)
+
+    def _pods_processes(self) -> list[int]:
+        """Containers, and containerd's shims above them."""
+        found = []
+        for pid in self.namespaces.processes():
+            with suppress(OSError):
+                cgroup, name = Path(f"/proc/{pid}/cgroup").read_text(), Path(f"/proc/{pid}/comm").read_text()
+                if "/kubepods/" in cgroup or name.startswith("containerd-shim"):
+                    found.append(pid)
+        return found
+
+    def tokens_seen(self) -> set[str]:
+        """The ids (`jti`) of all tokens that Berth's ServiceAccounts have come to the API server with."""
+        events = (json.loads(line) for line in (self.directory / "audit.log").read_text().splitlines())
+        return {
+            identity.removeprefix("JTI=")
+            for event in events
+            for identity in event["user"].get("extra", {}).get(_CREDENTIAL_ID, [])
+        }
+
+    async def _run_inside(self, *command: str) -> str:
+        """Raises StartFailed with what it says."""
+        process = await asyncio.create_subprocess_exec(
+            *self.namespaces.enter,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+        if process.returncode:
+            raise StartFailed(f"{' '.join(command)}: {said.decode()}")
+        return said.decode()
+
     async def _with_images(self, documents: Iterable[JsonObject]) -> str:
         """As `kustomize edit set image` does for a user."""
         (directory := Path(tempfile.mkdtemp(dir=self.directory))).joinpath("objects.yaml").write_text(
@@ -135,7 +208,7 @@ class RealCluster:
         )
         for process in (self.kubelet, self.kube_proxy, self.kube_scheduler):
             await process.start()
-        await self._eventually(self._node_is_ready, self.kubelet)
+        await self._kubelet_reports(datetime.min.replace(tzinfo=UTC))
 
     async def _start_control_plane(self) -> None:
         client = self.directory / "kubelet-client.crt"
@@ -150,6 +223,8 @@ class RealCluster:
             users=[self._node_user, _SCHEDULER, _PROXY],
             env=self._env,
             api_flags=[
+                f"--audit-policy-file={_AUDIT_POLICY}",
+                f"--audit-log-path={self.directory / 'audit.log'}",
                 "--endpoint-reconciler-type=lease",  # pods find the API server by its Service
                 "--kubelet-preferred-address-types=InternalIP",
                 f"--kubelet-client-certificate={client}",
@@ -183,18 +258,17 @@ class RealCluster:
         await asyncio.gather(*(self._import(image.archive) for image in images))
 
     async def _import(self, archive: Path) -> None:
-        """Raises StartFailed with what ctr says."""
-        ctr = ["ctr", f"--address={settings.SOCKET}", "--namespace=k8s.io", "images", "import", str(archive)]
-        process = await asyncio.create_subprocess_exec(
-            *self.namespaces.enter, *ctr, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        out, _ = await process.communicate()
-        if process.returncode:
-            raise StartFailed(f"{archive} could not be imported: {out.decode()}")
+        ctr = ("ctr", f"--address={settings.SOCKET}", "--namespace=k8s.io")
+        await self._run_inside(*ctr, "images", "import", str(archive))
+
+    def _write_kubelet_settings(self, **over: Any) -> Path:
+        path = self.directory / "kubelet.yaml"
+        config = settings.kubelet(client_ca=self.directory / "kubelet-client.crt")
+        path.write_text(yaml.safe_dump(config | over))
+        return path
 
     def _kubelet(self) -> Supervised:
-        config = self.directory / "kubelet.yaml"
-        config.write_text(yaml.safe_dump(settings.kubelet(client_ca=self.directory / "kubelet-client.crt")))
+        config = self._write_kubelet_settings()
         kubeconfig = self._control_plane.kubeconfig(self._node_user, self.directory / "kubelet.kubeconfig")
         command = [
             str(self._node_binaries / "kubelet"),
@@ -225,21 +299,28 @@ class RealCluster:
         self._stack.push_async_callback(process.stop, grace_seconds=0)
         return process
 
-    async def _node_is_ready(self) -> bool:
+    async def _kubelet_reports(self, since: datetime) -> None:
+        """Wait until the kubelet has told, after `since`, that its node is Ready. Raises StartFailed."""
         try:
-            node = await self.client.get(f"/api/v1/nodes/{NODE}")
+            async with asyncio.timeout(_START_SECONDS):
+                while not await self._is_ready(since):
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise StartFailed(f"the node is not ready:\n{tail(self.kubelet.log)}") from None
+
+    async def _is_ready(self, since: datetime) -> bool:
+        try:
+            node = await self.client.get(paths.node(NODE))
         except NotFound:
             return False
         conditions: list[Mapping[str, str]] = node["status"].get("conditions") or []
-        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-    async def _eventually(self, check: Callable[[], Awaitable[bool]], process: Supervised) -> None:
-        try:
-            async with asyncio.timeout(_START_SECONDS):
-                while not await check():
-                    await asyncio.sleep(0.1)
-        except TimeoutError:
-            raise StartFailed(f"the node is not ready:\n{tail(process.log)}") from None
+        # Kubernetes tells whole seconds.
+        return any(
+            c["type"] == "Ready"
+            and c["status"] == "True"
+            and datetime.fromisoformat(c["lastHeartbeatTime"]) > since
+            for c in conditions
+        )
 
 
 class KubectlFailed(Exception):

@@ -4,7 +4,7 @@ Where the machine cannot run a node, the tests are skipped with the reason; in C
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
@@ -13,8 +13,8 @@ from localcluster import images
 from localcluster.model_server import serving
 from localcluster.node import probe, settings
 from localcluster.node.cluster import RealCluster
-from localcluster.samples import archive
-from tests.node.support import NodeUser
+from localcluster.samples import archive, model_deployment
+from tests.node.support import SERVICE, NodeUser, Served
 
 MODEL_SERVER_PORT = 8080
 
@@ -36,16 +36,32 @@ async def cluster(able: None) -> AsyncIterator[RealCluster]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def source(cluster: RealCluster) -> AsyncIterator[str]:
-    """The URL of the sample model, on the node's address."""
+async def url(cluster: RealCluster) -> AsyncIterator[Callable[[str, bytes], str]]:
+    """Stores bytes under a name and gives the URL that a pod can take them from."""
     listening = await cluster.namespaces.listen(settings.ADDRESS, MODEL_SERVER_PORT)
     async with serving(listening) as store:
-        yield store("simple.tar.gz", archive())
+        yield store
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def source(url: Callable[[str, bytes], str]) -> str:
+    """The URL of the sample model."""
+    return url("simple.tar.gz", archive())
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def user(cluster: RealCluster) -> AsyncIterator[NodeUser]:
-    """A user whose Deployments and pods are gone, with their models, when the test ends."""
+    """A user whose pods are gone, with their models, when the test ends; `simple` stays."""
     person = NodeUser(cluster)
     yield person
     await person.clean_up()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def simple(user: NodeUser, source: str) -> Served:
+    """The sample model, served with its Service. One for all tests: whatever they do to it, it comes back."""
+    if not await user.pods("simple"):
+        await user.apply(model_deployment("simple", source=source, gpu_mem="400Mi"), SERVICE)
+    served = Served(user)
+    await served.answers()
+    return served
