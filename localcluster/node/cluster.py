@@ -38,6 +38,7 @@ _OVERLAY = Path(__file__).parent / "overlay"
 _LABELS = "nvidia.com/gpu.present=true"
 _SCHEDULER, _PROXY = User("system:kube-scheduler"), User("system:kube-proxy")
 _START_SECONDS = 60.0
+_HEARTBEAT = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{NODE}"
 _AUDIT_POLICY = Path(__file__).parent / "audit-policy.yaml"
 _CREDENTIAL_ID = "authentication.kubernetes.io/credential-id"
 # Of a node that has lost its power: mounts, what lay in memory, and the network are gone, its disk is not.
@@ -115,16 +116,14 @@ class RealCluster:
     async def restart_kubelet(self, **settings_over: Any) -> None:
         """kill -9; it comes back, with these of its settings changed, and says so to the API server."""
         self._write_kubelet_settings(**settings_over)
-        since = datetime.now(UTC)
         self.kubelet.kill()
-        await self._kubelet_reports(since)
+        await self._kubelet_reports(datetime.now(UTC))
 
     async def kill_runtime(self) -> None:
         """kill -9 of kubelet and containerd at once; returns when both are back. Containers run on."""
-        since = datetime.now(UTC)
         self.kubelet.kill()
         self.containerd.kill()
-        await self._kubelet_reports(since)
+        await self._kubelet_reports(datetime.now(UTC))
 
     async def reboot(self) -> None:
         """What a power failure does: nothing that ran runs on, and what was in memory is gone."""
@@ -135,10 +134,9 @@ class RealCluster:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await self._run_inside("sh", "-c", _FORGET)
-        since = datetime.now(UTC)
         for part in reversed(parts):
             await part.start()
-        await self._kubelet_reports(since)
+        await self._kubelet_reports(datetime.now(UTC))
 
     def _pods_processes(self) -> list[int]:
         """Containers, and containerd's shims above them."""
@@ -300,7 +298,7 @@ class RealCluster:
         return process
 
     async def _kubelet_reports(self, since: datetime) -> None:
-        """Wait until the kubelet has told, after `since`, that its node is Ready. Raises StartFailed."""
+        """Wait until the kubelet has been heard of after `since` and its node is Ready. Raises StartFailed."""
         try:
             async with asyncio.timeout(_START_SECONDS):
                 while not await self._is_ready(since):
@@ -310,17 +308,12 @@ class RealCluster:
 
     async def _is_ready(self, since: datetime) -> bool:
         try:
-            node = await self.client.get(paths.node(NODE))
+            node, lease = await self.client.get(paths.node(NODE)), await self.client.get(_HEARTBEAT)
         except NotFound:
             return False
         conditions: list[Mapping[str, str]] = node["status"].get("conditions") or []
-        # Kubernetes tells whole seconds.
-        return any(
-            c["type"] == "Ready"
-            and c["status"] == "True"
-            and datetime.fromisoformat(c["lastHeartbeatTime"]) > since
-            for c in conditions
-        )
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+        return ready and datetime.fromisoformat(lease["spec"]["renewTime"]) > since
 
 
 class KubectlFailed(Exception):

@@ -1,7 +1,7 @@
 """Ways from the owner's loopback to addresses inside a node's network, for clients that take no ready socket."""
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 
 from localcluster.node.namespaces import Namespaces
 
@@ -14,21 +14,30 @@ class Forwarder:
     def __init__(self, node: Namespaces) -> None:
         self._node = node
         self._open: dict[tuple[str, int], str] = {}
-        self._stack = AsyncExitStack()
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "Forwarder":
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        for server in self._servers:
+            server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def to(self, host: str, port: int) -> str:
         """HOST:PORT outside; whoever connects to it is connected to the target inside, or at once to nobody."""
         if (host, port) not in self._open:
-            server = await asyncio.start_server(
-                lambda reader, writer: self._carry(reader, writer, host, port), "127.0.0.1", 0
-            )
-            self._stack.callback(server.close)
+
+            def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                connection = asyncio.create_task(self._carry(reader, writer, host, port))
+                self._connections.add(connection)
+                connection.add_done_callback(self._connections.discard)
+
+            server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+            self._servers.append(server)
             self._open[host, port] = "{}:{}".format(*server.sockets[0].getsockname())
         return self._open[host, port]
 

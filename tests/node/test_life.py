@@ -77,12 +77,14 @@ async def test_the_kubelet_and_containerd_are_killed_and_models_serve_on(
     user: NodeUser, simple: Served
 ) -> None:
     pod, cluster = await simple.pod(), user.cluster
+    before = {cluster.kubelet.pid, cluster.containerd.pid}
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(steadily(simple, over))
         await cluster.kill_runtime()
         over.set()
     assert serving.result() > 0
+    assert before.isdisjoint({cluster.kubelet.pid, cluster.containerd.pid})
     again = await simple.answers()
     assert restarts(again, "proxy") == restarts(pod, "proxy")
 
