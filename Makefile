@@ -1,6 +1,7 @@
 # `make demo` and `make test` set up whatever they need; every other target is for development.
 #   make demo [KEEP=1]   the whole story on one machine; KEEP=1 leaves the cluster up
 #   make test [ARGS=…]   all tests, on a real API server and a real Triton; ARGS goes to pytest
+#   make e2e-node        the part of them that runs on a real kubelet and containerd (root, cgroup v1)
 #   make check           lint, types, import contracts, generated code, then the tests
 #   make format          format the code
 #   make generate        Python code from protos/
@@ -13,7 +14,7 @@
 #   make clean           what the above made in this directory (the cache in ~/.cache/berth stays)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup controlplane demo test check lint format generate generated fuzz mutants h2spec lock clean
+.PHONY: help setup controlplane node demo test e2e-node check lint format generate generated fuzz mutants h2spec lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -41,8 +42,15 @@ controlplane: $(STAMP)
 demo: controlplane
 	@$(BIN)/berth demo $(if $(KEEP),--keep)
 
-test: controlplane
+# What a real node needs: nothing where the machine cannot run one, a failure if that is in CI.
+node: $(STAMP)
+	@$(BIN)/python -m localcluster.node.prepare
+
+test: controlplane node
 	@scripts/test $(BIN)/python $(ARGS)
+
+e2e-node: controlplane node
+	@$(BIN)/python -m pytest -p no:cacheprovider tests/node $(ARGS)
 
 check: lint generated test
 

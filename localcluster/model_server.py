@@ -1,5 +1,6 @@
 """A small HTTP server of model archives, for the demo and the tests."""
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -7,8 +8,8 @@ from aiohttp import web
 
 
 @asynccontextmanager
-async def serving(host: str = "127.0.0.1") -> AsyncIterator[Callable[[str, bytes], str]]:
-    """Serve on a free port. The value stores bytes under a name and returns their URL."""
+async def serving(listening: socket.socket | None = None) -> AsyncIterator[Callable[[str, bytes], str]]:
+    """Serve on a free port of loopback or on this socket. The value stores bytes under a name and returns their URL."""
     stored: dict[str, bytes] = {}
 
     async def answer(request: web.Request) -> web.Response:
@@ -19,8 +20,8 @@ async def serving(host: str = "127.0.0.1") -> AsyncIterator[Callable[[str, bytes
     application.router.add_get("/{name}", answer)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    await web.TCPSite(runner, host, 0).start()
-    port = runner.addresses[0][1]
+    await web.SockSite(runner, listening or socket.create_server(("127.0.0.1", 0))).start()
+    host, port = runner.addresses[0]
 
     def store(name: str, body: bytes) -> str:
         stored[name] = body

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from localcluster.kubelet.container import SERVICE_ACCOUNT, Container
 from localcluster.kubelet.pod import PodRunner
+from localcluster.processes import StartFailed
 
 _START_SECONDS = 60.0
 
@@ -50,12 +51,12 @@ class Part:
         await self._now().hold(grace_seconds=grace_seconds)
 
     async def start(self) -> None:
-        """Let it start again; returns once its process runs. Raises TimeoutError."""
+        """Let it start again; returns once its process runs. Raises StartFailed."""
         self._now().release()
         await self.running()
 
     async def running(self) -> None:
-        """Wait until its process runs. Raises TimeoutError that says what was waited for."""
+        """Wait until its process runs. Raises StartFailed with how its pod is."""
         try:
             async with asyncio.timeout(_START_SECONDS):
                 while self.pid is None:
@@ -63,7 +64,7 @@ class Part:
         except TimeoutError as error:
             found = self._find()
             why = "it has no pod" if found is None else found.summary()
-            raise TimeoutError(f"{self.name} does not run after {_START_SECONDS:g} s: {why}") from error
+            raise StartFailed(f"{self.name} does not run after {_START_SECONDS:g} s: {why}") from error
 
     def _now(self) -> Container:
         return self._pod().containers[self._container]

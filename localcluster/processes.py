@@ -25,7 +25,7 @@ class StartFailed(Exception):
     """A part of the cluster did not come up; the message holds the end of its log."""
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -42,7 +42,7 @@ async def spawn(
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
 

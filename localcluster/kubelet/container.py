@@ -193,6 +193,7 @@ class Container:
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Return when the process has ended; probes run meanwhile."""
+        self._probes: list[asyncio.Task[None]] = []  # before any wait: the process may have ended already
         async with asyncio.TaskGroup() as group:
             probing = group.create_task(self._probe(group))
             await process.wait()
@@ -201,7 +202,6 @@ class Container:
                 task.cancel()
 
     async def _probe(self, group: asyncio.TaskGroup) -> None:
-        self._probes: list[asyncio.Task[None]] = []
         if startup := self._make_probe("startupProbe", ready=False):
             await self._until_started(startup)
         self.record.started = True

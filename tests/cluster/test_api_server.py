@@ -126,7 +126,7 @@ async def holding_bindings(
 
     with tempfile.TemporaryDirectory() as directory:
         certificate, key = Path(directory, "hook.crt"), Path(directory, "hook.key")
-        make_serving_certificate(certificate, key, host=host)
+        make_serving_certificate(certificate, key, hosts=[host])
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate, key)
         application = web.Application()

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -122,10 +121,22 @@ async def test_a_projected_token_is_the_pods_own_and_for_its_audience(
         await review_pod_token(user.client, token, audience="another")
 
 
-async def eventually_file(check: Any) -> str:
-    async def there() -> str:
+async def said_by(user: User, name: str, words: str) -> Json:
+    """The pod, once its container `main` has said that."""
+
+    async def check() -> Json:
+        pod = await user.pod(name)
+        assert words in log_of(user.cluster, pod, "main")
+        return pod
+
+    found: Json = await eventually_file(check)
+    return found
+
+
+async def eventually_file(check: Any) -> Any:
+    async def there() -> Any:
         try:
-            return str(await check())
+            return await check()
         except FileNotFoundError as error:
             raise AssertionError(str(error)) from error
 
@@ -189,43 +200,14 @@ async def test_termination_is_prestop_then_sigterm_then_sigkill(user: User, clus
         lifecycle={"preStop": {"exec": {"command": ["sh", "-c", "sleep 0.3"]}}},
     )
     await user.apply(bound("stubborn", main, terminationGracePeriodSeconds=2))
-
-    async def started() -> str:
-        found = log_of(cluster, await user.pod("stubborn"), "main")
-        assert "started" in found
-        return found
-
-    await eventually_file(started)
-    pod, pid = await user.pod("stubborn"), cluster.pid_of("default", "stubborn", "main")
+    pod = await said_by(user, "stubborn", "started")
+    pid = cluster.pid_of("default", "stubborn", "main")
     began = time.monotonic()
     await user.client.delete("/api/v1/namespaces/default/pods/stubborn")
     await user.gone_pod("stubborn")
     assert 1.5 < time.monotonic() - began < 10
     assert not Path(f"/proc/{pid}").exists()
     assert "got TERM" in log_of(cluster, pod, "main")
-
-
-async def test_sigterm_goes_to_the_first_process_alone(user: User, cluster: LocalCluster) -> None:
-    """As in a container: whoever starts processes has to end them."""
-    loop = "while true; do sleep 0.05; done"
-    child = f"trap 'echo child got TERM' TERM; echo child started; {loop}"
-    main = shell(f"(sh -c {shlex.quote(child)}) & trap 'echo first got TERM; sleep 0.5; exit 7' TERM; {loop}")
-    await user.apply(bound("family", main, terminationGracePeriodSeconds=20))
-
-    async def started() -> str:
-        found = log_of(cluster, await user.pod("family"), "main")
-        assert "child started" in found
-        return found
-
-    await eventually_file(started)
-    pod, pid = await user.pod("family"), cluster.pid_of("default", "family", "main")
-    await user.client.delete("/api/v1/namespaces/default/pods/family")
-    await user.gone_pod("family")
-    said = log_of(cluster, pod, "main")
-    assert "first got TERM" in said
-    assert "child got TERM" not in said
-    left = [other for other in processes_of(cluster.id) if Path(f"/proc/{other}").exists()]
-    assert pid not in [os.getpgid(other) for other in left]  # what it has left behind has gone with it
 
 
 async def test_a_host_path_is_the_nodes_own(user: User, cluster: LocalCluster) -> None:

@@ -55,6 +55,17 @@ def test_every_object_stays_where_its_file_puts_it(part: str) -> None:
     assert {_key(d) for d in rendered(part) if d["kind"] != "ConfigMap"} == wanted
 
 
+def test_a_right_to_one_object_is_to_that_of_its_file() -> None:
+    """kustomize puts the hashed name of a generated ConfigMap wherever a Role names an object of its name."""
+    named = {
+        n
+        for d in rendered("extender")
+        for rule in d.get("rules") or []
+        for n in rule.get("resourceNames") or []
+    }
+    assert "berth-kube-scheduler" in named
+
+
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize(
     ("owner", "containers"),

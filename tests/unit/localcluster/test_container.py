@@ -1,0 +1,161 @@
+"""A container's processes without a cluster: signals, restarts, what is said of its end."""
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localcluster.kubelet.container import Container, Launch
+from localcluster.kubelet.images import Image
+from localcluster.kubelet.status import ContainerRecord, Running, Terminated, Waiting
+
+FOREVER = "while true; do sleep 0.02; done"
+
+
+class Run:
+    """One container that is running, and every state that it has been in."""
+
+    def __init__(self, directory: Path, script: str, *, policy: str = "Always", **spec: Any) -> None:
+        self.record = ContainerRecord("c", "any")
+        self.states: list[Running | Waiting | Terminated] = []
+        launch = Launch(
+            spec={"name": "c", "image": "any", "command": ["sh", "-c", script], **spec},
+            image=Image(),
+            env={},
+            base_env={},
+            mounts={},
+            directory=directory / "c",
+            pod_ip="127.0.0.1",
+            grace_seconds=30,
+        )
+        self.container = Container(launch, self.record, restart_policy=policy, changed=self._note)
+        self.task = asyncio.create_task(self.container.run())
+
+    def _note(self) -> None:
+        if not self.states or self.states[-1] is not self.record.state:
+            self.states.append(self.record.state)
+
+    @property
+    def said(self) -> str:
+        try:
+            return self.container.log.read_text()
+        except FileNotFoundError:
+            return ""
+
+    async def until(self, check: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not check():
+                await asyncio.sleep(0.01)
+
+    async def ends(self, ending: Awaitable[None] | None = None) -> Terminated:
+        if ending is not None:
+            await ending
+        async with asyncio.timeout(30):
+            await self.task
+        assert isinstance(self.record.state, Terminated)
+        return self.record.state
+
+
+async def test_sigterm_goes_to_the_first_process_alone_and_what_it_leaves_goes_with_it(
+    tmp_path: Path,
+) -> None:
+    """As in a container: whoever starts processes has to end them."""
+    child = f"trap 'echo child got TERM' TERM; echo child is $$$$; {FOREVER}"
+    first = f"trap 'echo first got TERM; sleep 0.3; exit 7' TERM; (sh -c {shlex.quote(child)}) & {FOREVER}"
+    run = Run(tmp_path, first)
+    await run.until(lambda: "child is" in run.said)
+    pid = int(run.said.split("child is ")[1].split()[0])
+    ended = await run.ends(run.container.stop(grace_seconds=20))
+    assert ended.exit_code == 7
+    assert "first got TERM" in run.said
+    assert "child got TERM" not in run.said
+    await run.until(lambda: not is_alive(pid))
+
+
+def is_alive(pid: int) -> bool:
+    """Not gone, and no zombie that nobody has looked at yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_hook_that_uses_up_the_grace_leaves_two_seconds(tmp_path: Path) -> None:
+    hook = {"preStop": {"exec": {"command": ["sh", "-c", "sleep 30"]}}}
+    run = Run(
+        tmp_path, f"trap 'sleep 0.5; echo ended in order; exit 0' TERM; echo up; {FOREVER}", lifecycle=hook
+    )
+    await run.until(lambda: "up" in run.said)
+    ended = await run.ends(run.container.stop(grace_seconds=0.2))
+    assert (ended.exit_code, "ended in order" in run.said) == (0, True)
+
+
+async def test_the_first_crash_is_started_again_at_once_and_the_second_after_a_pause(tmp_path: Path) -> None:
+    run = Run(tmp_path, "exit 3")
+    await run.until(lambda: isinstance(run.record.state, Waiting) and run.record.restarts == 1)
+    assert run.record.state == Waiting("CrashLoopBackOff", "back-off 1s restarting failed container=c")
+    assert run.record.last is not None
+    assert [type(state) for state in run.states] == [Running, Running, Waiting]
+    await run.ends(run.container.stop(grace_seconds=0))
+
+
+async def test_a_container_that_is_held_stays_down_until_it_is_released(tmp_path: Path) -> None:
+    run = Run(tmp_path, f"echo up; {FOREVER}")
+    await run.until(lambda: run.container.pid is not None)
+    await run.container.hold(grace_seconds=0)
+    await asyncio.sleep(0.1)
+    assert (run.container.pid, run.task.done()) == (None, False)
+    run.container.release()
+    await run.until(lambda: run.container.pid is not None)
+    assert run.record.restarts == 1
+    await run.ends(run.container.stop(grace_seconds=0))
+
+
+async def test_a_container_that_is_held_ends_with_its_pod(tmp_path: Path) -> None:
+    run = Run(tmp_path, FOREVER)
+    await run.until(lambda: run.container.pid is not None)
+    await run.container.hold(grace_seconds=0)
+    assert (await run.ends(run.container.stop(grace_seconds=5))).exit_code == 137
+
+
+async def test_a_failed_liveness_ends_it_in_its_own_grace_and_runs_the_hook(tmp_path: Path) -> None:
+    probe = {"exec": {"command": ["false"]}, "periodSeconds": 0, "failureThreshold": 1}
+    run = Run(
+        tmp_path,
+        f"trap '' TERM; {FOREVER}",
+        policy="Never",
+        livenessProbe={**probe, "terminationGracePeriodSeconds": 1},
+        lifecycle={"preStop": {"exec": {"command": ["sh", "-c", f"echo hook > {tmp_path}/hook"]}}},
+    )
+    assert (await run.ends()).exit_code == 128 + signal.SIGKILL
+    assert (tmp_path / "hook").read_text() == "hook\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "policy", "message"),
+    [
+        ("echo log; echo file > /dev/termination-log; exit 1", "FallbackToLogsOnError", "file\n"),
+        ("echo log; exit 1", "FallbackToLogsOnError", "log"),
+        ("echo log; exit 0", "FallbackToLogsOnError", ""),
+        ("echo log; exit 1", "File", ""),
+        ("for i in $(seq 200); do echo line $i; done; exit 1", "FallbackToLogsOnError", "line 200"),
+    ],
+)
+async def test_the_termination_message(tmp_path: Path, script: str, policy: str, message: str) -> None:
+    run = Run(tmp_path, script, policy="Never", terminationMessagePolicy=policy)
+    said = (await run.ends()).message
+    assert said == message or (
+        message == "line 200" and said.endswith(message) and len(said.splitlines()) == 80
+    )
+
+
+async def test_a_program_that_cannot_start_is_told(tmp_path: Path) -> None:
+    run = Run(tmp_path, "", policy="Never", command=[str(tmp_path)])
+    ended = await run.ends()
+    assert (ended.exit_code, "cannot start" in ended.message) == (127, True)
+    assert os.path.isdir(tmp_path / "c")
