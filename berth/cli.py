@@ -14,6 +14,10 @@ COMMANDS = {
     "top": ("binder.top", "GPUs, models, requested and measured memory of the cluster"),
     "why": ("binder.why", "why a pod is pending or does not serve yet, and what comes next"),
     "would-fit": ("binder.would_fit", "whether a pod that does not exist yet would find a place, and where"),
+    "upgrade-node": (
+        "binder.upgrade_node",
+        "replace a node's Triton and agent, its models out of harm's way",
+    ),
     "demo": ("localcluster.demo", "the whole story on one machine"),
     "keys": ("agent.keys", "make the keys that close a node's Triton to everyone but Berth"),
 }
@@ -44,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:9} {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {name:12} {summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: berth COMMAND [--flags]",

@@ -32,7 +32,8 @@ unloading, ended), since when, why it is not further, and what Berth does next."
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
-def _object_name(text: str) -> str:
+def object_name(text: str) -> str:
+    """Raises InvalidValue for what cannot be the name of an object."""
     if not _NAME.fullmatch(text):
         hint = "; the namespace goes with -n" if "/" in text else ""
         raise InvalidValue(f"{text[:253]!r} is not the name of an object in Kubernetes{hint}")
@@ -43,9 +44,9 @@ def _object_name(text: str) -> str:
 class WhyOptions(OutputOptions):
     """Which pod."""
 
-    pod: str = opt.positional("the pod's name", metavar="POD", parse=_object_name)
+    pod: str = opt.positional("the pod's name", metavar="POD", parse=object_name)
     namespace: str = opt.option(
-        "the pod's namespace", default="default", metavar="NAME", short="-n", parse=_object_name
+        "the pod's namespace", default="default", metavar="NAME", short="-n", parse=object_name
     )
     scheduler_name: str = opt.option("the binder's schedulerName", default=SCHEDULER_NAME, metavar="NAME")
 

@@ -94,6 +94,11 @@ class Keys:
         return f"{self.prefix}lift-quarantine"
 
     @property
+    def cordoned_by(self) -> str:
+        """Node annotation: `berth upgrade-node` has cordoned this node, and is to uncordon it."""
+        return f"{self.prefix}cordoned-by"
+
+    @property
     def report_behind(self) -> str:
         """Annotation of an agent's Lease: why the report on the node is not the current one. Absent while
         it is; with it the node's facts are stale, however fresh the heartbeat."""

@@ -1,22 +1,24 @@
 """What the ServiceAccounts of `deploy/base` may not do. What they may is shown by every other test:
 agents and binders run under them and nothing else."""
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from berth.kube import paths
-from berth.kube.client import open_client
+from berth.kube.client import KubeClient
 from berth.kube.errors import Denied, NotFound
 from localcluster.cluster import LocalCluster
-from localcluster.credentials import write_kubeconfig
+from tests.cluster.accounts import agent_of, speaking_as
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": []}}
 FORBIDDEN = {
-    "gpu-1": [
+    "agent": [
         ("get", "/api/v1/secrets"),
         ("get", "/api/v1/namespaces/berth-system/configmaps"),
         ("get", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"),
@@ -31,7 +33,7 @@ FORBIDDEN = {
         ("create", "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases"),
         ("delete", "/apis/coordination.k8s.io/v1/namespaces/berth-system-nodes/leases/berth-agent-gpu-1"),
     ],
-    "binder-0": [
+    "binder": [
         ("get", "/api/v1/secrets"),
         ("get", "/api/v1/namespaces/berth-system/configmaps"),
         ("get", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"),
@@ -43,6 +45,20 @@ FORBIDDEN = {
         ("patch", "/apis/coordination.k8s.io/v1/namespaces/berth-system-nodes/leases/berth-agent-gpu-1"),
         ("patch", "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases/berth-agent-gpu-1"),
     ],
+    "server": [  # no right at all
+        ("get", "/api/v1/namespaces/berth-system/pods"),
+        ("get", "/api/v1/nodes/gpu-1"),
+        ("patch", "/api/v1/nodes/gpu-1"),
+        ("create", "/apis/authentication.k8s.io/v1/tokenreviews"),
+        ("create", "/api/v1/namespaces/default/events"),
+    ],
+}
+
+
+ACCOUNTS: dict[str, Callable[[LocalCluster, Path], AbstractAsyncContextManager[KubeClient]]] = {
+    "agent": lambda cluster, directory: agent_of(cluster, "gpu-1", directory),
+    "binder": lambda cluster, directory: speaking_as(cluster, "berth-binder", directory),
+    "server": lambda cluster, directory: speaking_as(cluster, "berth-server", directory),
 }
 
 
@@ -50,9 +66,9 @@ FORBIDDEN = {
     ("account", "verb", "path"), [(account, *call) for account, calls in FORBIDDEN.items() for call in calls]
 )
 async def test_what_is_not_needed_is_not_allowed(
-    cluster: LocalCluster, account: str, verb: str, path: str
+    cluster: LocalCluster, tmp_path: Path, account: str, verb: str, path: str
 ) -> None:
-    async with open_client(str(cluster.directory / f"{account}.kubeconfig")) as client:
+    async with ACCOUNTS[account](cluster, tmp_path) as client:
         call = {
             "get": lambda: client.get(path),
             "create": lambda: client.create(path, POD),
@@ -96,23 +112,25 @@ def lease_of(name: str) -> Json:
     ],
 )
 async def test_an_agent_speaks_for_its_own_node_alone(
-    cluster: LocalCluster, path: str, patch: Json, message: str
+    cluster: LocalCluster, tmp_path: Path, path: str, patch: Json, message: str
 ) -> None:
     await cluster.client.patch(OWN, annotated("example.com/theirs", "x"))
-    async with open_client(str(cluster.directory / "gpu-1.kubeconfig")) as agent:
+    async with agent_of(cluster, "gpu-1", tmp_path) as agent:
         with pytest.raises(Denied, match=f"403 Forbidden: .*{message}"):
             await agent.patch(path, patch)
 
 
-async def test_an_agent_writes_and_removes_berths_annotations_on_its_own_node(cluster: LocalCluster) -> None:
-    async with open_client(str(cluster.directory / "gpu-1.kubeconfig")) as agent:
+async def test_an_agent_writes_and_removes_berths_annotations_on_its_own_node(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    async with agent_of(cluster, "gpu-1", tmp_path) as agent:
         for value in ("one", "two", None):
             node = await agent.patch(OWN, annotated("seldon.io/trtis-probe", value))
             assert node["metadata"]["annotations"].get("seldon.io/trtis-probe") == value
 
 
-async def test_an_agent_makes_no_lease_but_its_own(cluster: LocalCluster) -> None:
-    async with open_client(str(cluster.directory / "gpu-1.kubeconfig")) as agent:
+async def test_an_agent_makes_no_lease_but_its_own(cluster: LocalCluster, tmp_path: Path) -> None:
+    async with agent_of(cluster, "gpu-1", tmp_path) as agent:
         for name in ("berth-agent-gpu-3", "berth-binder", "gpu-1"):
             with pytest.raises(Denied, match=LEASE_ONLY):
                 await agent.create(LEASES, lease_of(name))
@@ -120,21 +138,8 @@ async def test_an_agent_makes_no_lease_but_its_own(cluster: LocalCluster) -> Non
                 await cluster.client.get(f"{LEASES}/{name}")
 
 
-async def agent_kubeconfig(cluster: LocalCluster, path: Path, bound_to: Json | None) -> str:
-    """For the agents' ServiceAccount, with a token as a kubelet asks for one for a pod's volume."""
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    if bound_to is not None:
-        meta = bound_to["metadata"]
-        pod = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
-        asked["spec"] = {"boundObjectRef": pod}
-    account = "/api/v1/namespaces/berth-system/serviceaccounts/berth-agent"
-    token = (await cluster.client.create(f"{account}/token", asked))["status"]["token"]
-    certificate = cluster.directory / "serving.crt"
-    return str(write_kubeconfig(path, server=cluster.client.host, certificate=certificate, token=token))
-
-
 async def test_a_token_that_is_bound_to_no_node_writes_to_none(cluster: LocalCluster, tmp_path: Path) -> None:
-    async with open_client(await agent_kubeconfig(cluster, tmp_path / "config", None)) as unbound:
+    async with speaking_as(cluster, "berth-agent", tmp_path) as unbound:
         with pytest.raises(Denied, match=NODE_ONLY):
             await unbound.patch(OWN, annotated("seldon.io/trtis-probe", "x"))
         with pytest.raises(Denied, match=LEASE_ONLY):
@@ -144,7 +149,7 @@ async def test_a_token_that_is_bound_to_no_node_writes_to_none(cluster: LocalClu
 async def test_a_token_that_is_bound_to_a_pod_writes_to_the_pods_node(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """As the DaemonSet's agents have it; those of the local cluster are bound to the Node itself."""
+    """As the DaemonSet's agents have it."""
     spec = {
         "serviceAccountName": "berth-agent",
         "automountServiceAccountToken": False,
@@ -154,7 +159,7 @@ async def test_a_token_that_is_bound_to_a_pod_writes_to_the_pods_node(
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "agent-probe"}, "spec": spec}
     created = await cluster.client.create(paths.pods("berth-system"), pod)
     try:
-        async with open_client(await agent_kubeconfig(cluster, tmp_path / "config", created)) as agent:
+        async with speaking_as(cluster, "berth-agent", tmp_path, bound_to=created) as agent:
             for value in ("x", None):
                 await agent.patch(OWN, annotated("seldon.io/trtis-probe", value))
             with pytest.raises(Denied, match=NODE_ONLY):

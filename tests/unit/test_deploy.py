@@ -186,6 +186,25 @@ def test_a_network_policy_lets_in_what_listens_and_no_more(name: str) -> None:
     assert let_in == listening
 
 
+POLICIES = documents("ValidatingAdmissionPolicy")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_that_breaks_refuses_what_it_is_for_and_nothing_else(name: str) -> None:
+    """What a match condition leaves out is written whatever becomes of the policy's expressions."""
+    spec = POLICIES[name]["spec"]
+    assert spec["failurePolicy"] == "Fail"
+    assert spec["matchConditions"]
+    assert not any("variables." in condition["expression"] for condition in spec["matchConditions"])
+
+
+def test_every_policy_is_in_force() -> None:
+    bindings = documents("ValidatingAdmissionPolicyBinding").values()
+    assert {binding["spec"]["policyName"] for binding in bindings} == set(POLICIES)
+    assert all(binding["spec"]["validationActions"] == ["Deny"] for binding in bindings)
+    assert not any("matchResources" in binding["spec"] for binding in bindings)
+
+
 @pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
 def test_an_agents_addresses_can_be_read_in_both_families(address: str) -> None:
     given = [

@@ -1,0 +1,232 @@
+"""What comes next when a node's Berth pods are replaced. Pure: a look at the cluster in, the next step out.
+
+Nothing is remembered of what has been done, but which models served at the first look: whoever begins
+anew in the middle finds in the cluster how far it was.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from berth.contract.errors import UnreadableReport
+from berth.contract.keys import Keys
+from berth.contract.pod import PodRef, has_ended, is_deleting, pod_ref
+from berth.contract.report import Failure, ModelReport, ModelState, NodeReport
+
+JsonObject = Mapping[str, Any]
+SERVER, AGENT = "berth-server", "berth-agent"
+_HASH = "controller-revision-hash"
+# A load that ended so is not tried again by itself.
+_FINAL = frozenset({Failure.INVALID_MODEL, Failure.QUARANTINED})
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A node as it is now. `revisions`: by DaemonSet, the hash that its up-to-date pods carry, None while its
+    controller has not seen the last change; `pods`: all that are bound to the node; `heartbeat`: the
+    agent's Lease."""
+
+    node: JsonObject
+    pods: tuple[JsonObject, ...]
+    revisions: Mapping[str, str | None]
+    heartbeat: JsonObject | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """Let no new pod come to the node, and note that it was us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uncordon:
+    """Let pods come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Ask a model's pod to go, within its PodDisruptionBudget."""
+
+    pod: PodRef
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Delete a pod of a DaemonSet, which makes another."""
+
+    pod: PodRef
+
+
+Action = Cordon | Uncordon | Evict | Replace
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do now, or what to wait for, or the end: `failed` says why it is a bad one."""
+
+    actions: tuple[Action, ...] = ()
+    waiting: tuple[str, ...] = ()
+    done: bool = False
+    failed: str = ""
+
+
+class Upgrade:
+    """One node's. `agent_only`: the agent is replaced, Triton and its models are not touched."""
+
+    def __init__(self, keys: Keys, first: Look, *, agent_only: bool) -> None:
+        self._keys = keys
+        self._names = (AGENT,) if agent_only else (SERVER, AGENT)
+        # Where Triton need not be replaced, no model has to leave.
+        self.moves_models = not agent_only and (
+            self.has_cordoned(first)
+            or not _current(first, SERVER)
+            or any(is_of(pod, SERVER) for pod in self._old(first))
+        )
+        self._served = frozenset(pod_ref(pod).uid for pod in self._models(first) if is_ready(pod))
+        self._beat: object = None
+
+    def stays(self, look: Look) -> tuple[PodRef, ...]:
+        """The pods whose models the new Triton loads again: nothing would make them elsewhere."""
+        return tuple(pod_ref(pod) for pod in self._models(look) if not self.moves_models or not _moves(pod))
+
+    def has_cordoned(self, look: Look) -> bool:
+        """Whether the node is cordoned, and by an upgrade."""
+        return _cordoned(look) and self._keys.cordoned_by in _annotations(look.node)
+
+    def step(self, look: Look) -> Step:
+        unknown = [name for name in self._names if look.revisions[name] is None]
+        if unknown:
+            return Step(waiting=tuple(f"the controller to see the change of DaemonSet {n}" for n in unknown))
+        if old := self._old(look):
+            return self._replace(look, old)
+        waiting = tuple(f"a ready pod of {name}" for name in self._names if not _current(look, name))
+        if waiting:
+            self._beat = None
+            return Step(waiting=waiting)
+        return self._settle(look)
+
+    def _replace(self, look: Look, old: list[JsonObject]) -> Step:
+        if self.moves_models:
+            if not _cordoned(look):
+                return Step(actions=(Cordon(),))
+            if leaving := [pod for pod in self._models(look) if _moves(pod)]:
+                return Step(
+                    actions=tuple(Evict(pod_ref(pod)) for pod in leaving if not is_deleting(pod)),
+                    waiting=tuple(f"{pod_ref(pod)} to go" for pod in leaving),
+                )
+        return Step(
+            actions=tuple(Replace(pod_ref(pod)) for pod in old if not is_deleting(pod)),
+            waiting=tuple(f"{pod_ref(pod)} to end" for pod in old),
+        )
+
+    def _settle(self, look: Look) -> Step:
+        """The new pods are ready: what of the models?"""
+        if not self._heard(look.heartbeat):
+            return Step(waiting=("the agent's heartbeat",))
+        try:
+            report = NodeReport.decode(_annotations(look.node).get(self._keys.report, ""))
+        except UnreadableReport as error:
+            return Step(waiting=(f"the agent's report ({error})",))
+        if not report.triton.ready:
+            return Step(waiting=("Triton",))
+        if lost := [line for pod in self._models(look) for line in self._lost(pod, report)]:
+            return Step(failed="; ".join(lost))
+        if waiting := [line for pod in self._models(look) for line in self._missing(pod, report)]:
+            return Step(waiting=tuple(waiting))
+        if self.moves_models and self.has_cordoned(look):
+            return Step(actions=(Uncordon(),))
+        return Step(done=True)
+
+    def _heard(self, lease: JsonObject | None) -> bool:
+        """Whether the agent has renewed its Lease since the new pods were ready, and its report is the
+        current one. What counts is that it was written, not the time in it: clocks differ."""
+        beat = ((lease or {}).get("spec") or {}).get("renewTime")
+        if beat is None or self._beat is None:
+            self._beat = beat
+            return False
+        behind = self._keys.report_behind in _annotations(lease or {"metadata": {}})
+        return beat != self._beat and not behind
+
+    def _lost(self, pod: JsonObject, report: NodeReport) -> Iterator[str]:
+        """A model that served before and will not by itself."""
+        ref = pod_ref(pod)
+        model = report.model_of(ref.uid)
+        if ref.uid in self._served and model is not None and _is_final(model):
+            yield f"the model of {ref}, which served before, does not any more: {model.reason}"
+
+    def _missing(self, pod: JsonObject, report: NodeReport) -> Iterator[str]:
+        ref = pod_ref(pod)
+        model = report.model_of(ref.uid)
+        state = "not reported" if model is None else model.state.value
+        if model is not None and model.state is ModelState.READY and is_ready(pod):
+            return
+        if ref.uid not in self._served and (_is_stuck(pod) or state in ("failed", "lost")):
+            return  # it did not serve before, and it is not this upgrade that keeps it from it
+        yield f"the model of {ref} ({state})"
+
+    def _old(self, look: Look) -> list[JsonObject]:
+        return [pod for name in self._names for pod in _pods_of(look, name) if _is_old(look, pod, name)]
+
+    def _models(self, look: Look) -> Iterator[JsonObject]:
+        """The pods that the binder has given a GPU here, and that have not ended."""
+        for pod in look.pods:
+            if self._keys.gpu in _annotations(pod) and not has_ended(pod):
+                yield pod
+
+
+def is_of(pod: JsonObject, name: str) -> bool:
+    """Whether this DaemonSet made the pod."""
+    owner = _controller(pod)
+    return owner is not None and (owner["kind"], owner["name"]) == ("DaemonSet", name)
+
+
+def is_ready(pod: JsonObject) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def _pods_of(look: Look, name: str) -> Iterable[JsonObject]:
+    return (pod for pod in look.pods if is_of(pod, name))
+
+
+def _is_old(look: Look, pod: JsonObject, name: str) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(_HASH) != look.revisions[name]
+
+
+def _current(look: Look, name: str) -> bool:
+    """Whether an up-to-date pod of the DaemonSet is there and ready."""
+    return any(
+        is_ready(pod) and not is_deleting(pod) and not _is_old(look, pod, name)
+        for pod in _pods_of(look, name)
+    )
+
+
+def _moves(pod: JsonObject) -> bool:
+    """Whether something makes another pod in its place, elsewhere."""
+    owner = _controller(pod)
+    return owner is not None and owner["kind"] != "DaemonSet"
+
+
+def _controller(pod: JsonObject) -> JsonObject | None:
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in owners if owner.get("controller")), None)
+
+
+def _cordoned(look: Look) -> bool:
+    return bool((look.node.get("spec") or {}).get("unschedulable"))
+
+
+def _annotations(thing: JsonObject) -> Mapping[str, str]:
+    return thing["metadata"].get("annotations") or {}
+
+
+def _is_final(model: ModelReport) -> bool:
+    return model.state is ModelState.LOST or (
+        model.state is ModelState.FAILED and model.failure is not None and model.failure in _FINAL
+    )
+
+
+def _is_stuck(pod: JsonObject) -> bool:
+    """A container of it fails and is started again."""
+    status = pod.get("status") or {}
+    states = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    return any(state.get("restartCount", 0) > 0 and not state.get("ready") for state in states)
