@@ -188,9 +188,9 @@ async def test_a_pod_that_is_evicted_for_memory_leaves_no_model_behind(
             assert "simple" not in await user.models_on(NODE)
 
         await eventually(unloaded, seconds=60, what="the evicted pod's model to be gone")
-        assert is_ready(await user.daemon("berth-agent"))
     finally:
         await user.cluster.restart_kubelet()
+    await user.berth_is_ready()
     await user.client.delete(paths.pod("default", pod["metadata"]["name"]))
     await simple.answers()
 
