@@ -93,6 +93,8 @@ h2spec: $(STAMP)
 lock: $(STAMP)
 	$(COMPILE) --extra local --extra dev --output-file requirements/dev.txt pyproject.toml
 	$(COMPILE) --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) --constraint requirements/dev.txt --build-deps-for wheel --only-build-deps \
+		--output-file requirements/build.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
