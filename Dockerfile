@@ -16,10 +16,10 @@ RUN python -m venv /build \
     && /build/bin/pip --python /opt/berth/bin/python install --no-cache-dir --no-compile --require-hashes \
         -r requirements/runtime.txt
 # A third of what was installed is never imported: classes for every kind and call of the API server (Berth
-# reads JSON), and the packages' own tests.
-RUN cd /opt/berth/lib/python3.*/site-packages \
-    && find kubernetes/client kubernetes/aio/client -regex '.*/\(api\|models\)/.*\.py' ! -name __init__.py -delete \
-    && find . -type d -name tests -prune -exec rm -rf {} +
+# reads JSON), the packages' own tests, what compiles Fortran, what colours source code.
+RUN find /opt/berth/lib -regex '.*/kubernetes/\(aio/\)?client/\(api\|models\)/.*\.py' ! -name __init__.py -delete \
+    && find /opt/berth/lib -type d -regex '.*/\(tests\|numpy/f2py\|numpy/distutils\|site-packages/pygments\)' \
+        -prune -exec rm -rf {} +
 COPY pyproject.toml README.md ./
 COPY berth berth
 COPY agent agent
@@ -30,8 +30,7 @@ COPY proxy proxy
 RUN SOURCE_DATE_EPOCH=0 /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /build/bin/pip --python /opt/berth/bin/python install --no-cache-dir --no-compile --no-deps --no-index \
         /wheels/*.whl \
-    && PYTHONHASHSEED=0 /opt/berth/bin/python -m compileall -q --invalidation-mode unchecked-hash \
-        -x '/(pygments|numpy/(distutils|f2py))/' /opt/berth/lib
+    && PYTHONHASHSEED=0 /opt/berth/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/berth/lib
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /usr/bin/tini /usr/bin/tini

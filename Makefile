@@ -32,7 +32,8 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	@echo "installing Python packages into $(VENV): 1 to 3 minutes, once"
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	@PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--config-settings editable_mode=compat -e .
 	@touch $@
 
 controlplane: $(STAMP)
@@ -51,6 +52,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile localcluster/images/tritonserver.Dockerfile
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

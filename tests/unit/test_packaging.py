@@ -42,7 +42,7 @@ def test_the_wheel_holds_every_package_and_no_tests(tmp_path: Path) -> None:
         tops = {name.partition("/")[0] for name in archive.namelist() if ".dist-info" not in name}
         scripts = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
         assert "berth = berth.cli:main" in archive.read(scripts).decode()
-    assert tops == PACKAGES | {"localcluster"}
+    assert tops == PACKAGES
 
 
 def test_the_image_copies_every_package_that_it_runs() -> None:
