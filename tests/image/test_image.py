@@ -1,8 +1,10 @@
 """Berth's image as a registry would have it, built from the repository's Dockerfile."""
 
 import asyncio
+import json
 import os
 import re
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +33,9 @@ async def archive() -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def image(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Unpacked]:
-    yield unpack(archive, tmp_path_factory.mktemp("image"))
+    root = tmp_path_factory.mktemp("image")
+    yield unpack(archive, root)
+    shutil.rmtree(root)
 
 
 def pinned() -> dict[str, str]:
@@ -95,6 +99,59 @@ async def test_everything_that_berth_imports_is_there_and_compiled(image: Unpack
     )
     ran = image.run("python", "-W", "error::ImportWarning", "-c", loading)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+CLUSTER = {"server": "https://127.0.0.1:6443", "certificate-authority": "/etc/ssl/certs/ca-certificates.crt"}
+PLUGIN = {
+    "apiVersion": "client.authentication.k8s.io/v1",
+    "command": "echo",
+    "args": [
+        '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}'
+    ],
+}
+
+
+@pytest.mark.parametrize("user", [{"token": "t"}, {"exec": PLUGIN}, {"tokenFile": "/tmp/token"}])
+async def test_what_it_lacks_of_the_kubernetes_client_is_not_needed_to_log_in(
+    image: Unpacked, user: dict[str, object]
+) -> None:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": CLUSTER}],
+        "users": [{"name": "u", "user": user}],
+    }
+    (image.root / "tmp" / "kubeconfig").write_text(json.dumps(config))
+    (image.root / "tmp" / "token").write_text("t")
+    ran = image.run("python", "-c", LOGGING_IN, "/tmp/kubeconfig")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "Bearer t\n", "")
+
+
+async def test_nor_to_log_in_from_a_pod(image: Unpacked) -> None:
+    secrets = (
+        image.root / "run/secrets/kubernetes.io/serviceaccount"
+    )  # /var/run leads there, but out of the root
+    secrets.mkdir(parents=True, exist_ok=True)
+    (secrets / "token").write_text("t")
+    shutil.copy(image.root / "etc/ssl/certs/ca-certificates.crt", secrets / "ca.crt")
+    pod = ("KUBERNETES_SERVICE_HOST=127.0.0.1", "KUBERNETES_SERVICE_PORT=6443")
+    ran = image.run("env", *pod, "python", "-c", LOGGING_IN)
+    assert (ran.returncode, ran.stdout.lower(), ran.stderr) == (0, "bearer t\n", "")
+
+
+LOGGING_IN = """
+import asyncio, sys
+from berth.kube.client import load_configuration, open_client
+
+async def main(path):
+    async with open_client(path):
+        configuration = await load_configuration(path)
+        print(await configuration.get_api_key_with_prefix("BearerToken", alias="authorization"))
+
+asyncio.run(main(*sys.argv[1:] or [None]))
+"""
 
 
 async def test_no_file_tells_when_it_was_built(archive: Path) -> None:

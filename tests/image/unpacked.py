@@ -28,7 +28,8 @@ class Unpacked:
             str(self.root),
             *command,
         ]
-        environment = dict(one.split("=", 1) for one in self.config["Env"])
+        # What container runtimes add for a user that /etc/passwd does not have.
+        environment = {"HOME": "/", **dict(one.split("=", 1) for one in self.config["Env"])}
         return subprocess.run(inside, env=environment, capture_output=True, text=True, timeout=60)
 
 
