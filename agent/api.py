@@ -2,24 +2,43 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import NoReturn, TypeVar
 
 import grpc
 import grpc.aio
 
+from agent.admission import (
+    Admitted,
+    CodeGate,
+    CodeRefused,
+    InvalidModel,
+    ModelFiles,
+    NodeRules,
+    admit,
+    judge,
+    write_anew,
+)
 from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthenticated
+from agent.door import Context, Door, metadata_of, source_of
 from agent.gpus import GpuReading, GpusUnknown
 from agent.lifecycle import Lifecycle
+from agent.limits import Busy, Callers, Patience, Rates
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone
 from agent.repository import Record, Repository
-from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest
+from agent.room import NoRoom, Room
+from agent.slots import StageSlots
+from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import ModelName, parse_model_name
-from berth.contract.pod import ModelPod
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, ModelName, parse_model_name
+from berth.contract.pod import ModelPod, PodRef
+from berth.contract.quantity import format_bytes
 from berth.contract.report import Failure, ModelState
 from berth.kube.errors import KubeError
 from berth.runtime.logs import fields
@@ -32,14 +51,32 @@ from berth.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentService
 
 log = logging.getLogger(__name__)
 
+
+class SenderGone(Exception):
+    """The sender of a stream has fallen silent, or trickles."""
+
+
 _MESSAGE_BYTES = 4 * 1024 * 1024
-# A node's pods, each with a watch, a stage or a load: more than a kubelet would ever run.
-_CONCURRENT_CALLS = 1000
-_STAGES_AT_ONCE = 4
-# A sender that falls silent for this long has died without saying so.
-_STAGE_IDLE_SECONDS = 60.0
+# More than all pods of a node may have open together (limits.OPEN_CALLS each).
+_CONCURRENT_CALLS = 2048
+_CONNECTIONS = 4096
+# The largest token with what else a call says of itself.
+_METADATA_BYTES = 24 * 1024
+# To judge a config.pbtxt of the largest size takes a core about a second.
+_JUDGED_AT_ONCE = 2
+# A sender that falls silent for this long has died without saying so. It earns the time back at this rate,
+# which any disk and any network file system keeps up with; a file counts as so many bytes more.
+_SENDER_SECONDS = 30.0
+_SENDER_BYTES_PER_SECOND = 1024.0**2
+_FILE_WORTH_BYTES = 64 * 1024
+# What a message costs the sender of its time, so that nobody sends byte by byte for ever.
+_MESSAGE_SECONDS = 0.001
 # How long a call that found no change repeats its last message, so that a dead client is noticed.
 _WATCH_REPEAT_SECONDS = 30.0
+
+_LAST_WORDS, _LAST_WORDS_SECONDS = 8, 0.2
+# Refusals a second that are logged, so that nobody fills the node's disk with them.
+_LOGGED_RATE, _LOGGED_BURST = 2.0, 50.0
 
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
@@ -47,6 +84,11 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (OneModelOnly, grpc.StatusCode.PERMISSION_DENIED),
     (PodGone, grpc.StatusCode.PERMISSION_DENIED),
     (NotPlaced, grpc.StatusCode.FAILED_PRECONDITION),
+    (CodeRefused, grpc.StatusCode.FAILED_PRECONDITION),
+    (InvalidModel, grpc.StatusCode.INVALID_ARGUMENT),
+    (Busy, grpc.StatusCode.UNAVAILABLE),
+    (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (SenderGone, grpc.StatusCode.DEADLINE_EXCEEDED),
     (NameTaken, grpc.StatusCode.ALREADY_EXISTS),
     (TooLarge, grpc.StatusCode.OUT_OF_RANGE),
     (WrongDigest, grpc.StatusCode.DATA_LOSS),
@@ -58,6 +100,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     # A full or broken disk; the message is the system's.
     (OSError, grpc.StatusCode.RESOURCE_EXHAUSTED),
 )
+_TOLD = tuple(kind for kind, _ in _CODES)
 _STATES = {state: f"MODEL_STATE_{state.name}" for state in ModelState}
 _FAILURES: dict[Failure | None, str] = {
     None: "FAILURE_CLASS_UNSPECIFIED",
@@ -65,8 +108,6 @@ _FAILURES: dict[Failure | None, str] = {
 }
 
 T = TypeVar("T")
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class NodeAgentApi(NodeAgentServicer):
@@ -83,16 +124,27 @@ class NodeAgentApi(NodeAgentServicer):
         readings: Callable[[], tuple[GpuReading, ...]],
         access: pb.TritonAccess,
         metrics: AgentMetrics,
+        rules: NodeRules,
+        gate: CodeGate,
         max_model_bytes: int,
+        keep_free: float = 0.0,
     ) -> None:
         self._authenticator, self._guard = authenticator, guard
         self._models, self._repository, self._lifecycle = models, repository, lifecycle
         self._readings, self._access, self._metrics = readings, access, metrics
+        self._rules, self._gate = rules, gate
+        self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._max_model_bytes = max_model_bytes
-        self._stage_slots = asyncio.Semaphore(_STAGES_AT_ONCE)
+        self._room = Room(repository.models, keep_share=keep_free)
+        self._slots = StageSlots()
+        self._logged = Rates(rate=_LOGGED_RATE, burst=_LOGGED_BURST)
+
+    def door(self) -> Door:
+        """What stands before these calls where they come over the network."""
+        return Door(self._authenticator, Callers(), refuse=self._refuse, told=_TOLD)
 
     async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:  # noqa: N802
-        return await self._answer("Stage", context, self._stage(requests, context))
+        return await self._answer("Stage", context, _heard(requests, self._stage(requests, context)))
 
     async def Load(self, request: pb.LoadRequest, context: Context) -> AsyncIterator[pb.LoadProgress]:  # noqa: N802
         model = await self._answer("Load", context, self._loadable(request, context))
@@ -122,14 +174,24 @@ class NodeAgentApi(NodeAgentServicer):
         """Turn the errors that callers are told of into their status."""
         try:
             answer = await work
-        except tuple(kind for kind, _ in _CODES) as error:
-            code = next(code for kind, code in _CODES if isinstance(error, kind))
-            self._metrics.called(method, code.name)
-            log.info("call refused", extra=fields(method=method, code=code.name, reason=error))
-            await context.abort(code, str(error)[:1000])
-            raise AssertionError("abort always raises") from error
+        except _TOLD as error:
+            await self._refuse(method, context, error)
         self._metrics.called(method, "OK")
         return answer
+
+    async def _refuse(self, method: str, context: Context, error: Exception) -> NoReturn:
+        code = next(code for kind, code in _CODES if isinstance(error, kind))
+        self._metrics.called(method, code.name)
+        if not self._logged.take(""):
+            log.info("call refused", extra=fields(method=method, code=code.name, reason=error))
+        # A client of gRPC's own retries goes by this, too.
+        pause = (
+            (("grpc-retry-pushback-ms", f"{error.retry_seconds * 1000:.0f}"),)
+            if isinstance(error, Busy)
+            else ()
+        )
+        await context.abort(code, str(error)[:1000], pause)
+        raise AssertionError("abort always raises") from error
 
     async def _own(self, text: str, context: Context) -> tuple[Model, ModelName]:
         """Authenticate and authorise. The name is checked last, so that strangers learn nothing by it."""
@@ -137,8 +199,8 @@ class NodeAgentApi(NodeAgentServicer):
         return model, name
 
     async def _caller(self, text: str, context: Context) -> tuple[ModelPod, Model, ModelName]:
-        ref = await self._authenticator.pod_of(_metadata(context))
-        pod = await self._guard.admit(ref)
+        pod = await self._guard.admit(await self._ref(context))
+        ref = pod.ref
         name = parse_model_name(text)
         if pod.model_name is not None and pod.model_name != name:
             raise NotAllowed(f"pod {ref} may use model {pod.model_name!r} only")
@@ -147,37 +209,56 @@ class NodeAgentApi(NodeAgentServicer):
             return pod, self._models.claim(ref.uid, name), name
         return pod, self._models.own(ref.uid, name), name
 
+    async def _ref(self, context: Context) -> PodRef:
+        return await self._authenticator.pod_of(metadata_of(context), source_of(context))
+
     async def _stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:
-        await self._authenticator.pod_of(_metadata(context))
-        header = await _next_part(requests, "header")
+        await self._ref(context)
+        header = await _next_part(requests, "header", within=_SENDER_SECONDS)
         pod, model, name = await self._caller(header.header.model_name, context)
-        self._require_placed(pod)
+        gpu = self._require_placed(pod, model)
         self._models.claim(pod.ref.uid, name)
         known = await asyncio.to_thread(self._repository.record, name)
         if known is not None and (known.pod.uid, known.digest, known.gpu) == (
             pod.ref.uid,
             header.header.digest,
-            pod.gpu,
+            gpu,
         ):
             return pb.StageResponse(digest=known.digest, already_staged=True)
-        async with self._stage_slots:
+        if header.header.files:
+            await self._judged(model, lambda: _foreseen(header.header, name, self._rules))
+        async with self._slots.slot(pod.ref):
             staged = self._repository.new_staging()
             try:
-                return await self._receive(requests, pod, model, staged)
+                return await self._receive(requests, pod, model, gpu, staged)
             finally:
                 await in_thread(self._repository.discard, staged)
 
     async def _receive(
-        self, requests: AsyncIterator[pb.StageRequest], pod: ModelPod, model: Model, staged: Path
+        self,
+        requests: AsyncIterator[pb.StageRequest],
+        pod: ModelPod,
+        model: Model,
+        gpu: GpuChoice,
+        staged: Path,
     ) -> pb.StageResponse:
-        files = StagedFiles(staged, max_bytes=self._max_model_bytes)
+        files = StagedFiles(staged, max_bytes=self._max_model_bytes, share=self._room.share())
         try:
             digest = await self._write_parts(requests, files)
         finally:
-            files.close()
-        assert pod.gpu is not None
+            await in_thread(files.close)
         assert model.name is not None
-        record = Record(pod=pod.ref, model_id=pod.model_id, name=model.name, gpu=pod.gpu, digest=digest)
+        name = model.name
+        admitted = await self._judged(model, lambda: admit(staged, name, self._rules))
+        await in_thread(write_anew, staged, admitted)
+        record = Record(
+            pod=pod.ref,
+            model_id=pod.model_id,
+            name=name,
+            gpu=gpu,
+            digest=digest,
+            code=admitted.has_code,
+        )
         await self._lifecycle.publish(model, staged, record)
         self._metrics.staged(files.bytes)
         log.info(
@@ -186,10 +267,29 @@ class NodeAgentApi(NodeAgentServicer):
         )
         return pb.StageResponse(digest=digest, files=files.files, bytes=files.bytes)
 
+    async def _judged(self, model: Model, judge: Callable[[], Admitted]) -> Admitted:
+        """What may be loaded, and could be now. A refusal is the model's state too, so that the binder and
+        the pod's owner learn of it. `judge` blocks. Raises InvalidModel or CodeRefused."""
+        try:
+            async with self._judging:
+                admitted = await in_thread(judge)
+            self._gate.check(model.ref.uid, model.ref.namespace, has_code=admitted.has_code)
+        except InvalidModel as error:
+            self._lifecycle.refuse(model, str(error), Failure.INVALID_MODEL)
+            raise
+        except CodeRefused as error:
+            self._lifecycle.refuse(model, str(error), Failure.CAPACITY)
+            raise
+        return admitted
+
     async def _write_parts(self, requests: AsyncIterator[pb.StageRequest], files: StagedFiles) -> str:
         """Write until the commit. The next message is read only when this one is on its way to disk."""
+        patience = Patience(seconds=_SENDER_SECONDS, bytes_per_second=_SENDER_BYTES_PER_SECOND)
         while True:
-            request = await _next_part(requests, "file", "chunk", "commit")
+            asked = time.monotonic()
+            request = await _next_part(requests, "file", "chunk", "commit", within=patience.left_seconds)
+            worth = len(request.chunk) if request.HasField("chunk") else _FILE_WORTH_BYTES
+            patience.waited(time.monotonic() - asked + _MESSAGE_SECONDS, then_came_bytes=worth)
             match request.WhichOneof("part"):
                 case "file":
                     await in_thread(files.begin_file, request.file.path, request.file.size)
@@ -198,26 +298,32 @@ class NodeAgentApi(NodeAgentServicer):
                 case _:
                     return await in_thread(files.commit, request.commit.digest)
 
-    def _require_placed(self, pod: ModelPod) -> None:
-        """The binder's choice, looked at again: annotations can be written by others. A GPU is its UUID;
-        its index is of the time of the Binding. Raises NotPlaced, or GpusUnknown when nobody can tell."""
-        if pod.gpu is None:
+    def _require_placed(self, pod: ModelPod, model: Model) -> GpuChoice:
+        """The binder's choice, looked at again: annotations can be written by others, at any time. The
+        first that was seen holds. A GPU is its UUID; its index is of the time of the Binding. Raises
+        NotPlaced, or GpusUnknown when nobody can tell."""
+        _require_unmoved(pod, model)
+        gpu = model.gpu
+        if gpu is None:
             raise NotPlaced(f"pod {pod.ref} has no GPU choice; is its schedulerName the binder's?")
-        if pod.gpu.bytes != pod.request_bytes:
-            raise NotPlaced(f"pod {pod.ref} asks for {pod.request_bytes} bytes but was given {pod.gpu.bytes}")
-        if len(pod.gpu.gpus) != pod.gpu_count:
-            raise NotPlaced(f"pod {pod.ref} asks for {pod.gpu_count} GPUs but was given {len(pod.gpu.gpus)}")
-        here = {gpu.uuid for gpu in self._readings()}
-        for uuid in pod.gpu.uuids:
+        if not pod.request_bytes:
+            raise NotPlaced(f"pod {pod.ref} asks for no GPU memory; a model has some of its own")
+        if gpu.bytes != pod.request_bytes:
+            raise NotPlaced(f"pod {pod.ref} asks for {pod.request_bytes} bytes but was given {gpu.bytes}")
+        if len(gpu.gpus) != pod.gpu_count:
+            raise NotPlaced(f"pod {pod.ref} asks for {pod.gpu_count} GPUs but was given {len(gpu.gpus)}")
+        here = {reading.uuid for reading in self._readings()}
+        for uuid in gpu.uuids:
             if uuid not in here:
                 # Another node may do: the binder goes by the model's state.
-                if model := self._models.get(pod.ref.uid):
-                    reason = f"GPU {uuid} is not on this node any more"
-                    self._models.set(model, ModelState.FAILED, reason, failure=Failure.TRANSIENT)
+                reason = f"GPU {uuid} is not on this node any more"
+                self._models.set(model, ModelState.FAILED, reason, failure=Failure.TRANSIENT)
                 raise NotPlaced(f"pod {pod.ref} was given GPU {uuid}, which this node does not have")
+        return gpu
 
     async def _loadable(self, request: pb.LoadRequest, context: Context) -> Model:
-        model, name = await self._own(request.model_name, context)
+        pod, model, name = await self._caller(request.model_name, context)
+        _require_unmoved(pod, model)
         staged = await self._is_staged(model)
         # What was staged is loaded without being asked, and a load that fails takes the files away
         # before it is over: to join it is to hear why.
@@ -237,7 +343,7 @@ class NodeAgentApi(NodeAgentServicer):
 
     async def _unload(self, request: pb.UnloadRequest, context: Context) -> pb.UnloadResponse:
         """By an ending pod's own word; whether it is ending is the API server's."""
-        ref = await self._authenticator.pod_of(_metadata(context))
+        ref = await self._ref(context)
         name = parse_model_name(request.model_name)
         model = self._models.get(ref.uid)
         if model is None or model.name != name:
@@ -254,7 +360,7 @@ class NodeAgentApi(NodeAgentServicer):
         return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_UNLOADED)
 
     async def _list(self, context: Context) -> pb.ListModelsResponse:
-        ref = await self._authenticator.pod_of(_metadata(context))
+        ref = await self._ref(context)
         await self._guard.admit(ref)
         model = self._models.get(ref.uid)
         named = [model] if model is not None and model.name is not None else []
@@ -278,6 +384,16 @@ class NodeAgentApi(NodeAgentServicer):
                     task.cancel()
 
 
+def _foreseen(header: pb.StageHeader, name: ModelName, rules: NodeRules) -> Admitted:
+    """Judge what a sender says it will send. Raises BadStream, InvalidModel or CodeRefused."""
+    last = None
+    for file in header.files:
+        check_path(file.path, after=last)
+        last = file.path
+    files = ModelFiles({file.path: file.size for file in header.files})
+    return judge(header.config if header.HasField("config") else None, files, name, rules)
+
+
 def make_access(*, host: str, http: Endpoint, grpc_: Endpoint, keys: TritonKeys | None) -> pb.TritonAccess:
     """How a proxy of this node reaches Triton."""
     return pb.TritonAccess(
@@ -293,11 +409,18 @@ async def serve(api: NodeAgentApi, listen: Endpoint) -> grpc.aio.Server:
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", _MESSAGE_BYTES + 64 * 1024),
+            ("grpc.max_metadata_size", _METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
+            ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
+            # Connections that are not used, or not even begun, are closed; clients connect anew by themselves.
+            ("grpc.server_handshake_timeout_ms", 10_000),
+            ("grpc.max_connection_idle_ms", 60_000),
             ("grpc.so_reuseport", 0),  # two agents on one port are a mistake, not a load balancer
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ],
+        interceptors=[api.door()],
         maximum_concurrent_rpcs=_CONCURRENT_CALLS,
     )
     add_NodeAgentServicer_to_server(api, server)  # type: ignore[no-untyped-call]
@@ -312,23 +435,50 @@ async def serve(api: NodeAgentApi, listen: Endpoint) -> grpc.aio.Server:
     return server
 
 
-async def _next_part(requests: AsyncIterator[pb.StageRequest], *expected: str) -> pb.StageRequest:
+async def _heard(requests: AsyncIterator[pb.StageRequest], work: Awaitable[T]) -> T:
+    """Do the work, and take what is on its way for a moment before its outcome is told: gRPC's asyncio clients
+    forget the status of a call that ends while they are writing (grpc/grpc#36066)."""
     try:
-        async with asyncio.timeout(_STAGE_IDLE_SECONDS):
+        return await work
+    finally:
+        with suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                for _ in range(_LAST_WORDS):
+                    await anext(requests)
+
+
+async def _next_part(
+    requests: AsyncIterator[pb.StageRequest], *expected: str, within: float
+) -> pb.StageRequest:
+    try:
+        async with asyncio.timeout(within):
             request = await anext(requests)
     except StopAsyncIteration:
         raise BadStream("the stream ended without a commit; nothing was kept") from None
     except TimeoutError:
-        raise BadStream(f"nothing came for {_STAGE_IDLE_SECONDS:g} s; nothing was kept") from None
+        raise SenderGone(
+            f"the sender kept the agent waiting for more than {_SENDER_SECONDS:g} s beyond what it has sent at"
+            f" {format_bytes(int(_SENDER_BYTES_PER_SECOND))}/s; nothing was kept"
+        ) from None
     part = request.WhichOneof("part")
     if part not in expected:
         raise BadStream(f"{part or 'an empty message'} came where {' or '.join(expected)} was expected")
     return request
 
 
-def _metadata(context: Context) -> dict[str, str]:
-    pairs = context.invocation_metadata() or ()
-    return {key: value for key, value in pairs if isinstance(value, str)}
+def _require_unmoved(pod: ModelPod, model: Model) -> None:
+    """Raises NotPlaced where the pod's GPU choice has been changed since it was first seen."""
+    if model.gpu is None or (pod.gpu is not None and _place(pod.gpu) == _place(model.gpu)):
+        return
+    now = "it is gone" if pod.gpu is None else f"it says {pod.gpu.encode()}"
+    raise NotPlaced(
+        f"pod {pod.ref}: its GPU choice was {model.gpu.encode()} and holds, but now {now[:300]};"
+        " only the binder chooses: delete the pod, and its owner makes one that is placed anew"
+    )
+
+
+def _place(gpu: GpuChoice) -> tuple[tuple[GpuUuid, ...], int]:
+    return gpu.uuids, gpu.bytes
 
 
 def _progress(model: Model) -> pb.LoadProgress:

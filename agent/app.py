@@ -8,6 +8,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from agent.admission import CodeGate, NodeRules
 from agent.api import NodeAgentApi, make_access, serve
 from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuthenticator
 from agent.config import DEFAULT_CAPABILITIES, AgentOptions
@@ -107,6 +108,8 @@ class _Parts:
             readings=lambda: gpus.readings,
             metrics=self.metrics,
         )
+        rules = NodeRules(frozenset(self._capabilities()), options.code)
+        self.gate = CodeGate(options.code)
         self.lifecycle = Lifecycle(
             models=models,
             repository=repository,
@@ -115,11 +118,13 @@ class _Parts:
             reported=self.reporter,
             events=self.events,
             metrics=self.metrics,
+            rules=rules,
+            gate=self.gate,
             load_timeout_seconds=options.load_timeout,
             unload_timeout_seconds=options.unload_timeout,
         )
         self.reconciler = Reconciler(
-            models=models, repository=repository, triton=triton, lifecycle=self.lifecycle
+            models=models, repository=repository, triton=triton, lifecycle=self.lifecycle, gate=self.gate
         )
         self.pods = Informer(
             client,
@@ -142,7 +147,7 @@ class _Parts:
             patience_seconds=4 * options.heartbeat_seconds,
         )
         self.api = NodeAgentApi(
-            authenticator=_authenticator(options.auth, client),
+            authenticator=_authenticator(options.auth, client, models),
             guard=PodGuard(client, node=self.node, keys=options.key_prefix),
             models=models,
             repository=repository,
@@ -152,7 +157,10 @@ class _Parts:
                 host=options.pod_host, http=options.triton_http, grpc_=options.triton_grpc, keys=keys
             ),
             metrics=self.metrics,
+            rules=rules,
+            gate=self.gate,
             max_model_bytes=options.max_model_bytes,
+            keep_free=options.keep_free,
         )
 
     def build_report(self) -> NodeReport:
@@ -172,6 +180,7 @@ class _Parts:
             triton=TritonReport(version is not None, version or "", self._backends),
             gpus=gpus,
             models=tuple(sorted((model.report() for model in self.models), key=lambda m: m.pod_uid)),
+            code=self.gate.report(),
         )
 
     def not_ready(self) -> str | None:
@@ -288,9 +297,9 @@ async def _bounded(work: Awaitable[None], *, seconds: float) -> None:
             await work
 
 
-def _authenticator(kind: str, client: KubeClient) -> Authenticator:
+def _authenticator(kind: str, client: KubeClient, models: Models) -> Authenticator:
     if kind == "token":
-        return TokenAuthenticator(client)
+        return TokenAuthenticator(client, knows=lambda uid: models.get(uid) is not None)
     log.warning(
         "--auth none: whoever reaches the agent's API may stage, load and unload any model of this node"
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
+from berth.contract.report import CodeRule
 from berth.kube.options import KubeOptions
 from berth.runtime import options as opt
 
@@ -17,6 +18,10 @@ def _node_name(text: str) -> str:
     if not text.strip():
         raise InvalidValue("is empty; the name of this agent's Node is expected")
     return text
+
+
+def _code_rule(text: str) -> CodeRule:
+    return CodeRule(opt.choice(*(rule.value for rule in CodeRule))(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,14 @@ class AgentOptions(KubeOptions):
     extra_capabilities: tuple[str, ...] = opt.option(
         "capabilities besides those", default=(), parse=opt.words, metavar="A,B"
     )
+    code: CodeRule = opt.option(
+        "models with code that Triton runs (python, native libraries): none; namespace (a node that holds one "
+        "holds models of that namespace only); or any",
+        default=CodeRule.NAMESPACE,
+        parse=_code_rule,
+        metavar="none|namespace|any",
+        shown=CodeRule.NAMESPACE.value,
+    )
     backend_directory: Path | None = opt.option(
         "Triton's backend directory, where the agent can see it", default=None, parse=Path, metavar="DIR"
     )
@@ -88,6 +101,15 @@ class AgentOptions(KubeOptions):
         parse=opt.byte_count,
         metavar="QUANTITY",
         shown="512Gi",
+    )
+
+    # A kubelet evicts pods when less than 10 % is free, and deletes images when it is less than 15 %.
+    keep_free: float = opt.option(
+        "share of the repository's file system, bytes and inodes, that is never filled with models",
+        default=0.15,
+        parse=opt.percentage,
+        metavar="PERCENT",
+        shown="15%",
     )
 
     @property

@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from agent.admission import Admitted, CodeGate, CodeRefused, InvalidModel, NodeRules, admit, write_anew
 from agent.failures import classify, explain
 from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals, grown_instead
 from agent.metrics import AgentMetrics
-from agent.model_config import InvalidModel, load_config, pinned
 from agent.models import Model, Models
 from agent.repository import Record, Repository
 from berth.contract.gpu_choice import GpuChoice
@@ -35,6 +35,7 @@ _MOST_TRIES = 10
 # Longer than a kubelet's longest pause between two starts of a container (5 min).
 _TRITON_WAIT_SECONDS = 360.0
 _POLL_SECONDS = 0.05
+_HELD = frozenset({ModelState.LOADING, ModelState.READY, ModelState.UNLOADING})
 _MOVING = frozenset({IndexState.LOADING, IndexState.UNLOADING})
 
 
@@ -93,11 +94,14 @@ class Lifecycle:
         reported: Reported,
         events: EventSink,
         metrics: AgentMetrics,
+        rules: NodeRules,
+        gate: CodeGate,
         load_timeout_seconds: float,
         unload_timeout_seconds: float,
     ) -> None:
         self._models, self._repository, self._triton = models, repository, triton
         self._gpus, self._reported, self._events, self._metrics = gpus, reported, events, metrics
+        self._rules, self._gate = rules, gate
         self._load_timeout, self._unload_timeout = load_timeout_seconds, unload_timeout_seconds
         self._model_locks: defaultdict[ModelName, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._gpu_locks: defaultdict[GpuUuid, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -196,6 +200,8 @@ class Lifecycle:
             log.info("load given up: the pod is ending", extra=fields(model=model.name, pod=model.ref))
         except InvalidModel as error:
             await self._failed(model, str(error), Failure.INVALID_MODEL)
+        except CodeRefused as error:
+            await self._failed(model, str(error), Failure.CAPACITY)
         except LoadFailed as error:
             await self._failed(model, str(error), error.failure)
         except _Late as error:
@@ -272,21 +278,24 @@ class Lifecycle:
             if reason := self._deadly.get(record.digest):
                 raise LoadFailed(reason, Failure.TRANSIENT)
             self._models.set(model, ModelState.LOADING)
-            config = await asyncio.to_thread(
-                load_config,
-                self._repository.directory(name),
-                name,
-                gpu=record.gpu,
-                kind=self._gpus.instance_kind,
-            )
+            admitted = await asyncio.to_thread(self._admit, name)
+            self._gate.claim(model.ref.uid, model.ref.namespace, has_code=admitted.has_code)
             if self.busy_gpus().intersection(record.gpu.uuids):
                 said = "waits until another model has been loaded on its GPU, or taken from it"
                 self._models.set(model, ModelState.LOADING, said)
             async with self._gpus_of(record.gpu):
                 self._models.set(model, ModelState.LOADING)
-                return await self._load_on_its_gpus(model, record, config)
+                return await self._load_on_its_gpus(model, record, admitted)
 
-    async def _load_on_its_gpus(self, model: Model, record: Record, config: Mapping[str, Any]) -> bool:
+    def _admit(self, name: ModelName) -> Admitted:
+        """Judged again before each load: the node's rules, and what an earlier agent let in, may be others.
+        Blocks. Raises InvalidModel, CodeRefused or OSError."""
+        directory = self._repository.directory(name)
+        admitted = admit(directory, name, self._rules)
+        write_anew(directory, admitted)
+        return admitted
+
+    async def _load_on_its_gpus(self, model: Model, record: Record, admitted: Admitted) -> bool:
         if await self._index_settled(model, record.name) is IndexState.READY:
             # An earlier agent, or a load that was late, has loaded it; again could need its memory twice.
             self._models.set_resident(model, True)
@@ -294,7 +303,8 @@ class Lifecycle:
                 await self._learn(record, record.measured_bytes)
             return not record.served
         before = await self._readings()
-        config = pinned(config, _ordinals_of(record.gpu, before))
+        ordinals = _ordinals_of(record.gpu, before)
+        config = admitted.for_gpus(ordinals, kind=self._gpus.instance_kind)
         idle, residency = self._idle_gpus(before), self._models.residency
         await self._ask_triton(record, config)
         undisturbed = residency == self._models.residency
@@ -388,6 +398,11 @@ class Lifecycle:
         log.info("model loaded", extra=fields(model=model.name, pod=model.ref, seconds=round(seconds, 2)))
         self._events.record(model.ref, "Normal", "ModelLoaded", f"Triton serves {model.name}")
 
+    def refuse(self, model: Model, reason: str, failure: Failure) -> None:
+        """Say that files which were offered are not taken. What the model has already stays as it is."""
+        if (model.reason, model.failure) != (reason, failure) and model.state not in _HELD:
+            self._tell_failed(model, reason, failure)
+
     async def _failed(self, model: Model, reason: str, failure: Failure) -> None:
         """Leave nothing in Triton, and no files that are to blame: those that have served are not."""
         assert model.name is not None
@@ -419,6 +434,7 @@ class Lifecycle:
                 await self._until_gone(name)
         if model is not None:
             self._models.set_resident(model, False)
+            self._gate.release(model.ref.uid)
 
     async def _until_gone(self, name: ModelName) -> None:
         """An unload is asynchronous: requests in flight finish first. Raises TritonUnavailable when late."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agent.admission import CodeGate
 from agent.lifecycle import Lifecycle
 from agent.models import Model, Models, Retry
 from agent.repository import Record, Repository
@@ -97,11 +98,12 @@ class Reconciler:
         repository: Repository,
         triton: TritonAdmin,
         lifecycle: Lifecycle,
+        gate: CodeGate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._models, self._repository = models, repository
-        self._triton, self._lifecycle = triton, lifecycle
+        self._triton, self._lifecycle, self._gate = triton, lifecycle, gate
         self.triton_version: str | None = None
 
     async def adopt_repository(self) -> None:
@@ -110,6 +112,7 @@ class Reconciler:
             if record is not None:
                 # Triton may hold it; the first pass will know.
                 self._models.set_resident(self._models.adopt(record), True)
+                self._gate.hold(record.pod.uid, record.pod.namespace, has_code=record.code)
 
     async def step(self) -> None:
         """One pass. Raises TritonError while Triton is away, OSError while the disk is."""
@@ -133,6 +136,8 @@ class Reconciler:
             if model.name is None or self._lifecycle.is_loading(model.ref.uid):
                 continue
             self._models.set_resident(model, not index.get(model.name, GONE).is_gone)
+            if not model.resident:
+                self._gate.release(model.ref.uid)
             if model.state is ModelState.READY:
                 model.retry = None
                 if not model.resident:

@@ -22,7 +22,9 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import ModelId, ModelName, PodUid
 from berth.contract.pod import PodRef
 
-RECORD_FILE = ".berth.json"
+# No file of a tenant has a name that begins so, in whatever letters.
+OWN_PREFIX = ".berth"
+RECORD_FILE = f"{OWN_PREFIX}.json"
 _VERSION = 1
 # There is no file of ours, whatever there is.
 _NO_RECORD = frozenset(
@@ -39,6 +41,7 @@ class Record:
     """Whose model a directory is, and what has been learned of it.
 
     `served`: it has been READY here, so a later failure to load is not the fault of its files.
+    `code`: Triton runs code of its; so it is taken to be where nobody has said.
     """
 
     pod: PodRef
@@ -48,6 +51,7 @@ class Record:
     digest: str
     measured_bytes: int | None = None
     served: bool = False
+    code: bool = True
 
     def encode(self) -> str:
         return json.dumps(
@@ -62,6 +66,7 @@ class Record:
                 "digest": self.digest,
                 "measuredBytes": self.measured_bytes,
                 "served": self.served,
+                "code": self.code,
             }
         )
 
@@ -80,6 +85,7 @@ class Record:
             digest=fields.string("digest"),
             measured_bytes=fields.optional_integer("measuredBytes"),
             served=fields.boolean("served"),
+            code=fields.boolean("code") if "code" in fields.data else True,
         )
 
 

@@ -5,14 +5,20 @@ The digest is that of the API: SHA-256 over path, NUL, decimal size, NUL, conten
 
 import hashlib
 import os
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
-from agent.repository import RECORD_FILE
+from agent.repository import OWN_PREFIX
+from agent.room import Share
 
 PATH_BYTES = 1024
 PART_BYTES = 255
-MAX_FILES = 100_000
+# Directories in directories: a python environment has 15.
+PATH_PARTS = 32
+# Files and directories: each is an inode of the node's disk.
+MAX_ENTRIES = 100_000
 
 
 class BadStream(Exception):
@@ -35,43 +41,45 @@ def check_path(path: str, *, after: str | None) -> None:
         raise BadStream(f"a path has {len(encoded)} bytes; 1 to {PATH_BYTES} are allowed")
     if not path.isprintable():
         raise BadStream(f"path {path!r} holds control or other unprintable characters")
+    if len(parts) > PATH_PARTS:
+        raise BadStream(f"path {path[:80]!r}… has {len(parts)} parts; {PATH_PARTS} are allowed")
     if any(part in ("", ".", "..") for part in parts) or "\\" in path:
         raise BadStream(f"path {path!r} must be relative and without empty, '.', '..' or backslash parts")
     if any(len(part.encode("utf-8", "surrogatepass")) > PART_BYTES for part in parts):
         raise BadStream(f"path {path[:80]!r}… has a part of more than {PART_BYTES} bytes")
-    if any(part.startswith(RECORD_FILE) for part in parts):
-        raise BadStream(f"path {path!r} is the agent's own")
+    if any(part.casefold().startswith(OWN_PREFIX) for part in parts):
+        raise BadStream(f"path {path!r}: names that begin with {OWN_PREFIX!r} are the agent's own")
     if after is not None and encoded <= after.encode("utf-8", "surrogatepass"):
         raise BadStream(f"path {path!r} does not come after {after!r}; send files in ascending order")
 
 
 class StagedFiles:
-    """Writes the files of one stream below `directory`, one after another."""
+    """Writes the files of one stream below `directory`, one after another, in its `share` of the disk."""
 
-    def __init__(self, directory: Path, *, max_bytes: int) -> None:
-        self._directory, self._max_bytes = directory, max_bytes
+    def __init__(self, directory: Path, *, max_bytes: int, share: Share) -> None:
+        self._directory, self._max_bytes, self._share = directory, max_bytes, share
         self._hash = hashlib.sha256()
         self._file: BinaryIO | None = None
         self._left = 0
         self._last: str | None = None
-        self.files = 0
-        self.bytes = 0
+        self.files = self.bytes = self.entries = 0
 
     def begin_file(self, path: str, size: int) -> None:
-        """Raises BadStream, TooLarge or OSError."""
+        """Raises BadStream, TooLarge, NoRoom or OSError."""
         self._end_file()
         check_path(path, after=self._last)
-        if self.files >= MAX_FILES or self.bytes + size > self._max_bytes:
-            raise TooLarge(f"more than {MAX_FILES} files or {self._max_bytes} bytes")
-        target = self._directory / path
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._file = target.open("xb")
-        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise BadStream(f"path {path!r}: a file and a directory have one name") from error
+        entries = _new_entries(path, after=self._last)
+        if self.entries + entries > MAX_ENTRIES or self.bytes + size > self._max_bytes:
+            raise TooLarge(
+                f"a model has at most {MAX_ENTRIES} files and directories and {self._max_bytes} bytes"
+                f" (--max-model-bytes); with {path!r} it has {self.entries + entries} and {self.bytes + size}"
+            )
+        self._share.announce(count=size, inodes=entries)
+        self._file = self._made(path)
+        self._share.written(inodes=entries)
         self._hash.update(path.encode() + b"\0" + str(size).encode() + b"\0")
         self._last, self._left = path, size
-        self.files, self.bytes = self.files + 1, self.bytes + size
+        self.files, self.bytes, self.entries = self.files + 1, self.bytes + size, self.entries + entries
 
     def write(self, chunk: bytes) -> None:
         """The next bytes of the current file."""
@@ -82,6 +90,7 @@ class StagedFiles:
         self._file.write(chunk)
         self._hash.update(chunk)
         self._left -= len(chunk)
+        self._share.written(count=len(chunk))
 
     def commit(self, digest: str) -> str:
         """The last word. Raises WrongDigest where it does not match what was written."""
@@ -94,9 +103,19 @@ class StagedFiles:
         return actual
 
     def close(self) -> None:
-        """Let go of an open file."""
+        """Let go of an open file and of what is not to come any more."""
+        self._share.close()
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # of what could not be written, which is told already
+                self._file.close()
+
+    def _made(self, path: str) -> BinaryIO:
+        target = self._directory / path
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return target.open("xb")
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise BadStream(f"path {path!r}: a file and a directory have one name") from error
 
     def _end_file(self) -> None:
         if self._file is None:
@@ -107,3 +126,12 @@ class StagedFiles:
         os.fsync(self._file.fileno())
         self._file.close()
         self._file = None
+
+
+def _new_entries(path: str, *, after: str | None) -> int:
+    """How many files and directories `path` adds. In ascending order everything below one directory comes
+    in one piece, so a directory that the path before did not have is new."""
+    directories = path.split("/")[:-1]
+    known = [] if after is None else after.split("/")[:-1]
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(directories, known, strict=False))
+    return 1 + len(directories) - sum(1 for _ in shared)

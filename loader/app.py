@@ -13,7 +13,14 @@ from pathlib import Path
 
 from berth.contract.quantity import format_bytes
 from berth.contract.text import one_line
-from berth.nodeagent.client import AgentConnection, AgentFull, AgentRefused, AgentUnavailable, connect
+from berth.nodeagent.client import (
+    AgentBusy,
+    AgentConnection,
+    AgentFull,
+    AgentRefused,
+    AgentUnavailable,
+    connect,
+)
 from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.logs import fields
@@ -27,6 +34,8 @@ log = logging.getLogger(__name__)
 
 # A kubelet takes the last 2048 bytes of the log for the pod's status: our last words must be whole in it.
 _REASON_CHARACTERS = 400
+# A node that serves others first comes to us; a kubelet would only begin all of it anew.
+_QUEUE_SECONDS = 3600.0
 
 SUMMARY = "Bring a model's files to the node's agent and wait until Triton serves it."
 
@@ -97,25 +106,52 @@ async def _stage_and_load(
 
 async def _while_agent_is_away(work: Callable[[], Awaitable[None]], options: LoaderOptions) -> None:
     """Try until it works: the agent's pod may be replaced at any moment. The pauses are bounded in sum."""
-    waited = 0.0
-    away = Backoff(initial_seconds=0.5, cap_seconds=5.0)
-    # To a full disk a large model would be sent in vain again and again.
-    full = Backoff(initial_seconds=5.0, cap_seconds=60.0)
+    pauses = _Pauses(options)
     while True:
         try:
             await work()
             return
         except AgentRefused as error:
             raise Failed(f"the agent refuses: {error}") from error
+        except OSError as error:
+            raise Failed(f"the model's files cannot be read any more: {error}") from error
         except AgentUnavailable as error:
-            delay = (full if isinstance(error, AgentFull) else away).next()
-            waited += delay
-            if waited > options.agent_timeout:
-                raise CannotStart(
-                    f"--agent {options.agent}: not to be had for {options.agent_timeout:g} s: {error}"
-                ) from error
-            log.warning("agent is away or full", extra=fields(reason=error, retry_seconds=round(delay, 1)))
-            await asyncio.sleep(delay)
+            await asyncio.sleep(pauses.after(error))
+
+
+class _Pauses:
+    """How long to wait after each failure, and when it has been enough."""
+
+    def __init__(self, options: LoaderOptions) -> None:
+        self._options = options
+        self._away = Backoff(initial_seconds=0.5, cap_seconds=5.0)
+        # To a full disk a large model would be sent in vain again and again.
+        self._full = Backoff(initial_seconds=5.0, cap_seconds=60.0)
+        # Beside what the agent asks for, so that those who wait do not come back all at once.
+        self._busy = Backoff(initial_seconds=0.5, cap_seconds=10.0, jitter=0.9)
+        self._waited = self._queued = 0.0
+
+    def after(self, error: AgentUnavailable) -> float:
+        """Say why, and the seconds to wait. Raises CannotStart."""
+        match error:
+            case AgentBusy():
+                delay, said = error.retry_seconds + self._busy.next(), "waiting: the node is busy"
+                self._queued += delay
+            case AgentFull():
+                delay, said = self._full.next(), "waiting: the node's disk or its agent is full"
+                self._waited += delay
+            case _:
+                delay, said = self._away.next(), "waiting: the agent is away"
+                self._waited += delay
+        if self._waited > self._options.agent_timeout or self._queued > _QUEUE_SECONDS:
+            limit = (
+                self._options.agent_timeout if self._waited > self._options.agent_timeout else _QUEUE_SECONDS
+            )
+            raise CannotStart(
+                f"--agent {self._options.agent}: not to be had for {limit:g} s: {error}"
+            ) from error
+        log.warning(said, extra=fields(reason=error, retry_seconds=round(delay, 1)))
+        return delay
 
 
 def _word(state: int) -> str:

@@ -13,12 +13,21 @@ def find_model(directory: Path, *, source: str) -> Path:
     """`directory`, or the only directory in it, whichever holds a model. Raises Failed."""
     if _looks_like_model(directory):
         return directory
-    inner = [entry for entry in directory.iterdir() if entry.is_dir()]
+    kept = kubelets_own(directory)
+    inner = [entry for entry in directory.iterdir() if entry.is_dir() and entry.name not in kept]
     if len(inner) == 1 and _looks_like_model(inner[0]):
         return inner[0]
     raise Failed(
         f"{source} holds no Triton model: {CONFIG_FILE} or a version directory such as 1/ is expected"
     )
+
+
+def kubelets_own(directory: Path) -> frozenset[str]:
+    """What a kubelet keeps in the directory of a mounted ConfigMap or Secret: `..data`, and the directory of
+    the moment, to which it is a link. Whatever the volume holds is a link through `..data`."""
+    if not (directory / "..data").is_symlink():
+        return frozenset()
+    return frozenset(entry.name for entry in directory.iterdir() if entry.name.startswith(".."))
 
 
 def place_file(name: str, *, source: str) -> str:

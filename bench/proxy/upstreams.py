@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from agent.model_config import load_config
+from agent.admission import NodeRules, admit
 from bench.proxy.processes import started
 from berth.contract.endpoint import Endpoint
-from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.ids import ModelName
+from berth.contract.report import CodeRule
 from berth.triton.admin import open_admin
 from berth.triton.errors import TritonError
 from berth.triton.keys import TritonKeys
@@ -104,7 +104,8 @@ async def identity_on_triton(directory: Path) -> AsyncIterator[None]:
                         break
                 except TritonError:
                     await asyncio.sleep(0.1)
-            config = load_config(model, ModelName(MODEL), gpu=GpuChoice(GpuUuid("a"), 0, 0), kind="KIND_CPU")
+            admitted = admit(model, ModelName(MODEL), NodeRules(frozenset({"python"}), CodeRule.ANY))
+            config = admitted.for_gpus([], kind="KIND_CPU")
             await admin.load(ModelName(MODEL), config, timeout_seconds=60)
         yield
     finally:

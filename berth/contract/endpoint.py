@@ -23,5 +23,5 @@ class Endpoint:
             raise InvalidValue(f"{text!r} is not HOST:PORT")
         bracketed = host.startswith("[") and host.endswith("]")
         if not host or (":" in host and not bracketed):
-            raise InvalidValue(f"{text!r} is not HOST:PORT; write an IPv6 host in brackets")
+            raise InvalidValue(f"{text!r} is not HOST:PORT; write an IPv6 host in brackets: [{host}]:{port}")
         return cls(host[1:-1] if bracketed else host, int(port))

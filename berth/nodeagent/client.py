@@ -1,8 +1,10 @@
 """Calls to the node agent, under the pod's own projected token."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,6 +17,8 @@ from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 # Each is bounded by the agent's own limits; these only catch an agent that is gone without a word.
 UNLOAD_TIMEOUT_SECONDS = 150.0
 _KEEPALIVE_MILLISECONDS = 20_000
+
+_LONGEST_PAUSE_SECONDS = 60.0
 
 _TRY_AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
@@ -31,6 +35,14 @@ class AgentFull(AgentUnavailable):
     """The agent has more calls than it takes, or its disk is full; the same call may work much later."""
 
 
+class AgentBusy(AgentUnavailable):
+    """The agent has others to serve first; the same call will work, not before `retry_seconds`."""
+
+    def __init__(self, message: str, retry_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
 class AgentRefused(AgentError):
     """The agent answered with a refusal; the same call will not work. `code` is the gRPC status."""
 
@@ -42,14 +54,34 @@ class AgentRefused(AgentError):
 class AgentConnection:
     """One agent, for one pod. Calls raise AgentError."""
 
-    def __init__(self, channel: grpc.aio.Channel, token_file: Path | None) -> None:
+    def __init__(self, channel: grpc.aio.Channel, threads: grpc.Channel, token_file: Path | None) -> None:
         self._stub: NodeAgentStub = NodeAgentStub(channel)  # type: ignore[no-untyped-call]
+        # gRPC's asyncio client forgets the status of a call that ends while it is writing, as a refused
+        # stream of files does (grpc/grpc#36066); its client for threads does not.
+        self._threads: NodeAgentStub = NodeAgentStub(threads)  # type: ignore[no-untyped-call]
         self._token_file = token_file
 
-    async def stage(self, requests: AsyncIterator[pb.StageRequest]) -> pb.StageResponse:
-        """Send a model's files; the agent takes them as fast as its disk does."""
+    async def stage(self, requests: Iterable[pb.StageRequest]) -> pb.StageResponse:
+        """Send a model's files; the agent takes them as fast as its disk does. Raises what `requests`
+        raises, which is asked from another thread."""
+        broken: list[Exception] = []
+
+        def watched() -> Iterator[pb.StageRequest]:
+            try:
+                yield from requests
+            except Exception as error:
+                broken.append(error)
+                raise
+
+        call = self._threads.Stage.future(watched(), metadata=self._metadata())
+        try:
+            await _ended(call)
+        finally:
+            call.cancel()  # when somebody else has ended us
+        if broken:
+            raise broken[0]
         with _mapped():
-            response: pb.StageResponse = await self._stub.Stage(requests, metadata=self._metadata())
+            response: pb.StageResponse = call.result()
             return response
 
     async def load(self, model: ModelName) -> AsyncIterator[pb.LoadProgress]:
@@ -90,30 +122,57 @@ class AgentConnection:
 @asynccontextmanager
 async def connect(agent: Endpoint, token_file: Path | None) -> AsyncIterator[AgentConnection]:
     """Connect lazily: an agent that is away is an error of the first call."""
-    channel = grpc.aio.insecure_channel(
-        str(agent),
-        options=[
-            # The agent is on this node; no web proxy of the environment stands in between.
-            ("grpc.enable_http_proxy", 0),
-            ("grpc.initial_reconnect_backoff_ms", 200),
-            ("grpc.max_reconnect_backoff_ms", 2000),
-            ("grpc.keepalive_time_ms", _KEEPALIVE_MILLISECONDS),
-            ("grpc.keepalive_timeout_ms", 10_000),
-        ],
-    )
-    async with channel:
-        yield AgentConnection(channel, token_file)
+    options = [
+        # The agent is on this node; no web proxy of the environment stands in between.
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MILLISECONDS),
+        ("grpc.keepalive_timeout_ms", 10_000),
+    ]
+    async with grpc.aio.insecure_channel(str(agent), options=options) as channel:
+        with grpc.insecure_channel(str(agent), options=options) as threads:
+            yield AgentConnection(channel, threads, token_file)
+
+
+async def _ended(call: "grpc.Future[Any]") -> None:
+    """Wait for the end of a call of another thread."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(_: object) -> None:
+        with suppress(RuntimeError):  # the loop is over, and nobody waits
+            loop.call_soon_threadsafe(ended.set)
+
+    call.add_done_callback(tell)
+    await ended.wait()
 
 
 @contextmanager
 def _mapped() -> Iterator[None]:
     try:
         yield
-    except grpc.aio.AioRpcError as error:
-        message = error.details() or error.code().name
-        if error.code() in _TRY_AGAIN:
-            raise AgentUnavailable(message) from error
-        # gRPC's own answer where too many calls are open, and the agent's for a full disk.
-        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            raise AgentFull(message) from error
-        raise AgentRefused(error.code(), message) from error
+    except grpc.RpcError as error:
+        raise _meaning_of(error) from error
+
+
+def _meaning_of(error: Any) -> AgentError:
+    """`error`: of either of gRPC's clients, which both tell a code, details and trailing metadata."""
+    code: grpc.StatusCode = error.code()
+    message = error.details() or code.name
+    if (pause := _pushback(error)) is not None:
+        return AgentBusy(message, pause)
+    if code in _TRY_AGAIN:
+        return AgentUnavailable(message)
+    # gRPC's own answer where too many calls are open, and the agent's for a full disk.
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return AgentFull(message)
+    return AgentRefused(code, message)
+
+
+def _pushback(error: Any) -> float | None:
+    """The seconds after which the agent wants to be asked again, if it says so."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-retry-pushback-ms":
+            with suppress(ValueError):
+                return max(0.0, min(int(value) / 1000, _LONGEST_PAUSE_SECONDS))
+    return None

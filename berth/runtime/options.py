@@ -88,6 +88,14 @@ def integer(*, minimum: int = 0, maximum: int = 2**53) -> Parser:
     return parse
 
 
+def percentage(text: str) -> float:
+    """A share, 0 to 1, written as `15%`."""
+    digits = text.removesuffix("%")
+    if not (text.endswith("%") and digits.isascii() and digits.isdigit() and int(digits) < 100):
+        raise InvalidValue(f"{text!r} is not a percentage; write 0% to 99%")
+    return int(digits) / 100
+
+
 def choice(*allowed: str) -> Parser:
     """A parser that takes one of a few words."""
 

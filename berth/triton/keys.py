@@ -5,6 +5,7 @@ Triton's restricted APIs ask for a header per class of routes (`--http-restricte
 the inference key opens what a proxy forwards. A pod that finds Triton's port has neither.
 """
 
+import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,11 +71,15 @@ class TritonKeys:
 
 def write_secret(path: Path, text: str) -> None:
     """Put a file readable by the owner's group in place of what is there, which may be read-only: in one
-    step, so that whoever is killed in between leaves nothing that its successor stumbles over."""
+    step, so that whoever is killed in between leaves nothing that its successor stumbles over, and durably,
+    so that a node that loses power has the whole of it or nothing."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     fresh.touch(mode=0o600)
-    fresh.write_text(text)
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     fresh.chmod(0o440)
     fresh.replace(path)
 
@@ -84,6 +89,8 @@ def _read(path: Path) -> str:
         secret = path.read_text().strip()
     except OSError as error:
         raise InvalidValue(f"{path}: {error.strerror}; berth keys makes it") from error
-    if not secret.isalnum():
+    except UnicodeDecodeError:
+        secret = ""
+    if not (secret.isascii() and secret.isalnum()):
         raise InvalidValue(f"{path}: not a key; berth keys makes one")
     return secret

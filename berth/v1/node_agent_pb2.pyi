@@ -52,12 +52,16 @@ class StageRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[StageHeader, _Mapping]] = ..., file: _Optional[_Union[StageFile, _Mapping]] = ..., chunk: _Optional[bytes] = ..., commit: _Optional[_Union[StageCommit, _Mapping]] = ...) -> None: ...
 
 class StageHeader(_message.Message):
-    __slots__ = ("model_name", "digest")
+    __slots__ = ("model_name", "digest", "files", "config")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     digest: str
-    def __init__(self, model_name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    files: _containers.RepeatedCompositeFieldContainer[StageFile]
+    config: bytes
+    def __init__(self, model_name: _Optional[str] = ..., digest: _Optional[str] = ..., files: _Optional[_Iterable[_Union[StageFile, _Mapping]]] = ..., config: _Optional[bytes] = ...) -> None: ...
 
 class StageFile(_message.Message):
     __slots__ = ("path", "size")

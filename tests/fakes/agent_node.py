@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from agent.admission import CodeGate, NodeRules
 from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals
 from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
@@ -17,6 +18,7 @@ from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, parse_model_pod
+from berth.contract.report import CodeRule
 from berth.runtime.tasks import wait_until_set
 from berth.triton.admin import IndexEntry, IndexState, TritonAdmin
 from berth.triton.errors import TritonError, TritonLate, TritonUnavailable
@@ -183,12 +185,14 @@ class Node:
         load_timeout_seconds: float = 5,
         unload_timeout_seconds: float = 5,
         triton: TritonAdmin | None = None,
+        code: CodeRule = CodeRule.NAMESPACE,
     ) -> None:
         self.repository, self.models = Repository(directory), Models()
         self.repository.open()
         self.triton, self.reported, self.events = FakeTriton(), Reported(), Events()
         self.triton.models = self.repository.models
         self.gpus, self.registry = Gpus(self.triton), CollectorRegistry()
+        self.rules, self.gate = NodeRules(frozenset({"python"}), code), CodeGate(code)
         self.lifecycle = Lifecycle(
             models=self.models,
             repository=self.repository,
@@ -197,6 +201,8 @@ class Node:
             reported=self.reported,
             events=self.events,
             metrics=AgentMetrics(self.registry),
+            rules=self.rules,
+            gate=self.gate,
             load_timeout_seconds=load_timeout_seconds,
             unload_timeout_seconds=unload_timeout_seconds,
         )
@@ -209,18 +215,22 @@ class Node:
         on: str = "GPU-a",
         others: tuple[str, ...] = (),
         digest: str = "",
-        files: Mapping[str, str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        namespace: str = "team",
     ) -> Model:
         more = tuple(GpuRef(GpuUuid(uuid), 1) for uuid in others)
         choice = GpuChoice(GpuUuid(on), 0, GIB, more)
-        self.models.see_pod(parse_model_pod(pod(uid, on="n1", choice=choice), Keys()))
+        bound = pod(uid, on="n1", choice=choice)
+        bound["metadata"]["namespace"] = namespace
+        self.models.see_pod(parse_model_pod(bound, Keys()))
         name = ModelName(f"model-{uid}")
         staged = self.repository.new_staging()
         (staged / "1").mkdir(parents=True)
-        for path, text in (files or {}).items():
-            (staged / path).write_text(text)
+        for path, body in (files or {"1/model.py": ""}).items():
+            (staged / path).parent.mkdir(parents=True, exist_ok=True)
+            (staged / path).write_bytes(body.encode() if isinstance(body, str) else body)
         record = Record(
-            PodRef("team", uid, PodUid(uid)), ModelId(name), name, choice, digest or uid, served=served
+            PodRef(namespace, uid, PodUid(uid)), ModelId(name), name, choice, digest or uid, served=served
         )
         model = self.models.claim(PodUid(uid), name)
         await self.lifecycle.publish(model, staged, record)

@@ -1,9 +1,12 @@
 """A disk that fills up while a model arrives: one clear status, and nothing half-done stays."""
 
+import errno
 import hashlib
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from agent.admission import CodeGate, NodeRules
 from agent.api import NodeAgentApi, serve
 from agent.auth import TrustingAuthenticator
 from agent.gpus import GpuReading
@@ -19,13 +23,15 @@ from agent.lifecycle import Lifecycle
 from agent.metrics import AgentMetrics
 from agent.models import Models
 from agent.repository import Repository
+from agent.staging import StagedFiles
 from berth.contract.endpoint import Endpoint
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
+from berth.contract.report import CodeRule
+from berth.nodeagent.client import AgentConnection, AgentFull
 from berth.v1 import node_agent_pb2 as pb
-from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_port
 from tests.fakes.objects import GIB, pod
 
@@ -50,32 +56,27 @@ class Guard:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
+    """A file system of 2 MiB and 40 inodes."""
     if os.geteuid() != 0:
         pytest.skip("mounting a file system needs root")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)], check=True)
+    options = "size=2m,nr_inodes=40"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)], check=True)
     yield tmp_path
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-async def staging(agent: NodeAgentStub, size: int) -> pb.StageResponse:
-    body = b"x" * size
-    digest = hashlib.sha256(b"1/weights\0" + str(size).encode() + b"\0" + body).hexdigest()
+class Pod(AgentConnection):
+    """p1, as it says by itself."""
 
-    async def parts() -> AsyncIterator[pb.StageRequest]:
-        yield pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/weights", size=size))
-        for at in range(0, size, MIB):
-            yield pb.StageRequest(chunk=body[at : at + MIB])
-        yield pb.StageRequest(commit=pb.StageCommit(digest=digest))
-
-    answer: pb.StageResponse = await agent.Stage(parts(), metadata=METADATA)
-    return answer
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return METADATA
 
 
-async def test_a_full_disk_and_then_a_model_that_fits(disk: Path) -> None:
+@asynccontextmanager
+async def serving(disk: Path, *, keep_free: float = 0.0) -> AsyncIterator[Pod]:
     repository, models, metrics = Repository(disk), Models(), AgentMetrics(CollectorRegistry())
     repository.open()
+    rules, gate = NodeRules(frozenset({"python"}), CodeRule.ANY), CodeGate(CodeRule.ANY)
     lifecycle = Lifecycle(
         models=models,
         repository=repository,
@@ -84,6 +85,8 @@ async def test_a_full_disk_and_then_a_model_that_fits(disk: Path) -> None:
         reported=None,  # type: ignore[arg-type]
         events=None,  # type: ignore[arg-type]
         metrics=metrics,
+        rules=rules,
+        gate=gate,
         load_timeout_seconds=1,
         unload_timeout_seconds=1,
     )
@@ -96,20 +99,91 @@ async def test_a_full_disk_and_then_a_model_that_fits(disk: Path) -> None:
         readings=lambda: (GpuReading(CHOICE.uuid, 0, "T4", 16 * GIB, 0, 0.0),),
         access=pb.TritonAccess(),
         metrics=metrics,
+        rules=rules,
+        gate=gate,
         max_model_bytes=GIB,
+        keep_free=keep_free,
     )
     listen = Endpoint("127.0.0.1", free_port("127.0.0.1"))
     server = await serve(api, listen)
     try:
         async with grpc.aio.insecure_channel(str(listen)) as channel:
-            agent: NodeAgentStub = NodeAgentStub(channel)  # type: ignore[no-untyped-call]
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await staging(agent, 4 * MIB)
-            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "No space left on device" in (refused.value.details() or "")
-            assert list((disk / "staging").iterdir()) == []
-            assert list((disk / "models").iterdir()) == []
-            assert (await staging(agent, MIB)).bytes == MIB
-            assert [entry.name for entry in (disk / "models").iterdir()] == ["model-p1"]
+            with grpc.insecure_channel(str(listen)) as threads:
+                yield Pod(channel, threads, None)
     finally:
         await server.stop(0)
+
+
+Files = Sequence[tuple[str, int]]
+
+
+def model(files: Files, *, before_chunk: Callable[[], None] = lambda: None) -> Iterator[pb.StageRequest]:
+    digest = hashlib.sha256()
+    yield pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
+    for path, size in files:
+        yield pb.StageRequest(file=pb.StageFile(path=path, size=size))
+        digest.update(f"{path}\0{size}\0".encode() + b"x" * size)
+        before_chunk()
+        for at in range(0, size, MIB):
+            yield pb.StageRequest(chunk=b"x" * min(MIB, size - at))
+    yield pb.StageRequest(commit=pb.StageCommit(digest=digest.hexdigest()))
+
+
+def left_on(disk: Path) -> list[Path]:
+    return [*(disk / "staging").iterdir(), *(disk / "models").iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("files", "keep_free"),
+    [
+        ([("1/model.py", 4 * MIB)], 0.0),
+        ([("1/a", MIB), ("1/b", MIB), ("1/c", MIB)], 0.0),
+        ([("1/model.py", MIB + MIB // 2)], 0.3),
+        ([(f"1/{number:03}", 0) for number in range(40)], 0.0),  # the inodes end first
+        ([(f"1/{number:03}", 0) for number in range(30)], 0.4),
+    ],
+)
+async def test_a_full_disk_and_then_a_model_that_fits(disk: Path, files: Files, keep_free: float) -> None:
+    async with serving(disk, keep_free=keep_free) as one:
+        with pytest.raises(AgentFull, match="No space left on device"):
+            await one.stage(model(files))
+        assert left_on(disk) == []
+        assert (await one.stage(model([("1/model.py", MIB)]))).bytes == MIB
+        assert [entry.name for entry in (disk / "models").iterdir()] == ["model-p1"]
+
+
+async def test_a_disk_that_others_fill_while_a_model_arrives(disk: Path) -> None:
+    """What was announced was there, but the node is not ours alone."""
+    other = disk / "other"
+
+    def fill() -> None:
+        until_made = 500
+        while not list((disk / "staging").glob("*/1/model.py")) and (until_made := until_made - 1):
+            time.sleep(0.01)
+        with suppress(OSError), other.open("wb") as file:
+            while True:
+                file.write(b"x" * 4096)
+
+    async with serving(disk) as one:
+        with pytest.raises(AgentFull, match="No space left on device"):
+            await one.stage(model([("1/model.py", MIB)], before_chunk=fill))
+        assert left_on(disk) == []
+        other.unlink()
+        assert (await one.stage(model([("1/model.py", MIB)]))).bytes == MIB
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("where", ["write", "begin_file", "commit"])
+async def test_a_disk_that_takes_nothing_is_told_as_it_is_and_may_do_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, where: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    async with serving(tmp_path) as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(StagedFiles, where, broken)
+            with pytest.raises(AgentFull, match=os.strerror(number)):
+                await one.stage(model([("1/model.py", 1)]))
+        assert left_on(tmp_path) == []
+        assert (await one.stage(model([("1/model.py", 1)]))).bytes == 1

@@ -24,10 +24,10 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
-from agent.model_config import load_config
+from agent.admission import NodeRules, admit
 from berth.contract.endpoint import Endpoint
-from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.ids import ModelName
+from berth.contract.report import CodeRule
 from berth.triton.admin import open_admin
 from berth.triton.keys import TritonKeys
 from localcluster import triton
@@ -102,6 +102,7 @@ class TritonPythonModel:
         tensors = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", one)]) for one in tensors]
 """
+RULES = NodeRules(frozenset({"python"}), CodeRule.ANY)
 SLOW_CONFIG = """
 backend: "python"
 input [{name: "IN", data_type: TYPE_UINT8, dims: [-1]}]
@@ -126,12 +127,8 @@ async def load_models(address: str, keys: TritonKeys, directory: Path) -> None:
         else:
             pytest.fail(tail(directory / "log"))
         for name, instances in (("mine", 1), ("theirs", 1), ("slow", 4)):
-            config = load_config(
-                directory / "models" / name,
-                ModelName(name),
-                gpu=GpuChoice(GpuUuid("a"), 0, 0),
-                kind="KIND_CPU",
-            )
+            admitted = admit(directory / "models" / name, ModelName(name), RULES)
+            config = admitted.for_gpus([], kind="KIND_CPU")
             if instances > 1:
                 config = {**config, "instance_group": [{"kind": "KIND_CPU", "count": instances}]}
             await admin.load(ModelName(name), config, timeout_seconds=60)

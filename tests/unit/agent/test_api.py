@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import json
+import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,14 +16,15 @@ from prometheus_client import CollectorRegistry
 
 import agent.api
 from agent.api import NodeAgentApi, make_access
-from agent.auth import NotAllowed
+from agent.auth import NotAllowed, PodGuard
 from agent.gpus import GpuReading, GpusUnknown
 from agent.metrics import AgentMetrics
 from berth.contract.endpoint import Endpoint
-from berth.contract.ids import GpuUuid, ModelName, PodUid
+from berth.contract.gpu_choice import GpuChoice, GpuRef
+from berth.contract.ids import GpuUuid, ModelName, NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
-from berth.contract.report import Failure, ModelState
+from berth.contract.report import CodeRule, Failure, ModelState
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.triton.admin import IndexState
 from berth.triton.errors import TritonRefused, TritonUnavailable
@@ -40,7 +43,7 @@ class Knows:
         self.changes: dict[str, Any] = {}
         self.metadata: list[Mapping[str, str]] = []
 
-    async def pod_of(self, metadata: Mapping[str, str]) -> PodRef:
+    async def pod_of(self, metadata: Mapping[str, str], source: str) -> PodRef:
         self.metadata.append(metadata)
         return self._pod().ref
 
@@ -75,7 +78,10 @@ class Context:
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...] | None:
         return self._metadata or None
 
-    async def abort(self, code: Any, details: str) -> None:
+    def peer(self) -> str:
+        return "ipv4:10.0.0.9:5555"
+
+    async def abort(self, code: Any, details: str, trailing: Any = ()) -> None:
         raise Refused(code, details)
 
 
@@ -85,6 +91,7 @@ def api_of(
     readings: Callable[[], tuple[GpuReading, ...]] | None = None,
     *,
     registry: CollectorRegistry | None = None,
+    max_model_bytes: int = 10,
 ) -> NodeAgentApi:
     knows = knows or Knows()
     return NodeAgentApi(
@@ -96,7 +103,9 @@ def api_of(
         readings=readings or (lambda: tuple(node.gpus.readings)),
         access=ACCESS,
         metrics=AgentMetrics(registry or CollectorRegistry()),
-        max_model_bytes=10,
+        rules=node.rules,
+        gate=node.gate,
+        max_model_bytes=max_model_bytes,
     )
 
 
@@ -113,7 +122,7 @@ async def outcome(api: NodeAgentApi, name: str = "model-p1") -> pb.LoadProgress:
     return [progress async for progress in api.Load(request, Context())][-1]
 
 
-DIGEST = hashlib.sha256(b"1/x\0" + b"1\0" + b"y").hexdigest()
+DIGEST = hashlib.sha256(b"1/model.py\0" + b"1\0" + b"y").hexdigest()
 
 
 async def staged(api: NodeAgentApi, name: str, *, digest: str = "") -> pb.StageResponse:
@@ -121,7 +130,7 @@ async def staged(api: NodeAgentApi, name: str, *, digest: str = "") -> pb.StageR
 
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name=name, digest=digest))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
         yield pb.StageRequest(chunk=b"y")
         yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
 
@@ -224,7 +233,7 @@ async def test_an_api_server_that_is_away_is_no_refusal(tmp_path: Path) -> None:
     """A loader asks again after UNAVAILABLE, and ends after anything else."""
 
     class Away(Knows):
-        async def pod_of(self, metadata: Mapping[str, str]) -> PodRef:
+        async def pod_of(self, metadata: Mapping[str, str], source: str) -> PodRef:
             raise error
 
     for error in (KubeUnreachable("connection refused"), response_error(503, "ServiceUnavailable", "later")):
@@ -266,7 +275,7 @@ async def test_no_model_is_unloaded_while_nobody_can_tell_whether_its_pod_ends(t
 async def test_a_model_that_is_too_large_is_not_a_full_disk(tmp_path: Path) -> None:
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=11))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=11))
 
     with pytest.raises(Refused) as refused:
         await api_of(Node(tmp_path)).Stage(parts(), Context())
@@ -314,7 +323,7 @@ async def test_files_of_a_pod_that_is_gone_do_not_take_the_place_of_its_successo
 
     async def slowly() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name="mine"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
         yield pb.StageRequest(chunk=b"y")
         begun.set()
         await go_on.wait()
@@ -341,7 +350,7 @@ async def test_files_of_a_pod_that_is_gone_do_not_take_the_place_of_its_successo
 
 
 HEADER = pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
-FILE = pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+FILE = pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
 CHUNK, COMMIT = pb.StageRequest(chunk=b"y"), pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
 
 
@@ -409,6 +418,14 @@ async def test_a_stream_that_is_refused_says_why_and_leaves_nothing(
         ({"choice": None}, "has no GPU choice"),
         ({"mem": "2Gi"}, f"asks for {2 * GIB} bytes but was given {GIB}"),
         ({"annotations": {Keys().gpu_count: "2"}}, "asks for 2 GPUs but was given 1"),
+        ({"mem": None}, "asks for no GPU memory"),
+        # Placed by itself, past the binder, and asking for nothing.
+        ({"mem": None, "choice": GpuChoice(GpuUuid("GPU-a"), 0, 0)}, "asks for no GPU memory"),
+        ({"mem": "0", "choice": GpuChoice(GpuUuid("GPU-a"), 0, 0)}, "asks for no GPU memory"),
+        (
+            {"choice": GpuChoice(GpuUuid("GPU-elsewhere"), 0, GIB)},
+            "was given GPU GPU-elsewhere, which this node",
+        ),
     ],
 )
 async def test_a_pod_stages_only_what_the_binder_has_placed(
@@ -422,13 +439,120 @@ async def test_a_pod_stages_only_what_the_binder_has_placed(
     assert node.repository.records() == {}
 
 
+CHOICE: dict[str, Any] = {"v": 1, "uuid": "GPU-a", "index": 0, "bytes": GIB}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "",
+        "null",
+        "[" * 100_000,
+        json.dumps(CHOICE | {"index": "0"}),
+        json.dumps(CHOICE | {"index": -1}),
+        json.dumps(CHOICE | {"index": 10**30}),
+        json.dumps(CHOICE | {"bytes": float(GIB)}),
+        json.dumps(CHOICE | {"bytes": True}),
+        json.dumps(CHOICE | {"uuid": ["GPU-a"]}),
+        json.dumps(CHOICE | {"uuid": None}),
+        json.dumps(CHOICE | {"v": 2}),
+        json.dumps(CHOICE | {"others": {}}),
+        json.dumps(CHOICE | {"others": [{"uuid": "GPU-a", "index": 0}]}),
+        json.dumps(CHOICE | {"x": "y" * 300_000}),
+    ],
+)
+async def test_a_gpu_choice_that_is_nonsense_is_one_clear_refusal(tmp_path: Path, choice: str) -> None:
+    """Of a live pod, through the guard that reads it."""
+
+    class Kube:
+        async def get(self, path: str) -> dict[str, Any]:
+            return pod("p1", on="n1", choice=choice)
+
+    node, knows = Node(tmp_path), Knows()
+    knows.admit = PodGuard(Kube(), node=NodeName("n1"), keys=Keys()).admit  # type: ignore[arg-type, method-assign]
+    with pytest.raises(
+        Refused, match=r"PERMISSION_DENIED: pod team/p1: annotation seldon.io/trtis-gpu: "
+    ) as no:
+        await staged(api_of(node, knows), "model-p1")
+    assert len(str(no.value)) < 1100
+    assert node.repository.records() == {}
+
+
+async def test_a_choice_that_is_moved_after_the_pod_was_seen_moves_nothing(tmp_path: Path) -> None:
+    node, knows = Node(tmp_path), Knows()
+    api = api_of(node, knows)
+    await watched(api, "model-p1")  # the first that the agent sees of the pod holds
+    moves = [
+        GpuChoice(GpuUuid("GPU-b"), 1, GIB),
+        GpuChoice(GpuUuid("GPU-a"), 0, 2 * GIB),
+        GpuChoice(GpuUuid("GPU-a"), 0, GIB, (GpuRef(GpuUuid("GPU-b"), 1),)),
+        None,
+    ]
+
+    async def refused_all() -> None:
+        for moved in moves:
+            knows.changes = {"choice": moved}
+            for call in (staged(api, "model-p1"), outcome(api)):
+                with pytest.raises(
+                    Refused, match=r"pod team/p1: its GPU choice was .*GPU-a.* and holds"
+                ) as refused:
+                    await call
+                assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+        knows.changes = {}
+
+    await refused_all()
+    assert node.repository.records() == {}
+    await staged(api, "model-p1")
+    await refused_all()
+    (model,) = node.models
+    record = node.repository.record(ModelName("model-p1"))
+    assert record is not None
+    assert record.gpu == model.gpu == GPU
+    knows.changes = {"choice": GpuChoice(GpuUuid("GPU-a"), 7, GIB)}  # an index is of its day
+    assert (await outcome(api)).state == pb.MODEL_STATE_READY
+    knows.changes = {"choice": moves[0]}
+    assert [status.gpu_uuid for status in await watched(api, "model-p1")] == ["GPU-a"]  # who serves goes on
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_stage_that_is_given_up_at_any_moment_leaves_nothing(tmp_path: Path, seed: int) -> None:
+    node, knows, chance = Node(tmp_path), Knows(), random.Random(seed)
+    api = api_of(node, knows)
+
+    async def slowly(uid: str) -> AsyncIterator[pb.StageRequest]:
+        header = pb.StageRequest(header=pb.StageHeader(model_name=f"model-{uid}"))
+        for part in (header, file("1/a", 4), pb.StageRequest(chunk=b"1234"), file("1/b", 5), COMMIT):
+            for _ in range(chance.randrange(3)):
+                await asyncio.sleep(0)
+            yield part
+
+    for number in range(60):
+        knows.caller = f"p{number}"
+        call = asyncio.ensure_future(api.Stage(slowly(knows.caller), Context()))
+        for _ in range(chance.randrange(25)):
+            await asyncio.sleep(chance.choice((0, 0, 0.0003)))
+        call.cancel()
+        if chance.random() < 0.5:
+            await asyncio.gather(call, return_exceptions=True)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.gather(task, return_exceptions=True)
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert api._room.announced == (0, 0)
+    assert not any(node.repository.records().values())
+    for number in range(5):  # every slot is free
+        knows.caller = f"q{number}"
+        assert (await staged(api, f"model-q{number}")).files == 1
+
+
 async def test_a_sender_that_falls_silent_gives_its_place_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.api, "_STAGE_IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(agent.api, "_SENDER_SECONDS", 0.02)
     api, never = api_of(Node(tmp_path)), asyncio.Event()
     for _ in range(5):
-        with pytest.raises(Refused, match=r"INVALID_ARGUMENT: nothing came for 0\.02 s"):
+        with pytest.raises(
+            Refused, match=r"DEADLINE_EXCEEDED: the sender kept the agent waiting for more than 0\.02 s"
+        ):
             await sent(api, HEADER, FILE, then=never)
     assert (await staged(api, "model-p1")).files == 1
 
@@ -658,3 +782,113 @@ async def test_a_call_that_is_given_up_while_its_directory_is_made_leaves_none(
     with pytest.raises(asyncio.CancelledError):
         await call
     assert list((tmp_path / "staging").iterdir()) == []
+
+
+def manifest(config: str | None, *paths: str, model: str = "model-p1") -> pb.StageRequest:
+    header = pb.StageHeader(model_name=model, files=[pb.StageFile(path=path, size=1) for path in paths])
+    if config is not None:
+        header.config = config.encode()
+    return pb.StageRequest(header=header)
+
+
+@pytest.mark.parametrize(
+    ("header", "code", "failure", "why"),
+    [
+        (
+            manifest('backend: "evil"', "1/model.py", "config.pbtxt"),
+            "INVALID_ARGUMENT",
+            Failure.INVALID_MODEL,
+            "backend: 'evil' is not among what this node's Triton has: python",
+        ),
+        (
+            manifest('backend: "python"', "1/weights", "config.pbtxt"),
+            "INVALID_ARGUMENT",
+            Failure.INVALID_MODEL,
+            "1/model.py is needed, and not there",
+        ),
+        (manifest(None, "1/model.py", "../x"), "INVALID_ARGUMENT", None, "must be relative"),
+        (manifest(None, "1/model.py"), "FAILED_PRECONDITION", Failure.CAPACITY, "this node takes none"),
+    ],
+)
+async def test_a_model_that_is_not_taken_is_refused_before_its_bytes_have_moved(
+    tmp_path: Path, header: pb.StageRequest, code: str, failure: Failure | None, why: str
+) -> None:
+    node = Node(tmp_path, code=CodeRule.NONE)
+    moved = 0
+
+    async def stream() -> AsyncIterator[pb.StageRequest]:
+        nonlocal moved
+        yield header
+        for _ in range(1000):
+            moved += 1
+            yield FILE
+
+    with pytest.raises(Refused, match=why) as refused:
+        await api_of(node).Stage(stream(), Context())
+    assert refused.value.code.name == code
+    assert moved <= 10  # what was on its way is heard out
+    model = node.models.get(PodUid("p1"))
+    assert model is not None
+    assert model.failure is failure
+    if failure is not None:  # the binder and the pod's owner learn of it
+        assert (model.state, why in model.reason) == (ModelState.FAILED, True)
+        assert "ModelLoadFailed" in [reason for reason, _ in node.events.said]
+
+
+async def test_what_was_announced_is_judged_again_when_it_is_there(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    body = b"\x7fELF"
+    parts = [
+        manifest(None, "1/model.py"),
+        pb.StageRequest(file=pb.StageFile(path="1/other", size=len(body))),
+        pb.StageRequest(chunk=body),
+        pb.StageRequest(commit=pb.StageCommit(digest=digest_of([("1/other", body)]))),
+    ]
+    with pytest.raises(Refused, match="no backend is named"):
+        await sent(api_of(node), *parts)
+    assert node.repository.records() == {}
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+async def test_a_model_of_another_namespace_is_refused_beside_code_before_its_bytes_have_moved(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    node.gate.hold(PodUid("theirs"), "another", has_code=True)
+    with pytest.raises(Refused, match="holds a model with code of another namespace"):
+        await sent(api_of(node), manifest(None, "1/model.py"))
+    node.gate.release(PodUid("theirs"))
+    assert (await sent(api_of(node), manifest(None, "1/model.py"), FILE, CHUNK, COMMIT)).digest == DIGEST
+    record = node.repository.record(ModelName("model-p1"))
+    assert record is not None
+    assert record.code
+
+
+async def test_what_a_tenant_wrote_is_not_what_is_published(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    config = b'#x\nbackend: "python"'
+    api = api_of(node, max_model_bytes=1000)
+    files = [("1/model.py", b"y"), ("config.pbtxt", config)]
+    parts = [HEADER]
+    for path, body in files:
+        parts += [pb.StageRequest(file=pb.StageFile(path=path, size=len(body))), pb.StageRequest(chunk=body)]
+    digest = digest_of(files)
+    answer = await sent(api, *parts, pb.StageRequest(commit=pb.StageCommit(digest=digest)))
+    assert answer.digest == digest
+    text = (tmp_path / "models" / "model-p1" / "config.pbtxt").read_text()
+    assert "#x" not in text
+    assert 'backend: "python"' in text
+
+
+async def test_files_that_are_refused_take_nothing_from_a_model_that_serves(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    model = await node.stage("p1")
+    await node.lifecycle.start_load(model)
+    with pytest.raises(Refused, match="is not among"):
+        await sent(api_of(node), manifest('backend: "evil"', "1/model.py"))
+    assert (model.state, model.failure) == (ModelState.READY, None)
+
+
+def digest_of(files: list[tuple[str, bytes]]) -> str:
+    parts = (path.encode() + b"\0" + str(len(body)).encode() + b"\0" + body for path, body in files)
+    return hashlib.sha256(b"".join(parts)).hexdigest()

@@ -24,7 +24,7 @@ from agent.nvml import NvmlMissing
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
 from berth.contract.keys import Keys
-from berth.contract.report import ModelState, NodeReport
+from berth.contract.report import CodeReport, CodeRule, ModelState, NodeReport
 from berth.kube.errors import response_error
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.options import parse_options
@@ -40,7 +40,7 @@ from tests.fakes.objects import GIB, Json, listed, pod, report
 KEYS = Keys()
 FORBIDDEN = response_error(403, "Forbidden", "no")
 NAME = ModelName("model-p1")
-DIGEST = hashlib.sha256(b"1/x\0" + b"1\0" + b"y").hexdigest()
+DIGEST = hashlib.sha256(b"1/model.py\0" + b"1\0" + b"y").hexdigest()
 SCENARIO = 'gpus: [{uuid: GPU-a, product: T4, total: 16Gi}]\nmodels: {"*": requested}\n'
 
 
@@ -146,7 +146,7 @@ def by(uid: str) -> Any:
 async def stage(stub: NodeAgentStub, uid: str = "p1") -> pb.StageResponse:
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name=f"model-{uid}"))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
         yield pb.StageRequest(chunk=b"y")
         yield pb.StageRequest(commit=pb.StageCommit(digest=DIGEST))
 
@@ -408,7 +408,7 @@ async def test_a_stage_that_is_under_way_is_finished_before_the_end(world: World
 
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name=NAME))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=1))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=1))
         begun.set()
         await ending.wait()
         await asyncio.sleep(0.1)
@@ -433,7 +433,7 @@ async def test_a_chunk_may_have_four_mebibytes(world: World, extra: int, taken: 
 
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name=NAME))
-        yield pb.StageRequest(file=pb.StageFile(path="1/x", size=len(body)))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=len(body)))
         yield pb.StageRequest(chunk=body)
 
     async with world.running(), calling(world) as stub:
@@ -532,3 +532,22 @@ async def test_who_calls_is_believed_only_if_that_is_asked_for(
             with pytest.raises(grpc.aio.AioRpcError, match="Bearer"):
                 await call
     assert ("--auth none" in caplog.text) is told
+
+
+@pytest.mark.parametrize(("flags", "rule"), [((), CodeRule.NAMESPACE), (("--code=none",), CodeRule.NONE)])
+async def test_the_report_tells_the_rule_for_code(
+    world: World, flags: tuple[str, ...], rule: CodeRule
+) -> None:
+    async with world.running(*flags):
+        await world.until_ready()
+        assert world.said.code == CodeReport(rule, None)
+
+
+async def test_the_report_tells_whose_code_is_here(world: World) -> None:
+    world.api.bind(bound())
+    async with world.running(), calling(world) as stub:
+        await stage(stub)
+        await until(lambda: world.state() is ModelState.READY)
+        assert world.said.code == CodeReport(CodeRule.NAMESPACE, "team")
+        with pytest.raises(ConfigError, match="--code: 'some' is not one of none, namespace, any"):
+            world.options("--code=some")

@@ -1,10 +1,14 @@
 """Who is let in: what is asked of the API server, how long its answer holds, and what it does not say."""
 
+import asyncio
+import base64
+import json
 from typing import Any
 
 import pytest
 
 from agent.auth import NotAllowed, PodGuard, TokenAuthenticator, TrustingAuthenticator, Unauthenticated
+from agent.limits import Busy
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef
@@ -13,6 +17,7 @@ from tests.fakes.objects import pod
 
 REF = PodRef("team", "p1", PodUid("uid-1"))
 N1 = NodeName("n1")
+POD = "ipv4:10.0.0.9"
 
 
 class Api:
@@ -61,47 +66,160 @@ def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-def authenticator(api: Api, clock: Clock | None = None) -> TokenAuthenticator:
-    return TokenAuthenticator(api, clock=clock or Clock())  # type: ignore[arg-type]
+def claiming(uid: str, more: object = 0) -> dict[str, str]:
+    """A token that says it is bound to this pod."""
+    claims = {"kubernetes.io": {"pod": {"uid": uid}}, "more": more}
+    return bearer(
+        "e30." + base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=") + ".sign"
+    )
+
+
+def authenticator(api: Api, clock: Clock | None = None, *, known: str = "here") -> TokenAuthenticator:
+    """`known`: how the uids of this node's pods begin."""
+    return TokenAuthenticator(
+        api,  # type: ignore[arg-type]
+        knows=lambda uid: uid.startswith(known),
+        clock=clock or Clock(),
+    )
 
 
 async def test_a_token_is_reviewed_once_in_ten_seconds_and_each_for_itself() -> None:
     api, clock = Api(), Clock()
     door = authenticator(api, clock)
     for _ in range(3):
-        assert await door.pod_of(bearer("one")) == REF
-    await door.pod_of(bearer("two"))
+        assert await door.pod_of(bearer("one"), POD) == REF
+    await door.pod_of(bearer("two"), POD)
     assert api.reviewed == ["one", "two"]
     clock.now += 9.9
-    await door.pod_of(bearer("one"))
+    await door.pod_of(bearer("one"), POD)
     assert api.reviewed == ["one", "two"]
     clock.now += 0.2
-    await door.pod_of(bearer("one"))
+    await door.pod_of(bearer("one"), POD)
     assert api.reviewed == ["one", "two", "one"]
 
 
-async def test_a_token_that_is_refused_is_asked_about_again() -> None:
+async def test_a_token_that_is_refused_is_asked_about_again_after_a_moment() -> None:
     """It may have been too early, and nobody gets in by it."""
-    api = Api()
-    door, good = authenticator(api), api.status
-    api.status = {"authenticated": False, "error": "token has expired"}
-    for _ in range(2):
-        with pytest.raises(Unauthenticated, match="expired"):
-            await door.pod_of(bearer("one"))
+    api, clock = Api(), Clock()
+    door, good = authenticator(api, clock), api.status
+    api.status = {"authenticated": False, "error": "token one has expired"}
+    for _ in range(1000):
+        with pytest.raises(Unauthenticated, match=r"^token … has expired$"):  # it is not told on
+            await door.pod_of(bearer("one"), POD)
+    assert api.reviewed == ["one"]
+    clock.now += 5
     api.status = good
-    assert await door.pod_of(bearer("one")) == REF
-    assert len(api.reviewed) == 3
+    assert await door.pod_of(bearer("one"), POD) == REF
+    assert len(api.reviewed) == 2
+
+
+async def flood(door: TokenAuthenticator, count: int, source: str, uid: str = "elsewhere") -> int:
+    """Send so many tokens, each once; how many were not even looked at."""
+    busy: list[Busy] = []
+    for number in range(count):
+        try:
+            await door.pod_of(claiming(uid, number), source)
+        except Unauthenticated:
+            pass
+        except Busy as error:
+            busy.append(error)
+    assert all(error.retry_seconds > 0 for error in busy)
+    return len(busy)
+
+
+@pytest.mark.parametrize("uid", ["elsewhere", "here-evil"])
+async def test_a_flood_of_bad_tokens_costs_little_and_stops_nobody_else(uid: str) -> None:
+    api, clock = Api(), Clock()
+    door, good = authenticator(api, clock), api.status
+    api.status = {"authenticated": False}
+    assert await flood(door, 1000, POD, uid) >= 980
+    assert len(api.reviewed) <= 20
+    clock.now += 10
+    await flood(door, 1000, POD, uid)
+    assert len(api.reviewed) <= 40
+    api.status = good
+    # A pod of this node is let in also where all come from one address, and so is who has one of its own.
+    assert await door.pod_of(claiming("here-good"), POD) == REF
+    assert await door.pod_of(bearer("another"), "ipv4:10.0.0.10") == REF
+
+
+async def test_many_sources_together_cost_little_as_well() -> None:
+    api = Api()
+    door = authenticator(api)
+    api.status = {"authenticated": False}
+    for source in range(100):
+        await flood(door, 5, f"ipv4:10.0.1.{source}")
+    assert len(api.reviewed) <= 60
+    await flood(door, 1, POD, "here")
+    assert len(api.reviewed) <= 61
+
+
+class SlowApi(Api):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = asyncio.Event()
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await super().create(path, body)
+        await self.answer.wait()
+        return answer
+
+
+async def test_one_token_is_under_review_once_whoever_waits_for_it_and_gives_up() -> None:
+    api = SlowApi()
+    door = authenticator(api)
+    calls = [asyncio.create_task(door.pod_of(bearer("one"), POD)) for _ in range(5)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    api.answer.set()
+    first, *others = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(first, asyncio.CancelledError)
+    assert others == [REF] * 4
+    assert api.reviewed == ["one"]
+
+
+async def test_an_api_server_that_hangs_is_not_asked_by_everybody_at_once() -> None:
+    api = SlowApi()
+    door = authenticator(api)
+    calls = [asyncio.create_task(door.pod_of(bearer(str(n)), f"ipv4:{n}")) for n in range(40)]
+    calls += [asyncio.create_task(door.pod_of(claiming(f"here-{n}"), POD)) for n in range(40)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(api.reviewed) == 32
+    api.answer.set()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [sum(answer == REF for answer in part) for part in (answers[:40], answers[40:])] == [16, 16]
+    assert all(answer == REF or isinstance(answer, Busy) for answer in answers)
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "x",
+        "a.b.c",
+        "..",
+        "a.!.c",
+        "a." + "W1tb" * 2000 + ".c",
+        "a.bnVsbA.c",
+        "a.eyJrdWJlcm5ldGVzLmlvIjp7InBvZCI6eyJ1aWQiOjF9fX0.c",
+    ],
+)
+async def test_a_token_may_claim_any_nonsense(token: str) -> None:
+    assert await authenticator(Api(), known="").pod_of(bearer(token), POD) == REF
 
 
 async def test_an_api_server_that_is_away_refuses_nobody() -> None:
     """KubeError, which callers are told as UNAVAILABLE; what was believed before still is."""
     api = Api()
     door = authenticator(api)
-    await door.pod_of(bearer("one"))
+    await door.pod_of(bearer("one"), POD)
     api.error = KubeUnreachable("connection refused")
-    assert await door.pod_of(bearer("one")) == REF
+    assert await door.pod_of(bearer("one"), POD) == REF
     with pytest.raises(KubeUnreachable):
-        await door.pod_of(bearer("two"))
+        await door.pod_of(bearer("two"), POD)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +236,7 @@ async def test_answers_that_prove_nothing(changes: dict[str, Any]) -> None:
     api = Api()
     api.status |= changes
     with pytest.raises(Unauthenticated):
-        await authenticator(api).pod_of(bearer("one"))
+        await authenticator(api).pod_of(bearer("one"), POD)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +254,7 @@ async def test_answers_that_prove_nothing(changes: dict[str, Any]) -> None:
 async def test_what_is_no_token_never_reaches_the_api_server(metadata: dict[str, str]) -> None:
     api = Api()
     with pytest.raises(Unauthenticated):
-        await authenticator(api).pod_of(metadata)
+        await authenticator(api).pod_of(metadata, POD)
     assert api.reviewed == []
 
 
@@ -144,18 +262,18 @@ async def test_few_answers_are_kept() -> None:
     api = Api()
     door = authenticator(api)
     for number in range(1025):
-        await door.pod_of(bearer(str(number)))
-    await door.pod_of(bearer("1024"))
+        await door.pod_of(claiming(f"here-{number}"), POD)
+    await door.pod_of(claiming("here-1024"), POD)
     assert len(api.reviewed) == 1025
-    await door.pod_of(bearer("0"))  # the oldest had to go
+    await door.pod_of(claiming("here-0"), POD)  # the oldest had to go
     assert len(api.reviewed) == 1026
 
 
 async def test_without_authentication_the_caller_says_who_it_is() -> None:
-    assert await TrustingAuthenticator().pod_of({"berth-pod": "team/p1/uid-1"}) == REF
+    assert await TrustingAuthenticator().pod_of({"berth-pod": "team/p1/uid-1"}, POD) == REF
     for text in ("", "team/p1", "team//uid", "a/b/c/d"):
         with pytest.raises(Unauthenticated):
-            await TrustingAuthenticator().pod_of({"berth-pod": text})
+            await TrustingAuthenticator().pod_of({"berth-pod": text}, POD)
 
 
 def guard_of(api: Api, **changes: Any) -> PodGuard:
@@ -200,21 +318,23 @@ async def test_the_cache_is_of_the_token_and_forgets_the_oldest_first() -> None:
     api, clock = Api(), Clock()
     door = authenticator(api, clock)
     for number in range(1024):
-        await door.pod_of(bearer(str(number)))
+        await door.pod_of(claiming(f"here-{number}"), POD)
     clock.now += 10  # they are over now: none is believed without being asked about
-    await door.pod_of(bearer("0"))
+    await door.pod_of(claiming("here-0"), POD)
     assert len(api.reviewed) == 1025
-    await door.pod_of(bearer("new"))  # which pushes out 1, and not 0, that was asked about just now
+    await door.pod_of(
+        claiming("here-new"), POD
+    )  # which pushes out 1, and not 0, that was asked about just now
     clock.now += 5
-    await door.pod_of(bearer("0"))
+    await door.pod_of(claiming("here-0"), POD)
     assert len(api.reviewed) == 1026
 
 
 async def test_a_token_of_the_largest_size_and_one_with_spaces_around_it_are_tokens() -> None:
     api = Api()
     door = authenticator(api)
-    assert await door.pod_of(bearer("x" * (16 * 1024))) == REF
-    assert await door.pod_of(bearer("  one  ")) == REF
+    assert await door.pod_of(bearer("x" * (16 * 1024)), POD) == REF
+    assert await door.pod_of(bearer("  one  "), POD) == REF
     assert api.reviewed[1:] == ["one"]
 
 
@@ -229,9 +349,9 @@ async def test_a_token_of_the_largest_size_and_one_with_spaces_around_it_are_tok
 )
 async def test_who_is_not_let_in_is_told_what_to_send(metadata: dict[str, str], why: str) -> None:
     with pytest.raises(Unauthenticated, match=why):
-        await authenticator(Api()).pod_of(metadata)
+        await authenticator(Api()).pod_of(metadata, POD)
 
 
 async def test_who_may_say_who_it_is_and_does_not_is_told_how() -> None:
     with pytest.raises(Unauthenticated, match="send `berth-pod: NAMESPACE/NAME/UID`"):
-        await TrustingAuthenticator().pod_of({})
+        await TrustingAuthenticator().pod_of({}, POD)

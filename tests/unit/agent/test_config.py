@@ -41,6 +41,7 @@ def test_two_flags_are_enough_and_the_rest_is_safe() -> None:
         "load_timeout": 600.0,
         "unload_timeout": 120.0,
         "max_model_bytes": 512 * 1024**3,
+        "keep_free": 0.15,
     }
     options = parsed(*REQUIRED)
     assert {name: getattr(options, name) for name in given} == given
@@ -67,6 +68,8 @@ def test_two_flags_are_enough_and_the_rest_is_safe() -> None:
         ("--load-timeout=1", 1.0),
         ("--unload-timeout=1", 1.0),
         ("--max-model-bytes=0", 0),
+        ("--keep-free=0%", 0.0),
+        ("--keep-free=99%", 0.99),
     ],
 )
 def test_a_flag_and_its_variable_say_the_same(flag: str, value: object) -> None:
@@ -88,6 +91,9 @@ def test_a_flag_and_its_variable_say_the_same(flag: str, value: object) -> None:
         "--load-timeout=0.9",
         "--unload-timeout=0.9",
         "--listen=8470",
+        "--keep-free=15",
+        "--keep-free=100%",
+        "--keep-free=-1%",
         "--node-name=",
         "--node-name= ",
     ],
@@ -109,6 +115,7 @@ def test_help_tells_each_default_with_its_unit(capsys: pytest.CaptureFixture[str
     for shown in (
         "256Mi",
         "512Gi",
+        "15%",
         "127.0.0.1:8000",
         "0.0.0.0:8470",
         "10 s",

@@ -1,12 +1,19 @@
 import asyncio
+import fcntl
 import os
+import signal
 import stat
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import agent.keys
 from agent.keys import FLAGS_FILE, KeysOptions, main, make_keys, run
 from berth.runtime.errors import CannotStart
 from berth.triton.keys import TritonKeys
@@ -21,6 +28,7 @@ def test_keys_are_made_once_and_the_flags_follow_them(tmp_path: Path) -> None:
     assert flags == first.server_flags()
     assert len(flags) == 4
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o440 for path in tmp_path.iterdir())
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o750
 
 
 @pytest.fixture
@@ -68,6 +76,69 @@ def test_keys_of_which_one_is_missing_are_made_anew(owned: Path) -> None:
     (owned / FLAGS_FILE).unlink()
     make_keys(owned)
     assert (owned / FLAGS_FILE).read_text().split() == TritonKeys.read(owned).server_flags()
+
+
+def test_two_pods_that_make_them_at_once_have_the_same(owned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = Path.replace
+
+    def slowly(self: Path, target: Path) -> Path:
+        time.sleep(0.005)  # whoever comes meanwhile finds one key of two
+        return replace(self, target)
+
+    def both() -> TritonKeys:
+        make_keys(owned)
+        return TritonKeys.read(owned)
+
+    monkeypatch.setattr(Path, "replace", slowly)
+    with ThreadPoolExecutor(4) as pods:
+        found = {future.result() for future in [pods.submit(both) for _ in range(4)]}
+    assert len(found) == 1
+    assert (owned / FLAGS_FILE).read_text().split() == found.pop().server_flags()
+    assert len(list(owned.iterdir())) == 3
+
+
+@pytest.mark.parametrize("after", range(1, 4))
+def test_who_is_killed_holds_nobody_up(tmp_path: Path, after: int) -> None:
+    program = f"""
+import os, signal
+from pathlib import Path
+from agent.keys import make_keys
+left, replace = [{after}], Path.replace
+def killed(self, target):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return replace(self, target)
+Path.replace = killed
+make_keys(Path({str(tmp_path)!r}))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    make_keys(tmp_path)
+    keys = TritonKeys.read(tmp_path)
+    make_keys(tmp_path)
+    assert TritonKeys.read(tmp_path) == keys
+    assert (tmp_path / FLAGS_FILE).read_text().split() == keys.server_flags()
+
+
+async def test_one_that_hangs_is_told_and_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.keys, "_LOCK_SECONDS", 0.01)
+    other = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(CannotStart, match="another berth keys has been at it"):
+        await main(KeysOptions(directory=tmp_path), asyncio.Event())
+    os.close(other)
+    await main(KeysOptions(directory=tmp_path), asyncio.Event())
+
+
+def test_a_key_that_is_garbage_is_made_anew(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    (tmp_path / "admin").chmod(0o600)
+    (tmp_path / "admin").write_bytes(b"\xff\xfe")
+    make_keys(tmp_path)
+    assert (tmp_path / FLAGS_FILE).read_text().split() == TritonKeys.read(tmp_path).server_flags()
 
 
 async def test_the_command_makes_them_and_says_where_it_cannot(tmp_path: Path) -> None:

@@ -648,7 +648,7 @@ async def test_what_nobody_foresaw_fails_the_load_and_keeps_the_files(
         raise ZeroDivisionError("nobody foresaw it")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agent.lifecycle.load_config", broken)
+        patch.setattr("agent.lifecycle.admit", broken)
         await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     assert "nobody foresaw it" in model.reason

@@ -155,6 +155,7 @@ class Agent(Node):
             repository=self.repository,
             triton=self.triton,
             lifecycle=self.lifecycle,
+            gate=self.gate,
             clock=lambda: self.now,
         )
 
@@ -180,6 +181,30 @@ def on_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
 
 
 NAME, UID = ModelName("model-p1"), PodUid("p1")
+
+
+async def test_a_restarted_agent_knows_whose_code_its_triton_holds(on_node: Agent) -> None:
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    after = await on_node.restart()
+    assert after.gate.report().namespace == "team"
+    theirs = await after.stage("p2", namespace="other")
+    await after.lifecycle.start_load(theirs)
+    assert (theirs.state, theirs.failure) == (ModelState.FAILED, Failure.CAPACITY)
+    after.models.lose_pod(UID)
+    await after.lifecycle.start_unload(NAME)
+    await after.lifecycle.start_load(theirs)
+    assert theirs.state is ModelState.READY
+    assert after.gate.report().namespace == "other"
+
+
+async def test_a_model_that_triton_has_lost_is_in_nobodys_way(on_node: Agent) -> None:
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    on_node.models.lose_pod(UID)
+    on_node.triton.die()
+    await on_node.settle()
+    assert on_node.gate.report().namespace is None
 
 
 async def test_a_failed_load_is_tried_again_after_growing_pauses(on_node: Agent) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import agent.staging
 from agent.repository import RECORD_FILE, Record, Repository, RepositoryUnusable
+from agent.room import Room
 from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.errors import InvalidValue
 from berth.contract.gpu_choice import GpuChoice
@@ -34,7 +35,7 @@ def digest_of(files: Sequence[tuple[str, bytes]]) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-@pytest.mark.parametrize("path", ["config.pbtxt", "1/model.py", "1/a b/ü.bin", "x" * 255, "a/" * 300 + "b"])
+@pytest.mark.parametrize("path", ["config.pbtxt", "1/model.py", "1/a b/ü.bin", "x" * 255, "a/" * 31 + "b"])
 def test_paths_that_are_fine(path: str) -> None:
     check_path(path, after=None)
 
@@ -55,17 +56,42 @@ def test_paths_that_are_fine(path: str) -> None:
         "a\\b",
         "x" * 256,
         "a/" * 600,
+        "a/" * 32 + "b",
         RECORD_FILE,
         "1/.berth.json",
         ".berth.json.new",
         ".berth.json/x",
         ".berth.json.new/x",
+        ".berth",
+        "1/.BERTH.config.pbtxt",
         "\u202eb",
     ],
 )
 def test_paths_that_are_refused(path: str) -> None:
     with pytest.raises(BadStream):
         check_path(path, after=None)
+
+
+def staged_files(directory: Path, max_bytes: int) -> StagedFiles:
+    return StagedFiles(directory, max_bytes=max_bytes, share=Room(directory, keep_share=0).share())
+
+
+@pytest.mark.parametrize(
+    ("paths", "entries"),
+    [
+        (("a", "b"), 2),
+        (("a/1", "a/2"), 3),
+        (("a-b/x", "a/x", "a/y", "b"), 6),
+        (("a/b/c", "a/d", "b/b/c"), 7),
+        (("/".join("x" * 32), "y"), 33),
+    ],
+)
+def test_directories_are_counted_as_files_are(tmp_path: Path, paths: tuple[str, ...], entries: int) -> None:
+    staged = staged_files(tmp_path, 10)
+    for path in paths:
+        staged.begin_file(path, 0)
+    staged.close()
+    assert staged.entries == len(list(tmp_path.rglob("*"))) == entries
 
 
 def test_files_come_in_ascending_byte_order() -> None:
@@ -78,7 +104,7 @@ def test_files_come_in_ascending_byte_order() -> None:
 
 def test_what_is_staged_is_what_was_sent(tmp_path: Path) -> None:
     files = [("1/model.py", b"abc"), ("config.pbtxt", b"")]
-    staged = StagedFiles(tmp_path, max_bytes=100)
+    staged = staged_files(tmp_path, 100)
     for path, body in files:
         staged.begin_file(path, len(body))
         for byte in body:
@@ -89,7 +115,7 @@ def test_what_is_staged_is_what_was_sent(tmp_path: Path) -> None:
 
 
 def test_streams_that_lie(tmp_path: Path) -> None:
-    staged = StagedFiles(tmp_path, max_bytes=10)
+    staged = staged_files(tmp_path, 10)
     with pytest.raises(BadStream, match="before its file"):
         staged.write(b"x")
     with pytest.raises(TooLarge):
@@ -106,7 +132,7 @@ def test_streams_that_lie(tmp_path: Path) -> None:
     with pytest.raises(WrongDigest):
         staged.commit("0" * 64)
     with pytest.raises(BadStream, match="no file"):
-        StagedFiles(tmp_path, max_bytes=10).commit("0" * 64)
+        staged_files(tmp_path, 10).commit("0" * 64)
 
 
 def test_a_record_comes_back_and_says_what_is_wrong_with_it() -> None:
@@ -174,19 +200,19 @@ def test_a_repository_that_cannot_be_used_says_why(tmp_path: Path) -> None:
 def test_a_model_is_as_large_as_the_node_takes_and_no_larger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.staging, "MAX_FILES", 3)
-    staged = StagedFiles(tmp_path, max_bytes=10)
+    monkeypatch.setattr(agent.staging, "MAX_ENTRIES", 3)
+    staged = staged_files(tmp_path, 10)
     for path, size in (("a", 4), ("b", 0), ("c", 6)):
         staged.begin_file(path, size)
         staged.write(b"x" * size)
     assert (staged.files, staged.bytes) == (3, 10)
-    with pytest.raises(TooLarge, match="more than 3 files or 10 bytes"):
+    with pytest.raises(TooLarge, match="at most 3 files and directories and 10 bytes"):
         staged.begin_file("d", 0)
     files = [("a", b"xxxx"), ("b", b""), ("c", b"x" * 6)]
     assert staged.commit(digest_of(files)) == digest_of(files)
 
 
-@pytest.mark.parametrize("path", ["x/" * 511 + "yy", "ü" * 127 + "y", ".berth", "1/.config"])
+@pytest.mark.parametrize("path", ["/".join(["x" * 31] * 32) + "y", "ü" * 127 + "y", "1/berth", "1/.config"])
 def test_paths_at_their_bounds_are_fine(path: str) -> None:
     check_path(path, after=None)
 
@@ -195,6 +221,7 @@ def test_paths_at_their_bounds_are_fine(path: str) -> None:
     ("path", "why"),
     [
         ("x/" * 512 + "y", "1025 bytes; 1 to 1024"),
+        ("x/" * 32 + "y", "has 33 parts; 32 are allowed"),
         ("ü" * 128, "part of more than 255 bytes"),
         ("", "0 bytes"),
         ("1/a", "does not come after '1/a'"),
@@ -208,7 +235,7 @@ def test_paths_beyond_them_are_told_why(path: str, why: str) -> None:
 def test_an_empty_chunk_and_a_file_of_nothing_are_fine_and_a_broken_stream_holds_no_file_open(
     tmp_path: Path,
 ) -> None:
-    staged = StagedFiles(tmp_path, max_bytes=10)
+    staged = staged_files(tmp_path, 10)
     staged.close()
     staged.begin_file("a", 0)
     staged.write(b"")
@@ -250,7 +277,9 @@ def test_what_is_published_is_durable_before_it_is_visible(
     assert set(done[1:3]) == {staged.name, "1"}
     assert done[3:] == ["visible", "models"]
     done.clear()
-    files = StagedFiles(repository.new_staging(), max_bytes=10)
+    files = StagedFiles(
+        repository.new_staging(), max_bytes=10, share=Room(repository.models, keep_share=0).share()
+    )
     for path in ("a", "b"):
         files.begin_file(path, 1)
         files.write(b"x")

@@ -1,6 +1,6 @@
 """What a pod's processes say to their node's agent, and what they make of its answers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ async def connected(agent: Agent, token_file: Path | None = None) -> AsyncIterat
         yield connection
 
 
-async def requests() -> AsyncIterator[pb.StageRequest]:
+def requests() -> Iterator[pb.StageRequest]:
     yield pb.StageRequest(header=pb.StageHeader(model_name=MODEL))
 
 
@@ -135,6 +135,37 @@ async def test_a_refusal_tells_its_code(code: grpc.StatusCode) -> None:
         with pytest.raises(AgentRefused, match=rf"^so it is \({code.name}\)$") as caught:
             await connection.stage(requests())
         assert caught.value.code is code
+
+
+class Refusing(NodeAgentServicer):
+    """Ends every stream of files before it has read any of it."""
+
+    async def Stage(self, requests: Any, context: Any) -> pb.StageResponse:  # noqa: N802
+        await anext(requests)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "so it is", ())
+        raise AssertionError
+
+
+async def test_a_stream_that_is_refused_while_it_is_sent_is_told_why() -> None:
+    def large() -> Iterator[pb.StageRequest]:
+        yield from requests()
+        for _ in range(1000):
+            yield pb.StageRequest(chunk=b"x" * 100_000)
+
+    async with connected(Refusing()) as connection:  # type: ignore[arg-type]
+        for _ in range(20):
+            with pytest.raises(AgentRefused, match=r"^so it is \(INVALID_ARGUMENT\)$"):
+                await connection.stage(large())
+
+
+async def test_what_breaks_the_stream_on_our_side_is_told_as_it_is() -> None:
+    def broken() -> Iterator[pb.StageRequest]:
+        yield from requests()
+        raise OSError(5, "Input/output error")
+
+    async with connected(Agent()) as connection:
+        with pytest.raises(OSError, match="Input/output error"):
+            await connection.stage(broken())
 
 
 async def test_an_agent_that_says_no_word_is_told_by_its_code() -> None:

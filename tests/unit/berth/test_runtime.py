@@ -80,6 +80,19 @@ def test_not_an_endpoint(text: str) -> None:
         Endpoint.parse(text)
 
 
+def test_an_ipv6_address_without_brackets_is_shown_with_them() -> None:
+    with pytest.raises(InvalidValue, match=r"brackets: \[fd00::1\]:8470$"):
+        Endpoint.parse("fd00::1:8470")
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "fd00::1"])
+def test_brackets_take_both_families(host: str) -> None:
+    """As `--agent=[$(HOST_IP)]:8470` in a pod: which family it is its author does not know."""
+    endpoint = Endpoint.parse(f"[{host}]:8470")
+    assert endpoint == Endpoint(host, 8470)
+    assert Endpoint.parse(str(endpoint)) == endpoint
+
+
 def test_endpoints() -> None:
     assert str(Endpoint.parse("[::1]:80")) == "[::1]:80"
     assert Endpoint.parse("h:0") == Endpoint("h", 0)

@@ -20,14 +20,16 @@ from loader.config import LoaderOptions
 class Agent(NodeAgentServicer):
     """Answers the first calls with these codes, then does what it is asked."""
 
-    def __init__(self, *codes: grpc.StatusCode, reason: str = "") -> None:
+    def __init__(self, *codes: grpc.StatusCode, reason: str = "", pushback: str | None = None) -> None:
         self.codes, self.calls, self.reason = list(codes), 0, reason
+        self.trailing = () if pushback is None else (("grpc-retry-pushback-ms", pushback),)
 
     def Stage(self, requests: Any, context: Any) -> pb.StageResponse:  # noqa: N802
         self.calls += 1
         for _ in requests:
             pass
         if self.codes:
+            context.set_trailing_metadata(self.trailing)
             context.abort(self.codes.pop(0), "so it is")
         return pb.StageResponse(digest="d")
 
@@ -93,6 +95,33 @@ async def test_a_full_agent_is_asked_less_often_and_not_for_ever(tmp_path: Path,
     assert agent.calls == len(pauses) + 1
     assert agent.calls < 8
     assert sum(pauses) <= 120
+
+
+async def test_a_busy_node_is_waited_for_as_long_as_it_asks_and_told_of(
+    tmp_path: Path, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent(*[grpc.StatusCode.UNAVAILABLE] * 40, pushback="3000")
+    await load(tmp_path, agent)
+    assert agent.calls == 41
+    assert sum(pauses) > 120  # longer than for an agent that is away
+    assert min(pauses) > 3
+    assert max(pauses) < 3 + 10 * 1.9 + 0.1
+    assert len({round(pause, 3) for pause in pauses}) > 20  # no two loaders in step
+    told = [record for record in caplog.records if record.getMessage() == "waiting: the node is busy"]
+    assert len(told) == 40
+    assert str(told[0].__dict__["fields"]["reason"]) == "so it is"
+
+
+async def test_a_node_that_is_busy_for_ever_is_given_up(tmp_path: Path, pauses: list[float]) -> None:
+    with pytest.raises(CannotStart, match="not to be had for 3600 s: so it is"):
+        await load(tmp_path, Agent(*[grpc.StatusCode.UNAVAILABLE] * 10_000, pushback="60000000"))
+    assert 3000 < sum(pauses) <= 3600
+    assert max(pauses) < 80  # whatever the agent asks for
+
+
+async def test_a_wish_that_is_no_number_is_none(tmp_path: Path, pauses: list[float]) -> None:
+    await load(tmp_path, Agent(grpc.StatusCode.UNAVAILABLE, pushback="soon"))
+    assert max(pauses) < 1
 
 
 @pytest.mark.parametrize(

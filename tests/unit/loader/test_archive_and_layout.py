@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import loader.archive
+import loader.send
+from agent.room import Room
 from agent.staging import StagedFiles
 from berth.runtime.errors import ConfigError, Failed
 from loader.archive import is_archive, unpack
@@ -159,7 +161,7 @@ def test_both_ends_count_the_same_digest(tmp_path: Path) -> None:
     files = list_files(tmp_path / "m")
     assert [file.path for file in files] == ["1/model.py", "1/z", "1a", "config.pbtxt"]
     (tmp_path / "staged").mkdir()
-    staged = StagedFiles(tmp_path / "staged", max_bytes=100)
+    staged = StagedFiles(tmp_path / "staged", max_bytes=100, share=Room(tmp_path, keep_share=0).share())
     for file in files:
         staged.begin_file(file.path, file.size)
         if file.size:
@@ -221,3 +223,50 @@ def test_what_cannot_be_sent_is_named_and_not_left_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m" / "pipe")
     with pytest.raises(Failed, match="neither a file nor a directory"):
         list_files(tmp_path / "m")
+
+
+def config_map(directory: Path, *paths: str) -> None:
+    """Files as a kubelet mounts them: the first part of each path is a link through `..data`."""
+    for path in paths:
+        target = directory / "..2026_1" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(b"x")
+    (directory / "..data").symlink_to("..2026_1")
+    for name in {path.partition("/")[0] for path in paths}:
+        (directory / name).symlink_to(f"..data/{name}")
+
+
+def test_a_mounted_config_map_may_hold_version_directories_or_a_whole_model(tmp_path: Path) -> None:
+    config_map(tmp_path / "a", "1/model.py", "config.pbtxt")
+    found = find_model(tmp_path / "a", source="a")
+    assert [file.path for file in list_files(found)] == ["1/model.py", "config.pbtxt"]
+    config_map(tmp_path / "b", "net/1/model.py", "net/config.pbtxt")
+    found = find_model(tmp_path / "b", source="b")
+    assert [file.path for file in list_files(found)] == ["1/model.py", "config.pbtxt"]
+    (tmp_path / "c").mkdir()
+    config_map(tmp_path / "c" / "1", "model.py")  # mounted where a version belongs
+    assert [file.path for file in list_files(tmp_path / "c")] == ["1/model.py"]
+
+
+def test_what_only_looks_like_a_kubelets_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data" / "x").write_bytes(b"x")
+    assert [file.path for file in list_files(tmp_path)] == ["..data/x"]
+
+
+def test_a_directory_without_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    with pytest.raises(Failed, match="holds no file"):
+        list_files(tmp_path)
+
+
+def test_links_that_multiply_files_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader.send, "MAX_FILES", 100)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "x").write_bytes(b"x")
+    for level in range(1, 20):
+        (tmp_path / str(level)).mkdir()
+        for name in "ab":
+            (tmp_path / str(level) / name).symlink_to(f"../{level - 1}")
+    with pytest.raises(Failed, match="more than 100 files"):
+        list_files(tmp_path)

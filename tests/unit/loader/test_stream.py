@@ -19,8 +19,8 @@ def written(directory: Path, **files: bytes) -> list[ModelFile]:
     return list_files(directory)
 
 
-async def sent(files: list[ModelFile]) -> list[pb.StageRequest]:
-    return [request async for request in stage_requests(ModelName("net"), files, "d1")]
+def sent(files: list[ModelFile]) -> list[pb.StageRequest]:
+    return list(stage_requests(ModelName("net"), files, "d1"))
 
 
 def test_the_digest_is_that_of_the_api(tmp_path: Path) -> None:
@@ -47,10 +47,11 @@ def test_a_link_to_a_file_of_the_model_is_sent_as_the_file(tmp_path: Path) -> No
     assert [(file.path, file.size) for file in list_files(tmp_path)] == [("1/m", 3), ("link", 3)]
 
 
-async def test_the_stream_says_what_comes_then_each_file_then_that_it_is_all(tmp_path: Path) -> None:
+def test_the_stream_says_what_comes_then_each_file_then_that_it_is_all(tmp_path: Path) -> None:
     files = written(tmp_path, **{"1/m": b"xyz", "empty": b""})
-    assert await sent(files) == [
-        pb.StageRequest(header=pb.StageHeader(model_name="net", digest="d1")),
+    said = [pb.StageFile(path="1/m", size=3), pb.StageFile(path="empty", size=0)]
+    assert sent(files) == [
+        pb.StageRequest(header=pb.StageHeader(model_name="net", digest="d1", files=said)),
         pb.StageRequest(file=pb.StageFile(path="1/m", size=3)),
         pb.StageRequest(chunk=b"xyz"),
         pb.StageRequest(file=pb.StageFile(path="empty", size=0)),
@@ -58,11 +59,25 @@ async def test_the_stream_says_what_comes_then_each_file_then_that_it_is_all(tmp
     ]
 
 
+def test_what_a_model_is_judged_by_goes_ahead_of_its_bytes(tmp_path: Path) -> None:
+    header = sent(written(tmp_path, **{"1/m": b"x", "config.pbtxt": b"backend: 'p'"}))[0].header
+    assert (header.config, [file.path for file in header.files]) == (b"backend: 'p'", ["1/m", "config.pbtxt"])
+
+
+@pytest.mark.parametrize(
+    "large", [{"config.pbtxt": b"#" * (2 * MIB + 1)}, {f"1/{'x' * 240}{n}": b"" for n in range(9000)}]
+)
+def test_what_is_too_large_for_one_message_does_not_go_ahead(tmp_path: Path, large: dict[str, bytes]) -> None:
+    requests = stage_requests(ModelName("net"), written(tmp_path, **large), "d1")
+    header = next(requests).header
+    assert header == pb.StageHeader(model_name="net", digest="d1")
+
+
 @pytest.mark.parametrize("size", [5 * MIB, 5 * MIB + 1])
-async def test_a_large_file_comes_in_pieces_that_grpc_takes(tmp_path: Path, size: int) -> None:
+def test_a_large_file_comes_in_pieces_that_grpc_takes(tmp_path: Path, size: int) -> None:
     body = bytes(range(256)) * (size // 256) + b"\1" * (size % 256)
     files = written(tmp_path, m=body)
-    chunks = [request.chunk for request in await sent(files) if request.WhichOneof("part") == "chunk"]
+    chunks = [request.chunk for request in sent(files) if request.WhichOneof("part") == "chunk"]
     assert b"".join(chunks) == body
     assert max(map(len, chunks)) < 4 * MIB
     assert digest_of(files) == hashlib.sha256(f"m\0{size}\0".encode() + body).hexdigest()

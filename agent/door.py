@@ -1,0 +1,109 @@
+"""What stands before every call of the agent's API: who calls, how much it has open, is its request small.
+
+All of it is done before the request is read: a call without a good token costs a look at its metadata, and
+one whose request never comes ends soon.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from agent.auth import Authenticator
+from agent.limits import Callers
+from berth.contract.errors import InvalidValue
+
+# Of a call that sends one message: a name. Only the messages of a stream may be larger.
+REQUEST_BYTES = 16 * 1024
+_REQUEST_SECONDS = 10.0
+# In calls: what is staged is loaded, too, and other models of its GPU wait for that.
+_COSTS = {"Stage": 5.0}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Parse = Callable[[bytes], Any]
+
+
+class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Lets calls in one by one. `refuse` ends a call with the status of one of the errors in `told`."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        callers: Callers,
+        *,
+        refuse: Callable[[str, Context, Exception], Awaitable[NoReturn]],
+        told: tuple[type[Exception], ...],
+    ) -> None:
+        self._authenticator, self._callers = authenticator, callers
+        self._refuse, self._told = refuse, told
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """Serve every call as a stream of bytes: otherwise gRPC waits for its request before anybody is asked."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method.rpartition("/")[2]
+
+        async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
+            try:
+                ref = await self._authenticator.pod_of(metadata_of(context), source_of(context))
+                with self._callers.call(ref, cost=_COSTS.get(method, 1.0)):
+                    await _serve(handler, messages, context)
+            except self._told as error:
+                await self._refuse(method, context, error)
+
+        return grpc.stream_stream_rpc_method_handler(handle, response_serializer=handler.response_serializer)
+
+
+async def _serve(handler: Any, messages: AsyncIterator[bytes], context: Context) -> None:
+    parse = handler.request_deserializer
+    request = _parsed(messages, parse) if handler.request_streaming else await _single(messages, parse)
+    behave = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    if not handler.response_streaming:
+        await context.write(await behave(request, context))
+        return
+    async with aclosing(behave(request, context)) as answers:
+        async for answer in answers:
+            await context.write(answer)
+
+
+async def _single(messages: AsyncIterator[bytes], parse: Parse) -> Any:
+    """Raises InvalidValue."""
+    try:
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            message = await anext(messages)
+    except (TimeoutError, StopAsyncIteration):
+        raise InvalidValue("the call came without a request") from None
+    if len(message) > REQUEST_BYTES:
+        raise InvalidValue(f"the request has {len(message)} bytes; at most {REQUEST_BYTES} are read")
+    return _read(message, parse)
+
+
+async def _parsed(messages: AsyncIterator[bytes], parse: Parse) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield _read(message, parse)
+
+
+def _read(message: bytes, parse: Parse) -> Any:
+    try:
+        return parse(message)
+    except DecodeError as error:
+        raise InvalidValue("the request is not a message of this API") from error
+
+
+def metadata_of(context: Context) -> dict[str, str]:
+    """What the caller says beside its request, as far as it is text."""
+    pairs = context.invocation_metadata() or ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
+
+
+def source_of(context: Context) -> str:
+    """The address that the call comes from, without the port, which each connection has anew."""
+    return unquote(context.peer()).rpartition(":")[0]

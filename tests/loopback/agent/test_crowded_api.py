@@ -1,0 +1,377 @@
+"""A pod that takes all it can get of the agent, over real gRPC, and another that comes meanwhile."""
+
+import asyncio
+import hashlib
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from prometheus_client import CollectorRegistry
+
+import agent.api
+import agent.door
+import agent.limits
+import agent.staging
+from agent.api import NodeAgentApi, make_access, serve
+from agent.auth import Authenticator, TokenAuthenticator, TrustingAuthenticator
+from agent.limits import OPEN_CALLS
+from agent.metrics import AgentMetrics
+from agent.staging import MAX_ENTRIES
+from berth.contract.endpoint import Endpoint
+from berth.contract.ids import ModelName
+from berth.contract.keys import Keys
+from berth.contract.pod import ModelPod, PodRef, parse_model_pod
+from berth.nodeagent.client import AgentBusy, AgentConnection, AgentFull, AgentRefused, AgentUnavailable
+from berth.v1 import node_agent_pb2 as pb
+from berth.v1.node_agent_pb2_grpc import NodeAgentStub
+from localcluster.addresses import free_port
+from tests.fakes.agent_node import GPU, Node
+from tests.fakes.objects import GIB, pod
+
+Metadata = tuple[tuple[str, str], ...]
+SOON = 10.0  # for what takes milliseconds; a hanging call is what fails
+
+
+class Guard:
+    """Every pod lives here and may use its own model, `model-UID`."""
+
+    async def admit(self, ref: PodRef) -> ModelPod:
+        found = pod(ref.uid, on="n1", choice=GPU)
+        found["metadata"]["namespace"] = ref.namespace
+        return parse_model_pod(found, Keys())
+
+    current = admit
+
+
+class Pod(AgentConnection):
+    """A pod that says by itself who it is, as it may under `--auth none`."""
+
+    def __init__(self, channel: grpc.aio.Channel, threads: grpc.Channel, uid: str, namespace: str) -> None:
+        super().__init__(channel, threads, None)
+        self.model, self._caller = ModelName(f"model-{uid}"), caller(uid, namespace)
+
+    def _metadata(self) -> Metadata:
+        return self._caller
+
+
+class Agent:
+    """A node's agent with its API on a port, and who calls it."""
+
+    def __init__(self, node: Node, channel: grpc.aio.Channel, threads: grpc.Channel) -> None:
+        self.node, self.channel, self._threads = node, channel, threads
+        self.stub: Any = NodeAgentStub(channel)  # type: ignore[no-untyped-call]
+
+    def pod(self, uid: str, namespace: str = "team") -> Pod:
+        return Pod(self.channel, self._threads, uid, namespace)
+
+    def stage(
+        self, uid: str, parts: Iterator[pb.StageRequest], namespace: str = "team"
+    ) -> "asyncio.Task[pb.StageResponse]":
+        return asyncio.create_task(self.pod(uid, namespace).stage(parts))
+
+    def watch(self, uid: str) -> Any:
+        return self.stub.WatchModel(pb.WatchModelRequest(model_name=f"model-{uid}"), metadata=caller(uid))
+
+    async def serve_a_pod(self, uid: str, namespace: str = "team") -> None:
+        """What a well-behaved pod does: stage a byte, load it, look at it."""
+        pod = self.pod(uid, namespace)
+        async with asyncio.timeout(SOON):
+            assert (await pod.stage(whole(uid))).bytes == 1
+            assert [word.state async for word in pod.load(pod.model)][-1] == pb.MODEL_STATE_READY
+            async for status in pod.watch(pod.model):
+                assert status.state == pb.MODEL_STATE_READY
+                break
+
+    def staging(self) -> list[Path]:
+        return list((self.node.repository.models.parent / "staging").iterdir())
+
+
+@asynccontextmanager
+async def serving(directory: Path, authenticator: Authenticator | None = None) -> AsyncIterator[Agent]:
+    node = Node(directory)
+    api = NodeAgentApi(
+        authenticator=authenticator or TrustingAuthenticator(),
+        guard=Guard(),  # type: ignore[arg-type]
+        models=node.models,
+        repository=node.repository,
+        lifecycle=node.lifecycle,
+        readings=lambda: tuple(node.gpus.readings),
+        access=make_access(host="10.0.0.1", http=Endpoint("h", 8000), grpc_=Endpoint("h", 8001), keys=None),
+        metrics=AgentMetrics(CollectorRegistry()),
+        max_model_bytes=512 * GIB,
+    )
+    endpoint = Endpoint("127.0.0.1", free_port("127.0.0.1"))
+    server = await serve(api, endpoint)
+    try:
+        async with grpc.aio.insecure_channel(str(endpoint)) as channel:
+            with grpc.insecure_channel(str(endpoint)) as threads:
+                yield Agent(node, channel, threads)
+    finally:
+        await server.stop(0)
+
+
+def caller(uid: str, namespace: str = "team") -> Metadata:
+    return (("berth-pod", f"{namespace}/{uid}/{uid}"),)
+
+
+def header(uid: str) -> pb.StageRequest:
+    return pb.StageRequest(header=pb.StageHeader(model_name=f"model-{uid}"))
+
+
+def file(path: str, size: int) -> pb.StageRequest:
+    return pb.StageRequest(file=pb.StageFile(path=path, size=size))
+
+
+def whole(uid: str) -> Iterator[pb.StageRequest]:
+    """A model of one byte."""
+    yield from (header(uid), file("1/x", 1), pb.StageRequest(chunk=b"y"))
+    yield pb.StageRequest(commit=pb.StageCommit(digest=hashlib.sha256(b"1/x\0" + b"1\0" + b"y").hexdigest()))
+
+
+def trickle(uid: str, size: int = 10**9) -> Iterator[pb.StageRequest]:
+    yield header(uid)
+    yield file("1/x", size)
+    while True:
+        yield pb.StageRequest(chunk=b"x")
+        time.sleep(0.05)
+
+
+async def errors_of(*calls: Awaitable[Any]) -> list[Any]:
+    """The errors that these calls end with, each soon."""
+    async with asyncio.timeout(SOON):
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(outcome, Exception) for outcome in outcomes), outcomes
+    return outcomes
+
+
+async def first_done(calls: Sequence[Any], count: int) -> list[Any]:
+    await eventually(lambda: sum(call.done() for call in calls) >= count)
+    return [call for call in calls if call.done()]
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_streams_that_trickle_take_one_slot_of_a_pod(tmp_path: Path) -> None:
+    async with serving(tmp_path) as agent:
+        evil = [agent.stage("evil", trickle("evil")) for _ in range(4)]
+        busy = await errors_of(*await first_done(evil, 3))
+        assert len(busy) == 3
+        for error in busy:
+            assert isinstance(error, AgentBusy)
+            assert "pod team/evil is staging already" in str(error)
+            assert error.retry_seconds > 0
+        await agent.serve_a_pod("good")
+        for one in evil:
+            one.cancel()
+        await eventually(lambda: agent.staging() == [])
+
+
+async def test_a_hundred_pods_of_one_namespace_hold_up_no_other(tmp_path: Path) -> None:
+    async with serving(tmp_path) as agent:
+        evil = [agent.stage(f"evil{n}", trickle(f"evil{n}"), "crowd") for n in range(100)]
+        busy = await errors_of(*await first_done(evil, 64))
+        assert all(isinstance(error, AgentBusy) and "the node is busy" in str(error) for error in busy)
+        await agent.serve_a_pod("good", "quiet")
+        assert sum(not one.done() for one in evil) == 36  # four send, half of the places are taken
+        for one in evil:
+            one.cancel()
+        await eventually(lambda: agent.staging() == [])
+        await agent.serve_a_pod("late", "crowd")
+
+
+async def test_a_stream_that_trickles_ends_though_it_never_falls_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.api, "_SENDER_SECONDS", 0.2)
+    async with serving(tmp_path) as node:
+        (error,) = await errors_of(node.stage("evil", trickle("evil")))
+        assert type(error) is AgentUnavailable  # a sender that was only slow tries again
+        assert "kept the agent waiting" in str(error)
+        assert node.staging() == []
+
+
+async def test_byte_by_byte_at_full_speed_ends_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.api, "_SENDER_SECONDS", 0.2)
+
+    def bytes_only() -> Iterator[pb.StageRequest]:
+        yield header("evil")
+        yield file("1/x", 10**9)
+        while True:
+            yield pb.StageRequest(chunk=b"")
+
+    async with serving(tmp_path) as node:
+        (error,) = await errors_of(node.stage("evil", bytes_only()))
+        assert "kept the agent waiting" in str(error)
+
+
+async def test_a_thousand_watches_of_one_pod_leave_the_others_theirs(tmp_path: Path) -> None:
+    async with serving(tmp_path) as agent:
+        await agent.serve_a_pod("evil")
+        watches = [agent.watch("evil") for _ in range(1000)]
+        over = await first_done(watches, 1000 - OPEN_CALLS)
+        assert 0 < 1000 - len(over) <= OPEN_CALLS
+        assert {(await one.code()).name for one in over} == {"UNAVAILABLE"}
+        await agent.serve_a_pod("good")
+        for one in watches:
+            one.cancel()
+
+
+async def test_many_small_files_and_sizes_that_are_not_meant(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def empty_files(depth: int) -> Iterator[pb.StageRequest]:
+        yield header("evil")
+        for number in itertools.count():
+            yield file("/".join([f"{number:07}", *["d"] * (depth - 2), "f"]), 0)
+
+    def huge(size: int) -> Iterator[pb.StageRequest]:
+        yield header("evil")
+        yield file("1/x", size)
+        released.wait(SOON)
+
+    async with serving(tmp_path) as agent:
+        (deep,) = await errors_of(agent.stage("evil", empty_files(500)))
+        assert isinstance(deep, AgentRefused)
+        assert "500 parts; 32 are allowed" in str(deep)
+        (full,) = await errors_of(agent.stage("evil", huge(511 * GIB)))
+        assert isinstance(full, AgentFull)
+        assert "No space left on device: 511 GiB were announced" in str(full)
+        announced = agent.stage("evil", huge(GIB))
+        await eventually(lambda: agent.staging() != [])
+        await agent.serve_a_pod("good")
+        announced.cancel()
+        released.set()
+        await eventually(lambda: agent.staging() == [])
+
+
+async def test_entries_of_a_model_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_ENTRIES <= 100_000
+    monkeypatch.setattr(agent.staging, "MAX_ENTRIES", 64)
+
+    def files() -> Iterator[pb.StageRequest]:
+        yield header("evil")
+        for number in itertools.count():
+            yield file("/".join([f"{number:07}", *["d"] * 30, "f"]), 0)
+
+    async with serving(tmp_path) as node:
+        (error,) = await errors_of(node.stage("evil", files()))
+        assert isinstance(error, AgentRefused)
+        assert error.code is grpc.StatusCode.OUT_OF_RANGE
+        assert "at most 64 files and directories" in str(error)
+        assert node.staging() == []
+
+
+async def test_a_flood_of_commits_is_slowed_and_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.limits, "CALL_RATE", 0.001)
+    async with serving(tmp_path) as node:
+        for _ in range(8):
+            await node.stage("evil", whole("evil"))
+        for error in await errors_of(*(node.stage("evil", whole("evil")) for _ in range(30))):
+            assert isinstance(error, AgentBusy)
+            assert "pod team/evil calls too often" in str(error)
+        await node.serve_a_pod("good")
+
+
+async def test_whole_models_cancelled_at_any_moment_leave_nothing(tmp_path: Path) -> None:
+    """Streams are given up before, while and after each of their messages; then all is as before."""
+    async with serving(tmp_path) as agent:
+        for moment in range(24):
+            uid = f"p{moment}"
+            call = agent.stage(uid, whole(uid), f"team{moment % 3}")
+            await asyncio.sleep(moment * 0.0005)
+            call.cancel()
+        await eventually(lambda: agent.staging() == [])
+        for name, record in agent.node.repository.records().items():
+            # One of nobody is empty, made for Triton's index to tell of it; the reconciler takes it away.
+            assert record is not None or not list(agent.node.repository.directory(name).iterdir())
+        await agent.serve_a_pod("good")
+
+
+class Reviews:
+    """An API server's TokenReview: `good-UID` is that pod's, in 10 ms. Counts."""
+
+    def __init__(self) -> None:
+        self.reviewed = 0
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.reviewed += 1
+        await asyncio.sleep(0.01)
+        kind, _, uid = body["spec"]["token"].partition("-")
+        if kind != "good":
+            return {"status": {"authenticated": False, "error": f"no: {body['spec']['token']}"}}
+        extra = {f"authentication.kubernetes.io/pod-{key}": [uid] for key in ("name", "uid")}
+        user = {"username": "system:serviceaccount:team:default", "extra": extra}
+        return {"status": {"authenticated": True, "audiences": ["berth-agent"], "user": user}}
+
+
+async def test_calls_without_a_good_token_cost_little_and_stop_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    api = Reviews()
+    async with serving(tmp_path, TokenAuthenticator(api)) as agent:  # type: ignore[arg-type]
+
+        async def listed(token: str | None) -> str:
+            metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+            try:
+                await agent.stub.ListModels(pb.ListModelsRequest(), metadata=metadata, timeout=SOON)
+            except grpc.aio.AioRpcError as error:
+                return error.code().name
+            return "OK"
+
+        assert await listed("good-early") == "OK"
+        outcomes = await asyncio.gather(
+            *(listed(None) for _ in range(200)),
+            *(listed("secret-same") for _ in range(200)),
+            *(listed(f"secret-{n}") for n in range(500)),
+            listed("good-early"),
+        )
+        assert set(outcomes[:200]) == {"UNAUTHENTICATED"}
+        assert set(outcomes[200:900]) <= {"UNAUTHENTICATED", "UNAVAILABLE"}
+        assert outcomes[-1] == "OK"  # who is known is not asked about
+        assert api.reviewed < 60
+    assert "secret" not in caplog.text
+    assert sum(record.getMessage() == "call refused" for record in caplog.records) < 100
+
+
+async def test_a_call_whose_request_never_comes_ends_and_is_refused_before_that_without_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.door, "_REQUEST_SECONDS", 0.05)
+
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async with serving(tmp_path) as node:
+        channel: Any = node.channel
+        method = channel.stream_unary("/berth.v1.NodeAgent/ListModels")
+        (stranger,) = await errors_of(method(never()))
+        assert stranger.code() is grpc.StatusCode.UNAUTHENTICATED
+        (silent,) = await errors_of(method(never(), metadata=caller("p1")))
+        assert silent.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "without a request" in (silent.details() or "")
+        single = channel.unary_unary("/berth.v1.NodeAgent/ListModels")
+        large, garbage = await errors_of(
+            single(b"\n" * 20_000, metadata=caller("p1")), single(b"\xff\xff", metadata=caller("p1"))
+        )
+        assert {large.code(), garbage.code()} == {grpc.StatusCode.INVALID_ARGUMENT}
+        assert "20000 bytes; at most 16384" in (large.details() or "")
+        unknown = channel.unary_unary("/berth.v1.NodeAgent/Other")
+        (error,) = await errors_of(unknown(b""))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
