@@ -3,7 +3,7 @@
 #   make test [ARGS=…]   all tests, on a real API server and a real Triton; ARGS goes to pytest
 #   make check           lint, types, import contracts, generated code, then the tests
 #   make format          format the code
-#   make generate        Python code from protos/
+#   make generate        Python code from protos/ and from Triton's own messages
 #   make fuzz            fuzz the proxy's parsers for FUZZ_SECONDS each; what is found joins the corpus
 #   make mutants         change one thing at a time in the code; does a unit test notice? MUTANTS=200 SEED=1 JOBS=2,
 #                        PACKAGES="binder agent"; ARGS=--at=FILE:LINE, or --again=build/mutants/result.json for what
@@ -19,7 +19,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
-GENERATED := berth/v1/node_agent_pb2.py berth/v1/node_agent_pb2.pyi berth/v1/node_agent_pb2_grpc.py
+GENERATED := berth/v1/node_agent_pb2.py berth/v1/node_agent_pb2.pyi berth/v1/node_agent_pb2_grpc.py \
+	$(addprefix berth/triton/wire/,model_config_pb2.py model_config_pb2.pyi \
+	grpc_service_pb2.py grpc_service_pb2.pyi grpc_service_pb2_grpc.py)
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -61,12 +63,14 @@ format: $(STAMP)
 generate: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. \
 		protos/berth/v1/node_agent.proto
+	@scripts/triton-wire $(BIN)/python berth/triton/wire
 
 # Generated code is checked in so that nobody needs protoc to install Berth; it must not go stale.
 generated: $(STAMP)
 	@rm -rf build/generated && mkdir -p build/generated
 	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=build/generated --pyi_out=build/generated \
 		--grpc_python_out=build/generated protos/berth/v1/node_agent.proto
+	@scripts/triton-wire $(BIN)/python build/generated/berth/triton/wire
 	@for file in $(GENERATED); do cmp build/generated/$$file $$file || { echo "stale: make generate" >&2; exit 1; }; done
 
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header \

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from agent.admission.backends import ACCELERATORS, Backend, Check
 from agent.admission.errors import InvalidModel
 from agent.admission.files import ModelFiles, require_inside
@@ -18,6 +16,7 @@ from agent.admission.table import (
     MAX_WARMUP_BYTES,
     MAX_WARMUP_RUNS,
 )
+from berth.triton.wire import model_config_pb2 as pb
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY/"
 _PYTHON_PATHS = ("EXECUTION_ENV_PATH",)

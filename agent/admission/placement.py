@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from agent.admission.backends import Backend
 from agent.admission.errors import InvalidModel
+from berth.triton.wire import model_config_pb2 as pb
 
 _Kind = pb.ModelInstanceGroup.Kind
 _MINE_TO_PLACE = (_Kind.KIND_AUTO, _Kind.KIND_GPU)
