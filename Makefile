@@ -4,7 +4,7 @@
 #   make e2e-node        the part of them that runs on a real kubelet and containerd (root, cgroup v1)
 #   make check           lint, types, import contracts, generated code, then the tests
 #   make format          format the code
-#   make generate        Python code from protos/
+#   make generate        Python code from protos/ and from Triton's own messages
 #   make fuzz            fuzz the proxy's parsers for FUZZ_SECONDS each; what is found joins the corpus
 #   make mutants         change one thing at a time in the code; does a unit test notice? MUTANTS=200 SEED=1 JOBS=2,
 #                        PACKAGES="binder agent"; ARGS=--at=FILE:LINE, or --again=build/mutants/result.json for what
@@ -20,7 +20,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
-GENERATED := berth/v1/node_agent_pb2.py berth/v1/node_agent_pb2.pyi berth/v1/node_agent_pb2_grpc.py
+GENERATED := berth/v1/node_agent_pb2.py berth/v1/node_agent_pb2.pyi berth/v1/node_agent_pb2_grpc.py \
+	$(addprefix berth/triton/wire/,model_config_pb2.py model_config_pb2.pyi \
+	grpc_service_pb2.py grpc_service_pb2.pyi grpc_service_pb2_grpc.py)
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -33,7 +35,8 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	@echo "installing Python packages into $(VENV): 1 to 3 minutes, once"
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	@PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--config-settings editable_mode=compat -e .
 	@touch $@
 
 controlplane: $(STAMP)
@@ -59,6 +62,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile localcluster/images/tritonserver.Dockerfile
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -67,12 +71,14 @@ format: $(STAMP)
 generate: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. \
 		protos/berth/v1/node_agent.proto
+	@scripts/triton-wire $(BIN)/python berth/triton/wire
 
 # Generated code is checked in so that nobody needs protoc to install Berth; it must not go stale.
 generated: $(STAMP)
 	@rm -rf build/generated && mkdir -p build/generated
 	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=build/generated --pyi_out=build/generated \
 		--grpc_python_out=build/generated protos/berth/v1/node_agent.proto
+	@scripts/triton-wire $(BIN)/python build/generated/berth/triton/wire
 	@for file in $(GENERATED); do cmp build/generated/$$file $$file || { echo "stale: make generate" >&2; exit 1; }; done
 
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header \
@@ -101,6 +107,8 @@ h2spec: $(STAMP)
 lock: $(STAMP)
 	$(COMPILE) --extra local --extra dev --output-file requirements/dev.txt pyproject.toml
 	$(COMPILE) --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
+	$(COMPILE) --constraint requirements/dev.txt --build-deps-for wheel --only-build-deps \
+		--output-file requirements/build.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format, text_format
-from tritonclient.grpc import model_config_pb2 as pb
 
 from agent.admission import placement
 from agent.admission.backends import BACKENDS, BY_FILE, PLATFORMS, UNKNOWN, Backend
@@ -22,6 +21,7 @@ from agent.admission.verdicts import written_anew
 from berth.contract.ids import ModelName
 from berth.contract.report import CodeRule
 from berth.contract.text import one_line
+from berth.triton.wire import model_config_pb2 as pb
 
 # A model with a thousand tensors has a third of it. The parser takes about a second for the worst of so much.
 CONFIG_BYTES = 256 * 1024

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from agent.admission.backends import ACCELERATORS, Backend, Check
 from agent.admission.errors import InvalidModel
 from agent.admission.files import ModelFiles, require_inside
@@ -18,6 +16,7 @@ from agent.admission.table import (
     MAX_WARMUP_BYTES,
     MAX_WARMUP_RUNS,
 )
+from berth.triton.wire import model_config_pb2 as pb
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY/"
 _PYTHON_PATHS = ("EXECUTION_ENV_PATH",)
@@ -70,12 +69,16 @@ def _check_tensors(config: pb.ModelConfig, where: str) -> None:
     controls = config.sequence_batching.control_input
     _require_different([one.name for one in config.input] + [one.name for one in controls], f"{where}input")
     _require_different([one.name for one in config.output], f"{where}output")
-    for field, tensors in (("input", config.input), ("output", config.output)):
-        for at, tensor in enumerate(tensors):
-            place = f"{where}{field}[{at}]"
-            _require_name(tensor.name, place)
-            _require_product(tensor.dims, f"{place}.dims")
-            _require_product(tensor.reshape.shape, f"{place}.reshape.shape")
+    _check_each(config.input, f"{where}input")
+    _check_each(config.output, f"{where}output")
+
+
+def _check_each(tensors: Iterable[pb.ModelInput | pb.ModelOutput], where: str) -> None:
+    for at, tensor in enumerate(tensors):
+        place = f"{where}[{at}]"
+        _require_name(tensor.name, place)
+        _require_product(tensor.dims, f"{place}.dims")
+        _require_product(tensor.reshape.shape, f"{place}.reshape.shape")
 
 
 def _check_batching(config: pb.ModelConfig, copies: int, where: str) -> None:

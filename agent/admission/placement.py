@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from agent.admission.backends import Backend
 from agent.admission.errors import InvalidModel
+from berth.triton.wire import model_config_pb2 as pb
 
 _Kind = pb.ModelInstanceGroup.Kind
 _MINE_TO_PLACE = (_Kind.KIND_AUTO, _Kind.KIND_GPU)
@@ -21,7 +20,7 @@ def settle(config: pb.ModelConfig, backend: Backend, *, where: str) -> None:
         config.instance_group.add()
     for at, group in enumerate(config.instance_group):
         place = f"{where}instance_group[{at}]"
-        group.kind = _kind(group.kind, backend, place)
+        group.kind = _kind(group.kind, backend, place)  # type: ignore[assignment]
         group.count = max(group.count, 1)
         del group.gpus[:]
     names = [group.name for group in config.instance_group if group.name]
@@ -38,7 +37,7 @@ def placed(config: pb.ModelConfig, ordinals: Sequence[int], *, kind: str) -> pb.
     copy.CopyFrom(config)
     for group in copy.instance_group:
         if group.kind in _MINE_TO_PLACE:
-            group.kind = _Kind.Value(kind)
+            group.kind = _Kind.Value(kind)  # type: ignore[assignment]
             if group.kind == _Kind.KIND_GPU:
                 group.gpus.extend(ordinals)
     return copy

@@ -7,8 +7,6 @@ memory or its time: it allocates and loops by these numbers before it looks at t
 
 from collections.abc import Mapping
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from agent.admission.verdicts import (
     Inside,
     Keep,
@@ -23,6 +21,7 @@ from agent.admission.verdicts import (
     Text,
     Written,
 )
+from berth.triton.wire import model_config_pb2 as pb
 
 # Tensors: Triton multiplies dimensions in 64 bits; what fits a GPU has fewer elements by far.
 MAX_ELEMENTS = 2**31

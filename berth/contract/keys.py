@@ -14,7 +14,7 @@ _PREFIX = re.compile(r"[a-z0-9]([a-z0-9.-]{0,200}[a-z0-9])?/([A-Za-z0-9]([A-Za-z
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of DESIGN section 2. The default prefix is the proof of concept's."""
+    """The keys of docs/architecture.md. The default prefix is the proof of concept's."""
 
     prefix: str = DEFAULT_PREFIX
 

@@ -1,4 +1,4 @@
-"""The memory rule (DESIGN section 2). Integer bytes, per GPU; the only place where it is computed."""
+"""The memory rule (docs/architecture.md). Integer bytes, per GPU; the only place where it is computed."""
 
 from berth.contract.report import GpuReport
 

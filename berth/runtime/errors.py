@@ -1,4 +1,4 @@
-"""The failures that decide a process's exit code (DESIGN section 3)."""
+"""The failures that decide a process's exit code (docs/architecture.md, "Exit codes")."""
 
 EXIT_CRASH = 1
 EXIT_BAD_CONFIG = 2

@@ -39,7 +39,7 @@ def run_process(
 ) -> int:
     """Run `main(options, stop)` until it returns; `stop` is set by SIGTERM or SIGINT.
 
-    Returns the exit code of DESIGN section 3: 0 done, 1 crash, 2 bad configuration, 3 cannot start.
+    Returns the exit code of docs/architecture.md: 0 done, 1 crash, 2 bad configuration, 3 cannot start.
     A second signal ends the process at once.
     """
     try:

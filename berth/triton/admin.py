@@ -1,19 +1,21 @@
 """Triton's admin API over gRPC, for the one process that owns the server: the agent."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException
+import grpc
+import grpc.aio
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
 from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
 from berth.triton.keys import TritonKeys
+from berth.triton.wire import grpc_service_pb2 as pb
+from berth.triton.wire.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 CALL_TIMEOUT_SECONDS = 5.0
 
@@ -70,25 +72,19 @@ class TritonAdmin(Protocol):
 class GrpcTritonAdmin:
     """The real one."""
 
-    def __init__(self, client: InferenceServerClient, keys: TritonKeys) -> None:
-        self._client, self._headers = client, keys.admin_grpc_metadata
+    def __init__(self, channel: grpc.aio.Channel, keys: TritonKeys) -> None:
+        stub = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._stub, self._metadata = stub, tuple(keys.admin_grpc_metadata.items())
 
     async def version(self) -> str | None:
-        if not await _answer(
-            self._client.is_server_ready(headers=self._headers, client_timeout=CALL_TIMEOUT_SECONDS)
-        ):
+        ready = await self._ask(self._stub.ServerReady, pb.ServerReadyRequest())
+        if not ready.ready:
             return None
-        metadata = await _answer(
-            self._client.get_server_metadata(headers=self._headers, client_timeout=CALL_TIMEOUT_SECONDS)
-        )
+        metadata = await self._ask(self._stub.ServerMetadata, pb.ServerMetadataRequest())
         return str(metadata.version)
 
     async def index(self) -> Mapping[ModelName, IndexEntry]:
-        answer = await _answer(
-            self._client.get_model_repository_index(
-                headers=self._headers, client_timeout=CALL_TIMEOUT_SECONDS
-            )
-        )
+        answer = await self._ask(self._stub.RepositoryIndex, pb.RepositoryIndexRequest())
         entries: dict[ModelName, IndexEntry] = {}
         for row in answer.models:
             entry = IndexEntry(_state(row.state), row.reason)
@@ -97,22 +93,30 @@ class GrpcTritonAdmin:
         return entries
 
     async def load(self, name: ModelName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
-        await _answer(
-            self._client.load_model(
-                name, headers=self._headers, config=json.dumps(config), client_timeout=timeout_seconds
-            )
-        )
+        request = pb.RepositoryModelLoadRequest(model_name=name)
+        request.parameters["config"].string_param = json.dumps(config)
+        await self._ask(self._stub.RepositoryModelLoad, request, timeout_seconds)
 
     async def unload(self, name: ModelName, *, timeout_seconds: float) -> None:
-        await _answer(self._client.unload_model(name, headers=self._headers, client_timeout=timeout_seconds))
+        request = pb.RepositoryModelUnloadRequest(model_name=name)
+        request.parameters["unload_dependents"].bool_param = False
+        await self._ask(self._stub.RepositoryModelUnload, request, timeout_seconds)
+
+    async def _ask(
+        self, method: Callable[..., Awaitable[Any]], request: Any, seconds: float = CALL_TIMEOUT_SECONDS
+    ) -> Any:
+        try:
+            return await method(request, metadata=self._metadata, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            raise _mapped(error) from error
 
 
 @asynccontextmanager
 async def open_admin(endpoint: Endpoint, keys: TritonKeys) -> AsyncIterator[GrpcTritonAdmin]:
     """Connect lazily: a Triton that is away is an error of the first call, not of this one."""
-    client = InferenceServerClient(
+    channel = grpc.aio.insecure_channel(
         str(endpoint),
-        channel_args=[
+        options=[
             ("grpc.max_receive_message_length", -1),
             # Triton restarts on the same port: try again soon instead of after gRPC's default of up to 2 min.
             ("grpc.initial_reconnect_backoff_ms", 100),
@@ -121,10 +125,8 @@ async def open_admin(endpoint: Endpoint, keys: TritonKeys) -> AsyncIterator[Grpc
             ("grpc.enable_http_proxy", 0),
         ],
     )
-    try:
-        yield GrpcTritonAdmin(client, keys)
-    finally:
-        await client.close()
+    async with channel:
+        yield GrpcTritonAdmin(channel, keys)
 
 
 _PRECEDENCE = (
@@ -149,18 +151,11 @@ def _busiest(one: IndexEntry, other: IndexEntry) -> IndexEntry:
     return min(one, other, key=lambda entry: _PRECEDENCE.index(entry.state))
 
 
-async def _answer(call: Awaitable[Any]) -> Any:
-    try:
-        return await call
-    except InferenceServerException as error:
-        raise _mapped(error) from error
-
-
-def _mapped(error: InferenceServerException) -> TritonError:
-    status, message = error.status() or "", error.message() or str(error)
-    if status == "StatusCode.DEADLINE_EXCEEDED":
+def _mapped(error: grpc.aio.AioRpcError) -> TritonError:
+    status, message = error.code(), error.details() or str(error)
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TritonLate(message)
-    if status in {"StatusCode.UNAVAILABLE", "StatusCode.CANCELLED"}:
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         # A restricted API answers UNAVAILABLE too; that one is ours to mend, not to wait for.
         restricted = "This protocol is restricted" in message
         return TritonRefused(message) if restricted else TritonUnavailable(message)

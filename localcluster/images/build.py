@@ -10,7 +10,8 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,35 +90,46 @@ def _forget_old(image: str) -> None:
             path.unlink()
 
 
+def digest_built_anew(recipe: Recipe, *, base: Recipe) -> str:
+    """The digest of the image that another build makes, which begins with no layer of an earlier one."""
+    with locked(directory() / "lock"), _context(recipe) as scratch:
+        return oci.digest(_built_by_buildah(recipe, scratch, base, "--no-cache"))
+
+
 def _make(recipe: Recipe, *, base: Recipe) -> None:
-    """Called under the lock: whatever lies in the scratch directory is a dead build's."""
     if recipe.base and not _is_there(base):
         _make(base, base=base)
     say(f"building the image {recipe.name}: {_TIMES[recipe.name]}, until what it is made of changes")
     started = time.monotonic()
-    scratch = directory() / "scratch"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        for path, content in recipe.files.items():
-            _write(scratch / "context" / path, content)
+    with _context(recipe) as scratch:
         with progress(started):
             made = _maker(recipe)(recipe, scratch, base)
         made.rename(archive(recipe))
+    say(f"built in {time.monotonic() - started:.0f} s: {archive(recipe)}")
+
+
+@contextmanager
+def _context(recipe: Recipe) -> Iterator[Path]:
+    """A directory for one build, with the recipe's files in its `context`.
+
+    Under the lock: whatever lies there at first is a dead build's.
+    """
+    scratch = directory() / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        for path, content in recipe.files.items():
+            file = scratch / "context" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    say(f"built in {time.monotonic() - started:.0f} s: {archive(recipe)}")
 
 
 def _maker(recipe: Recipe) -> Callable[[Recipe, Path, Recipe], Path]:
     if recipe.base:
         return _built_by_buildah
     return {"pause": _compiled, "base": _bootstrapped}[recipe.name]
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
 
 
 def _compiled(recipe: Recipe, scratch: Path, _base: Recipe) -> Path:
@@ -146,7 +158,7 @@ def _bootstrapped(recipe: Recipe, scratch: Path, _base: Recipe) -> Path:
     return finished
 
 
-def _built_by_buildah(recipe: Recipe, scratch: Path, base: Recipe) -> Path:
+def _built_by_buildah(recipe: Recipe, scratch: Path, base: Recipe, *flags: str) -> Path:
     """What the Dockerfile in the recipe's files says."""
     store = directory() / "store"
     if len(list(store.glob("overlay-images/*"))) > _STORE_IMAGES:
@@ -155,16 +167,12 @@ def _built_by_buildah(recipe: Recipe, scratch: Path, base: Recipe) -> Path:
     _run([*buildah, "pull", "--quiet", f"oci-archive:{archive(base)}"], scratch)
     # A machine that reaches its package index by a proxy of its own trusts that proxy's certificate.
     certificates = [f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro"] if Path(_CERTIFICATES).is_dir() else []
-    flags = [
-        "--isolation=chroot",
-        "--network=host",
-        "--pull-never",
-        "--layers",
-        "--timestamp=0",
-        *certificates,
-    ]
+    how = ["--isolation=chroot", "--network=host", "--pull-never", "--layers", "--timestamp=0", *certificates]
     context = str(scratch / "context")
-    _run([*buildah, "bud", *flags, f"--file={context}/Dockerfile", f"--tag={name(recipe)}", context], scratch)
+    _run(
+        [*buildah, "bud", *how, *flags, f"--file={context}/Dockerfile", f"--tag={name(recipe)}", context],
+        scratch,
+    )
     # Neither compressed here nor unpacked at every import: of the layouts that buildah writes only this one
     # leaves the layers as they are.
     pushed, finished = scratch / "layout", scratch / "finished.tar"

@@ -11,10 +11,12 @@ from localcluster.building import BuildFailed
 ROOT = Path(__file__).parents[2]
 _HERE = Path(__file__).parent
 # The packages of Debian that make its plain system into what `python:…-slim` is, and what that leaves out.
-_PACKAGES = ("ca-certificates", "python3", "python3-venv")
+# (usr-is-merged in place of usrmerge, which brings all of Perl.)
+_PACKAGES = ("ca-certificates", "python3", "python3-venv", "usr-is-merged")
 _LEFT_OUT = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*")
 _MMDEBSTRAP = (
     "--variant=minbase",
+    "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
     f"--include={','.join(_PACKAGES)}",
     '--aptopt=APT::Install-Recommends "false"',
     *(f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT),

@@ -1,5 +1,6 @@
 # Triton with its python backend, laid out as in NVIDIA's image: what PyPI's nvidia-pytriton carries.
 FROM python:3.11-slim-bookworm AS build
+WORKDIR /src
 COPY requirements.txt requirements.txt
 RUN python -m venv /build \
     && python -m venv --without-pip /opt/python \

@@ -1,4 +1,4 @@
-"""Wrong configuration and missing parts: one clear line, the exit codes of DESIGN section 3, nothing left behind."""
+"""Wrong configuration and missing parts: one clear line, the exit codes of docs/architecture.md, nothing left behind."""
 
 import os
 import socket

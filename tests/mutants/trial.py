@@ -32,7 +32,6 @@ PRELOAD = (
     "grpc.aio",
     "kubernetes.client",
     "numpy",
-    "tritonclient.grpc",
     __name__,
 )
 # A change is given its fastest tests until they have taken this long: what none of them notices is rarely worth the

@@ -514,7 +514,7 @@ def test_who_asks_is_told_every_command(argv: list[str], capsys: pytest.CaptureF
     ]
     assert len(paragraphs) == 4
     for command, (_, summary) in berth.cli.COMMANDS.items():
-        assert f"  {command:9} {summary}" in paragraphs[2].splitlines()
+        assert f"  {command:12} {summary}" in paragraphs[2].splitlines()
 
 
 def test_every_command_can_be_run() -> None:
