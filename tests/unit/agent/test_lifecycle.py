@@ -10,6 +10,7 @@ import pytest
 
 import agent.serving.lifecycle
 from agent.gpus import GpuReading
+from agent.serving.journal import Journal
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.report import Failure, ModelState
 from berth.triton.admin import IndexEntry, IndexState
@@ -172,6 +173,60 @@ async def test_files_that_take_triton_down_alone_are_quarantined_and_others_are_
     await on_node.stage("p1", digest="mended")
     await on_node.lifecycle.start_load(model)
     assert (model.state, model.reason) == (ModelState.READY, "")
+
+
+async def test_the_mark_of_a_load_is_on_disk_before_triton_is_asked_and_gone_after_it(on_node: Node) -> None:
+    """Whatever the load takes down with it, agent and node included, is known as a suspect afterwards."""
+    model, load = await on_node.stage(), on_node.triton.load
+    on_disk: list[tuple[str, bool]] = []
+
+    def marks() -> list[tuple[str, bool]]:
+        ledger = Journal(on_node.directory).read()
+        return [(mark.digest, mark.open) for mark in ledger.open]
+
+    async def looked(*args: Any, **more: Any) -> None:
+        on_disk.extend(marks())
+        await load(*args, **more)
+
+    on_node.triton.load = looked  # type: ignore[method-assign]
+    await on_node.lifecycle.start_load(model)
+    assert on_disk == [("p1", True)]
+    await until(lambda: marks() == [])
+    on_node.triton.errors = [TritonRefused("nobody knows")]
+    refused = await on_node.stage("p2", on="GPU-b")
+    await on_node.lifecycle.start_load(refused)
+    assert on_disk[1:] == [("p2", True)]
+    await until(lambda: marks() == [])
+
+
+async def test_what_cannot_be_marked_is_not_loaded(on_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    model = await on_node.stage()
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "write", full)
+        await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert "No space left on device" in model.reason
+    assert on_node.triton.loads == []
+    assert list(on_node.repository.records()) == [NAME]
+    await on_node.lifecycle.start_load(model)
+    assert model.state is ModelState.READY
+
+
+async def test_a_death_of_triton_is_on_disk_before_the_next_load(on_node: Node) -> None:
+    on_node.triton.deadly = {NAME}
+    model, load = await on_node.stage(), on_node.triton.load
+    deaths: list[bool] = []
+
+    async def looked(*args: Any, **more: Any) -> None:
+        deaths.append(Journal(on_node.directory).read().is_suspect("p1"))
+        await load(*args, **more)
+
+    on_node.triton.load = looked  # type: ignore[method-assign]
+    await on_node.lifecycle.start_load(model)
+    assert deaths == [False, True]
 
 
 async def test_of_two_loads_during_a_death_of_triton_only_the_one_that_kills_it_fails(on_node: Node) -> None:
