@@ -59,20 +59,21 @@ async def test_models_of_one_gpu_load_one_after_another_and_of_two_side_by_side(
     same = [await on_node.stage(uid) for uid in ("p1", "p2")]
     await asyncio.gather(*(on_node.lifecycle.start_load(model) for model in same))
     assert on_node.triton.most_loading == 1
-    on_node.triton.load_seconds = 0.2
-    other = [await on_node.stage("p3"), await on_node.stage("p4", on="GPU-b")]
-    await asyncio.gather(*(on_node.lifecycle.start_load(model) for model in other))
-    assert on_node.triton.most_loading == 2
+    on_node.triton.load_seconds = 60
+    for model in (await on_node.stage("p3"), await on_node.stage("p4", on="GPU-b")):
+        on_node.lifecycle.start_load(model)
+    await until(lambda: on_node.triton.loading == 2)
+    await on_node.lifecycle.close()
 
 
 async def test_a_long_load_holds_up_no_files_of_another_model_and_what_waits_for_it_says_so(
     on_node: Node,
 ) -> None:
     slow = await on_node.stage("p1")
-    on_node.triton.takes[NAME] = 0.3
+    on_node.triton.takes[NAME] = 60
     loading = on_node.lifecycle.start_load(slow)
     await until(lambda: on_node.triton.loading == 1)
-    async with asyncio.timeout(0.2):
+    async with asyncio.timeout(20):
         waits = await on_node.stage("p2")
         goes = await on_node.stage("p3")
         on_node.models.lose_pod(goes.ref.uid)
@@ -80,6 +81,8 @@ async def test_a_long_load_holds_up_no_files_of_another_model_and_what_waits_for
     then = on_node.lifecycle.start_load(waits)
     await until(lambda: "on its GPU" in waits.reason)
     assert (waits.state, slow.state) == (ModelState.LOADING, ModelState.LOADING)
+    on_node.triton.takes.clear()
+    on_node.triton.die()  # sooner than waiting for the end of it
     await asyncio.gather(loading, then)
     assert [(m.state, m.reason) for m in (slow, waits)] == [(ModelState.READY, "")] * 2
 
@@ -231,11 +234,13 @@ async def test_a_death_of_triton_is_on_disk_before_the_next_load(on_node: Node) 
 
 
 async def test_of_two_loads_during_a_death_of_triton_only_the_one_that_kills_it_fails(on_node: Node) -> None:
-    on_node.triton.load_seconds = 0.2
+    on_node.triton.load_seconds = 60
     bad, good = await on_node.stage("p1"), await on_node.stage("p2", on="GPU-b")
-    on_node.triton.deadly = {NAME}
-    await asyncio.gather(on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(good))
-    assert on_node.triton.most_loading == 2  # both were open at the first death
+    loads = on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(good)
+    await until(lambda: on_node.triton.loading == 2)
+    on_node.triton.load_seconds, on_node.triton.deadly = 0.01, {NAME}
+    on_node.triton.die()
+    await asyncio.gather(*loads)
     assert on_node.triton.deaths == 2
     assert bad.failure is Failure.QUARANTINED
     await until(lambda: good.state is ModelState.READY)  # loaded again, if it had served before the second
@@ -761,16 +766,24 @@ async def test_of_two_that_want_the_same_memory_the_one_that_was_placed_first_ge
 
 
 async def test_memory_of_a_model_that_is_being_loaded_is_nobodys(on_node: Node) -> None:
-    first, served = await on_node.stage("p1", gib=9), await on_node.stage("p2", gib=9, served=True)
+    """Whoever was placed first: its load has failed, and another has begun meanwhile."""
+    first, second = await on_node.stage("p1", gib=9), await on_node.stage("p2", gib=9)
     for name in (NAME, ModelName("model-p2")):  # of known size: they may be loaded side by side
-        on_node.repository.learn(name, measured_bytes=GIB, served=name != NAME)
-    on_node.triton.takes[ModelName("model-p2")] = 0.3
-    load = on_node.lifecycle.start_load(served)
+        on_node.repository.learn(name, measured_bytes=GIB, served=False)
+    on_node.models.set(first, ModelState.FAILED, "connection refused", failure=Failure.TRANSIENT)
+    on_node.triton.takes[ModelName("model-p2")] = 60
+    on_node.lifecycle.start_load(second)
     await until(lambda: on_node.triton.loading == 1)
     await on_node.lifecycle.start_load(first)
-    await load
+    assert (second.state, first.failure) == (ModelState.LOADING, Failure.CAPACITY)
+    assert on_node.triton.loads == ["model-p2"]
+    await on_node.lifecycle.close()
+
+
+async def test_who_has_served_keeps_its_memory_before_who_was_placed_first(on_node: Node) -> None:
+    first, served = await on_node.stage("p1", gib=9), await on_node.stage("p2", gib=9, served=True)
+    await asyncio.gather(on_node.lifecycle.start_load(first), on_node.lifecycle.start_load(served))
     assert (served.state, first.failure) == (ModelState.READY, Failure.CAPACITY)
-    assert on_node.triton.most_loading == 1
 
 
 async def test_a_load_takes_the_larger_of_what_was_promised_and_what_is_asked_for(on_node: Node) -> None:
