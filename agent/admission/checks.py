@@ -10,6 +10,7 @@ from agent.admission.table import (
     ITEM_BYTES,
     MAX_ELEMENTS,
     MAX_INSTANCES,
+    MAX_LABEL_BYTES,
     MAX_SEQUENCE_SLOTS,
     MAX_SERVED_VERSIONS,
     MAX_STATE_BYTES,
@@ -196,9 +197,7 @@ def _check_files(
     config: pb.ModelConfig, backend: Backend, files: ModelFiles, versions: Sequence[int], where: str
 ) -> None:
     """A python model without its model.py stops Triton's load for minutes; others fail with less of a reason."""
-    for at, output in enumerate(config.output):
-        if output.label_filename:
-            _require_file(files, output.label_filename, f"{where}output[{at}].label_filename")
+    _check_labels(config, files, where)
     by_capability = [config.cc_model_filenames[one] for one in sorted(config.cc_model_filenames)]
     for version in versions:
         for name in by_capability:
@@ -209,6 +208,18 @@ def _check_files(
         elif backend.files and not by_capability:
             groups = [[f"{version}/{name}" for name in group] for group in backend.files]
             _require_there(files, groups, f"backend {config.backend!r}")
+
+
+def _check_labels(config: pb.ModelConfig, files: ModelFiles, where: str) -> None:
+    total = 0
+    for at, output in enumerate(config.output):
+        if output.label_filename:
+            place = f"{where}output[{at}].label_filename"
+            total += _require_file(files, output.label_filename, place)
+            if total > MAX_LABEL_BYTES:
+                raise InvalidModel(
+                    f"{place}: {total} bytes of labels in all; at most {MAX_LABEL_BYTES} are taken"
+                )
 
 
 def _require_there(files: ModelFiles, groups: Sequence[Sequence[str]], place: str) -> None:

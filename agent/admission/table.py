@@ -38,6 +38,8 @@ MAX_SERVED_VERSIONS = 32
 MAX_WARMUP_BYTES = 512 * 1024**2
 MAX_WARMUP_RUNS = 1000
 MAX_STATE_BYTES = 256 * 1024**2
+# Triton keeps every line of a file of labels, once for each output that names it.
+MAX_LABEL_BYTES = 64 * 1024**2
 _MINUTE_MICROSECONDS = 60 * 10**6
 _DAY_MICROSECONDS = 24 * 60 * _MINUTE_MICROSECONDS
 

@@ -286,6 +286,18 @@ def test_the_files_that_a_backend_needs_are_there(
             judged(text, files)
 
 
+LABELS = """output [ { name: "O" data_type: TYPE_FP32 dims: [ 1 ] label_filename: "l" },
+  { name: "P" data_type: TYPE_FP32 dims: [ 1 ] label_filename: "l" } ]"""
+
+
+def test_labels_have_a_bound_for_all_outputs_together() -> None:
+    assert judged(ONNX_CONFIG + LABELS, {**ONNX, "l": 32 * 1024**2})
+    with pytest.raises(
+        InvalidModel, match=r"output\[1\].label_filename: 67108866 bytes of labels in all; at most"
+    ):
+        judged(ONNX_CONFIG + LABELS, {**ONNX, "l": 32 * 1024**2 + 1})
+
+
 ENV = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "%s" } }'
 
 
