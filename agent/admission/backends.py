@@ -131,6 +131,9 @@ BACKENDS: Mapping[str, Backend] = {
 # Of a backend that the node has and Berth does not know: its models may be programs.
 UNKNOWN = Backend()
 
+# They take weights from files that a graph names.
+READ_ONNX = frozenset({"onnxruntime", "openvino"})
+
 PLATFORMS: Mapping[str, str] = {
     "tensorrt_plan": "tensorrt",
     "onnxruntime_onnx": "onnxruntime",
