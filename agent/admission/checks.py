@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agent.admission.backends import ACCELERATORS, Backend, Check
 from agent.admission.errors import InvalidModel
-from agent.admission.files import ModelFiles, require_inside
+from agent.admission.files import PYTHON_STUB, ModelFiles, require_inside
 from agent.admission.table import (
     ITEM_BYTES,
     MAX_ELEMENTS,
@@ -39,6 +39,7 @@ def check_together(config: pb.ModelConfig, backend: Backend, files: ModelFiles, 
     _check_parameters(config, backend, files, where)
     _check_accelerators(config, where)
     _check_files(config, backend, files, versions, where)
+    _check_stub(config, files)
 
 
 def served_versions(config: pb.ModelConfig, files: ModelFiles, *, where: str) -> list[int]:
@@ -208,6 +209,14 @@ def _check_files(
         elif backend.files and not by_capability:
             groups = [[f"{version}/{name}" for name in group] for group in backend.files]
             _require_there(files, groups, f"backend {config.backend!r}")
+
+
+def _check_stub(config: pb.ModelConfig, files: ModelFiles) -> None:
+    """Files arrive without the right to be executed, and Triton waits for minutes for a stub that does not start."""
+    if config.backend == "python" and files.has(PYTHON_STUB):
+        raise InvalidModel(
+            f"{PYTHON_STUB}: leave it out: python models run with the stub of this node's Triton"
+        )
 
 
 def _check_labels(config: pb.ModelConfig, files: ModelFiles, where: str) -> None:

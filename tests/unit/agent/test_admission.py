@@ -298,6 +298,12 @@ def test_labels_have_a_bound_for_all_outputs_together() -> None:
         judged(ONNX_CONFIG + LABELS, {**ONNX, "l": 32 * 1024**2 + 1})
 
 
+@pytest.mark.parametrize("path", ["triton_python_backend_stub", "triton_python_backend_stub/x"])
+def test_a_stub_of_its_own_would_not_start(path: str) -> None:
+    with pytest.raises(InvalidModel, match="triton_python_backend_stub: leave it out"):
+        judged(PYTHON_CONFIG, {**PYTHON, path: 1})
+
+
 ENV = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "%s" } }'
 
 
