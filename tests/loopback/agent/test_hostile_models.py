@@ -149,7 +149,10 @@ HOSTILE = {
     ),
     "buckets that fall": Hostile("buckets must ascend", BUCKETS),
     "a tag that is none": Hostile(
-        "metric_tags.*letters, digits and '_' is taken", 'metric_tags { key: "a b-c" value: "x" }'
+        "metric_tags.*a letter or digit, .* is taken", 'metric_tags { key: "a b-c" value: "x" }'
+    ),
+    "a tag that Prometheus keeps for itself": Hostile(
+        "metric_tags.*a letter or digit, .* is taken", 'metric_tags { key: "_x" value: "x" }'
     ),
     "a billion instances": Hostile(
         r"instance_group\[0\].count: 1000000000; 0 to 64 is taken", "instance_group [ { count: 1000000000 } ]"
