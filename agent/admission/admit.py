@@ -120,7 +120,7 @@ def parse(text: bytes) -> pb.ModelConfig:
         raise InvalidModel(f"{CONFIG_FILE} is larger than {CONFIG_BYTES} bytes")
     config = pb.ModelConfig()
     try:
-        text_format.Parse(text.decode("utf-8"), config)
+        text_format.Parse(text.decode("utf-8-sig"), config)  # as Triton, which takes such a mark
     except (text_format.ParseError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidModel(f"{_WHERE}{one_line(str(error), limit=500)}") from error
     return config

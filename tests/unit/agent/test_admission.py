@@ -412,6 +412,11 @@ def test_what_is_no_text_is_the_models_own_fault(body: bytes) -> None:
         judge(body, ModelFiles(ONNX), NAME, RULES)
 
 
+def test_a_byte_order_mark_and_an_editors_line_ends_are_no_fault() -> None:
+    text = b"\xef\xbb\xbf" + ONNX_CONFIG.encode() + b"\r\nmax_batch_size: 4\r\n"
+    assert judge(text, ModelFiles(ONNX), NAME, RULES).config.max_batch_size == 4
+
+
 def test_a_config_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
     line = b"# " + b"x" * 1021 + b"\n"
     written(tmp_path, {CONFIG_FILE: line * 256, "1/model.onnx": b"x"})
