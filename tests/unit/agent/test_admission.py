@@ -140,7 +140,18 @@ PARAMETER = 'parameters { key: "%s" value { string_value: "%s" } }'
 WARM = 'model_warmup [ { name: "w" batch_size: %d inputs { key: "I" value { data_type: TYPE_FP32 %s } } } ]'
 METRIC = 'model_metrics { metric_control [ { metric_identifier { family: "%s" } %s } ] }'
 ACCELERATOR = 'optimization { execution_accelerators { gpu_execution_accelerator: [ { name: "%s" %s } ] } }'
+FIRST = """sequence_batching { direct { } state [ { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [ 1 ]
+  initial_state { name: "z" data_type: TYPE_FP32 %s } } ] }"""
 REFUSED = [
+    (FIRST % "dims: [ 67108864 ] zero_data: true", None),
+    (FIRST % "dims: [ 67108865 ] zero_data: true", "state: 268435460 bytes at first; at most 268435456"),
+    (
+        FIRST % "dims: [ 67108864 ] zero_data: true" + "instance_group { count: 2 }",
+        "state: 536870912 bytes at first",
+    ),
+    (FIRST % 'dims: [ 1 ] data_file: "x"', "data_file: there is no file 'initial_state/x'"),
+    (FIRST.replace('"z" data_type: TYPE_FP32', '"z"') % "dims: [ 1 ]", "initial_state: a data_type like"),
+    ('sequence_batching { state { input_name: "S" } state { input_name: "S" } }', "state: 'S' comes twice"),
     ("max_batch_size: many", r"config.pbtxt: 1:\d+"),
     ("nonsense { }", "no field named"),
     ("input {" * 2000, "no field named"),

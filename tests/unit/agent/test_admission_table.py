@@ -169,7 +169,7 @@ def hostile_maps(field: FieldDescriptor, make: type[Message]) -> Iterator[Messag
         yield one
     for hostile_value in never_taken(value):
         one = make()
-        entry(one, field, "8.6", hostile_value)
+        entry(one, field, "8.6" if field.name == "cc_model_filenames" else "a", hostile_value)
         yield one
 
 
