@@ -11,7 +11,7 @@ the pods that wait.
 """
 
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -59,6 +59,8 @@ class Quarantines:
         self._now = now
         self._known: dict[Template, dict[NodeName, _Entry]] = {}
         self._at: dict[NodeName, set[Template]] = {}
+        # Until when what has been lifted would have held: conditions that say so still are of that one.
+        self._lifted: OrderedDict[Template, datetime] = OrderedDict()
 
     def __len__(self) -> int:
         """How many templates are not placed."""
@@ -84,6 +86,8 @@ class Quarantines:
         found = None if template is None or template in self._known else _SAID.search(message)
         until = None if found is None else parse_time(found[2])
         if template is None or found is None or until is None or until <= self._now():
+            return None
+        if template in self._lifted and until <= self._lifted[template]:
             return None
         longest = self._now() + timedelta(seconds=QUARANTINE_SECONDS)
         self._put(template, NodeName(found[1]), _Entry(None, min(until, longest), "", False, ""))
@@ -114,7 +118,13 @@ class Quarantines:
         is_loaded = key in loaded if entry.pod is None else row is not None and row.state in _LOADED
         says_so = not entry.is_listed and lifted != entry.annotation and _lifts(lifted, entry.reason)
         if is_loaded or says_so:
-            self._drop(key, node)
+            self._lift(key, node, entry)
+
+    def _lift(self, key: Template, node: NodeName, entry: _Entry) -> None:
+        self._drop(key, node)
+        self._lifted[key] = max(entry.until, self._lifted.pop(key, entry.until))
+        if len(self._lifted) > _MOST_TEMPLATES:
+            self._lifted.popitem(last=False)
 
     def _note(self, key: Template, node: NodeName, model: ModelReport, lifted: str) -> None:
         known = self._known.get(key, {}).get(node)

@@ -305,6 +305,24 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known.because(("team", "rs-8", ""))
 
 
+async def test_a_condition_of_what_has_been_lifted_brings_nothing_back() -> None:
+    """Many pods wait, and each one's condition says so until its own turn comes."""
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"))
+        bench.copy("p2")
+        message = await bench.told("p2")
+        bench.gone("p1")
+        bench.says("n1", lifted="all")
+        bench.says("n1")
+        bench.tell("pods", waiting("p3", message))
+        assert bench.scheduler.cluster.quarantines.because(("team", "rs-1", "rs-1")) == ""
+        bench.copy("p4", on="n1")
+        bench.now += 60
+        bench.says("n1", row("p4"))  # it is another one, and is told as well
+        assert bench.scheduler.cluster.quarantines.because(("team", "rs-1", "rs-1"))
+
+
 def test_one_namespace_pushes_out_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("binder.quarantine._MOST_TEMPLATES", 3)
     known = Quarantines(lambda: datetime(2026, 1, 1, tzinfo=UTC))
