@@ -73,6 +73,7 @@ class Story:
     """What has been done so far, for the one who has to go on."""
 
     node: str
+    mark: str  # the annotation of a node that an upgrade has cordoned
     done: bool = False
     cordoned: bool = False
     evicted: list[str] = field(default_factory=list)
@@ -103,7 +104,8 @@ class Story:
             return f"{so_far} Run it again to go on."
         return (
             f"{so_far} {self.node} stays cordoned: run it again to go on, or give up with kubectl uncordon "
-            f"{self.node}."
+            f"{self.node} and kubectl annotate node {self.node} {self.mark}- (else the next run takes a cordon of "
+            "yours for its own)."
         )
 
 
@@ -122,7 +124,7 @@ class NodeUpgrade:
         self._keys = options.key_prefix
         self._said: tuple[str, ...] = ()
         self.begun = False
-        self.story = Story(options.node)
+        self.story = Story(options.node, self._keys.cordoned_by)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Raises Failed with what is left, CannotStart where nothing has been begun."""
