@@ -103,7 +103,7 @@ class SlowModel:
             assert found, f"{app} is not being loaded"
             return found[0]
 
-        return await eventually(check, seconds=60, what="a load to begin")
+        return await eventually(check, seconds=120, what="a load to begin")
 
 
 _SLOWLY = """
