@@ -8,6 +8,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -294,6 +295,7 @@ def as_triton(*command: str) -> subprocess.CompletedProcess[str]:
 
 def as_the_agent(work: Callable[[], object]) -> int:
     """Exit status of work that is done as the agent's user: 0, or 1 where it raised."""
+    assert ThreadPoolExecutor, "imported here: the agent's user may not read where Python is"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child uses no other thread
         child = os.fork()
