@@ -842,8 +842,8 @@ class Lifecycle:
         why = why_restart(stuck, self._others(), loads_under_way=loads, since_last_seconds=since)
         if why is None:
             return
-        self._restarting_until = asyncio.get_running_loop().time() + LEAST_SECONDS_BETWEEN
         await in_thread(self._restart_file.ask, why)
+        self._restarting_until = asyncio.get_running_loop().time() + LEAST_SECONDS_BETWEEN
         log.warning("triton is restarted", extra=fields(reason=why))
         for slot in self._slots.values():
             if slot.model is not None and slot.phase in (Phase.STUCK, Phase.SERVING):
