@@ -1,9 +1,9 @@
 """Who may have killed Triton: the marks of loads under way, the suspects, and what is quarantined. Pure.
 
 A mark is made before a load and taken away after it. Marks that are open when Triton dies make suspects,
-which are loaded one at a time from then on. Only what was alone in its load when Triton died is
-quarantined, and only if it was suspect before: a Triton that somebody stops in the middle of a load has
-not been killed by it. Each death while nothing was being loaded shows that Triton has other things to die
+which are loaded one at a time from then on. Only what was alone in its load when Triton died, with no
+unload beside it, is quarantined, and only if it was suspect before: a Triton that somebody stops in the
+middle of a load has not been killed by it. Each death while nothing was being loaded shows that Triton has other things to die
 of, and one more death is asked for. What was open when this agent started is suspect and never more: how
 Triton has ended, if it has, nobody has seen.
 """
@@ -90,6 +90,7 @@ class Ledger:
 
     def begin(self, digest: str, *, backend: str, name: ModelName, now: datetime) -> None:
         """A load is about to begin."""
+        self._forget(now)
         deaths = max((mark.deaths for mark in self._marks.values() if mark.digest == digest), default=0)
         self._marks.pop((digest, name), None)  # the newest is last
         self._marks[digest, name] = Mark(digest, backend, name, open=True, deaths=deaths, at=now)
@@ -118,15 +119,16 @@ class Ledger:
             else:
                 self._marks[mark.key] = replace(mark, open=False, deaths=mark.deaths + 1)
 
-    def died(self, *, triton: str, now: datetime) -> Quarantined | None:
-        """Triton has died with the loads open that are marked so. The culprit, if it is known now."""
+    def died(self, *, triton: str, now: datetime, was_unloading: bool = False) -> Quarantined | None:
+        """Triton has died with the loads open that are marked so. The culprit, if it is known now: not
+        where Triton was unloading as well, for a model can kill it by its end."""
         opened = self.open
         if not opened:
             self._idle_deaths = [*self._recent(now), now][-_MOST_IDLE_DEATHS:]
             return None
         for mark in opened:
             self._marks[mark.key] = replace(mark, open=False, deaths=mark.deaths + 1)
-        if len(opened) > 1 or opened[0].inherited:
+        if len(opened) > 1 or opened[0].inherited or was_unloading:
             return None
         mark = self._marks[opened[0].key]
         if mark.deaths < _DEATHS + len(self._recent(now)):
@@ -169,7 +171,7 @@ class Ledger:
     def encode(self, now: datetime) -> dict[str, Any]:
         """As JSON, bounded."""
         marks = [m for m in self._marks.values() if m.open or now - m.at < QUARANTINE][-MOST_ENTRIES:]
-        quarantined = sorted(self.all_quarantined(now), key=lambda one: one.at)[-MOST_ENTRIES:]
+        quarantined = self._newest_quarantined(now)
         return {
             "v": _VERSION,
             "marks": [
@@ -228,6 +230,16 @@ class Ledger:
             ],
             [one.choice("at", _time) for one in fields.objects("idleDeaths")],
         )
+
+    def _forget(self, now: datetime) -> None:
+        """As on disk, so in memory: what is open, and of the rest the newest while they last."""
+        closed = [mark for mark in self._marks.values() if not mark.open]
+        kept = {mark.key for mark in closed[-MOST_ENTRIES:] if now - mark.at < QUARANTINE}
+        self._marks = {key: mark for key, mark in self._marks.items() if mark.open or key in kept}
+        self._quarantined = {(one.digest, one.triton): one for one in self._newest_quarantined(now)}
+
+    def _newest_quarantined(self, now: datetime) -> list[Quarantined]:
+        return sorted(self.all_quarantined(now), key=lambda one: one.at)[-MOST_ENTRIES:]
 
     def _recent(self, now: datetime) -> list[datetime]:
         return [at for at in self._idle_deaths if timedelta() <= now - at < _IDLE_DEATHS_COUNT]

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 _TRITON_WAIT_SECONDS = 360.0
 _POLL_SECONDS = 0.05
 _MOST_POLL_SECONDS = 0.5
+# A model that kills Triton does so while it is loaded or, if not, in the moments after.
+_QUIET_SECONDS = 4.0
 _SEEN = {
     IndexState.READY: Event.SEEN_SERVED,
     IndexState.LOADING: Event.SEEN_MOVING,
@@ -107,6 +109,9 @@ class Lifecycle:
         self._watcher: asyncio.Task[None] | None = None
         self._look_soon = asyncio.Event()
         self._stamp = 0
+        # When a model has come to serve last, and when suspects are looked at again for that.
+        self._served_at = float("-inf")
+        self._looking_later: asyncio.TimerHandle | None = None
         # How often something has come or gone on a GPU.
         self._moves: defaultdict[GpuUuid, int] = defaultdict(int)
         self.triton_version: str | None = None
@@ -212,6 +217,8 @@ class Lifecycle:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._looking_later is not None:
+            self._looking_later.cancel()
         for slot in self._slots.values():
             slot.phase = Phase.OUT  # nobody here knows any more
 
@@ -471,6 +478,7 @@ class Lifecycle:
     def _note_served(self, slot: Slot, *, is_new: bool) -> None:
         model = slot.model
         slot.failure = None
+        self._served_at = asyncio.get_running_loop().time()
         if model is not None:
             self._models.set_resident(model, True)
             self._hold_gate(slot, self._gate.hold)
@@ -555,7 +563,7 @@ class Lifecycle:
             held = {name for name, entry in index.items() if not entry.is_gone}
             remembers = any(entry.state is not IndexState.UNKNOWN for entry in index.values())
             self._ledger.inherit(held, remembers=remembers)
-        restarted = False
+        restarted, was_unloading = False, self._is_unloading()
         for slot in list(self._slots.values()):
             if slot.stamp > begun:
                 continue
@@ -569,7 +577,7 @@ class Lifecycle:
         self._see_others(index, begun)
         self._see_strangers(index)
         if restarted:
-            self._note_restart()
+            self._note_restart(was_unloading=was_unloading)
             await self._save_safely()
         self._grant()
 
@@ -590,7 +598,14 @@ class Lifecycle:
         held = {name for name, entry in index.items() if not entry.is_gone}
         self._gate.strangers(held=not held <= counted)
 
-    def _note_restart(self) -> None:
+    def _is_unloading(self) -> bool:
+        """Whether Triton is at the end of a model that it had loaded."""
+        leaving = [slot for slot in self._slots.values() if slot.phase in (Phase.LEAVING, Phase.ENDING)]
+        return any(
+            slot.record is None or not self._ledger.is_open(slot.record.digest, slot.name) for slot in leaving
+        )
+
+    def _note_restart(self, *, was_unloading: bool) -> None:
         if asyncio.get_running_loop().time() < self._restarting_until:
             self._restarting_until = 0.0
             self._ledger.restarted()
@@ -599,7 +614,7 @@ class Lifecycle:
         self._metrics.triton_restarted("died")
         opened = ", ".join(sorted(mark.name for mark in self._ledger.open))
         log.warning("triton has died", extra=fields(loading=opened))
-        culprit = self._ledger.died(triton=self._last_version, now=self._now())
+        culprit = self._ledger.died(triton=self._last_version, now=self._now(), was_unloading=was_unloading)
         if culprit is not None:
             self._metrics.quarantined(len(self._ledger.all_quarantined(self._now())))
             log.error("quarantined", extra=fields(model=culprit.name, reason=culprit.reason(self._lift_key)))
@@ -678,13 +693,29 @@ class Lifecycle:
     def _grant(self) -> None:
         """Begin what may begin now."""
         while self._away_since is None:
-            turns = next_turn(self._waiting(), self._busy())
+            waiting, noise_seconds = self._waiting(), self._noise_seconds()
+            turns = next_turn(waiting, self._busy(), is_quiet=noise_seconds <= 0)
             for name, why in turns.waits.items():
                 if (model := self._slots[name].model) is not None:
                     self._models.set(model, ModelState.LOADING, why)
             if turns.next is None:
+                if noise_seconds > 0 and any(one.is_suspect for one in waiting):
+                    self._look_in(noise_seconds)
                 return
             self._begin(self._slots[turns.next])
+
+    def _look_in(self, seconds: float) -> None:
+        """Look before the suspect begins: else it is charged with a death that came before."""
+        if self._looking_later is not None:
+            self._looking_later.cancel()
+        self._looking_later = asyncio.get_running_loop().call_later(seconds, self._look_now)
+
+    def _look_now(self) -> None:
+        self._spawn(self._look_safely(), "look before a suspect")
+
+    def _noise_seconds(self) -> float:
+        """How long yet a death of Triton may be the work of what has come to serve last."""
+        return self._served_at + _QUIET_SECONDS - asyncio.get_running_loop().time()
 
     def _begin(self, slot: Slot) -> None:
         """Its turn has come: load it, unless it is not wanted or may not begin beside what is there."""
@@ -818,8 +849,8 @@ class Lifecycle:
         why = why_restart(stuck, self._others(), loads_under_way=loads, since_last_seconds=since)
         if why is None:
             return
-        self._restarting_until = asyncio.get_running_loop().time() + LEAST_SECONDS_BETWEEN
         await in_thread(self._restart_file.ask, why)
+        self._restarting_until = asyncio.get_running_loop().time() + LEAST_SECONDS_BETWEEN
         log.warning("triton is restarted", extra=fields(reason=why))
         for slot in self._slots.values():
             if slot.model is not None and slot.phase in (Phase.STUCK, Phase.SERVING):

@@ -1,10 +1,12 @@
 """When Triton has to be restarted because it cannot be rid of a model otherwise, and how it is told.
 
 Triton has no call that ends a load, an execution or a finalize that hangs. Its container's liveness probe
-looks at a file of the repository, which the agent touches: newer than the server's start, it ends the
-server. That takes no right on the API server, and no way from Triton to the agent.
+looks at a file of the repository, which the agent writes: it ends a server that has started with another
+text in it. That takes no right on the API server, no way from Triton to the agent, and no clock, which a
+node may set back: a file that stayed newer than every start would end each server anew.
 """
 
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,12 +80,16 @@ class RestartFile:
         self.path = directory / RESTART_FILE
 
     def ask(self, reason: str) -> None:
-        """Raises OSError."""
-        self.path.write_text(reason + "\n")
+        """Raises OSError, and then nothing has been asked. No two texts are alike, and none is seen in part."""
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(f"{reason} ({secrets.token_hex(4)})\n")
+        fresh.replace(self.path)
 
     def seconds_since(self) -> float | None:
-        """Since the last time, over restarts of the agent; None where there was none."""
+        """Since the last time, over restarts of the agent; None where there was none, or where the clock has
+        been set back and nobody knows."""
         try:
-            return max(0.0, time.time() - self.path.stat().st_mtime)
+            seconds = time.time() - self.path.stat().st_mtime
         except OSError:
             return None
+        return seconds if seconds >= 0 else None

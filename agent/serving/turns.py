@@ -1,8 +1,9 @@
 """Which of the models that wait may be loaded now. Pure.
 
 A load that is measured has its GPUs for itself; those whose bytes are known go side by side. Models that
-have served come first. A suspect is loaded when nothing else is, so that Triton's death has one culprit; who
-comes after it waits for it, so that its turn does come. What hangs is not waited for.
+have served come first. A suspect is loaded when nothing else is and nothing has come to serve just before,
+so that Triton's death has one culprit; who comes after it waits for it, so that its turn does come. What
+hangs is not waited for.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from berth.contract.ids import GpuUuid, ModelName
 MOST_ON_A_GPU = 4
 ON_ITS_GPU = "waits until another model has been loaded on its GPU, or taken from it"
 BEHIND_SUSPECTS = "waits while models that were being loaded when Triton died are tried one at a time"
-SUSPECT = "was being loaded when Triton died: it is loaded alone, once nothing else is being loaded"
+SUSPECT = "was being loaded when Triton died: it is loaded alone, a while after all others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,15 @@ class Turns:
     waits: dict[ModelName, str]
 
 
-def next_turn(waiting: Iterable[Waiting], busy: Sequence[Busy]) -> Turns:
-    """Called again once the next has begun."""
+def next_turn(waiting: Iterable[Waiting], busy: Sequence[Busy], *, is_quiet: bool = True) -> Turns:
+    """Called again once the next has begun. `is_quiet`: no model has come to serve just before, which might
+    kill Triton by what it does then."""
     first: ModelName | None = None
     waits: dict[ModelName, str] = {}
     taken: set[GpuUuid] = set()
     behind_suspect = False
     for one in sorted(waiting, key=lambda one: one.rank):
-        why = BEHIND_SUSPECTS if behind_suspect else _why_not(one, busy, taken)
+        why = BEHIND_SUSPECTS if behind_suspect else _why_not(one, busy, taken, is_quiet=is_quiet)
         if not why and first is None:
             first = one.name
         else:
@@ -69,12 +71,12 @@ def next_turn(waiting: Iterable[Waiting], busy: Sequence[Busy]) -> Turns:
     return Turns(first, waits)
 
 
-def _why_not(one: Waiting, busy: Sequence[Busy], taken: set[GpuUuid]) -> str:
+def _why_not(one: Waiting, busy: Sequence[Busy], taken: set[GpuUuid], *, is_quiet: bool) -> str:
     loads = [other for other in busy if other.is_load]
     if any(other.is_suspect for other in loads):
         return BEHIND_SUSPECTS
     if one.is_suspect:
-        return SUSPECT if loads or taken else ""
+        return SUSPECT if loads or taken or not is_quiet else ""
     if taken & one.gpus:
         return ON_ITS_GPU
     here = [other for other in busy if other.gpus & one.gpus]

@@ -49,6 +49,8 @@ class FakeTriton:
         self.deaths = 0
         self.died_with: list[set[ModelName]] = []  # what was being loaded at each death
         self.stays: set[ModelName] = set()  # their unload never ends
+        self.kills_at_its_end: set[ModelName] = set()  # their unload is Triton's death
+        self.kills_later: dict[ModelName, float] = {}  # so many seconds after they have come to serve
         self.load_seconds, self.unload_seconds, self.restart_seconds = 0.01, 0.1, 0.0
         self.takes: dict[ModelName, float] = {}  # seconds, where they are not `load_seconds`
         self._died = asyncio.Event()
@@ -90,6 +92,9 @@ class FakeTriton:
         self.held[name] = IndexState.UNLOADING
         if name in self.stays:
             return
+        if name in self.kills_at_its_end:
+            self.die()
+            return
         asyncio.get_running_loop().call_later(self.unload_seconds, self._unloaded, name)
 
     def die(self) -> None:
@@ -126,6 +131,12 @@ class FakeTriton:
         self.held[name] = IndexState.READY if error is None else IndexState.UNAVAILABLE
         if error is not None:
             raise error
+        if name in self.kills_later:
+            asyncio.get_running_loop().call_later(self.kills_later[name], self._kill_if_held, name)
+
+    def _kill_if_held(self, name: ModelName) -> None:
+        if self.held.get(name) is IndexState.READY and name in self.kills_later:
+            self.die()
 
     def _unloaded(self, name: ModelName) -> None:
         if self.held.get(name) is IndexState.UNLOADING:

@@ -411,24 +411,41 @@ def test_triton_does_not_start_without_its_keys(tmp_path: Path, keys: str | None
     assert bool(ran.stdout) is (keys is not None)
 
 
-@pytest.mark.parametrize(("marked", "is_alive"), [(None, True), (1000, True), (3000, False)])
-def test_triton_is_ended_by_a_file_that_is_newer_than_its_start(
-    tmp_path: Path, marked: int | None, is_alive: bool
+@pytest.mark.parametrize(
+    ("at_start", "now", "is_alive"),
+    [
+        (None, None, True),
+        ("heeded", "heeded", True),
+        ("heeded", None, True),
+        (None, "because", False),
+        ("heeded", "because", False),
+    ],
+)
+def test_triton_is_ended_by_what_was_asked_since_its_start_whatever_the_clock_says(
+    tmp_path: Path, at_start: str | None, now: str | None, is_alive: bool
 ) -> None:
-    """And by no older one, so that it does not end for ever."""
+    """And by nothing older, so that it does not end for ever."""
     triton = container_of("berth-server", "triton")
     (start,) = triton["args"]
-    assert start.startswith("touch /tmp/started && ")
     shell, flag, probe = triton["livenessProbe"]["exec"]["command"]
     started, file = tmp_path / "started", tmp_path / RESTART_FILE
-    started.touch()
-    os.utime(started, (2000, 2000))
-    if marked is not None:
-        file.write_text("because")
-        os.utime(file, (marked, marked))
+
+    def say(text: str | None) -> None:
+        file.unlink(missing_ok=True)
+        if text is not None:
+            file.write_text(text + "\n")
+            os.utime(file, (2**31, 2**31))  # from the days before the clock was set right
+
+    say(at_start)
+    before, _, server = start.partition("exec ")
+    assert server.startswith("tritonserver ")
+    before = before.replace("/tmp/started", str(started)).replace("/var/lib/berth/repository", str(tmp_path))
+    before = before.replace("/run/berth/keys/server-flags", "/dev/null")
+    subprocess.run([shell, flag, before + "true"], check=True)
+    say(now)
     probe = probe.replace("/tmp/started", str(started)).replace("/var/lib/berth/repository", str(tmp_path))
     answered = subprocess.run(
         [shell, flag, f"curl() {{ return 0; }}; {probe}"], capture_output=True, text=True, check=False
     )
     assert (answered.returncode == 0) is is_alive
-    assert answered.stdout == ("" if is_alive else "because")
+    assert answered.stdout == ("" if is_alive else "because\n")

@@ -31,6 +31,7 @@ async def until(check: Callable[[], bool]) -> None:
 @pytest.fixture
 def on_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agent.serving.lifecycle, "_QUIET_SECONDS", 0.2, raising=False)
     return Node(tmp_path)
 
 
@@ -905,6 +906,39 @@ async def test_a_triton_that_dies_of_what_it_serves_makes_nobody_suspect(on_node
         await until(lambda: all(model.state is ModelState.READY for model in models))
     assert on_node.registry.get_sample_value("berth_agent_quarantined_models") == 0
     assert [reason for reason, _ in on_node.events.said] == ["ModelLoaded"] * 12
+
+
+async def test_a_model_that_is_loaded_while_others_kill_triton_by_their_end_is_not_charged_alone(
+    on_node: Node,
+) -> None:
+    on_node.triton.load_seconds, on_node.triton.takes[NAME] = 0.01, 0.3
+    leavers = [await on_node.stage(f"q{n}", on="GPU-b") for n in range(3)]
+    for leaver in leavers:
+        await on_node.lifecycle.start_load(leaver)
+    on_node.triton.kills_at_its_end = {ModelName(f"model-q{n}") for n in range(3)}
+    innocent = await on_node.stage()
+    load = on_node.lifecycle.start_load(innocent)
+    for leaver in leavers:
+        await until(lambda: on_node.triton.held.get(NAME) is IndexState.LOADING)
+        on_node.models.lose_pod(leaver.ref.uid)
+        await on_node.lifecycle.start_unload(ModelName(leaver.name or ""))
+    await load
+    assert on_node.triton.deaths == 3
+    assert (innocent.state, innocent.reason) == (ModelState.READY, "")
+
+
+async def test_a_suspect_is_not_loaded_beside_one_that_kills_triton_once_it_serves(on_node: Node) -> None:
+    """Or it would be charged with what that one does."""
+    killer, innocent = await on_node.stage("p2", on="GPU-b"), await on_node.stage()
+    on_node.triton.takes[NAME] = 0.3
+    on_node.triton.kills_later = {ModelName("model-p2"): 0.1}
+    await on_node.lifecycle.start_load(killer)
+    load = on_node.lifecycle.start_load(innocent)
+    await until(lambda: on_node.triton.deaths == 3)
+    assert innocent.failure is None
+    on_node.triton.kills_later = {}
+    await load
+    assert innocent.state is ModelState.READY
 
 
 async def test_models_of_known_size_come_back_side_by_side(on_node: Node) -> None:

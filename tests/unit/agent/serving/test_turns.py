@@ -171,12 +171,17 @@ def test_when_triton_is_restarted(
         assert "does not let go of x" in why
 
 
-def test_the_file_that_ends_triton_is_newer_each_time_and_outlives_the_agent(tmp_path: Path) -> None:
+def test_the_file_that_ends_triton_is_another_each_time_and_outlives_the_agent(tmp_path: Path) -> None:
     file = RestartFile(tmp_path)
     assert file.seconds_since() is None
-    file.ask("because")
+    file.ask("again")
+    first = file.path.read_text()
+    os.utime(file.path, (2**31, 2**31))
+    assert file.seconds_since() is None  # the clock has been set back: it asks once more, and no sooner again
     os.utime(file.path, (1000, 1000))
     assert (file.seconds_since() or 0) > 1e6
     RestartFile(tmp_path).ask("again")
     assert 0 <= (RestartFile(tmp_path).seconds_since() or 0) < 60
-    assert file.path.read_text() == "again\n"
+    assert file.path.read_text().startswith("again (")
+    assert file.path.read_text() != first
+    assert [entry.name for entry in tmp_path.iterdir()] == [file.path.name]
