@@ -7,8 +7,8 @@ import pytest
 
 from berth.contract.gpu_choice import GpuChoice
 from localcluster.node.cluster import NODE
-from localcluster.samples import SIMPLE_MODEL, model_pod
-from tests.e2e.support import KEYS, Json, packed
+from localcluster.samples import SIMPLE_MODEL, model_pod, packed
+from tests.e2e.support import KEYS, Json
 from tests.node.support import (
     SYSTEM,
     NodeUser,
