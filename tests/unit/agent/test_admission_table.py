@@ -63,6 +63,11 @@ def is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
+def parts_of(field: FieldDescriptor) -> Descriptor:
+    assert field.message_type is not None
+    return field.message_type
+
+
 def test_every_field_of_every_message_has_a_verdict_and_nothing_else_has() -> None:
     assert {name: set(rules) for name, rules in TABLE.items()} == {
         name: {field.name for field in message.fields} for name, message in MESSAGES.items()
@@ -79,7 +84,7 @@ def test_each_verdict_is_one_on_its_fields_type(name: str) -> None:
             continue
         if is_map(field):
             assert isinstance(rule, Named), field.full_name
-            key, value = field.message_type.fields
+            key, value = parts_of(field).fields
             assert isinstance(rule.key, FITTING[key.cpp_type]), field.full_name
             assert isinstance(rule.value, FITTING[value.cpp_type]), field.full_name
         elif field.is_repeated:
@@ -103,7 +108,9 @@ def test_an_enum_is_taken_by_its_values_and_every_type_has_a_size() -> None:
     for name, rules in TABLE.items():
         for field, rule in rules.items():
             if isinstance(rule, OneOf):
-                known = {value.number for value in MESSAGES[name].fields_by_name[field].enum_type.values}
+                enum = MESSAGES[name].fields_by_name[field].enum_type
+                assert enum is not None
+                known = {value.number for value in enum.values}
                 assert set(rule.numbers) <= known, (name, field)
     assert set(ITEM_BYTES) == {name for name in pb.DataType.keys() if name != "TYPE_INVALID"}  # noqa: SIM118
 
@@ -160,7 +167,7 @@ def hostile(message: Descriptor, field: FieldDescriptor) -> Iterator[Message]:
 
 
 def hostile_maps(field: FieldDescriptor, make: type[Message]) -> Iterator[Message]:
-    key, value = field.message_type.fields
+    key, value = parts_of(field).fields
     text = key.cpp_type == FieldDescriptor.CPPTYPE_STRING
     for keys in ([str(at) if text else at for at in range(1, _MANY)], *([one] for one in never_taken(key))):
         one = make()
@@ -175,7 +182,7 @@ def hostile_maps(field: FieldDescriptor, make: type[Message]) -> Iterator[Messag
 
 def entry(one: Message, field: FieldDescriptor, key: Any, value: Any) -> None:
     entries = getattr(one, field.name)
-    if field.message_type.fields_by_name["value"].message_type is not None:
+    if parts_of(field).fields_by_name["value"].message_type is not None:
         entries[key].SetInParent()
     else:
         entries[key] = "x" if value is None else value
