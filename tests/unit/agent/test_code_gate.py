@@ -10,7 +10,7 @@ import pytest
 from agent.admission import CodeGate, CodeRefused
 from agent.repository import Record
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import PodUid
+from berth.contract.ids import ModelName, PodUid
 from berth.contract.report import CodeReport, CodeRule, Failure, ModelState
 from berth.triton.admin import IndexState
 from tests.fakes.agent_node import GPU, Node
@@ -126,6 +126,32 @@ async def test_a_place_is_free_for_another_namespace_once_the_model_is_gone(tmp_
     assert two.state is ModelState.READY
 
 
+def test_beside_what_is_nobodys_nothing_begins() -> None:
+    gate = CodeGate(CodeRule.NAMESPACE)
+    gate.strangers(held=True)
+    for has_code in (True, False):
+        assert not taken(gate, "1", "a", has_code=has_code)
+    gate.strangers(held=False)
+    assert taken(gate, "1", "a", has_code=True)
+    without_walls = CodeGate(CodeRule.ANY)
+    without_walls.strangers(held=True)
+    assert taken(without_walls, "1", "a", has_code=True)
+
+
+async def test_a_model_without_a_record_counts_until_triton_is_rid_of_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    stranger = ModelName("stranger")
+    node.repository.show(stranger)
+    node.triton.held[stranger] = IndexState.READY
+    model = await node.stage("a", files=CODE, namespace="ns-a")
+    await node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.CAPACITY)
+    assert "nobody knows the owner of" in model.reason
+    await node.lifecycle.start_unload(stranger)
+    await node.lifecycle.start_load(model)
+    assert model.state is ModelState.READY
+
+
 async def test_a_load_that_fails_gives_its_claim_back(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.gpus.unknown = "no driver"
@@ -170,7 +196,6 @@ async def test_code_that_triton_is_found_to_serve_keeps_other_namespaces_away(tm
 
 
 def test_a_record_says_whether_there_is_code_and_an_older_one_that_there_may_be() -> None:
-    from berth.contract.ids import ModelName
     from berth.contract.pod import PodRef
 
     record = Record(PodRef("a", "p", PodUid("u")), None, ModelName("m"), GPU, "d", code=False)
