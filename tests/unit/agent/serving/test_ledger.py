@@ -246,3 +246,28 @@ def test_killed_at_any_byte_of_a_write_the_last_journal_is_whole(
     journal.write(after)
     assert order == ["sync", "replace", "sync"]
     assert len(journal.read().all_quarantined(NOW)) == 2
+
+
+def test_a_clock_that_was_set_back_makes_no_quarantine_longer() -> None:
+    ledger = poisoned(A)
+    assert ledger.quarantined(A, "2.51", NOW - 23 * HOUR) is not None
+    assert ledger.quarantined(A, "2.51", NOW - 25 * HOUR) is None
+
+
+def test_a_restart_on_purpose_acquits_nobody_either() -> None:
+    ledger = Ledger()
+    begin(ledger, A)
+    ledger.died(triton="2.51", now=NOW)
+    begin(ledger, B)
+    ledger.restarted()
+    assert (ledger.is_suspect(A), ledger.is_suspect(B), ledger.open) == (True, False, [])
+
+
+def test_a_suspicion_is_forgotten_after_a_day_and_a_load_under_way_never() -> None:
+    ledger = Ledger()
+    begin(ledger, A)
+    ledger.died(triton="2.51", now=NOW)
+    begin(ledger, B)
+    kept = [Ledger.decode(json.dumps(ledger.encode(NOW + hours * HOUR))) for hours in (23, 25)]
+    assert [one.is_suspect(A) for one in kept] == [True, False]
+    assert [[mark.digest for mark in one.open] for one in kept] == [[B], [B]]

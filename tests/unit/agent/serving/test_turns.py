@@ -185,3 +185,11 @@ def test_the_file_that_ends_triton_is_another_each_time_and_outlives_the_agent(t
     assert file.path.read_text().startswith("again (")
     assert file.path.read_text() != first
     assert [entry.name for entry in tmp_path.iterdir()] == [file.path.name]
+
+
+def test_a_suspect_waits_for_those_before_it_though_its_own_gpu_is_free() -> None:
+    before = Waiting(ModelName("a"), frozenset({GpuUuid("GPU-a")}), 0)
+    suspect = Waiting(ModelName("s"), frozenset({GpuUuid("GPU-b")}), 1, is_suspect=True)
+    leaving = Busy(frozenset({GpuUuid("GPU-a")}), is_load=False)
+    assert next_turn([before, suspect], [leaving]).next is None
+    assert next_turn([suspect], [leaving]).next == "s"
