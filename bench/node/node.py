@@ -170,6 +170,7 @@ async def running(directory: Path) -> AsyncIterator[BenchNode]:
                 node = BenchNode(directory, admin, server)
                 loops = [asyncio.ensure_future(work) for work in (node.reconcile(), node.count_deaths())]
                 try:
+                    await node.until(lambda: node.lifecycle.triton_version is not None)
                     yield node
                 finally:
                     for loop in loops:
