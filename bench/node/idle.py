@@ -80,7 +80,7 @@ def _put_models(directory: Path, names: list[str]) -> None:
         repository.publish(staged, Record(ref, ModelId(name), ModelName(name), choice, f"{name:0<64}"))
 
 
-class _Triton(GRPCInferenceServiceServicer):  # type: ignore[misc]
+class _Triton(GRPCInferenceServiceServicer):
     def __init__(self, names: list[str]) -> None:
         rows = [pb.RepositoryIndexResponse.ModelIndex(name=n, version="1", state="READY") for n in names]
         self._index = pb.RepositoryIndexResponse(models=rows)
