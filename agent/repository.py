@@ -97,6 +97,8 @@ class Repository:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.models, self._staging = directory / "models", directory / "staging"
+        # By the file's identity: a record is always replaced, never written in place.
+        self._decoded: dict[ModelName, tuple[tuple[int, int, int], Record | None]] = {}
 
     def open(self) -> None:
         """Make it ready and empty its staging area. Raises RepositoryUnusable."""
@@ -124,14 +126,18 @@ class Repository:
         """The record of one directory, if it is there and speaks of this directory. Raises OSError where
         it cannot be read now, which says nothing of whose it is."""
         try:
-            record = Record.decode((self.models / name / RECORD_FILE).read_text())
-        except (InvalidValue, UnicodeDecodeError):
-            return None
+            with (self.models / name / RECORD_FILE).open("rb") as file:
+                stat = os.fstat(file.fileno())
+                identity = (stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+                known = self._decoded.get(name)
+                if known is None or known[0] != identity:
+                    known = self._decoded[name] = (identity, _decode(file.read(), name))
         except OSError as error:
+            self._decoded.pop(name, None)
             if error.errno in _NO_RECORD:
                 return None
             raise
-        return record if record.name == name else None
+        return known[1]
 
     def restore(self) -> None:
         """Make anew what somebody has deleted under us. Without `models` Triton answers nothing, and of a
@@ -193,6 +199,15 @@ class Repository:
 
     def _entries(self) -> Iterator[Path]:
         return (entry for entry in sorted(self.models.iterdir()) if entry.is_dir() or entry.is_symlink())
+
+
+def _decode(text: bytes, name: ModelName) -> Record | None:
+    """None where it is no record, or speaks of another directory."""
+    try:
+        record = Record.decode(text.decode())
+    except (InvalidValue, UnicodeDecodeError):
+        return None
+    return record if record.name == name else None
 
 
 def _require_writable(directory: Path) -> None:

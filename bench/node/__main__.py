@@ -13,12 +13,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.node.idle import idle
 from bench.node.node import GPUS, running
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.report import Failure, ModelReport, ModelState, NodeReport, TritonReport
 
 SLOW, KILLS = "time.sleep(0.5)", "time.sleep(0.2); os.kill(os.getppid(), signal.SIGKILL)"
+IDLE_MODELS, CORE_TARGET, RSS_TARGET_MIB = 50, 0.01, 80
 RECOVERY_TARGET, DEATHS_TARGET, STORY_TARGET_SECONDS, REPORT_TARGET_BYTES = 1.3, 2, 60.0, 64 * 1024
 
 
@@ -32,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
             asyncio.run(recovery(Path(directory) / "recovery")),
             asyncio.run(poison(Path(directory) / "poison")),
             report_size(),
+            asyncio.run(idle_agent(Path(directory) / "idle")),
         ]
     return 0 if all(met) else 1
 
@@ -73,6 +76,15 @@ async def poison(directory: Path) -> bool:
         f" (target {DEATHS_TARGET}); all innocents serve after {story:.1f} s (target {STORY_TARGET_SECONDS:g})"
     )
     return deaths - 1 <= DEATHS_TARGET and story <= STORY_TARGET_SECONDS
+
+
+async def idle_agent(directory: Path) -> bool:
+    core, mib = await idle(directory, models=IDLE_MODELS, settle_seconds=15, seconds=20)
+    print(
+        f"idle agent with {IDLE_MODELS} models: {core:.2%} of a core (target {CORE_TARGET:.0%}),"
+        f" {mib:.1f} MiB resident (target {RSS_TARGET_MIB})"
+    )
+    return core <= CORE_TARGET and mib <= RSS_TARGET_MIB
 
 
 def report_size() -> bool:

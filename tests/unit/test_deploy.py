@@ -439,6 +439,8 @@ def test_triton_is_ended_by_what_was_asked_since_its_start_whatever_the_clock_sa
     say(at_start)
     before, _, server = start.partition("exec ")
     assert server.startswith("tritonserver ")
+    (tmp_path / "server-flags").touch()
+    before = before.replace("/run/berth/keys", str(tmp_path))
     before = before.replace("/tmp/started", str(started)).replace("/var/lib/berth/repository", str(tmp_path))
     before = before.replace("/run/berth/keys/server-flags", "/dev/null")
     subprocess.run([shell, flag, before + "true"], check=True)
