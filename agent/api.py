@@ -204,6 +204,8 @@ class NodeAgentApi(NodeAgentServicer):
         name = parse_model_name(text)
         if pod.model_name is not None and pod.model_name != name:
             raise NotAllowed(f"pod {ref} may use model {pod.model_name!r} only")
+        if pod.gpu is None and self._models.get(ref.uid) is None:
+            raise NotPlaced(f"pod {ref} has no GPU choice; is its schedulerName the binder's?")
         self._models.see_pod(pod)
         if pod.model_name is not None:
             return pod, self._models.claim(ref.uid, name), name

@@ -199,6 +199,17 @@ async def test_a_name_is_anothers_until_that_pod_and_its_model_are_gone(tmp_path
     assert record.pod.uid == "anonymous-3"
 
 
+async def test_a_pod_that_nobody_has_placed_takes_no_name_whatever_it_asks(tmp_path: Path) -> None:
+    node, knows = Node(tmp_path), Knows()
+    knows.caller, knows.changes = "self-placed", {"choice": None}
+    api = api_of(node, knows)
+    for ask in (lambda: watched(api, "model-self-placed"), lambda: outcome(api, "model-self-placed")):
+        with pytest.raises(Refused, match="has no GPU choice") as refused:
+            await ask()
+        assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert list(node.models) == []
+
+
 def reading(uuid: str, index: int) -> GpuReading:
     return GpuReading(GpuUuid(uuid), index, "T4", GIB, 0, 0.0)
 
@@ -739,14 +750,6 @@ async def test_a_list_is_of_the_callers_own_model_and_tells_no_way_to_triton(tmp
     (own,) = (await api.ListModels(pb.ListModelsRequest(), Context())).models
     assert (own.model_name, own.state, own.measured_bytes) == ("model-p1", pb.MODEL_STATE_READY, 3 * GIB)
     assert not own.HasField("triton")
-    knows.caller, knows.changes = "unplaced", {"choice": None}
-    await watched(api, "model-unplaced")
-    (waits,) = (await api.ListModels(pb.ListModelsRequest(), Context())).models
-    assert (waits.state, waits.gpu_uuid, waits.HasField("measured_bytes")) == (
-        pb.MODEL_STATE_PENDING,
-        "",
-        False,
-    )
     knows.caller = "anonymous"  # which has none yet
     assert list((await api.ListModels(pb.ListModelsRequest(), Context())).models) == []
 
