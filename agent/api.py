@@ -227,9 +227,10 @@ class NodeAgentApi(NodeAgentServicer):
             gpu,
         ):
             return pb.StageResponse(digest=known.digest, already_staged=True)
-        if header.header.files:
-            await self._judged(model, lambda: _foreseen(header.header, name, self._rules))
         async with self._slots.slot(pod.ref):
+            # With a slot: to judge takes the node's own time, of which nobody may have more than a share.
+            if header.header.files:
+                await self._judged(model, lambda: _foreseen(header.header, name, self._rules))
             staged = self._repository.new_staging()
             try:
                 return await self._receive(requests, pod, model, gpu, staged)

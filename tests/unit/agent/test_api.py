@@ -16,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import agent.api
+import agent.slots
 from agent.api import NodeAgentApi, make_access
 from agent.auth import NotAllowed, PodGuard
 from agent.gpus import GpuReading, GpusUnknown
@@ -883,6 +884,19 @@ async def test_a_model_that_is_not_taken_is_refused_before_its_bytes_have_moved(
     if failure is not None:  # the binder and the pod's owner learn of it
         assert (model.state, why in model.reason) == (ModelState.FAILED, True)
         assert "ModelLoadFailed" in [reason for reason, _ in node.events.said]
+
+
+async def test_nobody_has_more_judged_than_it_may_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A judgement takes up to a second of a core: a pod that asks for many is held to its streams' rate."""
+    monkeypatch.setattr(agent.slots, "STAGE_BURST", 3.0)
+    api, outcomes = api_of(Node(tmp_path)), []
+    for _ in range(5):
+        with pytest.raises(Refused) as refused:
+            await sent(api, manifest('backend: "python"', "1/weights", "config.pbtxt"))
+        outcomes.append(refused.value.code)
+    assert outcomes == [grpc.StatusCode.INVALID_ARGUMENT] * 3 + [grpc.StatusCode.UNAVAILABLE] * 2
 
 
 async def test_what_was_announced_is_judged_again_when_it_is_there(tmp_path: Path) -> None:
