@@ -61,7 +61,8 @@ def make_keys(directory: Path) -> None:
             keys = TritonKeys.read(directory)
         except InvalidValue:
             keys = TritonKeys.generate()
-            keys.write(directory)
+        # Also those that are there: whoever made them may have been of another group than Triton's.
+        keys.write(directory)
         write_secret(directory / FLAGS_FILE, "\n".join(keys.server_flags()) + "\n")
 
 

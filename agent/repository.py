@@ -2,7 +2,7 @@
 
     DIR/models/NAME/            Triton's repository; each directory appears and goes in one rename
     DIR/models/NAME/.berth.json whose model it is (the record)
-    DIR/staging/                files on their way in, directories on their way out
+    DIR/staging/                files on their way in, directories on their way out; the agent's alone
 
 A directory without a readable record is nobody's. Everything here blocks: call it from a thread.
 """
@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from berth.contract.pod import PodRef
 OWN_PREFIX = ".berth"
 RECORD_FILE = f"{OWN_PREFIX}.json"
 _VERSION = 1
+_OWNERS_ONLY = 0o700
 # There is no file of ours, whatever there is.
 _NO_RECORD = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.ENAMETOOLONG}
@@ -102,7 +104,7 @@ class Repository:
             if not self._directory.is_dir():
                 raise RepositoryUnusable(f"{self._directory}: no such directory")
             self.models.mkdir(exist_ok=True)
-            self._staging.mkdir(exist_ok=True)
+            self._make_staging()
             _require_writable(self._staging)
             _require_writable(self.models)
             if self.models.stat().st_dev != self._staging.stat().st_dev:
@@ -135,7 +137,7 @@ class Repository:
         """Make anew what somebody has deleted under us. Without `models` Triton answers nothing, and of a
         model whose directory is gone it says nothing, whether it holds it or not."""
         self.models.mkdir(exist_ok=True)
-        self._staging.mkdir(exist_ok=True)
+        self._make_staging()
 
     def show(self, *names: ModelName) -> None:
         """See to it that Triton's index tells of these models: give each an empty directory if it has none."""
@@ -182,6 +184,12 @@ class Repository:
     def discard(self, staged: Path) -> None:
         """Delete what a broken stream has left, if anything."""
         _remove(staged)
+
+    def _make_staging(self) -> None:
+        """Code in Triton has not to see what others send: what is published leaves this directory."""
+        self._staging.mkdir(mode=_OWNERS_ONLY, exist_ok=True)
+        if stat.S_IMODE(self._staging.stat().st_mode) != _OWNERS_ONLY:
+            self._staging.chmod(_OWNERS_ONLY)
 
     def _entries(self) -> Iterator[Path]:
         return (entry for entry in sorted(self.models.iterdir()) if entry.is_dir() or entry.is_symlink())

@@ -4,14 +4,15 @@ An agent quarantines by content, on its own node's disk: another node would lear
 death. A binder sees no content; it takes the pods of one template of one controller for bringers of the same
 files. Once a node reports one of them as quarantined, none is placed afresh, on any node; what serves stays.
 
-That ends when the node lifts it (the same pod is reported otherwise, or the node's annotation says so), or
-after QUARANTINE_SECONDS where the pod that told of it is gone, or with the template: another one has another
-key. A binder that starts anew learns it from the reports, and from what it said itself in the conditions of
+That ends when the node lifts it (the same pod's model is loaded after all, or the node's annotation says so),
+or after QUARANTINE_SECONDS where the pod that told of it is gone, or with the template: another one has another
+key. A row that only says that files are there says nothing: so does an agent that has just started. A binder that starts anew learns it from the reports, and from what it said itself in the conditions of
 the pods that wait.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,7 +25,8 @@ from berth.kube.times import parse_time, rfc3339, utc_now
 QUARANTINE_SECONDS = 24 * 3600.0
 _MOST_TEMPLATES = 4096
 _SAID = re.compile(r"took Triton down on node (\S+); none is placed until (\S+?Z)\b")
-_RUNS = (ModelState.LOADING, ModelState.READY)
+# Which an agent says of no files that it holds for bad.
+_LOADED = (ModelState.LOADING, ModelState.READY)
 # Of a digest; what an operator writes has that many characters at least.
 _BEGINNING = 8
 
@@ -57,6 +59,8 @@ class Quarantines:
         self._now = now
         self._known: dict[Template, dict[NodeName, _Entry]] = {}
         self._at: dict[NodeName, set[Template]] = {}
+        # Until when what has been lifted would have held: conditions that say so still are of that one.
+        self._lifted: OrderedDict[Template, datetime] = OrderedDict()
 
     def __len__(self) -> int:
         """How many templates are not placed."""
@@ -68,8 +72,10 @@ class Quarantines:
         bad = [model for model in models if model.failure is Failure.QUARANTINED]
         if not bad and node not in self._at:
             return
+        rows = {model.pod_uid: model for model in models}
+        loaded = {template(model.pod_uid) for model in models if model.state in _LOADED}
         for known in list(self._at.get(node, ())):
-            self._renew(known, node, models, lifted, template)
+            self._renew(known, node, rows, loaded, lifted)
         for model in bad:
             if (key := template(model.pod_uid)) is not None:
                 self._note(key, node, model, lifted)
@@ -80,6 +86,8 @@ class Quarantines:
         found = None if template is None or template in self._known else _SAID.search(message)
         until = None if found is None else parse_time(found[2])
         if template is None or found is None or until is None or until <= self._now():
+            return None
+        if template in self._lifted and until <= self._lifted[template]:
             return None
         longest = self._now() + timedelta(seconds=QUARANTINE_SECONDS)
         self._put(template, NodeName(found[1]), _Entry(None, min(until, longest), "", False, ""))
@@ -100,34 +108,38 @@ class Quarantines:
         self,
         key: Template,
         node: NodeName,
-        models: tuple[ModelReport, ...],
+        rows: Mapping[PodUid, ModelReport],
+        loaded: Set[Template | None],
         lifted: str,
-        template: TemplateOf,
     ) -> None:
         entry = self._known[key][node]
-        row = next((model for model in models if self._is_of(entry, key, model, template)), None)
+        row = None if entry.pod is None else rows.get(entry.pod)
         entry.is_listed = row is not None and row.failure is Failure.QUARANTINED
-        ended = (row is not None and not entry.is_listed) or (
-            not entry.is_listed and lifted != entry.annotation and _lifts(lifted, entry.reason)
-        )
-        if ended:
-            self._drop(key, node)
+        is_loaded = key in loaded if entry.pod is None else row is not None and row.state in _LOADED
+        says_so = not entry.is_listed and lifted != entry.annotation and _lifts(lifted, entry.reason)
+        if is_loaded or says_so:
+            self._lift(key, node, entry)
 
-    def _is_of(self, entry: _Entry, key: Template, model: ModelReport, template: TemplateOf) -> bool:
-        if entry.pod is not None:
-            return model.pod_uid == entry.pod
-        return model.state in _RUNS and template(model.pod_uid) == key
+    def _lift(self, key: Template, node: NodeName, entry: _Entry) -> None:
+        self._drop(key, node)
+        self._lifted[key] = max(entry.until, self._lifted.pop(key, entry.until))
+        if len(self._lifted) > _MOST_TEMPLATES:
+            self._lifted.popitem(last=False)
 
     def _note(self, key: Template, node: NodeName, model: ModelReport, lifted: str) -> None:
         known = self._known.get(key, {}).get(node)
         until = self._now() + timedelta(seconds=QUARANTINE_SECONDS) if known is None else known.until
-        self._put(key, node, _Entry(model.pod_uid, until, model.reason, True, lifted))
+        # A report that had no room for the reason has told it before.
+        reason = model.reason or ("" if known is None else known.reason)
+        self._put(key, node, _Entry(model.pod_uid, until, reason, True, lifted))
 
     def _put(self, key: Template, node: NodeName, entry: _Entry) -> None:
         self._known.setdefault(key, {})[node] = entry
         self._at.setdefault(node, set()).add(key)
-        while len(self._known) > _MOST_TEMPLATES:  # the one that was noted first
-            oldest = next(iter(self._known))
+        while len(self._known) > _MOST_TEMPLATES:
+            # Of the namespace that has the most, so that nobody's pushes out another's: the first noted.
+            namespace, _ = Counter(one[0] for one in self._known).most_common(1)[0]
+            oldest = next(one for one in self._known if one[0] == namespace)
             for place in list(self._known[oldest]):
                 self._drop(oldest, place)
 

@@ -32,6 +32,8 @@ PAUSE_SECONDS = 5.0
 # After an eviction that a budget refused, and for room on another GPU.
 _AGAIN_SECONDS = 30.0
 _TICK_SECONDS = 1.0
+# Each costs a call and a decision, and where a whole cluster is in trouble none of them helps.
+_MOST_LOOKS = 20
 # What has failed or is lost is the replacer's.
 _STRANDED = (ModelState.PENDING, ModelState.STAGED, ModelState.LOADING, ModelState.READY)
 
@@ -103,9 +105,10 @@ class Rescuer:
         """Let one pod go, if it is time for one."""
         if self._clock() < self._next_eviction:
             return
-        for one in [one for of_node in self._stranded.values() for one in of_node.values()]:
-            if one.is_settled or self._clock() < one.next_look:
-                continue
+        now = self._clock()
+        waiting = [one for of_node in self._stranded.values() for one in of_node.values()]
+        due = [one for one in waiting if not one.is_settled and one.next_look <= now]
+        for one in sorted(due, key=lambda one: one.next_look)[:_MOST_LOOKS]:
             one.next_look = self._clock() + _AGAIN_SECONDS
             if await self._tried(one):
                 self._next_eviction = self._clock() + PAUSE_SECONDS

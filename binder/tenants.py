@@ -3,7 +3,9 @@
 Under the code rule `namespace` a Triton that holds a model with code holds models of that one namespace. The
 agent sees to it when a model is loaded. What it counts is what Triton holds; here that which is on its way
 counts as well, as far as the pods say what they bring: a pod that requires a backend of programs
-(`CODE_BACKENDS`) brings code, whatever it turns out to be.
+(`CODE_BACKENDS`) brings code, whatever it turns out to be. That is its owner's word, who can change it at any
+time, so it counts only where nobody else has a model: code would not be placed among others, and what Triton
+holds the report says.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,11 +21,13 @@ _NOT_LOADED = (ModelState.FAILED, ModelState.LOST)
 def tenants(
     holders: Mapping[PodUid, Holder], listed: Mapping[PodUid, ModelReport]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """The namespaces of the models that are there or on their way, and those that bring code, as far as their
-    pods say so. The namespace of a model is "", which is nobody's, where the report had no room for it and its
+    """The namespaces of the models that are there or on their way, and the one that brings code, as far as its
+    pods say so and it is alone. The namespace of a model is "", which is nobody's, where the report had no room for it and its
     pod is gone."""
     here = list(_here(holders, listed))
-    return frozenset(name for name, _ in here), frozenset(name for name, has_code in here if has_code)
+    names = frozenset(name for name, _ in here)
+    has_code = any(one for _, one in here)
+    return names, names if has_code and len(names) == 1 else frozenset()
 
 
 def _here(

@@ -4,7 +4,7 @@ Nothing is remembered of what has been done, but which models served at the firs
 anew in the middle finds in the cluster how far it was.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,11 @@ _FINAL = frozenset({Failure.INVALID_MODEL, Failure.QUARANTINED})
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A node as it is now. `revisions`: by DaemonSet, the hash that its up-to-date pods carry, None while its
+    """A node as it is now. `namespace`: Berth's; `revisions`: by DaemonSet, the hash that its up-to-date pods carry, None while its
     controller has not seen the last change; `pods`: all that are bound to the node; `heartbeat`: the
     agent's Lease."""
 
+    namespace: str
     node: JsonObject
     pods: tuple[JsonObject, ...]
     revisions: Mapping[str, str | None]
@@ -79,7 +80,7 @@ class Upgrade:
         self.moves_models = not agent_only and (
             self.has_cordoned(first)
             or not _current(first, SERVER)
-            or any(is_of(pod, SERVER) for pod in self._old(first))
+            or any(_is_old(first, pod, SERVER) for pod in pods_of(first, SERVER))
         )
         self._served = frozenset(pod_ref(pod).uid for pod in self._models(first) if is_ready(pod))
         self._beat: object = None
@@ -164,7 +165,7 @@ class Upgrade:
         yield f"the model of {ref} ({state})"
 
     def _old(self, look: Look) -> list[JsonObject]:
-        return [pod for name in self._names for pod in _pods_of(look, name) if _is_old(look, pod, name)]
+        return [pod for name in self._names for pod in pods_of(look, name) if _is_old(look, pod, name)]
 
     def _models(self, look: Look) -> Iterator[JsonObject]:
         """The pods that the binder has given a GPU here, and that have not ended."""
@@ -173,19 +174,21 @@ class Upgrade:
                 yield pod
 
 
-def is_of(pod: JsonObject, name: str) -> bool:
-    """Whether this DaemonSet made the pod."""
-    owner = _controller(pod)
-    return owner is not None and (owner["kind"], owner["name"]) == ("DaemonSet", name)
+def pods_of(look: Look, name: str) -> Iterator[JsonObject]:
+    """The pods of one of Berth's DaemonSets. Tenants may call theirs as they like."""
+    for pod in look.pods:
+        owner = _controller(pod)
+        if (
+            pod["metadata"]["namespace"] == look.namespace
+            and owner is not None
+            and (owner["kind"], owner["name"]) == ("DaemonSet", name)
+        ):
+            yield pod
 
 
 def is_ready(pod: JsonObject) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-
-def _pods_of(look: Look, name: str) -> Iterable[JsonObject]:
-    return (pod for pod in look.pods if is_of(pod, name))
 
 
 def _is_old(look: Look, pod: JsonObject, name: str) -> bool:
@@ -195,8 +198,7 @@ def _is_old(look: Look, pod: JsonObject, name: str) -> bool:
 def _current(look: Look, name: str) -> bool:
     """Whether an up-to-date pod of the DaemonSet is there and ready."""
     return any(
-        is_ready(pod) and not is_deleting(pod) and not _is_old(look, pod, name)
-        for pod in _pods_of(look, name)
+        is_ready(pod) and not is_deleting(pod) and not _is_old(look, pod, name) for pod in pods_of(look, name)
     )
 
 

@@ -18,7 +18,7 @@ from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
 from binder.evictions import evict
 from binder.top import OutputOptions, console, plain
-from binder.upgrade import AGENT, SERVER, Action, Cordon, Evict, Look, Replace, Uncordon, Upgrade, is_of
+from binder.upgrade import AGENT, SERVER, Action, Cordon, Evict, Look, Replace, Uncordon, Upgrade, pods_of
 from binder.why import object_name
 
 SUMMARY = """Replace the pods of berth-server and berth-agent on one node that are not of their DaemonSets' last
@@ -73,6 +73,7 @@ class Story:
     """What has been done so far, for the one who has to go on."""
 
     node: str
+    mark: str  # the annotation of a node that an upgrade has cordoned
     done: bool = False
     cordoned: bool = False
     evicted: list[str] = field(default_factory=list)
@@ -103,7 +104,8 @@ class Story:
             return f"{so_far} Run it again to go on."
         return (
             f"{so_far} {self.node} stays cordoned: run it again to go on, or give up with kubectl uncordon "
-            f"{self.node}."
+            f"{self.node} and kubectl annotate node {self.node} {self.mark}- (else the next run takes a cordon of "
+            "yours for its own)."
         )
 
 
@@ -122,7 +124,7 @@ class NodeUpgrade:
         self._keys = options.key_prefix
         self._said: tuple[str, ...] = ()
         self.begun = False
-        self.story = Story(options.node)
+        self.story = Story(options.node, self._keys.cordoned_by)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Raises Failed with what is left, CannotStart where nothing has been begun."""
@@ -148,7 +150,7 @@ class NodeUpgrade:
             raise Failed(f"{error.message}; nothing was done") from error
         except KubeError as error:
             raise CannotStart(f"API server {self._client.host}: {error}") from error
-        if not any(is_of(pod, name) for pod in first.pods for name in (SERVER, AGENT)):
+        if not any(True for name in (SERVER, AGENT) for _ in pods_of(first, name)):
             raise Failed(
                 f"no pod of {SERVER} or {AGENT} is on {self._options.node}: is it a GPU node, and "
                 f"is {self._options.system_namespace} Berth's namespace?"
@@ -235,6 +237,7 @@ class NodeUpgrade:
         wanted = (AGENT,) if self._options.agent_only else (SERVER, AGENT)
         node = await self._client.get(paths.node(name))
         return Look(
+            namespace=namespace,
             node=node,
             revisions={one: await self._revision(namespace, one) for one in wanted},
             pods=tuple((await self._client.get(paths.PODS, fieldSelector=f"spec.nodeName={name}"))["items"]),

@@ -7,13 +7,16 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiohttp import ClientError
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from tritonclient.utils import InferenceServerException
 
 from berth.contract.keys import Keys
 from berth.kube import paths
@@ -24,7 +27,7 @@ from binder import top
 from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.model_server import serving
-from localcluster.samples import SIMPLE_MODEL, archive, model_deployment
+from localcluster.samples import SIMPLE_MODEL, archive, model_deployment, model_pod, packed
 
 Json = dict[str, Any]
 
@@ -51,6 +54,25 @@ NODES = (
 )
 _WAIT_SECONDS = 60.0
 
+_CONFIG, _PROGRAM = (
+    (SIMPLE_MODEL / "config.pbtxt").read_bytes(),
+    (SIMPLE_MODEL / "1" / "model.py").read_bytes(),
+)
+# Model name: what its owner is up to, and the files that try it.
+_HOSTILE = {
+    "nosy": (
+        "names resnet's file as its own",
+        {
+            "config.pbtxt": _CONFIG + b'default_model_filename: "../../resnet/1/model.py"\n',
+            "1/model.py": _PROGRAM,
+        },
+    ),
+    "smuggler": (
+        "brings a backend of its own",
+        {"config.pbtxt": _CONFIG.replace(b'"python"', b'"mine"'), "1/libtriton_mine.so": b"\x7fELF"},
+    ),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions(CommonOptions):
@@ -62,6 +84,9 @@ class DemoOptions(CommonOptions):
 
 class StoryFailed(Exception):
     """A step did not show what it must."""
+
+
+_GOES_WRONG = (StoryFailed, KubeError, AssertionError, OSError, ClientError, InferenceServerException)
 
 
 @dataclass(slots=True)
@@ -99,6 +124,7 @@ class Story:
         await self.deploys()
         await self.infers()
         await self.isolates()
+        await self.refuses_hostile_models()
         await self.waits_for_memory()
         await self.heals_a_killed_proxy()
         await self.heals_a_pod_killed_hard()
@@ -128,6 +154,43 @@ class Story:
             if not await is_hidden(f"{ip}:9000", f"{ip}:9001", other):
                 raise StoryFailed(f"simple's proxy answered for {other}")
         self._said("simple's proxy: resnet is unknown, in the same words as a model that does not exist")
+
+    async def refuses_hostile_models(self) -> None:
+        self._step(
+            "Two hostile models on resnet's node: refused before Triton sees them, and resnet serves on"
+        )
+        node = (await self._pods("resnet"))[0]["spec"]["nodeName"]
+        async with self._serving_all_the_while("resnet"):
+            await asyncio.gather(*(self._refused(name, node) for name in _HOSTILE))
+
+    async def _refused(self, name: str, node: str) -> None:
+        does, files = _HOSTILE[name]
+        source = self.url(f"{name}.tar.gz", packed(**files))
+        spec = {"nodeSelector": {"kubernetes.io/hostname": node}, "restartPolicy": "Never"}
+        await self.cluster.apply([model_pod(name, source=source, gpu_mem="64Mi", pod_spec=spec)])
+        reason = await self._until(f"{name} to be refused", lambda: self._last_words(name))
+        self._said(f"{name} {does}; its pod's status: {reason}")
+        await self.cluster.client.delete(paths.pod("default", name))
+
+    @asynccontextmanager
+    async def _serving_all_the_while(self, model: str) -> AsyncIterator[None]:
+        """Infer without a pause. Raises AssertionError or the client's error for an answer that is not right."""
+        address, over = f"{await self._ip(model)}:9000", asyncio.Event()
+
+        async def infer() -> int:
+            answers = 0
+            while not over.is_set():
+                await infer_rest(address, model)
+                answers += 1
+            return answers
+
+        inferring = asyncio.create_task(infer())
+        try:
+            yield
+        finally:
+            over.set()
+            answers = await inferring
+        self._said(f"{model} answered {answers} times meanwhile, each time right")
 
     async def waits_for_memory(self) -> None:
         self._step("A model that is too big waits, with its reason, until there is room")
@@ -196,6 +259,16 @@ class Story:
                     return str(condition["message"])
         return None
 
+    async def _last_words(self, name: str) -> str | None:
+        """Why a pod's loader failed, once it has."""
+        pod = await self.cluster.client.get(paths.pod("default", name))
+        for status in pod["status"].get("initContainerStatuses") or []:
+            if ended := status["state"].get("terminated"):
+                if ended["exitCode"] == 0:
+                    raise StoryFailed(f"{name} was loaded")
+                return str(ended["message"]).strip().splitlines()[-1]
+        return None
+
     async def _pods(self, name: str) -> list[Json]:
         listed = await self.cluster.client.get(paths.pods("default"), labelSelector=f"app={name}")
         return [pod for pod in listed["items"] if "deletionTimestamp" not in pod["metadata"]]
@@ -249,7 +322,7 @@ async def main(options: DemoOptions, stop: asyncio.Event) -> None:
         story = Story(cluster, console, url)
         try:
             await _unless_stopped(story.tell(), stop)
-        except (StoryFailed, KubeError, AssertionError, OSError) as error:
+        except _GOES_WRONG as error:
             console.print(f"\n[bold red]What went wrong:[/bold red] {error}", highlight=False)
             console.print(f"  logs: {cluster.keep_logs()}", highlight=False)
             raise SystemExit(1) from error

@@ -67,6 +67,17 @@ def archive(model: Path = SIMPLE_MODEL) -> bytes:
     return buffer.getvalue()
 
 
+def packed(**files: bytes) -> bytes:
+    """A .tar.gz of these files, by path."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, body in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(body)
+            tar.addfile(member, io.BytesIO(body))
+    return buffer.getvalue()
+
+
 def _sample(kind: str) -> JsonObject:
     documents = yaml.safe_load_all((SAMPLES / "model-deployment.yaml").read_text())
     # YAML aliases make one object of several places; each place gets its own.

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -15,8 +14,6 @@ from localcluster.deployment import base_container
 
 HTTP_PORT, GRPC_PORT = 8000, 8001
 SHM_VARIABLE = "BERTH_LOCALCLUSTER_SHM_PREFIX"
-# What `deploy/base` leaves to its container's shell.
-_IN_SHELL = re.compile(r"\$\(cat [^)]*\)")
 
 
 class TritonMissing(Exception):
@@ -57,8 +54,9 @@ def script(backends: Path) -> str:
 def command(*, address: str, models: Path, backends: Path, keys: TritonKeys, shm_prefix: str) -> list[str]:
     """A server that is run by itself, with the flags of the DaemonSet in `deploy/base`."""
     (line,) = base_container("tritonserver")["args"]
-    words = _IN_SHELL.sub("", line).partition("exec tritonserver")[2].split()
-    flags = dict(word.partition("=")[::2] for word in words)
+    words = line.partition("exec tritonserver")[2].split()
+    # What is no flag is the shell's: the keys, out of their file.
+    flags = dict(word.partition("=")[::2] for word in words if word.startswith("--"))
     flags |= {"--model-repository": str(models), "--http-address": address, "--grpc-address": address}
     return [
         _program(),

@@ -12,10 +12,11 @@ from typing import Any
 from google.protobuf import json_format, text_format
 
 from agent.admission import placement
-from agent.admission.backends import BACKENDS, BY_FILE, PLATFORMS, UNKNOWN, Backend
+from agent.admission.backends import BACKENDS, BY_FILE, PLATFORMS, READ_ONNX, UNKNOWN, Backend
 from agent.admission.checks import check_together
 from agent.admission.errors import CodeRefused, InvalidModel
 from agent.admission.files import CONFIG_FILE, ModelFiles, look_at
+from agent.admission.onnx import check_graph
 from agent.admission.table import TABLE
 from agent.admission.verdicts import written_anew
 from berth.contract.ids import ModelName
@@ -69,7 +70,10 @@ def admit(directory: Path, name: ModelName, rules: NodeRules) -> Admitted:
     if CONFIG_FILE in files.sizes:
         with (directory / CONFIG_FILE).open("rb") as file:
             config = file.read(CONFIG_BYTES + 1)
-    return judge(config, files, name, rules)
+    admitted = judge(config, files, name, rules)
+    for path in _graphs(admitted, files):
+        check_graph(directory, path, files)
+    return admitted
 
 
 def write_anew(directory: Path, admitted: Admitted) -> None:
@@ -116,7 +120,7 @@ def parse(text: bytes) -> pb.ModelConfig:
         raise InvalidModel(f"{CONFIG_FILE} is larger than {CONFIG_BYTES} bytes")
     config = pb.ModelConfig()
     try:
-        text_format.Parse(text.decode("utf-8"), config)
+        text_format.Parse(text.decode("utf-8-sig"), config)  # as Triton, which takes such a mark
     except (text_format.ParseError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidModel(f"{_WHERE}{one_line(str(error), limit=500)}") from error
     return config
@@ -154,6 +158,15 @@ def _by_files(config: pb.ModelConfig, files: ModelFiles) -> str:
         f'{_WHERE}no backend is named, and the files do not tell it; write backend: "…" into {CONFIG_FILE}, or '
         f"put one of {', '.join(sorted(BY_FILE))} into a version directory like '1'"
     )
+
+
+def _graphs(admitted: Admitted, files: ModelFiles) -> list[str]:
+    """The files that its backend may read as ONNX."""
+    if admitted.backend not in READ_ONNX:
+        return []
+    config = admitted.config
+    named = {config.default_model_filename, *config.cc_model_filenames.values()}
+    return [path for path in sorted(files.sizes) if path.endswith(".onnx") or path.partition("/")[2] in named]
 
 
 def _check_runtime(config: pb.ModelConfig) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _SWITCH = re.compile(r"(?i)true|false|yes|no|on|off|[01]")
-_WORD = re.compile(r"[\w.,:+ -]{0,128}", re.ASCII)
+_WORD = re.compile(r"[\w.,:;+ -]{0,128}", re.ASCII)
 # A thread costs Triton its stack, and every model of the node some of its cores.
 _THREADS = 128
 
@@ -50,6 +50,15 @@ def _number(lowest: float, highest: float) -> Check:
     return check
 
 
+def _streams(value: str) -> str | None:
+    by_word = value.removeprefix("CPU_THROUGHPUT_") in ("AUTO", "NUMA")
+    return (
+        None
+        if by_word or _number(-1, _THREADS)(value) is None
+        else f"AUTO, NUMA or a number up to {_THREADS}"
+    )
+
+
 _threads, _any_number = _number(0, _THREADS), _number(-1, 2**63)
 
 _ONNXRUNTIME: Mapping[str, Check] = {
@@ -75,8 +84,10 @@ _ONNXRUNTIME: Mapping[str, Check] = {
 _OPENVINO: Mapping[str, Check] = {
     "CPU_THREADS_NUM": _threads,
     "INFERENCE_NUM_THREADS": _threads,
-    "CPU_THROUGHPUT_STREAMS": _number(-1, _THREADS),
-    "NUM_STREAMS": _number(-1, _THREADS),
+    "COMPILATION_NUM_THREADS": _threads,
+    "CPU_THROUGHPUT_STREAMS": _streams,
+    "NUM_STREAMS": _streams,
+    "HINT_BF16": _switch,
     "ENFORCE_BF16": _switch,
     "PERFORMANCE_HINT": _word,
     "ENABLE_BATCH_PADDING": _switch,
@@ -130,6 +141,9 @@ BACKENDS: Mapping[str, Backend] = {
 }
 # Of a backend that the node has and Berth does not know: its models may be programs.
 UNKNOWN = Backend()
+
+# They take weights from files that a graph names.
+READ_ONNX = frozenset({"onnxruntime", "openvino"})
 
 PLATFORMS: Mapping[str, str] = {
     "tensorrt_plan": "tensorrt",

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from agent.admission.backends import ACCELERATORS, Backend, Check
 from agent.admission.errors import InvalidModel
-from agent.admission.files import ModelFiles, require_inside
+from agent.admission.files import PYTHON_STUB, ModelFiles, require_inside
 from agent.admission.table import (
     ITEM_BYTES,
     MAX_ELEMENTS,
     MAX_INSTANCES,
+    MAX_LABEL_BYTES,
     MAX_SEQUENCE_SLOTS,
     MAX_SERVED_VERSIONS,
     MAX_STATE_BYTES,
@@ -38,6 +39,7 @@ def check_together(config: pb.ModelConfig, backend: Backend, files: ModelFiles, 
     _check_parameters(config, backend, files, where)
     _check_accelerators(config, where)
     _check_files(config, backend, files, versions, where)
+    _check_stub(config, files)
 
 
 def served_versions(config: pb.ModelConfig, files: ModelFiles, *, where: str) -> list[int]:
@@ -196,9 +198,7 @@ def _check_files(
     config: pb.ModelConfig, backend: Backend, files: ModelFiles, versions: Sequence[int], where: str
 ) -> None:
     """A python model without its model.py stops Triton's load for minutes; others fail with less of a reason."""
-    for at, output in enumerate(config.output):
-        if output.label_filename:
-            _require_file(files, output.label_filename, f"{where}output[{at}].label_filename")
+    _check_labels(config, files, where)
     by_capability = [config.cc_model_filenames[one] for one in sorted(config.cc_model_filenames)]
     for version in versions:
         for name in by_capability:
@@ -209,6 +209,26 @@ def _check_files(
         elif backend.files and not by_capability:
             groups = [[f"{version}/{name}" for name in group] for group in backend.files]
             _require_there(files, groups, f"backend {config.backend!r}")
+
+
+def _check_stub(config: pb.ModelConfig, files: ModelFiles) -> None:
+    """Files arrive without the right to be executed, and Triton waits for minutes for a stub that does not start."""
+    if config.backend == "python" and files.has(PYTHON_STUB):
+        raise InvalidModel(
+            f"{PYTHON_STUB}: leave it out: python models run with the stub of this node's Triton"
+        )
+
+
+def _check_labels(config: pb.ModelConfig, files: ModelFiles, where: str) -> None:
+    total = 0
+    for at, output in enumerate(config.output):
+        if output.label_filename:
+            place = f"{where}output[{at}].label_filename"
+            total += _require_file(files, output.label_filename, place)
+            if total > MAX_LABEL_BYTES:
+                raise InvalidModel(
+                    f"{place}: {total} bytes of labels in all; at most {MAX_LABEL_BYTES} are taken"
+                )
 
 
 def _require_there(files: ModelFiles, groups: Sequence[Sequence[str]], place: str) -> None:

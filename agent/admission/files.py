@@ -19,7 +19,9 @@ _PATH_CHARACTERS = 1024
 _ELF = b"\x7fELF"
 # Triton's own names end in a library's or a script's; the rest is what an interpreter would take.
 _CODE = re.compile(r"(\.so(\.[\d.]+)?|\.py|\.pyc|\.pyo|\.pyd|\.pth|\.dll|\.dylib|\.a|\.o)$", re.IGNORECASE)
-_CODE_NAMES = frozenset({"triton_python_backend_stub"})
+# Triton looks for it in the model's directory before it takes its own.
+PYTHON_STUB = "triton_python_backend_stub"
+_CODE_NAMES = frozenset({PYTHON_STUB})
 # Triton reads a version as C's stoll does, to which '-1', ' 1' and '1b' are numbers; one that is too large
 # for it throws what Triton does not catch.
 _READ_AS_NUMBER = re.compile(r"[\s+-]*[0-9]")

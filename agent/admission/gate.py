@@ -22,12 +22,14 @@ class CodeGate:
     """Knows every model that Triton holds or is about to.
 
     `claim` before Triton is asked; `hold` what an agent finds at its start, whatever the rule says of it;
-    `release` when Triton's index shows the model gone. Each may be said again.
+    `release` when Triton's index shows the model gone; `strangers` what that index shows and no record
+    tells of. Each may be said again.
     """
 
     def __init__(self, rule: CodeRule) -> None:
         self.rule = rule
         self._holders: dict[PodUid, _Holder] = {}
+        self._has_strangers = False
 
     def check(self, uid: PodUid, namespace: str, *, has_code: bool) -> None:
         """Raises CodeRefused if this model could not be loaded now. It tells nothing of whose models are here."""
@@ -35,6 +37,11 @@ class CodeGate:
             raise CodeRefused("the model brings code, and this node takes none (--code none)")
         if self.rule is not CodeRule.NAMESPACE:
             return
+        if self._has_strangers:
+            raise CodeRefused(
+                "this node's Triton holds a model that nobody knows the owner of, which may be code; "
+                "it is being unloaded"
+            )
         others = [one for other, one in self._holders.items() if other != uid and one.namespace != namespace]
         if any(one.has_code for one in others):
             raise CodeRefused(
@@ -55,6 +62,14 @@ class CodeGate:
     def release(self, uid: PodUid) -> None:
         """Triton holds the model no more."""
         self._holders.pop(uid, None)
+
+    def counts(self, uid: PodUid) -> bool:
+        """Whether the model of this pod is among those that Triton holds, or may."""
+        return uid in self._holders
+
+    def strangers(self, *, held: bool) -> None:
+        """Whether Triton holds a model that is nobody's: it may be anybody's, and code, until it is unloaded."""
+        self._has_strangers = held
 
     def report(self) -> CodeReport:
         """What the node's report says of it."""

@@ -38,6 +38,8 @@ MAX_SERVED_VERSIONS = 32
 MAX_WARMUP_BYTES = 512 * 1024**2
 MAX_WARMUP_RUNS = 1000
 MAX_STATE_BYTES = 256 * 1024**2
+# Triton keeps every line of a file of labels, once for each output that names it.
+MAX_LABEL_BYTES = 64 * 1024**2
 _MINUTE_MICROSECONDS = 60 * 10**6
 _DAY_MICROSECONDS = 24 * 60 * _MINUTE_MICROSECONDS
 
@@ -91,8 +93,13 @@ TABLE: Table = {
         "cc_model_filenames": Named(
             16, Text(8, r"[0-9]+\.[0-9]+", "a compute capability like '8.6'"), Inside()
         ),
-        # Triton gives them to its metrics as labels, and dies of a name that Prometheus does not take.
-        "metric_tags": Named(16, Text(64, r"[a-zA-Z0-9_]+", "letters, digits and '_'"), Text(128)),
+        # Triton makes labels of them with '_' before, and dies of a name that Prometheus does not take or
+        # keeps for itself, as all that begin with '__'.
+        "metric_tags": Named(
+            16,
+            Text(64, r"[a-zA-Z0-9][a-zA-Z0-9_]*", "a letter or digit, and more of them and '_',"),
+            Text(128),
+        ),
         "parameters": Named(256, _NAME, Parts()),
         "model_warmup": Many(32, Parts()),
         "model_operations": Parts(),

@@ -567,6 +567,7 @@ class Lifecycle:
                 said = f"Triton is {entry.state.value.lower()} it since before this load"
                 self._models.set(slot.model, ModelState.LOADING, said)
         self._see_others(index, begun)
+        self._see_strangers(index)
         if restarted:
             self._note_restart()
             await self._save_safely()
@@ -582,6 +583,12 @@ class Lifecycle:
                 self._models.set_resident(model, not index.get(model.name, GONE).is_gone)
                 if not model.resident:
                     self._gate.release(model.ref.uid)
+
+    def _see_strangers(self, index: Mapping[ModelName, IndexEntry]) -> None:
+        """What Triton holds and nobody's record tells of. It cannot be counted with a namespace."""
+        counted = {model.name for model in self._models if self._gate.counts(model.ref.uid)}
+        held = {name for name, entry in index.items() if not entry.is_gone}
+        self._gate.strangers(held=not held <= counted)
 
     def _note_restart(self) -> None:
         if asyncio.get_running_loop().time() < self._restarting_until:

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -114,9 +114,7 @@ class BenchNode:
         ref = PodRef("bench", uid, PodUid(uid))
         self.models.see_pod(_pod(ref, name, choice))
         staged = self.repository.new_staging()
-        (staged / "1").mkdir(parents=True)
-        (staged / "config.pbtxt").write_text(CONFIG)
-        (staged / "1" / "model.py").write_text(MODEL.format(work=work))
+        write_model(staged, work=work)
         model = self.models.claim(ref.uid, name)
         await self.lifecycle.publish(model, staged, Record(ref, None, name, choice, f"{uid}-{'0' * 56}"))
         return model
@@ -147,8 +145,24 @@ class BenchNode:
                 pid = self.server.pid
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A Triton on the repository in `directory`, at an address of its own."""
+
+    process: Supervised
+    address: str
+    keys: TritonKeys
+
+
+def write_model(directory: Path, *, work: str) -> None:
+    """A python model that does `work` when it is loaded."""
+    (directory / "1").mkdir(parents=True)
+    (directory / "config.pbtxt").write_text(CONFIG)
+    (directory / "1" / "model.py").write_text(MODEL.format(work=work))
+
+
 @asynccontextmanager
-async def running(directory: Path) -> AsyncIterator[BenchNode]:
+async def serving(directory: Path) -> AsyncIterator[Server]:
     keys = TritonKeys.generate()
     (directory / "models").mkdir(parents=True)
     backends = triton.prepare_backends(directory / "backends")
@@ -157,28 +171,38 @@ async def running(directory: Path) -> AsyncIterator[BenchNode]:
         command = triton.command(
             address=address, models=directory / "models", backends=backends, keys=keys, shm_prefix=prefix
         )
-        server = Supervised(
+        process = Supervised(
             "triton",
             command,
             log=directory / "log",
             env=triton.environment(os.environ),
             before=lambda: triton.remove_shared_memory(prefix),
         )
-        await server.start()
+        await process.start()
         try:
-            async with open_admin(Endpoint(address, triton.GRPC_PORT), keys) as admin:
-                node = BenchNode(directory, admin, server)
-                loops = [asyncio.ensure_future(work) for work in (node.reconcile(), node.count_deaths())]
-                try:
-                    yield node
-                finally:
-                    for loop in loops:
-                        loop.cancel()
-                    await asyncio.gather(*loops, return_exceptions=True)
-                    await node.lifecycle.close()
+            yield Server(process, address, keys)
         finally:
-            await server.stop(grace_seconds=0)
+            await process.stop(grace_seconds=0)
             triton.remove_shared_memory(prefix)
+
+
+@asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[BenchNode]:
+    """A node whose Triton answers."""
+    async with (
+        serving(directory) as server,
+        open_admin(Endpoint(server.address, triton.GRPC_PORT), server.keys) as admin,
+    ):
+        node = BenchNode(directory, admin, server.process)
+        loops = [asyncio.ensure_future(work) for work in (node.reconcile(), node.count_deaths())]
+        try:
+            await node.until(lambda: node.lifecycle.triton_version is not None)
+            yield node
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await node.lifecycle.close()
 
 
 def _pod(ref: PodRef, name: ModelName, choice: GpuChoice) -> ModelPod:

@@ -18,6 +18,7 @@ from berth.triton.wire import grpc_service_pb2 as pb
 from berth.triton.wire.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 CALL_TIMEOUT_SECONDS = 5.0
+_METADATA_BYTES = 1024**2
 
 
 class IndexState(str, Enum):
@@ -118,6 +119,9 @@ async def open_admin(endpoint: Endpoint, keys: TritonKeys) -> AsyncIterator[Grpc
         str(endpoint),
         options=[
             ("grpc.max_receive_message_length", -1),
+            # Why a load has failed stands there: a program's whole word, if it wants.
+            ("grpc.max_metadata_size", _METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
             # Triton restarts on the same port: try again soon instead of after gRPC's default of up to 2 min.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),

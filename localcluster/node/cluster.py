@@ -34,7 +34,7 @@ from localcluster.processes import StartFailed, Supervised, tail
 JsonObject = dict[str, Any]
 
 NODE = "gpu-node"
-_OVERLAY = Path(__file__).parent / "overlay"
+OVERLAY = Path(__file__).parent / "overlay"
 _LABELS = "nvidia.com/gpu.present=true"
 _SCHEDULER, _PROXY = User("system:kube-scheduler"), User("system:kube-proxy")
 _START_SECONDS = 60.0
@@ -106,7 +106,7 @@ class RealCluster:
 
     async def deploy(self) -> None:
         """Apply `deploy/base` through the overlay. Does not wait for it to come up."""
-        objects = yaml.safe_load_all(await self.kubectl("kustomize", str(_OVERLAY)))
+        objects = yaml.safe_load_all(await self.kubectl("kustomize", str(OVERLAY)))
         await self.apply(objects)
 
     async def reach(self, host: str, port: int) -> str:

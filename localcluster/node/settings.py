@@ -82,6 +82,8 @@ def kubelet(*, client_ca: Path) -> JsonObject:
         "cgroupDriver": "cgroupfs",
         "failCgroupV1": False,
         "failSwapOn": False,
+        # A renewed token reaches its container when its pod is looked at again: by default once in a minute.
+        "syncFrequency": "5s",
         "oomScoreAdj": 0,  # a lower one is not allowed without CAP_SYS_RESOURCE
         "resolvConf": "",
         "volumePluginDir": str(STATE / "volume-plugins"),

@@ -9,6 +9,7 @@ import yaml
 
 from localcluster.binaries import control_plane_directory
 from localcluster.cluster import LocalCluster
+from localcluster.node import cluster as node
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUSTOMIZATIONS = ("base", "extender")
@@ -108,3 +109,18 @@ def test_the_extender_is_the_base_and_more() -> None:
     base, extended = ({_key(d): d for d in rendered(part)} for part in KUSTOMIZATIONS)
     changed = {key for key in base if extended[key] != base[key]}
     assert changed == {("Deployment", "berth-binder", "berth-system")}
+
+
+def test_the_real_node_runs_the_base_with_mock_gpus_and_a_runtime_class_and_nothing_else() -> None:
+    """Taken back one by one, what the overlay of the real node changes leaves the base itself."""
+    base = {_key(d): d for d in rendered("base")}
+    overlaid = {_key(d): d for d in rendered(str(node.OVERLAY))}
+    assert overlaid.pop(("RuntimeClass", "nvidia", None))["handler"] == "nvidia"
+    assert overlaid.pop(("ConfigMap", "gpus", "berth-system"))["data"].keys() == {"gpus.yaml"}
+    pod = overlaid["DaemonSet", "berth-agent", "berth-system"]["spec"]["template"]["spec"]
+    (agent,) = pod["containers"]
+    assert pod["volumes"].pop()["configMap"] == {"name": "gpus"}
+    assert agent["volumeMounts"].pop()["mountPath"] == "/etc/berth-gpus"
+    mocked = agent["args"].index("--nvml=mock:/etc/berth-gpus/gpus.yaml")
+    agent["args"][mocked] = "--nvml=nvml"
+    assert overlaid == base

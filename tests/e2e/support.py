@@ -1,10 +1,8 @@
 """What the end-to-end tests share: waiting for a state with a bound, and speaking to the cluster as a user does."""
 
 import asyncio
-import io
 import json
 import sys
-import tarfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -15,6 +13,7 @@ from aiohttp import ClientSession, ClientTimeout
 from berth.contract.keys import Keys
 from berth.kube import paths
 from berth.kube.errors import NotFound
+from localcluster.cluster import BINDER_ADMIN_PORT
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -145,16 +144,26 @@ class User:
         """Model name to state, as the node's report tells it."""
         return {model["modelName"]: model["state"] for model in (await self.report(node))["models"]}
 
+    async def leaders(self) -> list[int]:
+        """The binders that say that they lead."""
+        leading = []
+        for index in range(len(self.cluster.binders)):
+            with suppress(OSError):
+                address = f"{self.cluster.binder_address(index)}:{BINDER_ADMIN_PORT}"
+                _, metrics = await get(f"http://{address}/metrics")
+                if "berth_binder_leader 1.0" in metrics:
+                    leading.append(index)
+        return leading
 
-def packed(**files: bytes) -> bytes:
-    """A .tar.gz of these files, by path."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, body in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(body)
-            tar.addfile(member, io.BytesIO(body))
-    return buffer.getvalue()
+    async def leader(self) -> int:
+        """The one binder that leads, once there is one."""
+
+        async def check() -> int:
+            found = await self.leaders()
+            assert len(found) == 1, found
+            return found[0]
+
+        return await eventually(check, what="one binder to lead")
 
 
 def is_ready(pod: Json) -> bool:

@@ -8,7 +8,9 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientError
@@ -17,11 +19,12 @@ from tritonclient.utils import InferenceServerException
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.report import ModelState, NodeReport
+from berth.kube import paths
 from binder import top
 from localcluster.inference import infer_rest
 from localcluster.parts import Part
-from localcluster.samples import SIMPLE_MODEL, model_deployment
-from tests.e2e.support import KEYS, User, eventually, is_ready, packed
+from localcluster.samples import SIMPLE_MODEL, model_deployment, packed
+from tests.e2e.support import KEYS, User, brief, eventually, is_ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -35,7 +38,10 @@ async def settled(user: User) -> None:
         listed = (await user.client.get("/api/v1/namespaces/default/pods"))["items"]
         live = {pod["metadata"]["uid"]: pod for pod in listed}
         for app in MODELS:
-            assert any(is_ready(pod) for pod in await user.pods(app)), app
+            pods = await user.pods(app)
+            assert any(is_ready(pod) for pod in pods), [
+                (brief(pod), [event["message"] for event in await user.events(pod)]) for pod in pods
+            ]
         for name in user.cluster.nodes:
             node = await user.client.get(f"/api/v1/nodes/{name}")
             report = NodeReport.decode(node["metadata"]["annotations"][KEYS.report])
@@ -75,37 +81,53 @@ async def deploy_all(user: User, source: str) -> None:
         await user.apply(model_deployment(app, source=source, gpu_mem="3Gi", pod_spec=spec))
 
 
+class SlowModel:
+    """The sample model, but for loads of three seconds, each of which has a file for as long as it lasts."""
+
+    def __init__(self, store: Callable[[str, bytes], str], directory: Path) -> None:
+        self._directory = directory
+        program = (SIMPLE_MODEL / "1" / "model.py").read_text() + _SLOWLY.format(directory=str(directory))
+        config = (SIMPLE_MODEL / "config.pbtxt").read_bytes()
+        self.url = store("slow.tar.gz", packed(**{"config.pbtxt": config, "1/model.py": program.encode()}))
+
+    def forget(self) -> None:
+        """Of a load that was killed the file stays."""
+        for path in self._directory.iterdir():
+            path.unlink()
+
+    async def loading(self, app: str) -> Path:
+        """The file of the app's load, once it has begun."""
+
+        async def check() -> Path:
+            found = list(self._directory.glob(f"{app}.*"))
+            assert found, f"{app} is not being loaded"
+            return found[0]
+
+        return await eventually(check, seconds=120, what="a load to begin")
+
+
+_SLOWLY = """
+    def initialize(self, args):
+        import os, pathlib, time
+
+        mark = pathlib.Path({directory!r}, f"{{args['model_name']}}.{{os.getpid()}}")
+        mark.touch()
+        time.sleep(3)
+        mark.unlink()
+"""
+
+
 @pytest.fixture
-def slow(url: Callable[[str, bytes], str]) -> str:
-    """The URL of the sample model, but for a load of three seconds: long enough to be hit by a kill."""
-    model = (SIMPLE_MODEL / "1" / "model.py").read_bytes()
-    model += b"\n    def initialize(self, args):\n        import time\n\n        time.sleep(3)\n"
-    config = (SIMPLE_MODEL / "config.pbtxt").read_bytes()
-    return url("slow.tar.gz", packed(**{"config.pbtxt": config, "1/model.py": model}))
+def slow(url: Callable[[str, bytes], str], tmp_path: Path) -> SlowModel:
+    return SlowModel(url, tmp_path)
 
 
-async def loading(user: User, app: str, *, not_of: str) -> str:
-    """The node whose Triton is loading the app's model right now, for another pod than that one."""
-
-    async def check() -> str:
-        for node in user.cluster.nodes:
-            for model in (await user.report(node))["models"]:
-                if model["modelName"] == app and model["podUid"] != not_of and model["state"] == "loading":
-                    return node
-        raise AssertionError(f"{app} is not being loaded")
-
-    return await eventually(check, seconds=60, what="a load to begin")
-
-
-async def killed(part: Part) -> None:
-    """kill -9, and it is there again."""
-
-    async def runs() -> int:
-        assert part.pid is not None
-        return part.pid
-
-    before = await eventually(runs, what=f"{part.name} to run")
-    part.kill()
+@asynccontextmanager
+async def comes_back(part: Part) -> AsyncIterator[int]:
+    """The process to kill in the block; after it, another one runs in its place."""
+    before = part.pid
+    assert before is not None, part.name
+    yield before
 
     async def runs_again() -> None:
         assert part.pid not in (None, before)
@@ -113,45 +135,54 @@ async def killed(part: Part) -> None:
     await eventually(runs_again, what=f"{part.name} to run again")
 
 
-async def killed_proxy(user: User, app: str) -> None:
-    (pod,) = await user.ready(app)
+async def kill_in_a_load(user: User, victim: str, app: str, bystander: str, slow: SlowModel) -> None:
+    """`app`'s model is being loaded when the victim dies: the agent or Triton of that node, or another pod's proxy."""
+    mark = await slow.loading(app)
+    loading = await user.pod_of(app)
+    node = user.cluster.nodes[loading["spec"]["nodeName"]]
+    if victim == "proxy":
+        (pod,) = await user.ready(bystander)
+        name, kubelet = pod["metadata"]["name"], user.cluster.nodes[pod["spec"]["nodeName"]].kubelet
+        part = Part(f"proxy of {name}", "proxy", lambda: kubelet.runner("default", name))
+    else:
+        part = node.agent if victim == "agent" else node.triton
+    async with comes_back(part) as pid:
+        os.kill(pid, signal.SIGKILL)
+        assert mark.exists(), "the load was over before the kill"
 
-    async def pid() -> int:
-        try:
-            return user.cluster.pid_of("default", pod["metadata"]["name"], "proxy")
-        except ProcessLookupError as error:
-            raise AssertionError from error
 
-    before = await pid()
-    os.kill(before, signal.SIGKILL)
+async def kill_with_a_pod_to_place(user: User, app: str, delete: Awaitable[object], seconds: float) -> None:
+    """The leader stands still until there is a pod to place, and dies `seconds` after it has gone on."""
+    leader = user.cluster.binders[await user.leader()]
+    async with comes_back(leader) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        await delete
 
-    async def runs_again() -> None:
-        assert await pid() != before
+        async def waits() -> None:
+            assert "nodeName" not in (await user.pod_of(app))["spec"]
 
-    await eventually(runs_again, what="the proxy to run again")
+        await eventually(waits, what=f"a pod of {app} to place")
+        os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(seconds)
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("victim", ["agent", "binder", "proxy", "triton"])
-async def test_killed_in_mid_operation_again_and_again(user: User, slow: str, victim: str) -> None:
+async def test_killed_in_mid_operation_again_and_again(user: User, slow: SlowModel, victim: str) -> None:
     rng = random.Random(victim)
-    await deploy_all(user, slow)
+    await deploy_all(user, slow.url)
     await settled(user)
-    for number in range(3):
+    for _ in range(3):
         app, bystander = rng.sample(MODELS, 2)
         (pod,) = await user.ready(app)
-        meta = pod["metadata"]
-        await user.client.delete(
-            f"/api/v1/namespaces/default/pods/{meta['name']}", grace_seconds=rng.choice([0, 30])
-        )
-        if victim == "binder":  # while there is a pod to place; one of two that follow on each other leads
-            await asyncio.sleep(rng.uniform(0, 0.5))
-            await killed(user.cluster.binders[number % 2])
+        path = paths.pod("default", pod["metadata"]["name"])
+        delete = user.client.delete(path, grace_seconds=rng.choice([0, 30]))
+        slow.forget()
+        if victim == "binder":
+            await kill_with_a_pod_to_place(user, app, delete, rng.uniform(0, 0.05))
         else:
-            node = user.cluster.nodes[await loading(user, app, not_of=meta["uid"])]
-            if victim == "proxy":
-                await killed_proxy(user, bystander)
-            else:
-                await killed(node.agent if victim == "agent" else node.triton)
+            await delete
+            await kill_in_a_load(user, victim, app, bystander, slow)
         await settled(user)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod
-from tests.e2e.support import KEYS, User, berth, eventually, packed
+from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod, packed
+from tests.e2e.support import KEYS, User, berth, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -196,7 +196,7 @@ class Node:
         triton: TritonAdmin | None = None,
         code: CodeRule = CodeRule.NAMESPACE,
     ) -> None:
-        self.repository, self.models = Repository(directory), Models()
+        self.directory, self.repository, self.models = directory, Repository(directory), Models()
         self.repository.open()
         self.triton, self.reported, self.events = FakeTriton(), Reported(), Events()
         self.triton.models = self.repository.models

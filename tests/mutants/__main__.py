@@ -23,7 +23,7 @@ from tests.mutants.trial import Court, Outcome
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent", "berth", "binder", "loader", "proxy")
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
-_GENERATED = "berth/v1/"
+_GENERATED = ("berth/v1/", "berth/triton/wire/")
 
 
 def sources(root: Path, package: str) -> list[str]:

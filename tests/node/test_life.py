@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from agent.serving.restart import RestartFile
 from berth.kube import paths
 from localcluster.node.cluster import NODE, KubectlFailed
 from localcluster.samples import model_pod
@@ -45,6 +46,25 @@ async def test_a_killed_triton_comes_back_with_its_models(user: NodeUser, simple
     assert again["metadata"]["uid"] == pod["metadata"]["uid"]
     assert restarts(await user.daemon("berth-agent"), "agent") == restarts(agent, "agent")
     assert restarts(again, "proxy") == restarts(pod, "proxy")
+
+
+async def test_the_agents_wish_for_a_restart_reaches_tritons_liveness_probe(
+    user: NodeUser, simple: Served
+) -> None:
+    """The kubelet says so at the first of the six failures after which it restarts; it is taken back then."""
+    server = await user.daemon("berth-server")
+    wish = RestartFile(user.cluster.nodes[NODE].repository)
+    wish.ask("Triton does not let go of anything")
+
+    async def told() -> None:
+        said = [event["message"] for event in await user.events(server) if event["reason"] == "Unhealthy"]
+        assert any("Liveness probe failed: Triton does not let go" in message for message in said), said
+
+    try:
+        await eventually(told, seconds=40, what="the kubelet to read the wish")
+    finally:
+        wish.path.unlink()
+    await simple.answers()
 
 
 async def test_an_updated_agent_leaves_models_serving(user: NodeUser, simple: Served) -> None:

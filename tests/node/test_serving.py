@@ -7,8 +7,8 @@ import pytest
 
 from berth.contract.gpu_choice import GpuChoice
 from localcluster.node.cluster import NODE
-from localcluster.samples import SIMPLE_MODEL, model_pod
-from tests.e2e.support import KEYS, Json, packed
+from localcluster.samples import SIMPLE_MODEL, model_pod, packed
+from tests.e2e.support import KEYS, Json
 from tests.node.support import (
     SYSTEM,
     NodeUser,
@@ -22,25 +22,29 @@ from tests.node.support import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-# What a client in another pod does: REST by hand, gRPC with NVIDIA's client, both through the Service.
+# What a client in another pod does, with what Berth's image has: REST and gRPC, both through the Service.
 CLIENT = """
 import json, os, urllib.request
+import grpc
 import numpy as np
-import tritonclient.grpc as triton
+from berth.triton.wire import grpc_service_pb2 as messages, grpc_service_pb2_grpc as services
 
 host = os.environ["SERVICE"]
 left, right = list(range(16)), [1] * 16
-tensors = [{"name": n, "datatype": "INT32", "shape": [16], "data": d} for n, d in (("INPUT0", left), ("INPUT1", right))]
-body = json.dumps({"inputs": tensors}).encode()
+tensors = [{"name": n, "datatype": "INT32", "shape": [16]} for n in ("INPUT0", "INPUT1")]
+body = json.dumps({"inputs": [t | {"data": d} for t, d in zip(tensors, (left, right))]}).encode()
 with urllib.request.urlopen(f"http://{host}:9000/v2/models/simple/infer", body, timeout=20) as answer:
     outputs = {output["name"]: output["data"] for output in json.load(answer)["outputs"]}
 assert outputs["OUTPUT0"] == [n + 1 for n in left] and outputs["OUTPUT1"] == [n - 1 for n in left], outputs
 
-inputs = [triton.InferInput(t["name"], [16], "INT32") for t in tensors]
-for each, tensor in zip(inputs, tensors):
-    each.set_data_from_numpy(np.array(tensor["data"], dtype=np.int32))
-result = triton.InferenceServerClient(f"{host}:9001").infer("simple", inputs, client_timeout=20)
-assert result.as_numpy("OUTPUT0").tolist() == outputs["OUTPUT0"]
+request = messages.ModelInferRequest(
+    model_name="simple",
+    inputs=[messages.ModelInferRequest.InferInputTensor(**t) for t in tensors],
+    raw_input_contents=[np.array(d, dtype=np.int32).tobytes() for d in (left, right)],
+)
+answer = services.GRPCInferenceServiceStub(grpc.insecure_channel(f"{host}:9001")).ModelInfer(request, timeout=20)
+found = {o.name: np.frombuffer(raw, np.int32).tolist() for o, raw in zip(answer.outputs, answer.raw_output_contents)}
+assert found == outputs, found
 """
 CONFIG = (SIMPLE_MODEL / "config.pbtxt").read_bytes()
 BROKEN = (SIMPLE_MODEL / "1" / "model.py").read_bytes() + (
@@ -81,12 +85,13 @@ async def test_every_container_runs_as_declared(user: NodeUser, simple: Served) 
 
 def check_container(user: NodeUser, pod: Json, container: Json) -> str:
     """Its user, capabilities, seccomp, privileges and file system, as the kernel has them; its name."""
-    name, declared = container["name"], container["securityContext"]
+    name, declared = container["name"], (pod["spec"]["securityContext"] | container["securityContext"])
     pids = user.processes(pod, name)
     assert pids
     for pid in pids:
         status = status_of(pid)
-        assert set(status["Uid"].split()) == {str(declared.get("runAsUser", 65532))}, (name, command_of(pid))
+        assert set(status["Uid"].split()) == {str(declared["runAsUser"])}, (name, command_of(pid))
+        assert set(status["Gid"].split()) == {str(declared["runAsGroup"])}, (name, command_of(pid))
         assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0, (name, command_of(pid))
         assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2"), (name, command_of(pid))
     with open(f"/proc/{pids[0]}/mounts") as mounts:

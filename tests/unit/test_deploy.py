@@ -8,6 +8,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -145,6 +146,7 @@ def test_a_container_has_no_more_of_linux_than_it_needs(pod: str) -> None:
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
         assert context["capabilities"] == {"drop": ["ALL"]} | ({"add": ["CHOWN"]} if gives_away else {})
         assert context.get("runAsNonRoot", False) is not gives_away
+        assert user_of({"securityContext": context})[1] == (0 if gives_away else AGENT), "not root's group"
         assert not {"privileged", "procMount"} & set(context)
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pods()[pod])
 
@@ -263,7 +265,7 @@ def run(container: Json, disk: Disk) -> None:
         done = as_its_container(container, *words)
         assert done.returncode == 0, f"{container['name']}: {done.stderr}"
     else:
-        assert "runAsUser" not in container["securityContext"]
+        assert user_of(container) == (AGENT, AGENT)
         assert as_the_agent(lambda: sys.exit(cli.main(words))) == 0, container["name"]
 
 
@@ -272,8 +274,7 @@ def as_its_container(container: Json, *command: str) -> subprocess.CompletedProc
     context = container["securityContext"]
     assert context["capabilities"]["drop"] == ["ALL"]
     capabilities = ["-all", *(f"+{name.lower()}" for name in context["capabilities"].get("add", []))]
-    user = context.get("runAsUser", AGENT)
-    group = context.get("runAsGroup", user)
+    user, group = user_of(container)
     confined = [
         "setpriv",
         *(f"--reuid={user}", f"--regid={group}", "--clear-groups", "--no-new-privs"),
@@ -282,12 +283,19 @@ def as_its_container(container: Json, *command: str) -> subprocess.CompletedProc
     return subprocess.run([*confined, *command], capture_output=True, text=True)
 
 
+def user_of(container: Json) -> tuple[int, int]:
+    """User and group, as a kubelet gives them: of the image's `USER 65532:65532` it takes the user alone."""
+    context = container["securityContext"]
+    return context.get("runAsUser", AGENT), context.get("runAsGroup", 0)
+
+
 def as_triton(*command: str) -> subprocess.CompletedProcess[str]:
     return as_its_container(container_of("berth-server", "triton"), *command)
 
 
 def as_the_agent(work: Callable[[], object]) -> int:
     """Exit status of work that is done as the agent's user: 0, or 1 where it raised."""
+    assert ThreadPoolExecutor, "imported here: the agent's user may not read where Python is"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child uses no other thread
         child = os.fork()
@@ -329,13 +337,22 @@ def made_by_hand(disk: Disk) -> None:
         os.chown(path, AGENT, AGENT)
 
 
+def keys_of_another_group(disk: Disk) -> None:
+    """Berth ran here under a group that Triton is not of."""
+    ran_before(disk)
+    for key in disk.keys.iterdir():
+        os.chown(key, -1, 0)
+
+
 def closed_to_all_but_root(disk: Disk) -> None:
     disk.repository.mkdir(mode=0o700)
 
 
 @as_root
 @pytest.mark.parametrize("order", [NODE_PODS, NODE_PODS[::-1]])
-@pytest.mark.parametrize("before", [nothing, ran_before, rebooted, made_by_hand, closed_to_all_but_root])
+@pytest.mark.parametrize(
+    "before", [nothing, ran_before, rebooted, made_by_hand, keys_of_another_group, closed_to_all_but_root]
+)
 def test_the_agent_and_triton_can_use_what_the_init_containers_leave(
     node: Disk, before: Callable[[Disk], None], order: tuple[str, str]
 ) -> None:
@@ -350,7 +367,8 @@ def test_the_agent_and_triton_can_use_what_the_init_containers_leave(
     assert as_the_agent(Repository(node.repository).open) == 0
     record = node.repository / "models" / "bert.json"
     assert as_the_agent(lambda: record.write_text("{}")) == 0
-    assert as_triton("cat", str(record), str(node.keys / "server-flags")).returncode == 0
+    used = (record, node.keys / "server-flags", node.keys / "inference")
+    assert as_triton("cat", *map(str, used)).returncode == 0
 
 
 @as_root
@@ -374,6 +392,25 @@ def test_without_the_init_containers_the_agent_cannot(node: Disk) -> None:
     assert as_the_agent(Repository(node.repository).open) == 1
 
 
+@pytest.mark.parametrize("keys", [None, "--http-restricted-api=a:b:c\n"])
+def test_triton_does_not_start_without_its_keys(tmp_path: Path, keys: str | None) -> None:
+    triton, file = container_of("berth-server", "triton"), tmp_path / "server-flags"
+    if keys is not None:
+        file.write_text(keys)
+    (start,) = triton["args"]
+    start = start.replace("/run/berth/keys/server-flags", str(file)).replace(
+        "/tmp/started", f"{tmp_path}/started"
+    )
+    program = tmp_path / "tritonserver"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run([*triton["command"], start], env=path, capture_output=True, text=True, check=False)
+    assert (ran.returncode == 0) is (keys is not None)
+    assert ran.stdout.strip().endswith("" if keys is None else keys.strip())
+    assert bool(ran.stdout) is (keys is not None)
+
+
 @pytest.mark.parametrize(("marked", "is_alive"), [(None, True), (1000, True), (3000, False)])
 def test_triton_is_ended_by_a_file_that_is_newer_than_its_start(
     tmp_path: Path, marked: int | None, is_alive: bool
@@ -381,7 +418,7 @@ def test_triton_is_ended_by_a_file_that_is_newer_than_its_start(
     """And by no older one, so that it does not end for ever."""
     triton = container_of("berth-server", "triton")
     (start,) = triton["args"]
-    assert start.startswith("touch /tmp/started && exec tritonserver ")
+    assert start.startswith("touch /tmp/started && ")
     shell, flag, probe = triton["livenessProbe"]["exec"]["command"]
     started, file = tmp_path / "started", tmp_path / RESTART_FILE
     started.touch()

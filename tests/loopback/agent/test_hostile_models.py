@@ -13,8 +13,7 @@ import pytest_asyncio
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 
-from agent.admission import CONFIG_FILE, CodeRefused, NodeRules, admit
-from berth.contract.ids import ModelName
+from agent.admission import CONFIG_FILE
 from berth.contract.report import CodeRule, Failure, ModelState
 from localcluster import triton
 from tests.fakes.agent_node import Node
@@ -150,7 +149,10 @@ HOSTILE = {
     ),
     "buckets that fall": Hostile("buckets must ascend", BUCKETS),
     "a tag that is none": Hostile(
-        "metric_tags.*letters, digits and '_' is taken", 'metric_tags { key: "a b-c" value: "x" }'
+        "metric_tags.*a letter or digit, .* is taken", 'metric_tags { key: "a b-c" value: "x" }'
+    ),
+    "a tag that Prometheus keeps for itself": Hostile(
+        "metric_tags.*a letter or digit, .* is taken", 'metric_tags { key: "_x" value: "x" }'
     ),
     "a billion instances": Hostile(
         r"instance_group\[0\].count: 1000000000; 0 to 64 is taken", "instance_group [ { count: 1000000000 } ]"
@@ -158,6 +160,10 @@ HOSTILE = {
     "other models": Hostile(
         "ensemble_scheduling: leave it out: a pod is one model",
         'ensemble_scheduling { step [ { model_name: "model-victim" model_version: 1 } ] }',
+    ),
+    "a stub of its own": Hostile(
+        "triton_python_backend_stub: leave it out",
+        files={"1/model.py": HARMLESS, "triton_python_backend_stub": "#!/bin/sh\n"},
     ),
     "a repository agent": Hostile(
         "model_repository_agents: leave it out",
@@ -211,15 +217,6 @@ async def test_a_hostile_model_is_refused_and_its_neighbour_serves(neighbours: N
     assert re.search(hostile.said, model.reason), model.reason
     assert neighbours.marker.read_text() == "model-victim\n"  # nobody else has run it, or native code
     assert await neighbours.answer() == 42
-
-
-async def test_a_stub_of_its_own_is_code(neighbours: Neighbours) -> None:
-    node = neighbours.node
-    files: dict[str, str | bytes] = {CONFIG_FILE: CONFIG, "1/model.py": HARMLESS}
-    await node.stage("stub", files={**files, "triton_python_backend_stub": "#!/bin/sh\n"})
-    name = ModelName("model-stub")
-    with pytest.raises(CodeRefused, match="brings code"):
-        admit(node.repository.directory(name), name, NodeRules(frozenset({"python"}), CodeRule.NONE))
 
 
 async def test_what_is_fine_is_loaded_as_it_says(neighbours: Neighbours) -> None:

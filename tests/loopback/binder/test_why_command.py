@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid
@@ -18,6 +17,7 @@ from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.options import parse_options
 from binder.why import WhyOptions, main
 from tests.fakes.objects import GIB, KEYS, listed, node, pod, report
+from tests.fakes.web import serving
 
 Json = dict[str, Any]
 CHOICE = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
@@ -64,9 +64,7 @@ def api() -> Api:
 
 @pytest.fixture
 async def kubeconfig(api: Api, tmp_path: Path) -> AsyncIterator[str]:
-    application = web.Application()
-    application.router.add_get("/{path:.*}", api.answer)
-    async with TestServer(application) as server:
+    async with serving(api.answer) as url:
         path = tmp_path / "kubeconfig"
         path.write_text(
             yaml.safe_dump(
@@ -74,7 +72,7 @@ async def kubeconfig(api: Api, tmp_path: Path) -> AsyncIterator[str]:
                     "apiVersion": "v1",
                     "kind": "Config",
                     "current-context": "test",
-                    "clusters": [{"name": "test", "cluster": {"server": str(server.make_url(""))}}],
+                    "clusters": [{"name": "test", "cluster": {"server": url}}],
                     "users": [{"name": "test", "user": {}}],
                     "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
                 }

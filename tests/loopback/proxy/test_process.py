@@ -221,7 +221,7 @@ async def test_a_worker_that_dies_takes_the_proxy_along(tmp_path: Path) -> None:
     async with running(tmp_path, "--workers", "2") as (proxy, _):
         children = Path(f"/proc/{proxy.process.pid}/task/{proxy.process.pid}/children").read_text().split()
         os.kill(int(children[0]), signal.SIGKILL)
-        assert await asyncio.wait_for(proxy.process.wait(), 5) == 1
+        assert await asyncio.wait_for(proxy.process.wait(), 30) == 1
 
         async def gone() -> bool:
             return not any(Path(f"/proc/{child}").exists() for child in children[1:])

@@ -140,7 +140,18 @@ PARAMETER = 'parameters { key: "%s" value { string_value: "%s" } }'
 WARM = 'model_warmup [ { name: "w" batch_size: %d inputs { key: "I" value { data_type: TYPE_FP32 %s } } } ]'
 METRIC = 'model_metrics { metric_control [ { metric_identifier { family: "%s" } %s } ] }'
 ACCELERATOR = 'optimization { execution_accelerators { gpu_execution_accelerator: [ { name: "%s" %s } ] } }'
+FIRST = """sequence_batching { direct { } state [ { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [ 1 ]
+  initial_state { name: "z" data_type: TYPE_FP32 %s } } ] }"""
 REFUSED = [
+    (FIRST % "dims: [ 67108864 ] zero_data: true", None),
+    (FIRST % "dims: [ 67108865 ] zero_data: true", "state: 268435460 bytes at first; at most 268435456"),
+    (
+        FIRST % "dims: [ 67108864 ] zero_data: true" + "instance_group { count: 2 }",
+        "state: 536870912 bytes at first",
+    ),
+    (FIRST % 'dims: [ 1 ] data_file: "x"', "data_file: there is no file 'initial_state/x'"),
+    (FIRST.replace('"z" data_type: TYPE_FP32', '"z"') % "dims: [ 1 ]", "initial_state: a data_type like"),
+    ('sequence_batching { state { input_name: "S" } state { input_name: "S" } }', "state: 'S' comes twice"),
     ("max_batch_size: many", r"config.pbtxt: 1:\d+"),
     ("nonsense { }", "no field named"),
     ("input {" * 2000, "no field named"),
@@ -225,7 +236,10 @@ REFUSED = [
         ACCELERATOR % ("tensorrt", 'parameters { key: "trt_engine_cache_path" value: "/x" }'),
         "trt_engine_cache_path'.: not taken",
     ),
-    ('metric_tags { key: "a-b" value: "c" }', "letters, digits and '_' is taken"),
+    ('metric_tags { key: "a-b" value: "c" }', "'a-b'; a letter or digit, and more of them and '_', is taken"),
+    ('metric_tags { key: "_a" value: "c" }', "'_a'; a letter or digit"),
+    ('metric_tags { key: "" value: "c" }', "''; a letter or digit"),
+    ('metric_tags { key: "a_1" value: "c" }', None),
     (METRIC % ("x", "histogram_options { buckets: [ 1, 1 ] }"), "buckets must ascend"),
     (METRIC % ("x", "histogram_options { buckets: [ inf ] }"), "a finite number is taken"),
     (METRIC % ("a b", "histogram_options { buckets: [ 1 ] }"), "the name of a metric is taken"),
@@ -284,6 +298,24 @@ def test_the_files_that_a_backend_needs_are_there(
     else:
         with pytest.raises(InvalidModel, match=message):
             judged(text, files)
+
+
+LABELS = """output [ { name: "O" data_type: TYPE_FP32 dims: [ 1 ] label_filename: "l" },
+  { name: "P" data_type: TYPE_FP32 dims: [ 1 ] label_filename: "l" } ]"""
+
+
+def test_labels_have_a_bound_for_all_outputs_together() -> None:
+    assert judged(ONNX_CONFIG + LABELS, {**ONNX, "l": 32 * 1024**2})
+    with pytest.raises(
+        InvalidModel, match=r"output\[1\].label_filename: 67108866 bytes of labels in all; at most"
+    ):
+        judged(ONNX_CONFIG + LABELS, {**ONNX, "l": 32 * 1024**2 + 1})
+
+
+@pytest.mark.parametrize("path", ["triton_python_backend_stub", "triton_python_backend_stub/x"])
+def test_a_stub_of_its_own_would_not_start(path: str) -> None:
+    with pytest.raises(InvalidModel, match="triton_python_backend_stub: leave it out"):
+        judged(PYTHON_CONFIG, {**PYTHON, path: 1})
 
 
 ENV = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "%s" } }'
@@ -389,6 +421,11 @@ def test_without_a_config_one_is_written(tmp_path: Path) -> None:
 def test_what_is_no_text_is_the_models_own_fault(body: bytes) -> None:
     with pytest.raises(InvalidModel, match=r"^config\.pbtxt: "):
         judge(body, ModelFiles(ONNX), NAME, RULES)
+
+
+def test_a_byte_order_mark_and_an_editors_line_ends_are_no_fault() -> None:
+    text = b"\xef\xbb\xbf" + ONNX_CONFIG.encode() + b"\r\nmax_batch_size: 4\r\n"
+    assert judge(text, ModelFiles(ONNX), NAME, RULES).config.max_batch_size == 4
 
 
 def test_a_config_is_not_read_beyond_its_bound(tmp_path: Path) -> None:

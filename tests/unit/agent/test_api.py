@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 import agent.api
 import agent.slots
+from agent.admission import NodeRules
 from agent.api import NodeAgentApi, make_access
 from agent.auth import NotAllowed, PodGuard
 from agent.gpus import GpuReading, GpusUnknown
@@ -94,6 +95,7 @@ def api_of(
     *,
     registry: CollectorRegistry | None = None,
     max_model_bytes: int = 10,
+    keep_free: float = 0.0,
 ) -> NodeAgentApi:
     knows = knows or Knows()
     return NodeAgentApi(
@@ -108,6 +110,7 @@ def api_of(
         rules=node.rules,
         gate=node.gate,
         max_model_bytes=max_model_bytes,
+        keep_free=keep_free,
     )
 
 
@@ -956,3 +959,46 @@ async def test_files_that_are_refused_take_nothing_from_a_model_that_serves(tmp_
 def digest_of(files: list[tuple[str, bytes]]) -> str:
     parts = (path.encode() + b"\0" + str(len(body)).encode() + b"\0" + body for path, body in files)
     return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+async def test_files_of_a_pod_that_is_gone_are_nobody_elses_though_they_are_the_same(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    before = await node.stage("p9", name="model-p1", digest=DIGEST)
+    node.models.drop(before)
+    assert not (await staged(api_of(node), "model-p1", digest=DIGEST)).already_staged
+    record = node.repository.record(ModelName("model-p1"))
+    assert record is not None
+    assert record.pod.uid == "p1"
+
+
+async def test_a_record_says_whether_triton_runs_code_of_the_model(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.rules = NodeRules(frozenset({"onnxruntime"}), CodeRule.NAMESPACE)
+
+    async def parts() -> AsyncIterator[pb.StageRequest]:
+        yield pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.onnx", size=1))
+        yield pb.StageRequest(chunk=b"y")
+        digest = hashlib.sha256(b"1/model.onnx\0" + b"1\0" + b"y").hexdigest()
+        yield pb.StageRequest(commit=pb.StageCommit(digest=digest))
+
+    await api_of(node).Stage(parts(), Context())
+    record = node.repository.record(ModelName("model-p1"))
+    assert record is not None
+    assert not record.code
+
+
+async def test_refusals_do_not_fill_the_nodes_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    api = api_of(Node(tmp_path))
+    with caplog.at_level("INFO"):
+        for _ in range(200):
+            with pytest.raises(Refused):
+                await outcome(api, "another")
+    assert 40 <= len([one for one in caplog.records if one.message == "call refused"]) < 100
+
+
+async def test_what_the_node_keeps_free_is_not_filled_with_models(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="stay free for the node") as refused:
+        await staged(api_of(Node(tmp_path), keep_free=1.0), "model-p1")
+    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert list((tmp_path / "staging").iterdir()) == []

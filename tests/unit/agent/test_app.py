@@ -597,3 +597,34 @@ async def test_a_quarantine_ends_when_the_nodes_annotation_says_so_and_only_then
         await until(lambda: world.state() is ModelState.READY)
         assert KEYS.lift_quarantine not in world.api.annotations
         assert world.triton.deaths == deaths
+
+
+@pytest.mark.parametrize(
+    ("flag", "code", "why"),
+    [
+        ("--keep-free=99%", grpc.StatusCode.RESOURCE_EXHAUSTED, "99% stay free for the node"),
+        (
+            "--max-model-bytes=0",
+            grpc.StatusCode.OUT_OF_RANGE,
+            "at most 100000 files and directories and 0 bytes",
+        ),
+    ],
+)
+async def test_what_the_flags_say_of_the_disk_holds_for_who_stages(
+    world: World, flag: str, code: grpc.StatusCode, why: str
+) -> None:
+    world.api.bind(bound())
+    async with world.running(flag), calling(world) as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match=why) as refused:
+            await stage(stub)
+    assert refused.value.code() is code
+
+
+async def test_the_heartbeat_goes_on_while_the_report_cannot_be_written(world: World) -> None:
+    async with world.running():
+        await world.until_ready()
+        world.api.refuses = {f"PATCH {NODE}": FORBIDDEN}
+        world.api.bind(bound())  # there is something to say
+        await asyncio.sleep(0.4)  # twice as long as a loop may be silent
+        beats = world.api.beats
+        await until(lambda: world.api.beats > beats + 1)

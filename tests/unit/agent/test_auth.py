@@ -355,3 +355,31 @@ async def test_who_is_not_let_in_is_told_what_to_send(metadata: dict[str, str], 
 async def test_who_may_say_who_it_is_and_does_not_is_told_how() -> None:
     with pytest.raises(Unauthenticated, match="send `berth-pod: NAMESPACE/NAME/UID`"):
         await TrustingAuthenticator().pod_of({}, POD)
+
+
+async def test_who_claims_to_be_a_pod_of_this_node_takes_nothing_of_that_pods_share() -> None:
+    """What a token says of its pod is no proof: another source may name any pod."""
+    api, clock = Api(), Clock()
+    door, good = authenticator(api, clock), api.status
+    api.status = {"authenticated": False}
+    await flood(door, 1000, "ipv4:10.0.0.66", "here-good")
+    api.status = good
+    assert await door.pod_of(claiming("here-good", "its own"), POD) == REF
+
+
+async def test_few_calls_wait_for_one_review_and_make_room_when_it_is_done() -> None:
+    api = SlowApi()
+    door = authenticator(api)
+    calls = [asyncio.create_task(door.pod_of(bearer("one"), POD)) for _ in range(600)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert [call.done() for call in calls] == [False] * 512 + [True] * 88
+    api.answer.set()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(answer, Busy) for answer in answers] == [False] * 512 + [True] * 88
+    api.answer.clear()
+    later = [asyncio.create_task(door.pod_of(bearer("two"), POD)) for _ in range(512)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    api.answer.set()
+    assert await asyncio.gather(*later) == [REF] * 512

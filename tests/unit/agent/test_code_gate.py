@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from agent.admission import CodeGate, CodeRefused
 from agent.repository import Record
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import PodUid
+from berth.contract.ids import ModelName, PodUid
 from berth.contract.report import CodeReport, CodeRule, Failure, ModelState
+from berth.triton.admin import IndexState
 from tests.fakes.agent_node import GPU, Node
 
 CODE = {"config.pbtxt": 'backend: "python"', "1/model.py": ""}
@@ -124,6 +126,32 @@ async def test_a_place_is_free_for_another_namespace_once_the_model_is_gone(tmp_
     assert two.state is ModelState.READY
 
 
+def test_beside_what_is_nobodys_nothing_begins() -> None:
+    gate = CodeGate(CodeRule.NAMESPACE)
+    gate.strangers(held=True)
+    for has_code in (True, False):
+        assert not taken(gate, "1", "a", has_code=has_code)
+    gate.strangers(held=False)
+    assert taken(gate, "1", "a", has_code=True)
+    without_walls = CodeGate(CodeRule.ANY)
+    without_walls.strangers(held=True)
+    assert taken(without_walls, "1", "a", has_code=True)
+
+
+async def test_a_model_without_a_record_counts_until_triton_is_rid_of_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    stranger = ModelName("stranger")
+    node.repository.show(stranger)
+    node.triton.held[stranger] = IndexState.READY
+    model = await node.stage("a", files=CODE, namespace="ns-a")
+    await node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.CAPACITY)
+    assert "nobody knows the owner of" in model.reason
+    await node.lifecycle.start_unload(stranger)
+    await node.lifecycle.start_load(model)
+    assert model.state is ModelState.READY
+
+
 async def test_a_load_that_fails_gives_its_claim_back(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.gpus.unknown = "no driver"
@@ -133,8 +161,41 @@ async def test_a_load_that_fails_gives_its_claim_back(tmp_path: Path) -> None:
     assert node.gate.report().namespace is None
 
 
+async def test_code_that_a_node_takes_no_more_is_not_loaded_and_its_files_are_kept(tmp_path: Path) -> None:
+    node = Node(tmp_path, code=CodeRule.NONE)
+    model = await node.stage("a", files=CODE)  # an agent with another rule has let it in
+    await node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.CAPACITY)
+    assert node.triton.loads == []
+    assert list(node.repository.records()) == [model.name]
+
+
+async def test_what_the_files_are_counts_and_not_what_their_record_says(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    one = await node.stage("a", files=CODE, namespace="ns-a")
+    assert one.name is not None
+    record = node.repository.record(one.name)
+    assert record is not None
+    file = node.repository.directory(one.name) / ".berth.json"
+    file.write_text(replace(record, code=False).encode())
+    await node.lifecycle.start_load(one)
+    assert one.state is ModelState.READY
+    assert node.gate.report().namespace == "ns-a"
+
+
+async def test_code_that_triton_is_found_to_serve_keeps_other_namespaces_away(tmp_path: Path) -> None:
+    """A load whose answer was lost, or that an agent before has begun."""
+    node = Node(tmp_path)
+    one = await node.stage("a", files=CODE, namespace="ns-a")
+    assert one.name is not None
+    node.triton.held[one.name] = IndexState.READY
+    await node.lifecycle.start_load(one)
+    two = await node.stage("b", files=CODE, namespace="ns-b", on="GPU-b")
+    await node.lifecycle.start_load(two)
+    assert (one.state, two.failure, node.triton.loads) == (ModelState.READY, Failure.CAPACITY, [])
+
+
 def test_a_record_says_whether_there_is_code_and_an_older_one_that_there_may_be() -> None:
-    from berth.contract.ids import ModelName
     from berth.contract.pod import PodRef
 
     record = Record(PodRef("a", "p", PodUid("u")), None, ModelName("m"), GPU, "d", code=False)

@@ -10,8 +10,10 @@ import pytest
 
 import agent.serving.lifecycle
 from agent.gpus import GpuReading
+from agent.serving.journal import Journal
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.report import Failure, ModelState
+from berth.kube.times import utc_now
 from berth.triton.admin import IndexEntry, IndexState
 from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
 from tests.fakes.agent_node import GPU, Node
@@ -57,20 +59,21 @@ async def test_models_of_one_gpu_load_one_after_another_and_of_two_side_by_side(
     same = [await on_node.stage(uid) for uid in ("p1", "p2")]
     await asyncio.gather(*(on_node.lifecycle.start_load(model) for model in same))
     assert on_node.triton.most_loading == 1
-    on_node.triton.load_seconds = 0.2
-    other = [await on_node.stage("p3"), await on_node.stage("p4", on="GPU-b")]
-    await asyncio.gather(*(on_node.lifecycle.start_load(model) for model in other))
-    assert on_node.triton.most_loading == 2
+    on_node.triton.load_seconds = 60
+    for model in (await on_node.stage("p3"), await on_node.stage("p4", on="GPU-b")):
+        on_node.lifecycle.start_load(model)
+    await until(lambda: on_node.triton.loading == 2)
+    await on_node.lifecycle.close()
 
 
 async def test_a_long_load_holds_up_no_files_of_another_model_and_what_waits_for_it_says_so(
     on_node: Node,
 ) -> None:
     slow = await on_node.stage("p1")
-    on_node.triton.takes[NAME] = 0.3
+    on_node.triton.takes[NAME] = 60
     loading = on_node.lifecycle.start_load(slow)
     await until(lambda: on_node.triton.loading == 1)
-    async with asyncio.timeout(0.2):
+    async with asyncio.timeout(20):
         waits = await on_node.stage("p2")
         goes = await on_node.stage("p3")
         on_node.models.lose_pod(goes.ref.uid)
@@ -78,6 +81,8 @@ async def test_a_long_load_holds_up_no_files_of_another_model_and_what_waits_for
     then = on_node.lifecycle.start_load(waits)
     await until(lambda: "on its GPU" in waits.reason)
     assert (waits.state, slow.state) == (ModelState.LOADING, ModelState.LOADING)
+    on_node.triton.takes.clear()
+    on_node.triton.die()  # sooner than waiting for the end of it
     await asyncio.gather(loading, then)
     assert [(m.state, m.reason) for m in (slow, waits)] == [(ModelState.READY, "")] * 2
 
@@ -174,12 +179,68 @@ async def test_files_that_take_triton_down_alone_are_quarantined_and_others_are_
     assert (model.state, model.reason) == (ModelState.READY, "")
 
 
-async def test_of_two_loads_during_a_death_of_triton_only_the_one_that_kills_it_fails(on_node: Node) -> None:
-    on_node.triton.load_seconds = 0.2
-    bad, good = await on_node.stage("p1"), await on_node.stage("p2", on="GPU-b")
+async def test_the_mark_of_a_load_is_on_disk_before_triton_is_asked_and_gone_after_it(on_node: Node) -> None:
+    """Whatever the load takes down with it, agent and node included, is known as a suspect afterwards."""
+    model, load = await on_node.stage(), on_node.triton.load
+    on_disk: list[tuple[str, bool]] = []
+
+    def marks() -> list[tuple[str, bool]]:
+        ledger = Journal(on_node.directory).read()
+        return [(mark.digest, mark.open) for mark in ledger.open]
+
+    async def looked(*args: Any, **more: Any) -> None:
+        on_disk.extend(marks())
+        await load(*args, **more)
+
+    on_node.triton.load = looked  # type: ignore[method-assign]
+    await on_node.lifecycle.start_load(model)
+    assert on_disk == [("p1", True)]
+    await until(lambda: marks() == [])
+    on_node.triton.errors = [TritonRefused("nobody knows")]
+    refused = await on_node.stage("p2", on="GPU-b")
+    await on_node.lifecycle.start_load(refused)
+    assert on_disk[1:] == [("p2", True)]
+    await until(lambda: marks() == [])
+
+
+async def test_what_cannot_be_marked_is_not_loaded(on_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    model = await on_node.stage()
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "write", full)
+        await on_node.lifecycle.start_load(model)
+    assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
+    assert "No space left on device" in model.reason
+    assert on_node.triton.loads == []
+    assert list(on_node.repository.records()) == [NAME]
+    await on_node.lifecycle.start_load(model)
+    assert model.state is ModelState.READY
+
+
+async def test_a_death_of_triton_is_on_disk_before_the_next_load(on_node: Node) -> None:
     on_node.triton.deadly = {NAME}
-    await asyncio.gather(on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(good))
-    assert on_node.triton.most_loading == 2  # both were open at the first death
+    model, load = await on_node.stage(), on_node.triton.load
+    deaths: list[bool] = []
+
+    async def looked(*args: Any, **more: Any) -> None:
+        deaths.append(Journal(on_node.directory).read().is_suspect("p1"))
+        await load(*args, **more)
+
+    on_node.triton.load = looked  # type: ignore[method-assign]
+    await on_node.lifecycle.start_load(model)
+    assert deaths == [False, True]
+
+
+async def test_of_two_loads_during_a_death_of_triton_only_the_one_that_kills_it_fails(on_node: Node) -> None:
+    on_node.triton.load_seconds = 60
+    bad, good = await on_node.stage("p1"), await on_node.stage("p2", on="GPU-b")
+    loads = on_node.lifecycle.start_load(bad), on_node.lifecycle.start_load(good)
+    await until(lambda: on_node.triton.loading == 2)
+    on_node.triton.load_seconds, on_node.triton.deadly = 0.01, {NAME}
+    on_node.triton.die()
+    await asyncio.gather(*loads)
     assert on_node.triton.deaths == 2
     assert bad.failure is Failure.QUARANTINED
     await until(lambda: good.state is ModelState.READY)  # loaded again, if it had served before the second
@@ -390,6 +451,23 @@ async def test_a_bad_config_never_reaches_triton(on_node: Node) -> None:
     await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.INVALID_MODEL)
     assert on_node.triton.configs == []
+
+
+async def test_files_that_have_served_are_kept_though_the_node_takes_them_no_more(on_node: Node) -> None:
+    """The rules may be others than when it was let in, and may be mended."""
+    model = await on_node.stage(served=True)
+    (on_node.repository.directory(NAME) / "config.pbtxt").write_text("nonsense {")
+    await on_node.lifecycle.start_load(model)
+    assert (model.failure, on_node.triton.configs) == (Failure.INVALID_MODEL, [])
+    assert list(on_node.repository.records()) == [NAME]
+
+
+async def test_what_an_earlier_agent_has_let_in_is_written_anew_before_it_is_loaded(on_node: Node) -> None:
+    model, config = await on_node.stage(), on_node.repository.directory(NAME) / "config.pbtxt"
+    config.write_text('# nobody has read this\nbackend: "python"\n')
+    await on_node.lifecycle.start_load(model)
+    assert model.state is ModelState.READY
+    assert "nobody has read this" not in config.read_text()
 
 
 async def test_memory_is_held_until_the_model_is_gone(on_node: Node) -> None:
@@ -680,6 +758,41 @@ async def test_a_load_that_does_not_fit_is_refused_with_the_figures_and_one_that
     assert on_node.triton.loads.count(ModelName("model-p3")) == 0
 
 
+async def test_of_two_that_want_the_same_memory_the_one_that_was_placed_first_gets_it(on_node: Node) -> None:
+    first, second = await on_node.stage("p1", gib=9), await on_node.stage("p2", gib=9)
+    loads = on_node.lifecycle.start_load(second), on_node.lifecycle.start_load(first)
+    await asyncio.gather(*loads)
+    assert (first.state, second.failure) == (ModelState.READY, Failure.CAPACITY)
+
+
+async def test_memory_of_a_model_that_is_being_loaded_is_nobodys(on_node: Node) -> None:
+    """Whoever was placed first: its load has failed, and another has begun meanwhile."""
+    first, second = await on_node.stage("p1", gib=9), await on_node.stage("p2", gib=9)
+    for name in (NAME, ModelName("model-p2")):  # of known size: they may be loaded side by side
+        on_node.repository.learn(name, measured_bytes=GIB, served=False)
+    on_node.models.set(first, ModelState.FAILED, "connection refused", failure=Failure.TRANSIENT)
+    on_node.triton.takes[ModelName("model-p2")] = 60
+    on_node.lifecycle.start_load(second)
+    await until(lambda: on_node.triton.loading == 1)
+    await on_node.lifecycle.start_load(first)
+    assert (second.state, first.failure) == (ModelState.LOADING, Failure.CAPACITY)
+    assert on_node.triton.loads == ["model-p2"]
+    await on_node.lifecycle.close()
+
+
+async def test_who_has_served_keeps_its_memory_before_who_was_placed_first(on_node: Node) -> None:
+    first, served = await on_node.stage("p1", gib=9), await on_node.stage("p2", gib=9, served=True)
+    await asyncio.gather(on_node.lifecycle.start_load(first), on_node.lifecycle.start_load(served))
+    assert (served.state, first.failure) == (ModelState.READY, Failure.CAPACITY)
+
+
+async def test_a_load_takes_the_larger_of_what_was_promised_and_what_is_asked_for(on_node: Node) -> None:
+    model = await on_node.stage(gib=17)
+    model.requested_bytes = GIB
+    await on_node.lifecycle.start_load(model)
+    assert (model.failure, on_node.triton.loads) == (Failure.CAPACITY, [])
+
+
 async def test_memory_of_a_model_that_triton_does_not_let_go_of_is_nobodys(tmp_path: Path) -> None:
     node = Node(tmp_path, unload_timeout_seconds=0.1)
     gone, later = await node.stage("p1", gib=9), await node.stage("p2", gib=9, on="GPU-b")
@@ -735,6 +848,17 @@ async def test_a_pod_that_goes_during_its_load_is_waited_for_by_nobody(on_node: 
     assert (list(on_node.models), on_node.repository.records()) == ([], {})
 
 
+async def test_a_pod_that_ends_while_its_load_waits_for_its_turn_gets_none(on_node: Node) -> None:
+    first, ends = await on_node.stage(), await on_node.stage("p2")  # on one GPU
+    on_node.triton.takes[NAME] = 0.3
+    loads = on_node.lifecycle.start_load(first), on_node.lifecycle.start_load(ends)
+    await until(lambda: "on its GPU" in ends.reason)
+    ends.deleting = True  # it keeps its files until it is gone
+    await asyncio.gather(*loads)
+    assert (first.state, ends.state, ends.reason) == (ModelState.READY, ModelState.STAGED, "")
+    assert on_node.triton.loads == [NAME]
+
+
 async def test_files_that_came_after_a_failure_are_not_deleted_for_it(
     on_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -765,6 +889,7 @@ async def test_quarantine_is_known_to_the_next_agent_and_ends_when_it_is_lifted(
     assert after.lifecycle.is_barred(again)
     assert await after.lifecycle.lift(digest[:12])
     assert not after.lifecycle.is_barred(again)
+    assert Journal(tmp_path).read().all_quarantined(utc_now()) == []
     await after.lifecycle.start_load(again)
     assert again.state is ModelState.READY
     assert after.registry.get_sample_value("berth_agent_quarantined_models") == 0
@@ -783,14 +908,16 @@ async def test_a_triton_that_dies_of_what_it_serves_makes_nobody_suspect(on_node
 
 
 async def test_models_of_known_size_come_back_side_by_side(on_node: Node) -> None:
-    on_node.triton.load_seconds = 0.1
     models = [await on_node.stage(f"p{n}", on="GPU-a" if n % 2 else "GPU-b") for n in range(6)]
     for model in models:
         await on_node.lifecycle.start_load(model)
+    on_node.triton.load_seconds = 60
     on_node.triton.die()
     await on_node.lifecycle.look()
+    await until(lambda: on_node.triton.loading == 6)
+    on_node.triton.load_seconds = 0.01
+    on_node.triton.die()
     await until(lambda: all(model.state is ModelState.READY for model in models))
-    assert on_node.triton.most_loading == 6
     assert {model.measured_bytes for model in models} == {3 * GIB}
 
 
@@ -815,3 +942,20 @@ async def test_triton_is_restarted_where_it_does_not_let_go_of_a_model_and_nobod
     count = node.registry.get_sample_value
     assert count("berth_agent_triton_restarts_total", {"reason": "stuck"}) == 1
     assert count("berth_agent_triton_restarts_total", {"reason": "died"}) == 0
+    assert Journal(tmp_path).read().open == []  # nor at the next death
+
+
+async def test_triton_is_not_restarted_while_another_model_is_being_loaded(tmp_path: Path) -> None:
+    node = Node(tmp_path, unload_timeout_seconds=0.1)
+    stays, loads = await node.stage(), await node.stage("p2", on="GPU-b")
+    await node.lifecycle.start_load(stays)
+    node.triton.stays = {NAME}
+    node.models.lose_pod(UID)
+    with pytest.raises(TritonUnavailable):
+        await node.lifecycle.start_unload(NAME)
+    node.triton.load_seconds = 60
+    node.lifecycle.start_load(loads)
+    await until(lambda: node.triton.loading == 1)
+    await node.lifecycle.restart_if_stuck()
+    assert not (tmp_path / "restart-triton").exists()
+    await node.lifecycle.close()

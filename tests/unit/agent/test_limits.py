@@ -169,6 +169,18 @@ async def test_a_pod_has_one_stream() -> None:
         pass
 
 
+async def test_a_pod_that_stages_again_and_again_is_slowed_down_and_another_is_not() -> None:
+    node = Node()
+    for _ in range(20):
+        async with node.slots.slot(ref("p")):
+            pass
+    with pytest.raises(Busy, match="pod team/p stages too often") as busy:
+        await node.slots.slot(ref("p")).__aenter__()
+    assert 0 < busy.value.retry_seconds <= 2
+    async with node.slots.slot(ref("other")):
+        pass
+
+
 async def test_a_queue_that_is_full_for_one_namespace_has_places_for_another() -> None:
     node = Node()
     tasks = [node.begin(ref(f"p{n}", "evil")) for n in range(4 + slots.PLACES // 2)]

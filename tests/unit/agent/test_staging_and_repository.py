@@ -2,6 +2,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -330,7 +331,11 @@ def test_a_start_makes_its_directories_and_leaves_no_trace_of_trying(tmp_path: P
             "models",
             "staging",
         }
+        assert stat.S_IMODE((tmp_path / "staging").stat().st_mode) == 0o700  # nobody reads what others send
     (tmp_path / "staging" / "left").write_text("")
+    (tmp_path / "staging").chmod(0o755)  # as an earlier version made it
+    Repository(tmp_path).restore()
+    assert stat.S_IMODE((tmp_path / "staging").stat().st_mode) == 0o700
     (tmp_path / "staging" / "link").symlink_to(tmp_path / "models")
     Repository(tmp_path).open()
     assert list((tmp_path / "staging").iterdir()) == []

@@ -1,17 +1,15 @@
 """How long a request may take, and who is told."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
 
 from berth.kube import client as module
-from berth.kube.client import WRITE_SECONDS, KubeClient
+from berth.kube.client import WRITE_SECONDS
 from berth.kube.errors import KubeUnreachable
+from tests.fakes.kube import connected
 
 
 class Server:
@@ -28,23 +26,9 @@ class Server:
         return web.json_response({})
 
 
-@asynccontextmanager
-async def serving(server: Server) -> AsyncIterator[KubeClient]:
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", server.handle)
-    runner = web.AppRunner(application, shutdown_timeout=0, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    configuration = Configuration()
-    configuration.host = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with aiohttp.ClientSession() as session:
-        yield KubeClient(configuration, session)
-    await runner.cleanup()
-
-
 async def test_the_api_server_is_told_how_long_a_write_may_take() -> None:
     server = Server()
-    async with serving(server) as client:
+    async with connected(server.handle) as client:
         await client.create("/a", {}, fieldManager="x")
         await client.replace("/a", {})
         await client.patch("/a", {})
@@ -62,6 +46,6 @@ async def test_a_write_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "_WRITE_TIMEOUT", aiohttp.ClientTimeout(total=0.1))
     server = Server()
     server.answers.clear()
-    async with serving(server) as client:
+    async with connected(server.handle) as client:
         with pytest.raises(KubeUnreachable, match="Timeout"):
             await client.create("/a", {})

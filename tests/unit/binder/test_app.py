@@ -19,7 +19,7 @@ from berth.kube import paths
 from berth.kube.election import Election, ElectionTimes, LeadershipLost
 from berth.kube.errors import KubeUnreachable
 from berth.kube.times import micro_time
-from berth.runtime.errors import CannotStart
+from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.options import parse_options
 from binder import app
 from binder.config import BinderOptions
@@ -268,6 +268,27 @@ async def test_a_standby_s_extender_sends_its_callers_to_the_leader(
         assert json.loads(await fetch_ok(port, "/filter", args))["NodeNames"] == ["n1"]
     with pytest.raises(aiohttp.ClientConnectionError):
         await fetch(port, "/filter", args)
+
+
+@pytest.mark.parametrize(
+    ("written", "url"),
+    [
+        # deploy/extender writes brackets for either family; Go refuses to follow a caller to an IPv4 host in them.
+        ("http://[10.0.0.7]:8481", "http://10.0.0.7:8481"),
+        ("http://[fd00::7]:8481/", "http://[fd00::7]:8481"),
+        ("http://binder.example:8481", "http://binder.example:8481"),
+    ],
+)
+def test_an_extender_s_url_is_one_that_kube_scheduler_can_follow(written: str, url: str) -> None:
+    assert options_of("--extender-url", written).extender_url == url
+
+
+@pytest.mark.parametrize(
+    "written", ["10.0.0.7:8481", "http://10.0.0.7", "http://fd00::7:8481", "http://h:1/x"]
+)
+def test_an_extender_s_url_that_is_none_is_refused(written: str) -> None:
+    with pytest.raises(ConfigError, match="--extender-url"):
+        options_of("--extender-url", written)
 
 
 async def test_each_life_of_a_replica_is_another_candidate(api: ApiServer) -> None:

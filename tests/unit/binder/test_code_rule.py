@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from agent.admission.backends import BACKENDS
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
-from berth.contract.report import CodeReport, CodeRule, Failure, ModelReport, ModelState
+from berth.contract.report import CODE_BACKENDS, CodeReport, CodeRule, Failure, ModelReport, ModelState
 from binder.decision import Refusal
 from binder.demand import parse_demand
 from binder.explain import summary
@@ -115,6 +116,22 @@ def test_what_is_on_its_way_counts_and_what_comes_to_nothing_does_not() -> None:
     del self_placed["metadata"]["annotations"][KEYS.gpu]  # nothing is ever loaded for it
     bench.tell("pods", self_placed)
     assert bench.verdict("b1", code=True) == {"n1": ""}
+
+
+def test_nobody_takes_a_shared_node_by_an_edit_of_his_pod() -> None:
+    bench = Tenants()
+    bench.nodes("n1", APART, None, row("a1", "n1"), row("b1", "n1"))
+    bench.pod("a1", on="n1")
+    bench.pod("b1", on="n1")
+    bench.pod("a1", code=True, on="n1")
+    assert bench.verdict("b2") == bench.verdict("c1") == {"n1": ""}
+    bench.gone("b1")
+    bench.nodes("n1", APART, None, row("a1", "n1"))
+    assert bench.verdict("c1") == {"n1": OTHERS}  # alone there, he may have it by real code as well
+
+
+def test_the_binder_and_the_agents_call_the_same_backends_programs() -> None:
+    assert {name for name, backend in BACKENDS.items() if backend.is_program} == CODE_BACKENDS
 
 
 def test_a_model_whose_namespace_the_report_had_no_room_for_is_somebody_elses() -> None:

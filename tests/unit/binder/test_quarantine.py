@@ -128,7 +128,7 @@ async def test_it_stands_as_long_as_a_node_says_so() -> None:
         assert "ModelQuarantined" in await bench.told("p2")
 
 
-@pytest.mark.parametrize("state", [ModelState.LOADING, ModelState.READY, ModelState.STAGED])
+@pytest.mark.parametrize("state", [ModelState.LOADING, ModelState.READY])
 async def test_a_quarantine_that_is_lifted_lets_the_others_in(state: ModelState) -> None:
     async with Plague() as bench:
         bench.copy("p1", on="n1")
@@ -138,6 +138,41 @@ async def test_a_quarantine_that_is_lifted_lets_the_others_in(state: ModelState)
         assert "ModelQuarantined" in await bench.told("p2")
         await bench.grow_patient()
         bench.says("n1", row("p1", bad=False, state=state))
+        assert await bench.told("p2") == "placed"
+
+
+@pytest.mark.parametrize(
+    ("state", "failure"),
+    [
+        (ModelState.PENDING, None),
+        (ModelState.STAGED, None),
+        (ModelState.LOST, None),
+        (ModelState.FAILED, Failure.TRANSIENT),
+    ],
+)
+async def test_an_agent_that_starts_anew_lifts_nothing(state: ModelState, failure: Failure | None) -> None:
+    """It lists the files that it finds before it has come to what it knows of them."""
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"))
+        bench.says("n2")
+        bench.copy("p2")
+        assert "ModelQuarantined" in await bench.told("p2")
+        await bench.grow_patient()
+        bench.says("n1", replace(row("p1", bad=False, state=state), failure=failure))
+        assert "ModelQuarantined" in await bench.told("p2")
+
+
+async def test_a_reason_that_a_report_has_no_room_for_is_known_from_before() -> None:
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"))
+        bench.says("n1", replace(row("p1"), reason=""))
+        bench.gone("p1")
+        bench.copy("p2")
+        assert "ModelQuarantined" in await bench.told("p2")
+        await bench.grow_patient()
+        bench.says("n1", lifted=DIGEST)
         assert await bench.told("p2") == "placed"
 
 
@@ -268,6 +303,35 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         known.remember(("team", f"rs-{number}", ""), said)
     assert len(known) == 3
     assert known.because(("team", "rs-8", ""))
+
+
+async def test_a_condition_of_what_has_been_lifted_brings_nothing_back() -> None:
+    """Many pods wait, and each one's condition says so until its own turn comes."""
+    async with Plague() as bench:
+        bench.copy("p1", on="n1")
+        bench.says("n1", row("p1"))
+        bench.copy("p2")
+        message = await bench.told("p2")
+        bench.gone("p1")
+        bench.says("n1", lifted="all")
+        bench.says("n1")
+        bench.tell("pods", waiting("p3", message))
+        assert bench.scheduler.cluster.quarantines.because(("team", "rs-1", "rs-1")) == ""
+        bench.copy("p4", on="n1")
+        bench.now += 60
+        bench.says("n1", row("p4"))  # it is another one, and is told as well
+        assert bench.scheduler.cluster.quarantines.because(("team", "rs-1", "rs-1"))
+
+
+def test_one_namespace_pushes_out_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("binder.quarantine._MOST_TEMPLATES", 3)
+    known = Quarantines(lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    said = "took Triton down on node n1; none is placed until 2026-01-01T01:00:00Z, unless"
+    known.remember(("victim", "rs", ""), said)
+    for number in range(9):
+        known.remember(("hostile", f"rs-{number}", ""), said)
+    assert len(known) == 3
+    assert known.because(("victim", "rs", ""))
 
 
 def test_a_snapshot_for_people_knows_it_too_and_what_serves_stays() -> None:

@@ -101,6 +101,26 @@ async def test_nobody_goes_who_has_nowhere_to_go() -> None:
     assert await ward.after(10 * BROKEN_SECONDS) == ["p1"]
 
 
+async def test_where_nobody_has_anywhere_to_go_few_are_looked_at_at_a_time_and_each_in_turn() -> None:
+    ward = Ward()
+    for number in range(50):
+        ward.resident_of(f"p{number}", gib=4)
+    ward.report(foreign=5)
+    looked: list[str] = []
+    get = ward.api.get
+
+    async def counted(path: str, **params: str) -> Any:
+        looked.append(path)
+        return await get(path, **params)
+
+    ward.api.get = counted  # type: ignore[method-assign]
+    await ward.after(BROKEN_SECONDS)
+    assert 0 < len(looked) <= 20
+    for _ in range(2):
+        await ward.after(40)  # the first ones are due again
+    assert len(set(looked)) == 50
+
+
 async def test_they_go_one_after_the_other() -> None:
     ward = Ward()
     ward.resident_of("p1", gib=2)

@@ -353,6 +353,20 @@ async def test_pods_that_are_no_models_and_models_that_have_ended_are_let_be(mac
     assert machine.done == ["cordon", *DELETES, "uncordon"]
 
 
+@pytest.mark.parametrize("revision", ["old", "new"])
+async def test_a_tenants_daemonset_of_the_same_name_is_a_tenants(machine: Machine, revision: str) -> None:
+    """It is not deleted, and does not stand in for the one that is awaited."""
+    machine.starts["berth-server"] = False
+    machine.run("berth-server", revision=revision)
+    twin = machine.pods.pop(f"berth-server-{revision}")
+    machine.run("berth-server", revision="old")
+    twin["metadata"] |= {"name": "twin", "uid": "twin", "namespace": "team"}
+    machine.pods["twin"] = twin
+    with pytest.raises(Failed, match=r"It waited for a ready pod of berth-server\."):
+        await upgrade(machine)
+    assert machine.done == ["cordon", *DELETES]
+
+
 async def test_a_change_that_the_controller_has_not_seen_is_waited_for(machine: Machine) -> None:
     """Or the old pods would pass for new ones."""
     machine.seen["berth-server"] = False

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.mutants.__main__ import EQUIVALENT, PACKAGES, ROOT, all_changes, equivalents
+from tests.mutants.__main__ import EQUIVALENT, PACKAGES, ROOT, all_changes, equivalents, sources
 from tests.mutants.changes import Change, changes_of, sample
 from tests.mutants.table import up_to_date
 from tests.mutants.trial import Court
@@ -107,6 +107,10 @@ def test_every_change_of_ours_can_be_compiled() -> None:
             changed = change.apply(source)
             assert changed.count(b"\n") == source.count(b"\n")
             ast.parse(changed)
+
+
+def test_generated_code_is_left_alone() -> None:
+    assert not [file for file in sources(ROOT, "berth") if file.endswith(("_pb2.py", "_pb2_grpc.py"))]
 
 
 def test_every_equivalent_is_a_change_that_there_is_and_has_a_reason() -> None:
