@@ -204,6 +204,8 @@ class NodeAgentApi(NodeAgentServicer):
         name = parse_model_name(text)
         if pod.model_name is not None and pod.model_name != name:
             raise NotAllowed(f"pod {ref} may use model {pod.model_name!r} only")
+        if pod.gpu is None and self._models.get(ref.uid) is None:
+            raise NotPlaced(f"pod {ref} has no GPU choice; is its schedulerName the binder's?")
         self._models.see_pod(pod)
         if pod.model_name is not None:
             return pod, self._models.claim(ref.uid, name), name
@@ -225,9 +227,10 @@ class NodeAgentApi(NodeAgentServicer):
             gpu,
         ):
             return pb.StageResponse(digest=known.digest, already_staged=True)
-        if header.header.files:
-            await self._judged(model, lambda: _foreseen(header.header, name, self._rules))
         async with self._slots.slot(pod.ref):
+            # With a slot: to judge takes the node's own time, of which nobody may have more than a share.
+            if header.header.files:
+                await self._judged(model, lambda: _foreseen(header.header, name, self._rules))
             staged = self._repository.new_staging()
             try:
                 return await self._receive(requests, pod, model, gpu, staged)

@@ -73,10 +73,15 @@ def is_deleting(pod: JsonObject) -> bool:
     return pod["metadata"].get("deletionTimestamp") is not None
 
 
+def is_placed(pod: JsonObject, keys: Keys) -> bool:
+    """True if it says which GPU it has, readable or not: the binder has bound it."""
+    return keys.gpu in (pod["metadata"].get("annotations") or {})
+
+
 def is_model_pod(pod: JsonObject, keys: Keys) -> bool:
     """True if some container asks for the GPU memory resource, or the binder has chosen a GPU for it
     (which it also does for a pod of its own that asks for none)."""
-    if keys.gpu in (pod["metadata"].get("annotations") or {}):
+    if is_placed(pod, keys):
         return True
     return any(keys.gpu_mem in _resources(container) for container in _all_containers(pod))
 

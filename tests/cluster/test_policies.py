@@ -362,7 +362,7 @@ async def test_agents_and_binders_renew_their_own(
 
 
 async def test_other_leases_are_none_of_berths(cluster: LocalCluster) -> None:
-    for namespace, name in (("berth-system", "berth-kube-scheduler"), ("default", "berth-binder")):
+    for namespace, name in (("berth-system", "anybodys"), ("default", "berth-binder")):
         await cluster.client.create(paths.leases(namespace), lease(name), dryRun="All")
 
 

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import agent.api
+import agent.slots
 from agent.admission import NodeRules
 from agent.api import NodeAgentApi, make_access
 from agent.auth import NotAllowed, PodGuard
@@ -200,6 +201,17 @@ async def test_a_name_is_anothers_until_that_pod_and_its_model_are_gone(tmp_path
     record = node.repository.record(ModelName("mine"))
     assert record is not None
     assert record.pod.uid == "anonymous-3"
+
+
+async def test_a_pod_that_nobody_has_placed_takes_no_name_whatever_it_asks(tmp_path: Path) -> None:
+    node, knows = Node(tmp_path), Knows()
+    knows.caller, knows.changes = "self-placed", {"choice": None}
+    api = api_of(node, knows)
+    for ask in (lambda: watched(api, "model-self-placed"), lambda: outcome(api, "model-self-placed")):
+        with pytest.raises(Refused, match="has no GPU choice") as refused:
+            await ask()
+        assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+    assert list(node.models) == []
 
 
 def reading(uuid: str, index: int) -> GpuReading:
@@ -742,14 +754,6 @@ async def test_a_list_is_of_the_callers_own_model_and_tells_no_way_to_triton(tmp
     (own,) = (await api.ListModels(pb.ListModelsRequest(), Context())).models
     assert (own.model_name, own.state, own.measured_bytes) == ("model-p1", pb.MODEL_STATE_READY, 3 * GIB)
     assert not own.HasField("triton")
-    knows.caller, knows.changes = "unplaced", {"choice": None}
-    await watched(api, "model-unplaced")
-    (waits,) = (await api.ListModels(pb.ListModelsRequest(), Context())).models
-    assert (waits.state, waits.gpu_uuid, waits.HasField("measured_bytes")) == (
-        pb.MODEL_STATE_PENDING,
-        "",
-        False,
-    )
     knows.caller = "anonymous"  # which has none yet
     assert list((await api.ListModels(pb.ListModelsRequest(), Context())).models) == []
 
@@ -883,6 +887,19 @@ async def test_a_model_that_is_not_taken_is_refused_before_its_bytes_have_moved(
     if failure is not None:  # the binder and the pod's owner learn of it
         assert (model.state, why in model.reason) == (ModelState.FAILED, True)
         assert "ModelLoadFailed" in [reason for reason, _ in node.events.said]
+
+
+async def test_nobody_has_more_judged_than_it_may_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A judgement takes up to a second of a core: a pod that asks for many is held to its streams' rate."""
+    monkeypatch.setattr(agent.slots, "STAGE_BURST", 3.0)
+    api, outcomes = api_of(Node(tmp_path)), []
+    for _ in range(5):
+        with pytest.raises(Refused) as refused:
+            await sent(api, manifest('backend: "python"', "1/weights", "config.pbtxt"))
+        outcomes.append(refused.value.code)
+    assert outcomes == [grpc.StatusCode.INVALID_ARGUMENT] * 3 + [grpc.StatusCode.UNAVAILABLE] * 2
 
 
 async def test_what_was_announced_is_judged_again_when_it_is_there(tmp_path: Path) -> None:

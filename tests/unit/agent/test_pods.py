@@ -73,6 +73,17 @@ async def test_a_strangers_pod_is_nobodys_model(tmp_path: Path) -> None:
     assert list(node.models) == []
 
 
+async def test_pods_that_their_owner_has_put_here_take_neither_a_name_nor_a_line_of_the_report(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    for n in range(2000):
+        squatter = pod(f"squatter-{n}", on="n1", annotations={KEYS.model_id: "model-p1"})
+        note_pod(node.models, Change(ChangeKind.SET, squatter), KEYS)
+    saw(node.models)
+    assert [model.name for model in node.models] == ["model-p1"]
+
+
 async def test_a_pod_that_is_gone_wants_no_model(tmp_path: Path) -> None:
     node, model = await serving_since_before(tmp_path)
     saw(node.models)
