@@ -350,7 +350,13 @@ class Lifecycle:
         assert slot.record is not None
         if slot.model is not None:
             slot.model.measured_bytes = measured_bytes
-        await asyncio.to_thread(self._repository.learn, slot.name, measured_bytes=measured_bytes, served=True)
+        try:
+            await asyncio.to_thread(
+                self._repository.learn, slot.name, measured_bytes=measured_bytes, served=True
+            )
+        except OSError as error:  # it serves all the same; an agent that starts anew will not know that
+            log.warning("not noted that a model serves", extra=fields(model=slot.name, error=error))
+            return
         slot.record = await asyncio.to_thread(self._repository.record, slot.name) or slot.record
 
     def _wanted(self, model: Model) -> bool:

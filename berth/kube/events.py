@@ -92,8 +92,10 @@ class EventRecorder:
             self._known.move_to_end(note)
             return
         created = await self._client.create(paths.events(note.pod.namespace), self._body(note))
-        path = f"{paths.events(note.pod.namespace)}/{created['metadata']['name']}"
-        self._known[note] = _Known(path, 1)
+        name = (created.get("metadata") or {}).get("name")
+        if name is None:
+            return  # whatever has answered: the next one like it is created anew
+        self._known[note] = _Known(f"{paths.events(note.pod.namespace)}/{name}", 1)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
 

@@ -372,7 +372,7 @@ async def test_a_lease_goes_with_its_node(cluster: LocalCluster, tmp_path: Path)
     owner = {"apiVersion": "v1", "kind": "Node", "name": "gone", "uid": node["metadata"]["uid"]}
     body = lease("berth-agent-gone")
     body["metadata"]["ownerReferences"] = [owner]
-    async with agent_of(cluster, "gone", tmp_path) as agent:
+    async with speaking_as(cluster, "berth-agent", tmp_path, bound_to=node) as agent:
         await agent.create(AGENTS, body)
     await cluster.client.delete(paths.node("gone"))
 
