@@ -32,7 +32,7 @@ from agent.repository import Record, Repository
 from agent.room import NoRoom, Room
 from agent.serving.lifecycle import Lifecycle
 from agent.slots import StageSlots
-from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest, check_path
+from agent.staging import MAX_ENTRIES, BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.gpu_choice import GpuChoice
@@ -219,6 +219,10 @@ class NodeAgentApi(NodeAgentServicer):
         header = await _next_part(requests, "header", within=_SENDER_SECONDS)
         pod, model, name = await self._caller(header.header.model_name, context)
         gpu = self._require_placed(pod, model)
+        if len(header.header.files) > MAX_ENTRIES:
+            raise TooLarge(
+                f"{len(header.header.files)} files are announced; a model has at most {MAX_ENTRIES}"
+            )
         self._models.claim(pod.ref.uid, name)
         known = await asyncio.to_thread(self._repository.record, name)
         if known is not None and (known.pod.uid, known.digest, known.gpu) == (

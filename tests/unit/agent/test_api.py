@@ -902,6 +902,14 @@ async def test_nobody_has_more_judged_than_it_may_send(
     assert outcomes == [grpc.StatusCode.INVALID_ARGUMENT] * 3 + [grpc.StatusCode.UNAVAILABLE] * 2
 
 
+async def test_more_files_than_a_model_has_are_not_even_judged(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    with pytest.raises(Refused, match="100001 files are announced; a model has at most 100000") as refused:
+        await sent(api_of(node), manifest('backend: "python"', *(f"1/{n}" for n in range(100_001))))
+    assert refused.value.code is grpc.StatusCode.OUT_OF_RANGE
+    assert node.repository.records() == {}
+
+
 async def test_what_was_announced_is_judged_again_when_it_is_there(tmp_path: Path) -> None:
     node = Node(tmp_path)
     body = b"\x7fELF"
