@@ -1,12 +1,14 @@
 """Child processes with a log file, none of which outlives the local cluster.
 
-Each child is told by the kernel to die with its parent (PR_SET_PDEATHSIG). What a child starts in
+Each child is killed by the kernel when its parent dies (PR_SET_PDEATHSIG). What a child starts in
 turn carries the cluster's id in its environment, by which `localcluster.guard` finds and ends it.
 """
 
 import asyncio
 import ctypes
+import errno
 import os
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +19,7 @@ from berth.runtime.tasks import wait_until_set
 
 CLUSTER_ID_VARIABLE = "BERTH_LOCALCLUSTER_ID"
 _PR_SET_PDEATHSIG = 1
+_DYING_WITH_PARENT = (shutil.which("setpriv") or "/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 _LIBC = ctypes.CDLL(None)
 _LOG_TAIL_BYTES = 4000
 
@@ -32,9 +35,15 @@ def die_with_parent() -> None:
 async def spawn(
     command: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path | None = None
 ) -> asyncio.subprocess.Process:
-    """Start a child in a session of its own, with stdout and stderr appended to `log`. Raises OSError."""
+    """Start a child in a session of its own, with stdout and stderr appended to `log`. Raises OSError.
+
+    setpriv makes it die with its parent: whatever Python ran between fork and exec would run in a copy of
+    this process, whose other threads (gRPC's, for one) are gone, and crashes there now and then.
+    """
+    _require_program(command[0], env, cwd)
     with log.open("ab") as output:
         return await asyncio.create_subprocess_exec(
+            *_DYING_WITH_PARENT,
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
@@ -42,8 +51,16 @@ async def spawn(
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=die_with_parent,
         )
+
+
+def _require_program(name: str, env: Mapping[str, str], cwd: Path | None) -> None:
+    """Raises OSError as exec would: setpriv would only end with 127."""
+    found = shutil.which(
+        str((cwd or Path()) / name) if "/" in name else name, path=env.get("PATH", os.defpath)
+    )
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "no such program", name)
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:
