@@ -50,7 +50,9 @@ class Served:
     keys: TritonKeys
     pid: int
 
-    def node(self, *, load_timeout_seconds: float = 60, code: CodeRule = CodeRule.NAMESPACE) -> Node:
+    def node(self, *, load_timeout_seconds: float = 60, code: CodeRule = CodeRule.ANY) -> Node:
+        """An agent's parts. Its Triton holds models of tests before, which under the rule `namespace` keep
+        every other away: this agent does not know whose they are."""
         node = Node(self.directory, triton=self.admin, load_timeout_seconds=load_timeout_seconds, code=code)
         node.gpus.instance_kind = "KIND_CPU"
         return node
