@@ -5,7 +5,6 @@ turn carries the cluster's id in its environment, by which `localcluster.guard` 
 """
 
 import asyncio
-import ctypes
 import errno
 import os
 import shutil
@@ -18,18 +17,13 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.tasks import wait_until_set
 
 CLUSTER_ID_VARIABLE = "BERTH_LOCALCLUSTER_ID"
-_PR_SET_PDEATHSIG = 1
-_DYING_WITH_PARENT = (shutil.which("setpriv") or "/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
-_LIBC = ctypes.CDLL(None)
+# Before a command: the kernel kills it when the thread that has started it ends.
+DYING_WITH_PARENT = (shutil.which("setpriv") or "/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 _LOG_TAIL_BYTES = 4000
 
 
 class StartFailed(Exception):
     """A part of the cluster did not come up; the message holds the end of its log."""
-
-
-def die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 async def spawn(
@@ -43,7 +37,7 @@ async def spawn(
     _require_program(command[0], env, cwd)
     with log.open("ab") as output:
         return await asyncio.create_subprocess_exec(
-            *_DYING_WITH_PARENT,
+            *DYING_WITH_PARENT,
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,

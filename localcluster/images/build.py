@@ -19,7 +19,7 @@ from localcluster.building import BuildFailed, locked, progress, say
 from localcluster.images import oci
 from localcluster.images.recipes import Recipe
 from localcluster.paths import cache_directory
-from localcluster.processes import die_with_parent
+from localcluster.processes import DYING_WITH_PARENT
 
 _CERTIFICATES = "/etc/ssl/certs"
 _ALONE = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
@@ -184,14 +184,13 @@ def _built_by_buildah(recipe: Recipe, scratch: Path, base: Recipe, *flags: str) 
 def _run(command: Sequence[str], scratch: Path) -> None:
     env = {**os.environ, "SOURCE_DATE_EPOCH": "0", "TMPDIR": str(scratch)}
     ran = subprocess.run(
-        [*_ALONE, *command],
+        [*DYING_WITH_PARENT, *_ALONE, *command],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        preexec_fn=die_with_parent,
     )
     if ran.returncode:
         raise BuildFailed(f"{shlex.join(command)}: {ran.stdout[-2000:]}")

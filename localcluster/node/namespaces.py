@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from localcluster.node import cgroups, guard
-from localcluster.processes import StartFailed, die_with_parent, tail
+from localcluster.processes import DYING_WITH_PARENT, StartFailed, tail
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET = 0x40000000
@@ -113,13 +113,12 @@ class Namespaces:
         command = [*_UNSHARE, sys.executable, "-m", "localcluster.node.init", self._interface]
         with log.open("ab") as errors:
             first = await asyncio.create_subprocess_exec(
-                *("/bin/sh", "-c", _START, "start", self._cgroup_files(), *command),
+                *(*DYING_WITH_PARENT, "/bin/sh", "-c", _START, "start", self._cgroup_files(), *command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 env=self._env,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
             )
         self._stack.push_async_callback(_killed, first)
         assert first.stdout is not None

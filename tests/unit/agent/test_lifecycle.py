@@ -852,7 +852,9 @@ async def test_a_pod_that_goes_during_its_load_is_waited_for_by_nobody(on_node: 
 async def test_a_pod_that_ends_while_its_load_waits_for_its_turn_gets_none(on_node: Node) -> None:
     first, ends = await on_node.stage(), await on_node.stage("p2")  # on one GPU
     on_node.triton.takes[NAME] = 3
-    loads = on_node.lifecycle.start_load(first), on_node.lifecycle.start_load(ends)
+    loads = [on_node.lifecycle.start_load(first)]
+    await until(lambda: on_node.triton.held.get(NAME) is IndexState.LOADING)
+    loads.append(on_node.lifecycle.start_load(ends))
     await until(lambda: "on its GPU" in ends.reason)
     ends.deleting = True  # it keeps its files until it is gone
     await asyncio.gather(*loads)

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -420,11 +421,11 @@ async def test_a_disk_that_cannot_be_read_now_makes_nobody_an_orphan(
     model = await on_node.stage()
     await on_node.settle()
 
-    def broken(self: Path, *_: object) -> str:
+    def broken(self: Path, *_: object) -> IO[Any]:
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", broken)
+        patch.setattr(Path, "open", broken)
         with pytest.raises(OSError, match="Too many open files"):
             await on_node.reconciler.step()
     await on_node.settle()
