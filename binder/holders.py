@@ -13,7 +13,7 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.memory import held_bytes
-from berth.contract.pod import PodRef, effective_request, is_deleting, is_placed, parse_model_pod, pod_ref
+from berth.contract.pod import PodRef, effective_request, is_deleting, is_model_pod, parse_model_pod, pod_ref
 from berth.contract.report import CODE_BACKENDS, ModelReport
 from binder.amounts import pod_amounts
 from binder.demand import Demand, controller_of, host_ports, pod_claims
@@ -70,11 +70,7 @@ def placed_holder(demand: Demand, node: NodeName, gpu: GpuChoice) -> Holder:
 
 
 def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
-    """A pod that is bound to the node. Never fails: what can be read of it is counted.
-
-    A pod that no binder has given a GPU is an ordinary one, whatever it asks for: its agent loads nothing
-    for it, and its owner, who has put it there, could otherwise close the node with a number.
-    """
+    """A pod that is bound to the node. Never fails: what can be read of it is counted."""
     plain = Holder(
         pod_ref(pod),
         node,
@@ -88,7 +84,7 @@ def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
             pod["metadata"].get("namespace", ""), controller_of(pod), pod["metadata"].get("labels") or {}
         ),
     )
-    if not is_placed(pod, keys):
+    if not is_model_pod(pod, keys):
         return plain
     try:
         model = parse_model_pod(pod, keys)
