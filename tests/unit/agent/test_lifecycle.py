@@ -1,6 +1,7 @@
 """Loads and unloads beside a Triton that refuses, goes away, or takes its time."""
 
 import asyncio
+import errno
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -995,3 +996,15 @@ async def test_triton_is_not_restarted_while_another_model_is_being_loaded(tmp_p
     await node.lifecycle.restart_if_stuck()
     assert not (tmp_path / "restart-triton").exists()
     await node.lifecycle.close()
+
+
+async def test_a_model_serves_on_though_the_disk_is_too_full_to_note_it(
+    on_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(on_node.repository, "learn", full)
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, on_node.triton.held[NAME]) == (ModelState.READY, IndexState.READY)

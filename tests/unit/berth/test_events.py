@@ -192,3 +192,16 @@ async def test_what_is_being_written_at_the_end_is_written(api: RecordingClient)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert len(api.written) == 1
+
+
+async def test_an_answer_without_a_name_loses_no_later_event(api: RecordingClient) -> None:
+    async def nameless(path: str, body: object) -> dict[str, object]:
+        api.written.append(("create", path, body))  # type: ignore[arg-type]
+        return {}
+
+    api.create = nameless  # type: ignore[method-assign, assignment]
+    events = recorder(api)
+    for _ in range(2):
+        events.record(POD, "Warning", "Unschedulable", "no GPU")
+        await events.flush()
+    assert [verb for verb, _, _ in api.written] == ["create", "create"]
