@@ -19,7 +19,7 @@ from berth.runtime.process import run_process
 from berth.runtime.tasks import supervise
 from proxy.config import ProxyOptions
 from proxy.drain import Stage, in_order
-from proxy.load import LoadReport, encode_stat
+from proxy.exchange.load import LoadReport, encode_stat
 from proxy.memory import settle
 from proxy.metrics import Figures, ProxyCollector
 from proxy.server import serving

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from berth.runtime.tasks import supervise, wait_until_set
-from proxy.breaker import Breaker, SharedBreaker
 from proxy.config import ProxyOptions
-from proxy.grpc_front import GrpcFront
-from proxy.load import LoadMeter, LoadReport
+from proxy.exchange.breaker import Breaker, SharedBreaker
+from proxy.exchange.load import LoadMeter, LoadReport
+from proxy.fronts.grpc.front import GrpcFront
+from proxy.fronts.rest.front import RestFront
+from proxy.fronts.tls import Certificates, certificates_of, follow_certificates
 from proxy.metrics import Figures, Traffic
-from proxy.rest_front import RestFront
-from proxy.tls import Certificates, certificates_of, follow_certificates
 from proxy.upstream import Upstream
 
 _TICK_SECONDS = 1.0

@@ -22,7 +22,7 @@ from berth.contract.ids import ModelName
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from proxy.bodies import TooLarge, read_whole
-from proxy.model_facts import ModelFacts
+from proxy.exchange.model_facts import ModelFacts
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from typing import Any
 from berth.runtime.errors import EXIT_CRASH, CannotStart
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
-from proxy.breaker import shared_limit
 from proxy.config import ProxyOptions
+from proxy.exchange.breaker import shared_limit
 from proxy.metrics import Figures
 from proxy.upstream import Upstream
 

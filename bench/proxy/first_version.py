@@ -14,7 +14,7 @@ import grpc.aio
 from aiohttp import web
 
 from bench.proxy.upstreams import MODEL
-from proxy import wire
+from proxy.codecs import protobuf
 
 _LIMIT = asyncio.Semaphore(256)
 _NOT_FORWARDED = ("host", "connection", "content-length", "transfer-encoding", "expect")
@@ -53,7 +53,7 @@ class Grpc(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         async def unary(request: bytes, context: Any) -> bytes:
-            if wire.model_name(request) != MODEL.encode():
+            if protobuf.model_name(request) != MODEL.encode():
                 await context.abort(grpc.StatusCode.NOT_FOUND, "unknown model")
             async with _LIMIT:
                 answer: bytes = await self._channel.unary_unary(details.method, None, None)(request)

@@ -10,16 +10,16 @@ from weakref import WeakKeyDictionary
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
-from proxy.breaker import Breaker
-from proxy.grpc_client import ClientConnection
-from proxy.grpc_front import GrpcFront
-from proxy.grpc_upstream import UpstreamConnection
-from proxy.load import LoadMeter
+from proxy.exchange.breaker import Breaker
+from proxy.exchange.load import LoadMeter
+from proxy.exchange.model_facts import ModelFacts
+from proxy.fronts.grpc.client import ClientConnection
+from proxy.fronts.grpc.front import GrpcFront
+from proxy.fronts.grpc.upstream import UpstreamConnection
+from proxy.fronts.rest.client import RestConnection
+from proxy.fronts.rest.front import RestFront
+from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
 from proxy.metrics import Traffic
-from proxy.model_facts import ModelFacts
-from proxy.rest_client import RestConnection
-from proxy.rest_front import RestFront
-from proxy.rest_upstream import UpstreamHttp, UpstreamPool
 from proxy.upstream import Access, Upstream
 
 KEY = "triton-grpc-protocol-berth-inference-key"

@@ -13,8 +13,8 @@ import h2.settings
 from h2.settings import SettingCodes
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.grpc_head import INFER
-from proxy.messages import framed
+from proxy.exchange.messages import framed
+from proxy.fronts.grpc.head import INFER
 from tests.fakes.data_plane import GrpcPair
 
 

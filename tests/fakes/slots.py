@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from proxy.breaker import Breaker
+from proxy.exchange.breaker import Breaker
 
 
 class _Holder:

@@ -14,15 +14,15 @@ import h11
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy import wire
-from proxy.h2 import frames
-from proxy.json_guard import MAX_DEPTH, BadJson, check_infer
-from proxy.messages import InferGuard
-from proxy.model_facts import ModelFacts
-from proxy.status import Refused
+from proxy.codecs import protobuf
+from proxy.codecs.grpc_status import Refused
+from proxy.codecs.h2 import frames
+from proxy.codecs.json_guard import MAX_DEPTH, BadJson, check_infer
+from proxy.exchange.messages import InferGuard
+from proxy.exchange.model_facts import ModelFacts
 from tests.fakes.data_plane import GrpcPair, RestPair, settle, triton_at_hand
 
-OWN = wire.OwnModel(b"own")
+OWN = protobuf.OwnModel(b"own")
 FACTS = ModelFacts(fixed_outputs=frozenset({"FIXED"}))
 _OWN_TARGET = re.compile(rb"/v2/models/own(/versions/[0-9]+)?(/[a-z_]+)?")
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -191,13 +191,13 @@ def message(data: bytes) -> None:
         guard.whole(data)
     except Refused:
         return
-    walker = wire.InferWalker()
+    walker = protobuf.InferWalker()
     step = max(1, len(data) // 3)
     try:
         for start in range(0, len(data), step):
             walker.feed(data[start : start + step])
         walker.finish()
-    except wire.BadMessage:
+    except protobuf.BadMessage:
         pass  # the walk looks into tensors too, which the quick way need not
     else:
         assert walker.name == OWN.name

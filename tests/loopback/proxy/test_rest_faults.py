@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
-from proxy.breaker import Breaker
-from proxy.load import LoadMeter
+from proxy.exchange.breaker import Breaker
+from proxy.exchange.load import LoadMeter
+from proxy.fronts.rest.front import RestFront
 from proxy.metrics import Traffic
-from proxy.rest_front import RestFront
 from proxy.upstream import Access, open_upstream
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"

@@ -35,11 +35,11 @@ from localcluster.addresses import cluster_network
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.processes import end, spawn, tail
 from localcluster.samples import SIMPLE_MODEL
-from proxy.breaker import Breaker
-from proxy.grpc_front import GrpcFront
-from proxy.load import LoadMeter
+from proxy.exchange.breaker import Breaker
+from proxy.exchange.load import LoadMeter
+from proxy.fronts.grpc.front import GrpcFront
+from proxy.fronts.rest.front import RestFront
 from proxy.metrics import Traffic
-from proxy.rest_front import RestFront
 from proxy.upstream import Access, Upstream, open_upstream
 from tests.fakes.slots import held
 

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from proxy.breaker import Breaker
-from proxy.model_facts import ModelFacts
+from proxy.exchange.breaker import Breaker
+from proxy.exchange.model_facts import ModelFacts
 from tests.fakes.data_plane import GrpcPair, triton_at_hand
 from tests.fakes.grpc_peers import Both
 

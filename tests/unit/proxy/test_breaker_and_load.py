@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from proxy.breaker import Breaker, QueueFull, SharedBreaker, shared_limit
 from proxy.drain import Stage, in_order
-from proxy.load import LoadMeter, LoadReport, encode_stat
+from proxy.exchange.breaker import Breaker, QueueFull, SharedBreaker, shared_limit
+from proxy.exchange.load import LoadMeter, LoadReport, encode_stat
 
 
 def breaker(limit: int, depth: int) -> tuple[Breaker, LoadMeter]:

@@ -15,12 +15,13 @@ import pytest
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy import grpc_client, wire
-from proxy.grpc_head import INFER, STREAM_INFER
-from proxy.h2 import frames
-from proxy.h2.frames import ErrorCode
-from proxy.messages import framed
-from proxy.model_facts import ModelFacts
+from proxy.codecs import protobuf
+from proxy.codecs.h2 import frames
+from proxy.codecs.h2.frames import ErrorCode
+from proxy.exchange.messages import framed
+from proxy.exchange.model_facts import ModelFacts
+from proxy.fronts.grpc import client as grpc_client
+from proxy.fronts.grpc.head import INFER, STREAM_INFER
 from tests.fakes.data_plane import KEY, make_breaker
 from tests.fakes.grpc_peers import Connect, request
 
@@ -143,16 +144,16 @@ async def test_interleaved_calls_do_not_disturb_each_other(connect: Connect, see
 
 TRICKS: dict[str, bytes] = {
     "another name": request("other"),
-    "an empty name": wire.encode_bytes(1, b"") + request(""),
-    "the last of two names counts": request("own") + wire.encode_bytes(1, b"other"),
-    "an unknown field between": wire.encode_bytes(1, b"own")
-    + wire.encode_bytes(99, b"x")
-    + wire.encode_bytes(1, b"other"),
-    "a name cut by NUL": wire.encode_bytes(1, b"own\x00other"),
+    "an empty name": protobuf.encode_bytes(1, b"") + request(""),
+    "the last of two names counts": request("own") + protobuf.encode_bytes(1, b"other"),
+    "an unknown field between": protobuf.encode_bytes(1, b"own")
+    + protobuf.encode_bytes(99, b"x")
+    + protobuf.encode_bytes(1, b"other"),
+    "a name cut by NUL": protobuf.encode_bytes(1, b"own\x00other"),
     "a name with another wire type": b"\x08\x01" + request("own"),
-    "a group": wire.encode_bytes(1, b"own") + b"\x0b\x0c",
+    "a group": protobuf.encode_bytes(1, b"own") + b"\x0b\x0c",
     "an overlong key": b"\x8a\x00\x05other" + b"",
-    "an overlong length": wire.encode_bytes(1, b"own") + b"\x0a\x85\x80\x00other",
+    "an overlong length": protobuf.encode_bytes(1, b"own") + b"\x0a\x85\x80\x00other",
     "shared memory": request("own", shared_memory_region="r"),
     "classes of what may be empty": pb.ModelInferRequest(
         model_name="own",
@@ -173,7 +174,7 @@ async def test_no_trick_reaches_triton(connect: Connect, trick: str, frames_of: 
     """Nor in a message that is too long to be held: its end never goes on."""
     both, message = connect(), TRICKS[trick]
     if long:
-        message = wire.encode_bytes(1, b"own") + wire.encode_bytes(7, b"x" * 300_000) + message
+        message = protobuf.encode_bytes(1, b"own") + protobuf.encode_bytes(7, b"x" * 300_000) + message
         frames_of = max(frames_of, 5000)
     stream, data = both.client.call(), framed(message)
     for at in range(0, len(data), min(frames_of, 16_000)):

@@ -12,12 +12,12 @@ from h2.settings import SettingCodes
 from tritonclient.grpc import service_pb2 as pb
 
 from berth.contract.endpoint import Endpoint
-from proxy import wire
-from proxy.grpc_head import INFER, STREAM_INFER
-from proxy.h2 import frames, hpack
-from proxy.h2.frames import ErrorCode, Setting
-from proxy.messages import ResponseReader, framed
-from proxy.model_facts import ModelFacts
+from proxy.codecs import protobuf
+from proxy.codecs.h2 import frames, hpack
+from proxy.codecs.h2.frames import ErrorCode, Setting
+from proxy.exchange.messages import ResponseReader, framed
+from proxy.exchange.model_facts import ModelFacts
+from proxy.fronts.grpc.head import INFER, STREAM_INFER
 from tests.fakes.data_plane import make_breaker
 from tests.fakes.grpc_peers import Both, Connect, request
 
@@ -419,17 +419,20 @@ async def test_a_packed_final_response_gives_its_slot_back(connect: Connect) -> 
     assert both.pair.front.breaker.running == 0
 
 
-_OWN = wire.encode_bytes(1, b"own")
-_CLASSES = wire.encode_bytes(
-    6, wire.encode_bytes(1, b"OUT") + wire.encode_bytes(2, wire.encode_bytes(1, b"classification"))
+_OWN = protobuf.encode_bytes(1, b"own")
+_CLASSES = protobuf.encode_bytes(
+    6,
+    protobuf.encode_bytes(1, b"OUT") + protobuf.encode_bytes(2, protobuf.encode_bytes(1, b"classification")),
 )
-_INPUT = wire.encode_bytes(1, b"a") + wire.encode_bytes(2, b"INT8") + b"\x1a\x01\x01"
+_INPUT = protobuf.encode_bytes(1, b"a") + protobuf.encode_bytes(2, b"INT8") + b"\x1a\x01\x01"
 MANY_FIELDS = {
     "parameters": _OWN + b"\x22\x00" * 2**22,
-    "inputs": _OWN + wire.encode_bytes(5, _INPUT) * 2**19,
-    "inputs beside classes": _OWN + _CLASSES + wire.encode_bytes(5, _INPUT) * 2**19,
-    "sizes of a shape": _OWN + _CLASSES + wire.encode_bytes(5, wire.encode_bytes(3, b"\x01" * 65_000)) * 100,
-    "fields of a parameter": _OWN + _CLASSES + wire.encode_bytes(4, b"\x0a\x00" * 8_000) * 500,
+    "inputs": _OWN + protobuf.encode_bytes(5, _INPUT) * 2**19,
+    "inputs beside classes": _OWN + _CLASSES + protobuf.encode_bytes(5, _INPUT) * 2**19,
+    "sizes of a shape": _OWN
+    + _CLASSES
+    + protobuf.encode_bytes(5, protobuf.encode_bytes(3, b"\x01" * 65_000)) * 100,
+    "fields of a parameter": _OWN + _CLASSES + protobuf.encode_bytes(4, b"\x0a\x00" * 8_000) * 500,
     "numbers": _OWN + b"\x18\x01" * 2**22,
     "names": _OWN * 2**21,
 }
@@ -465,8 +468,8 @@ async def test_a_request_of_very_many_fields_is_refused_in_little_time(
 
 
 async def test_a_request_of_many_inputs_is_served(connect: Connect) -> None:
-    body = _OWN + wire.encode_bytes(5, _INPUT) * 2500 + wire.encode_bytes(7, b"x") * 2500
-    for message in (body, body + wire.encode_bytes(7, bytes(300_000))):  # whole, and as it streams by
+    body = _OWN + protobuf.encode_bytes(5, _INPUT) * 2500 + protobuf.encode_bytes(7, b"x") * 2500
+    for message in (body, body + protobuf.encode_bytes(7, bytes(300_000))):  # whole, and as it streams by
         both = connect()
         stream, data = both.client.call(), framed(message)
         while data:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy import grpc_client, wire
-from proxy.grpc_client import ClientConnection
-from proxy.grpc_head import INFER, MODEL_READY, STATISTICS, STREAM_INFER
-from proxy.h2 import frames, hpack
-from proxy.h2.frames import (  # fmt: skip
+from proxy.codecs import protobuf
+from proxy.codecs.grpc_status import Status
+from proxy.codecs.h2 import frames, hpack
+from proxy.codecs.h2.frames import (  # fmt: skip
     CONTINUATION,
     DATA,
     GOAWAY,
@@ -27,9 +26,11 @@ from proxy.h2.frames import (  # fmt: skip
     WINDOW_UPDATE,
     ErrorCode,
 )
-from proxy.messages import framed
-from proxy.policy import HIDDEN_EXTENSIONS, SERVICE
-from proxy.status import Status
+from proxy.exchange.messages import framed
+from proxy.exchange.policy import HIDDEN_EXTENSIONS, SERVICE
+from proxy.fronts.grpc import client as grpc_client
+from proxy.fronts.grpc.client import ClientConnection
+from proxy.fronts.grpc.head import INFER, MODEL_READY, STATISTICS, STREAM_INFER
 from proxy.upstream import Answer, NotServed
 from tests.fakes.data_plane import GrpcPair, Wire, make_breaker, settle
 from tests.fakes.grpc_peers import Both, Connect, request
@@ -389,19 +390,19 @@ async def test_a_length_is_kept(connect: Connect, length: int, sent: int, ends: 
         (INFER, b"\0\xff\xff\xff\xff", Status.RESOURCE_EXHAUSTED, "are taken"),
         (INFER, framed(b"\xff"), Status.INVALID_ARGUMENT, "unreadable request"),
         (INFER, framed(request("other")), Status.NOT_FOUND, "unknown model: 'other'"),
-        (STATISTICS, framed(wire.encode_bytes(1, b"other")), Status.INVALID_ARGUMENT, "'other' is not available"),
-        (f"/{SERVICE}/ModelConfig", framed(wire.encode_bytes(1, b"other")), Status.NOT_FOUND, "'other'"),
+        (STATISTICS, framed(protobuf.encode_bytes(1, b"other")), Status.INVALID_ARGUMENT, "'other' is not available"),
+        (f"/{SERVICE}/ModelConfig", framed(protobuf.encode_bytes(1, b"other")), Status.NOT_FOUND, "'other'"),
         # A name that is no text is somebody else's, whoever is asked.
-        (INFER, framed(wire.encode_bytes(1, b"\xff")), Status.NOT_FOUND, "unknown model"),
-        (STATISTICS, framed(wire.encode_bytes(1, b"\xff")), Status.INVALID_ARGUMENT, "is not available"),
-        (f"/{SERVICE}/ModelConfig", framed(wire.encode_bytes(1, b"\xff")), Status.NOT_FOUND, "unknown model"),
+        (INFER, framed(protobuf.encode_bytes(1, b"\xff")), Status.NOT_FOUND, "unknown model"),
+        (STATISTICS, framed(protobuf.encode_bytes(1, b"\xff")), Status.INVALID_ARGUMENT, "is not available"),
+        (f"/{SERVICE}/ModelConfig", framed(protobuf.encode_bytes(1, b"\xff")), Status.NOT_FOUND, "unknown model"),
         (f"/{SERVICE}/ModelConfig", framed(b"\xff"), Status.INVALID_ARGUMENT, "unreadable"),
         (f"/{SERVICE}/ModelConfig", b"\0\0\x05\0\0", Status.RESOURCE_EXHAUSTED, "a request of"),
         (f"/{SERVICE}/LogSettings", framed(b""), Status.PERMISSION_DENIED, "beyond the model"),
         (f"/{SERVICE}/Other", framed(b""), Status.UNIMPLEMENTED, "unknown method"),
         (f"/{SERVICE}/RepositoryIndex", framed(b"\xff") , Status.INVALID_ARGUMENT, "unreadable"),
         ("/grpc.health.v1.Health/Check", framed(b"\xff"), Status.INVALID_ARGUMENT, "unreadable"),
-        ("/grpc.health.v1.Health/Check", framed(wire.encode_bytes(1, b"x")), Status.NOT_FOUND, "unknown service"),
+        ("/grpc.health.v1.Health/Check", framed(protobuf.encode_bytes(1, b"x")), Status.NOT_FOUND, "unknown service"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_served_is_told_with_its_status(
@@ -461,12 +462,12 @@ async def test_readiness_is_told_here(connect: Connect) -> None:
     both = connect()
     reasons: list[str | None] = [None]
     both.pair.front.not_ready = lambda: reasons[-1]
-    own = wire.encode_bytes(1, b"own")
+    own = protobuf.encode_bytes(1, b"own")
     health, live, ready = "/grpc.health.v1.Health/Check", f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady"
-    service = wire.encode_bytes(1, SERVICE.encode())
+    service = protobuf.encode_bytes(1, SERVICE.encode())
     assert [await told(both, one) for one in (live, ready)] == [(0, b"\x08\x01")] * 2
     assert [await told(both, health, one) for one in (b"", service)] == [(0, b"\x08\x01")] * 2
-    assert await told(both, MODEL_READY, wire.encode_bytes(1, b"other")) == (0, b"")
+    assert await told(both, MODEL_READY, protobuf.encode_bytes(1, b"other")) == (0, b"")
     assert not both.pair.tritons
     reasons.append("draining")
     assert [await told(both, one) for one in (live, ready)] == [(0, b"\x08\x01"), (0, b"")]
@@ -509,11 +510,11 @@ async def test_the_index_and_the_server_are_told_from_what_triton_says(connect: 
 
 async def test_statistics_of_all_are_those_of_the_own_model(connect: Connect) -> None:
     both = connect()
-    for asked in (b"", wire.encode_bytes(1, b"own")):
+    for asked in (b"", protobuf.encode_bytes(1, b"own")):
         stream = both.client.call(STATISTICS)
         both.client.send(stream, framed(asked), end=True)
         both.exchange()
-        assert both.triton.messages(stream) == [wire.encode_bytes(1, b"own")]
+        assert both.triton.messages(stream) == [protobuf.encode_bytes(1, b"own")]
 
 
 async def test_a_watch_ends_with_its_client_or_the_proxy(connect: Connect) -> None:

@@ -10,11 +10,11 @@ import h2.events
 import h2.stream
 import pytest
 
-from proxy import grpc_client
-from proxy.grpc_client import Call
-from proxy.grpc_head import INFER, STREAM_INFER
-from proxy.h2.connection import CONNECTION_WINDOW, FIRST_WINDOW, MAX_FRAME, H2Connection, Stream
-from proxy.messages import framed
+from proxy.codecs.h2.connection import CONNECTION_WINDOW, FIRST_WINDOW, MAX_FRAME, H2Connection, Stream
+from proxy.exchange.messages import framed
+from proxy.fronts.grpc import client as grpc_client
+from proxy.fronts.grpc.client import Call
+from proxy.fronts.grpc.head import INFER, STREAM_INFER
 from tests.fakes.data_plane import make_breaker
 from tests.fakes.grpc_peers import Both, Connect, request
 

@@ -8,10 +8,10 @@ import zlib
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy import wire
-from proxy.grpc_upstream import MessageCounter
-from proxy.h2.connection import MAX_FRAME
-from proxy.messages import (
+from proxy.codecs import protobuf
+from proxy.codecs.grpc_status import Refused, Status
+from proxy.codecs.h2.connection import MAX_FRAME
+from proxy.exchange.messages import (
     HOLD_BYTES,
     InferGuard,
     MessageReader,
@@ -22,11 +22,11 @@ from proxy.messages import (
     inflate,
     stream_error,
 )
-from proxy.model_facts import ModelFacts
-from proxy.status import Refused, Status
+from proxy.exchange.model_facts import ModelFacts
+from proxy.fronts.grpc.upstream import MessageCounter
 from tests.fakes.grpc_peers import request
 
-OWN = wire.OwnModel(b"own")
+OWN = protobuf.OwnModel(b"own")
 FIXED = ModelFacts(fixed_outputs=frozenset({"A"}))
 
 
@@ -89,7 +89,7 @@ def test_a_refusal_names_its_message() -> None:
 
 def test_what_is_refused_only_at_its_end_ends_the_call() -> None:
     """A part of it is with Triton already, which must never have the rest."""
-    message = request(size=LONG) + wire.encode_bytes(1, b"other")
+    message = request(size=LONG) + protobuf.encode_bytes(1, b"other")
     one, data = reader(), framed(message)
     assert all(isinstance(item, Piece) for item in one.feed(data[: HOLD_BYTES + 10]))
     with pytest.raises(Refused, match="'other'"):
@@ -178,8 +178,8 @@ def test_a_name_is_filled_in_only_where_it_means_all() -> None:
     assert plain.whole(OWN.field) == OWN.field
     for guard, message in (
         (plain, b""),
-        (plain, wire.encode_bytes(1, b"x")),
-        (fills, wire.encode_bytes(1, b"x")),
+        (plain, protobuf.encode_bytes(1, b"x")),
+        (fills, protobuf.encode_bytes(1, b"x")),
     ):
         with pytest.raises(Refused):
             guard.whole(message)

@@ -6,9 +6,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from berth.contract.ids import ModelName
-from proxy import wire
-from proxy.headers import is_forwarded
-from proxy.policy import RPC_RULES, SERVICE, Route, Verdict, decide_rest, decide_rpc, is_own
+from proxy.codecs import protobuf
+from proxy.codecs.headers import is_forwarded
+from proxy.exchange.policy import RPC_RULES, SERVICE, Route, Verdict, decide_rest, decide_rpc, is_own
 
 
 def test_every_rpc_of_triton_has_a_verdict_and_no_other_is_known() -> None:
@@ -151,12 +151,12 @@ def random_request(rng: random.Random) -> pb.ModelInferRequest:
 
 
 def asks_for_shared_memory(message: bytes, pieces: int = 1) -> bool:
-    walker = wire.InferWalker()
+    walker = protobuf.InferWalker()
     try:
         for start in range(0, len(message), size := max(1, len(message) // pieces)):
             walker.feed(message[start : start + size])
         walker.finish()
-    except wire.AsksForSharedMemory:
+    except protobuf.AsksForSharedMemory:
         return True
     return False
 
@@ -166,17 +166,17 @@ def test_our_reading_is_protobufs_reading(seed: int) -> None:
     """Also for messages joined end to end, where the last of a repeated field counts and maps merge."""
     rng = random.Random(seed)
     message = b"".join(random_request(rng).SerializeToString() for _ in range(rng.randrange(1, 4)))
-    message += wire.encode_bytes(99, rng.randbytes(5))  # an unknown field
+    message += protobuf.encode_bytes(99, rng.randbytes(5))  # an unknown field
     parsed = pb.ModelInferRequest.FromString(message)
-    assert wire.model_name(message) == parsed.model_name.encode()
+    assert protobuf.model_name(message) == parsed.model_name.encode()
     wanted = any(
         key.startswith("shared_memory_")
         for tensor in (*parsed.inputs, *parsed.outputs)
         for key in tensor.parameters
     )
     assert asks_for_shared_memory(message, rng.randrange(1, 9)) is wanted
-    own = wire.OwnModel(b"m")
-    if wire.names_model(message, own.field):  # the quick way says yes only where it is right
+    own = protobuf.OwnModel(b"m")
+    if protobuf.names_model(message, own.field):  # the quick way says yes only where it is right
         assert parsed.model_name == "m"
 
 
@@ -188,8 +188,8 @@ def test_damaged_messages_are_refused_and_never_another_error(seed: int) -> None
         message[rng.randrange(len(message))] = rng.randrange(256)
     damaged = bytes(message[: rng.randrange(len(message) + 1)])
     try:
-        name, shared = wire.model_name(damaged), asks_for_shared_memory(damaged)
-    except wire.BadMessage:
+        name, shared = protobuf.model_name(damaged), asks_for_shared_memory(damaged)
+    except protobuf.BadMessage:
         return
     try:
         parsed = pb.ModelInferRequest.FromString(damaged)
@@ -214,5 +214,5 @@ def test_damaged_messages_are_refused_and_never_another_error(seed: int) -> None
     ],
 )
 def test_messages_that_parsers_could_read_differently_are_refused(message: bytes) -> None:
-    with pytest.raises(wire.BadMessage):
-        wire.model_name(message)
+    with pytest.raises(protobuf.BadMessage):
+        protobuf.model_name(message)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from proxy import grpc_client, rest_client
-from proxy.grpc_head import INFER, STREAM_INFER
-from proxy.grpc_upstream import UpstreamConnection
-from proxy.h2.connection import H2Connection
-from proxy.http1 import HEADER_LENGTH
-from proxy.messages import MessageReader, framed
+from proxy.codecs.h2.connection import H2Connection
+from proxy.codecs.http1 import HEADER_LENGTH
+from proxy.exchange.messages import MessageReader, framed
+from proxy.fronts.grpc import client as grpc_client
+from proxy.fronts.grpc.head import INFER, STREAM_INFER
+from proxy.fronts.grpc.upstream import UpstreamConnection
+from proxy.fronts.rest import client as rest_client
 from tests.fakes.data_plane import RestPair, make_breaker
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.unit.proxy.test_rest_bytes import OK, drive, infer

@@ -12,10 +12,11 @@ import h11
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from proxy import rest_client, rest_upstream
-from proxy.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH
-from proxy.policy import HIDDEN_EXTENSIONS
-from proxy.rest_upstream import UpstreamHttp, UpstreamPool
+from proxy.codecs.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH
+from proxy.exchange.policy import HIDDEN_EXTENSIONS
+from proxy.fronts.rest import client as rest_client
+from proxy.fronts.rest import upstream as rest_upstream
+from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
 from proxy.upstream import Answer, NotServed
 from tests.fakes.data_plane import RestPair, make_breaker, settle
 from tests.unit.proxy.test_rest_bytes import BODY, OK, Connect, chunked, drive, infer, seen

@@ -13,8 +13,8 @@ import h11
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from proxy import rest_client
-from proxy.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
+from proxy.codecs.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
+from proxy.fronts.rest import client as rest_client
 from tests.fakes.data_plane import RestPair, make_breaker, settle
 
 TENSOR = {"name": "I", "datatype": "INT32", "shape": [2], "data": [1, 2]}
@@ -389,7 +389,7 @@ async def test_a_head_has_its_time_however_it_is_cut(
 ) -> None:
     """A byte now and then does not give it more, and the next head has a time of its own."""
     clock = Clock()
-    monkeypatch.setattr("proxy.rest_client.time", clock)
+    monkeypatch.setattr("proxy.fronts.rest.client.time", clock)
     pair = connect()
     await drive(pair, infer()[:20])
     clock.now += 9

@@ -16,14 +16,14 @@ import pytest
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
 from berth.runtime.errors import CannotStart
-from proxy import listener as listener_module
 from proxy import server as module
-from proxy import tcp
-from proxy.breaker import shared_limit
 from proxy.config import ProxyOptions
-from proxy.grpc_head import INFER
-from proxy.listener import Listener
-from proxy.messages import framed
+from proxy.exchange.breaker import shared_limit
+from proxy.exchange.messages import framed
+from proxy.fronts import listener as listener_module
+from proxy.fronts import tcp
+from proxy.fronts.grpc.head import INFER
+from proxy.fronts.listener import Listener
 from proxy.metrics import Traffic
 from proxy.server import Server, serving
 from tests.fakes.data_plane import GrpcPair, RestPair, own_upstream, settle, triton_at_hand

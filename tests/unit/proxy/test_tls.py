@@ -15,9 +15,9 @@ from cryptography.x509.oid import NameOID
 
 from berth.contract.ids import ModelName
 from berth.runtime.errors import ConfigError
-from proxy import tls
 from proxy.config import ProxyOptions
-from proxy.tls import Certificates, certificates_of, follow_certificates
+from proxy.fronts import tls
+from proxy.fronts.tls import Certificates, certificates_of, follow_certificates
 
 
 class Files:

@@ -7,14 +7,14 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy import wire
-from proxy.load import LoadReport, encode_stat
-from proxy.lookup import Lookup
-from proxy.model_facts import ModelFacts
-from proxy.status import Refused, Status, trailers, try_again
+from proxy.codecs import protobuf
+from proxy.codecs.grpc_status import Refused, Status, trailers, try_again
+from proxy.codecs.lookup import Lookup
+from proxy.exchange.load import LoadReport, encode_stat
+from proxy.exchange.model_facts import ModelFacts
 
-OWN = wire.OwnModel(b"own")
-KEY = wire.encode_bytes
+OWN = protobuf.OwnModel(b"own")
+KEY = protobuf.encode_bytes
 
 
 def varint(value: int) -> bytes:
@@ -24,8 +24,8 @@ def varint(value: int) -> bytes:
     return out + bytes([value])
 
 
-def walked(message: bytes, pieces: int = 1) -> wire.InferWalker:
-    walker = wire.InferWalker()
+def walked(message: bytes, pieces: int = 1) -> protobuf.InferWalker:
+    walker = protobuf.InferWalker()
     for start in range(0, len(message), size := max(1, -(-len(message) // pieces))):
         walker.feed(message[start : start + size])
     walker.finish()
@@ -63,8 +63,8 @@ def test_what_decides_is_read_as_protobuf_reads_it_in_pieces_of_any_size(seed: i
             o.name.encode() for o in request.outputs if "classification" in o.parameters
         ]
         assert walker.has_empty_input is any(0 in tensor.shape for tensor in request.inputs)
-    assert wire.request_id(message) == b"7"
-    assert next((f.number, f.content is None) for f in wire.fields(message)) == (1, False)
+    assert protobuf.request_id(message) == b"7"
+    assert next((f.number, f.content is None) for f in protobuf.fields(message)) == (1, False)
 
 
 def test_a_size_that_stands_alone_is_one_of_the_shape() -> None:
@@ -81,7 +81,7 @@ def test_an_unknown_field_of_any_kind_is_passed_over() -> None:
     for field in unknown:
         message = field + KEY(1, b"own") + KEY(5, KEY(1, b"I") + field) + field
         assert walked(message, 3).name == b"own"
-        assert wire.model_name(message) == b"own"
+        assert protobuf.model_name(message) == b"own"
         pb.ModelInferRequest.FromString(message)
 
 
@@ -104,47 +104,47 @@ def test_an_unknown_field_of_any_kind_is_passed_over() -> None:
 )
 def test_what_could_be_read_otherwise_is_refused(message: bytes) -> None:
     for pieces in (1, len(message)):
-        with pytest.raises(wire.BadMessage):
+        with pytest.raises(protobuf.BadMessage):
             walked(message, pieces)
 
 
 def test_a_message_has_so_many_fields_and_no_more() -> None:
     """Those of its tensors and the sizes of its shapes counted."""
-    most = wire.MAX_FIELDS
+    most = protobuf.MAX_FIELDS
     many = KEY(1, b"own") + b"\x98\x06\x05" * (most - 1)
-    assert walked(many).name == wire.model_name(many) == b"own"
+    assert walked(many).name == protobuf.model_name(many) == b"own"
     inner = KEY(5, b"\x98\x06\x05" * (most - 2))
     assert walked(KEY(1, b"own") + inner)
     shape = KEY(5, KEY(3, b"\x01" * (most - 3)))
     assert walked(KEY(1, b"own") + shape)
     for more in (many, KEY(1, b"own") + inner, KEY(1, b"own") + shape):
-        with pytest.raises(wire.BadMessage, match="more than"):
+        with pytest.raises(protobuf.BadMessage, match="more than"):
             walked(more + b"\x98\x06\x05")
-    with pytest.raises(wire.BadMessage, match="more than"):
-        list(wire.fields(many + b"\x98\x06\x05"))
-    assert not wire.names_model(KEY(1, b"own") + KEY(2, b"") * (most + 1), OWN.field)
+    with pytest.raises(protobuf.BadMessage, match="more than"):
+        list(protobuf.fields(many + b"\x98\x06\x05"))
+    assert not protobuf.names_model(KEY(1, b"own") + KEY(2, b"") * (most + 1), OWN.field)
 
 
 def test_names_and_parameters_are_kept_up_to_a_size() -> None:
-    most = wire.COLLECT_BYTES
+    most = protobuf.COLLECT_BYTES
     fits = KEY(1, b"n" * most)
     assert walked(fits, 3).name == b"n" * most
-    with pytest.raises(wire.BadMessage, match="bytes"):
+    with pytest.raises(protobuf.BadMessage, match="bytes"):
         walked(KEY(1, b"n" * (most + 1)))
     assert walked(KEY(7, b"x" * (most * 4)), 9).name == b""  # what is not kept may be as large as it likes
 
 
 def test_the_middle_of_a_tensor_needs_no_look() -> None:
-    walker = wire.InferWalker()
+    walker = protobuf.InferWalker()
     walker.feed(KEY(1, b"own") + KEY(7, b"x" * 1000)[:100])
     left = len(KEY(1, b"own") + KEY(7, b"x" * 1000)) - len(KEY(1, b"own")) - 100
     assert walker.skim(left - 1)
     assert not walker.skim(1)  # the last byte is the beginning of something else
-    with pytest.raises(wire.BadMessage):
+    with pytest.raises(protobuf.BadMessage):
         walker.finish()
     walker.feed(b"x")
     walker.finish()
-    assert not wire.InferWalker().skim(0)
+    assert not protobuf.InferWalker().skim(0)
 
 
 @pytest.mark.parametrize("size", [0, 127, 128, 2**14 - 1, 2**14, 2**21 - 1, 2**21, 2**21 + 2**14])
@@ -153,10 +153,10 @@ def test_sizes_are_read_quickly_and_written_as_protobuf_does(size: int) -> None:
     request = pb.ModelInferRequest(model_name="own")
     request.raw_input_contents.append(b"x" * size)
     assert message == request.SerializeToString()
-    assert wire.names_model(message, OWN.field)
-    assert not wire.names_model(message + b"x", OWN.field)
+    assert protobuf.names_model(message, OWN.field)
+    assert not protobuf.names_model(message + b"x", OWN.field)
     if size:
-        assert not wire.names_model(message[:-1], OWN.field)
+        assert not protobuf.names_model(message[:-1], OWN.field)
 
 
 @pytest.mark.parametrize(
@@ -172,13 +172,13 @@ def test_sizes_are_read_quickly_and_written_as_protobuf_does(size: int) -> None:
     ],
 )
 def test_what_is_unusual_is_left_to_the_slower_way(more: bytes) -> None:
-    assert not wire.names_model(OWN.field + more, OWN.field)
-    assert not wire.names_model(KEY(2, b"1") + OWN.field, OWN.field)
+    assert not protobuf.names_model(OWN.field + more, OWN.field)
+    assert not protobuf.names_model(KEY(2, b"1") + OWN.field, OWN.field)
 
 
 def test_an_entry_of_parameters_is_protobufs() -> None:
     request = pb.ModelInferRequest.FromString(
-        wire.bool_parameter(b"k", True) + wire.bool_parameter(b"l", False)
+        protobuf.bool_parameter(b"k", True) + protobuf.bool_parameter(b"l", False)
     )
     assert {key: value.bool_param for key, value in request.parameters.items()} == {"k": True, "l": False}
     assert [value.WhichOneof("parameter_choice") for value in request.parameters.values()] == [
@@ -187,15 +187,15 @@ def test_an_entry_of_parameters_is_protobufs() -> None:
 
 
 def test_numbers_have_64_bits() -> None:
-    assert [f.number for f in wire.fields(b"\x08" + varint(2**64 - 1))] == [1]
+    assert [f.number for f in protobuf.fields(b"\x08" + varint(2**64 - 1))] == [1]
     for number in (varint(2**64), b"\xff" * 10 + b"\x01", b"\x80" * 10 + b"\x00"):
-        with pytest.raises(wire.BadMessage, match="64 bits"):
-            list(wire.fields(b"\x08" + number))
+        with pytest.raises(protobuf.BadMessage, match="64 bits"):
+            list(protobuf.fields(b"\x08" + number))
     for number in (1, 2**29 - 1):
-        assert [f.number for f in wire.fields(varint(number << 3) + b"\x01")] == [number]
+        assert [f.number for f in protobuf.fields(varint(number << 3) + b"\x01")] == [number]
     for number in (0, 2**29):
-        with pytest.raises(wire.BadMessage, match="field number"):
-            list(wire.fields(varint(number << 3) + b"\x01"))
+        with pytest.raises(protobuf.BadMessage, match="field number"):
+            list(protobuf.fields(varint(number << 3) + b"\x01"))
 
 
 # Other small things.

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from berth.contract.quantity import format_bytes
 from berth.runtime.logs import fields
-from proxy.breaker import QueueFull
-from proxy.http1 import (
+from proxy.codecs.http1 import (
     CONTINUE,
     HEAD_BYTES,
     HEAD_END,
@@ -30,15 +29,16 @@ from proxy.http1 import (
     write_lengths,
     write_response,
 )
-from proxy.json_guard import BadJson, asks_for_ready_only, check_generate, check_infer
-from proxy.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack
-from proxy.policy import COUNTED, Route, Verdict
-from proxy.rest_upstream import UpstreamHttp
-from proxy.tcp import keep_alive, unsent_bytes
+from proxy.codecs.json_guard import BadJson, asks_for_ready_only, check_generate, check_infer
+from proxy.codecs.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack
+from proxy.exchange.breaker import QueueFull
+from proxy.exchange.policy import COUNTED, Route, Verdict
+from proxy.fronts.rest.upstream import UpstreamHttp
+from proxy.fronts.tcp import keep_alive, unsent_bytes
 from proxy.upstream import Access, NotServed
 
 if TYPE_CHECKING:
-    from proxy.rest_front import RestFront
+    from proxy.fronts.rest.front import RestFront
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from enum import IntEnum
 from urllib.parse import quote_from_bytes
 
-from proxy.h2 import hpack
+from proxy.codecs.h2 import hpack
 
 
 class Status(IntEnum):

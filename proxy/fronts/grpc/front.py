@@ -6,20 +6,20 @@ import logging
 from collections.abc import Callable
 
 from berth.runtime.logs import fields
-from proxy import wire
-from proxy.breaker import Breaker
-from proxy.grpc_client import Call, ClientConnection
-from proxy.grpc_head import CallHead, HeadReader
-from proxy.grpc_upstream import ResponseBlocks, UpstreamStream
-from proxy.listener import Listener
-from proxy.lookup import Lookup
-from proxy.metrics import Traffic
-from proxy.policy import HEALTH, HIDDEN_EXTENSIONS, SERVICE
-from proxy.status import (
+from proxy.codecs import protobuf
+from proxy.codecs.grpc_status import (
     Refused,
     Status,
     try_again,
 )
+from proxy.codecs.lookup import Lookup
+from proxy.exchange.breaker import Breaker
+from proxy.exchange.policy import HEALTH, HIDDEN_EXTENSIONS, SERVICE
+from proxy.fronts.grpc.client import Call, ClientConnection
+from proxy.fronts.grpc.head import CallHead, HeadReader
+from proxy.fronts.grpc.upstream import ResponseBlocks, UpstreamStream
+from proxy.fronts.listener import Listener
+from proxy.metrics import Traffic
 from proxy.upstream import Access, NotServed, Upstream
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class GrpcFront:
     ) -> None:
         self.upstream, self.breaker, self.traffic = upstream, breaker, traffic
         self.timeout_seconds, self.inflate_limit, self.not_ready = timeout_seconds, inflate_limit, not_ready
-        self.own = wire.OwnModel(upstream.model.encode())
+        self.own = protobuf.OwnModel(upstream.model.encode())
         # What was decided about a block of headers, good for one way of reaching Triton.
         self.heads: Lookup[CallHead] = Lookup(entries=1024, key_bytes=4096)
         self.heads_for: Access | None = None
@@ -124,8 +124,8 @@ class GrpcFront:
     def _answer_health(self, call: Call, message: bytes) -> None:
         """grpc.health.v1: the server as a whole, or Triton's service by name."""
         try:
-            service = wire.model_name(message)
-        except wire.BadMessage as error:
+            service = protobuf.model_name(message)
+        except protobuf.BadMessage as error:
             call.connection.refuse(call, Refused(Status.INVALID_ARGUMENT, f"unreadable request: {error}"))
             return
         if service not in (b"", SERVICE.encode()):
@@ -149,7 +149,7 @@ class GrpcFront:
                 answer = await self._server_metadata()
         except NotServed as error:
             connection.refuse(call, try_again(str(error)))
-        except wire.BadMessage as error:
+        except protobuf.BadMessage as error:
             connection.refuse(call, Refused(Status.INVALID_ARGUMENT, f"unreadable request: {error}"))
         except Exception as error:
             log.error("a call broke", exc_info=error, extra=fields(method=method))
@@ -163,10 +163,12 @@ class GrpcFront:
         if self.upstream.is_ready:
             rows = [(self.own.name, v.encode(), b"READY") for v in await self.upstream.versions()]
         else:
-            only_ready = any(entry.number == 2 for entry in wire.fields(request))
+            only_ready = any(entry.number == 2 for entry in protobuf.fields(request))
             rows = [] if only_ready else [(self.own.name, b"", b"UNAVAILABLE")]
         return b"".join(
-            wire.encode_bytes(1, b"".join(wire.encode_bytes(n, part) for n, part in enumerate(row, 1)))
+            protobuf.encode_bytes(
+                1, b"".join(protobuf.encode_bytes(n, part) for n, part in enumerate(row, 1))
+            )
             for row in rows
         )
 
@@ -176,4 +178,4 @@ class GrpcFront:
         data = json.loads(answer.body)
         extensions = [e for e in data["extensions"] if e not in HIDDEN_EXTENSIONS]
         parts = [(1, data["name"]), (2, data["version"]), *((3, e) for e in extensions)]
-        return b"".join(wire.encode_bytes(number, text.encode()) for number, text in parts)
+        return b"".join(protobuf.encode_bytes(number, text.encode()) for number, text in parts)

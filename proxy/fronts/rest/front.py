@@ -7,18 +7,18 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.breaker import Breaker
-from proxy.http1 import (
+from proxy.codecs.http1 import (
     HttpRefused,
     RequestHead,
     write_start,
 )
-from proxy.listener import Listener
-from proxy.lookup import Lookup
+from proxy.codecs.lookup import Lookup
+from proxy.exchange.breaker import Breaker
+from proxy.exchange.policy import COUNTED, HIDDEN_EXTENSIONS, Route, Verdict, hidden_rest, is_own
+from proxy.fronts.listener import Listener
+from proxy.fronts.rest.client import RestConnection
+from proxy.fronts.rest.upstream import UpstreamPool
 from proxy.metrics import Traffic
-from proxy.policy import COUNTED, HIDDEN_EXTENSIONS, Route, Verdict, hidden_rest, is_own
-from proxy.rest_client import RestConnection
-from proxy.rest_upstream import UpstreamPool
 from proxy.upstream import Access, Upstream
 
 _HEADS, _HEAD_BYTES = 1024, 4096

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from proxy.model_facts import NO_CLASSES, ModelFacts
+from proxy.exchange.model_facts import NO_CLASSES, ModelFacts
 
 # No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions.
 MAX_DEPTH = 100

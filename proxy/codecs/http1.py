@@ -12,8 +12,8 @@ from typing import Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, HttpResponseParser
 
-from proxy.headers import is_forwarded
-from proxy.policy import RestDecision, decide_rest
+from proxy.codecs.headers import is_forwarded
+from proxy.exchange.policy import RestDecision, decide_rest
 
 HEAD_END: Final = b"\r\n\r\n"
 HEAD_BYTES: Final = 64 * 1024

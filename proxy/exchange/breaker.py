@@ -10,7 +10,7 @@ import os
 from collections import OrderedDict
 from typing import Protocol
 
-from proxy.load import LoadMeter
+from proxy.exchange.load import LoadMeter
 
 QUEUE_FULL = "pending request queue full"
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from proxy import wire
-from proxy.h2 import hpack
-from proxy.headers import is_forwarded
-from proxy.messages import AnyGuard, Guard, InferGuard, NameGuard
-from proxy.model_facts import ModelFacts
-from proxy.policy import SERVICE, Verdict, decide_rpc, unknown_model
-from proxy.status import Refused, Status
+from proxy.codecs import protobuf
+from proxy.codecs.grpc_status import Refused, Status
+from proxy.codecs.h2 import hpack
+from proxy.codecs.headers import is_forwarded
+from proxy.exchange.messages import AnyGuard, Guard, InferGuard, NameGuard
+from proxy.exchange.model_facts import ModelFacts
+from proxy.exchange.policy import SERVICE, Verdict, decide_rpc, unknown_model
 
 INFER: Final = f"/{SERVICE}/ModelInfer"
 STREAM_INFER: Final = f"/{SERVICE}/ModelStreamInfer"
@@ -75,7 +75,12 @@ class HeadReader:
     """Reads heads for one model and one way of reaching Triton."""
 
     def __init__(
-        self, own: wire.OwnModel, facts: Callable[[], ModelFacts], *, authority: str, keys: Mapping[str, str]
+        self,
+        own: protobuf.OwnModel,
+        facts: Callable[[], ModelFacts],
+        *,
+        authority: str,
+        keys: Mapping[str, str],
     ) -> None:
         self._guards: dict[str, Guard] = {
             INFER: InferGuard(own, facts),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 from berth.contract.endpoint import Endpoint
-from proxy.http1 import (
+from proxy.codecs.http1 import (
     HEAD_BYTES,
     HEAD_END,
     BadChunks,
@@ -14,8 +14,8 @@ from proxy.http1 import (
     ResponseHead,
     read_response,
 )
-from proxy.lookup import Lookup
-from proxy.tcp import keep_alive
+from proxy.codecs.lookup import Lookup
+from proxy.fronts.tcp import keep_alive
 
 _CONNECT_SECONDS = 5.0
 _KEPT_CONNECTIONS = 128

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime.logs import fields
-from proxy.grpc_head import USUAL_LIST_BYTES
-from proxy.h2 import frames, hpack
-from proxy.h2.connection import HEADER_LIST_BYTES, MAX_FRAME, H2Connection, Stream
-from proxy.h2.frames import (
+from proxy.codecs.grpc_status import Refused, Status
+from proxy.codecs.h2 import frames, hpack
+from proxy.codecs.h2.connection import HEADER_LIST_BYTES, MAX_FRAME, H2Connection, Stream
+from proxy.codecs.h2.frames import (
     END_HEADERS,
     END_STREAM,
     HEAD_BYTES,
@@ -21,13 +21,13 @@ from proxy.h2.frames import (
     pack_head,
     read_head,
 )
-from proxy.lookup import Lookup
-from proxy.messages import PREFIX_BYTES, read_prefix
-from proxy.status import Refused, Status
-from proxy.tcp import keep_alive
+from proxy.codecs.lookup import Lookup
+from proxy.exchange.messages import PREFIX_BYTES, read_prefix
+from proxy.fronts.grpc.head import USUAL_LIST_BYTES
+from proxy.fronts.tcp import keep_alive
 
 if TYPE_CHECKING:
-    from proxy.grpc_client import Call, ClientConnection
+    from proxy.fronts.grpc.client import Call, ClientConnection
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from proxy.h2 import frames, hpack
-from proxy.h2.frames import (
+from proxy.codecs.h2 import frames, hpack
+from proxy.codecs.h2.frames import (
     ACK,
     CONTINUATION,
     DATA,

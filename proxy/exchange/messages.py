@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from proxy import wire
-from proxy.model_facts import NO_CLASSES, ModelFacts
-from proxy.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack, unpack_beginning
-from proxy.policy import unknown_model
-from proxy.status import Refused, Status
+from proxy.codecs import protobuf
+from proxy.codecs.grpc_status import Refused, Status
+from proxy.codecs.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack, unpack_beginning
+from proxy.exchange.model_facts import NO_CLASSES, ModelFacts
+from proxy.exchange.policy import unknown_model
 
 PREFIX_BYTES: Final = 5
 HOLD_BYTES: Final = 256 * 1024
@@ -22,7 +22,7 @@ _MAX_MESSAGE = 2**31 - 1
 
 FINAL_FLAG: Final = b"triton_final_response"
 _WANTS_FINAL: Final = b"triton_enable_empty_final_response"
-FINAL_REQUEST: Final = wire.bool_parameter(_WANTS_FINAL, True)
+FINAL_REQUEST: Final = protobuf.bool_parameter(_WANTS_FINAL, True)
 
 _prefix = struct.Struct(">BI")
 read_prefix = _prefix.unpack_from
@@ -70,21 +70,21 @@ class Walk(Protocol):
 class InferGuard:
     """ModelInferRequest: the own model, nothing in shared memory, no classes of what may be empty."""
 
-    def __init__(self, own: wire.OwnModel, facts: Callable[[], ModelFacts]) -> None:
+    def __init__(self, own: protobuf.OwnModel, facts: Callable[[], ModelFacts]) -> None:
         self._own, self._facts = own, facts
 
     def whole(self, message: bytes) -> bytes:
         try:
-            if not wire.names_model(message, self._own.field):
-                _require_own(self._own, wire.model_name(message), wire.request_id(message))
-            if wire.needs_closer_look(message):
+            if not protobuf.names_model(message, self._own.field):
+                _require_own(self._own, protobuf.model_name(message), protobuf.request_id(message))
+            if protobuf.needs_closer_look(message):
                 walk = self.walker()
                 walk.feed(message)
                 walk.finish()
-        except wire.BadMessage as error:
-            raise _refused(error, wire.request_id(message)) from error
+        except protobuf.BadMessage as error:
+            raise _refused(error, protobuf.request_id(message)) from error
         except Refused as refusal:
-            refusal.request_id = wire.request_id(message)
+            refusal.request_id = protobuf.request_id(message)
             raise
         return message
 
@@ -93,13 +93,13 @@ class InferGuard:
 
 
 class _InferWalk:
-    def __init__(self, own: wire.OwnModel, facts: Callable[[], ModelFacts]) -> None:
-        self._own, self._facts, self._walker = own, facts, wire.InferWalker()
+    def __init__(self, own: protobuf.OwnModel, facts: Callable[[], ModelFacts]) -> None:
+        self._own, self._facts, self._walker = own, facts, protobuf.InferWalker()
 
     def feed(self, piece: bytes) -> None:
         try:
             self._walker.feed(piece)
-        except (wire.BadMessage, wire.AsksForSharedMemory) as error:
+        except (protobuf.BadMessage, protobuf.AsksForSharedMemory) as error:
             raise _refused(error) from error
         # Clients write the name first: what names somebody else is refused before any of it goes on.
         if self._walker.name:
@@ -111,7 +111,7 @@ class _InferWalk:
     def finish(self) -> None:
         try:
             self._walker.finish()
-        except wire.BadMessage as error:
+        except protobuf.BadMessage as error:
             raise _refused(error) from error
         _require_own(self._own, self._walker.name)
         for output in self._walker.classified:
@@ -122,13 +122,15 @@ class _InferWalk:
 class NameGuard:
     """A request whose field 1 names a model. `fill`: an absent name asks for all models; ask for the own."""
 
-    def __init__(self, own: wire.OwnModel, hidden: Callable[[bytes], Refused], *, fill: bool = False) -> None:
+    def __init__(
+        self, own: protobuf.OwnModel, hidden: Callable[[bytes], Refused], *, fill: bool = False
+    ) -> None:
         self._own, self._hidden, self._fill = own, hidden, fill
 
     def whole(self, message: bytes) -> bytes:
         try:
-            name = wire.model_name(message)
-        except wire.BadMessage as error:
+            name = protobuf.model_name(message)
+        except protobuf.BadMessage as error:
             raise _refused(error) from error
         if not name and self._fill:
             return message + self._own.field
@@ -317,8 +319,8 @@ class ResponseReader:
 
 _ERROR_MESSAGE, _INFER_RESPONSE = 1, 2
 _RESPONSE_PARAMETERS, _RESPONSE_TENSORS = 4, (5, 6)
-_MARK = wire.encode_bytes(1, FINAL_FLAG)
-_FINAL_ENTRY = _MARK + wire.encode_bytes(2, b"\x08\x01")
+_MARK = protobuf.encode_bytes(1, FINAL_FLAG)
+_FINAL_ENTRY = _MARK + protobuf.encode_bytes(2, b"\x08\x01")
 
 
 def _finality_of(flag: int, beginning: bytes, size: int) -> tuple[bool, bool]:
@@ -338,11 +340,11 @@ def _finality_of(flag: int, beginning: bytes, size: int) -> tuple[bool, bool]:
 def _finality(message: bytes) -> tuple[bool, bool]:
     """Whether a ModelStreamInferResponse is the last of its request, and whether it is the mark alone."""
     is_error = is_marked = is_final = has_tensors = False
-    for part in wire.fields(message, HOLD_BYTES):
+    for part in protobuf.fields(message, HOLD_BYTES):
         if part.number == _ERROR_MESSAGE:
             is_error = bool(part.content)
         elif part.number == _INFER_RESPONSE:
-            for inner in wire.fields(part.content or b"", HOLD_BYTES):
+            for inner in protobuf.fields(part.content or b"", HOLD_BYTES):
                 has_tensors = has_tensors or inner.number in _RESPONSE_TENSORS
                 if inner.number == _RESPONSE_PARAMETERS and (inner.content or b"").startswith(_MARK):
                     is_marked, is_final = True, inner.content == _FINAL_ENTRY
@@ -353,8 +355,10 @@ def _finality(message: bytes) -> tuple[bool, bool]:
 
 def stream_error(message: str, request_id: bytes) -> bytes:
     """A refused message of a ModelStreamInfer, as Triton tells of one: in the stream, with its id."""
-    response = wire.encode_bytes(_INFER_RESPONSE, wire.encode_bytes(3, request_id)) if request_id else b""
-    return framed(wire.encode_bytes(_ERROR_MESSAGE, message.encode()) + response)
+    response = (
+        protobuf.encode_bytes(_INFER_RESPONSE, protobuf.encode_bytes(3, request_id)) if request_id else b""
+    )
+    return framed(protobuf.encode_bytes(_ERROR_MESSAGE, message.encode()) + response)
 
 
 def inflate(data: bytes, encoding: str, limit: int) -> bytes:
@@ -368,13 +372,13 @@ def inflate(data: bytes, encoding: str, limit: int) -> bytes:
         raise Refused(Status.RESOURCE_EXHAUSTED, message) from error
 
 
-def _require_own(own: wire.OwnModel, name: bytes, request_id: bytes = b"") -> None:
+def _require_own(own: protobuf.OwnModel, name: bytes, request_id: bytes = b"") -> None:
     if name != own.name:
         shown = name.decode(errors="replace")
         raise Refused(Status.NOT_FOUND, unknown_model(shown), request_id=request_id)
 
 
 def _refused(error: Exception, request_id: bytes = b"") -> Refused:
-    if isinstance(error, wire.AsksForSharedMemory):
+    if isinstance(error, protobuf.AsksForSharedMemory):
         return Refused(Status.INVALID_ARGUMENT, "shared memory is not available", request_id=request_id)
     return Refused(Status.INVALID_ARGUMENT, f"unreadable request: {error}", request_id=request_id)

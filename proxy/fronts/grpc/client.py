@@ -10,24 +10,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from berth.contract.endpoint import Endpoint
-from proxy import wire
-from proxy.breaker import QueueFull
-from proxy.grpc_head import MODEL_READY, CallHead, Malformed, require_trailers
-from proxy.grpc_upstream import MessageCounter, UpstreamConnection, UpstreamStream
-from proxy.h2 import frames, hpack
-from proxy.h2.connection import H2Connection, Stream
-from proxy.h2.frames import ConnectionFailed, ErrorCode, Setting, StreamFailed, read_u32
-from proxy.messages import (
-    PREFIX_BYTES,
-    MessageReader,
-    Piece,
-    ResponseReader,
-    framed,
-    read_prefix,
-    stream_error,
-)
-from proxy.policy import Verdict
-from proxy.status import (
+from proxy.codecs import protobuf
+from proxy.codecs.grpc_status import (
     OK_TRAILERS_BLOCK,
     RESPONSE_BLOCK,
     Refused,
@@ -36,11 +20,27 @@ from proxy.status import (
     trailers_only,
     try_again,
 )
-from proxy.tcp import keep_alive, unsent_bytes
+from proxy.codecs.h2 import frames, hpack
+from proxy.codecs.h2.connection import H2Connection, Stream
+from proxy.codecs.h2.frames import ConnectionFailed, ErrorCode, Setting, StreamFailed, read_u32
+from proxy.exchange.breaker import QueueFull
+from proxy.exchange.messages import (
+    PREFIX_BYTES,
+    MessageReader,
+    Piece,
+    ResponseReader,
+    framed,
+    read_prefix,
+    stream_error,
+)
+from proxy.exchange.policy import Verdict
+from proxy.fronts.grpc.head import MODEL_READY, CallHead, Malformed, require_trailers
+from proxy.fronts.grpc.upstream import MessageCounter, UpstreamConnection, UpstreamStream
+from proxy.fronts.tcp import keep_alive, unsent_bytes
 from proxy.upstream import NotServed
 
 if TYPE_CHECKING:
-    from proxy.grpc_front import GrpcFront
+    from proxy.fronts.grpc.front import GrpcFront
 
 
 MAX_STREAMS = 1000
@@ -272,7 +272,7 @@ class ClientConnection(H2Connection):
         if front.given_up:  # they may be too many
             return False
         message = data[at + frames.HEAD_BYTES + PREFIX_BYTES : stop]
-        if wire.needs_closer_look(message) or not wire.names_model(message, front.own.field):
+        if protobuf.needs_closer_look(message) or not protobuf.names_model(message, front.own.field):
             return False
         if call.ended or call.remote_done or not front.breaker.enter_at_once(time.monotonic()):
             return False
@@ -374,7 +374,7 @@ class ClientConnection(H2Connection):
             return
         except QueueFull as full:
             self.credit(call, size)
-            self._refuse_message(call, try_again(str(full), request_id=wire.request_id(message)))
+            self._refuse_message(call, try_again(str(full), request_id=protobuf.request_id(message)))
             return
         if waits or checked is not message:
             self.credit(call, size - PREFIX_BYTES - len(checked))

@@ -1,0 +1,112 @@
+"""What the agent and the gateway of a node tell each other: JSON, one object a line, over a unix socket.
+
+The agent tells every copy, always all of them, so that nothing hangs on what was said before: what is not
+among them has ended. The gateway tells what it has seen. Of both, what is not understood is left aside.
+
+    agent → gateway   {"copies": [Copy…]}                   all there are, at the start and at each change
+                      {"drain": POD_UID, "seconds": S}      take nothing new for it; answered by "drained"
+    gateway → agent   {"drained": POD_UID}                  nothing of it is in Triton any more
+                      {"tritonDied": {"suspects": [POD_UID…]}}   Triton went with requests of these in it
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from berth.contract.errors import InvalidValue
+
+TICKET_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyLimits:
+    """What one copy may take, as its pod asks for; the gateway has ceilings of its own.
+
+    `container_concurrency` 0: no limit. `queue_depth` None: 10 x container_concurrency.
+    """
+
+    container_concurrency: int = 0
+    queue_depth: int | None = None
+    request_timeout_seconds: float = 300.0
+    max_json_bytes: int = 16 * 1024**2
+    max_request_bytes: int = 64 * 1024**2
+    # Of all its requests that are here or in Triton.
+    max_inflight_bytes: int = 256 * 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """One pod's model on one node. `model`: as its clients call it; `server_name`: as the node's Triton does.
+
+    `withheld`: why it is not to be used whatever Triton says, in the agent's words.
+    """
+
+    ticket: bytes = field(repr=False)
+    namespace: str
+    pod: str
+    pod_uid: str
+    model: str
+    server_name: str
+    limits: CopyLimits = CopyLimits()
+    withheld: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        limits = self.limits
+        return {
+            "ticket": self.ticket.hex(),
+            "namespace": self.namespace,
+            "pod": self.pod,
+            "podUid": self.pod_uid,
+            "model": self.model,
+            "serverName": self.server_name,
+            "limits": {
+                "containerConcurrency": limits.container_concurrency,
+                "queueDepth": limits.queue_depth,
+                "requestTimeoutSeconds": limits.request_timeout_seconds,
+                "maxJsonBytes": limits.max_json_bytes,
+                "maxRequestBytes": limits.max_request_bytes,
+                "maxInflightBytes": limits.max_inflight_bytes,
+            },
+            "withheld": self.withheld,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Copy":
+        """Raises InvalidValue."""
+        try:
+            limits = data["limits"]
+            ticket = bytes.fromhex(data["ticket"])
+            copy = cls(
+                ticket=ticket,
+                namespace=str(data["namespace"]),
+                pod=str(data["pod"]),
+                pod_uid=str(data["podUid"]),
+                model=str(data["model"]),
+                server_name=str(data["serverName"]),
+                limits=CopyLimits(
+                    container_concurrency=int(limits["containerConcurrency"]),
+                    queue_depth=None if limits["queueDepth"] is None else int(limits["queueDepth"]),
+                    request_timeout_seconds=float(limits["requestTimeoutSeconds"]),
+                    max_json_bytes=int(limits["maxJsonBytes"]),
+                    max_request_bytes=int(limits["maxRequestBytes"]),
+                    max_inflight_bytes=int(limits["maxInflightBytes"]),
+                ),
+                withheld=data["withheld"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidValue(f"not a copy: {type(error).__name__}: {error}") from error
+        if len(ticket) != TICKET_BYTES:
+            raise InvalidValue(f"a ticket of {len(ticket)} bytes; it has {TICKET_BYTES}")
+        return copy
+
+
+def ticket_of(secret: bytes, pod_uid: str) -> bytes:
+    """A pod's ticket on a node with this secret: nobody can guess it, and an agent that restarts gives the same."""
+    return hmac.new(secret, f"ticket {pod_uid}".encode(), hashlib.sha256).digest()
+
+
+def server_name_of(model: str, pod_uid: str) -> str:
+    """The name of a pod's model in its node's Triton: no two pods' are the same, and it is never the public one."""
+    return f"{model}.{hashlib.sha256(pod_uid.encode()).hexdigest()[:12]}"
