@@ -109,4 +109,4 @@ def ticket_of(secret: bytes, pod_uid: str) -> bytes:
 
 def server_name_of(model: str, pod_uid: str) -> str:
     """The name of a pod's model in its node's Triton: no two pods' are the same, and it is never the public one."""
-    return f"{model}.{hashlib.sha256(pod_uid.encode()).hexdigest()[:12]}"
+    return f"{model}-{hashlib.sha256(pod_uid.encode()).hexdigest()[:12]}"
