@@ -32,9 +32,7 @@ class CannotOpen(Exception):
 class H2Codec(Generic[H, T]):
     """What both ends share. `heads` and `trailers` read the blocks that the peer sends."""
 
-    def __init__(
-        self, heads: FieldReader[H], trailers: FieldReader[T], *, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, heads: FieldReader[H], trailers: FieldReader[T], *, wake: Callable[[], None]) -> None:
         """`wake` is called when there is output after there was none, whoever caused it: a verb, `receive`,
         or the release of a `Data`. It must do no more than remember that; it is not called again before
         `take_output`."""
