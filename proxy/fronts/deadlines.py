@@ -1,6 +1,7 @@
 """Many deadlines, few of which ever pass: to set one and to take it back costs next to nothing."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -19,14 +20,13 @@ class Due(Protocol):
 class Deadlines:
     """One timer for all, while there are any."""
 
-    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._steps: dict[int, set[Due]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._passed = 0
 
     def set(self, deadline: float, due: Due) -> int:
-        """`deadline`: on the loop's clock. Returns what `unset` wants to know."""
+        """`deadline`: on the clock. Returns what `unset` wants to know."""
         step = int(deadline / STEP_SECONDS) + 1
         waiting = self._steps.get(step)
         if waiting is None:
@@ -56,6 +56,6 @@ class Deadlines:
 
     def _tick(self) -> None:
         self._timer = None
-        self.look(asyncio.get_running_loop().time() if self._clock is None else self._clock())
+        self.look(self._clock())
         if self._steps:
             self._wait()

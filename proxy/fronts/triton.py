@@ -9,6 +9,7 @@ from berth.runtime.logs import fields
 from proxy.exchange.access import Access, Whereabouts
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.refusal import NotServed
+from proxy.fronts.grpc.head import Keys
 from proxy.fronts.grpc.upstream import AnswerReaders, UpstreamConnection
 from proxy.fronts.turn import Turn
 
@@ -52,7 +53,9 @@ class TritonGrpc:
             raise NotServed(self._why)
         if current is not None:
             current.retire()
-        self._current = UpstreamConnection(access.grpc, self._readers, self.turn, self)
+        self._current = UpstreamConnection(
+            access.grpc, Keys(access.grpc_metadata), self._readers, self.turn, self
+        )
         self.connections.add(self._current)
         return self._current
 

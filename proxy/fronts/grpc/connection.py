@@ -5,8 +5,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from proxy.codecs.h2.codec import H2Codec
 from proxy.codecs.h2.events import Event
-from proxy.codecs.h2.frames import ErrorCode
 from proxy.codecs.h2.flow import Stream
+from proxy.codecs.h2.frames import ErrorCode
 from proxy.fronts.turn import Turn
 
 _WRITE_HIGH = 256 * 1024

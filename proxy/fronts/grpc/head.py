@@ -52,12 +52,7 @@ class CallKind:
 
 
 class CallPolicy:
-    """Of the headers of requests, for one way of reaching Triton."""
-
-    def __init__(self, *, authority: str = "triton", keys: Mapping[str, str] | None = None) -> None:
-        self._authority = authority.encode()
-        self._keys = [(name.lower().encode(), value.encode()) for name, value in (keys or {}).items()]
-        self._secret = frozenset(name for name, _ in self._keys)
+    """Of the headers of requests."""
 
     def rule(self, name: bytes) -> Rule:
         if name == b"grpc-timeout":
@@ -74,31 +69,19 @@ class CallPolicy:
         method = path.decode("latin-1")
         http_status = _why_not_grpc(pseudo[b":method"], told)
         verdict = Verdict.DENY if http_status else decide_rpc(method)
-        sent = self._headers(path, told) if verdict is Verdict.ALLOW else []
+        sent = _headers(path, told) if verdict is Verdict.ALLOW else []
         return CallKind(
             method=method,
             verdict=verdict,
             is_stream=method == STREAM_INFER,
             is_counted=method in (INFER, STREAM_INFER),
-            block=hpack.encode(sent, secret=self._secret),
+            block=hpack.encode(sent),
             list_bytes=sum(len(name) + len(value) + _OVERHEAD_BYTES for name, value in sent),
             encoding=_last(told, b"grpc-encoding", b"identity").decode("latin-1"),
             errors_as_status=(b"triton_grpc_error", b"true") in told,
             http_status=http_status,
             is_usual=method == INFER and http_status is None,
         )
-
-    def _headers(self, path: bytes, told: Sequence[hpack.Header]) -> list[hpack.Header]:
-        return [
-            (b":method", b"POST"),
-            (b":scheme", b"http"),
-            (b":path", path),
-            (b":authority", self._authority),
-            (b"te", b"trailers"),
-            (b"content-type", b"application/grpc"),
-            *((name, value) for name, value in told if name == b"triton_grpc_error"),
-            *self._keys,
-        ]
 
 
 class DroppedPolicy:
@@ -136,6 +119,29 @@ class AnswerPolicy:
             trailers=hpack.encode(status),
             code=_STATUS_NAMES.get(_last(told, b"grpc-status", b""), Status.UNKNOWN.name),
         )
+
+
+def _headers(path: bytes, told: Sequence[hpack.Header]) -> list[hpack.Header]:
+    return [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", path),
+        (b":authority", b"triton"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        *((name, value) for name, value in told if name == b"triton_grpc_error"),
+    ]
+
+
+class Keys:
+    """What opens Triton, beside every call's own headers. `block`: secret, never logged."""
+
+    __slots__ = ("block", "list_bytes")
+
+    def __init__(self, metadata: Mapping[str, str]) -> None:
+        headers = [(name.lower().encode(), value.encode()) for name, value in metadata.items()]
+        self.block = hpack.encode(headers, secret=frozenset(name for name, _ in headers))
+        self.list_bytes = sum(len(name) + len(value) + _OVERHEAD_BYTES for name, value in headers)
 
 
 def timeout_of(fields: Fields[CallKind]) -> float | None:

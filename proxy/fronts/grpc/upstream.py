@@ -10,15 +10,27 @@ from typing import Any, Protocol
 
 from berth.contract.endpoint import Address, UnixSocket
 from berth.runtime.logs import fields
-from proxy.codecs.grpc_status import Refused, Status, try_again
-from proxy.codecs.h2.codec import CannotOpen, ClientCodec
-from proxy.codecs.h2.events import Answer, Buffer, Data, Ended, Event, GoAway, Headers, Owned, Reset, Trailers
+from proxy.codecs.grpc_status import try_again
+from proxy.codecs.h2.client import CannotOpen, ClientCodec
+from proxy.codecs.h2.events import (
+    Answer,
+    Buffer,
+    Data,
+    Ended,
+    Event,
+    GoAway,
+    Headers,
+    Owned,
+    PeerSettings,
+    Reset,
+    Trailers,
+)
 from proxy.codecs.h2.fields import FieldReader, Fields
 from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import ErrorCode
 from proxy.exchange.copy import ModelCopy
 from proxy.fronts.grpc.connection import H2Connection
-from proxy.fronts.grpc.head import AnswerKind, AnswerPolicy
+from proxy.fronts.grpc.head import MOST_LIST_BYTES, AnswerKind, AnswerPolicy, Keys
 from proxy.fronts.tcp import keep_alive
 from proxy.fronts.turn import Turn
 
@@ -66,9 +78,13 @@ class Watcher(Protocol):
 class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     """Opened at once: what is sent before it is connected waits in the codec."""
 
-    def __init__(self, address: Address, readers: AnswerReaders, turn: Turn, watcher: Watcher) -> None:
+    def __init__(
+        self, address: Address, keys: Keys, readers: AnswerReaders, turn: Turn, watcher: Watcher
+    ) -> None:
         super().__init__(turn)
-        self.address, self._watcher = address, watcher
+        self.address, self.keys, self._watcher = address, keys, watcher
+        # Of headers in one call.
+        self.most_list_bytes = MOST_LIST_BYTES
         self.codec = ClientCodec(readers.heads, readers.trailers, wake=self.wake)
         self.is_retired = False
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
@@ -80,8 +96,8 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
 
     @property
     def has_room(self) -> bool:
-        """Whether what is sent now goes out now."""
-        return self.is_writable and self.transport is not None
+        """Whether a call that is sent now goes out now."""
+        return self.is_writable and self.transport is not None and self.codec.can_open
 
     def open(self, asker: Asker, block: bytes) -> Stream:
         """Begin a call. Raises Refused where Triton takes no more."""
@@ -166,6 +182,8 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
         if isinstance(event, Reset):
             why = event.message or _name(event.code)
             event.stream.owner.answer_broke(f"Triton broke off ({why})")
+        elif isinstance(event, PeerSettings):
+            self.most_list_bytes = min(MOST_LIST_BYTES, self.codec.peer_header_list)
         elif isinstance(event, GoAway):
             self.is_retired = True
         elif isinstance(event, Ended):
@@ -183,12 +201,6 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     def _end_if_done(self) -> None:
         if self.is_retired and not self.codec.streams and not self.is_closed:
             self.abort("no longer of use")
-
-
-def too_much_metadata(size_bytes: int, most_bytes: int) -> Refused:
-    return Refused(
-        Status.RESOURCE_EXHAUSTED, f"metadata of {size_bytes} bytes; {most_bytes} are taken"
-    )
 
 
 def _name(code: int) -> str:
