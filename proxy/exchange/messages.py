@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from proxy.codecs import protobuf
+from proxy.codecs.classification import NO_CLASSES
 from proxy.codecs.grpc_status import Refused, Status, try_again
 from proxy.codecs.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack, unpack_beginning
 from proxy.exchange.exchange import too_large
-from proxy.exchange.model_facts import NO_CLASSES, ModelFacts
+from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
 from proxy.exchange.policy import SERVICE, unknown_model
 from proxy.exchange.refusal import Refusal, Why

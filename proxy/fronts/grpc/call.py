@@ -318,7 +318,8 @@ class Call:
         if self._hold(len(data.data)):
             held = Held(self.exchange, len(data.data))
             held.carry(data)
-            assert self.up is not None and self.upstream is not None, "its first piece has gone on"
+            assert self.up is not None, "its first piece has gone on"
+            assert self.upstream is not None
             self.upstream.send(self.up, data.data, end=False, owned=held)
         else:
             data.release()
@@ -371,7 +372,8 @@ class Call:
                     self.admissions = deque()
                 self.admissions.append(self.asked)
                 self.asked = None
-            assert self.upstream is not None and self.reader is not None
+            assert self.upstream is not None
+            assert self.reader is not None
             end = self.input_ended and not outbox and self.reader.is_between_messages
             self.input_passed = end
             self.upstream.send(up, piece.data, end=end, owned=held)

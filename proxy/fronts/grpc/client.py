@@ -43,7 +43,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         keep_alive(transport)
-        if not self.front.connected(self):
+        if not self.front.clients.connected(self):
             transport.abort()  # type: ignore[attr-defined]
             self.is_closed = True
             return
@@ -71,7 +71,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         # First those that wait: what the others give back is not for them.
         for call in sorted(_calls(streams), key=lambda call: call.stage is not Stage.ASKED):
             call.client_left()
-        self.front.disconnected(self)
+        self.front.clients.disconnected(self)
 
     def end(self, reason: str) -> None:
         self.fail(ErrorCode.NO_ERROR, reason)
@@ -152,15 +152,16 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         backlog = self._backlog
         while backlog and not self.is_closed:
             one = backlog.popleft()
-            if isinstance(one, Call):
-                later = None if one.advance() else one
-            else:
-                later = self._take(one)
+            later = self._advance(one) if isinstance(one, Call) else self._take(one)
             if later is not None:
                 backlog.appendleft(later)
                 self._rest()
                 return
         self._look_at_reading()
+
+    @staticmethod
+    def _advance(call: Call) -> Call | None:
+        return None if call.advance() else call
 
     def _take(self, event: Event) -> Call | None:
         """Returns the call that has more to do with what it got, in another turn."""
@@ -168,6 +169,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         if kind is Data:
             return self._take_data(event)  # type: ignore[arg-type]
         if kind is WholeCall:
+            self.front.copy.grpc.received_bytes += len(event.data)  # type: ignore[union-attr]
             call = self._begin(event)  # type: ignore[arg-type]
             if call.stage is not _ANSWERED and not call.take_whole(event.data):  # type: ignore[union-attr]
                 return call

@@ -4,7 +4,6 @@ What is a process' (Triton, the turn, the deadlines, what is known of header blo
 that a copy more costs next to nothing.
 """
 
-from collections.abc import Iterator
 from typing import Protocol
 
 from proxy.codecs.grpc_status import Refused, Status
@@ -25,10 +24,9 @@ from proxy.exchange.policy import Verdict, unknown_model
 from proxy.fronts.deadlines import Deadlines
 from proxy.fronts.grpc.head import MOST_LIST_BYTES, CallKind, CallPolicy, DroppedPolicy
 from proxy.fronts.grpc.local import LocalAnswers, Questions
+from proxy.fronts.listener import Clients
 from proxy.fronts.triton import Lost, TritonGrpc
 from proxy.fronts.turn import Turn
-
-_MOST_CLIENTS = 16_384
 
 
 class GrpcCommon:
@@ -76,8 +74,8 @@ class LeftCall(Protocol):
 class GrpcFront:
     """Serves one copy's gRPC clients: `GrpcConnection(front)` for each."""
 
-    def __init__(self, copy: ModelCopy, common: GrpcCommon, *, most_clients: int = _MOST_CLIENTS) -> None:
-        self.copy, self.common, self._most_clients = copy, common, most_clients
+    def __init__(self, copy: ModelCopy, common: GrpcCommon) -> None:
+        self.copy, self.common = copy, common
         self.turn, self.deadlines, self.triton = common.turn, common.deadlines, common.triton
         self.timeout_seconds = copy.limits.request_timeout_seconds
         self.most_list_bytes = MOST_LIST_BYTES
@@ -88,12 +86,8 @@ class GrpcFront:
         self._any = AnyGuard()
         self.local = LocalAnswers(copy, common.questions, copy.not_ready)
         self.watchers = self.local.watchers
-        self.connections: set[Connection] = set()
+        self.clients: Clients[Connection] = Clients(copy.grpc)
         self.given_up: set[LeftCall] = set()
-
-    def __iter__(self) -> Iterator[Connection]:
-        """The clients that are connected now; they may go while they are looked at."""
-        return iter(list(self.connections))
 
     def guard(self, kind: CallKind) -> Guard:
         """What the messages of a call must be."""
@@ -103,25 +97,13 @@ class GrpcFront:
             return self.infer_guard
         return self._statistics if kind.method == STATISTICS else self._named
 
-    def connected(self, connection: Connection) -> bool:
-        """Count a client that has connected; False if there are too many."""
-        if len(self.connections) >= self._most_clients:
-            return False
-        self.connections.add(connection)
-        self.copy.grpc.connections = len(self.connections)
-        return True
-
-    def disconnected(self, connection: Connection) -> None:
-        self.connections.discard(connection)
-        self.copy.grpc.connections = len(self.connections)
-
     @property
     def busy_connections(self) -> int:
-        return sum(connection.is_busy for connection in self)
+        return sum(connection.is_busy for connection in self.clients)
 
     def tick(self, now: float) -> None:
         """Called every second: what has waited too long ends."""
-        for connection in self:
+        for connection in self.clients:
             connection.tick(now)
         for call in [call for call in self.given_up if now > call.deadline]:
             call.out_of_time()
@@ -130,17 +112,17 @@ class GrpcFront:
         """Readiness has changed."""
         self.local.tell_watchers()
 
-    def go_away(self) -> None:
-        """Take no more calls: every client is told, and connections end with their last."""
-        for connection in self:
+    def stop_accepting(self) -> None:
+        """Every client is told; connections end with their last call."""
+        for connection in self.clients:
             connection.go_away()
 
-    async def close(self) -> None:
-        for connection in self:
+    def close(self) -> None:
+        for connection in self.clients:
             connection.end("the proxy ends")
         for call in list(self.given_up):
             call.out_of_time()
-        await self.local.close()
+        self.local.close()
 
 
 def _not_found(name: bytes) -> Refused:

@@ -72,10 +72,9 @@ class LocalAnswers:
         for call in list(self.watchers):
             call.respond_part(framed(self._serving()))
 
-    async def close(self) -> None:
+    def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _answer_health(self, call: Answerable, message: bytes) -> None:
         """grpc.health.v1: the server as a whole, or Triton's service by name."""
