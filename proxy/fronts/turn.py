@@ -13,10 +13,10 @@ class Turn:
     def then(self, do: Callable[[], None]) -> None:
         """`do` must not raise. What is asked for while the turn ends belongs to the next."""
         if not self._todo:
-            asyncio.get_running_loop().call_soon(self._end)
+            asyncio.get_running_loop().call_soon(self.end)
         self._todo.append(do)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         todo, self._todo = self._todo, []
         for do in todo:
             do()

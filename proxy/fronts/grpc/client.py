@@ -144,7 +144,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
 
     def _rest(self) -> None:
         self._look_at_reading()
-        asyncio.get_running_loop().call_soon(self._go_on)
+        self.turn.then(self._go_on)
 
     def _go_on(self) -> None:
         """With what an earlier turn has left."""

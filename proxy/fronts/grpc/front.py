@@ -32,9 +32,16 @@ from proxy.fronts.turn import Turn
 class GrpcCommon:
     """What all gRPC front ends of a process share."""
 
-    def __init__(self, whereabouts: Whereabouts, questions: Questions, *, lost: Lost | None = None) -> None:
+    def __init__(
+        self,
+        whereabouts: Whereabouts,
+        questions: Questions,
+        *,
+        lost: Lost | None = None,
+        turn: Turn | None = None,
+    ) -> None:
         """`lost`: told whose calls Triton had when it went."""
-        self.turn, self.deadlines, self.questions = Turn(), Deadlines(), questions
+        self.turn, self.deadlines, self.questions = turn or Turn(), Deadlines(), questions
         self.triton = TritonGrpc(whereabouts, self.turn, lost=lost)
         self.heads: FieldReader[CallKind] = FieldReader(CallPolicy())
         self.trailers: FieldReader[None] = FieldReader(DroppedPolicy(), is_trailers=True)
