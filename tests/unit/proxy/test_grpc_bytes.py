@@ -411,15 +411,17 @@ async def test_in_a_stream_each_message_has_its_slot_and_its_refusal(connect: Co
         "Request for unknown model: 'other' is not found",
         "1",
     )
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(stream, framed(stream_response(id="0")))
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(id="0")))
     both.exchange()
     assert len(both.triton.messages(stream)) == 3
     for id in ("2", "3"):
-        both.triton.h2.send_data(stream, framed(stream_response(id=id)))
+        both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(id=id)))
     both.client.h2.end_stream(stream)
     both.exchange()
-    both.triton.h2.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+    both.triton.h2.send_headers(both.triton.own(stream), [("grpc-status", "0")], end_stream=True)
     both.exchange()
     assert [one.infer_response.id for one in responses(both.client.data[stream])] == ["1", "0", "2", "3"]
     assert both.client.status(stream) == 0
@@ -446,8 +448,10 @@ async def test_a_long_message_that_finds_the_queue_full_is_dropped_to_its_end(co
     assert both.triton.messages(stream) == [request(id="1")]
     errors = [one.error_message for one in responses(both.client.data[stream])]
     assert errors == ["pending request queue full"] * 2
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(stream, framed(stream_response(id="1")))
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(id="1")))
     both.exchange()
     both.client.send(stream, framed(request(id="4")))
     both.exchange()
@@ -467,17 +471,21 @@ async def test_a_decoupled_request_holds_its_slot_to_its_final_response(connect:
     both.exchange()
     (sent,) = both.triton.messages(stream)
     assert pb.ModelInferRequest.FromString(sent).parameters["triton_enable_empty_final_response"].bool_param
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     for _ in range(2):
-        both.triton.h2.send_data(stream, framed(stream_response(final=False)))
+        both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(final=False)))
     both.exchange()
     assert len(both.triton.messages(stream)) == 1
-    both.triton.h2.send_data(stream, framed(stream_response(final=True, output=False)))
+    both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(final=True, output=False)))
     both.exchange()
     assert len(both.triton.messages(stream)) == 2
     shown = list(responses(both.client.data[stream]))
     assert len(shown) == (3 if asks else 2)
-    both.triton.h2.send_data(stream, framed(stream_response("stopped before the model", output=False)))
+    both.triton.h2.send_data(
+        both.triton.own(stream), framed(stream_response("stopped before the model", output=False))
+    )
     both.exchange()
     assert both.pair.running == 0
 
@@ -490,8 +498,10 @@ async def test_what_triton_breaks_off_is_unavailable_and_the_next_call_gets_a_ne
     for stream in (begun, waiting):
         both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    both.triton.h2.send_headers(begun, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(begun, framed(b"a" * 10)[:8])
+    both.triton.h2.send_headers(
+        both.triton.own(begun), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(begun), framed(b"a" * 10)[:8])
     both.exchange()
     both.pair.tritons[0].connection_lost(ConnectionResetError("reset"))
     both.client.exchange()
@@ -523,11 +533,13 @@ async def test_a_slow_reader_holds_up_triton_and_nothing_grows(connect: Connect)
     stream = both.client.call()
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     sent = 0
-    while (room := both.triton.h2.local_flow_control_window(stream)) > 0:
+    while (room := both.triton.h2.local_flow_control_window(both.triton.own(stream))) > 0:
         size = min(room, 16_000)
-        both.triton.h2.send_data(stream, b"x" * size)
+        both.triton.h2.send_data(both.triton.own(stream), b"x" * size)
         sent += size
         both.pair.tritons[0].data_received(both.triton.h2.data_to_send())
         both.triton.h2.receive_data(both.pair.to_triton[0].take())
@@ -613,7 +625,8 @@ async def test_draining_tells_the_client_and_lets_calls_finish(connect: Connect)
     stream = both.client.call()
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    await both.pair.front.stop_accepting()
+    both.pair.front.stop_accepting()
+    both.pair.end_turn()
     both.triton.answer(stream, b"last")
     both.triton.exchange()
     said = both.pair.to_client.take()  # by hand: h2 reads nothing after a GOAWAY
@@ -635,8 +648,8 @@ async def test_an_answer_is_delivered_before_a_draining_connection_ends(connect:
     both.triton.answer(stream, b"x" * 1000)
     both.triton.exchange()
     assert not both.pair.client.codec.streams
-    await both.pair.front.stop_accepting()
-    both.pair.client.go_away()  # as it does with each client of its listener
+    both.pair.front.stop_accepting()
+    both.pair.end_turn()
     for second in range(3):
         assert both.pair.client.is_busy
         both.pair.client.tick(second)

@@ -15,10 +15,8 @@ from berth.contract.endpoint import Endpoint
 from proxy.codecs import protobuf
 from proxy.codecs.h2 import frames, hpack
 from proxy.codecs.h2.frames import ErrorCode, Setting
-from proxy.exchange.messages import ResponseReader, framed
+from proxy.exchange.messages import INFER, STREAM_INFER, ResponseReader, framed
 from proxy.exchange.model_facts import ModelFacts
-from proxy.exchange.messages import INFER, STREAM_INFER
-from tests.fakes.data_plane import make_breaker
 from tests.fakes.grpc_peers import Both, Connect, request
 
 _DEADLINE = hpack.encode(
@@ -256,7 +254,9 @@ async def test_a_download_of_any_length_may_be_read_in_any_way(connect: Connect,
     both.client.h2.increment_flow_control_window(2**20)
     both.exchange()
     (stream,) = begin(both, 1)
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     both.exchange()
     # By hand from here: the reference is slow.
     client, triton, wire_of = both.pair.client, both.pair.tritons[0], both.pair.to_client
@@ -320,9 +320,7 @@ async def test_settings_with_many_streams_cost_little(connect: Connect, each: in
 async def test_the_last_window_of_a_settings_frame_counts(connect: Connect) -> None:
     both = connect()
     (stream,) = begin(both, 1)
-    both.pair.receive(
-        settings_frame([(Setting.INITIAL_WINDOW_SIZE, size) for size in (7, 100_000, 70_000)])
-    )
+    both.pair.receive(settings_frame([(Setting.INITIAL_WINDOW_SIZE, size) for size in (7, 100_000, 70_000)]))
     assert both.pair.client.codec.streams[stream].send_window == 70_000
     both.pair.receive(settings_frame([(Setting.INITIAL_WINDOW_SIZE, 10)]))
     assert both.pair.client.codec.streams[stream].send_window == 10
@@ -334,8 +332,10 @@ async def test_a_window_for_all_looks_only_at_streams_that_wait_for_it(connect: 
     both.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1})
     both.exchange()
     for stream in begin(both, 900):
-        both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
-        both.triton.h2.send_data(stream, bytes(50))
+        both.triton.h2.send_headers(
+            both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+        )
+        both.triton.h2.send_data(both.triton.own(stream), bytes(50))
         both.triton.exchange()
     began = time.process_time()
     both.pair.receive(frames.window_update(0, 1) * 3000)
@@ -413,8 +413,10 @@ async def test_a_packed_final_response_gives_its_slot_back(connect: Connect) -> 
     both = connect(limit=1, depth=5, facts=ModelFacts(is_decoupled=True))
     (stream,) = begin(both, 1, STREAM_INFER)
     body = gzip.compress(stream_response(final=True))
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(stream, b"\x01" + len(body).to_bytes(4) + body)
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(stream), b"\x01" + len(body).to_bytes(4) + body)
     both.exchange()
     assert both.pair.running == 0
 

@@ -10,12 +10,11 @@ import pytest
 
 from proxy.codecs.h2.connection import H2Connection
 from proxy.codecs.http1 import HEADER_LENGTH
-from proxy.exchange.messages import MessageReader, framed
+from proxy.exchange.messages import INFER, STREAM_INFER, MessageReader, framed
 from proxy.fronts.grpc import client as grpc_client
-from proxy.exchange.messages import INFER, STREAM_INFER
 from proxy.fronts.grpc.upstream import UpstreamConnection
 from proxy.fronts.rest import client as rest_client
-from tests.fakes.data_plane import RestPair, make_breaker
+from tests.fakes.data_plane import RestPair
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.unit.proxy.test_rest_bytes import OK, drive, infer
 
