@@ -229,9 +229,9 @@ async def test_several_workers_are_a_crew(
     async with stage.running(workers=workers):
         assert len(crews) == (workers == 2)
         if crews:
-            wanted, upstream, not_ready = crews[0]
-            assert (wanted.workers, upstream.model) == (2, "own")
-            await until(lambda: not_ready() is None)
+            wanted, copy, _ = crews[0]
+            assert (wanted.workers, copy.names.public) == (2, b"own")
+            await until(lambda: copy.not_ready() is None)
     assert ("crew closed" in stage.log) == (workers == 2)
 
 

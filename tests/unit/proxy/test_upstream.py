@@ -3,7 +3,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -117,9 +117,11 @@ async def test_a_model_that_was_ready_is_so_while_triton_is_busy_and_not_for_eve
 async def triton(*pieces: bytes | None) -> AsyncIterator[tuple[Whereabouts, list[bytes]]]:
     """Answers each question with these pieces; None cuts the connection."""
     asked: list[bytes] = []
+    serving: list[asyncio.Task[None] | None] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
+        serving.append(asyncio.current_task())
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
             while head := await reader.readuntil(b"\r\n\r\n"):
                 asked.append(head)
                 for piece in pieces:
@@ -129,12 +131,12 @@ async def triton(*pieces: bytes | None) -> AsyncIterator[tuple[Whereabouts, list
                     await writer.drain()
                 if None in pieces:
                     break
-        writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
     yield Whereabouts(Access(here, here, KEYS)), asked
     server.close()
+    await asyncio.gather(*(one for one in serving if one is not None))
 
 
 KEYS = {"berth-inference-key": "k"}
@@ -254,18 +256,15 @@ async def test_what_the_agent_withholds_is_not_ready_whatever_triton_says(
 ) -> None:
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     upstream = Looked(200, 200)
-    assert await upstream.polled() == [None, None]
-    upstream.copy.withheld = "GPU 0: XID 79"
     turns = upstream.copy.next_change()
-    polling = asyncio.ensure_future(upstream.poll())
-    async with asyncio.timeout(5):
-        await turns.wait()
-    assert upstream.copy.not_ready() == "GPU 0: XID 79"
-    upstream.copy.withheld, upstream.looks, turns = None, [200], upstream.copy.next_change()
-    async with asyncio.timeout(5):
-        await turns.wait()
+    upstream.copy.withheld = "GPU 0: XID 79"
+    assert turns.is_set()
+    assert await upstream.polled() == ["GPU 0: XID 79"] * 2
     assert upstream.copy.is_served
-    await asyncio.gather(polling, return_exceptions=True)
+    turns = upstream.copy.next_change()
+    upstream.copy.withheld = None
+    assert turns.is_set()
+    assert upstream.copy.not_ready() is None
 
 
 async def test_what_is_known_of_a_model_is_asked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
