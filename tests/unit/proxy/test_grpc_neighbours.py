@@ -89,8 +89,7 @@ async def test_triton_may_still_speak_of_a_call_that_its_client_gave_up(connect:
 
 @pytest.mark.parametrize("where", ["in Triton", "in the queue", "before their message"])
 async def test_many_calls_given_up_at_once_end_none_of_the_others(connect: Connect, where: str) -> None:
-    breaker = make_breaker(0 if where == "in Triton" else 1, 1000)
-    both = connect(breaker=breaker)
+    both = connect(limit=0 if where == "in Triton" else 1, depth=1000)
     others = begin(both, 1)
     gone = (
         begin(both, 900)
@@ -109,11 +108,11 @@ async def test_many_calls_given_up_at_once_end_none_of_the_others(connect: Conne
     assert both.pair.to_client.open
     require_served(both, others)
     if where == "in Triton":
-        assert breaker.running == 900
+        assert both.pair.running == 900
         for stream in gone:
             both.triton.answer(stream, b"")
         both.exchange()
-    assert (breaker.running, breaker.waiting) == (0, 0)
+    assert (both.pair.running, both.pair.waiting) == (0, 0)
 
 
 async def test_what_is_on_its_way_for_a_refused_call_is_not_held_against_its_client(connect: Connect) -> None:
@@ -167,8 +166,7 @@ async def test_frames_on_a_stream_that_the_client_has_reset_are_ignored(connect:
 async def test_metadata_that_triton_does_not_take_ends_its_call_alone(
     connect: Connect, size: int, method: str
 ) -> None:
-    breaker = make_breaker(2, 10)
-    both = connect(breaker=breaker)
+    both = connect(limit=2, depth=10)
     neighbours = begin(both, 1)
     (large,) = begin(both, 1, method, x_large="a" * size)
     if size < 16_000:
@@ -182,7 +180,7 @@ async def test_metadata_that_triton_does_not_take_ends_its_call_alone(
         assert b"16384" in dict(both.client.headers[large])[b"grpc-message"]
         assert large not in both.triton.calls
     require_served(both, neighbours)
-    assert (breaker.running, breaker.waiting) == (0, 0)
+    assert (both.pair.running, both.pair.waiting) == (0, 0)
 
 
 async def test_metadata_is_measured_by_what_triton_tells(connect: Connect) -> None:
@@ -195,26 +193,24 @@ async def test_metadata_is_measured_by_what_triton_tells(connect: Connect) -> No
 
 
 async def test_a_message_that_cannot_be_sent_on_gives_its_slot_back(connect: Connect) -> None:
-    breaker = make_breaker(1, 5)
-    both = connect(breaker=breaker)
+    both = connect(limit=1, depth=5)
     upstream = both.pair.front.upstream
     access, upstream.access = upstream.access, None  # Triton is not known
     (lost,) = begin(both, 1, STREAM_INFER)
     assert both.client.status(lost) == 14
-    assert breaker.running == 0
+    assert both.pair.running == 0
     upstream.access = access
     require_served(both, begin(both, 2))
 
 
 async def test_a_stream_too_many_for_triton_gives_its_slot_back(connect: Connect) -> None:
-    breaker = make_breaker(3, 5)
-    both = connect(breaker=breaker)
+    both = connect(limit=3, depth=5)
     first = begin(both, 1)
     both.pair.tritons[0].data_received(frames.settings({Setting.MAX_CONCURRENT_STREAMS: 1}))
     for method in (INFER, STREAM_INFER):
         (lost,) = begin(both, 1, method)
         assert both.client.status(lost) == 14
-        assert breaker.running == 1
+        assert both.pair.running == 1
     require_served(both, first)
 
 
@@ -225,10 +221,10 @@ async def test_a_client_that_goes_has_none_of_its_waiting_calls_run(connect: Con
     both.triton.exchange()
     assert len(both.triton.calls) == 1
     breaker = both.pair.front.breaker
-    assert (breaker.running, breaker.waiting) == (1, 0)
+    assert (both.pair.running, both.pair.waiting) == (1, 0)
     both.triton.answer(*both.triton.calls, b"")
     both.triton.exchange()
-    assert (breaker.running, breaker.waiting) == (0, 0)
+    assert (both.pair.running, both.pair.waiting) == (0, 0)
 
 
 # How a client may tell of what it has read: bytes in all, its window for a stream, and after how many bytes

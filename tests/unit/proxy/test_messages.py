@@ -345,6 +345,7 @@ def test_small_answers_name_the_model_as_its_clients_do(size: int) -> None:
     name = "own-0123456789ab"
     config = model_config_pb2.ModelConfig(name=name, platform="ensemble", max_batch_size=4)
     config.ensemble_scheduling.step.add(model_name=name, model_version=-1)
+    config.instance_group.add(name=f"{name}_0")
     config.parameters["path"].string_value = f"/models/{name}/1"
     statistics = pb.ModelStatisticsResponse()
     for version in ("1", "2"):
