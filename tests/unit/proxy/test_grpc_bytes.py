@@ -18,9 +18,9 @@ from tritonclient.grpc import service_pb2 as pb
 from proxy.codecs import protobuf
 from proxy.codecs.h2 import frames
 from proxy.codecs.h2.frames import ErrorCode
+from proxy.exchange import admission
 from proxy.exchange.messages import INFER, STREAM_INFER, framed
 from proxy.exchange.model_facts import ModelFacts
-from proxy.fronts.grpc import client as grpc_client
 from tests.fakes.data_plane import KEY
 from tests.fakes.grpc_peers import Connect, request
 
@@ -325,7 +325,7 @@ async def test_a_stream_that_has_waited_is_told_what_is_left_of_its_deadline(con
 async def test_without_a_limit_too_there_is_one_on_calls_that_nobody_waits_for(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_client, "MOST_GIVEN_UP", 2)
+    monkeypatch.setattr(admission, "MOST_GIVEN_UP", 2)
     both = connect()
 
     def ask() -> int:
@@ -364,19 +364,21 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_triton_is_done(
     if how != "reset":
         both.pair.client.connection_lost(None)
     front.tick(time.monotonic() + 299)
-    assert (front.breaker.running, both.triton.resets, both.pair.to_triton[0].open) == (1, set(), True)
+    both.pair.end_turn()
+    assert (both.pair.running, both.triton.resets, both.pair.to_triton[0].open) == (1, set(), True)
     if how in ("reset", "gone"):
         both.triton.answer(stream, framed(b"x" * 1000))
         both.triton.exchange()
     elif how == "answer broken off":
-        upstream.data_received(frames.reset(stream, ErrorCode.INTERNAL_ERROR))
+        upstream.data_received(frames.reset(both.triton.own(stream), ErrorCode.INTERNAL_ERROR))
     elif how == "Triton lost":
         upstream.connection_lost(None)
     else:
         front.tick(time.monotonic() + 301)
-    assert (front.breaker.running, front.given_up) == (0, set())
-    assert front.traffic.codes == {"CANCELLED": 1}
-    assert (how == "reset") is (both.pair.to_triton[0].open and not upstream.closed)
+    both.pair.end_turn()
+    assert (both.pair.running, front.given_up) == (0, set())
+    assert both.pair.copy.grpc.codes == {"CANCELLED": 1}
+    assert upstream.is_closed is (how == "Triton lost")  # others' calls are in it too
 
 
 def stream_response(
