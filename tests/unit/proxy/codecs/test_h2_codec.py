@@ -187,7 +187,7 @@ FATAL: dict[str, tuple[bytes, ErrorCode]] = {
         ErrorCode.PROTOCOL_ERROR,
     ),
     "a block interrupted by a call": (
-        frame(HEADERS, 0, 3, BLOCK) + frames.headers(5, BLOCK, end_stream=False) + frame(DATA, 1, 5, b"x"),
+        frame(HEADERS, 0, 3, BLOCK) + frames.headers(3, BLOCK, end_stream=False) + frame(DATA, 1, 3, b"x"),
         ErrorCode.PROTOCOL_ERROR,
     ),
     "CONTINUATION of nothing": (frame(CONTINUATION, END_HEADERS, 1, b""), ErrorCode.PROTOCOL_ERROR),
@@ -235,6 +235,7 @@ def test_a_broken_rule_of_the_connection_ends_it(what: str) -> None:
     events = codec.receive(said + frames.headers(99, BLOCK, end_stream=True))
     assert isinstance(events[-1], Ended)
     assert (events[-1].code, codec.is_closed) == (code, True)
+    assert not any(isinstance(event, Call) for event in events), "nothing is taken from behind the error"
     out = output(codec)
     at = out.rindex(events[-1].message.encode()) - 17
     assert out[at + 3] == GOAWAY
@@ -383,8 +384,9 @@ def test_a_request_is_sent_in_one_piece() -> None:
 def test_what_the_server_says_of_streams_that_are_over_is_ignored() -> None:
     codec = asked()
     other = codec.send_call(head(), b"other")
-    end = frames.headers(3, OK + DONE, end_stream=True) + frames.reset(3, ErrorCode.NO_ERROR)
+    end = frames.headers(3, OK + DONE, end_stream=True)
     assert [type(event) for event in codec.receive(end * 7 + frame(DATA, 0, 3, b"x"))] == [Headers]
+    assert codec.receive((frames.reset(3, ErrorCode.NO_ERROR) + end) * 7) == []
     assert not codec.is_closed
     said = frames.headers(5, OK, end_stream=False) + frame(DATA, 0, 5, b"x")
     events = codec.receive(said + frames.headers(5, DONE, end_stream=True))
