@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from berth.runtime.logs import fields
 from proxy.codecs import protobuf
@@ -22,7 +23,6 @@ from proxy.fronts.grpc.client import Call, ClientConnection
 from proxy.fronts.grpc.head import CallHead, HeadReader
 from proxy.fronts.grpc.upstream import ResponseBlocks, UpstreamStream
 from proxy.fronts.listener import Clients
-from proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class GrpcFront:
 
     def __init__(
         self,
-        upstream: Upstream,
+        upstream: Any,
         breaker: Breaker,
         traffic: Traffic,
         *,

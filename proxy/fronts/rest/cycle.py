@@ -43,6 +43,7 @@ _GATHERED_BYTES: Final = 256 * 1024
 _SWALLOW_BYTES: Final = 64 * 1024
 # A longer packed body is checked beside the loop.
 _INLINE_PACKED_BYTES: Final = 1024
+_LARGE_ANSWER_BYTES: Final = 64 * 1024
 # Small answers, which are rewritten whole.
 _WHOLE_BYTES: Final = 4 * 1024 * 1024
 # What nobody waits for keeps its slot: Triton goes on with it. One that is not done by then never will be.
@@ -370,6 +371,8 @@ class Cycle(Exchange):
         client = self._client
         if client is None:
             return
+        if head.length is not None and head.length > _LARGE_ANSWER_BYTES and self.admission is not None:
+            self.admission.charge(head.length)  # Triton keeps it until it has been taken
         # Answered early: the rest of the request has no reader.
         if self.state is State.STREAM or self._front.is_draining or client.is_last or not head.keeps_alive:
             self.closes = True
