@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
@@ -21,19 +20,17 @@ from proxy.codecs.http1 import (
     RequestChunks,
     ResponseHead,
     error_body,
-    write_lengths,
     write_response,
 )
-from proxy.codecs.json_guard import BadJson, asks_for_ready_only, check_generate, check_infer
-from proxy.codecs.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack
-from proxy.exchange import cost
+from proxy.codecs.json_guard import BadJson, asks_for_ready_only
+from proxy.codecs.packing import CODINGS
 from proxy.exchange.copy import MAX_JSON_FLAG
 from proxy.exchange.exchange import CLIENT_LEFT, Exchange
-from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.policy import COUNTED, Route, Verdict
 from proxy.exchange.refusal import NotServed, Refusal, Why
+from proxy.fronts.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
 from proxy.fronts.rest.front import Asked, RestFront
-from proxy.fronts.rest.renaming import AsItComes, InPlace, Way, way_of
+from proxy.fronts.rest.renaming import TENSORS, AsItComes, InPlace, Way, way_of
 from proxy.fronts.rest.upstream import UpstreamHttp
 
 log = logging.getLogger(__name__)
@@ -44,9 +41,9 @@ _STATUS: Final = {Why.INVALID: 400, Why.TOO_LARGE: 413}
 _GATHERED_BYTES: Final = 256 * 1024
 # A body that nobody wants is read to its end up to this size, to keep the connection.
 _SWALLOW_BYTES: Final = 64 * 1024
-# A longer JSON, and a longer packed body, is checked beside the loop.
-INLINE_BYTES: Final = 64 * 1024
+# A longer packed body is checked beside the loop.
 _INLINE_PACKED_BYTES: Final = 1024
+_LARGE_ANSWER_BYTES: Final = 64 * 1024
 # Small answers, which are rewritten whole.
 _WHOLE_BYTES: Final = 4 * 1024 * 1024
 # What nobody waits for keeps its slot: Triton goes on with it. One that is not done by then never will be.
@@ -94,51 +91,26 @@ class State(Enum):
     DONE = auto()  # nobody waits for it any more
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The end of the head and the body, as far as it was held; and what the request costs Triton."""
-
-    tail: bytes
-    cost_bytes: int
-
-
 class Cycle(Exchange):
     """One request."""
 
-    __slots__ = (
-        "_begun",
-        "_checked",
-        "_chunks",
-        "_client",
-        "_front",
-        "_held",
-        "_hold_left",
-        "_raw",
-        "_renamed",
-        "_task",
-        "_upstream",
-        "_whole",
-        "asked",
-        "body_left",
-        "closes",
-        "state",
-    )
+    # As most requests are: what is never set costs nothing.
+    state = State.ANSWER
+    closes = False
+    body_left = _hold_left = 0
+    _chunks: RequestChunks | None = None
+    _held: list[bytes] | None = None
+    _checked: Checked | None = None
+    _upstream: UpstreamHttp | None = None
+    _begun: ResponseHead | None = None
+    _renamed: InPlace | AsItComes | None = None
+    _whole: list[bytes] | None = None
+    _task: asyncio.Task[None] | None = None
 
     def __init__(self, client: Client, front: RestFront, asked: Asked, raw: bytes, now: float) -> None:
         super().__init__(front.copy, front.copy.rest, now)
         self._client: Client | None = client
         self._front, self.asked, self._raw = front, asked, raw
-        self.state = State.ANSWER
-        self.closes = False
-        self.body_left = self._hold_left = 0
-        self._chunks: RequestChunks | None = None
-        self._held: list[bytes] | None = None
-        self._checked: Checked | None = None
-        self._upstream: UpstreamHttp | None = None
-        self._begun: ResponseHead | None = None
-        self._renamed: InPlace | AsItComes | None = None
-        self._whole: list[bytes] | None = None
-        self._task: asyncio.Task[None] | None = None
 
     # What a client sends.
 
@@ -280,39 +252,34 @@ class Cycle(Exchange):
 
     def _check(self, body: bytes) -> None:
         """Raises BadJson, HttpRefused or Refusal."""
-        is_packed = self.asked.head.encoding != "identity"
-        limits, facts = self.copy.limits, self.copy.facts
-        if len(body) <= (_INLINE_PACKED_BYTES if is_packed else INLINE_BYTES):
-            self._admit(check(self.asked, body, self.body_left, facts, limits.max_json_bytes))
+        head = self.asked.head
+        question = Question(
+            is_infer=self.asked.decision.route is Route.INFER,
+            encoding=head.encoding,
+            header_length=head.header_length,
+            left=self.body_left,
+            facts=self.copy.facts,
+            max_json_bytes=self.copy.limits.max_json_bytes,
+        )
+        if len(body) <= (INLINE_BYTES if head.encoding == "identity" else _INLINE_PACKED_BYTES):
+            self._admit(check(question, body))
             if not self.is_answered:
                 self._front.remember_usual(self._raw, self.asked)
             return
         self.state = State.CHECK
-        checking = asyncio.get_running_loop().run_in_executor(
-            self._front.shared.checker,
-            check,
-            self.asked,
-            body,
-            self.body_left,
-            facts,
-            limits.max_json_bytes,
-        )
-        checking.add_done_callback(self._checked_beside)
+        self._task = asyncio.create_task(self._check_beside(question, body))
 
-    def _checked_beside(self, checking: "asyncio.Future[Checked]") -> None:
-        if checking.cancelled():
-            return
-        error = checking.exception()
-        if self.state is not State.CHECK:
-            return  # it took too long, or its client has gone
-        self.state = State.WAIT
+    async def _check_beside(self, question: Question, body: bytes) -> None:
         try:
-            if error is not None:
-                raise error
-            self._admit(checking.result())
+            checked = await self._front.shared.checker.check(question, body)
+            self._task = None
+            self.state = State.WAIT
+            self._admit(checked)
         except (BadJson, HttpRefused, Refusal) as refusal:
+            self._task = None
             self.refuse(refusal)
         except Exception as failure:
+            self._task = None
             self._failed(failure)
 
     def _admit(self, checked: Checked) -> None:
@@ -387,26 +354,32 @@ class Cycle(Exchange):
         client = self._client
         if client is None:
             return
+        closes = self.closes
         # Answered early: the rest of the request has no reader.
         if self.state is State.STREAM or self._front.is_draining or client.is_last or not head.keeps_alive:
-            self.closes = True
-        asked, names = self.asked.head, self.copy.names
+            closes = self.closes = True
+        length, names, asked = head.length, self.copy.names, self.asked
+        if length is not None and length > _LARGE_ANSWER_BYTES and self.admission is not None:
+            self.admission.charge(length)  # Triton keeps it until it has been taken
+        if raw is not None and not closes and not asked.head.is_head:
+            if names.are_same:
+                self.copy.rest.sent_bytes += len(body)
+                client.write(raw)
+                return
+            if len(body) == length and head.status == 200 and asked.decision.route in TENSORS:
+                self.copy.rest.sent_bytes += length
+                client.write(raw.replace(names.server_member, names.public_member, 1))
+                return
         if not names.are_same:
-            way = way_of(self.asked.decision.route, head.status, head.length, is_chunked=head.is_chunked)
+            way = way_of(asked.decision.route, head.status, length, is_chunked=head.is_chunked)
             if way is Way.WHOLE:
                 self._whole = [body]
                 return
-            if way is Way.IN_PLACE and len(body) == head.length:
-                body = body.replace(names.server_member, names.public_member, 1)
-            elif way is Way.IN_PLACE:
+            if way is Way.IN_PLACE:
                 self._renamed = InPlace(names, head.json_bytes)
             elif way is Way.AS_IT_COMES:
                 self._renamed = AsItComes(names)
-        elif raw is not None and not self.closes and not asked.is_head:
-            self.copy.rest.sent_bytes += len(body)
-            client.write(raw)
-            return
-        client.write(head.whole(closes=self.closes, chunked=asked.is_http11))
+        client.write(head.whole(closes=closes, chunked=asked.head.is_http11))
         if body:
             self.response_data(body)
 
@@ -444,9 +417,10 @@ class Cycle(Exchange):
             self.refuse(HttpRefused(502, f"Triton's answer is longer than {format_bytes(_WHOLE_BYTES)}"))
 
     def response_ended(self) -> None:
-        self.resume_answer()
-        self._upstream = None
         client, begun, now = self._client, self._begun, time.monotonic()
+        if client is None or not client.is_writable:
+            self.resume_answer()
+        self._upstream = None
         if client is None:
             return
         if self._whole is not None and begun is not None:
@@ -578,7 +552,7 @@ class Cycle(Exchange):
         else:
             if route is Route.INDEX:
                 if head.encoding != "identity":
-                    body = _inflated(body, head.encoding, self.copy.limits.max_json_bytes)
+                    body = inflated(body, head.encoding, self.copy.limits.max_json_bytes)
                 work = front.index(only_ready=asks_for_ready_only(body))
             elif route is Route.ALL_STATS:
                 work = front.own_statistics()
@@ -643,47 +617,12 @@ class _LeftBehind:
             self._admission.release(time.monotonic())
 
 
-def check(asked: Asked, held: bytes, left: int, facts: ModelFacts, max_json_bytes: int) -> Checked:
-    """What goes on in the place of a body, of which `left` bytes are still to come.
-
-    Raises BadJson or HttpRefused. Touches nothing else: it may run in another thread.
-    """
-    head = asked.head
-    if head.encoding != "identity":
-        held = _inflated(held, head.encoding, max_json_bytes)
-    if asked.decision.route is not Route.INFER:
-        body = check_generate(held)
-        return Checked(write_lengths(len(body), None) + body, cost.of_json(body))
-    text, tensors = held, b""
-    if head.header_length is not None:
-        if head.header_length > len(held):
-            raise HttpRefused(400, f"{HEADER_LENGTH} is above the body's length")
-        text, tensors = held[: head.header_length], held[head.header_length :]
-    binary = len(tensors) + left
-    body = check_infer(text, facts, binary_bytes=binary)
-    header_length = None if head.header_length is None else len(body)
-    tail = write_lengths(len(body) + binary, header_length) + body + tensors
-    return Checked(tail, cost.of_json(body) + binary)
-
-
 def _json_too_large(limit_bytes: int) -> HttpRefused:
     return HttpRefused(
         413,
         f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(limit_bytes)} "
         f"({MAX_JSON_FLAG}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
     )
-
-
-def _inflated(data: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack a body within a bound. Raises HttpRefused."""
-    try:
-        return unpack(data, encoding, limit)
-    except BadPacking as error:
-        raise HttpRefused(400, f"the body {error}") from error
-    except UnpacksTooLarge as error:
-        raise HttpRefused(
-            413, f"the body unpacks to more than {format_bytes(limit)} ({MAX_JSON_FLAG})"
-        ) from error
 
 
 def _refusal(error: Exception) -> HttpRefused:
