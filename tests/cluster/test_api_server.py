@@ -95,6 +95,7 @@ async def test_every_amount_that_the_api_server_lets_in_can_be_read(
         except Invalid:
             continue
         demand = parse_demand(pod, KEYS)
+        pod["metadata"]["annotations"] = {KEYS.gpu: "{"}
         holder = bound_holder(pod, NodeName("n"), KEYS)
         asked = demand.shape.request_bytes if resource == KEYS.gpu_mem else demand.amounts[resource]
         held = holder.bytes if resource == KEYS.gpu_mem else holder.amounts[resource]
