@@ -169,6 +169,11 @@ class Admissions:
         else:
             self._look_idle()
 
+    def resize(self, *, limit: int, queue_depth: int) -> None:
+        """Other limits from now on; what runs and what waits already stays."""
+        self._limit, self._depth = limit, queue_depth
+        self.hand_out()
+
     def hand_out(self) -> None:
         """Give what is free to those who wait, in their order."""
         if self._hands_out:  # one that gives back at once what it was given: the loop below sees it
@@ -258,6 +263,9 @@ class SharedAdmissions(Admissions):
         super().__init__(meter, limit=0, queue_depth=0, bytes=bytes, bytes_flag=bytes_flag)
         self._slots, self._places = slots, places
         self._watching = False
+
+    def resize(self, *, limit: int, queue_depth: int) -> None:
+        """Whoever made the counters changes them, for all processes."""
 
     def _take(self) -> bool:
         return _decrement(self._slots)

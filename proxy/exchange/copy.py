@@ -26,7 +26,7 @@ _QUESTION_BYTES = 64 * 1024**2
 
 
 class ModelCopy:
-    """`names` and `limits` hold for as long as it lives; everything else may change."""
+    """`names` hold for as long as it lives; everything else may change."""
 
     def __init__(
         self,
@@ -76,6 +76,12 @@ class ModelCopy:
         self._triton_says: str | None = "the model has not been asked for yet"
         self._changed = asyncio.Event()
 
+    def set_limits(self, limits: CopyLimits) -> None:
+        """For whatever comes from now on; what is under way or waits already is not touched."""
+        self.limits = limits
+        self.budget.limit_bytes = self.admissions.bytes.limit_bytes = limits.max_inflight_bytes
+        self.admissions.resize(limit=limits.container_concurrency, queue_depth=queue_depth(limits))
+
     def not_ready(self) -> str | None:
         """Why no request should come, or None."""
         if self.draining:
@@ -108,6 +114,16 @@ class ModelCopy:
         """Wake who waits for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    @property
+    def arrived(self) -> int:
+        """Requests since the last tick."""
+        return self._meter.arrived
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of answers, since the start."""
+        return self.rest.sent_bytes + self.grpc.sent_bytes
 
     def tick(self, now: float) -> None:
         """Every second: close one period of the meter."""

@@ -23,12 +23,12 @@ T = TypeVar("T")
 class Share(Generic[T]):
     """One copy's part. `waiting`: what has come for it and is not served yet, in order."""
 
-    __slots__ = ("credit", "is_touched", "waiting")
+    __slots__ = ("credit", "is_queued", "is_touched", "waiting")
 
     def __init__(self) -> None:
         self.credit = QUANTUM
         self.waiting: deque[T] = deque()
-        self.is_touched = False
+        self.is_touched = self.is_queued = False
 
     @property
     def may_go_on(self) -> bool:
@@ -46,9 +46,9 @@ class Turns(Generic[T]):
         self._queue: deque[Share[T]] = deque()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is no need of a next turn."""
-        return not self._touched and not self._queue
+    def has_waiting(self) -> bool:
+        """Whether there must be a next turn."""
+        return bool(self._queue)
 
     def spend(self, share: Share[T], cost: int) -> None:
         share.credit -= cost
@@ -58,16 +58,15 @@ class Turns(Generic[T]):
 
     def wait(self, share: Share[T], item: T) -> None:
         """It is served in one of the next turns."""
-        if not share.waiting:
-            self._queue.append(share)
         share.waiting.append(item)
+        if not share.is_queued:
+            share.is_queued = True
+            self._queue.append(share)
 
     def drop(self, share: Share[T], item: T) -> None:
         """It is not to be served any more."""
         if item in share.waiting:
             share.waiting.remove(item)
-            if not share.waiting:
-                self._queue.remove(share)
 
     def next_turn(self, serve: Callable[[T], int]) -> None:
         """Give every copy its quantum and serve what waits, as far as the quanta go.
@@ -80,7 +79,8 @@ class Turns(Generic[T]):
             share = self._queue.popleft()
             while share.waiting and share.credit > 0:
                 self.spend(share, serve(share.waiting.popleft()))
-            if share.waiting:
+            share.is_queued = bool(share.waiting)
+            if share.is_queued:
                 self._queue.append(share)
 
     def _refill(self) -> None:

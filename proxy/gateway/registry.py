@@ -1,6 +1,6 @@
 """The copies of a node as the agent has told them last: what is new, what has changed, what has ended. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,6 +82,9 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._copies)
+
+    def __iter__(self) -> Iterator[Copy]:
+        return iter(self._copies.values())
 
     def get(self, pod_uid: str) -> Copy | None:
         return self._copies.get(pod_uid)

@@ -48,7 +48,7 @@ def test_who_stays_within_its_quantum_never_waits() -> None:
             loop.comes("b")
         assert loop.counted() == {"a": IN_A_TURN, "b": IN_A_TURN}
         assert loop.turn() == {}
-    assert loop.turns.is_idle
+    assert not loop.turns.has_waiting
 
 
 def test_who_floods_gets_its_quantum_and_a_quiet_one_is_served_at_once() -> None:
@@ -125,7 +125,26 @@ def test_order_is_kept_and_what_is_dropped_is_not_served() -> None:
     assert loop.turn() == {}
     for _ in range(20):
         loop.turn()
-    assert loop.turns.is_idle
+    assert not loop.turns.has_waiting
+
+
+def test_what_is_served_bit_by_bit_waits_again_behind_the_others() -> None:
+    turns: Turns[str] = Turns()
+    share: Share[str] = Share()
+    left, served = {"long": 3, "short": 1}, []
+
+    def serve(name: str) -> int:
+        served.append(name)
+        left[name] -= 1
+        if left[name]:
+            turns.wait(share, name)
+        return QUANTUM
+
+    turns.wait(share, "long")
+    turns.wait(share, "short")
+    while turns.has_waiting:
+        turns.next_turn(serve)
+    assert served == ["long", "short", "long", "long"]
 
 
 def test_credit_is_not_saved_up() -> None:
@@ -160,7 +179,7 @@ def test_any_history(seed: int) -> None:
             for name in names:
                 assert sum(cost for who, cost in items if who == name) <= QUANTUM + largest
     for _ in range(10_000):
-        if loop.turns.is_idle:
+        if not loop.turns.has_waiting:
             break
         loop.turn()
         for item in loop.served:
