@@ -47,6 +47,7 @@ class Hub:
         self._died_at, self._inside = -math.inf, frozenset[str]()
         self._died_told = True
         # For the agent.
+        self.triton_deaths = 0
         self.news: deque[dict[str, object]] = deque(maxlen=_MOST_NEWS)
 
     # What is wanted.
@@ -114,6 +115,7 @@ class Hub:
         if self._died_told or self._died_at > until:
             return
         self._died_told = True
+        self.triton_deaths += 1
         self.suspects.triton_died(self._inside, self._died_at)
         self.news.append({"tritonDied": {"suspects": sorted(self._inside)}})
         log.warning("Triton has died", extra=fields(requests_of=",".join(sorted(self._inside)) or "-"))
@@ -138,6 +140,11 @@ class Hub:
         return len(self._draining) > len(self._drained)
 
     # What is seen.
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The copies whose requests do not go to Triton for now."""
+        return frozenset(() if self._orders is None else self._orders.held)
 
     def not_ready(self) -> str | None:
         return None if self.registry.is_told else "the agent has not told yet which models there are"

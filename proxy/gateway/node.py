@@ -41,11 +41,11 @@ class Node:
         watch: Watch,
         *,
         most_connections: int,
-        wished: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wished`: a door wishes to drain, as the next word says."""
         self._make_copy, self._make_front, self._watch = make_copy, make_front, watch
-        self._wished = wished
+        # A door wishes to drain, as the next word says. Triton has died, with requests of these in it.
+        self.wished: Callable[[], None] = lambda: None
+        self.triton_died: Callable[[frozenset[str]], None] = lambda inside: None
         self.places = Places(most_connections)
         self.doorstep = Doorstep(self)
         self._turns = FairTurns()
@@ -78,7 +78,7 @@ class Node:
             self._adjust(uid, served, orders)
 
     def _begin(self, copy: Copy) -> None:
-        served = Served(copy, self._make_copy(copy), self._make_front, self._wished)
+        served = Served(copy, self._make_copy(copy), self._make_front, lambda: self.wished())
         self._by_uid[copy.pod_uid] = self._by_ticket[copy.ticket] = served
         work = {"readiness": served.follow(), "triton": self._watch(served.copy)}
         self._tasks[served] = [
