@@ -115,5 +115,3 @@ async def tell_doors(hub: Hub, plane: Plane) -> None:
     while True:
         await asyncio.sleep(1.0)
         plane.tell_sums(hub.sums())
-
-

@@ -79,7 +79,9 @@ class GatewayOptions(opt.CommonOptions):
         shown="256Mi",
     )
     # With the time that Triton's own end takes it fits the grace period of its pod.
-    drain_timeout: float = opt.seconds("the longest to wait for requests in flight after SIGTERM", default=15.0)
+    drain_timeout: float = opt.seconds(
+        "the longest to wait for requests in flight after SIGTERM", default=15.0
+    )
 
     @property
     def ceilings(self) -> Ceilings:

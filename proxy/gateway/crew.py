@@ -72,5 +72,5 @@ class Alone:
 @asynccontextmanager
 async def open_plane(options: GatewayOptions) -> AsyncIterator[Plane]:
     """Raises CannotStart or ConfigError."""
-    async with open_node(options, share_port=False) as node:
+    async with open_node(options) as node:
         yield Alone(node)

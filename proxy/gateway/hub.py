@@ -61,9 +61,7 @@ class Hub:
             self._drained.discard(uid)
         self.suspects.keep({copy.pod_uid for copy in self.registry})
         if changes.new or changes.ended:
-            log.info(
-                "copies", extra=fields(all=len(self.registry), new=len(changes.new), ended=len(gone))
-            )
+            log.info("copies", extra=fields(all=len(self.registry), new=len(changes.new), ended=len(gone)))
 
     def _clipped(self, copy: Copy) -> Copy:
         limits = self._ceilings.clip(copy.limits)

@@ -27,10 +27,7 @@ class GatewayCollector(Collector):
         copies = [copy for copy in self._hub.registry if copy.pod_uid in sums]
         yield from figures_metrics(
             LABELS,
-            [
-                ((copy.namespace, copy.pod, copy.model), sums[copy.pod_uid].figures)
-                for copy in copies
-            ],
+            [((copy.namespace, copy.pod, copy.model), sums[copy.pod_uid].figures) for copy in copies],
         )
         yield from self._deaths()
         yield from self._own()
@@ -57,7 +54,9 @@ class GatewayCollector(Collector):
         words = self._words()
         yield GaugeMetricFamily("berth_gateway_copies", "models served", float(len(self._hub.registry)))
         yield GaugeMetricFamily(
-            "berth_gateway_connections", "connections of doors", float(sum(word.connections for word in words))
+            "berth_gateway_connections",
+            "connections of doors",
+            float(sum(word.connections for word in words)),
         )
         away = CounterMetricFamily(
             "berth_gateway_turned_away", "connections that ended without a word", labels=("reason",)

@@ -13,9 +13,9 @@ from berth.contract.gateway import Copy
 from berth.runtime.logs import fields
 from proxy.codecs.preamble import Kind, Preamble
 from proxy.exchange.copy import ModelCopy
-from proxy.gateway.doorstep import Doorstep
+from proxy.gateway.doorstep import Arrival, Doorstep
 from proxy.gateway.orders import Orders, Sum, Word
-from proxy.gateway.places import Places
+from proxy.gateway.places import Arrivals, Places
 from proxy.gateway.registry import Registry
 from proxy.gateway.served import MakeFront, Served
 from proxy.gateway.turns import FairTurns, TakesTurns
@@ -40,6 +40,7 @@ class Node:
         make_front: MakeFront,
         watch: Watch,
         *,
+        arrivals: Arrivals[Arrival],
         most_connections: int,
     ) -> None:
         self._make_copy, self._make_front, self._watch = make_copy, make_front, watch
@@ -47,7 +48,7 @@ class Node:
         self.wished: Callable[[], None] = lambda: None
         self.triton_died: Callable[[frozenset[str]], None] = lambda inside: None
         self.places = Places(most_connections)
-        self.doorstep = Doorstep(self)
+        self.doorstep = Doorstep(self, arrivals)
         self._turns = FairTurns()
         self._registry = Registry()
         self._by_ticket: dict[bytes, Served] = {}
@@ -92,12 +93,9 @@ class Node:
         self._ending[served] = now + ENDING_SECONDS
 
     def _adjust(self, uid: str, served: Served, orders: Orders) -> None:
-        copy, before = served.copy, served.copy.not_ready()
-        copy.withheld, copy.held = served.told.withheld, orders.held.get(uid)
+        served.copy.withheld, served.copy.held = served.told.withheld, orders.held.get(uid)
         if uid in orders.draining or self._ends:
             served.drain()
-        if copy.not_ready() != before:
-            copy.announce()
         if uid in orders.drained and not served.is_drained:
             served.is_drained = True
             served.tell()
@@ -114,9 +112,7 @@ class Node:
             return None
         served.connections += 1
         front = served.front(preamble.kind)
-        return lambda: TakesTurns(
-            front.connection(), served.share, self._turns, lambda: self._gone(served)
-        )
+        return lambda: TakesTurns(front.connection(), served.share, self._turns, lambda: self._gone(served))
 
     def _gone(self, served: Served) -> None:
         served.connections -= 1
