@@ -28,14 +28,15 @@ class DeathWatch:
         self._suspects: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
 
-    def broke(self) -> None:
-        """A connection to Triton broke with requests in it. Call it before they are given up.
+    def broke(self, whose: Collection[str]) -> None:
+        """A connection to Triton broke with requests of these in it.
 
-        Of a death this is the first sign, and all who are inside now were inside then.
+        Of a death the first is the first sign: all who are inside now were inside then.
         """
         if self._looking is None:
             self._suspects = set(self._inside())
             self._looking = asyncio.create_task(self._look())
+        self._suspects.update(whose)
 
     async def _look(self) -> None:
         try:

@@ -6,7 +6,7 @@ It does what it was told last (`Orders`), whole each time, and says what it sees
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from typing import Any, Final
 
 from berth.contract.gateway import Copy
@@ -158,6 +158,9 @@ class Node:
             for served in self
             if served.copy.admissions.running or served.copy.questions.running
         )
+
+    def uids_of(self, copies: Collection[object]) -> frozenset[str]:
+        return frozenset(served.told.pod_uid for served in self if served.copy in copies)
 
     # The end.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -16,10 +16,13 @@ from proxy.exchange.access import Access, Whereabouts
 from proxy.exchange.budget import Budget
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.names import Names
+from proxy.fronts.grpc.client import GrpcConnection
+from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
 from proxy.fronts.listener import Listener, allow_descriptors
 from proxy.fronts.rest.client import RestConnection
 from proxy.fronts.rest.front import RestFront, RestShared
 from proxy.fronts.rest.upstream import UpstreamPool
+from proxy.fronts.triton import TritonQuestions
 from proxy.gateway.config import GatewayOptions
 from proxy.gateway.death import DeathWatch, refuses
 from proxy.gateway.doorstep import Arrival
@@ -64,6 +67,22 @@ class RestCopy:
         """Nobody is told of it: who wants to know asks."""
 
 
+class GrpcCopy:
+    """The gRPC clients of one copy."""
+
+    def __init__(self, front: GrpcFront) -> None:
+        self._front = front
+        self.tick, self.close, self.stop_accepting = front.tick, front.close, front.stop_accepting
+        self.readiness_changed = front.tell_watchers
+
+    def connection(self) -> asyncio.Protocol:
+        return GrpcConnection(self._front)
+
+    @property
+    def busy_connections(self) -> int:
+        return self._front.busy_connections
+
+
 @asynccontextmanager
 async def open_node(options: GatewayOptions, *, share: int = 1) -> AsyncIterator[Node]:
     """What serves in this process, one of so many that do. Raises CannotStart or ConfigError."""
@@ -84,7 +103,8 @@ class _Parts:
         self._where = Whereabouts(access_of(options))
         self._budget = Budget(options.memory_budget // share)
         self._share = share
-        self._rest = RestShared(self._where, lost=lambda _: self._death.broke())
+        self._rest = RestShared(self._where, lost=lambda copy: self._broke([copy]))
+        self._grpc = GrpcCommon(self._where, TritonQuestions(self._rest.pool, self._where), lost=self._broke)
         self._questions = UpstreamPool(self._where, most=_POLL_CONNECTIONS)
         descriptors = allow_descriptors()
         arrivals: Arrivals[Arrival] = Arrivals(most=max(16, min(1024, descriptors // 8)))
@@ -110,16 +130,24 @@ class _Parts:
         )
 
     def _make_front(self, kind: Kind, copy: ModelCopy) -> Front:
-        return RestCopy(RestFront(self._rest, copy))
+        if kind is Kind.REST:
+            return RestCopy(RestFront(self._rest, copy))
+        return GrpcCopy(GrpcFront(copy, self._grpc))
+
+    def _broke(self, copies: Collection[object]) -> None:
+        self._death.broke(self.node.uids_of(copies))
 
     async def tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self.node.tick(time.monotonic())
+            now = time.monotonic()
+            self.node.tick(now)
+            self._grpc.tick(now)
 
     async def close(self) -> None:
         await self.listener.stop()
         await self.node.close()
+        await self._grpc.close()
         await self._death.close()
         await self._rest.close()
         await self._questions.close()
