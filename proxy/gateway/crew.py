@@ -24,6 +24,11 @@ class Plane(Protocol):
     # After Triton's death all that serve have told who was in it.
     settle_seconds: float
 
+    @property
+    def port(self) -> int:
+        """The one in use, also when 0 was asked for."""
+        ...
+
     def on_news(self, wake: Callable[[], None], died: Died) -> None:
         """`wake`: what they say is news. `died`: Triton has, with requests of these in it."""
         ...
@@ -46,8 +51,8 @@ class Alone:
 
     settle_seconds = 0.0
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, port: int) -> None:
+        self._node, self.port = node, port
 
     def on_news(self, wake: Callable[[], None], died: Died) -> None:
         self._node.wished, self._node.triton_died = wake, died
@@ -72,5 +77,5 @@ class Alone:
 @asynccontextmanager
 async def open_plane(options: GatewayOptions) -> AsyncIterator[Plane]:
     """Raises CannotStart or ConfigError."""
-    async with open_node(options) as node:
-        yield Alone(node)
+    async with open_node(options) as (node, port):
+        yield Alone(node, port)

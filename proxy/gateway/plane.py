@@ -84,14 +84,14 @@ class GrpcCopy:
 
 
 @asynccontextmanager
-async def open_node(options: GatewayOptions, *, share: int = 1) -> AsyncIterator[Node]:
-    """What serves in this process, one of so many that do. Raises CannotStart or ConfigError."""
+async def open_node(options: GatewayOptions, *, share: int = 1) -> AsyncIterator[tuple[Node, int]]:
+    """What serves in this process, one of so many that do, and its port. Raises CannotStart or ConfigError."""
     parts = _Parts(options, share)
     try:
         await parts.listener.start(options.listen, share_port=share > 1)
         async with supervise() as tasks:
             tasks.eternal("tick", parts.tick())
-            yield parts.node
+            yield parts.node, parts.listener.port
     finally:
         await parts.close()
 
