@@ -57,16 +57,39 @@ class TritonKeys:
 
     @property
     def inference_http_headers(self) -> dict[str, str]:
-        return {INFERENCE_HEADER: self.inference}
+        return InferenceKey(self.inference).http_headers
 
     @property
     def inference_grpc_metadata(self) -> dict[str, str]:
-        return {_GRPC_PREFIX + INFERENCE_HEADER: self.inference}
+        return InferenceKey(self.inference).grpc_metadata
 
     @property
     def admin_grpc_metadata(self) -> dict[str, str]:
         """For the agent: both keys."""
         return {_GRPC_PREFIX + ADMIN_HEADER: self.admin, **self.inference_grpc_metadata}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class InferenceKey:
+    """The key of what forwards requests. Never logged."""
+
+    secret: str
+
+    def __repr__(self) -> str:
+        return "InferenceKey(…)"
+
+    @classmethod
+    def read(cls, path: Path) -> "InferenceKey":
+        """From its file, or from the directory that `TritonKeys.write` has written. Raises InvalidValue."""
+        return cls(_read(path / _FILES["inference"] if path.is_dir() else path))
+
+    @property
+    def http_headers(self) -> dict[str, str]:
+        return {INFERENCE_HEADER: self.secret}
+
+    @property
+    def grpc_metadata(self) -> dict[str, str]:
+        return {_GRPC_PREFIX + INFERENCE_HEADER: self.secret}
 
 
 def write_secret(path: Path, text: str) -> None:
