@@ -12,7 +12,7 @@ import pytest
 import agent.serving.lifecycle
 from agent.gpus import GpuReading
 from agent.serving.journal import Journal
-from berth.contract.ids import GpuUuid, ModelName, PodUid
+from berth.contract.ids import GpuUuid, ModelName, PodUid, ServerName
 from berth.contract.report import Failure, ModelState
 from berth.kube.times import utc_now
 from berth.triton.admin import IndexEntry, IndexState
@@ -258,7 +258,7 @@ async def test_a_model_that_waits_while_triton_dies_of_others_is_not_charged(on_
     assert bad.failure is Failure.QUARANTINED
     await until(lambda: waiting.state is ModelState.READY)
     # The suspect is tried once nobody else is to be loaded; then what it has taken down comes again.
-    assert on_node.triton.loads == [NAME, "model-p2", NAME, "model-p2"]
+    assert on_node.triton.loads == [NAME, on_server("p2"), NAME, on_server("p2")]
 
 
 @pytest.mark.parametrize("error", [TritonUnavailable("connection reset"), TritonLate("Deadline Exceeded")])
@@ -332,7 +332,7 @@ async def test_a_load_that_comes_too_late_is_not_begun_again(
     await node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     assert "has been loading it for 0.2 s" in model.reason
-    assert list(node.repository.records()) == [NAME, "model-p2"]
+    assert list(node.repository.records()) == [NAME, on_server("p2")]
     node.triton.load_seconds = 0.01
     await node.lifecycle.start_load(behind)  # the GPU is not held meanwhile
     assert behind.state is ModelState.READY
@@ -510,13 +510,13 @@ async def test_triton_is_not_asked_without_pause(tmp_path: Path) -> None:
     node.models.lose_pod(UID)
     await node.lifecycle.start_unload(NAME)
     assert 2 < looks[0] < 20
-    again = await node.stage("p9", name=NAME)
-    node.triton.held[NAME] = IndexState.LOADING
+    again = await node.stage("p9")
+    node.triton.held[on_server("p9")] = IndexState.LOADING
     looks[0] = 0
     load = node.lifecycle.start_load(again)
     await asyncio.sleep(0.3)
     assert 1 < looks[0] < 10
-    node.triton.held[NAME] = IndexState.READY
+    node.triton.held[on_server("p9")] = IndexState.READY
     await load
     node.reported.away, waits = True, await node.stage("p2")
     load = node.lifecycle.start_load(waits)
@@ -572,11 +572,11 @@ async def test_what_triton_never_had_is_not_unloaded_there(on_node: Node) -> Non
 
 async def test_a_directory_of_nobody_is_removed_and_an_unknown_name_is_no_trouble(on_node: Node) -> None:
     (on_node.repository.models / "nobodys").mkdir()
-    on_node.triton.held[ModelName("nobodys")] = IndexState.READY
+    on_node.triton.held[ServerName("nobodys")] = IndexState.READY
     for name in ("nobodys", "unheard"):
-        await on_node.lifecycle.start_unload(ModelName(name))
+        await on_node.lifecycle.start_unload(ServerName(name))
     assert on_node.repository.records() == {}
-    assert on_node.triton.held[ModelName("nobodys")] is IndexState.UNAVAILABLE
+    assert on_node.triton.held[ServerName("nobodys")] is IndexState.UNAVAILABLE
 
 
 async def test_a_living_pods_model_is_unloaded_only_when_the_pod_is_ending(on_node: Node) -> None:
@@ -602,8 +602,10 @@ async def test_a_load_of_several_gpus_takes_them_all_and_tells_the_most_that_it_
     model, other = await on_node.stage("p1", others=("GPU-b",)), await on_node.stage("p2", on="GPU-b")
     await asyncio.gather(on_node.lifecycle.start_load(model), on_node.lifecycle.start_load(other))
     assert on_node.triton.most_loading == 1  # they share one
-    assert model.name is not None
-    config = on_node.triton.configs[on_node.triton.loads.index(model.name)]  # either may have been first
+    assert model.server_name is not None
+    config = on_node.triton.configs[
+        on_node.triton.loads.index(model.server_name)
+    ]  # either may have been first
     assert config["instance_group"][0]["gpus"] == [0, 1]
     assert (model.state, model.measured_bytes) == (ModelState.READY, 3 * GIB)
 
@@ -778,7 +780,7 @@ async def test_memory_of_a_model_that_is_being_loaded_is_nobodys(on_node: Node) 
     await until(lambda: on_node.triton.loading == 1)
     await on_node.lifecycle.start_load(first)
     assert (second.state, first.failure) == (ModelState.LOADING, Failure.CAPACITY)
-    assert on_node.triton.loads == ["model-p2"]
+    assert on_node.triton.loads == [on_server("p2")]
     await on_node.lifecycle.close()
 
 
@@ -924,7 +926,7 @@ async def test_a_model_that_is_loaded_while_others_kill_triton_by_their_end_is_n
     for leaver in leavers:
         await until(lambda: on_node.triton.held.get(NAME) is IndexState.LOADING)
         on_node.models.lose_pod(leaver.ref.uid)
-        await on_node.lifecycle.start_unload(ModelName(leaver.name or ""))
+        await on_node.lifecycle.start_unload(on_server(leaver.ref.uid))
     await load
     assert on_node.triton.deaths == 3
     assert (innocent.state, innocent.reason) == (ModelState.READY, "")
