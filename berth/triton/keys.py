@@ -32,9 +32,9 @@ class InferenceKey:
         return "InferenceKey(…)"
 
     @classmethod
-    def read(cls, directory: Path) -> "InferenceKey":
-        """Read the file `inference`. Raises InvalidValue naming it."""
-        return cls(_read(directory / _FILES["inference"]))
+    def read(cls, path: Path) -> "InferenceKey":
+        """From its file, or from the directory that `TritonKeys.write` has written. Raises InvalidValue."""
+        return cls(_read(path / _FILES["inference"] if path.is_dir() else path))
 
     @property
     def http_headers(self) -> dict[str, str]:
@@ -93,7 +93,7 @@ class TritonKeys:
 
 
 def write_secret(path: Path, text: str, *, mode: int = 0o440) -> None:
-    """Put a file readable by the owner's group, or as `mode` says, in place of what is there, which may be read-only: in one
+    """Put a file readable by the owner's group in place of what is there, which may be read-only: in one
     step, so that whoever is killed in between leaves nothing that its successor stumbles over, and durably,
     so that a node that loses power has the whole of it or nothing."""
     fresh = path.with_name(f"{path.name}.new")

@@ -17,7 +17,10 @@ from berth.nodeagent.client import AgentBusy, AgentUnavailable
 from berth.v1 import node_agent_pb2 as pb
 from proxy import agent as module
 from proxy.agent import UNLOAD_SECONDS, Agent, open_agent
+from proxy.exchange.access import Whereabouts
+from proxy.fronts.rest.upstream import UpstreamPool
 from proxy.upstream import Upstream
+from tests.fakes.data_plane import own_copy
 
 HERE, THERE = Endpoint("10.0.0.1", 1), Endpoint("10.0.0.1", 2)
 
@@ -57,7 +60,8 @@ class Own(Upstream):
     """Counts its nudges."""
 
     def __init__(self) -> None:
-        super().__init__(ModelName("own"), None)  # type: ignore[arg-type]
+        where = Whereabouts()
+        super().__init__(own_copy(), where, UpstreamPool(where))
         self.nudges = 0
         self.had: list[object] = []
 
@@ -110,10 +114,12 @@ async def test_what_the_agent_calls_failed_is_withheld_until_it_says_otherwise(p
     broken.state, broken.reason = pb.MODEL_STATE_FAILED, "GPU 0: XID 79"
     silent.state = pb.MODEL_STATE_FAILED
     well.state = pb.MODEL_STATE_READY
-    assert (await followed([status(), broken])).withheld == "GPU 0: XID 79"
-    assert (await followed([silent])).withheld == "the agent calls the model failed"
-    assert (await followed([broken], [AgentUnavailable("gone")])).withheld is not None  # its last word holds
-    assert (await followed([broken, well])).withheld is None
+    assert (await followed([status(), broken])).copy.withheld == "GPU 0: XID 79"
+    assert (await followed([silent])).copy.withheld == "the agent calls the model failed"
+    assert (
+        await followed([broken], [AgentUnavailable("gone")])
+    ).copy.withheld is not None  # its last word holds
+    assert (await followed([broken, well])).copy.withheld is None
 
 
 async def test_given_endpoints_hold_whatever_the_agent_says(pauses: list[float]) -> None:
