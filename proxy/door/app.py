@@ -73,8 +73,8 @@ class Door:
         await self._use_certificates()
         try:
             await self.admin.start(options.admin_listen)
-            await self.rest.start(options.http_listen)
-            await self.grpc.start(options.grpc_listen)
+            self.rest.start(options.http_listen)
+            self.grpc.start(options.grpc_listen)
             log.info(
                 "listening",
                 extra=fields(model=options.model, http=options.http_listen, grpc=options.grpc_listen),

@@ -60,11 +60,11 @@ class Port:
     def __len__(self) -> int:
         return len(self._clients)
 
-    async def start(self, listen: Endpoint) -> None:
+    def start(self, listen: Endpoint) -> None:
         """Raises CannotStart when the port is taken."""
         loop = asyncio.get_running_loop()
         with starting(self._what, listen):
-            for address in await _addresses(listen):
+            for address in _addresses(listen):
                 self._listening.append(_listen(*address))
         for listening in self._listening:
             loop.add_reader(listening, self._accept, listening)
@@ -233,8 +233,9 @@ class _Client(asyncio.BufferedProtocol):
             self._port.left(self)
 
 
-async def _addresses(listen: Endpoint) -> list[tuple[int, Any]]:
-    found = await asyncio.get_running_loop().getaddrinfo(
+def _addresses(listen: Endpoint) -> list[tuple[int, Any]]:
+    """Looked up here and not by the loop, whose threads for that would stay as long as the process."""
+    found = socket.getaddrinfo(
         listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
