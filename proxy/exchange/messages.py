@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from proxy.codecs import protobuf
+from proxy.codecs.classification import NO_CLASSES
 from proxy.codecs.grpc_status import Refused, Status
 from proxy.codecs.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack, unpack_beginning
-from proxy.exchange.model_facts import NO_CLASSES, ModelFacts
+from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.policy import unknown_model
 
 PREFIX_BYTES: Final = 5

@@ -1,7 +1,6 @@
 """The front ends without sockets: bytes in, bytes out, on both sides, in the order of the calls."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,18 +8,20 @@ from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.ids import ModelName
+from berth.contract.gateway import CopyLimits
+from proxy.exchange.access import Access, Whereabouts
 from proxy.exchange.breaker import Breaker
-from proxy.exchange.load import LoadMeter
+from proxy.exchange.copy import ModelCopy
 from proxy.exchange.model_facts import ModelFacts
+from proxy.exchange.names import Names
 from proxy.exchange.traffic import Traffic
 from proxy.fronts.grpc.client import ClientConnection
 from proxy.fronts.grpc.front import GrpcFront
 from proxy.fronts.grpc.upstream import UpstreamConnection
 from proxy.fronts.rest.client import RestConnection
-from proxy.fronts.rest.front import RestFront
+from proxy.fronts.rest.front import RestFront, RestShared
 from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
-from proxy.upstream import Access, Upstream
+from proxy.upstream import Upstream
 
 KEY = "triton-grpc-protocol-berth-inference-key"
 
@@ -96,17 +97,37 @@ class Wire:
         return None
 
 
-def own_upstream(facts: ModelFacts | None = None) -> Upstream:
-    upstream = Upstream(ModelName("own"), None)  # type: ignore[arg-type]
-    here = Endpoint("127.0.0.1", 1)
-    upstream.access = Access(here, here, {"berth-inference-key": "k"}, {KEY: "k"})
-    upstream.not_ready = None
-    upstream.facts = facts or ModelFacts()
-    return upstream
+def here() -> Whereabouts:
+    endpoint = Endpoint("127.0.0.1", 1)
+    return Whereabouts(Access(endpoint, endpoint, {"berth-inference-key": "k"}, {KEY: "k"}))
+
+
+def own_copy(
+    limit: int = 0,
+    depth: int = 0,
+    *,
+    facts: ModelFacts | None = None,
+    names: Names | None = None,
+    **limits: Any,
+) -> ModelCopy:
+    """A copy that Triton serves."""
+    more = {"max_json_bytes": 64 * 1024, **limits}
+    copy = ModelCopy(
+        names or Names(b"own", b"own"),
+        CopyLimits(container_concurrency=limit, queue_depth=depth, **more),
+    )
+    copy.triton_says(None)
+    copy.facts = facts or ModelFacts()
+    return copy
+
+
+def own_upstream(facts: ModelFacts | None = None, copy: ModelCopy | None = None) -> Upstream:
+    where = here()
+    return Upstream(copy or own_copy(facts=facts), where, UpstreamPool(where))
 
 
 def make_breaker(limit: int = 0, depth: int = 0) -> Breaker:
-    return Breaker(LoadMeter(time.monotonic(), time.time), limit=limit, queue_depth=depth)
+    return Breaker(own_copy(limit, depth).admissions)
 
 
 _PAIRS: "WeakKeyDictionary[ClientConnection, GrpcPair]" = WeakKeyDictionary()
@@ -168,38 +189,33 @@ class RestPair:
     def __init__(
         self,
         *,
-        breaker: Breaker | None = None,
+        limit: int = 0,
+        depth: int = 0,
         facts: ModelFacts | None = None,
+        copy: ModelCopy | None = None,
         front: RestFront | None = None,
     ) -> None:
         """Of several clients of one `front` the first one's pair has the connections to Triton."""
-        self.front = front or RestFront(
-            own_upstream(facts),
-            breaker or make_breaker(),
-            Traffic(),
-            max_json_bytes=64 * 1024,
-            timeout_seconds=300,
-            not_ready=lambda: None,
-        )
+        self.front = front or RestFront(RestShared(here()), copy or own_copy(limit, depth, facts=facts))
         self.client, self.to_client = RestConnection(self.front), Wire()
         self.client.connection_made(self.to_client)  # type: ignore[arg-type]
         self.tritons: list[UpstreamHttp] = []
         self.to_triton: list[Wire] = []
-        _POOLS.setdefault(self.front.pool, self)
+        _POOLS.setdefault(self.front.shared.pool, self)
 
     @staticmethod
     @contextmanager
     def triton_at_hand() -> Iterator[None]:
         """Connections to Triton are made in the loop's next step, each with its own front end's pair."""
 
-        async def connect(pool: UpstreamPool, endpoint: Endpoint, asker: Any) -> None:
+        async def connection(pool: UpstreamPool, endpoint: Endpoint, asker: Any) -> UpstreamHttp:
             pair, upstream = _POOLS[pool], UpstreamHttp(pool, endpoint, asker)
             pair.tritons.append(upstream)
             pair.to_triton.append(Wire())
             upstream.connection_made(pair.to_triton[-1])  # type: ignore[arg-type]
-            asker.connected(upstream)
+            return upstream
 
-        with patch.object(UpstreamPool, "_connect", connect):
+        with patch.object(UpstreamPool, "_connection", connection):
             yield
 
 

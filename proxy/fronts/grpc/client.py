@@ -34,10 +34,10 @@ from proxy.exchange.messages import (
     stream_error,
 )
 from proxy.exchange.policy import Verdict
+from proxy.exchange.refusal import NotServed
 from proxy.fronts.grpc.head import MODEL_READY, CallHead, Malformed, require_trailers
 from proxy.fronts.grpc.upstream import MessageCounter, UpstreamConnection, UpstreamStream
 from proxy.fronts.tcp import keep_alive, unsent_bytes
-from proxy.upstream import NotServed
 
 if TYPE_CHECKING:
     from proxy.fronts.grpc.front import GrpcFront

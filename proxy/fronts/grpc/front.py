@@ -13,14 +13,16 @@ from proxy.codecs.grpc_status import (
     try_again,
 )
 from proxy.codecs.lookup import Lookup
+from proxy.exchange.access import Access
 from proxy.exchange.breaker import Breaker
 from proxy.exchange.policy import HEALTH, HIDDEN_EXTENSIONS, SERVICE
+from proxy.exchange.refusal import NotServed
 from proxy.exchange.traffic import Traffic
 from proxy.fronts.grpc.client import Call, ClientConnection
 from proxy.fronts.grpc.head import CallHead, HeadReader
 from proxy.fronts.grpc.upstream import ResponseBlocks, UpstreamStream
-from proxy.fronts.listener import Listener
-from proxy.upstream import Access, NotServed, Upstream
+from proxy.fronts.listener import Clients
+from proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -56,18 +58,14 @@ class GrpcFront:
         # Calls whose clients have given up while Triton works on them.
         self.given_up: set[UpstreamStream] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.clients: Listener[ClientConnection] = Listener(
-            lambda: ClientConnection(self), traffic, what="--grpc-listen"
-        )
+        self.clients: Clients[ClientConnection] = Clients(traffic)
 
     async def stop_accepting(self) -> None:
-        """Close the port and tell every client; connections end with their last call."""
-        await self.clients.stop()
+        """Tell every client; connections end with their last call."""
         for connection in self.clients:
             connection.go_away()
 
     async def close(self) -> None:
-        await self.clients.stop()
         for connection in self.clients:
             connection.close("the proxy ends")
         for stream in list(self.given_up):

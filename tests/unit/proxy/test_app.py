@@ -22,7 +22,9 @@ from proxy import agent as agent_module
 from proxy import app as module
 from proxy import memory
 from proxy.config import ProxyOptions
-from proxy.upstream import Access, Answer, Upstream
+from proxy.exchange.access import Access
+from proxy.fronts.rest.questions import Answer
+from proxy.upstream import Upstream
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 TRITON = Endpoint("127.0.0.1", 1)
@@ -60,7 +62,7 @@ class Stage:
         self.log.append(("agent", *what, fixed))
 
         async def follow(upstream: Upstream) -> None:
-            upstream.access = Access(TRITON, TRITON, {"k": "told"})
+            upstream.where.move(Access(TRITON, TRITON, {"k": "told"}))
             upstream.nudge()
             await asyncio.Event().wait()
 
@@ -155,13 +157,12 @@ async def test_with_an_agent_its_word_counts_and_the_model_is_given_back_last(st
 async def test_it_is_unready_first_and_serves_on_while_that_is_being_told(stage: Stage) -> None:
     async with stage.running(drain_delay=0.2) as stop:
         await until(lambda: stage.server.figures().model_ready)
-        upstream = stage.server._upstream
-        change = upstream.next_change()
+        change = stage.server._copy.next_change()
         stop.set()
         await until(change.is_set)  # who watches is told
         status, why, _ = await stage.get("/readyz")
         assert (status, why) == (503, b"draining\n")
-        reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.rest.clients.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.http_port.port)
         writer.write(b"GET /v2/health/ready HTTP/1.1\r\nHost: h\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 400")  # served, and not ready
         writer.close()
@@ -171,7 +172,7 @@ async def test_it_is_unready_first_and_serves_on_while_that_is_being_told(stage:
 
 async def test_the_end_does_not_wait_for_ever(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     async with stage.running(drain_timeout=0.05):
-        stage.server._breaker.running = 1  # a request that never ends
+        stage.server._copy.admissions.running = 1  # a request that never ends
     assert "drain: out of time" in [record.message for record in caplog.records]
     assert stage.log[-1] == "stopped"
 
@@ -190,7 +191,7 @@ async def test_readiness_is_tritons(stage: Stage, status: int) -> None:
 
 async def test_the_load_is_told_in_knatives_words(stage: Stage) -> None:
     async with stage.running():
-        stage.server.load = SimpleNamespace(average_concurrency=2.5, requests=7.0)
+        stage.server._copy.load = SimpleNamespace(average_concurrency=2.5, requests=7.0)
         await asyncio.sleep(0.01)
         _, text, kind = await stage.get("/stat")
         told = json.loads(text)
@@ -228,9 +229,9 @@ async def test_several_workers_are_a_crew(
     async with stage.running(workers=workers):
         assert len(crews) == (workers == 2)
         if crews:
-            wanted, upstream, not_ready = crews[0]
-            assert (wanted.workers, upstream.model) == (2, "own")
-            await until(lambda: not_ready() is None)
+            wanted, copy, _ = crews[0]
+            assert (wanted.workers, copy.names.public) == (2, b"own")
+            await until(lambda: copy.not_ready() is None)
     assert ("crew closed" in stage.log) == (workers == 2)
 
 
