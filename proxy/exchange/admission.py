@@ -114,6 +114,8 @@ class Admissions:
         # Those that nobody waits for any more run as well.
         self.running = self.given_up = 0
         self._hands_out = False
+        # Why nobody is admitted for now, in words for clients.
+        self.closed: str | None = None
 
     @property
     def waiting(self) -> int:
@@ -127,6 +129,8 @@ class Admissions:
         Waiting counts as concurrency, being refused as an arrival. `now`: on the meter's clock.
         """
         self._require_possible(cost_bytes)
+        if self.closed is not None:
+            self._refuse(Why.NOT_SERVED, self.closed)
         admission = self.admit_at_once(now, cost_bytes=cost_bytes, deadline=deadline)
         if admission is not None:
             return admission
@@ -146,7 +150,9 @@ class Admissions:
         self, now: float, *, cost_bytes: int = 0, deadline: float = float("inf")
     ) -> Admission | None:
         """An admission that runs, if there is room and nobody waits for it."""
-        if self._waiting or self.given_up >= MOST_GIVEN_UP or not self._take_all(cost_bytes):
+        if self._waiting or self.given_up >= MOST_GIVEN_UP or self.closed is not None:
+            return None
+        if not self._take_all(cost_bytes):
             return None
         self._meter.enter(now)
         return Admission(self, _RUNNING, cost_bytes, deadline, _nobody)
@@ -168,6 +174,11 @@ class Admissions:
             self.hand_out()
         else:
             self._look_idle()
+
+    def resize(self, *, limit: int, queue_depth: int) -> None:
+        """Other limits from now on; what runs and what waits already stays."""
+        self._limit, self._depth = limit, queue_depth
+        self.hand_out()
 
     def hand_out(self) -> None:
         """Give what is free to those who wait, in their order."""
@@ -258,6 +269,9 @@ class SharedAdmissions(Admissions):
         super().__init__(meter, limit=0, queue_depth=0, bytes=bytes, bytes_flag=bytes_flag)
         self._slots, self._places = slots, places
         self._watching = False
+
+    def resize(self, *, limit: int, queue_depth: int) -> None:
+        """Whoever made the counters changes them, for all processes."""
 
     def _take(self) -> bool:
         return _decrement(self._slots)

@@ -111,6 +111,10 @@ class Sender:
         if not self.is_closed:
             self._write(frames.window_update(id, size))
 
+    def takes_now(self, stream: Stream, size: int) -> bool:
+        """Whether so much content would go straight to the output."""
+        return not stream.queue and not self._turns and self._has_room(stream, size)
+
     # How it is done.
 
     def _write(self, piece: Any) -> None:
