@@ -23,29 +23,6 @@ _FILES = {"admin": "admin", "inference": "inference"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class InferenceKey:
-    """What the gateway has. A secret of one Triton process, never logged: `repr` does not show it."""
-
-    secret: str
-
-    def __repr__(self) -> str:
-        return "InferenceKey(…)"
-
-    @classmethod
-    def read(cls, directory: Path) -> "InferenceKey":
-        """Read the file `inference`. Raises InvalidValue naming it."""
-        return cls(_read(directory / _FILES["inference"]))
-
-    @property
-    def http_headers(self) -> dict[str, str]:
-        return {INFERENCE_HEADER: self.secret}
-
-    @property
-    def grpc_metadata(self) -> dict[str, str]:
-        return {_GRPC_PREFIX + INFERENCE_HEADER: self.secret}
-
-
-@dataclass(frozen=True, slots=True, repr=False)
 class TritonKeys:
     """Secrets of one Triton process. Never logged: `repr` does not show them."""
 
@@ -92,10 +69,6 @@ class TritonKeys:
         return {_GRPC_PREFIX + ADMIN_HEADER: self.admin, **self.inference_grpc_metadata}
 
 
-<<<<<<< HEAD
-def write_secret(path: Path, text: str, *, mode: int = 0o440) -> None:
-    """Put a file readable by the owner's group, or as `mode` says, in place of what is there, which may be read-only: in one
-=======
 @dataclass(frozen=True, slots=True, repr=False)
 class InferenceKey:
     """The key of what forwards requests. Never logged."""
@@ -119,9 +92,8 @@ class InferenceKey:
         return {_GRPC_PREFIX + INFERENCE_HEADER: self.secret}
 
 
-def write_secret(path: Path, text: str) -> None:
-    """Put a file readable by the owner's group in place of what is there, which may be read-only: in one
->>>>>>> gateway
+def write_secret(path: Path, text: str, *, mode: int = 0o440) -> None:
+    """Put a file readable by the owner's group, or as `mode` says, in place of what is there, which may be read-only: in one
     step, so that whoever is killed in between leaves nothing that its successor stumbles over, and durably,
     so that a node that loses power has the whole of it or nothing."""
     fresh = path.with_name(f"{path.name}.new")
