@@ -196,6 +196,9 @@ class Admissions:
         self._watch(bool(self._waiting))
         self._look_idle()
 
+    def close(self) -> None:
+        """Nobody is admitted any more; what runs may still give back."""
+
     async def idle(self) -> None:
         """Return when nothing runs and nothing waits. For one caller at a time."""
         while self.running or self._waiting:
@@ -268,31 +271,44 @@ class SharedAdmissions(Admissions):
         """Descriptors of the free slots and of the free places in the queue, as `shared_limit` makes them."""
         super().__init__(meter, limit=0, queue_depth=0, bytes=bytes, bytes_flag=bytes_flag)
         self._slots, self._places = slots, places
-        self._watching = False
+        self._watching = self._is_over = False
 
     def resize(self, *, limit: int, queue_depth: int) -> None:
         """Whoever made the counters changes them, for all processes."""
 
+    def close(self) -> None:
+        """The descriptors end with it: whoever made them sees to what is not given back."""
+        if not self._is_over:
+            self._is_over, self.closed = True, "the model has ended"
+            if self._watching:
+                asyncio.get_running_loop().remove_reader(self._slots)
+            self._watching = False
+            os.close(self._slots)
+            os.close(self._places)
+
     def _take(self) -> bool:
-        return _decrement(self._slots)
+        return not self._is_over and _decrement(self._slots)
 
     def _give(self) -> None:
-        os.eventfd_write(self._slots, 1)
+        if not self._is_over:
+            os.eventfd_write(self._slots, 1)
 
     def _take_place(self) -> bool:
         return _decrement(self._places)
 
     def _give_place(self) -> None:
-        os.eventfd_write(self._places, 1)
+        if not self._is_over:
+            os.eventfd_write(self._places, 1)
 
     def _watch(self, waiting: bool) -> None:
         # A slot that is free is no news to one that waits for bytes: what gives those back hands out.
-        waits = waiting and next(iter(self._waiting)).cost_bytes <= self.bytes.free_bytes
-        loop = asyncio.get_running_loop()
+        waits = (
+            waiting and not self._is_over and next(iter(self._waiting)).cost_bytes <= self.bytes.free_bytes
+        )
         if waits and not self._watching:
-            loop.add_reader(self._slots, self.hand_out)
+            asyncio.get_running_loop().add_reader(self._slots, self.hand_out)
         elif self._watching and not waits:
-            loop.remove_reader(self._slots)
+            asyncio.get_running_loop().remove_reader(self._slots)
         self._watching = waits
 
 

@@ -108,7 +108,7 @@ class Node:
             return None
         if preamble.kind is Kind.REPORT:
             return served.report if not self._ends else None
-        if served.copy.draining or not self.places.take(served.connections):
+        if served.is_draining or not self.places.take(served.connections):
             return None
         served.connections += 1
         front = served.front(preamble.kind)
@@ -145,7 +145,7 @@ class Node:
         served = self._by_uid.items()
         return Word(
             sums={uid: one.sum for uid, one in served},
-            idle=frozenset(uid for uid, one in served if one.copy.draining and one.is_idle),
+            idle=frozenset(uid for uid, one in served if one.is_draining and one.is_idle),
             wishes=frozenset(uid for uid, one in served if one.wishes_to_drain),
             turned_away=dict(self.doorstep.turned_away),
             connections=self.places.taken,

@@ -51,7 +51,8 @@ class Served:
         self._reports: list[Report] = []
         self.connections = 0
         self._told_sum: Sum | None = None
-        self.wishes_to_drain = False
+        # A copy whose door only says that it will leave is not ready, and serves whoever comes.
+        self.wishes_to_drain = self.is_draining = False
         self.is_drained = False
 
     def front(self, kind: Kind) -> Front:
@@ -64,7 +65,7 @@ class Served:
 
     def report(self) -> Report:
         """One more connection for reports; the oldest goes where there are too many."""
-        report = Report(self._wish, self._reports_lost, self.tell)
+        report = Report(self._wish, self.copy.drain, self._reports_lost, self.tell)
         self._reports.append(report)
         if len(self._reports) > _MOST_REPORTS:
             self._reports.pop(0).close()
@@ -123,7 +124,8 @@ class Served:
 
     def drain(self) -> None:
         """Take nothing new; what is under way goes on to its end."""
-        if not self.copy.draining:
+        if not self.is_draining:
+            self.is_draining = True
             self.copy.drain()
             for front in self._fronts.values():
                 front.stop_accepting()
@@ -133,3 +135,4 @@ class Served:
             front.close()
         for report in self._reports[:]:
             report.close()
+        self.copy.admissions.close()
