@@ -96,6 +96,8 @@ class Node:
         served.copy.withheld, served.copy.held = served.told.withheld, orders.held.get(uid)
         if uid in orders.draining or self._ends:
             served.drain()
+        elif served.is_draining:
+            served.serve_again()
         if uid in orders.drained and not served.is_drained:
             served.is_drained = True
             served.tell()

@@ -78,6 +78,12 @@ class Served:
     def _reports_lost(self, report: Report) -> None:
         if report in self._reports:
             self._reports.remove(report)
+        if not self._reports:
+            if self.wishes_to_drain:
+                self.wishes_to_drain = False
+                self._wished()
+            elif not self.is_draining and self.copy.draining:
+                self.copy.serve_again()
 
     def tell(self, sum: Sum | None = None) -> None:
         """Tell the doors. `sum` is of all processes; without one, of this one or as told last."""
@@ -129,6 +135,14 @@ class Served:
             self.copy.drain()
             for front in self._fronts.values():
                 front.stop_accepting()
+
+    def serve_again(self) -> None:
+        """Nobody wishes any more that it be drained. The connections that are left were told that they end: they do."""
+        self.is_draining = self.is_drained = False
+        fronts, self._fronts = self._fronts, {}
+        for front in fronts.values():
+            front.close()
+        self.copy.serve_again()
 
     def close(self) -> None:
         for front in self._fronts.values():

@@ -112,3 +112,26 @@ async def test_a_gateway_that_restarts_is_found_again(tmp_path: Path) -> None:
             assert await channel.unary_unary(READY)(b"", timeout=10, wait_for_ready=True) == b"\x08\x01"
         await channel.close()
     server.close()
+
+
+async def test_a_door_that_is_restarted_in_its_pod_serves_again(tmp_path: Path) -> None:
+    """The kubelet ends a container and starts it anew; the pod, and with it the ticket, goes on."""
+    upstream = Upstream()
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    triton = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+    async with agent() as (told, agent_port), gateway_of(tmp_path, triton) as (gateway, _):
+        told.status.gateway.endpoint, told.status.gateway.ticket = f"127.0.0.1:{gateway.port}", COPY.ticket
+        for _ in range(2):
+            async with running(tmp_path, agent_port) as door:
+                told.tell(None)
+                await until(door.is_ready)
+                async with aiohttp.ClientSession() as session:
+                    url = f"http://127.0.0.1:{door.http}/v2/models/m/infer"
+                    async with session.post(url, data=json.dumps(BODY)) as answer:
+                        assert answer.status == 200
+                channel = grpc.aio.insecure_channel(f"127.0.0.1:{door.grpc}")
+                assert await channel.unary_unary(READY)(b"", timeout=10) == b"\x08\x01"
+                await channel.close()
+                door.process.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(door.process.wait(), 10) == 0
+    server.close()
