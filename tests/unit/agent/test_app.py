@@ -35,7 +35,7 @@ from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_port
 from tests.fakes.agent_node import GPU, FakeTriton, on_server
-from tests.fakes.gateway import FakeGateway
+from tests.fakes.gateway_control import FakeGateway
 from tests.fakes.kube_api import EVENTS, LEASE, NODE, PODS, FakeApiServer
 from tests.fakes.objects import GIB, Json, listed, pod, report
 

@@ -14,7 +14,7 @@ from agent.gateway_link import GatewayLink
 from berth.contract.endpoint import UnixSocket
 from berth.contract.gateway import Copy, server_name_of, ticket_of
 from berth.contract.ids import PodUid
-from tests.fakes.gateway import FakeGateway
+from tests.fakes.gateway_control import FakeGateway
 
 A, B = PodUid("a"), PodUid("b")
 
