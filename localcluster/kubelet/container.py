@@ -21,7 +21,7 @@ from localcluster.kubelet.probes import Probe
 from localcluster.kubelet.refusal import entrypoint_of, search_path
 from localcluster.kubelet.rewriting import own_loopback, rewrite
 from localcluster.kubelet.status import ContainerRecord, Running, Terminated, Waiting
-from localcluster.processes import signal_group, spawn, tail
+from localcluster.processes import end, signal_group, spawn, tail
 
 JsonObject = dict[str, Any]
 
@@ -188,6 +188,8 @@ class Container:
             )
         except OSError as error:
             return Terminated(127, started, utc_now(), f"cannot start: {error}")
+        if self._stopping.is_set() or not self._allowed.is_set():
+            signal_group(self._process.pid, signal.SIGKILL)  # who said so meanwhile has found nothing to end
         self.record.ready = self.record.started = False
         self._set(Running(started))
         await self._watch(self._process)
@@ -282,8 +284,8 @@ class Container:
         try:
             return await process.wait()
         finally:
-            signal_group(process.pid, signal.SIGKILL)
-            await process.wait()
+            # Also when its time is up or the container has ended: nobody else waits for it.
+            await end(process, grace_seconds=0)
 
     def _restarts(self, ended: Terminated) -> bool:
         if self.record.is_sidecar:

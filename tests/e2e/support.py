@@ -14,6 +14,7 @@ from berth.contract.keys import Keys
 from berth.kube import paths
 from berth.kube.errors import NotFound
 from localcluster.cluster import BINDER_ADMIN_PORT
+from localcluster.processes import reaping
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -202,11 +203,6 @@ async def berth(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    try:
-        async with asyncio.timeout(timeout):
-            out, err = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise
+    async with reaping(process), asyncio.timeout(timeout):
+        out, err = await process.communicate()
     return process.returncode or 0, out.decode(), err.decode()

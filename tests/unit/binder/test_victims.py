@@ -37,7 +37,7 @@ def heard(*pods: Json, budgets: tuple[Json, ...] = (), **facts: Any) -> tuple[Cl
 
 def held(uid: str, gib: int, priority: int = 0, *, slot: int | None = 0, app: str = "x", **more: Any) -> Json:
     """Without a slot nobody knows on which GPU it is."""
-    choice = None if slot is None else GpuChoice(GpuUuid(f"GPU-{slot}"), slot, gib * GIB)
+    choice = "{" if slot is None else GpuChoice(GpuUuid(f"GPU-{slot}"), slot, gib * GIB)
     one = pod(uid, mem=f"{gib}Gi", on="n1", choice=choice, priority=priority, **more)
     one["metadata"]["labels"] = {"app": app}
     return one

@@ -353,7 +353,7 @@ def test_the_figures_of_a_scrape() -> None:
     now[0] = 1.0
     assert [value("waiting_pods", queue=q) for q in ("ready", "parked", "gated")] == [3, 0, 1]
     assert (value("ghosts"), value("assumed_pods")) == (0, 0)
-    cluster.on_pod(Change(ChangeKind.GONE, pod("ghost", on="n1")))
+    cluster.on_pod(Change(ChangeKind.GONE, pod("ghost", on="n1", choice="{")))
     demand = parse_demand(pod("assumed"), KEYS)
     cluster.state.assume(demand, NodeName("n1"), GpuChoice(GpuUuid("a"), 0, GIB))
     assert (value("ghosts"), value("assumed_pods")) == (1, 1)

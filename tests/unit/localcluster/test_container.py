@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from localcluster.kubelet import container as module
 from localcluster.kubelet.container import Container, Launch
 from localcluster.kubelet.images import Image
 from localcluster.kubelet.status import ContainerRecord, Running, Terminated, Waiting
+from localcluster.processes import spawn
 
 FOREVER = "while true; do sleep 0.02; done"
 
@@ -103,6 +105,16 @@ async def test_a_hook_that_uses_up_the_grace_leaves_two_seconds(tmp_path: Path) 
     assert (ended.exit_code, "ended in order" in run.said) == (0, True)
 
 
+async def test_what_is_told_to_stop_or_to_stay_down_before_it_runs_does_so(tmp_path: Path) -> None:
+    stopped = Run(tmp_path / "stopped", FOREVER)
+    assert (await stopped.ends(stopped.container.stop(grace_seconds=20))).exit_code == 137
+    held = Run(tmp_path / "held", FOREVER)
+    await held.container.hold(grace_seconds=20)
+    await held.until(lambda: isinstance(held.record.last, Terminated))
+    assert (held.container.pid, held.task.done()) == (None, False)
+    await held.ends(held.container.stop(grace_seconds=0))
+
+
 async def test_the_first_crash_is_started_again_at_once_and_the_second_after_a_pause(tmp_path: Path) -> None:
     run = Run(tmp_path, "exit 3")
     await run.until(lambda: isinstance(run.record.state, Waiting) and run.record.restarts == 1)
@@ -142,6 +154,23 @@ async def test_a_failed_liveness_ends_it_in_its_own_grace_and_runs_the_hook(tmp_
     )
     assert (await run.ends()).exit_code == 128 + signal.SIGKILL
     assert (tmp_path / "hook").read_text() == "hook\n"
+
+
+async def test_a_probe_that_its_containers_end_cuts_short_has_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children: list[asyncio.subprocess.Process] = []
+
+    async def noting(*what: Any, **more: Any) -> asyncio.subprocess.Process:
+        children.append(await spawn(*what, **more))
+        return children[-1]
+
+    monkeypatch.setattr(module, "spawn", noting)
+    probe = {"exec": {"command": ["sleep", "1000"]}, "timeoutSeconds": 1000}
+    run = Run(tmp_path, FOREVER, readinessProbe=probe)
+    await run.until(lambda: len(children) == 2)
+    await run.ends(run.container.stop(grace_seconds=0))
+    assert [child.returncode for child in children] == [-signal.SIGKILL] * 2
 
 
 @pytest.mark.parametrize(
