@@ -18,11 +18,13 @@ from prometheus_client import CollectorRegistry
 import agent.api
 import agent.slots
 from agent.admission import NodeRules
-from agent.api import NodeAgentApi, make_access
+from agent.api import NodeAgentApi
 from agent.auth import NotAllowed, PodGuard
+from agent.copies import Copies
 from agent.gpus import GpuReading, GpusUnknown
 from agent.metrics import AgentMetrics
 from berth.contract.endpoint import Endpoint
+from berth.contract.gateway import ticket_of
 from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelName, NodeName, PodUid
 from berth.contract.keys import Keys
@@ -31,9 +33,8 @@ from berth.contract.report import CodeRule, Failure, ModelState
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.triton.admin import IndexState
 from berth.triton.errors import TritonRefused, TritonUnavailable
-from berth.triton.keys import TritonKeys
 from berth.v1 import node_agent_pb2 as pb
-from tests.fakes.agent_node import GPU, Node
+from tests.fakes.agent_node import GPU, Node, on_server
 from tests.fakes.objects import GIB, pod
 
 
@@ -105,21 +106,15 @@ def api_of(
         repository=node.repository,
         lifecycle=node.lifecycle,
         readings=readings or (lambda: tuple(node.gpus.readings)),
-        access=ACCESS,
+        copies=Copies(node.models, b"secret", lambda: tuple(node.gpus.readings), {}),
+        gateway=Endpoint("10.0.0.7", 1),
+        on_limits=lambda: None,
         metrics=AgentMetrics(registry or CollectorRegistry()),
         rules=node.rules,
         gate=node.gate,
         max_model_bytes=max_model_bytes,
         keep_free=keep_free,
     )
-
-
-ACCESS = make_access(
-    host="10.0.0.7",
-    http=Endpoint("127.0.0.1", 1),
-    grpc_=Endpoint("127.0.0.1", 2),
-    keys=TritonKeys("admin-key", "inference-key"),
-)
 
 
 async def outcome(api: NodeAgentApi, name: str = "model-p1") -> pb.LoadProgress:
@@ -521,7 +516,7 @@ async def test_a_choice_that_is_moved_after_the_pod_was_seen_moves_nothing(tmp_p
     await staged(api, "model-p1")
     await refused_all()
     (model,) = node.models
-    record = node.repository.record(ModelName("model-p1"))
+    record = node.repository.record(on_server("p1"))
     assert record is not None
     assert record.gpu == model.gpu == GPU
     knows.changes = {"choice": GpuChoice(GpuUuid("GPU-a"), 7, GIB)}  # an index is of its day
@@ -685,8 +680,7 @@ async def test_a_watch_tells_each_change_how_to_reach_triton_and_ends_with_its_p
     first = await anext(watch)
     assert (first.model_name, first.state, first.gpu_uuid) == ("model-p1", pb.MODEL_STATE_STAGED, "GPU-a")
     assert (first.requested_bytes, first.HasField("measured_bytes")) == (GIB, False)
-    assert (first.triton.http_endpoint, first.triton.grpc_endpoint) == ("10.0.0.7:1", "10.0.0.7:2")
-    assert dict(first.triton.http_headers) == {"berth-inference-key": "inference-key"}
+    assert first.gateway == pb.Gateway(endpoint="10.0.0.7:1", ticket=ticket_of(b"secret", "p1"))
     coming = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0.01)
     assert not coming.done()
@@ -934,7 +928,7 @@ async def test_a_model_of_another_namespace_is_refused_beside_code_before_its_by
         await sent(api_of(node), manifest(None, "1/model.py"))
     node.gate.release(PodUid("theirs"))
     assert (await sent(api_of(node), manifest(None, "1/model.py"), FILE, CHUNK, COMMIT)).digest == DIGEST
-    record = node.repository.record(ModelName("model-p1"))
+    record = node.repository.record(on_server("p1"))
     assert record is not None
     assert record.code
 
@@ -974,7 +968,7 @@ async def test_files_of_a_pod_that_is_gone_are_nobody_elses_though_they_are_the_
     before = await node.stage("p9", name="model-p1", digest=DIGEST)
     node.models.drop(before)
     assert not (await staged(api_of(node), "model-p1", digest=DIGEST)).already_staged
-    record = node.repository.record(ModelName("model-p1"))
+    record = node.repository.record(on_server("p1"))
     assert record is not None
     assert record.pod.uid == "p1"
 
@@ -991,7 +985,7 @@ async def test_a_record_says_whether_triton_runs_code_of_the_model(tmp_path: Pat
         yield pb.StageRequest(commit=pb.StageCommit(digest=digest))
 
     await api_of(node).Stage(parts(), Context())
-    record = node.repository.record(ModelName("model-p1"))
+    record = node.repository.record(on_server("p1"))
     assert record is not None
     assert not record.code
 

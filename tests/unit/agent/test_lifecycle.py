@@ -17,10 +17,10 @@ from berth.contract.report import Failure, ModelState
 from berth.kube.times import utc_now
 from berth.triton.admin import IndexEntry, IndexState
 from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
-from tests.fakes.agent_node import GPU, Node
+from tests.fakes.agent_node import GPU, Node, on_server
 from tests.fakes.objects import GIB
 
-NAME, UID = ModelName("model-p1"), PodUid("p1")
+NAME, UID = on_server("p1"), PodUid("p1")
 
 
 async def until(check: Callable[[], bool]) -> None:
@@ -79,7 +79,7 @@ async def test_a_long_load_holds_up_no_files_of_another_model_and_what_waits_for
         waits = await on_node.stage("p2")
         goes = await on_node.stage("p3")
         on_node.models.lose_pod(goes.ref.uid)
-        await on_node.lifecycle.start_unload(ModelName("model-p3"))
+        await on_node.lifecycle.start_unload(on_server("p3"))
     then = on_node.lifecycle.start_load(waits)
     await until(lambda: "on its GPU" in waits.reason)
     assert (waits.state, slow.state) == (ModelState.LOADING, ModelState.LOADING)
@@ -367,7 +367,7 @@ async def test_a_load_that_waits_for_the_api_server_holds_nobody_up_and_ends_wit
     load = on_node.lifecycle.start_load(model)
     await until(lambda: model.reason != "")
     on_node.models.lose_pod(PodUid("p2"))
-    await on_node.lifecycle.start_unload(ModelName("model-p2"))  # on the same GPU
+    await on_node.lifecycle.start_unload(on_server("p2"))  # on the same GPU
     on_node.models.lose_pod(UID)
     await on_node.lifecycle.start_unload(NAME)
     await load
@@ -439,7 +439,7 @@ async def test_growth_of_a_gpu_that_another_model_comes_to_meanwhile_says_nothin
     """The first takes nothing on its GPU; while it is loaded, another comes to the second."""
     on_node.gpus.cuda = ["nowhere", "GPU-b"]
     first, second = await on_node.stage("p1"), await on_node.stage("p2", on="GPU-b")
-    on_node.triton.takes = {NAME: 0.25, ModelName("model-p2"): seconds}
+    on_node.triton.takes = {NAME: 0.25, on_server("p2"): seconds}
     load = on_node.lifecycle.start_load(first)
     await until(lambda: on_node.triton.loading == 1)
     await asyncio.gather(load, on_node.lifecycle.start_load(second))
@@ -756,8 +756,8 @@ async def test_a_load_that_does_not_fit_is_refused_with_the_figures_and_one_that
     assert f"{GIB} bytes do not fit on GPU GPU-a: 0 are free of {16 * GIB}" in one_too_many.reason
     await asyncio.gather(on_node.lifecycle.start_load(exact), on_node.lifecycle.start_load(first))
     assert (first.state, exact.state) == (ModelState.READY, ModelState.READY)
-    assert ModelName("model-p3") in on_node.repository.records()
-    assert on_node.triton.loads.count(ModelName("model-p3")) == 0
+    assert on_server("p3") in on_node.repository.records()
+    assert on_node.triton.loads.count(on_server("p3")) == 0
 
 
 async def test_of_two_that_want_the_same_memory_the_one_that_was_placed_first_gets_it(on_node: Node) -> None:
@@ -770,10 +770,10 @@ async def test_of_two_that_want_the_same_memory_the_one_that_was_placed_first_ge
 async def test_memory_of_a_model_that_is_being_loaded_is_nobodys(on_node: Node) -> None:
     """Whoever was placed first: its load has failed, and another has begun meanwhile."""
     first, second = await on_node.stage("p1", gib=9), await on_node.stage("p2", gib=9)
-    for name in (NAME, ModelName("model-p2")):  # of known size: they may be loaded side by side
+    for name in (NAME, on_server("p2")):  # of known size: they may be loaded side by side
         on_node.repository.learn(name, measured_bytes=GIB, served=False)
     on_node.models.set(first, ModelState.FAILED, "connection refused", failure=Failure.TRANSIENT)
-    on_node.triton.takes[ModelName("model-p2")] = 60
+    on_node.triton.takes[on_server("p2")] = 60
     on_node.lifecycle.start_load(second)
     await until(lambda: on_node.triton.loading == 1)
     await on_node.lifecycle.start_load(first)
@@ -826,7 +826,7 @@ async def test_a_load_that_hangs_holds_up_neither_unloads_nor_loads_of_its_gpu(t
     load = node.lifecycle.start_load(hangs)
     await until(lambda: node.triton.loading == 1)
     node.models.lose_pod(PodUid("p2"))
-    await node.lifecycle.start_unload(ModelName("model-p2"))
+    await node.lifecycle.start_unload(on_server("p2"))
     assert not load.done()
     await load
     assert (hangs.state, hangs.failure) == (ModelState.FAILED, Failure.TRANSIENT)
@@ -918,7 +918,7 @@ async def test_a_model_that_is_loaded_while_others_kill_triton_by_their_end_is_n
     leavers = [await on_node.stage(f"q{n}", on="GPU-b") for n in range(3)]
     for leaver in leavers:
         await on_node.lifecycle.start_load(leaver)
-    on_node.triton.kills_at_its_end = {ModelName(f"model-q{n}") for n in range(3)}
+    on_node.triton.kills_at_its_end = {on_server(f"q{n}") for n in range(3)}
     innocent = await on_node.stage()
     load = on_node.lifecycle.start_load(innocent)
     for leaver in leavers:
@@ -934,7 +934,7 @@ async def test_a_suspect_is_not_loaded_beside_one_that_kills_triton_once_it_serv
     """Or it would be charged with what that one does."""
     killer, innocent = await on_node.stage("p2", on="GPU-b"), await on_node.stage()
     on_node.triton.takes[NAME] = 0.3
-    on_node.triton.kills_later = {ModelName("model-p2"): 0.1}
+    on_node.triton.kills_later = {on_server("p2"): 0.1}
     await on_node.lifecycle.start_load(killer)
     load = on_node.lifecycle.start_load(innocent)
     await until(lambda: on_node.triton.deaths == 3)
