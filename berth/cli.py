@@ -11,6 +11,7 @@ COMMANDS = {
     "binder": ("binder.app", "place model pods on nodes and GPUs"),
     "loader": ("loader.app", "bring a model's files to the agent and wait until it serves"),
     "proxy": ("proxy.app", "the door to one model: REST and gRPC, isolated and limited"),
+    "gateway": ("proxy.gateway.app", "the one way to a node's Triton, for all its models"),
     "top": ("binder.top", "GPUs, models, requested and measured memory of the cluster"),
     "why": ("binder.why", "why a pod is pending or does not serve yet, and what comes next"),
     "would-fit": ("binder.would_fit", "whether a pod that does not exist yet would find a place, and where"),

@@ -13,7 +13,8 @@ from berth.nodeagent.client import AgentBusy, AgentConnection, AgentError, conne
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.v1 import node_agent_pb2 as pb
-from proxy.upstream import Access, Upstream
+from proxy.exchange.access import Access
+from proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Agent:
         while True:
             least = 0.0
             try:
-                async for status in self._connection.watch(upstream.model):
+                async for status in self._connection.watch(ModelName(upstream.model)):
                     self._take(upstream, status)
                     backoff.reset()
                     said = ""
@@ -56,10 +57,9 @@ class Agent:
         except InvalidValue as error:
             log.warning("the agent's word is not readable", extra=fields(reason=error))
         else:
-            if access != upstream.access:
-                upstream.access = access
+            upstream.where.move(access)
         failed = status.state == pb.MODEL_STATE_FAILED
-        upstream.withheld = (status.reason or "the agent calls the model failed") if failed else None
+        upstream.copy.withheld = (status.reason or "the agent calls the model failed") if failed else None
         upstream.nudge()
 
     async def unload(self, model: ModelName) -> None:

@@ -19,11 +19,14 @@ from berth.runtime.process import run_process
 from berth.runtime.tasks import supervise
 from proxy.config import ProxyOptions
 from proxy.drain import Stage, in_order
+from proxy.exchange.access import Access, Whereabouts
+from proxy.exchange.copy import ModelCopy
 from proxy.exchange.load import LoadReport, encode_stat
+from proxy.exchange.traffic import Figures
 from proxy.memory import settle
-from proxy.metrics import Figures, ProxyCollector
-from proxy.server import serving
-from proxy.upstream import Access, Upstream, open_upstream
+from proxy.metrics import ProxyCollector
+from proxy.server import open_upstream, own_copy, serving
+from proxy.upstream import Upstream
 from proxy.workers import Crew
 
 log = logging.getLogger(__name__)
@@ -49,10 +52,11 @@ class DataPlane(Protocol):
 async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
     _require_consistent(options)
     settle()
-    async with open_upstream(options.model) as upstream, AsyncExitStack() as stack:
+    copy, where = own_copy(options), Whereabouts()
+    async with open_upstream(copy, where) as upstream, AsyncExitStack() as stack:
         if options.triton_http is not None and options.triton_grpc is not None:
-            upstream.access = Access(options.triton_http, options.triton_grpc)
-        await _Proxy(options, upstream).run(stop, stack)
+            where.move(Access(options.triton_http, options.triton_grpc))
+        await _Proxy(options, copy, upstream).run(stop, stack)
 
 
 def _require_consistent(options: ProxyOptions) -> None:
@@ -70,9 +74,8 @@ def _require_consistent(options: ProxyOptions) -> None:
 class _Proxy:
     """The wired parts."""
 
-    def __init__(self, options: ProxyOptions, upstream: Upstream) -> None:
-        self._options, self._upstream = options, upstream
-        self._draining = False
+    def __init__(self, options: ProxyOptions, copy: ModelCopy, upstream: Upstream) -> None:
+        self._options, self._copy, self._upstream = options, copy, upstream
         self._began = time.monotonic()
 
     async def run(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
@@ -105,10 +108,10 @@ class _Proxy:
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[DataPlane]:
         if self._options.workers > 1:
-            async with Crew(self._options, self._upstream, self._not_ready) as crew:
+            async with Crew(self._options, self._copy, self._upstream.where) as crew:
                 yield crew
             return
-        async with serving(self._options, self._upstream, self._not_ready) as server:
+        async with serving(self._options, self._copy, self._upstream) as server:
             yield server
 
     def _admin(self, plane: DataPlane) -> AdminServer:
@@ -116,7 +119,7 @@ class _Proxy:
         registry.register(ProxyCollector(plane.figures))
         return AdminServer(
             self._options.admin_listen,
-            not_ready=self._not_ready,
+            not_ready=self._copy.not_ready,
             registry=registry,
             routes=[("/stat", self._stat(plane.figures))],
         )
@@ -124,8 +127,7 @@ class _Proxy:
     def _ending(self, plane: DataPlane) -> list[Stage]:
         """The order in which the proxy ends."""
         options = self._options
-        self._draining = True
-        self._upstream.announce()
+        self._copy.drain()
 
         async def finish_requests() -> None:
             await plane.stop_accepting()
@@ -135,9 +137,6 @@ class _Proxy:
             Stage("serve on", lambda: asyncio.sleep(options.drain_delay), options.drain_delay + 1),
             Stage("requests in flight", finish_requests, options.drain_timeout),
         ]
-
-    def _not_ready(self) -> str | None:
-        return "draining" if self._draining else self._upstream.not_ready
 
     def _stat(self, figures: Callable[[], Figures]) -> Handler:
         """The last second's load: Knative's Stat as protobuf if asked for, else JSON."""

@@ -1,83 +1,19 @@
-"""What the proxy counts: plain numbers on the way, Prometheus' form when somebody asks.
+"""What the proxy has counted (`exchange.traffic`) in Prometheus' form, when somebody asks.
 
-A request costs two additions and a search here; prometheus_client's own counters would cost as much
-as the rest of the proxy.
+prometheus_client's own counters would cost as much on the way as the rest of the proxy.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-REST, GRPC = "rest", "grpc"
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Counts of one protocol since the start. `codes`: requests by HTTP status or gRPC status' name."""
-
-    codes: dict[str, int] = field(default_factory=dict)
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
-    seconds: float = 0.0
-    received_bytes: int = 0
-    sent_bytes: int = 0
-    connections: int = 0
-
-    def answered(self, code: str, seconds: float) -> None:
-        self.codes[code] = self.codes.get(code, 0) + 1
-        self.buckets[bisect_left(BUCKETS, seconds)] += 1
-        self.seconds += seconds
-
-    def add(self, other: "Traffic") -> None:
-        for code, count in other.codes.items():
-            self.codes[code] = self.codes.get(code, 0) + count
-        self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
-        self.seconds += other.seconds
-        self.received_bytes += other.received_bytes
-        self.sent_bytes += other.sent_bytes
-        self.connections += other.connections
-
-
-@dataclass(slots=True)
-class Figures:
-    """One moment's figures of one process, or the sum of several."""
-
-    rest: Traffic = field(default_factory=Traffic)
-    grpc: Traffic = field(default_factory=Traffic)
-    running: int = 0
-    waiting: int = 0
-    average_concurrency: float = 0.0
-    requests_per_second: float = 0.0
-    # Connections with a request or an undelivered answer.
-    busy_connections: int = 0
-    model_ready: bool = True
-
-    def add(self, other: "Figures") -> None:
-        self.rest.add(other.rest)
-        self.grpc.add(other.grpc)
-        self.running += other.running
-        self.waiting += other.waiting
-        self.average_concurrency += other.average_concurrency
-        self.requests_per_second += other.requests_per_second
-        self.busy_connections += other.busy_connections
-        self.model_ready = self.model_ready and other.model_ready
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Figures":
-        traffic = {name: Traffic(**data[name]) for name in (REST, GRPC)}
-        return cls(**{**data, **traffic})
+from proxy.exchange.traffic import BUCKETS, GRPC, REST, Figures
 
 
 class ProxyCollector(Collector):
-    """Renders the figures at each scrape. `protocol` is rest or grpc."""
+    """Renders one model's figures at each scrape."""
 
     def __init__(self, figures: Callable[[], Figures]) -> None:
         self._figures = figures
@@ -86,47 +22,66 @@ class ProxyCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        figures = self._figures()
-        traffic = ((REST, figures.rest), (GRPC, figures.grpc))
-        requests = CounterMetricFamily(
-            "berth_proxy_requests", "requests answered", labels=("protocol", "code")
-        )
-        seconds = HistogramMetricFamily(
-            "berth_proxy_request_seconds",
-            "from a request's arrival to its answer's end",
-            labels=("protocol",),
-        )
-        moved = CounterMetricFamily(
-            "berth_proxy_body_bytes", "bytes of bodies", labels=("protocol", "direction")
-        )
-        connections = GaugeMetricFamily(
-            "berth_proxy_client_connections", "open connections of clients", labels=("protocol",)
-        )
-        for protocol, one in traffic:
+        yield from figures_metrics((), [((), self._figures())])
+
+
+def figures_metrics(
+    labels: Sequence[str], models: Iterable[tuple[Sequence[str], Figures]]
+) -> Iterator[Metric]:
+    """Of each model, under the values of these labels. `protocol` is rest or grpc."""
+    found = list(models)
+    yield from _by_protocol(labels, found)
+    for name, text, value in _GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=labels)
+        for values, figures in found:
+            gauge.add_metric(values, float(value(figures)))
+        yield gauge
+
+
+_GAUGES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
+    ("berth_proxy_running_requests", "requests inside Triton", lambda one: one.running),
+    ("berth_proxy_waiting_requests", "requests in the queue", lambda one: one.waiting),
+    ("berth_proxy_model_ready", "1 if Triton serves the model", lambda one: one.model_ready),
+    # Knative's names, which dashboards and autoscalers know.
+    (
+        "queue_average_concurrent_requests",
+        "average concurrency over the last second",
+        lambda one: one.average_concurrency,
+    ),
+    (
+        "queue_requests_per_second",
+        "requests that arrived in the last second",
+        lambda one: one.requests_per_second,
+    ),
+)
+
+
+def _by_protocol(
+    labels: Sequence[str], models: Iterable[tuple[Sequence[str], Figures]]
+) -> tuple[Metric, ...]:
+    requests = CounterMetricFamily(
+        "berth_proxy_requests", "requests answered", labels=(*labels, "protocol", "code")
+    )
+    seconds = HistogramMetricFamily(
+        "berth_proxy_request_seconds",
+        "from a request's arrival to its answer's end",
+        labels=(*labels, "protocol"),
+    )
+    moved = CounterMetricFamily(
+        "berth_proxy_body_bytes", "bytes of bodies", labels=(*labels, "protocol", "direction")
+    )
+    connections = GaugeMetricFamily(
+        "berth_proxy_client_connections", "open connections of clients", labels=(*labels, "protocol")
+    )
+    for values, figures in models:
+        for protocol, one in ((REST, figures.rest), (GRPC, figures.grpc)):
             for code, count in sorted(one.codes.items()):
-                requests.add_metric((protocol, code), count)
-            seconds.add_metric((protocol,), _cumulative(one.buckets), one.seconds)
-            moved.add_metric((protocol, "received"), one.received_bytes)
-            moved.add_metric((protocol, "sent"), one.sent_bytes)
-            connections.add_metric((protocol,), one.connections)
-        yield from (requests, seconds, moved, connections)
-        for name, text, value in (
-            ("berth_proxy_running_requests", "requests inside Triton", figures.running),
-            ("berth_proxy_waiting_requests", "requests in the queue", figures.waiting),
-            ("berth_proxy_model_ready", "1 if Triton serves the model", figures.model_ready),
-            # Knative's names, which dashboards and autoscalers know.
-            (
-                "queue_average_concurrent_requests",
-                "average concurrency over the last second",
-                figures.average_concurrency,
-            ),
-            (
-                "queue_requests_per_second",
-                "requests that arrived in the last second",
-                figures.requests_per_second,
-            ),
-        ):
-            yield GaugeMetricFamily(name, text, float(value))
+                requests.add_metric((*values, protocol, code), count)
+            seconds.add_metric((*values, protocol), _cumulative(one.buckets), one.seconds)
+            moved.add_metric((*values, protocol, "received"), one.received_bytes)
+            moved.add_metric((*values, protocol, "sent"), one.sent_bytes)
+            connections.add_metric((*values, protocol), one.connections)
+    return requests, seconds, moved, connections
 
 
 def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:

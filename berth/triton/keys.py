@@ -32,9 +32,9 @@ class InferenceKey:
         return "InferenceKey(…)"
 
     @classmethod
-    def read(cls, directory: Path) -> "InferenceKey":
-        """Read the file `inference`. Raises InvalidValue naming it."""
-        return cls(_read(directory / _FILES["inference"]))
+    def read(cls, path: Path) -> "InferenceKey":
+        """From its file, or from the directory that `TritonKeys.write` has written. Raises InvalidValue."""
+        return cls(_read(path / _FILES["inference"] if path.is_dir() else path))
 
     @property
     def http_headers(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from proxy.exchange.model_facts import NO_CLASSES, ModelFacts
+from proxy.codecs.classification import NO_CLASSES, KnowsOutputs
 
 # No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions.
 MAX_DEPTH = 100
@@ -88,7 +88,7 @@ class BadJson(Exception):
     """The body is refused; the message is for the client."""
 
 
-def check_infer(body: bytes, facts: ModelFacts, *, binary_bytes: int = 0) -> bytes:
+def check_infer(body: bytes, facts: KnowsOutputs, *, binary_bytes: int = 0) -> bytes:
     """An inference request, or the JSON header of a binary one with that many bytes behind it, written anew."""
     return _finite(body, _infer_anew, facts, len(body) + binary_bytes)
 
@@ -98,7 +98,7 @@ def check_generate(body: bytes) -> bytes:
     return _finite(body, _generate_anew)
 
 
-def _infer_anew(body: bytes, facts: ModelFacts, available: int) -> bytes:
+def _infer_anew(body: bytes, facts: KnowsOutputs, available: int) -> bytes:
     objects = _require_simple(body)
     request: _InferRequest = _decoded(_infer, body)
     is_plain = objects == _count_objects(request, facts)
@@ -267,7 +267,7 @@ def _require_plain(data: bytes, where: str) -> None:
         raise BadJson(f"{where} must hold numbers, strings or booleans")
 
 
-def _count_objects(request: _InferRequest, facts: ModelFacts) -> int:
+def _count_objects(request: _InferRequest, facts: KnowsOutputs) -> int:
     """How many objects the request is made of, whose parameters have been looked at. Raises BadJson."""
     objects = 1 + len(request.inputs)
     if request.parameters is not UNSET:
@@ -287,7 +287,7 @@ def _count_objects(request: _InferRequest, facts: ModelFacts) -> int:
     return objects
 
 
-def _check_classes(inputs: list[_Tensor], outputs: list[_Output], facts: ModelFacts) -> None:
+def _check_classes(inputs: list[_Tensor], outputs: list[_Output], facts: KnowsOutputs) -> None:
     wanted = [
         one.name for one in outputs if one.parameters is not UNSET and "classification" in one.parameters
     ]

@@ -17,7 +17,7 @@ from proxy.codecs.h2 import frames, hpack
 from proxy.codecs.h2.frames import ErrorCode, Setting
 from proxy.exchange.messages import ResponseReader, framed
 from proxy.exchange.model_facts import ModelFacts
-from proxy.fronts.grpc.head import INFER, STREAM_INFER
+from proxy.exchange.messages import INFER, STREAM_INFER
 from tests.fakes.data_plane import make_breaker
 from tests.fakes.grpc_peers import Both, Connect, request
 
@@ -119,7 +119,7 @@ async def test_many_calls_given_up_at_once_end_none_of_the_others(connect: Conne
 
 
 async def test_what_is_on_its_way_for_a_refused_call_is_not_held_against_its_client(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 0))
+    both = connect(limit=1, depth=0)
     (running,) = begin(both, 1)
     late = both.client.call()
     data = framed(request(size=600_000))
@@ -129,7 +129,7 @@ async def test_what_is_on_its_way_for_a_refused_call_is_not_held_against_its_cli
     both.pair.client.patience = 10
     both.exchange()
     assert both.client.status(late) == 14
-    both.pair.client.data_received(frames.reset(late, ErrorCode.CANCEL))  # nor if it gives it up just now
+    both.pair.receive(frames.reset(late, ErrorCode.CANCEL))  # nor if it gives it up just now
     require_served(both, [running])
 
 
@@ -138,7 +138,7 @@ async def test_data_without_end_on_a_refused_stream_is_a_flood(connect: Connect)
     (stream,) = begin(both, 1, "/inference.GRPCInferenceService/RepositoryModelUnload")
     for _ in range(200):
         if both.pair.to_client.open:
-            both.pair.client.data_received((frames.head(900, frames.DATA, 0, stream) + bytes(900)) * 50)
+            both.pair.receive((frames.head(900, frames.DATA, 0, stream) + bytes(900)) * 50)
     assert not both.pair.to_client.open
 
 
@@ -159,7 +159,7 @@ async def test_frames_on_a_stream_that_the_client_has_reset_are_ignored(connect:
     gone, other = begin(both, 2)
     both.client.h2.reset_stream(gone, 8)
     both.exchange()
-    both.pair.client.data_received(FRAMES_ON_A_CLOSED_STREAM[kind](gone))
+    both.pair.receive(FRAMES_ON_A_CLOSED_STREAM[kind](gone))
     assert both.pair.to_client.open
     require_served(both, [other])
 
@@ -221,7 +221,7 @@ async def test_a_stream_too_many_for_triton_gives_its_slot_back(connect: Connect
 
 
 async def test_a_client_that_goes_has_none_of_its_waiting_calls_run(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 5))
+    both = connect(limit=1, depth=5)
     begin(both, 3)
     both.pair.client.connection_lost(None)
     both.triton.exchange()
@@ -293,7 +293,7 @@ async def test_windows_that_answer_nothing_are_a_flood_after_a_download_too(conn
     both.exchange()
     for _ in range(100):
         if both.pair.to_client.open:
-            both.pair.client.data_received(frames.window_update(0, 1) * 100)
+            both.pair.receive(frames.window_update(0, 1) * 100)
     assert not both.pair.to_client.open
 
 
@@ -312,7 +312,7 @@ async def test_settings_with_many_streams_cost_little(connect: Connect, each: in
     windows = [(Setting.INITIAL_WINDOW_SIZE, 65_535 - (index & 1)) for index in range(21_000)]
     data = b"".join(settings_frame(windows[at : at + each]) for at in range(0, len(windows), each))
     began = time.process_time()
-    both.pair.client.data_received(data)
+    both.pair.receive(data)
     assert time.process_time() - began < 0.15
     assert not both.pair.to_client.open
 
@@ -320,12 +320,12 @@ async def test_settings_with_many_streams_cost_little(connect: Connect, each: in
 async def test_the_last_window_of_a_settings_frame_counts(connect: Connect) -> None:
     both = connect()
     (stream,) = begin(both, 1)
-    both.pair.client.data_received(
+    both.pair.receive(
         settings_frame([(Setting.INITIAL_WINDOW_SIZE, size) for size in (7, 100_000, 70_000)])
     )
-    assert both.pair.client.streams[stream].send_window == 70_000
-    both.pair.client.data_received(settings_frame([(Setting.INITIAL_WINDOW_SIZE, 10)]))
-    assert both.pair.client.streams[stream].send_window == 10
+    assert both.pair.client.codec.streams[stream].send_window == 70_000
+    both.pair.receive(settings_frame([(Setting.INITIAL_WINDOW_SIZE, 10)]))
+    assert both.pair.client.codec.streams[stream].send_window == 10
 
 
 async def test_a_window_for_all_looks_only_at_streams_that_wait_for_it(connect: Connect) -> None:
@@ -338,7 +338,7 @@ async def test_a_window_for_all_looks_only_at_streams_that_wait_for_it(connect: 
         both.triton.h2.send_data(stream, bytes(50))
         both.triton.exchange()
     began = time.process_time()
-    both.pair.client.data_received(frames.window_update(0, 1) * 3000)
+    both.pair.receive(frames.window_update(0, 1) * 3000)
     assert time.process_time() - began < 0.15
     assert both.pair.to_client.open
 
@@ -351,14 +351,14 @@ async def test_a_header_block_without_its_end_is_not_waited_for(connect: Connect
     now = time.monotonic()
     block = hpack.encode([(b"x-a", b"y" * 50)])
     if cut == "frames":
-        both.pair.client.data_received(frames.head(len(block), frames.HEADERS, 0, 3) + block)
+        both.pair.receive(frames.head(len(block), frames.HEADERS, 0, 3) + block)
         more = frames.head(1, frames.CONTINUATION, 0, 3) + b"\x82"
     else:
-        both.pair.client.data_received(frames.head(5000, frames.HEADERS, frames.END_HEADERS, 3) + block)
+        both.pair.receive(frames.head(5000, frames.HEADERS, frames.END_HEADERS, 3) + block)
         more = b"\x82"
     for second in range(10):
         both.pair.client.tick(now + second)
-        both.pair.client.data_received(more)
+        both.pair.receive(more)
     assert both.pair.to_client.open
     both.pair.client.tick(now + 11)
     assert not both.pair.to_client.open
@@ -370,10 +370,10 @@ async def test_a_large_message_that_comes_slowly_is_waited_for(connect: Connect)
     stream = both.client.call()
     both.client.send(stream, framed(request(size=1000)), end=True)
     data = both.client.h2.data_to_send()
-    both.pair.client.data_received(data[:-500])
+    both.pair.receive(data[:-500])
     for second in range(60):
         both.pair.client.tick(now + second)
-    both.pair.client.data_received(data[-500:])
+    both.pair.receive(data[-500:])
     assert both.pair.to_client.open
     require_served(both, [stream])
 
@@ -410,13 +410,13 @@ def test_a_final_response_is_recognised_packed_or_not(packing: str, size: int) -
 
 
 async def test_a_packed_final_response_gives_its_slot_back(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 5), facts=ModelFacts(is_decoupled=True))
+    both = connect(limit=1, depth=5, facts=ModelFacts(is_decoupled=True))
     (stream,) = begin(both, 1, STREAM_INFER)
     body = gzip.compress(stream_response(final=True))
     both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
     both.triton.h2.send_data(stream, b"\x01" + len(body).to_bytes(4) + body)
     both.exchange()
-    assert both.pair.front.breaker.running == 0
+    assert both.pair.running == 0
 
 
 _OWN = protobuf.encode_bytes(1, b"own")
@@ -458,7 +458,7 @@ async def test_a_request_of_very_many_fields_is_refused_in_little_time(
             both.client.h2.send_data(stream, data[at : at + size])
             at += size
             out, began = both.client.h2.data_to_send(), time.process_time()
-            both.pair.client.data_received(out)
+            both.pair.receive(out)
             step = time.process_time() - began
             spent, longest = spent + step, max(longest, step)
         both.exchange(1)

@@ -14,7 +14,7 @@ from proxy.codecs.h2.connection import CONNECTION_WINDOW, FIRST_WINDOW, MAX_FRAM
 from proxy.exchange.messages import framed
 from proxy.fronts.grpc import client as grpc_client
 from proxy.fronts.grpc.client import Call
-from proxy.fronts.grpc.head import INFER, STREAM_INFER
+from proxy.exchange.messages import INFER, STREAM_INFER
 from tests.fakes.data_plane import make_breaker
 from tests.fakes.grpc_peers import Both, Connect, request
 
@@ -72,7 +72,7 @@ def upload(both: Both, count: int, message: bytes) -> int:
 async def test_calls_that_wait_leave_room_for_those_that_run(
     connect: Connect, count: int, size: int, limit: int
 ) -> None:
-    both = connect(breaker=make_breaker(limit, 1000))
+    both = connect(limit=limit, depth=1000)
     assert upload(both, count, framed(request(size=size))) == count
 
 
@@ -81,7 +81,7 @@ async def test_any_number_of_calls_of_any_size_under_any_limit_succeeds(connect:
     rng = random.Random(seed)
     count, limit = rng.randrange(2, 80), rng.choice([0, 1, 2, 7])
     size = rng.randrange(1, 12_000_000 // count)
-    both = connect(breaker=make_breaker(limit, 1000))
+    both = connect(limit=limit, depth=1000)
     assert upload(both, count, framed(request(size=size))) == count, (count, size, limit)
 
 
@@ -91,13 +91,13 @@ def in_queue(stream: Stream, source: Stream) -> int:
 
 def require_balance(both: Both) -> None:
     """What a peer may send, what it is owed, and what has not gone on: together the window, always."""
-    for call in both.pair.client.streams.values():
+    for call in both.pair.client.codec.streams.values():
         if not call.ended:
             held = sum(len(piece.data) for piece in call.outbox or ())
             held += 0 if call.up is None else in_queue(call.up, call)
             assert call.receive_left + call.owed + held == call.window
             assert call.held == held + (0 if call.reader is None else call.reader.gathered)
-    assert both.pair.front.held_bytes == sum(call.held for call in both.pair.client.streams.values())
+    assert both.pair.held_bytes == sum(call.held for call in both.pair.client.codec.streams.values())
     for upstream in both.pair.tritons:
         for up in upstream.streams.values():
             buffered = 0 if up.call.responses is None else len(up.call.responses._buffer)
@@ -235,36 +235,36 @@ async def test_windows_and_slots_are_given_back_whatever_happens(connect: Connec
     require_whole(both.client.h2, both.pair.client)
     for upstream in both.pair.tritons:
         require_whole(both.triton.h2, upstream)
-    calls = list(both.pair.client.streams.values())
+    calls = list(both.pair.client.codec.streams.values())
     assert (breaker.running, breaker.waiting) == (
         sum(call.inflight for call in calls),
         sum(call.waiting for call in calls),
     )
     both.pair.client.connection_lost(None)
-    assert (breaker.running, breaker.waiting, both.pair.front.held_bytes) == (0, 0, 0)
+    assert (breaker.running, breaker.waiting, both.pair.held_bytes) == (0, 0, 0)
 
 
 async def test_a_call_that_waits_is_held_to_its_first_window(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 10))
+    both = connect(limit=1, depth=10)
     first, second = both.client.call(), both.client.call()
     both.client.send(first, framed(request()), end=True)
     todo = {second: framed(request(size=900_000))}
     while send_what_may_be_sent(both, todo):
         both.exchange(1)
-    assert both.pair.front.held_bytes == FIRST_WINDOW
+    assert both.pair.held_bytes == FIRST_WINDOW
     both.triton.answer(first, b"")
     both.exchange()
     while send_what_may_be_sent(both, todo):
         both.exchange(2)
     assert second in both.triton.ended
-    assert both.pair.front.held_bytes == 0
+    assert both.pair.held_bytes == 0
 
 
 async def test_what_all_clients_have_waiting_here_is_bounded(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_client, "HELD_BYTES", 100_000)
-    both = connect(breaker=make_breaker(1, 100))
+    both = connect(limit=1, depth=100)
     bomb = gzip.compress(request(size=60_000))
     streams = [both.client.call(grpc_encoding="gzip") for _ in range(4)]
     for stream in streams:
@@ -277,7 +277,7 @@ async def test_what_all_clients_have_waiting_here_is_bounded(
         both.triton.answer(stream, b"")
         both.exchange()
     assert [both.client.status(stream) for stream in streams[:2]] == [0, 0]
-    assert both.pair.front.held_bytes == 0
+    assert both.pair.held_bytes == 0
 
 
 async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(connect: Connect) -> None:
@@ -292,7 +292,7 @@ async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(co
     both.pair.client.tick(now + 301)
     both.exchange()
     assert both.client.status(half) == 4
-    assert both.pair.front.held_bytes == 0
+    assert both.pair.held_bytes == 0
     both.pair.client.tick(now + 100_000)
     both.exchange()
     assert both.client.status(resting) is None

@@ -51,7 +51,7 @@ def body_of(answer: bytes) -> bytes:
 async def asked(pair: RestPair, request: bytes | None = None) -> UpstreamHttp:
     pair.client.data_received(request or infer())
     await settle()
-    assert pair.tritons[-1].asker is pair.client
+    assert pair.tritons[-1].asker is not None
     return pair.tritons[-1]
 
 
@@ -76,10 +76,10 @@ async def test_every_form_of_answer_arrives_however_it_is_cut(connect: Connect, 
     answer, body = FORMS[form]
     status = answer.rpartition(b"HTTP/1.1 ")[2][:3]
     for cut in range(1, len(answer)):
-        pair = connect(breaker=make_breaker(1, 0))
+        pair = connect(limit=1, depth=0)
         upstream = await asked(pair)
         upstream.data_received(answer[:cut])
-        assert pair.front.breaker.running == 1
+        assert pair.front.copy.admissions.running == 1
         upstream.data_received(answer[cut:])
         sent = pair.to_client.take()
         assert sent.startswith(b"HTTP/1.1 %s " % status)
@@ -87,8 +87,8 @@ async def test_every_form_of_answer_arrives_however_it_is_cut(connect: Connect, 
         got = body_of(sent)
         assert got == (body_of(answer.rpartition(b"HTTP/1.1")[2]) if b"chunked" in answer else body)
         assert b"Connection" not in sent
-        assert pair.front.traffic.codes == {status.decode(): 1}
-        assert pair.front.breaker.running == 0
+        assert pair.front.copy.rest.codes == {status.decode(): 1}
+        assert pair.front.copy.admissions.running == 0
         assert await asked(pair) is upstream
 
 
@@ -107,7 +107,7 @@ async def test_a_client_of_http_1_0_gets_no_chunks_and_then_the_end(connect: Con
             assert unknown not in sent
         assert b"Connection: close" in sent
         assert pair.to_client.ended
-        assert pair.front.pool.has_idle
+        assert pair.front.shared.pool.has_idle
 
 
 async def test_a_body_that_ends_with_its_connection(connect: Connect) -> None:
@@ -119,10 +119,10 @@ async def test_a_body_that_ends_with_its_connection(connect: Connect) -> None:
         assert pair.client.is_busy
         upstream.connection_lost(error)
         assert pair.to_client.sent == b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nabc"
-        assert pair.front.traffic.codes == {"200" if whole else "502": 1}
+        assert pair.front.copy.rest.codes == {"200" if whole else "502": 1}
         # A client that was promised no length must see the difference: an end, or a reset.
         assert (pair.to_client.ended, pair.to_client.open) == (whole, False)
-        assert not pair.front.pool.has_idle
+        assert not pair.front.shared.pool.has_idle
 
 
 @pytest.mark.parametrize("last", ["Connection: close", "HTTP/1.0"])
@@ -133,7 +133,7 @@ async def test_a_connection_that_triton_ends_serves_nobody_else(connect: Connect
     upstream.data_received(answer)
     assert body_of(pair.to_client.sent) == b"{}"
     assert not pair.to_triton[0].open
-    assert not pair.front.pool.has_idle
+    assert not pair.front.shared.pool.has_idle
 
 
 @pytest.mark.parametrize(
@@ -149,19 +149,19 @@ async def test_a_connection_that_triton_ends_serves_nobody_else(connect: Connect
 async def test_chunks_that_cannot_be_read_are_cut_off(connect: Connect, rest: bytes, begun: bool) -> None:
     """Told with a status where nothing has gone out, else by the cut: it cannot be taken for a whole answer."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    pair = connect(breaker=make_breaker(1, 0))
+    pair = connect(limit=1, depth=0)
     upstream = await asked(pair)
     if begun:
         upstream.data_received(head + b"1\r\na\r\n")
         upstream.data_received(rest)
         assert pair.to_client.sent.endswith(b"1\r\na\r\n")
         assert not pair.to_client.open
-        assert pair.front.traffic.codes == {"502": 1}
+        assert pair.front.copy.rest.codes == {"502": 1}
     else:
         upstream.data_received(head + rest)
         assert pair.to_client.sent.startswith(BROKEN)
     assert not pair.to_triton[0].open
-    assert pair.front.breaker.running == 0
+    assert pair.front.copy.admissions.running == 0
 
 
 async def test_more_than_was_promised_is_not_the_next_answer(connect: Connect) -> None:
@@ -201,16 +201,16 @@ async def test_tritons_control_headers_and_hops_stay_here(connect: Connect) -> N
 
 @pytest.mark.parametrize("began", [False, True])
 async def test_triton_breaks_off(connect: Connect, began: bool) -> None:
-    pair = connect(breaker=make_breaker(1, 1))
+    pair = connect(limit=1, depth=1)
     upstream = await asked(pair)
     if began:
         upstream.data_received(OK[:-1])
     upstream.connection_lost(OSError("reset by peer"))
-    assert pair.front.breaker.running == 0
+    assert pair.front.copy.admissions.running == 0
     if began:
         assert pair.to_client.sent == OK[:-1]
         assert not pair.to_client.open
-        assert pair.front.traffic.codes == {"502": 1}
+        assert pair.front.copy.rest.codes == {"502": 1}
     else:
         assert pair.to_client.sent.startswith(BROKEN)
         assert b"Triton broke off (reset by peer)" in pair.to_client.sent
@@ -222,9 +222,9 @@ async def test_triton_breaks_off(connect: Connect, began: bool) -> None:
 async def test_an_idle_connection_that_triton_closes_is_forgotten(connect: Connect) -> None:
     pair = connect()
     await drive(pair, infer())
-    assert pair.front.pool.has_idle
+    assert pair.front.shared.pool.has_idle
     pair.tritons[0].connection_lost(None)
-    assert not pair.front.pool.has_idle
+    assert not pair.front.shared.pool.has_idle
     await drive(pair, infer())
     assert len(pair.tritons) == 2
     assert pair.to_client.sent == OK * 2
@@ -391,7 +391,7 @@ async def test_health_is_told_here(connect: Connect) -> None:
     assert (await told(pair, live), await told(pair, ready)) == ((200, b""), (400, b""))
     assert await told(pair, model) == (400, b'{"error":"Model version not ready"}')
     assert not pair.tritons
-    assert pair.front.breaker.running == 0
+    assert pair.front.copy.admissions.running == 0
     reasons.append(None)
     await drive(pair, model)
     assert pair.to_client.sent == OK
@@ -455,7 +455,7 @@ async def test_what_cannot_be_told_is_told_as_such(
         status,
         json.dumps({"error": said}, separators=(",", ":")).encode(),
     )
-    assert pair.front.traffic.codes == {str(status): 1}
+    assert pair.front.copy.rest.codes == {str(status): 1}
     assert (await told(pair, ask("GET /v2/health/live")))[0] == 200
 
 
@@ -474,7 +474,7 @@ async def test_a_question_about_triton_has_its_time_and_ends_with_its_client(con
         triton.gate.set()
         await settle()
         assert not pair.to_client.sent
-        assert pair.front.traffic.codes == {"499" if leaves else "504": 1}
+        assert pair.front.copy.rest.codes == {"499" if leaves else "504": 1}
 
 
 # What is refused here.
@@ -522,13 +522,13 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 async def test_what_is_refused_is_told_and_holds_nothing(connect: Connect, case: str) -> None:
     request, status, text = REFUSED[case]
-    pair = connect(breaker=make_breaker(1, 0))
+    pair = connect(limit=1, depth=0)
     got, said = await told(pair, request)
     assert (got, list(json.loads(said))) == (status, ["error"])
     assert text in json.loads(said)["error"]
     assert not pair.tritons
-    assert (pair.front.held_bytes, pair.front.breaker.running) == (0, 0)
-    assert pair.front.traffic.codes == {str(status): 1}
+    assert (pair.front.copy.budget.used_bytes, pair.front.copy.admissions.running) == (0, 0)
+    assert pair.front.copy.rest.codes == {str(status): 1}
 
 
 async def test_another_method_is_told_with_the_right_one(connect: Connect) -> None:
@@ -554,11 +554,11 @@ async def test_json_is_taken_up_to_the_limit_in_every_form(connect: Connect, siz
     else:
         assert pair.to_client.sent.startswith(b"HTTP/1.1 413 ")
         assert not pair.tritons
-    assert pair.front.held_bytes == 0
+    assert pair.front.copy.budget.used_bytes == 0
 
 
 async def test_while_nobody_knows_where_triton_is_a_client_may_try_again(connect: Connect) -> None:
-    pair = connect(breaker=make_breaker(1, 1))
+    pair = connect(limit=1, depth=1)
     access, pair.front.upstream.access = pair.front.upstream.access, None
     pair.client.data_received(infer())
     assert pair.to_client.sent.startswith(BROKEN)
@@ -569,8 +569,8 @@ async def test_while_nobody_knows_where_triton_is_a_client_may_try_again(connect
     pair.front.upstream.access = None
     upstream.data_received(OK)  # its slot goes to who waits, who has nowhere to go with it
     assert waits.to_client.sent.startswith(BROKEN)
-    assert (pair.front.breaker.running, pair.front.breaker.waiting) == (0, 0)
-    assert pair.front.held_bytes == 0
+    assert (pair.front.copy.admissions.running, pair.front.copy.admissions.waiting) == (0, 0)
+    assert pair.front.copy.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("size", [60_000, 70_000])
@@ -587,7 +587,7 @@ async def test_a_body_that_nobody_wants_is_read_up_to_a_size(
     assert pair.to_client.sent.count(b"HTTP/1.1 ") == (2 if small else 1)
     assert (b"Connection: close" in pair.to_client.sent) is not small
     assert pair.to_client.sent.endswith(OK) is small
-    assert pair.front.traffic.received_bytes == (len(BODY) if small else 0)
+    assert pair.front.copy.rest.received_bytes == (len(BODY) if small else 0)
 
 
 async def test_a_chunked_body_that_nobody_wants_ends_the_connection(connect: Connect) -> None:
@@ -609,7 +609,7 @@ async def test_each_part_of_a_request_has_its_end(connect: Connect) -> None:
     now = time.monotonic()
     half = infer()[:-1]
     for begun, code in ((half, "504"), (infer(), "504")):
-        pair = connect(breaker=make_breaker(1, 1))
+        pair = connect(limit=1, depth=1)
         pair.client.data_received(begun)
         await settle()
         pair.client.tick(now + 299)
@@ -617,20 +617,20 @@ async def test_each_part_of_a_request_has_its_end(connect: Connect) -> None:
         pair.client.tick(now + 301)
         assert pair.to_client.sent.startswith(b"HTTP/1.1 504 ")
         assert b"Connection: close" in pair.to_client.sent
-        assert pair.front.traffic.codes == {code: 1}
-        assert (pair.front.breaker.running, pair.front.held_bytes) == (0, 0)
+        assert pair.front.copy.rest.codes == {code: 1}
+        assert (pair.front.copy.admissions.running, pair.front.copy.budget.used_bytes) == (0, 0)
         assert not any(wire.open for wire in pair.to_triton)
     cut = connect()
     (await asked(cut)).data_received(OK[:-1])
     cut.client.tick(now + 301)
     assert cut.to_client.sent == OK[:-1]  # a second head would be read as its body
     assert not cut.to_client.open
-    assert cut.front.traffic.codes == {"504": 1}
+    assert cut.front.copy.rest.codes == {"504": 1}
     swallows = connect()
     swallows.client.data_received(infer(b"x" * 1000, "other")[:-1])
     swallows.client.tick(now + 301)
     assert not swallows.to_client.open
-    assert swallows.front.traffic.codes == {"404": 1}
+    assert swallows.front.copy.rest.codes == {"404": 1}
 
 
 async def test_events_have_their_time_between_them_and_other_answers_in_all(connect: Connect) -> None:
@@ -647,15 +647,15 @@ async def test_events_have_their_time_between_them_and_other_answers_in_all(conn
 
 
 async def test_an_abandoned_request_has_no_more_time_than_others(connect: Connect) -> None:
-    pair, now = connect(breaker=make_breaker(1, 0)), time.monotonic()
+    pair, now = connect(limit=1, depth=0), time.monotonic()
     await asked(pair)
     pair.client.connection_lost(None)
     pair.front.tick(now + 299)
-    assert pair.front.breaker.running == 1
+    assert pair.front.copy.admissions.running == 1
     pair.front.tick(now + 301)
-    assert pair.front.breaker.running == 0
+    assert pair.front.copy.admissions.running == 0
     assert not pair.to_triton[0].open
-    assert pair.front.traffic.codes == {"499": 1}
+    assert pair.front.copy.rest.codes == {"499": 1}
     assert not pair.front.abandoned
 
 
@@ -677,16 +677,16 @@ async def test_a_client_that_goes_leaves_nothing(connect: Connect, where: str) -
         assert breaker.running == 1
     elif where == "in its body":
         pair.client.data_received(infer()[:-1])
-        assert first.front.held_bytes
+        assert first.front.copy.budget.used_bytes
     else:
         await answered(first, pair)
-    counted = dict(first.front.traffic.codes)
+    counted = dict(first.front.copy.rest.codes)
     pair.client.connection_lost(None)
     assert breaker.waiting == 0
     assert breaker.running == (where == "in the queue")
-    assert first.front.held_bytes == 0
+    assert first.front.copy.budget.used_bytes == 0
     gone = {"499": 1} if where != "between requests" else {}
-    assert first.front.traffic.codes == {**counted, **gone}
+    assert first.front.copy.rest.codes == {**counted, **gone}
     if where == "in an upload":
         assert not first.to_triton[0].open
 

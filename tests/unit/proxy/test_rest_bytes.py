@@ -15,7 +15,7 @@ import pytest
 from berth.contract.endpoint import Endpoint
 from proxy.codecs.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
 from proxy.fronts.rest import client as rest_client
-from tests.fakes.data_plane import RestPair, make_breaker, settle
+from tests.fakes.data_plane import RestPair, settle
 
 TENSOR = {"name": "I", "datatype": "INT32", "shape": [2], "data": [1, 2]}
 BODY = json.dumps({"inputs": [TENSOR]}, separators=(",", ":")).encode()
@@ -242,7 +242,7 @@ async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connec
         for target, headers, _ in Seen(wire.sent).requests:  # h11 raises on what is not HTTP
             assert re.fullmatch(r"/v2/models/own(/versions/[0-9]+)?(/[a-z_]+)?", target), target
             assert headers["berth-inference-key"] == "k"
-    assert pair.front.breaker.running == len([u for u in pair.tritons if u.asker is not None])
+    assert pair.front.copy.admissions.running == len([u for u in pair.tritons if u.asker is not None])
 
 
 @pytest.mark.parametrize("lines", [(), ("Transfer-Encoding: chunked",), ("Content-Encoding: gzip",)])
@@ -297,7 +297,7 @@ async def test_a_head_request_has_the_head_and_no_body(connect: Connect) -> None
 
 
 async def test_the_queue_is_in_order_and_who_leaves_it_leaves_no_trace(connect: Connect) -> None:
-    first = connect(breaker=make_breaker(1, 2))
+    first = connect(limit=1, depth=2)
     others = [connect() for _ in range(3)]
     for pair in others:
         pair.front = pair.client._front = first.front  # all on one front end
@@ -320,19 +320,19 @@ async def test_the_queue_is_in_order_and_who_leaves_it_leaves_no_trace(connect: 
 
 async def test_a_client_that_leaves_keeps_its_slot_while_triton_works(connect: Connect) -> None:
     """Triton's REST side cannot be told; a stream of events ends with its connection."""
-    pair = connect(breaker=make_breaker(1, 2))
+    pair = connect(limit=1, depth=2)
     pair.client.data_received(infer())
     await settle()
     pair.client.connection_lost(None)
-    assert pair.front.breaker.running == 1
+    assert pair.front.copy.admissions.running == 1
     pair.tritons[0].data_received(OK)
-    assert pair.front.breaker.running == 0
-    assert pair.front.traffic.codes == {"499": 1}
-    events = connect(breaker=make_breaker(1, 2))
+    assert pair.front.copy.admissions.running == 0
+    assert pair.front.copy.rest.codes == {"499": 1}
+    events = connect(limit=1, depth=2)
     events.client.data_received(infer(b"{}", route="generate_stream"))
     await settle()
     events.client.connection_lost(None)
-    assert events.front.breaker.running == 0
+    assert events.front.copy.admissions.running == 0
     assert not events.to_triton[0].open
 
 
@@ -505,7 +505,7 @@ async def test_a_half_closed_client_that_has_begun_another_request_is_not_waited
 
 
 async def test_a_half_closed_client_whose_body_is_not_whole_holds_no_slot(connect: Connect) -> None:
-    first = connect(breaker=make_breaker(1, 9))
+    first = connect(limit=1, depth=9)
     half = connect()
     half.front = half.client._front = first.front
     await drive(first, infer(), answer=b"")
@@ -516,7 +516,7 @@ async def test_a_half_closed_client_whose_body_is_not_whole_holds_no_slot(connec
     await settle()
     assert half.to_client.ended
     half.client.connection_lost(None)
-    assert first.front.breaker.running == 0
+    assert first.front.copy.admissions.running == 0
 
 
 async def test_a_client_that_takes_no_answers_is_asked_for_no_more(connect: Connect) -> None:
@@ -574,7 +574,7 @@ async def test_an_upload_is_no_faster_than_triton_takes_it(connect: Connect) -> 
 
 @pytest.mark.parametrize("is_binary", [False, True])
 async def test_who_sends_a_small_body_slowly_keeps_no_slot(connect: Connect, is_binary: bool) -> None:
-    first = connect(breaker=make_breaker(1, 9))
+    first = connect(limit=1, depth=9)
     second = connect()
     second.front = second.client._front = first.front
     header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[100000]}]}'
@@ -590,11 +590,11 @@ async def test_who_sends_a_small_body_slowly_keeps_no_slot(connect: Connect, is_
     await settle()
     first.tritons[0].data_received(OK)
     assert first.to_client.sent == OK
-    assert first.front.breaker.running == 0
+    assert first.front.copy.admissions.running == 0
 
 
 async def test_all_clients_together_hold_so_much_and_no_more(connect: Connect) -> None:
-    first, pairs = connect(breaker=make_breaker(1, 9)), [connect() for _ in range(4)]
+    first, pairs = connect(limit=1, depth=9), [connect() for _ in range(4)]
     front = first.front
     front.max_held_bytes = 2 * len(BODY) + 40
     for pair in pairs:
