@@ -540,8 +540,10 @@ def test_triton_could_change_nothing_on_the_node_if_its_mounts_were_writable(nod
 @as_root
 def test_the_keys_are_for_berths_pods_alone(node: Disk) -> None:
     ran_before(node)
-    for key in node.keys.iterdir():
-        assert (key.stat().st_mode & 0o777, key.stat().st_gid) == (0o440, AGENT)
+    modes = {key.name: key.stat().st_mode & 0o777 for key in node.keys.iterdir()}
+    assert modes == {"admin": 0o440, "inference": 0o440, "server-flags": 0o440, "tickets": 0o400}
+    assert all(key.stat().st_gid == AGENT for key in node.keys.iterdir())
+    assert as_triton("cat", str(node.keys / "tickets")).returncode != 0, "with it one makes any pod's ticket"
 
 
 @as_root
