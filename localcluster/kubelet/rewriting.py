@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 # What may follow a path that ends here; `/` goes on below it. Before it: anything that is no part of a path.
-_BEFORE, _AFTER = r"(?<![A-Za-z0-9_.\-/])", r"(?=$|[/,:;\s'\"])"
+_BEFORE, _AFTER = r"(?<![A-Za-z0-9_.\-/])", r"(?=$|[/,:;)\s'\"])"
 _LOOPBACK = re.compile(r"(?<![\w.-])127\.0\.0\.1(?![\w-]|\.\w)", re.ASCII)
 
 

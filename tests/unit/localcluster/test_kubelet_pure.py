@@ -52,6 +52,7 @@ def test_expansion_by_kubernetes_rules(text: str, expanded: str) -> None:
         ("/my/data", "/my/data"),
         ("a:/data:/data/y", "a:/v/1:/v/1/y"),
         ("cat '/data' > /data", "cat '/v/1' > /v/1"),
+        ("$(cat /data/sub)", "$(cat /v/2)"),
     ],
 )
 def test_a_mount_path_becomes_its_directory(text: str, rewritten: str) -> None:
