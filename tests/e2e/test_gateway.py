@@ -3,7 +3,6 @@
 import asyncio
 import re
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -206,6 +205,22 @@ async def used(pod: Json, model: str) -> AsyncIterator[list[BaseException]]:
             over.set()
 
 
+async def serves(user: User, pod: Json, model: str, *, seconds: float) -> None:
+    """Wait until both protocols answer and the pod is Ready."""
+
+    async def check() -> None:
+        try:
+            await infer_rest(f"{pod['status']['podIP']}:9000", model)
+            await infer_grpc(f"{pod['status']['podIP']}:9001", model)
+        except (InferenceServerException, ClientError, OSError) as error:
+            # A probe needs a moment to notice what has just been killed.
+            raise AssertionError(error) from error
+        found = await user.pod(pod["metadata"]["name"])
+        assert is_ready(found), brief(found)
+
+    await eventually(check, seconds=seconds, what=f"{model} to be served")
+
+
 async def killed(part: Part) -> None:
     """kill -9; returns when another process is there in its place."""
     before = part.pid
@@ -238,19 +253,7 @@ async def test_a_killed_gateway_is_back_and_so_are_its_models_pods(user: User, s
     (pod,) = await user.ready("through")
     gateway = node_of(user, pod).gateway
     await killed(gateway)
-    address = pod["status"]["podIP"]
-
-    async def serves() -> None:
-        try:
-            await infer_rest(f"{address}:9000", "through")
-            await infer_grpc(f"{address}:9001", "through")
-        except (InferenceServerException, ClientError, OSError) as error:
-            raise AssertionError(error) from error
-        assert is_ready(await user.pod("through"))
-
-    began = time.monotonic()
-    await eventually(serves, seconds=30, what="the model to be served again")
-    assert time.monotonic() - began < 20
+    await serves(user, pod, "through", seconds=20)
     again = await user.pod("through")
     assert [status["restartCount"] for status in again["status"]["containerStatuses"]] == [0]
 
@@ -311,9 +314,8 @@ async def test_when_triton_dies_those_are_told_whose_requests_were_in_it(
         )
     )
     assert (float(told["dreamer"]), float(told["innocent"])) == (1, 0)
-    await user.ready("innocent", seconds=120)
+    await serves(user, innocent, "innocent", seconds=120)
     await user.ready("dreamer", seconds=120)
-    await infer_rest(f"{innocent['status']['podIP']}:9000", "innocent")
 
 
 async def test_a_rolling_update_loses_no_request(user: User, source: str) -> None:
@@ -344,7 +346,7 @@ async def test_a_rolling_update_loses_no_request(user: User, source: str) -> Non
         await user.apply(deployment)
 
         async def replaced() -> Json:
-            (pod,) = await user.pods("rolling")
+            pod = await user.pod_of("rolling")
             assert pod["metadata"]["uid"] != before["metadata"]["uid"]
             assert is_ready(pod)
             return pod
