@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 
 import agent.app
+import agent.gateway_link
 import agent.serving.lifecycle
 from agent.app import main
 from agent.config import AgentOptions
@@ -22,7 +23,7 @@ from agent.gpus import GpuReading, GpusHang
 from agent.keys import make_keys, read_ticket_secret
 from agent.nvml import NvmlMissing
 from berth.contract.endpoint import Address, Endpoint
-from berth.contract.gateway import ticket_of
+from berth.contract.gateway import Copy, ticket_of
 from berth.contract.keys import Keys
 from berth.contract.report import CodeReport, CodeRule, Failure, ModelState, NodeReport
 from berth.kube.errors import response_error
@@ -34,6 +35,7 @@ from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_port
 from tests.fakes.agent_node import GPU, FakeTriton, on_server
+from tests.fakes.gateway_control import FakeGateway
 from tests.fakes.kube_api import EVENTS, LEASE, NODE, PODS, FakeApiServer
 from tests.fakes.objects import GIB, Json, listed, pod, report
 
@@ -185,6 +187,74 @@ async def test_a_pods_model_from_its_binding_to_its_end(world: World) -> None:
     (event,) = world.api.events
     assert (event["reason"], event["involvedObject"]["uid"]) == ("ModelLoaded", "p1")
     assert event["source"] == {"component": "berth-agent", "host": "n1"}
+
+
+async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.gateway_link, "_RECONNECT_SECONDS", 0.01)
+    make_keys(world.directory)
+    gateway = FakeGateway(world.directory / "control")
+    flags = (f"--triton-keys={world.directory}", f"--gateway-control=unix:{gateway.path}", "--gateway=h:1")
+    limits = pb.CopyLimits(container_concurrency=2)
+    request = pb.WatchModelRequest(model_name=NAME, limits=limits)
+
+    def told() -> list[tuple[str, str, int]]:
+        copies = (Copy.from_json(one) for one in gateway.copies)
+        return [(one.model, one.server_name, one.limits.container_concurrency) for one in copies]
+
+    await gateway.start()
+    async with world.running(*flags), calling(world) as stub:
+        await gateway.until(lambda _: gateway.told == [{"copies": []}])
+        world.api.bind(bound())
+        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 0)])
+        await stage(stub)
+        await load(stub)
+        watch = stub.WatchModel(request, metadata=by("p1"))
+        ticket = (await anext(aiter(watch))).gateway.ticket
+        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
+        assert Copy.from_json(gateway.copies[0]).ticket == ticket
+        kept = world.repository / "limits.json"
+        await until(lambda: kept.exists() and "p1" in kept.read_text())
+        await gateway.stop()
+        gateway.told.clear()
+        await gateway.start()  # the gateway has started anew
+        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
+        watch.cancel()
+    gateway.told.clear()
+    async with (
+        world.running(*flags),
+        calling(world) as stub,
+    ):  # and so has the agent: no door has told it anything
+        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
+        assert all(line.get("copies") for line in gateway.told)  # never none before it knows its pods
+        assert Copy.from_json(gateway.copies[0]).ticket == ticket
+        gateway.say(b'{"tritonDied": {"suspects": ["p1"]}}')
+        await until(lambda: "TritonDied" in [event["reason"] for event in world.api.events])
+        await until(lambda: world.state() is ModelState.READY)
+        world.api.remove("p1")  # without a word of its own
+        await until(lambda: world.triton.held[ON_SERVER] is not IndexState.READY)
+        assert gateway.wishes == ["p1"]
+        await gateway.until(lambda _: told() == [])
+    await gateway.stop()
+
+
+async def test_who_calls_for_a_pod_that_is_gone_is_told_no_ticket(world: World) -> None:
+    async with world.running("--gateway=h:1"), calling(world) as stub:
+        await world.until_ready()
+        world.api.bind(bound())
+        await until(lambda: world.state() is ModelState.PENDING)
+        watch = stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))
+        assert len((await anext(aiter(watch))).gateway.ticket) == 32
+        for name, uid in ((NAME, "p2"), ("model-p2", "p1")):
+            refused = stub.WatchModel(pb.WatchModelRequest(model_name=name), metadata=by(uid))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await anext(aiter(refused))
+        world.api.remove("p1")
+        with pytest.raises(grpc.aio.AioRpcError) as gone:
+            await until(lambda: world.state() is None)
+            await anext(aiter(stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))))
+        assert gone.value.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
 async def test_a_node_says_what_it_is(world: World) -> None:

@@ -115,7 +115,7 @@ def test_help_tells_each_default_with_its_unit(capsys: pytest.CaptureFixture[str
         "256Mi",
         "512Gi",
         "15%",
-        "127.0.0.1:8000",
+        "127.0.0.1:8001",
         "0.0.0.0:8470",
         "10 s",
         "2 s",

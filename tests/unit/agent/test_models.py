@@ -157,7 +157,8 @@ def test_a_name_is_anybodys_and_so_is_an_id_in_another_namespace() -> None:
     models = Models()
     models.see_pod(seen("p1", annotations={Keys().model_id: "one", Keys().model_name: "net"}))
     models.see_pod(seen("p2", annotations={Keys().model_id: "two", Keys().model_name: "net"}))
-    models.see_pod(seen("p3", namespace="other", annotations={Keys().model_id: "one"}))
+    theirs = seen("p3", annotations={Keys().model_id: "one"})
+    models.see_pod(replace(theirs, ref=replace(theirs.ref, namespace="other")))
     models.see_pod(anonymous("p4"))
     models.claim(PodUid("p4"), ModelName("net"))
     assert [of(models, uid).name for uid in ("p1", "p2", "p3", "p4")] == ["net", "net", "one", "net"]

@@ -82,7 +82,7 @@ def test_a_model_of_another_pod_under_the_same_name_is_not_this_pods() -> None:
     new = model("new", state=ModelState.PENDING)
     new.name = ModelName("old")
     outcome = planned(new, model("old", lives=False), records=("old",), index={"old": READY})
-    assert (outcome.unload, outcome.load, outcome.lost) == (("old",), (), ())
+    assert (outcome.unload, outcome.load, outcome.lost) == ((named("old"),), (), ())
 
 
 def test_files_that_are_gone_while_the_pod_lives_are_lost() -> None:
@@ -381,9 +381,9 @@ async def test_after_a_wipe_a_new_pod_is_served_by_its_own_files(on_node: Agent)
     on_node.models.lose_pod(old.ref.uid)
     on_node.models.drop(old)
     on_node.repository.restore()
-    await on_node.stage("p9", name=NAME)
+    await on_node.stage("p9", name="same")
     await on_node.settle()
-    assert on_node.triton.loads == [NAME, NAME]
+    assert on_node.triton.loads == [NAME, on_server("p9", "same")]
 
 
 async def test_a_directory_that_somebody_deletes_is_made_again(on_node: Agent) -> None:
@@ -530,7 +530,7 @@ async def test_an_unload_that_fails_is_said_and_tried_again(
     step = on_node.reconciler.step
     await step()
     on_node.triton.index_errors = [TritonUnavailable("connection refused")]
-    begun = [task for task in asyncio.all_tasks() if task.get_name() == f"unload {NAME}"]
+    begun = [task for task in asyncio.all_tasks() if task.get_name() == "unload model-p1"]
     await asyncio.gather(*begun, return_exceptions=True)
     assert "orphan not unloaded yet" in caplog.text
     await on_node.settle()

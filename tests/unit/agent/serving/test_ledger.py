@@ -271,3 +271,18 @@ def test_a_suspicion_is_forgotten_after_a_day_and_a_load_under_way_never() -> No
     kept = [Ledger.decode(json.dumps(ledger.encode(NOW + hours * HOUR))) for hours in (23, 25)]
     assert [one.is_suspect(A) for one in kept] == [True, False]
     assert [[mark.digest for mark in one.open] for one in kept] == [[B], [B]]
+
+
+def test_where_requests_were_in_triton_as_well_a_load_is_charged_later_but_not_never() -> None:
+    ledger, deaths = Ledger(), 0
+    while not ledger.all_quarantined(NOW):
+        begin(ledger, A)
+        ledger.died(triton="2.51", now=NOW, had_requests=True)
+        deaths += 1
+    assert deaths == 5
+    alone, deaths = Ledger(), 0
+    while not alone.all_quarantined(NOW):
+        begin(alone, A)
+        alone.died(triton="2.51", now=NOW)
+        deaths += 1
+    assert deaths == 2
