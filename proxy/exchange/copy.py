@@ -100,13 +100,13 @@ class ModelCopy:
 
     @property
     def held(self) -> str | None:
-        """The same, in the gateway's own words."""
+        """Why no request of it goes to Triton for now, in the gateway's own words."""
         return self._held
 
     @held.setter
     def held(self, reason: str | None) -> None:
         if reason != self._held:
-            self._held = reason
+            self._held = self.admissions.closed = reason
             self.announce()
 
     @property

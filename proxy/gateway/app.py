@@ -65,6 +65,11 @@ class Gateway:
             pause = _LOOK_SECONDS if self.hub.is_draining else _STEP_SECONDS
             await wait_until_set(self._wake, timeout_seconds=pause)
 
+    @property
+    def port(self) -> int:
+        """The port in use, also when 0 was asked for."""
+        return self._plane.port
+
     def _triton_died(self, inside: frozenset[str]) -> None:
         self.hub.triton_died(inside, time.monotonic())
         self._wake.set()

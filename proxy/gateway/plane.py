@@ -1,8 +1,9 @@
 """One process' data plane for all copies of a node: what they share towards Triton, and their fronts."""
 
 import asyncio
+import socket
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -83,15 +84,28 @@ class GrpcCopy:
         return self._front.busy_connections
 
 
+LimitOf = Callable[[Copy], tuple[int, int] | None]
+
+
 @asynccontextmanager
-async def open_node(options: GatewayOptions, *, share: int = 1) -> AsyncIterator[Node]:
-    """What serves in this process, one of so many that do. Raises CannotStart or ConfigError."""
-    parts = _Parts(options, share)
+async def open_node(
+    options: GatewayOptions,
+    *,
+    share: int = 1,
+    listening: socket.socket | None = None,
+    limit_of: LimitOf = lambda copy: None,
+) -> AsyncIterator[tuple[Node, int]]:
+    """What serves in this process, one of so many that do, and its port. Raises CannotStart or ConfigError.
+
+    `listening`: the port's socket, where it is there already. `limit_of`: a copy's limit that it shares with
+    other processes'.
+    """
+    parts = _Parts(options, share, limit_of)
     try:
-        await parts.listener.start(options.listen, share_port=share > 1)
+        await parts.listener.start(options.listen, sock=listening)
         async with supervise() as tasks:
             tasks.eternal("tick", parts.tick())
-            yield parts.node
+            yield parts.node, parts.listener.port
     finally:
         await parts.close()
 
@@ -99,11 +113,11 @@ async def open_node(options: GatewayOptions, *, share: int = 1) -> AsyncIterator
 class _Parts:
     """The wired parts."""
 
-    def __init__(self, options: GatewayOptions, share: int) -> None:
+    def __init__(self, options: GatewayOptions, share: int, limit_of: LimitOf) -> None:
         self._where = Whereabouts(access_of(options))
         self._budget = Budget(options.memory_budget // share)
-        self._share = share
-        self._rest = RestShared(self._where, lost=lambda copy: self._broke([copy]))
+        self._limit_of = limit_of
+        self._rest = RestShared(self._where, lost=self._broke)
         self._grpc = GrpcCommon(self._where, TritonQuestions(self._rest.pool, self._where), lost=self._broke)
         self._questions = UpstreamPool(self._where, most=_POLL_CONNECTIONS)
         descriptors = allow_descriptors()
@@ -126,7 +140,10 @@ class _Parts:
 
     def _make_copy(self, copy: Copy) -> ModelCopy:
         return ModelCopy(
-            Names(copy.model.encode(), copy.server_name.encode()), copy.limits, process_budget=self._budget
+            Names(copy.model.encode(), copy.server_name.encode()),
+            copy.limits,
+            process_budget=self._budget,
+            shared=self._limit_of(copy),
         )
 
     def _make_front(self, kind: Kind, copy: ModelCopy) -> Front:
@@ -134,8 +151,9 @@ class _Parts:
             return RestCopy(RestFront(self._rest, copy))
         return GrpcCopy(GrpcFront(copy, self._grpc))
 
-    def _broke(self, copies: Collection[object]) -> None:
-        self._death.broke(self.node.uids_of(copies))
+    def _broke(self, whose: object) -> None:
+        """A connection to Triton with requests of this copy in it."""
+        self._death.broke(self.node.uids_of([whose]))
 
     async def tick(self) -> None:
         while True:

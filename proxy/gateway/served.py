@@ -133,3 +133,4 @@ class Served:
             front.close()
         for report in self._reports[:]:
             report.close()
+        self.copy.admissions.close()

@@ -44,7 +44,11 @@ async def door(port: int, ticket: bytes, kind: Kind) -> AsyncIterator[str]:
         except Refused:
             writer.close()
             return
-        await asyncio.gather(_pass_on(reader, there[1]), _pass_on(there[0], writer))
+        try:
+            await asyncio.gather(_pass_on(reader, there[1]), _pass_on(there[0], writer))
+        finally:
+            for one in (writer, there[1]):
+                one.close()
 
     server = await asyncio.start_server(client, "127.0.0.1", 0)
     try:
@@ -54,6 +58,7 @@ async def door(port: int, ticket: bytes, kind: Kind) -> AsyncIterator[str]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
