@@ -61,6 +61,7 @@ def _require_door(options: ProxyOptions) -> None:
         ("--triton-http", options.triton_http is not None),
         ("--triton-grpc", options.triton_grpc is not None),
         ("--workers", options.workers != 1),
+        ("--max-inflight-bytes", options.max_inflight_bytes != ProxyOptions.max_inflight_bytes),
     ):
         if is_given:
             raise ConfigError(f"{flag} has no use with --agent: the node's gateway is what speaks to Triton")

@@ -9,8 +9,6 @@ among them has ended. The gateway tells what it has seen. Of both, what is not u
                       {"tritonDied": {"suspects": [POD_UID…]}}   Triton went with requests of these in it
 """
 
-import hashlib
-import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -116,11 +114,16 @@ class Copy:
 
 def ticket_of(secret: bytes, pod_uid: str) -> bytes:
     """A pod's ticket on a node with this secret: nobody can guess it, and an agent that restarts gives the same."""
+    import hashlib  # not for those who only read the values: it brings OpenSSL with it
+    import hmac
+
     return hmac.new(secret, f"ticket {pod_uid}".encode(), hashlib.sha256).digest()
 
 
 def server_name_of(model: str, pod_uid: str) -> ServerName:
     """The name of a pod's model in its node's Triton: no two pods' are the same, and it is never the public one."""
+    import hashlib
+
     return ServerName(f"{model}-{hashlib.sha256(pod_uid.encode()).hexdigest()[:12]}")
 
 

@@ -70,7 +70,7 @@ class GrpcRefusal:
 
     def __init__(self, reason: str) -> None:
         self._block = trailers_only(try_again(reason))
-        self._begun = b""
+        self._begun, self._received = b"", 0
         self._has_preface = self.is_said = False
         # The last call, and the one whose header block is not whole yet, with its flags.
         self._last = self._open = self._flags = 0
@@ -79,6 +79,7 @@ class GrpcRefusal:
         if self.is_said:
             return b""
         self._begun += data
+        self._received += len(data)
         out = bytearray()
         try:
             if self._read_preface(out):
@@ -87,7 +88,7 @@ class GrpcRefusal:
                     self._end(out, frames.ErrorCode.NO_ERROR, "no gateway")
         except frames.ConnectionFailed as error:
             self._end(out, error.code, str(error))
-        if len(self._begun) > _FRAMES_BYTES:
+        if self._received > _FRAMES_BYTES:
             self._end(out, frames.ErrorCode.ENHANCE_YOUR_CALM, "too much without a call")
         return bytes(out)
 

@@ -7,15 +7,23 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, Final
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime.process import starting
+from proxy.door.listening import listening_sockets
 
 _HEAD_BYTES: Final = 16 * 1024
 _SECONDS: Final = 5.0
 _MOST: Final = 64
+_PHRASES: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
 _LINE = re.compile(rb"([A-Z]{1,20}) (/[!->@-~]*)(?:\?[!-~]*)? HTTP/1\.[01]\r\n")
 _ACCEPT = re.compile(rb"\r\naccept:([^\r\n]*)", re.IGNORECASE)
 
@@ -38,27 +46,27 @@ class AdminPort:
 
     def __init__(self, routes: Mapping[str, Route]) -> None:
         self._routes = routes
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         # In the order in which they came: the first goes for one too many.
         self.guests: dict[_Guest, None] = {}
 
     async def start(self, listen: Endpoint) -> None:
         """Raises CannotStart when the port is taken."""
         with starting("--admin-listen", listen):
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: _Guest(self), listen.host, listen.port
-            )
+            self._servers = [
+                await asyncio.get_running_loop().create_server(lambda: _Guest(self), sock=one)
+                for one in listening_sockets(listen)
+            ]
 
     @property
     def port(self) -> int:
         """The port in use, also when 0 was asked for."""
-        assert self._server is not None
-        port: int = self._server.sockets[0].getsockname()[1]
+        port: int = self._servers[0].sockets[0].getsockname()[1]
         return port
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for guest in list(self.guests):
             guest.leave()
 
@@ -123,7 +131,7 @@ class _Guest(asyncio.Protocol):
 
 def _written(reply: Reply, *, with_body: bool = True) -> bytes:
     head = (
-        f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\n"
+        f"HTTP/1.1 {reply.status} {_PHRASES[reply.status]}\r\n"
         f"Content-Type: {reply.content_type}\r\n"
         f"Content-Length: {len(reply.body)}\r\n"
         "Connection: close\r\n\r\n"

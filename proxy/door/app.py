@@ -11,7 +11,6 @@ import socket
 import time
 from typing import Final
 
-from berth.contract.gateway import CopyLimits
 from berth.runtime.logs import fields
 from berth.runtime.tasks import supervise
 from proxy.codecs.preamble import Kind
@@ -36,19 +35,8 @@ _LOOK_SECONDS: Final = 0.05
 async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
     """Raises ConfigError or CannotStart before it serves."""
     assert options.agent is not None
-    agent = NodeAgent(options.agent, options.token_file, options.model, limits_of(options))
+    agent = NodeAgent(options.agent, options.token_file, options.model, options.limits)
     await Door(options, agent, certificates_of(options)).run(stop)
-
-
-def limits_of(options: ProxyOptions) -> CopyLimits:
-    """What this pod asks of the gateway for its model."""
-    return CopyLimits(
-        container_concurrency=options.container_concurrency,
-        queue_depth=options.queue_depth,
-        request_timeout_seconds=options.request_timeout,
-        max_json_bytes=options.max_json_bytes,
-        max_request_bytes=options.max_request_bytes,
-    )
 
 
 class Door:
@@ -73,8 +61,8 @@ class Door:
         await self._use_certificates()
         try:
             await self.admin.start(options.admin_listen)
-            await self.rest.start(options.http_listen)
-            await self.grpc.start(options.grpc_listen)
+            self.rest.start(options.http_listen)
+            self.grpc.start(options.grpc_listen)
             log.info(
                 "listening",
                 extra=fields(model=options.model, http=options.http_listen, grpc=options.grpc_listen),

@@ -9,7 +9,6 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
-from urllib.parse import unquote
 
 from berth.contract.endpoint import Endpoint
 from proxy.codecs.grpc_status import Status
@@ -198,7 +197,7 @@ class _Call:
         self._is_over = True
         status = _status(found.get(b"grpc-status", b""))
         if status is not Status.OK:
-            message = unquote(found.get(b"grpc-message", b"").decode("latin-1")) or status.name
+            message = _unquoted(found.get(b"grpc-message", b"")) or status.name
             raise CallFailed(status, message, _pause(found.get(b"grpc-retry-pushback-ms", b"")))
 
 
@@ -208,6 +207,12 @@ def _content(flags: int, payload: bytes) -> bytes:
     if not payload or payload[0] >= len(payload):
         raise frames.ConnectionFailed(frames.ErrorCode.PROTOCOL_ERROR, "more padding than there is")
     return payload[1 : len(payload) - payload[0]]
+
+
+def _unquoted(text: bytes) -> str:
+    from urllib.parse import unquote_to_bytes  # only for refusals
+
+    return unquote_to_bytes(text).decode(errors="replace")
 
 
 def _status(text: bytes) -> Status:

@@ -14,10 +14,10 @@ from berth.runtime.process import starting
 from proxy.codecs.preamble import Kind
 from proxy.door.absent import refuse
 from proxy.door.gateway import Gateway, NoGateway
+from proxy.door.listening import listening_sockets
 from proxy.door.splice import Crowd, Joined
 from proxy.fronts.tcp import keep_alive
 
-_BACKLOG = 4096
 # So many are taken before others have their turn.
 _AT_ONCE = 64
 _TLS_HANDSHAKE_SECONDS = 10.0
@@ -60,12 +60,11 @@ class Port:
     def __len__(self) -> int:
         return len(self._clients)
 
-    async def start(self, listen: Endpoint) -> None:
+    def start(self, listen: Endpoint) -> None:
         """Raises CannotStart when the port is taken."""
         loop = asyncio.get_running_loop()
         with starting(self._what, listen):
-            for address in await _addresses(listen):
-                self._listening.append(_listen(*address))
+            self._listening = listening_sockets(listen)
         for listening in self._listening:
             loop.add_reader(listening, self._accept, listening)
 
@@ -231,25 +230,3 @@ class _Client(asyncio.BufferedProtocol):
             if self._task is not None:
                 self._task.cancel()
             self._port.left(self)
-
-
-async def _addresses(listen: Endpoint) -> list[tuple[int, Any]]:
-    found = await asyncio.get_running_loop().getaddrinfo(
-        listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
-
-
-def _listen(family: int, address: Any) -> socket.socket:
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
-        listening.setblocking(False)
-    except OSError:
-        listening.close()
-        raise
-    return listening

@@ -64,7 +64,7 @@ MAX_FRAME: Final = 128 * 1024
 CONNECTION_WINDOW: Final = 2 * 1024 * 1024
 HEADER_LIST_BYTES: Final = 64 * 1024
 # What streams of one connection may have beyond their first windows, all together.
-_WIDER_BYTES = 12 * 1024 * 1024
+WIDER_BYTES = 12 * 1024 * 1024
 # A block grows little when it is decoded, unless it repeats table entries, which the list limit bounds.
 _BLOCK_BYTES = 64 * 1024
 # Content that comes in parts is handed on in parts where its frame is longer.
@@ -102,7 +102,7 @@ class H2Codec(Sender, Generic[H, T]):
         self._trailer_moulds: list[Mould[T]] = []
         self._events: list[Event] = []
         self._connection_owed = 0
-        self._wider_left = _WIDER_BYTES
+        self._wider_left = WIDER_BYTES
         self._read: Callable[[bytes, int], int] = self._read_frames
         self._parts: list[bytes] = []
         self._have, self._need = 0, HEAD_BYTES

@@ -238,7 +238,8 @@ class FieldReader(Generic[K]):
             if not _is_sound(value):
                 raise Malformed(f"the value of {name!r}")
             if name.startswith(b":"):
-                if has_regular or name in pseudo or name not in self._allowed:
+                is_empty = not value and name in self._required
+                if has_regular or is_empty or name in pseudo or name not in self._allowed:
                     raise Malformed(f"pseudo-header {name!r}")
                 pseudo.add(name)
                 rule, is_length, varies = Rule.TELL, False, False

@@ -53,6 +53,9 @@ _WHOLE_BYTES: Final = 4 * 1024 * 1024
 _GIVEN_UP_SECONDS: Final = 3600.0
 
 
+_COMPUTES: Final = COUNTED - {Route.GENERATE_STREAM}
+
+
 class Client(Protocol):
     """The connection that a request came on."""
 
@@ -516,15 +519,16 @@ class Cycle(Exchange):
         """Nobody waits for Triton's answer any more.
 
         Triton cannot be told, and goes on computing: the slot is kept until it is done. Not so for a request
-        that is not complete, which Triton never begins, nor for an answer that has begun.
+        that is not complete, which Triton never begins, for a stream of events, which ends with its
+        connection, and for an answer that has begun.
         """
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
         self._held = self._checked = None
         upstream, now = self._upstream, time.monotonic()
-        counted = self.asked.decision.route in COUNTED
-        if upstream is not None and counted and self.state is State.ANSWER and self._begun is None:
+        computes = self.asked.decision.route in _COMPUTES
+        if upstream is not None and computes and self.state is State.ANSWER and self._begun is None:
             self.answered(code, now, in_triton=True)
             self._go_on_alone(upstream)
             return
@@ -621,9 +625,7 @@ class _LeftBehind:
     def connected(self, upstream: UpstreamHttp) -> None:
         """It was, long ago."""
 
-    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
-        """Triton is done computing."""
-        self.abort()
+    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None: ...
 
     def response_data(self, data: bytes) -> None: ...
 

@@ -193,7 +193,7 @@ class RestFront:
     async def index(self, *, only_ready: bool) -> tuple[int, bytes]:
         """The own model's rows, in the words of Triton's index."""
         name = self.copy.names.public.decode()
-        if self.copy.not_ready() is None:
+        if self.copy.is_served:
             rows = [{"name": name, "version": v, "state": "READY"} for v in await self._versions()]
         else:
             rows = [] if only_ready else [{"name": name, "state": "UNAVAILABLE", "reason": "not ready"}]

@@ -157,7 +157,7 @@ class UpstreamHttp(asyncio.Protocol):
         same = head.plain_is_raw
         body, done = self._taken(asker, data[end:] if size else b"")
         asker.response_begun(head, body, data if same else None)
-        if done:
+        if done and self.asker is asker:  # it may have ended this connection
             self._done(asker)
 
     def _body(self, asker: Asker, data: bytes) -> None:
@@ -168,7 +168,7 @@ class UpstreamHttp(asyncio.Protocol):
             asker.response_lost(str(error))
             return
         asker.response_data(data)
-        if done:
+        if done and self.asker is asker:
             self._done(asker)
 
     def _taken(self, asker: Asker, data: bytes) -> tuple[bytes, bool]:

@@ -53,7 +53,7 @@ async def door(
     if target is not None:
         way.access = Access(target.endpoint, TICKET)
     port = Port(kind, way, crowd, most=most, what="--http-listen")
-    await port.start(ANYWHERE)
+    port.start(ANYWHERE)
     one = Door(way, port, crowd)
     try:
         yield one

@@ -13,12 +13,14 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from proxy.codecs.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH
+from proxy.exchange.access import Access, Whereabouts
 from proxy.exchange.policy import HIDDEN_EXTENSIONS
+from proxy.exchange.refusal import NotServed
 from proxy.fronts.rest import client as rest_client
 from proxy.fronts.rest import upstream as rest_upstream
+from proxy.fronts.rest.questions import Answer
 from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
-from proxy.upstream import Answer, NotServed
-from tests.fakes.data_plane import RestPair, make_breaker, settle
+from tests.fakes.data_plane import RestPair, own_copy, settle
 from tests.unit.proxy.test_rest_bytes import BODY, OK, Connect, chunked, drive, infer, seen
 
 HEAD = "HTTP/1.1 200 OK\r\n"
@@ -248,7 +250,8 @@ async def test_only_so_many_connections_are_kept(connect: Connect, monkeypatch: 
 class Asks:
     """Who waits for a connection to Triton."""
 
-    takes_chunks = True
+    takes_chunks = wants_connection = True
+    whose = "own"
 
     def __init__(self) -> None:
         self.upstream: UpstreamHttp | None = None
@@ -274,8 +277,8 @@ async def test_connections_are_made_where_triton_is_and_end_with_the_pool() -> N
 
     server = await asyncio.start_server(triton, "127.0.0.1", 0)
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
-    pool, asks = UpstreamPool(), Asks()
-    assert pool.take(here, asks) is None  # type: ignore[arg-type]
+    pool, asks = UpstreamPool(Whereabouts(Access(here, here))), Asks()
+    assert pool.take(asks) is None  # type: ignore[arg-type]
     await asyncio.wait_for(asks.told.wait(), 5)
     assert asks.upstream is not None
     assert asks.upstream.transport is not None
@@ -286,11 +289,11 @@ async def test_connections_are_made_where_triton_is_and_end_with_the_pool() -> N
     server.close()
     await server.wait_closed()
     refused = Asks()
-    assert pool.take(here, refused) is None  # type: ignore[arg-type]
+    assert pool.take(refused) is None  # type: ignore[arg-type]
     await asyncio.wait_for(refused.told.wait(), 5)
     assert refused.lost.startswith("Triton cannot be reached: ")
     waits = Asks()
-    pool.take(here, waits)  # type: ignore[arg-type]
+    pool.take(waits)  # type: ignore[arg-type]
     await pool.close()  # with one on its way
     assert not waits.told.is_set()
 
@@ -304,8 +307,9 @@ async def test_a_triton_that_takes_no_connection_is_not_waited_for_long(
         await asyncio.sleep(60)
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", hangs)
-    pool, asks = UpstreamPool(), Asks()
-    pool.take(Endpoint("127.0.0.1", 1), asks)  # type: ignore[arg-type]
+    nowhere = Endpoint("127.0.0.1", 1)
+    pool, asks = UpstreamPool(Whereabouts(Access(nowhere, nowhere))), Asks()
+    pool.take(asks)  # type: ignore[arg-type]
     await asyncio.wait_for(asks.told.wait(), 5)
     assert asks.lost == "Triton cannot be reached: no answer"
 
@@ -350,7 +354,7 @@ class Triton:
         self.asked: list[str] = []
         self.answer: Answer | Exception = Answer(200, b"{}")
         self.gate: asyncio.Event | None = None
-        pair.front.upstream.fetch = self.fetch  # type: ignore[method-assign]
+        pair.front._ask = self.fetch  # type: ignore[method-assign]
 
     async def fetch(self, path: str) -> Answer:
         self.asked.append(path)
@@ -382,17 +386,15 @@ async def told(pair: RestPair, request: bytes) -> tuple[int, bytes]:
 
 async def test_health_is_told_here(connect: Connect) -> None:
     pair = connect()
-    reasons: list[str | None] = [None]
-    pair.front.not_ready = lambda: reasons[-1]
     live, ready = ask("GET /v2/health/live"), ask("GET /v2/health/ready")
     model = ask("GET /v2/models/own/ready")
     assert (await told(pair, live), await told(pair, ready)) == ((200, b""), (200, b""))
-    reasons.append("draining")
+    pair.front.copy.withheld = "broken"
     assert (await told(pair, live), await told(pair, ready)) == ((200, b""), (400, b""))
     assert await told(pair, model) == (400, b'{"error":"Model version not ready"}')
     assert not pair.tritons
     assert pair.front.copy.admissions.running == 0
-    reasons.append(None)
+    pair.front.copy.withheld = None
     await drive(pair, model)
     assert pair.to_client.sent == OK
 
@@ -415,7 +417,7 @@ async def test_the_index_has_the_own_models_rows(connect: Connect) -> None:
         status, rows = await told(pair, packed.replace(b"/v2/models/own/infer", b"/v2/repository/index"))
         assert (status, json.loads(rows)) == (200, served)
     asked = len(triton.asked)
-    pair.front.upstream.not_ready = "gone"
+    pair.front.copy.triton_says("gone")
     reason = {"name": "own", "state": "UNAVAILABLE", "reason": "not ready"}
     assert json.loads((await told(pair, all_rows))[1]) == [reason]
     assert json.loads((await told(pair, ready_rows))[1]) == []
@@ -559,14 +561,15 @@ async def test_json_is_taken_up_to_the_limit_in_every_form(connect: Connect, siz
 
 async def test_while_nobody_knows_where_triton_is_a_client_may_try_again(connect: Connect) -> None:
     pair = connect(limit=1, depth=1)
-    access, pair.front.upstream.access = pair.front.upstream.access, None
+    where = pair.front.shared.where
+    access, where.access = where.access, None
     pair.client.data_received(infer())
     assert pair.to_client.sent.startswith(BROKEN)
     assert b"Retry-After: 1\r\n" in pair.to_client.take()
-    pair.front.upstream.access = access
+    where.access = access
     upstream, waits = await asked(pair), RestPair(front=pair.front)
     waits.client.data_received(infer())
-    pair.front.upstream.access = None
+    where.access = None
     upstream.data_received(OK)  # its slot goes to who waits, who has nowhere to go with it
     assert waits.to_client.sent.startswith(BROKEN)
     assert (pair.front.copy.admissions.running, pair.front.copy.admissions.waiting) == (0, 0)
@@ -618,8 +621,11 @@ async def test_each_part_of_a_request_has_its_end(connect: Connect) -> None:
         assert pair.to_client.sent.startswith(b"HTTP/1.1 504 ")
         assert b"Connection: close" in pair.to_client.sent
         assert pair.front.copy.rest.codes == {code: 1}
-        assert (pair.front.copy.admissions.running, pair.front.copy.budget.used_bytes) == (0, 0)
-        assert not any(wire.open for wire in pair.to_triton)
+        assert pair.front.copy.budget.used_bytes == 0
+        assert pair.front.copy.admissions.running == len(pair.tritons)  # Triton works on it all the same
+        for upstream in pair.tritons:
+            upstream.data_received(OK)
+        assert pair.front.copy.admissions.running == 0
     cut = connect()
     (await asked(cut)).data_received(OK[:-1])
     cut.client.tick(now + 301)
@@ -635,8 +641,7 @@ async def test_each_part_of_a_request_has_its_end(connect: Connect) -> None:
 
 async def test_events_have_their_time_between_them_and_other_answers_in_all(connect: Connect) -> None:
     for route, lives in (("generate_stream", True), ("generate", False)):
-        pair = connect()
-        pair.front.timeout_seconds = 0.2
+        pair = connect(copy=own_copy(request_timeout_seconds=0.2))
         now = time.monotonic()
         upstream = await asked(pair, infer(b"{}", route=route))
         upstream.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -646,23 +651,24 @@ async def test_events_have_their_time_between_them_and_other_answers_in_all(conn
         assert pair.to_client.open is lives
 
 
-async def test_an_abandoned_request_has_no_more_time_than_others(connect: Connect) -> None:
+async def test_an_abandoned_request_keeps_its_slot_for_as_long_as_triton_works(connect: Connect) -> None:
+    """Whatever time its client gave it. What is not done within an hour never will be."""
     pair, now = connect(limit=1, depth=0), time.monotonic()
     await asked(pair)
     pair.client.connection_lost(None)
-    pair.front.tick(now + 299)
+    pair.front.tick(now + 3500)
     assert pair.front.copy.admissions.running == 1
-    pair.front.tick(now + 301)
+    pair.front.tick(now + 3700)
     assert pair.front.copy.admissions.running == 0
     assert not pair.to_triton[0].open
     assert pair.front.copy.rest.codes == {"499": 1}
-    assert not pair.front.abandoned
+    assert not pair.front.given_up
 
 
 @pytest.mark.parametrize("where", ["in its body", "in the queue", "in an upload", "between requests"])
 async def test_a_client_that_goes_leaves_nothing(connect: Connect, where: str) -> None:
-    breaker = make_breaker(1, 1)
-    first = connect(breaker=breaker)
+    first = connect(limit=1, depth=1)
+    breaker = first.front.copy.admissions
     pair = RestPair(front=first.front)
     if where == "in the queue":
         await asked(first)
@@ -728,7 +734,7 @@ async def test_an_end_of_the_proxy_ends_idle_clients_and_lets_the_others_finish(
     await answered(first, idle)
     begun.client.data_received(infer()[:20])
     upstream = await asked(first)
-    await first.front.stop_accepting()
+    first.front.stop_accepting()
     assert (idle.to_client.open, begun.to_client.open) == (False, True)
     upstream.data_received(OK)
     assert b"Connection: close" in first.to_client.sent
@@ -740,11 +746,11 @@ async def test_an_end_of_the_proxy_ends_idle_clients_and_lets_the_others_finish(
     other = RestPair(front=first.front)
     other.client.tick(time.monotonic())
     assert not other.to_client.open
-    await first.front.close()
+    first.front.close()
 
 
 async def test_all_clients_end_with_the_front_end(connect: Connect) -> None:
     pair = connect()
     await asked(pair)
-    await pair.front.close()
+    pair.front.close()
     assert not pair.to_client.open

@@ -305,7 +305,7 @@ async def test_the_queue_is_in_order_and_who_leaves_it_leaves_no_trace(connect: 
     for pair in others:
         pair.client.data_received(infer())
     await settle()
-    breaker = first.front.breaker
+    breaker = first.front.copy.admissions
     assert (breaker.running, breaker.waiting) == (1, 2)
     assert others[2].to_client.sent.startswith(b"HTTP/1.1 503")
     assert b"Retry-After: 1" in others[2].to_client.sent
@@ -596,30 +596,30 @@ async def test_who_sends_a_small_body_slowly_keeps_no_slot(connect: Connect, is_
 async def test_all_clients_together_hold_so_much_and_no_more(connect: Connect) -> None:
     first, pairs = connect(limit=1, depth=9), [connect() for _ in range(4)]
     front = first.front
-    front.max_held_bytes = 2 * len(BODY) + 40
+    front.copy.budget.limit_bytes = 2 * len(BODY) + 40
     for pair in pairs:
         pair.front = pair.client._front = front
     first.client.data_received(infer())
     await settle()
-    assert front.held_bytes == 0  # it has gone on
+    assert front.copy.budget.used_bytes == 0  # it has gone on
     pairs[0].client.data_received(infer())  # it waits for its slot
     pairs[1].client.data_received(
         infer(chunked(BODY, 9), "own", "Transfer-Encoding: chunked", length=False)[:-1]
     )
-    assert front.held_bytes == 2 * len(BODY)
+    assert front.copy.budget.used_bytes == 2 * len(BODY)
     pairs[2].client.data_received(infer())
     assert pairs[2].to_client.sent.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 1" in pairs[2].to_client.sent
     pairs[1].client.connection_lost(None)
-    assert front.held_bytes == len(BODY)
+    assert front.copy.budget.used_bytes == len(BODY)
     pairs[3].client.data_received(infer())
     first.tritons[0].data_received(OK)
     await settle()
-    assert front.held_bytes == len(BODY)
+    assert front.copy.budget.used_bytes == len(BODY)
     for tick in (0, 400):
         pairs[3].client.tick(time.monotonic() + tick)
     assert pairs[3].to_client.sent.startswith(b"HTTP/1.1 504 ")
-    assert front.held_bytes == 0
+    assert front.copy.budget.used_bytes == 0
 
 
 async def test_a_last_answer_is_delivered_as_long_as_the_client_takes_of_it(connect: Connect) -> None:
@@ -629,7 +629,7 @@ async def test_a_last_answer_is_delivered_as_long_as_the_client_takes_of_it(conn
         pair.to_client.stall(pair.client)
         await drive(pair, infer(BODY, "own", *([] if is_draining else ["Connection: close"])), answer=answer)
         if is_draining:
-            await pair.front.stop_accepting()
+            pair.front.stop_accepting()
             pair.client.end_if_idle()  # as it does with each client of its listener
         for second in range(100):
             assert pair.client.is_busy
@@ -650,7 +650,7 @@ async def test_at_the_end_a_request_that_is_on_its_way_is_answered(
         pair = connect()
         if not is_new:
             await drive(pair, infer())
-        await pair.front.stop_accepting()
+        pair.front.stop_accepting()
         pair.client.end_if_idle()  # as it does with each client of its listener
         assert pair.client.is_busy
         assert pair.to_client.open
@@ -661,7 +661,7 @@ async def test_at_the_end_a_request_that_is_on_its_way_is_answered(
     monkeypatch.setattr(rest_client, "_NEXT_SECONDS", 0.0)
     idle = connect()
     await drive(idle, infer())
-    await idle.front.stop_accepting()
+    idle.front.stop_accepting()
     idle.client.end_if_idle()
     assert not idle.client.is_busy
     assert not idle.to_client.open
@@ -753,13 +753,12 @@ def test_chunks_are_read_alike_however_they_are_cut(seed: int) -> None:
 async def test_a_connection_to_where_triton_was_serves_no_other_request(connect: Connect) -> None:
     """Triton has moved while a request was under way; what was kept for the next one is another Triton's."""
     pair = connect()
-    upstream = pair.front.upstream
+    where = pair.front.shared.where
     await drive(pair, infer())
     kept = pair.to_triton[0]
     pair.client.data_received(infer())
     moved = Endpoint("127.0.0.1", 2)
-    assert upstream.access is not None
-    upstream.access = replace(upstream.access, http=moved)
+    where.move(replace(where.require(), http=moved))
     other = RestPair(front=pair.front)
     other.client.data_received(infer())
     await settle()
