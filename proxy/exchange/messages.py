@@ -374,8 +374,8 @@ _TEXTS: Mapping[str, protobuf.Texts] = {
     STREAM_INFER: {1: None, 2: {1: None}},
     METADATA: {1: None},
     STATISTICS: {1: {1: None}},
-    # name, default_model_filename, parameters' values, the models of an ensemble's steps
-    CONFIG: {1: {1: None, 8: None, 14: {2: {1: None}}, 15: {1: {1: None}}}},
+    # name, instance groups, default_model_filename, parameters' values, the models of an ensemble's steps
+    CONFIG: {1: {1: None, 7: {1: None}, 8: None, 14: {2: {1: None}}, 15: {1: {1: None}}}},
 }
 
 

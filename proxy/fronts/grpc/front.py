@@ -41,6 +41,7 @@ class GrpcCommon:
         turn: Turn | None = None,
     ) -> None:
         """`lost`: told whose calls Triton had when it went."""
+        self.where = whereabouts
         self.turn, self.deadlines, self.questions = turn or Turn(), Deadlines(), questions
         self.triton = TritonGrpc(whereabouts, self.turn, lost=lost)
         self.heads: FieldReader[CallKind] = FieldReader(CallPolicy())

@@ -195,6 +195,8 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
         # A connection that was never made had nothing in it.
         copies = [] if self.transport is None else list(dict.fromkeys(asker.copy for asker in askers))
         self._watcher.connection_over(self, copies)
+        if self.transport is not None:
+            reason = f"Triton is gone: {reason}"
         for asker in askers:
             asker.answer_broke(reason)
 

@@ -18,9 +18,9 @@ from tritonclient.grpc import service_pb2 as pb
 from proxy.codecs import protobuf
 from proxy.codecs.h2 import frames
 from proxy.codecs.h2.frames import ErrorCode
+from proxy.exchange import admission
 from proxy.exchange.messages import INFER, STREAM_INFER, framed
 from proxy.exchange.model_facts import ModelFacts
-from proxy.fronts.grpc import client as grpc_client
 from tests.fakes.data_plane import KEY
 from tests.fakes.grpc_peers import Connect, request
 
@@ -325,7 +325,7 @@ async def test_a_stream_that_has_waited_is_told_what_is_left_of_its_deadline(con
 async def test_without_a_limit_too_there_is_one_on_calls_that_nobody_waits_for(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_client, "MOST_GIVEN_UP", 2)
+    monkeypatch.setattr(admission, "MOST_GIVEN_UP", 2)
     both = connect()
 
     def ask() -> int:
@@ -364,19 +364,21 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_triton_is_done(
     if how != "reset":
         both.pair.client.connection_lost(None)
     front.tick(time.monotonic() + 299)
-    assert (front.breaker.running, both.triton.resets, both.pair.to_triton[0].open) == (1, set(), True)
+    both.pair.end_turn()
+    assert (both.pair.running, both.triton.resets, both.pair.to_triton[0].open) == (1, set(), True)
     if how in ("reset", "gone"):
         both.triton.answer(stream, framed(b"x" * 1000))
         both.triton.exchange()
     elif how == "answer broken off":
-        upstream.data_received(frames.reset(stream, ErrorCode.INTERNAL_ERROR))
+        upstream.data_received(frames.reset(both.triton.own(stream), ErrorCode.INTERNAL_ERROR))
     elif how == "Triton lost":
         upstream.connection_lost(None)
     else:
         front.tick(time.monotonic() + 301)
-    assert (front.breaker.running, front.given_up) == (0, set())
-    assert front.traffic.codes == {"CANCELLED": 1}
-    assert (how == "reset") is (both.pair.to_triton[0].open and not upstream.closed)
+    both.pair.end_turn()
+    assert (both.pair.running, front.given_up) == (0, set())
+    assert both.pair.copy.grpc.codes == {"CANCELLED": 1}
+    assert upstream.is_closed is (how == "Triton lost")  # others' calls are in it too
 
 
 def stream_response(
@@ -411,15 +413,17 @@ async def test_in_a_stream_each_message_has_its_slot_and_its_refusal(connect: Co
         "Request for unknown model: 'other' is not found",
         "1",
     )
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(stream, framed(stream_response(id="0")))
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(id="0")))
     both.exchange()
     assert len(both.triton.messages(stream)) == 3
     for id in ("2", "3"):
-        both.triton.h2.send_data(stream, framed(stream_response(id=id)))
+        both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(id=id)))
     both.client.h2.end_stream(stream)
     both.exchange()
-    both.triton.h2.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+    both.triton.h2.send_headers(both.triton.own(stream), [("grpc-status", "0")], end_stream=True)
     both.exchange()
     assert [one.infer_response.id for one in responses(both.client.data[stream])] == ["1", "0", "2", "3"]
     assert both.client.status(stream) == 0
@@ -446,8 +450,10 @@ async def test_a_long_message_that_finds_the_queue_full_is_dropped_to_its_end(co
     assert both.triton.messages(stream) == [request(id="1")]
     errors = [one.error_message for one in responses(both.client.data[stream])]
     assert errors == ["pending request queue full"] * 2
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(stream, framed(stream_response(id="1")))
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(id="1")))
     both.exchange()
     both.client.send(stream, framed(request(id="4")))
     both.exchange()
@@ -467,17 +473,21 @@ async def test_a_decoupled_request_holds_its_slot_to_its_final_response(connect:
     both.exchange()
     (sent,) = both.triton.messages(stream)
     assert pb.ModelInferRequest.FromString(sent).parameters["triton_enable_empty_final_response"].bool_param
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     for _ in range(2):
-        both.triton.h2.send_data(stream, framed(stream_response(final=False)))
+        both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(final=False)))
     both.exchange()
     assert len(both.triton.messages(stream)) == 1
-    both.triton.h2.send_data(stream, framed(stream_response(final=True, output=False)))
+    both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(final=True, output=False)))
     both.exchange()
     assert len(both.triton.messages(stream)) == 2
     shown = list(responses(both.client.data[stream]))
     assert len(shown) == (3 if asks else 2)
-    both.triton.h2.send_data(stream, framed(stream_response("stopped before the model", output=False)))
+    both.triton.h2.send_data(
+        both.triton.own(stream), framed(stream_response("stopped before the model", output=False))
+    )
     both.exchange()
     assert both.pair.running == 0
 
@@ -490,8 +500,10 @@ async def test_what_triton_breaks_off_is_unavailable_and_the_next_call_gets_a_ne
     for stream in (begun, waiting):
         both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    both.triton.h2.send_headers(begun, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(begun, framed(b"a" * 10)[:8])
+    both.triton.h2.send_headers(
+        both.triton.own(begun), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(begun), framed(b"a" * 10)[:8])
     both.exchange()
     both.pair.tritons[0].connection_lost(ConnectionResetError("reset"))
     both.client.exchange()
@@ -523,11 +535,13 @@ async def test_a_slow_reader_holds_up_triton_and_nothing_grows(connect: Connect)
     stream = both.client.call()
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     sent = 0
-    while (room := both.triton.h2.local_flow_control_window(stream)) > 0:
+    while (room := both.triton.h2.local_flow_control_window(both.triton.own(stream))) > 0:
         size = min(room, 16_000)
-        both.triton.h2.send_data(stream, b"x" * size)
+        both.triton.h2.send_data(both.triton.own(stream), b"x" * size)
         sent += size
         both.pair.tritons[0].data_received(both.triton.h2.data_to_send())
         both.triton.h2.receive_data(both.pair.to_triton[0].take())
@@ -613,7 +627,8 @@ async def test_draining_tells_the_client_and_lets_calls_finish(connect: Connect)
     stream = both.client.call()
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    await both.pair.front.stop_accepting()
+    both.pair.front.stop_accepting()
+    both.pair.end_turn()
     both.triton.answer(stream, b"last")
     both.triton.exchange()
     said = both.pair.to_client.take()  # by hand: h2 reads nothing after a GOAWAY
@@ -635,8 +650,8 @@ async def test_an_answer_is_delivered_before_a_draining_connection_ends(connect:
     both.triton.answer(stream, b"x" * 1000)
     both.triton.exchange()
     assert not both.pair.client.codec.streams
-    await both.pair.front.stop_accepting()
-    both.pair.client.go_away()  # as it does with each client of its listener
+    both.pair.front.stop_accepting()
+    both.pair.end_turn()
     for second in range(3):
         assert both.pair.client.is_busy
         both.pair.client.tick(second)

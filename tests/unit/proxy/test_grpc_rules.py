@@ -29,10 +29,10 @@ from proxy.codecs.h2.frames import (  # fmt: skip
 from proxy.exchange.messages import framed
 from proxy.exchange.policy import HIDDEN_EXTENSIONS, SERVICE
 from proxy.fronts.grpc import client as grpc_client
-from proxy.fronts.grpc.client import ClientConnection
+from proxy.fronts.grpc.client import GrpcConnection
 from proxy.fronts.grpc.head import INFER, MODEL_READY, STATISTICS, STREAM_INFER
 from proxy.upstream import Answer, NotServed
-from tests.fakes.data_plane import GrpcPair, Wire, make_breaker, settle
+from tests.fakes.data_plane import GrpcPair, Wire, settle
 from tests.fakes.grpc_peers import Both, Connect, request
 
 END_STREAM, ACK, END_HEADERS, PADDED, HAS_PRIORITY = 1, 1, 4, 8, 32
@@ -162,9 +162,7 @@ async def test_what_breaks_a_rule_ends_as_much_as_the_rule_says(
     assert [(stream, struct.unpack(">I", payload)[0]) for stream, payload in resets] == (
         [(OWN, code)] if what == "stream" else []
     )
-    both.pair.receive(
-        frame(HEADERS, END_HEADERS, 21, BLOCK) + frame(DATA, 0, 21, framed(request()))
-    )
+    both.pair.receive(frame(HEADERS, END_HEADERS, 21, BLOCK) + frame(DATA, 0, 21, framed(request())))
     assert len(both.pair.tritons) == 1  # the connection goes on
 
 
@@ -196,9 +194,13 @@ async def test_long_headers_arrive_in_as_many_frames_as_they_need(connect: Conne
     stream = both.client.call()
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     text = "x" * size
-    both.triton.h2.send_headers(stream, [("grpc-status", "13"), ("grpc-message", text)], end_stream=True)
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [("grpc-status", "13"), ("grpc-message", text)], end_stream=True
+    )
     both.exchange()
     assert both.client.status(stream) == 13
     assert dict(both.client.headers[stream])[b"grpc-message"].decode() == text
@@ -227,7 +229,7 @@ def frames_of(data: bytes) -> Iterable[tuple[int, int, bytes]]:
 async def test_another_protocol_is_told_at_once(connect: Connect, begun: bytes) -> None:
     for cut in (False, True):
         front, out = connect().pair.front, Wire()
-        client = ClientConnection(front)
+        client = GrpcConnection(front)
         client.connection_made(out)  # type: ignore[arg-type]
         out.take()
         for piece in [begun[at : at + 1] for at in range(len(begun))] if cut else [begun]:
@@ -531,6 +533,7 @@ async def test_a_watch_ends_with_its_client_or_the_proxy(connect: Connect) -> No
     both.exchange()
     assert len(both.pair.front.watchers) == 1
     both.pair.client.go_away()
+    both.pair.end_turn()
     goaway, (kind, stream, block), *_ = frames_of(both.pair.to_client.take())
     assert (goaway[0], kind, stream) == (GOAWAY, HEADERS, streams[1])
     status = b"%d" % Status.UNAVAILABLE
@@ -568,10 +571,12 @@ async def test_an_answer_in_a_stream_gives_its_slot_back_however_triton_cuts_it(
     both.client.send(stream, framed(request()) * 2)
     both.exchange()
     assert both.pair.running == 2
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     answers = framed(b"fine") * 2
     for piece in (answers[:cut], answers[cut:]):
-        both.triton.h2.send_data(stream, piece, pad_length=cut % 3 or None)
+        both.triton.h2.send_data(both.triton.own(stream), piece, pad_length=cut % 3 or None)
         both.exchange()
     assert both.client.data[stream] == answers
     assert both.pair.running == 0

@@ -11,11 +11,9 @@ import h2.stream
 import pytest
 
 from proxy.codecs.h2.connection import CONNECTION_WINDOW, FIRST_WINDOW, MAX_FRAME, H2Connection, Stream
-from proxy.exchange.messages import framed
+from proxy.exchange.messages import INFER, STREAM_INFER, framed
 from proxy.fronts.grpc import client as grpc_client
 from proxy.fronts.grpc.client import Call
-from proxy.exchange.messages import INFER, STREAM_INFER
-from tests.fakes.data_plane import make_breaker
 from tests.fakes.grpc_peers import Both, Connect, request
 
 
@@ -208,7 +206,7 @@ class History:
     def break_off(self) -> None:
         stream = self.running()
         if stream is not None and self.rng.random() < 0.5:
-            self.both.triton.h2.reset_stream(stream, 2)
+            self.both.triton.h2.reset_stream(both.triton.own(stream), 2)
 
     def tick(self) -> None:
         self.both.pair.client.tick(0)
@@ -225,7 +223,7 @@ class History:
 
 @pytest.mark.parametrize("seed", range(60))
 async def test_windows_and_slots_are_given_back_whatever_happens(connect: Connect, seed: int) -> None:
-    rng, breaker = random.Random(seed), make_breaker(random.Random(seed).choice([1, 2, 0]), 4)
+    rng, breaker = random.Random(seed)(random.Random(seed).choice([1, 2, 0]), 4)
     both = connect(breaker=breaker)
     history = History(both, rng)
     for _ in range(150):
@@ -306,13 +304,15 @@ async def test_a_client_that_reads_nothing_stops_triton_and_is_read_no_more(conn
     both.client.h2.increment_flow_control_window(2**24, stream)
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     both.pair.to_client.stall(both.pair.client)
     sent = 0
     while not both.pair.to_triton[0].paused and sent < 2**22:
-        size = min(16_000, both.triton.h2.local_flow_control_window(stream))
+        size = min(16_000, both.triton.h2.local_flow_control_window(both.triton.own(stream)))
         assert size > 0, "windows run on until the transport is full"
-        both.triton.h2.send_data(stream, b"x" * size)
+        both.triton.h2.send_data(both.triton.own(stream), b"x" * size)
         sent += size
         both.triton.exchange()
         both.triton.exchange()
