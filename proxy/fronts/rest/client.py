@@ -8,7 +8,8 @@ from typing import Final, cast
 from proxy.codecs.http1 import HEAD_BYTES, HEAD_END, BadRequest, require_hopeful, write_error
 from proxy.codecs.json_guard import BadJson, check_generate, check_infer
 from proxy.exchange import cost
-from proxy.fronts.rest.cycle import INLINE_BYTES, Cycle, State
+from proxy.fronts.rest.checking import INLINE_BYTES
+from proxy.fronts.rest.cycle import Cycle, State
 from proxy.fronts.rest.front import RestFront
 from proxy.fronts.tcp import keep_alive, unsent_bytes
 

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
@@ -21,17 +20,15 @@ from proxy.codecs.http1 import (
     RequestChunks,
     ResponseHead,
     error_body,
-    write_lengths,
     write_response,
 )
-from proxy.codecs.json_guard import BadJson, asks_for_ready_only, check_generate, check_infer
-from proxy.codecs.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack
-from proxy.exchange import cost
+from proxy.codecs.json_guard import BadJson, asks_for_ready_only
+from proxy.codecs.packing import CODINGS
 from proxy.exchange.copy import MAX_JSON_FLAG
 from proxy.exchange.exchange import CLIENT_LEFT, Exchange
-from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.policy import COUNTED, Route, Verdict
 from proxy.exchange.refusal import NotServed, Refusal, Why
+from proxy.fronts.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
 from proxy.fronts.rest.front import Asked, RestFront
 from proxy.fronts.rest.renaming import AsItComes, InPlace, Way, way_of
 from proxy.fronts.rest.upstream import UpstreamHttp
@@ -44,8 +41,7 @@ _STATUS: Final = {Why.INVALID: 400, Why.TOO_LARGE: 413}
 _GATHERED_BYTES: Final = 256 * 1024
 # A body that nobody wants is read to its end up to this size, to keep the connection.
 _SWALLOW_BYTES: Final = 64 * 1024
-# A longer JSON, and a longer packed body, is checked beside the loop.
-INLINE_BYTES: Final = 64 * 1024
+# A longer packed body is checked beside the loop.
 _INLINE_PACKED_BYTES: Final = 1024
 # Small answers, which are rewritten whole.
 _WHOLE_BYTES: Final = 4 * 1024 * 1024
@@ -92,14 +88,6 @@ class State(Enum):
     ANSWER = auto()  # the request is complete, its answer is not
     SWALLOW = auto()  # it has been answered; the rest of its body goes nowhere
     DONE = auto()  # nobody waits for it any more
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The end of the head and the body, as far as it was held; and what the request costs Triton."""
-
-    tail: bytes
-    cost_bytes: int
 
 
 class Cycle(Exchange):
@@ -280,39 +268,34 @@ class Cycle(Exchange):
 
     def _check(self, body: bytes) -> None:
         """Raises BadJson, HttpRefused or Refusal."""
-        is_packed = self.asked.head.encoding != "identity"
-        limits, facts = self.copy.limits, self.copy.facts
-        if len(body) <= (_INLINE_PACKED_BYTES if is_packed else INLINE_BYTES):
-            self._admit(check(self.asked, body, self.body_left, facts, limits.max_json_bytes))
+        head = self.asked.head
+        question = Question(
+            is_infer=self.asked.decision.route is Route.INFER,
+            encoding=head.encoding,
+            header_length=head.header_length,
+            left=self.body_left,
+            facts=self.copy.facts,
+            max_json_bytes=self.copy.limits.max_json_bytes,
+        )
+        if len(body) <= (INLINE_BYTES if head.encoding == "identity" else _INLINE_PACKED_BYTES):
+            self._admit(check(question, body))
             if not self.is_answered:
                 self._front.remember_usual(self._raw, self.asked)
             return
         self.state = State.CHECK
-        checking = asyncio.get_running_loop().run_in_executor(
-            self._front.shared.checker,
-            check,
-            self.asked,
-            body,
-            self.body_left,
-            facts,
-            limits.max_json_bytes,
-        )
-        checking.add_done_callback(self._checked_beside)
+        self._task = asyncio.create_task(self._check_beside(question, body))
 
-    def _checked_beside(self, checking: "asyncio.Future[Checked]") -> None:
-        if checking.cancelled():
-            return
-        error = checking.exception()
-        if self.state is not State.CHECK:
-            return  # it took too long, or its client has gone
-        self.state = State.WAIT
+    async def _check_beside(self, question: Question, body: bytes) -> None:
         try:
-            if error is not None:
-                raise error
-            self._admit(checking.result())
+            checked = await self._front.shared.checker.check(question, body)
+            self._task = None
+            self.state = State.WAIT
+            self._admit(checked)
         except (BadJson, HttpRefused, Refusal) as refusal:
+            self._task = None
             self.refuse(refusal)
         except Exception as failure:
+            self._task = None
             self._failed(failure)
 
     def _admit(self, checked: Checked) -> None:
@@ -578,7 +561,7 @@ class Cycle(Exchange):
         else:
             if route is Route.INDEX:
                 if head.encoding != "identity":
-                    body = _inflated(body, head.encoding, self.copy.limits.max_json_bytes)
+                    body = inflated(body, head.encoding, self.copy.limits.max_json_bytes)
                 work = front.index(only_ready=asks_for_ready_only(body))
             elif route is Route.ALL_STATS:
                 work = front.own_statistics()
@@ -643,47 +626,12 @@ class _LeftBehind:
             self._admission.release(time.monotonic())
 
 
-def check(asked: Asked, held: bytes, left: int, facts: ModelFacts, max_json_bytes: int) -> Checked:
-    """What goes on in the place of a body, of which `left` bytes are still to come.
-
-    Raises BadJson or HttpRefused. Touches nothing else: it may run in another thread.
-    """
-    head = asked.head
-    if head.encoding != "identity":
-        held = _inflated(held, head.encoding, max_json_bytes)
-    if asked.decision.route is not Route.INFER:
-        body = check_generate(held)
-        return Checked(write_lengths(len(body), None) + body, cost.of_json(body))
-    text, tensors = held, b""
-    if head.header_length is not None:
-        if head.header_length > len(held):
-            raise HttpRefused(400, f"{HEADER_LENGTH} is above the body's length")
-        text, tensors = held[: head.header_length], held[head.header_length :]
-    binary = len(tensors) + left
-    body = check_infer(text, facts, binary_bytes=binary)
-    header_length = None if head.header_length is None else len(body)
-    tail = write_lengths(len(body) + binary, header_length) + body + tensors
-    return Checked(tail, cost.of_json(body) + binary)
-
-
 def _json_too_large(limit_bytes: int) -> HttpRefused:
     return HttpRefused(
         413,
         f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(limit_bytes)} "
         f"({MAX_JSON_FLAG}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
     )
-
-
-def _inflated(data: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack a body within a bound. Raises HttpRefused."""
-    try:
-        return unpack(data, encoding, limit)
-    except BadPacking as error:
-        raise HttpRefused(400, f"the body {error}") from error
-    except UnpacksTooLarge as error:
-        raise HttpRefused(
-            413, f"the body unpacks to more than {format_bytes(limit)} ({MAX_JSON_FLAG})"
-        ) from error
 
 
 def _refusal(error: Exception) -> HttpRefused:

@@ -7,7 +7,6 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,6 +24,7 @@ from proxy.exchange.policy import (
     hidden_rest,
 )
 from proxy.fronts.listener import Clients
+from proxy.fronts.rest.checking import Checker
 from proxy.fronts.rest.questions import Answer, fetch
 from proxy.fronts.rest.upstream import Lost, UpstreamPool
 
@@ -94,8 +94,7 @@ class RestShared:
         self.where = where
         self.pool = UpstreamPool(where, lost=lost)
         self._heads: Lookup[Asked] = Lookup(entries=_HEADS, key_bytes=_HEAD_BYTES)
-        # One at a time: long checks take turns with the loop, not the loop with many of them.
-        self.checker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="check")
+        self.checker = Checker()
 
     def read_head(self, raw: bytes) -> Asked:
         """Raises BadRequest."""
@@ -108,7 +107,7 @@ class RestShared:
 
     async def close(self) -> None:
         await self.pool.close()
-        self.checker.shutdown(wait=False, cancel_futures=True)
+        self.checker.close()
 
 
 class RestFront:

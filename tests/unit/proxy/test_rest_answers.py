@@ -675,7 +675,7 @@ async def test_a_client_that_goes_leaves_nothing(connect: Connect, where: str) -
         pair.client.data_received(infer())
         assert breaker.waiting == 1
     elif where == "in an upload":
-        header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000]}]}'
+        header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
         pair.client.data_received(
             infer(header + bytes(300_000), "own", f"{HEADER_LENGTH}: {len(header)}")[:-3]
         )

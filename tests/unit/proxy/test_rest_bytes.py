@@ -146,7 +146,7 @@ async def test_split_at_every_byte(connect: Connect) -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_binary_tensor_streams_through_in_any_pieces(connect: Connect, seed: int) -> None:
     rng, pair = random.Random(seed), connect()
-    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[500000]}]}'
+    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[500000],"parameters":{"binary_data_size":500000}}]}'
     tensor = rng.randbytes(500_000)
     data = infer(header + tensor, "own", f"{HEADER_LENGTH}: {len(header)}") + infer()
     while data:
@@ -338,7 +338,7 @@ async def test_a_client_that_leaves_keeps_its_slot_while_triton_works(connect: C
 
 async def test_an_early_answer_ends_the_upload_and_the_connection(connect: Connect) -> None:
     pair = connect()
-    header = json.dumps({"inputs": [{"name": "I", "shape": [300_000], "datatype": "UINT8"}]}).encode()
+    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
     data = infer(header + b"x" * 300_000, "own", f"{HEADER_LENGTH}: {len(header)}")
     pair.client.data_received(data[:5000])
     await settle()
@@ -509,7 +509,7 @@ async def test_a_half_closed_client_whose_body_is_not_whole_holds_no_slot(connec
     half = connect()
     half.front = half.client._front = first.front
     await drive(first, infer(), answer=b"")
-    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000]}]}'
+    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
     half.client.data_received(infer(head + b"x" * 300_000, "own", f"{HEADER_LENGTH}: {len(head)}")[:-1])
     assert half.client.eof_received()  # it waits for its slot, and then there is an answer to give, perhaps
     first.tritons[0].data_received(OK)
@@ -556,7 +556,11 @@ async def test_an_upload_is_no_faster_than_triton_takes_it(connect: Connect) -> 
     pair = connect()
     await drive(pair, infer())
     pair.to_triton[0].stall(pair.tritons[0])
-    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[900000]}]' + b" " * 2000 + b"}"
+    head = (
+        b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[900000],"parameters":{"binary_data_size":900000}}]'
+        + b" " * 2000
+        + b"}"
+    )
     data = infer(head + b"x" * 900_000, "own", f"{HEADER_LENGTH}: {len(head)}")
     pair.tritons[0].transport.set_write_buffer_limits(high=50)  # type: ignore[union-attr]
     pair.client.data_received(data[:3000])
@@ -577,7 +581,7 @@ async def test_who_sends_a_small_body_slowly_keeps_no_slot(connect: Connect, is_
     first = connect(limit=1, depth=9)
     second = connect()
     second.front = second.client._front = first.front
-    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[100000]}]}'
+    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[100000],"parameters":{"binary_data_size":100000}}]}'
     slow = infer(header + bytes(100_000), "own", f"{HEADER_LENGTH}: {len(header)}") if is_binary else infer()
     first.client.data_received(slow[:-1])
     await settle()
@@ -699,7 +703,7 @@ async def test_triton_gets_what_was_understood_however_it_was_said(connect: Conn
         pair = connect()
         await drive(pair, infer(said) * times)
         assert [body for _, _, body in seen(pair)] == [BODY.replace(b"[1,2]", b"[1, 2]")] * times
-    header = b'{ "inputs":[{"name":"I","datatype":"UINT8","shape":[4]}] }'
+    header = b'{ "inputs":[{"name":"I","datatype":"UINT8","shape":[4],"parameters":{"binary_data_size":4}}] }'
     packed = connect()
     body = gzip.compress(header + b"\0\1\2\3")
     await drive(packed, infer(body, "own", f"{HEADER_LENGTH}: {len(header)}", "Content-Encoding: gzip"))
