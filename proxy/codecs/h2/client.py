@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from proxy.codecs.h2 import frames, hpack
-from proxy.codecs.h2.codec import H2Codec
+from proxy.codecs.h2.codec import CREDIT_BYTES, H2Codec
 from proxy.codecs.h2.events import Answer, Headers, Reset
 from proxy.codecs.h2.fields import FieldReader, Malformed
 from proxy.codecs.h2.flow import Stream
@@ -21,9 +21,8 @@ from proxy.codecs.h2.frames import (
     StreamFailed,
     pack_head,
     read_head,
-    read_u32,
 )
-from proxy.codecs.h2.sending import Buffer, sliced
+from proxy.codecs.h2.sending import OUTPUT_BYTES, VIEW_BYTES, Buffer, sliced
 
 H = TypeVar("H")
 T = TypeVar("T")
@@ -46,19 +45,13 @@ class ClientCodec(H2Codec[H, T]):
     _is_trusted = True
 
     def __init__(self, heads: FieldReader[H], trailers: FieldReader[T], *, wake: Callable[[], None]) -> None:
-        self._is_told_to_go = False
+        # False when no stream will ever be opened again: a new connection is needed.
+        self.is_usable = True
         super().__init__(heads, trailers, wake=wake, settings={Setting.ENABLE_PUSH: 0})
 
     def _introduce(self, settings: dict[Setting, int]) -> None:
         self._write(frames.PREFACE)
         super()._introduce(settings)
-
-    @property
-    def is_usable(self) -> bool:
-        """False when no stream will ever be opened again: a new connection is needed."""
-        return not (
-            self.is_closed or self._is_told_to_go or self._is_going_away or self.last_stream >= _LAST_ID
-        )
 
     @property
     def can_open(self) -> bool:
@@ -76,16 +69,20 @@ class ClientCodec(H2Codec[H, T]):
         stream = self._new_stream()
         size, block_bytes, id = len(data), len(block), stream.id
         if (
-            self._turns
-            or self._tells_no_table
-            or size > DEFAULT_MAX_FRAME
+            size > DEFAULT_MAX_FRAME
             or block_bytes > DEFAULT_MAX_FRAME
-            or not self._has_room(stream, size)
+            or size > self._peer_window
+            or size > self._send_window
+            or self._out_bytes + size > OUTPUT_BYTES
+            or self._turns
+            or self._tells_no_table
         ):
             self._write_headers(stream, block, end=False)
             self.send_data(stream, data, end=True, owned=owned)
             return stream
-        self._charge(stream, size)
+        stream.local_done = True
+        self._send_window -= size
+        self._out_bytes += size
         self._write(
             b"".join(
                 (
@@ -98,15 +95,25 @@ class ClientCodec(H2Codec[H, T]):
         )
         if owned is not None:
             self._written.append(owned)
-        stream.local_done = True
         return stream
 
     def _new_stream(self) -> Stream:
-        if not self.can_open:
+        streams = self.streams
+        if not self.is_usable or len(streams) >= self.peer_max_streams:
             raise CannotOpen("the server takes no more streams on this connection")
         id = self.last_stream = self.last_stream + 2 if self.last_stream else 1
-        stream = self.streams[id] = Stream(self, id, self._peer_window)
+        if id >= _LAST_ID:
+            self.is_usable = False
+        stream = streams[id] = Stream(self, id, self._peer_window)
         return stream
+
+    def go_away(self, message: str = "") -> None:
+        self.is_usable = False
+        super().go_away(message)
+
+    def _close_all(self) -> list[Stream]:
+        self.is_usable = False
+        return super()._close_all()
 
     @property
     def _last_of_peer(self) -> int:
@@ -135,10 +142,10 @@ class ClientCodec(H2Codec[H, T]):
         whole: int = tail_at + (high << 8 | low)
         if kind != HEADERS or flags != END_HEADERS | END_STREAM or tail_id != id or whole > end:
             return 0
-        if not size or self._block is not None or not self.decoder.is_stateless:
+        if not size or self._block is not None or not self._is_stateless:
             return 0
         block, tail_block = data[at + HEAD_BYTES : stop], data[tail_at:whole]
-        fields, trailers = self.heads.known.get(block), self.trailers.known.get(tail_block)
+        fields, trailers = self._known_head(block), self._known_trailers(tail_block)
         if fields is None or trailers is None:
             try:
                 fields = self.heads.read(block, self._head_moulds)
@@ -147,10 +154,13 @@ class ClientCodec(H2Codec[H, T]):
                 return 0  # the long way says what is wrong
         if fields.length is not None and fields.length != size:
             return 0
-        stream.begun = stream.remote_done = stream.is_closed = True
+        stream.is_closed = True
         del self.streams[id]  # nothing waits on it
-        self._credit_connection(size)
-        self._events.append(Answer(stream, fields, sliced(data, data_at, tail), trailers))
+        self._connection_owed += size
+        if self._connection_owed >= CREDIT_BYTES:
+            self._credit_connection(0)
+        content = data[data_at:tail] if size < VIEW_BYTES else sliced(data, data_at, tail)
+        self._events.append(Answer(stream, fields, content, trailers))
         return whole
 
     def _take_block(self, id: int, block: bytes, *, end: bool) -> None:
@@ -171,10 +181,8 @@ class ClientCodec(H2Codec[H, T]):
         if end:
             self._ended_remotely(stream)
 
-    def _on_goaway(self, data: bytes, at: int, stop: int, flags: int, id: int) -> None:
-        super()._on_goaway(data, at, stop, flags, id)
-        self._is_told_to_go = True
-        last_stream = read_u32(data, at + HEAD_BYTES)[0] & MAX_STREAM_ID
+    def _told_to_go(self, last_stream: int) -> None:
+        self.is_usable = False
         for stream in [stream for id, stream in self.streams.items() if id > last_stream]:
             self._close(stream)
             self._events.append(Reset(stream, ErrorCode.REFUSED_STREAM, was_refused=True))

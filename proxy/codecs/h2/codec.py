@@ -62,6 +62,8 @@ T = TypeVar("T")
 
 MAX_FRAME: Final = 128 * 1024
 CONNECTION_WINDOW: Final = 2 * 1024 * 1024
+# What has come on a connection is given back once it is so much.
+CREDIT_BYTES: Final = CONNECTION_WINDOW // 2
 HEADER_LIST_BYTES: Final = 64 * 1024
 # What streams of one connection may have beyond their first windows, all together.
 WIDER_BYTES = 12 * 1024 * 1024
@@ -98,14 +100,18 @@ class H2Codec(Sender, Generic[H, T]):
         self.last_stream = 0
         self.has_settings = False
         self.decoder = hpack.Decoder(allowed=0, list_limit=HEADER_LIST_BYTES)
+        # The peer uses no table: what was said before by the same bytes holds.
+        self._is_stateless = False
+        self._known_head, self._known_trailers = heads.known.get, trailers.known.get
         self._head_moulds: list[Mould[H]] = []
         self._trailer_moulds: list[Mould[T]] = []
         self._events: list[Event] = []
         self._connection_owed = 0
         self._wider_left = WIDER_BYTES
         self._read: Callable[[bytes, int], int] = self._read_frames
+        # What could not be read yet, and how much is wanted before it is looked at again.
         self._parts: list[bytes] = []
-        self._have, self._need = 0, HEAD_BYTES
+        self._parts_bytes, self._need = 0, HEAD_BYTES
         self._block: tuple[int, int, bytearray] | None = None
         # A long DATA frame of which this much is still to come, and the stream that takes it.
         self._rest, self._rest_flags = 0, 0
@@ -117,18 +123,6 @@ class H2Codec(Sender, Generic[H, T]):
         self._forgotten_resets = 0
         self._still_since: float | None = None
         self._still_in = 0
-        self._handlers: tuple[Callable[[bytes, int, int, int, int], None], ...] = (
-            self._on_data,
-            self._on_headers,
-            self._on_priority,
-            self._on_reset,
-            self._on_settings,
-            self._on_push,
-            self._on_ping,
-            self._on_goaway,
-            self._on_window_update,
-            self._on_continuation,
-        )
         self._introduce(settings)
 
     def _introduce(self, settings: dict[Setting, int]) -> None:
@@ -147,25 +141,31 @@ class H2Codec(Sender, Generic[H, T]):
 
     def receive(self, data: bytes) -> list[Event]:
         """Whatever came. After the end: nothing, silently."""
-        if self.is_closed:
+        if self._parts or len(data) < self._need:
+            data = self._put_together(data)
+        if self.is_closed or not data:
             return []
-        self._have += len(data)
-        if self._parts or self._have < self._need:
-            self._parts.append(data)
-            if self._have < self._need:
-                return []
-            data = b"".join(self._parts)
-            self._parts.clear()
         try:
             at = self._read(data, 0)
         except ConnectionFailed as error:
             self._end(error.code, str(error))
         else:
-            self._have = len(data) - at
-            if self._have:
+            if at < len(data):
                 self._parts.append(data[at:])
+                self._parts_bytes = len(data) - at
         events, self._events = self._events, []
         return events
+
+    def _put_together(self, data: bytes) -> bytes:
+        """What came before with what has come; nothing while it is not enough."""
+        self._parts.append(data)
+        self._parts_bytes += len(data)
+        if self._parts_bytes < self._need:
+            return b""
+        data = b"".join(self._parts)
+        self._parts.clear()
+        self._parts_bytes = 0
+        return data
 
     def tick(self, now: float) -> list[Event]:
         """Called about every second: a peer's patience budget grows again; a handshake or a header block
@@ -194,7 +194,7 @@ class H2Codec(Sender, Generic[H, T]):
     def lost(self) -> list[Stream]:
         """The transport is gone: drops and releases everything; the streams that had not ended."""
         streams = self._close_all()
-        self._out, self._is_awake = [], True
+        self._out, self.has_output = [], False
         written, self._written = self._written, []
         for owned in written:
             owned.release()
@@ -267,7 +267,7 @@ class H2Codec(Sender, Generic[H, T]):
 
     def _read_frames(self, data: bytes, at: int) -> int:
         """Handle every whole frame; returns where the first incomplete one begins."""
-        end, handlers = len(data), self._handlers
+        end = len(data)
         if self._rest:
             at = self._take_rest(data, at)
         while True:
@@ -295,7 +295,7 @@ class H2Codec(Sender, Generic[H, T]):
                 return at
             if kind < 10:  # others are to be ignored (RFC 9113, 5.5)
                 try:
-                    handlers[kind](data, at, stop, flags, id & MAX_STREAM_ID)
+                    _HANDLERS[kind](self, data, at, stop, flags, id & MAX_STREAM_ID)
                 except StreamFailed as error:
                     self._stream_failed(error)
             at = stop
@@ -385,7 +385,7 @@ class H2Codec(Sender, Generic[H, T]):
     def _credit_connection(self, size: int) -> None:
         """So many bytes of DATA have come in, on whatever stream."""
         self._connection_owed += size
-        if self._connection_owed >= CONNECTION_WINDOW // 2:
+        if self._connection_owed >= CREDIT_BYTES:
             self.open_window(0, self._connection_owed)
             self._connection_owed = 0
 
@@ -439,7 +439,9 @@ class H2Codec(Sender, Generic[H, T]):
     def _plain(self, id: int, block: bytes) -> bytes:
         """The block without the table. Always to be asked, to keep the table in step."""
         try:
-            return self.decoder.plain(block)
+            plain = self.decoder.plain(block)
+            self._is_stateless = self.decoder.is_stateless
+            return plain
         except hpack.HpackError as error:
             raise ConnectionFailed(ErrorCode.COMPRESSION_ERROR, str(error)) from error
         except hpack.HeaderListTooLarge as error:
@@ -561,7 +563,11 @@ class H2Codec(Sender, Generic[H, T]):
         self.patience.spend()
         last = read_u32(data, start)[0] & MAX_STREAM_ID
         code = read_u32(data, start + 4)[0]
-        self._events.append(GoAway(last, code, bytes(data[start + 8 : min(stop, start + 8 + 256)])))
+        self._events.append(GoAway(last, code, data[start + 8 : min(stop, start + 8 + 256)]))
+        self._told_to_go(last)
+
+    def _told_to_go(self, last_stream: int) -> None:
+        """The peer takes no streams above this one."""
 
     def _on_window_update(self, data: bytes, at: int, stop: int, flags: int, id: int) -> None:
         if stop - at - HEAD_BYTES != 4:
@@ -630,6 +636,20 @@ class H2Codec(Sender, Generic[H, T]):
         if len(self._resets) > _REMEMBERED_RESETS:
             forgotten, _ = self._resets.popitem(last=False)
             self._forgotten_resets = max(self._forgotten_resets, forgotten)
+
+
+_HANDLERS: Final = (
+    H2Codec._on_data,
+    H2Codec._on_headers,
+    H2Codec._on_priority,
+    H2Codec._on_reset,
+    H2Codec._on_settings,
+    H2Codec._on_push,
+    H2Codec._on_ping,
+    H2Codec._on_goaway,
+    H2Codec._on_window_update,
+    H2Codec._on_continuation,
+)
 
 
 def _block_failed(id: int, error: Exception) -> ConnectionFailed | StreamFailed:

@@ -18,7 +18,7 @@ BYTES_PER_ANSWER_LOG2: Final = 9
 
 
 class Patience:
-    """One connection's. `left` grows by what is useful, `answers` by what we send."""
+    """One connection's. `left` grows by what is useful, `answers` by what we send: both by those who see it."""
 
     __slots__ = ("_is_endless", "answers", "left")
 
@@ -38,10 +38,6 @@ class Patience:
             self.answers -= 1
         else:
             self.spend()
-
-    def sent(self, size: int) -> None:
-        """A frame of data is on its way to the peer."""
-        self.answers += ANSWERS_PER_FRAME + (size >> BYTES_PER_ANSWER_LOG2)
 
     def calm_down(self) -> None:
         """A second has passed."""

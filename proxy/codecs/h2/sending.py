@@ -17,7 +17,7 @@ from proxy.codecs.h2.frames import (
     END_STREAM,
     MAX_STREAM_ID,
 )
-from proxy.codecs.h2.patience import Patience
+from proxy.codecs.h2.patience import ANSWERS_PER_FRAME, BYTES_PER_ANSWER_LOG2, Patience
 
 # What came, without being copied where it is large: a view keeps what it was read with in memory.
 Buffer = bytes | memoryview
@@ -29,7 +29,7 @@ _TURN_BYTES = 16 * 1024
 # Pieces are put together below this: to copy is cheaper than to hand over one by one.
 _JOIN_BELOW = 16 * 1024
 # A slice is copied below this, as a view keeps all that it was read with.
-_VIEW_BYTES = 64 * 1024
+VIEW_BYTES: Final = 64 * 1024
 # What a peer takes until it tells: as Triton's gRPC has it, which tells of it after the first call.
 _DEFAULT_HEADER_LIST = 16 * 1024
 
@@ -52,12 +52,9 @@ class Sender:
         self._written: list[Any] = []
         # Streams whose own windows are open.
         self._turns: deque[Stream] = deque()
-        self._wake, self._is_awake = wake, True
-
-    @property
-    def has_output(self) -> bool:
-        """Whether `take_output` has something."""
-        return bool(self._out) or (bool(self._turns) and self._send_window > 0)
+        self._wake = wake
+        # Whether `take_output` has something. There is something from the start.
+        self.has_output = True
 
     def take_output(self) -> list[Buffer]:
         """What is to be written next, at most some 256 KiB of content; often one piece.
@@ -72,7 +69,7 @@ class Sender:
             written, self._written = self._written, []
             for owned in written:
                 owned.release()
-        self._is_awake = bool(self._turns) and self._send_window > 0
+        self.has_output = bool(self._turns) and self._send_window > 0
         return _joined(out) if len(out) > 1 else out
 
     # Verbs. On a stream that is over they do nothing, but release what they were given.
@@ -119,13 +116,14 @@ class Sender:
 
     def _write(self, piece: Any) -> None:
         self._out.append(piece)
-        if not self._is_awake:
-            self._is_awake = True
+        if not self.has_output:
+            self.has_output = True
             self._wake()
 
     def _rouse(self) -> None:
-        if not self._is_awake and self.has_output:
-            self._is_awake = True
+        """Something that waited may have room now."""
+        if not self.has_output and self._turns and self._send_window > 0:
+            self.has_output = True
             self._wake()
 
     def _has_room(self, stream: Stream, size: int) -> bool:
@@ -164,7 +162,7 @@ class Sender:
         stream.send_window -= size
         self._send_window -= size
         self._out_bytes += size
-        self.patience.sent(size)
+        self.patience.answers += ANSWERS_PER_FRAME + (size >> BYTES_PER_ANSWER_LOG2)
 
     def _ended_locally(self, stream: Stream) -> None:
         """We have sent END_STREAM."""
@@ -247,6 +245,6 @@ def _joined(pieces: list[Any]) -> list[Buffer]:
 def sliced(data: bytes, start: int, stop: int) -> Buffer:
     """A part of what was read, without a copy where it is large."""
     size = stop - start
-    if size < _VIEW_BYTES:
+    if size < VIEW_BYTES:
         return data[start:stop]
     return data if size == len(data) else memoryview(data)[start:stop]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from proxy.codecs.h2 import frames, hpack
-from proxy.codecs.h2.codec import H2Codec
+from proxy.codecs.h2.codec import CREDIT_BYTES, H2Codec
 from proxy.codecs.h2.events import Call, Headers
 from proxy.codecs.h2.fields import FieldReader, Malformed
 from proxy.codecs.h2.flow import FIRST_WINDOW, Stream
@@ -23,12 +23,19 @@ from proxy.codecs.h2.frames import (
     pack_head,
     read_head,
 )
-from proxy.codecs.h2.sending import Buffer, sliced
+from proxy.codecs.h2.sending import OUTPUT_BYTES, VIEW_BYTES, Buffer, sliced
 
 H = TypeVar("H")
 T = TypeVar("T")
 
 MAX_STREAMS: Final = 1000
+
+
+class _WholeRequest(Stream):
+    """Of a request that came in one piece."""
+
+    begun = remote_done = True
+    received = 1  # or more
 
 
 class ServerCodec(H2Codec[H, T]):
@@ -44,24 +51,25 @@ class ServerCodec(H2Codec[H, T]):
         self, stream: Stream, head: bytes, data: Buffer, trailers: bytes, *, owned: Any = None
     ) -> None:
         """A whole answer at once."""
-        size, id = len(data), stream.id
+        size, head_bytes, tail_bytes, id = len(data), len(head), len(trailers), stream.id
         if (
-            stream.queue
-            or stream.is_closed
-            or stream.local_done
+            not 0 < size <= DEFAULT_MAX_FRAME
+            or head_bytes > DEFAULT_MAX_FRAME
+            or tail_bytes > DEFAULT_MAX_FRAME
+            or size > stream.send_window
+            or size > self._send_window
+            or self._out_bytes + size > OUTPUT_BYTES
             or self._turns
             or self._tells_no_table
-            or not 0 < size <= DEFAULT_MAX_FRAME
-            or len(head) > DEFAULT_MAX_FRAME
-            or len(trailers) > DEFAULT_MAX_FRAME
-            or not self._has_room(stream, size)
+            or stream.queue
+            or stream.is_closed
+            or stream.local_done
         ):
             self.send_headers(stream, head)
             self.send_data(stream, data, owned=owned)
             self.send_headers(stream, trailers, end=True)
             return
         self._charge(stream, size)
-        head_bytes, tail_bytes = len(head), len(trailers)
         self._write(
             b"".join(
                 (
@@ -98,7 +106,7 @@ class ServerCodec(H2Codec[H, T]):
     def _take_usual(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
         """A head and the one DATA frame that ends its stream."""
         data_at = stop + HEAD_BYTES
-        if id != self.last_stream + 2 or data_at > end or not self.decoder.is_stateless:
+        if id != self.last_stream + 2 or data_at > end or not self._is_stateless:
             return 0
         high, low, kind, flags, data_id = read_head(data, stop)
         size = high << 8 | low
@@ -108,7 +116,7 @@ class ServerCodec(H2Codec[H, T]):
         if self._block is not None or self._is_going_away or len(self.streams) >= MAX_STREAMS:
             return 0
         block = data[at + HEAD_BYTES : stop]
-        fields = self.heads.known.get(block)
+        fields = self._known_head(block)
         if fields is None:
             try:
                 fields = self.heads.read(block, self._head_moulds)
@@ -117,12 +125,13 @@ class ServerCodec(H2Codec[H, T]):
         if fields.length is not None and fields.length != size:
             return 0
         self.last_stream = id
-        stream = self.streams[id] = Stream(self, id, self._peer_window)
-        stream.begun = stream.remote_done = True
-        stream.received = size
+        stream = self.streams[id] = _WholeRequest(self, id, self._peer_window)
         self.patience.left += 2
-        self._credit_connection(size)
-        self._events.append(Call(stream, fields, sliced(data, data_at, whole)))
+        self._connection_owed += size
+        if self._connection_owed >= CREDIT_BYTES:
+            self._credit_connection(0)
+        content = data[data_at:whole] if size < VIEW_BYTES else sliced(data, data_at, whole)
+        self._events.append(Call(stream, fields, content))
         return whole
 
     def _take_block(self, id: int, block: bytes, *, end: bool) -> None:
