@@ -3,8 +3,12 @@
 The node's bridge enforces no NetworkPolicy, so what holds here holds on any network.
 """
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
+from localcluster.samples import model_pod
+from tests.e2e.support import Json, eventually
 from tests.node.support import NodeUser, Served, client_pod, container_status, finished
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -12,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 # Every port of the addresses of Berth's own pods and of the node: which are open, and who of them speaks as Triton does.
 # What opened is the last line.
 HOSTILE = """
-import errno, grpc, os, select, socket, sys, time, urllib.error, urllib.request
+import errno, grpc, http.client, os, select, socket, sys, time, urllib.error, urllib.request
 from berth.triton.wire import grpc_service_pb2 as messages, grpc_service_pb2_grpc as services
 
 opened = []
@@ -53,7 +57,7 @@ def asks(host, port):
         except urllib.error.HTTPError as error:
             if b"restricted" in error.read() or error.code in (200, 403) and path.startswith("/v2/repo"):
                 opened.append(f"{host}:{port}{path}: Triton itself says {error.code}")
-        except (OSError, ValueError) as error:
+        except (OSError, http.client.HTTPException) as error:
             print(host, port, path, error)
     stub = services.GRPCInferenceServiceStub(grpc.insecure_channel(f"{host}:{port}"))
     for name, request in (
@@ -127,16 +131,33 @@ except grpc.RpcError as error:
 """
 
 
-async def test_a_pod_does_not_get_the_ticket_of_another(user: NodeUser, simple: Served) -> None:
-    status = (await user.daemon("berth-server"))["status"]
-    pod = client_pod("greedy", GREEDY, NODE=status["hostIP"])
-    source = {"serviceAccountToken": {"path": "token", "audience": "berth-agent"}}
-    pod["spec"]["volumes"] = [{"name": "token", "projected": {"sources": [source]}}]
-    mount = {"name": "token", "mountPath": "/var/run/secrets/berth", "readOnly": True}
-    pod["spec"]["containers"][0]["volumeMounts"] = [mount]
+async def test_a_models_pod_does_not_get_the_ticket_of_another(
+    user: NodeUser, simple: Served, source: str
+) -> None:
+    pod = model_pod("greedy", source=source, gpu_mem="1Gi", pod_spec={"restartPolicy": "Never"})
+    proxy = pod["spec"]["containers"][0]
+    (client,) = client_pod("greedy", GREEDY, NODE=(await simple.pod())["status"]["hostIP"])["spec"][
+        "containers"
+    ]
+    pod["spec"]["containers"].append(client | {"volumeMounts": proxy["volumeMounts"]})
     await user.apply(pod)
-    ended = container_status(await finished(user, "greedy"), "client")["state"]["terminated"]
-    assert ended["exitCode"] == 0, ended.get("message")
+
+    async def ended() -> Json:
+        found: Json = container_status(await user.pod("greedy"), "client")["state"]["terminated"]
+        return found
+
+    state = await eventually_there(ended)
+    assert state["exitCode"] == 0, state.get("message")
+
+
+async def eventually_there(check: Callable[[], Awaitable[Json]]) -> Json:
+    async def there() -> Json:
+        try:
+            return await check()
+        except (KeyError, StopIteration) as error:
+            raise AssertionError(f"{error} is not there") from error
+
+    return await eventually(there, seconds=90)
 
 
 async def test_triton_sees_neither_the_gateways_orders_nor_what_tickets_are_made_of(
