@@ -16,8 +16,8 @@ from agent.repository import Record, Repository
 from agent.serving.journal import Journal
 from agent.serving.lifecycle import Lifecycle
 from agent.serving.restart import RestartFile
-from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.gateway import server_name_of
+from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, ServerName
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, parse_model_pod

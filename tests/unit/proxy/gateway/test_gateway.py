@@ -326,7 +326,7 @@ async def test_metrics_and_stat_of_all_copies(start: Any) -> None:
             await echoed(here, "c")
         status, text = await get(here, "/metrics")
         assert status == 200
-        labels = 'namespace="two",pod="pod-b",model="resnet"'.split(",")
+        labels = ['namespace="two"', 'pod="pod-b"', 'model="resnet"']
         row = next(line for line in text.splitlines() if line.startswith("berth_proxy_requests_total"))
         assert all(label in row for label in labels)
         assert row.endswith(" 1.0")
