@@ -73,9 +73,9 @@ class Running:
         self.process, self.port, self.admin, self.control = process, port, admin, control
 
     async def get(self, path: str) -> tuple[int, str]:
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://127.0.0.1:{self.admin}{path}") as answer:
-                return answer.status, await answer.text()
+        url = f"http://127.0.0.1:{self.admin}{path}"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return answer.status, await answer.text()
 
 
 @asynccontextmanager
