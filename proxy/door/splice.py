@@ -176,7 +176,7 @@ class _Side(asyncio.Protocol):
 
     def __init__(self, joined: Joined, transport: asyncio.Transport, other: asyncio.Transport) -> None:
         self._joined, self.transport = joined, transport
-        self.data_received: Callable[[bytes], None] = other.write  # type: ignore[method-assign]
+        self.data_received: Callable[[bytes], None] = other.write  # type: ignore[assignment]
         self.has_finished = False
         self._held_bytes = 0
 

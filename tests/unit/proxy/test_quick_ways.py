@@ -98,7 +98,8 @@ async def test_a_rest_request_like_the_one_before_it(monkeypatch: pytest.MonkeyP
             pair = RestPair(limit=1, depth=0)
             await drive(pair, body)
             with monkeypatch.context() as patch:
-                forbid(patch, rest_client.RestConnection, "_take", "_begin")
+                forbid(patch, rest_client.RestConnection, "_take")
+                forbid(patch, rest_client.Cycle, "begin", "connected")
                 for _ in range(3):
                     await drive(pair, body)
             assert pair.to_client.sent == OK * 4, route
