@@ -42,6 +42,12 @@ class Wire:
         """`protocol` writes here, and is told when too much has piled up."""
         self._stalled = protocol
 
+    def flow(self) -> None:
+        """The peer takes everything from now on."""
+        while self._untaken:
+            self.drain()
+        self._stalled = None
+
     def drain(self, size: int | None = None) -> None:
         """The peer takes so much, or all."""
         size = len(self._untaken) if size is None else size

@@ -92,8 +92,9 @@ class Client:
 class Triton:
     """A reference server on the other side. It calls the streams what the client calls them."""
 
-    def __init__(self, pair: GrpcPair) -> None:
-        self.pair = pair
+    def __init__(self, pair: GrpcPair, index: int = 0) -> None:
+        """`index`: of the proxy's connections to Triton."""
+        self.pair, self._index = pair, index
         config = h2.config.H2Configuration(client_side=False, header_encoding=None)
         self.h2 = h2.connection.H2Connection(config)
         told = {SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1, SettingCodes.MAX_HEADER_LIST_SIZE: 16_384}
@@ -107,19 +108,23 @@ class Triton:
 
     def _named(self, id: int) -> int:
         """A stream as the client calls it; one that was over before it was seen has no such name."""
-        for stream in self.pair.tritons[0].codec.streams.values():
+        if len(self.pair.tritons) <= self._index:
+            return -id
+        for stream in self.pair.tritons[self._index].codec.streams.values():
             self._clients.setdefault(stream.id, stream.owner.stream.id)
         return self._clients.get(id, -id)
 
     def own(self, stream: int) -> int:
         """What is called so here."""
+        if stream < 0:
+            return -stream
         return next((id for id, named in self._clients.items() if named == stream), stream)
 
     def exchange(self) -> None:
-        if not self.pair.tritons:
+        if len(self.pair.tritons) <= self._index:
             return
         self._named(0)
-        for event in self.h2.receive_data(self.pair.to_triton[0].take()):
+        for event in self.h2.receive_data(self.pair.to_triton[self._index].take()):
             stream = self._named(getattr(event, "stream_id", None) or 0)
             match event:
                 case h2.events.RequestReceived():
@@ -131,8 +136,8 @@ class Triton:
                     self.ended.add(stream)
                 case h2.events.StreamReset():
                     self.resets.add(stream)
-        if self.pair.to_triton[0].open:
-            self.pair.tritons[0].data_received(self.h2.data_to_send())
+        if self.pair.to_triton[self._index].open:
+            self.pair.tritons[self._index].data_received(self.h2.data_to_send())
             self.pair.end_turn()
 
     def answer(self, stream: int, *messages: bytes, status: str = "0") -> None:

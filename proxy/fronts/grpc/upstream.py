@@ -180,8 +180,8 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
 
     def _on_other(self, event: Any) -> None:
         if isinstance(event, Reset):
-            why = event.message or _name(event.code)
-            event.stream.owner.answer_broke(f"Triton broke off ({why})")
+            why = f"Triton broke off ({event.message or _name(event.code)})"
+            event.stream.owner.answer_broke("Triton is going away" if event.was_refused else why)
         elif isinstance(event, PeerSettings):
             self.most_list_bytes = min(MOST_LIST_BYTES, self.codec.peer_header_list)
         elif isinstance(event, GoAway):
