@@ -27,7 +27,7 @@ from agent.door import Context, Door, last_words, metadata_of, source_of
 from agent.gpus import GpuReading, GpusUnknown, trouble_of
 from agent.limits import Busy, Callers, Patience, Rates
 from agent.metrics import AgentMetrics
-from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone
+from agent.models import IdTaken, Model, Models, OneModelOnly, PodGone
 from agent.repository import Record, Repository
 from agent.room import NoRoom, Room
 from agent.serving.lifecycle import Lifecycle
@@ -35,6 +35,7 @@ from agent.slots import StageSlots
 from agent.staging import MAX_ENTRIES, BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
+from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName, parse_model_name
 from berth.contract.pod import ModelPod, PodRef
@@ -89,7 +90,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (Busy, grpc.StatusCode.UNAVAILABLE),
     (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (SenderGone, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (NameTaken, grpc.StatusCode.ALREADY_EXISTS),
+    (IdTaken, grpc.StatusCode.ALREADY_EXISTS),
     (TooLarge, grpc.StatusCode.OUT_OF_RANGE),
     (WrongDigest, grpc.StatusCode.DATA_LOSS),
     (BadStream, grpc.StatusCode.INVALID_ARGUMENT),
@@ -224,7 +225,7 @@ class NodeAgentApi(NodeAgentServicer):
                 f"{len(header.header.files)} files are announced; a model has at most {MAX_ENTRIES}"
             )
         self._models.claim(pod.ref.uid, name)
-        known = await asyncio.to_thread(self._repository.record, name)
+        known = await asyncio.to_thread(self._repository.record, server_name_of(name, pod.ref.uid))
         if known is not None and (known.pod.uid, known.digest, known.gpu) == (
             pod.ref.uid,
             header.header.digest,
@@ -343,9 +344,9 @@ class NodeAgentApi(NodeAgentServicer):
         return model
 
     async def _is_staged(self, model: Model) -> bool:
-        if model.name is None:
+        if model.server_name is None:
             return False
-        record = await asyncio.to_thread(self._repository.record, model.name)
+        record = await asyncio.to_thread(self._repository.record, model.server_name)
         return record is not None and record.pod.uid == model.ref.uid
 
     async def _unload(self, request: pb.UnloadRequest, context: Context) -> pb.UnloadResponse:
@@ -363,7 +364,7 @@ class NodeAgentApi(NodeAgentServicer):
             self._models.see_pod(pod)
         if model.is_wanted:
             return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_KEPT)
-        await asyncio.shield(self._lifecycle.start_unload(name))
+        await asyncio.shield(self._lifecycle.start_unload(server_name_of(name, ref.uid)))
         return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_UNLOADED)
 
     async def _list(self, context: Context) -> pb.ListModelsResponse:

@@ -20,8 +20,9 @@ from berth.runtime.tasks import supervise
 from proxy.config import ProxyOptions
 from proxy.drain import Stage, in_order
 from proxy.exchange.load import LoadReport, encode_stat
+from proxy.exchange.traffic import Figures
 from proxy.memory import settle
-from proxy.metrics import Figures, ProxyCollector
+from proxy.metrics import ProxyCollector
 from proxy.server import serving
 from proxy.upstream import Access, Upstream, open_upstream
 from proxy.workers import Crew

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from berth.contract.endpoint import Endpoint
+from berth.contract.endpoint import Address, Endpoint
 from berth.contract.ids import ModelName, parse_model_name
 from berth.runtime import options as opt
 
@@ -14,7 +14,7 @@ class ProxyOptions(opt.CommonOptions):
 
     model: ModelName = opt.option("the one model that is served", parse=parse_model_name, metavar="NAME")
     triton_http: Endpoint | None = opt.endpoint("Triton's REST port; without it the agent tells")
-    triton_grpc: Endpoint | None = opt.endpoint("Triton's gRPC port; without it the agent tells")
+    triton_grpc: Address | None = opt.address("Triton's gRPC port or socket; without it the agent tells")
     http_listen: Endpoint = opt.endpoint("REST clients", default="0.0.0.0:9000")
     grpc_listen: Endpoint = opt.endpoint("gRPC clients", default="0.0.0.0:9001")
     admin_listen: Endpoint = opt.endpoint("health, metrics and concurrency reports", default="0.0.0.0:9090")

@@ -9,10 +9,10 @@ from berth.runtime.tasks import supervise, wait_until_set
 from proxy.config import ProxyOptions
 from proxy.exchange.breaker import Breaker, SharedBreaker
 from proxy.exchange.load import LoadMeter, LoadReport
+from proxy.exchange.traffic import Figures, Traffic
 from proxy.fronts.grpc.front import GrpcFront
 from proxy.fronts.rest.front import RestFront
 from proxy.fronts.tls import Certificates, certificates_of, follow_certificates
-from proxy.metrics import Figures, Traffic
 from proxy.upstream import Upstream
 
 _TICK_SECONDS = 1.0

@@ -22,7 +22,7 @@ from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from proxy.config import ProxyOptions
 from proxy.exchange.breaker import shared_limit
-from proxy.metrics import Figures
+from proxy.exchange.traffic import Figures
 from proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)

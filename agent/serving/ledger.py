@@ -15,7 +15,7 @@ from typing import Any
 
 from berth.contract.errors import InvalidValue
 from berth.contract.fields import Fields
-from berth.contract.ids import ModelName
+from berth.contract.ids import ServerName
 from berth.kube.times import rfc3339
 
 QUARANTINE = timedelta(hours=24)
@@ -37,7 +37,7 @@ class Mark:
 
     digest: str
     backend: str
-    name: ModelName
+    name: ServerName
     open: bool
     deaths: int
     at: datetime
@@ -50,7 +50,7 @@ class Mark:
 
 
 # Two pods of one node may bring the same files.
-Key = tuple[str, ModelName]
+Key = tuple[str, ServerName]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Quarantined:
     digest: str
     triton: str
     backend: str
-    name: ModelName
+    name: ServerName
     at: datetime
     until: datetime
 
@@ -88,18 +88,18 @@ class Ledger:
         self._quarantined = {(one.digest, one.triton): one for one in quarantined}
         self._idle_deaths = list(idle_deaths)
 
-    def begin(self, digest: str, *, backend: str, name: ModelName, now: datetime) -> None:
+    def begin(self, digest: str, *, backend: str, name: ServerName, now: datetime) -> None:
         """A load is about to begin."""
         self._forget(now)
         deaths = max((mark.deaths for mark in self._marks.values() if mark.digest == digest), default=0)
         self._marks.pop((digest, name), None)  # the newest is last
         self._marks[digest, name] = Mark(digest, backend, name, open=True, deaths=deaths, at=now)
 
-    def clear(self, digest: str, name: ModelName) -> bool:
+    def clear(self, digest: str, name: ServerName) -> bool:
         """The load is over and Triton lives. False if there was no mark."""
         return self._marks.pop((digest, name), None) is not None
 
-    def is_open(self, digest: str, name: ModelName) -> bool:
+    def is_open(self, digest: str, name: ServerName) -> bool:
         mark = self._marks.get((digest, name))
         return mark is not None and mark.open
 
@@ -110,7 +110,7 @@ class Ledger:
     def is_suspect(self, digest: str) -> bool:
         return any(mark.deaths > 0 for mark in self._marks.values() if mark.digest == digest)
 
-    def inherit(self, held: Collection[ModelName], *, remembers: bool) -> None:
+    def inherit(self, held: Collection[ServerName], *, remembers: bool) -> None:
         """What became of the loads that an agent before has left open. `held`: what Triton has, or is at;
         `remembers`: Triton knows of any model at all, so it has not restarted since."""
         for mark in [mark for mark in self.open if mark.inherited and mark.name not in held]:
@@ -210,7 +210,7 @@ class Ledger:
                 Mark(
                     digest=one.string("digest"),
                     backend=one.string("backend"),
-                    name=ModelName(one.string("model")),
+                    name=ServerName(one.string("model")),
                     open=one.boolean("open"),
                     deaths=one.integer("deaths"),
                     at=one.choice("at", _time),
@@ -222,7 +222,7 @@ class Ledger:
                     digest=one.string("digest"),
                     triton=one.string("triton"),
                     backend=one.string("backend"),
-                    name=ModelName(one.string("model")),
+                    name=ServerName(one.string("model")),
                     at=one.choice("at", _time),
                     until=one.choice("until", _time),
                 )

@@ -11,13 +11,16 @@ among them has ended. The gateway tells what it has seen. Of both, what is not u
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from berth.contract.errors import InvalidValue
+from berth.contract.ids import ModelName, ServerName
 
 TICKET_BYTES: Final = 32
+_SERVER_NAME: Final = re.compile(r"(.+)-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +110,12 @@ def ticket_of(secret: bytes, pod_uid: str) -> bytes:
     return hmac.new(secret, f"ticket {pod_uid}".encode(), hashlib.sha256).digest()
 
 
-def server_name_of(model: str, pod_uid: str) -> str:
+def server_name_of(model: str, pod_uid: str) -> ServerName:
     """The name of a pod's model in its node's Triton: no two pods' are the same, and it is never the public one."""
-    return f"{model}-{hashlib.sha256(pod_uid.encode()).hexdigest()[:12]}"
+    return ServerName(f"{model}-{hashlib.sha256(pod_uid.encode()).hexdigest()[:12]}")
+
+
+def public_name_of(server_name: ServerName) -> ModelName:
+    """What people call the model of this name; a name that nobody has made so is as good as any."""
+    made = _SERVER_NAME.fullmatch(server_name)
+    return ModelName(server_name if made is None else made[1])

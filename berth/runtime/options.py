@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, NoReturn, TypeVar
 
-from berth.contract.endpoint import Endpoint
+from berth.contract.endpoint import Endpoint, parse_address
 from berth.contract.errors import InvalidValue
 from berth.contract.quantity import parse_bytes
 from berth.runtime.errors import ConfigError
@@ -50,6 +50,12 @@ def switch(help: str, *, default: bool) -> Any:
 def endpoint(help: str, *, default: str | None = None, required: bool = False) -> Any:
     value = MISSING if required else None if default is None else Endpoint.parse(default)
     return option(help, default=value, parse=Endpoint.parse, metavar="HOST:PORT", shown=default)
+
+
+def address(help: str, *, default: str | None = None) -> Any:
+    """HOST:PORT or unix:PATH."""
+    value = None if default is None else parse_address(default)
+    return option(help, default=value, parse=parse_address, metavar="HOST:PORT|unix:PATH", shown=default)
 
 
 def seconds(help: str, *, default: float, minimum: float = 0.0) -> Any:

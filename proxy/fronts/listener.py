@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime.process import starting
-from proxy.metrics import Traffic
+from proxy.exchange.traffic import Traffic
 
 _BACKLOG = 4096
 _TLS_HANDSHAKE_SECONDS = 10.0

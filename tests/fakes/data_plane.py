@@ -13,13 +13,13 @@ from berth.contract.ids import ModelName
 from proxy.exchange.breaker import Breaker
 from proxy.exchange.load import LoadMeter
 from proxy.exchange.model_facts import ModelFacts
+from proxy.exchange.traffic import Traffic
 from proxy.fronts.grpc.client import ClientConnection
 from proxy.fronts.grpc.front import GrpcFront
 from proxy.fronts.grpc.upstream import UpstreamConnection
 from proxy.fronts.rest.client import RestConnection
 from proxy.fronts.rest.front import RestFront
 from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
-from proxy.metrics import Traffic
 from proxy.upstream import Access, Upstream
 
 KEY = "triton-grpc-protocol-berth-inference-key"

@@ -15,11 +15,11 @@ from proxy.codecs.grpc_status import (
 from proxy.codecs.lookup import Lookup
 from proxy.exchange.breaker import Breaker
 from proxy.exchange.policy import HEALTH, HIDDEN_EXTENSIONS, SERVICE
+from proxy.exchange.traffic import Traffic
 from proxy.fronts.grpc.client import Call, ClientConnection
 from proxy.fronts.grpc.head import CallHead, HeadReader
 from proxy.fronts.grpc.upstream import ResponseBlocks, UpstreamStream
 from proxy.fronts.listener import Listener
-from proxy.metrics import Traffic
 from proxy.upstream import Access, NotServed, Upstream
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from proxy.codecs.http1 import (
 from proxy.codecs.lookup import Lookup
 from proxy.exchange.breaker import Breaker
 from proxy.exchange.policy import COUNTED, HIDDEN_EXTENSIONS, Route, Verdict, hidden_rest, is_own
+from proxy.exchange.traffic import Traffic
 from proxy.fronts.listener import Listener
 from proxy.fronts.rest.client import RestConnection
 from proxy.fronts.rest.upstream import UpstreamPool
-from proxy.metrics import Traffic
 from proxy.upstream import Access, Upstream
 
 _HEADS, _HEAD_BYTES = 1024, 4096

@@ -14,8 +14,8 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
 from proxy.exchange.breaker import Breaker
 from proxy.exchange.load import LoadMeter
+from proxy.exchange.traffic import Traffic
 from proxy.fronts.rest.front import RestFront
-from proxy.metrics import Traffic
 from proxy.upstream import Access, open_upstream
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"

@@ -10,9 +10,9 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime.errors import ConfigError
+from proxy.exchange.traffic import Traffic
 from proxy.fronts.listener import Listener
 from proxy.fronts.tls import Certificates
-from proxy.metrics import Traffic
 from tests.loopback.proxy.test_process import Authority
 
 

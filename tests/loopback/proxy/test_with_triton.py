@@ -37,9 +37,9 @@ from localcluster.processes import end, spawn, tail
 from localcluster.samples import SIMPLE_MODEL
 from proxy.exchange.breaker import Breaker
 from proxy.exchange.load import LoadMeter
+from proxy.exchange.traffic import Traffic
 from proxy.fronts.grpc.front import GrpcFront
 from proxy.fronts.rest.front import RestFront
-from proxy.metrics import Traffic
 from proxy.upstream import Access, Upstream, open_upstream
 from tests.fakes.slots import held
 

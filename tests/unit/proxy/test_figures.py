@@ -6,7 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from proxy.config import ProxyOptions
-from proxy.metrics import BUCKETS, Figures, ProxyCollector, Traffic
+from proxy.exchange.traffic import BUCKETS, Figures, Traffic
+from proxy.metrics import ProxyCollector
 
 
 def traffic(scale: int) -> Traffic:

@@ -20,11 +20,11 @@ from proxy import server as module
 from proxy.config import ProxyOptions
 from proxy.exchange.breaker import shared_limit
 from proxy.exchange.messages import framed
+from proxy.exchange.traffic import Traffic
 from proxy.fronts import listener as listener_module
 from proxy.fronts import tcp
 from proxy.fronts.grpc.head import INFER
 from proxy.fronts.listener import Listener
-from proxy.metrics import Traffic
 from proxy.server import Server, serving
 from tests.fakes.data_plane import GrpcPair, RestPair, own_upstream, settle, triton_at_hand
 from tests.fakes.grpc_peers import Both, request

@@ -18,7 +18,7 @@ from proxy import worker as worker_module
 from proxy import workers as module
 from proxy.config import ProxyOptions
 from proxy.exchange.model_facts import ModelFacts
-from proxy.metrics import Figures
+from proxy.exchange.traffic import Figures
 from proxy.server import Server
 from proxy.upstream import Access, Upstream
 from proxy.workers import Crew

@@ -1,0 +1,304 @@
+"""Who may have Triton work for it, and when: so many requests and so many bytes at once, the rest in order.
+
+REST and gRPC share one of these for each copy of a model. What is given back goes to the one that has waited
+longest, in the same step, so nobody overtakes. The limit is hard: a request that Triton works on keeps its
+slot until Triton is done with it, whoever still waits for the answer. Modelled on Knative's
+pkg/queue/breaker.go, which is not strictly FIFO.
+"""
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
+
+from berth.contract.quantity import format_bytes
+from proxy.exchange.budget import Budget
+from proxy.exchange.load import LoadMeter
+from proxy.exchange.refusal import Refusal, Why
+
+QUEUE_FULL: Final = "pending request queue full"
+# Requests that Triton still has to run though nobody waits for them: where there is no limit, those who give
+# up and ask again must not pile up work for ever.
+MOST_GIVEN_UP: Final = 256
+
+
+class State(Enum):
+    """Of an admission, in this order; none comes twice."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    GIVEN_UP = auto()  # nobody wants the answer any more, and Triton works on it all the same
+    RELEASED = auto()
+
+
+_WAITING, _RUNNING, _GIVEN_UP, _RELEASED = State
+
+
+class Admission:
+    """One request's claim on Triton, from its arrival until Triton has nothing of it left.
+
+    However often and in whatever order `give_up` and `release` are called, slot, place, bytes and meter are
+    given back once.
+    """
+
+    __slots__ = ("_granted", "_home", "cost_bytes", "deadline", "state")
+
+    def __init__(
+        self, home: "Admissions", state: State, cost_bytes: int, deadline: float, granted: Callable[[], None]
+    ) -> None:
+        self._home, self._granted = home, granted
+        self.state, self.cost_bytes, self.deadline = state, cost_bytes, deadline
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.state is _WAITING
+
+    @property
+    def is_running(self) -> bool:
+        """Triton may be told of it: it has its slot, and somebody waits for the answer."""
+        return self.state is _RUNNING
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.state is _GIVEN_UP
+
+    def grant(self) -> None:
+        """Admissions' word: its turn has come."""
+        self.state = _RUNNING
+        self._granted()
+
+    def give_up(self, now: float) -> None:
+        """Nobody waits for the answer. What waits is released; what Triton has keeps all until `release`."""
+        if self.state is _RUNNING:
+            self.state = _GIVEN_UP
+            self._home.given_up += 1
+        elif self.state is _WAITING:
+            self.release(now)
+
+    def release(self, now: float) -> None:
+        """Triton has nothing of it, or never will have."""
+        state = self.state
+        if state is _RELEASED:
+            return
+        self.state = _RELEASED
+        self._home.released(self, state, now)
+
+    def charge(self, size_bytes: int) -> None:
+        """Triton holds so much more of it: an answer, say."""
+        if self.state is _RUNNING or self.state is _GIVEN_UP:
+            self.cost_bytes += size_bytes
+            self._home.bytes.charge(size_bytes)
+
+
+def _nobody() -> None:
+    """Told of a slot that was had at once."""
+
+
+class Admissions:
+    """All admissions of one kind to one copy. `limit` 0: as many at once as their bytes allow."""
+
+    def __init__(
+        self, meter: LoadMeter, *, limit: int, queue_depth: int, bytes: Budget, bytes_flag: str = ""
+    ) -> None:
+        """`bytes`: of what runs, together; what one request costs is its caller's to say.
+
+        `bytes_flag`: which option sets that limit, for those that are refused.
+        """
+        self._meter, self._limit, self._depth = meter, limit, queue_depth
+        self.bytes, self._bytes_flag = bytes, bytes_flag
+        self._waiting: OrderedDict[Admission, None] = OrderedDict()
+        # Only while somebody waits for nothing to be there.
+        self._idle: asyncio.Event | None = None
+        # Those that nobody waits for any more run as well.
+        self.running = self.given_up = 0
+        self._hands_out = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def admit(
+        self, now: float, granted: Callable[[], None], *, cost_bytes: int = 0, deadline: float = float("inf")
+    ) -> Admission:
+        """It runs already, or it waits until `granted` is called, which must not raise. Raises Refusal.
+
+        Waiting counts as concurrency, being refused as an arrival. `now`: on the meter's clock.
+        """
+        self._require_possible(cost_bytes)
+        admission = self.admit_at_once(now, cost_bytes=cost_bytes, deadline=deadline)
+        if admission is not None:
+            return admission
+        if self.given_up >= MOST_GIVEN_UP:
+            self._refuse(
+                Why.QUEUE_FULL, f"{MOST_GIVEN_UP} requests that nobody waits for any more still run in Triton"
+            )
+        if not self._take_place():
+            self._refuse_for_want_of_room(cost_bytes)
+        admission = Admission(self, _WAITING, cost_bytes, deadline, granted)
+        self._waiting[admission] = None
+        self._meter.enter(now)
+        self._watch(True)
+        return admission
+
+    def admit_at_once(
+        self, now: float, *, cost_bytes: int = 0, deadline: float = float("inf")
+    ) -> Admission | None:
+        """An admission that runs, if there is room and nobody waits for it."""
+        if self._waiting or self.given_up >= MOST_GIVEN_UP or not self._take_all(cost_bytes):
+            return None
+        self._meter.enter(now)
+        return Admission(self, _RUNNING, cost_bytes, deadline, _nobody)
+
+    def released(self, admission: Admission, was: State, now: float) -> None:
+        """For an admission alone."""
+        self._meter.leave(now)
+        if was is _WAITING:
+            del self._waiting[admission]
+            self._give_place()
+            if not self._waiting:
+                self._watch(False)
+        else:
+            self.given_up -= was is _GIVEN_UP
+            self.running -= 1
+            self.bytes.give(admission.cost_bytes)
+            self._give()
+        if self._waiting:
+            self.hand_out()
+        else:
+            self._look_idle()
+
+    def resize(self, *, limit: int, queue_depth: int) -> None:
+        """Other limits from now on; what runs and what waits already stays."""
+        self._limit, self._depth = limit, queue_depth
+        self.hand_out()
+
+    def hand_out(self) -> None:
+        """Give what is free to those who wait, in their order."""
+        if self._hands_out:  # one that gives back at once what it was given: the loop below sees it
+            return
+        self._hands_out = True
+        while self._waiting and self.given_up < MOST_GIVEN_UP:
+            admission = next(iter(self._waiting))
+            if not self._take_all(admission.cost_bytes):
+                break
+            del self._waiting[admission]
+            self._give_place()
+            admission.grant()
+        self._hands_out = False
+        self._watch(bool(self._waiting))
+        self._look_idle()
+
+    async def idle(self) -> None:
+        """Return when nothing runs and nothing waits. For one caller at a time."""
+        while self.running or self._waiting:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+        self._idle = None
+
+    def _require_possible(self, cost_bytes: int) -> None:
+        if cost_bytes > self.bytes.limit_bytes:
+            self._refuse(
+                Why.TOO_LARGE,
+                f"the request would take {format_bytes(cost_bytes)} of memory, and all requests together "
+                f"may take {format_bytes(self.bytes.limit_bytes)}{self._told_flag()}",
+            )
+
+    def _refuse_for_want_of_room(self, cost_bytes: int) -> None:
+        if cost_bytes > self.bytes.free_bytes:
+            self._refuse(
+                Why.NO_ROOM,
+                f"requests that are under way take {format_bytes(self.bytes.used_bytes)} of the "
+                f"{format_bytes(self.bytes.limit_bytes)} that they may take together{self._told_flag()}",
+            )
+        self._refuse(Why.QUEUE_FULL, QUEUE_FULL)
+
+    def _told_flag(self) -> str:
+        return f" ({self._bytes_flag})" if self._bytes_flag else ""
+
+    def _refuse(self, why: Why, message: str) -> None:
+        self._meter.refused()
+        raise Refusal(why, message)
+
+    def _take_all(self, cost_bytes: int) -> bool:
+        if not self.bytes.take(cost_bytes):
+            return False
+        if not self._take():
+            self.bytes.give(cost_bytes)
+            return False
+        self.running += 1
+        return True
+
+    def _take(self) -> bool:
+        return not self._limit or self.running < self._limit
+
+    def _give(self) -> None:
+        """`running` has told already."""
+
+    def _take_place(self) -> bool:
+        return len(self._waiting) < self._depth
+
+    def _give_place(self) -> None:
+        """The length of the queue has told already."""
+
+    def _watch(self, waiting: bool) -> None:
+        """Whether anybody waits for what another process may give."""
+
+    def _look_idle(self) -> None:
+        if self._idle is not None and not self.running and not self._waiting:
+            self._idle.set()
+
+
+class SharedAdmissions(Admissions):
+    """One process' part of a limit that several share: two counters in the kernel (eventfd(2), EFD_SEMAPHORE).
+
+    Among the requests of one process nobody overtakes; between processes the kernel's order decides.
+    """
+
+    def __init__(
+        self, meter: LoadMeter, slots: int, places: int, *, bytes: Budget, bytes_flag: str = ""
+    ) -> None:
+        """Descriptors of the free slots and of the free places in the queue, as `shared_limit` makes them."""
+        super().__init__(meter, limit=0, queue_depth=0, bytes=bytes, bytes_flag=bytes_flag)
+        self._slots, self._places = slots, places
+        self._watching = False
+
+    def resize(self, *, limit: int, queue_depth: int) -> None:
+        """Whoever made the counters changes them, for all processes."""
+
+    def _take(self) -> bool:
+        return _decrement(self._slots)
+
+    def _give(self) -> None:
+        os.eventfd_write(self._slots, 1)
+
+    def _take_place(self) -> bool:
+        return _decrement(self._places)
+
+    def _give_place(self) -> None:
+        os.eventfd_write(self._places, 1)
+
+    def _watch(self, waiting: bool) -> None:
+        # A slot that is free is no news to one that waits for bytes: what gives those back hands out.
+        waits = waiting and next(iter(self._waiting)).cost_bytes <= self.bytes.free_bytes
+        loop = asyncio.get_running_loop()
+        if waits and not self._watching:
+            loop.add_reader(self._slots, self.hand_out)
+        elif self._watching and not waits:
+            loop.remove_reader(self._slots)
+        self._watching = waits
+
+
+def shared_limit(limit: int, queue_depth: int) -> tuple[int, int]:
+    """Descriptors to give to every process."""
+    flags = os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC
+    return os.eventfd(limit, flags), os.eventfd(queue_depth, flags)
+
+
+def _decrement(descriptor: int) -> bool:
+    try:
+        os.eventfd_read(descriptor)
+    except BlockingIOError:
+        return False
+    return True

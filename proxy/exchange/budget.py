@@ -1,0 +1,42 @@
+"""How many bytes may be somewhere at once. Pure.
+
+A part of a whole (a copy's of its process') may have no more than is then left for all others: however much
+one takes, another still finds room, and the more share it, the less each may have (dynamic thresholds, as
+switches share their buffers: Choudhury and Hahne, 1998).
+"""
+
+
+class Budget:
+    """`take`, and `give` as much once: who took it sees to that."""
+
+    __slots__ = ("_parent", "limit_bytes", "used_bytes")
+
+    def __init__(self, limit_bytes: int, parent: "Budget | None" = None) -> None:
+        self.limit_bytes, self._parent = limit_bytes, parent
+        self.used_bytes = 0
+
+    def take(self, size_bytes: int) -> bool:
+        """True: they are taken. False: nothing has changed."""
+        used, parent = self.used_bytes + size_bytes, self._parent
+        if used > self.limit_bytes:
+            return False
+        if parent is not None and (used > parent.free_bytes - size_bytes or not parent.take(size_bytes)):
+            return False
+        self.used_bytes = used
+        return True
+
+    def charge(self, size_bytes: int) -> None:
+        """They are there already, whatever may be: who comes next waits for it."""
+        self.used_bytes += size_bytes
+        if self._parent is not None:
+            self._parent.charge(size_bytes)
+
+    def give(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        assert self.used_bytes >= 0, "given twice"
+        if self._parent is not None:
+            self._parent.give(size_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        return self.limit_bytes - self.used_bytes

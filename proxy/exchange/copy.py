@@ -1,0 +1,151 @@
+"""One pod's model as the data plane serves it: all that is one copy's, and nothing that is a process'.
+
+A process has one of these (a proxy for one model) or hundreds, so each is small.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from berth.contract.gateway import CopyLimits
+from proxy.exchange.admission import Admissions, SharedAdmissions
+from proxy.exchange.budget import Budget
+from proxy.exchange.load import LoadMeter, LoadReport
+from proxy.exchange.model_facts import ModelFacts
+from proxy.exchange.names import Names
+from proxy.exchange.traffic import Figures, Traffic
+
+MAX_REQUEST_FLAG: Final = "--max-request-bytes"
+MAX_INFLIGHT_FLAG: Final = "--max-inflight-bytes"
+MAX_JSON_FLAG: Final = "--max-json-bytes"
+# Questions that take no slot (metadata, configuration, statistics, readiness): so many are with Triton at once,
+# for a copy, and so many more wait. Each is a connection, and a thread of Triton's for a moment.
+_QUESTIONS, _QUESTIONS_WAITING = 8, 512
+_QUESTION_BYTES = 64 * 1024**2
+
+
+class ModelCopy:
+    """`names` hold for as long as it lives; everything else may change."""
+
+    def __init__(
+        self,
+        names: Names,
+        limits: CopyLimits,
+        *,
+        process_budget: Budget | None = None,
+        shared: tuple[int, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`process_budget`: what all copies of the process may hold together of bodies that are coming.
+
+        `shared`: the limit is one with other processes' (`admission.shared_limit`).
+        """
+        self.names, self.limits = names, limits
+        self.facts = ModelFacts()
+        self.rest, self.grpc = Traffic(), Traffic()
+        now = clock()
+        self._meter = LoadMeter(now, wall)
+        self.load = LoadReport(0.0, 0.0, 0.0, wall())
+        # Of requests that have come and not gone on to Triton.
+        self.budget = Budget(limits.max_inflight_bytes, process_budget)
+        in_triton = Budget(limits.max_inflight_bytes)
+        self.admissions = (
+            Admissions(
+                self._meter,
+                limit=limits.container_concurrency,
+                queue_depth=queue_depth(limits),
+                bytes=in_triton,
+                bytes_flag=MAX_INFLIGHT_FLAG,
+            )
+            if shared is None
+            else SharedAdmissions(self._meter, *shared, bytes=in_triton, bytes_flag=MAX_INFLIGHT_FLAG)
+        )
+        # Of what takes no slot and is no load: nobody reads this meter.
+        self.questions = Admissions(
+            LoadMeter(now, wall),
+            limit=_QUESTIONS,
+            queue_depth=_QUESTIONS_WAITING,
+            bytes=Budget(_QUESTION_BYTES),
+        )
+        # Why it is not to be used whatever Triton says: in the agent's words, and in the gateway's own.
+        self.withheld: str | None = None
+        self.held: str | None = None
+        self.draining = False
+        self._triton_says: str | None = "the model has not been asked for yet"
+        self._changed = asyncio.Event()
+
+    def set_limits(self, limits: CopyLimits) -> None:
+        """For whatever comes from now on; what is under way or waits already is not touched."""
+        self.limits = limits
+        self.budget.limit_bytes = self.admissions.bytes.limit_bytes = limits.max_inflight_bytes
+        self.admissions.resize(limit=limits.container_concurrency, queue_depth=queue_depth(limits))
+
+    def not_ready(self) -> str | None:
+        """Why no request should come, or None."""
+        if self.draining:
+            return "draining"
+        return self.held or self.withheld or self._triton_says
+
+    @property
+    def is_served(self) -> bool:
+        """Whether Triton serves it, be it to be used or not."""
+        return self._triton_says is None
+
+    def triton_says(self, reason: str | None) -> bool:
+        """Whether Triton serves it, as it was asked last; True if that is news."""
+        news = (reason is None) != (self._triton_says is None)
+        self._triton_says = reason
+        if news:
+            self.announce()
+        return news
+
+    def drain(self) -> None:
+        """Not ready from now on; what is under way goes on."""
+        self.draining = True
+        self.announce()
+
+    def next_change(self) -> asyncio.Event:
+        """Set when readiness changes. Take it before looking."""
+        return self._changed
+
+    def announce(self) -> None:
+        """Wake who waits for the next change."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def arrived(self) -> int:
+        """Requests since the last tick."""
+        return self._meter.arrived
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of answers, since the start."""
+        return self.rest.sent_bytes + self.grpc.sent_bytes
+
+    def tick(self, now: float) -> None:
+        """Every second: close one period of the meter."""
+        self.load = self._meter.report(now)
+        self.admissions.hand_out()  # of bytes that another process gave back nobody hears
+
+    async def idle(self) -> None:
+        """Return when nothing of it runs in Triton and nothing waits."""
+        await self.admissions.idle()
+
+    def figures(self) -> Figures:
+        """Of this process; `busy_connections` is for the front ends to tell."""
+        return Figures(
+            rest=self.rest,
+            grpc=self.grpc,
+            running=self.admissions.running,
+            waiting=self.admissions.waiting,
+            average_concurrency=self.load.average_concurrency,
+            requests_per_second=self.load.requests,
+            model_ready=self.is_served,
+        )
+
+
+def queue_depth(limits: CopyLimits) -> int:
+    return 10 * limits.container_concurrency if limits.queue_depth is None else limits.queue_depth

@@ -1,0 +1,120 @@
+"""One request's way: received, checked, admitted, forwarded, answered or refused. REST and gRPC share it.
+
+It knows no socket and no protocol: a front end tells what has happened, and it sees to what must be true
+however the request ends, at whatever step: it is counted once, what is held of it is given back once, and its
+claim on Triton lasts exactly as long as Triton has something of it.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from berth.contract.quantity import format_bytes
+from proxy.exchange.admission import Admission
+from proxy.exchange.copy import MAX_INFLIGHT_FLAG, MAX_REQUEST_FLAG, ModelCopy
+from proxy.exchange.refusal import Refusal, Why
+from proxy.exchange.traffic import Traffic
+
+# Codes for requests that nobody waits for any more; nginx's, where the protocol has none.
+CLIENT_LEFT: Final = "499"
+
+
+class Exchange:
+    """`deadline`: on the clock of `began`; a front end ends what is late (`is_late`)."""
+
+    __slots__ = (
+        "_traffic",
+        "admission",
+        "began",
+        "copy",
+        "deadline",
+        "held_bytes",
+        "is_answered",
+    )
+
+    def __init__(self, copy: ModelCopy, traffic: Traffic, began: float) -> None:
+        self.copy, self._traffic, self.began = copy, traffic, began
+        self.deadline = began + copy.limits.request_timeout_seconds
+        self.admission: Admission | None = None
+        self.held_bytes = 0
+        # Counted: the client gets nothing more.
+        self.is_answered = False
+
+    # Received.
+
+    def require_size(self, size_bytes: int) -> None:
+        """Raises Refusal where no request may be so long."""
+        limit = self.copy.limits.max_request_bytes
+        if size_bytes > limit:
+            raise too_large(limit)
+
+    def hold(self, size_bytes: int) -> None:
+        """So many bytes of it have come and cannot go on yet. Raises Refusal where there is no room for them."""
+        if not self.copy.budget.take(size_bytes):
+            raise no_room_here(self.copy)
+        self.held_bytes += size_bytes
+
+    def let_go(self, size_bytes: int) -> None:
+        """So many bytes of what is held have gone on, or were dropped."""
+        self.held_bytes -= size_bytes
+        self.copy.budget.give(size_bytes)
+
+    def let_all_go(self) -> None:
+        if self.held_bytes:
+            self.let_go(self.held_bytes)
+
+    # Admitted.
+
+    def admit_at_once(self, now: float, cost_bytes: int) -> bool:
+        """The quick way; False where it would have to wait."""
+        self.admission = self.copy.admissions.admit_at_once(
+            now, cost_bytes=cost_bytes, deadline=self.deadline
+        )
+        return self.admission is not None
+
+    def admit(
+        self, now: float, granted: Callable[[], None], cost_bytes: int, *, counted: bool = True
+    ) -> bool:
+        """True: Triton may be told of it. False: it waits for `granted`. Raises Refusal.
+
+        `counted`: it is load and takes a slot; else it is a question.
+        """
+        admissions = self.copy.admissions if counted else self.copy.questions
+        self.admission = admissions.admit(now, granted, cost_bytes=cost_bytes, deadline=self.deadline)
+        return not self.admission.is_waiting
+
+    # Answered, refused, left: whichever comes first counts.
+
+    def answered(self, code: str, now: float, *, in_triton: bool = False) -> None:
+        """The client has its answer, or nobody waits for one. `in_triton`: Triton goes on with it all the same."""
+        if self.is_answered:
+            return
+        self.is_answered = True
+        self.let_all_go()
+        self._traffic.answered(code, now - self.began)
+        admission = self.admission
+        if admission is not None:
+            if in_triton:
+                admission.give_up(now)
+            else:
+                admission.release(now)
+
+    def triton_is_done(self, now: float) -> None:
+        """Triton has nothing of it any more."""
+        if self.admission is not None:
+            self.admission.release(now)
+
+    def is_late(self, now: float) -> bool:
+        return now > self.deadline
+
+
+def too_large(limit_bytes: int, flag: str = MAX_REQUEST_FLAG) -> Refusal:
+    return Refusal(Why.TOO_LARGE, f"a request may have {format_bytes(limit_bytes)} ({flag})")
+
+
+def no_room_here(copy: ModelCopy) -> Refusal:
+    """Bodies that are coming hold all that they may hold."""
+    limit = format_bytes(copy.budget.limit_bytes)
+    return Refusal(
+        Why.NO_ROOM,
+        f"too many bodies are on their way at once: they may take {limit} together ({MAX_INFLIGHT_FLAG})",
+    )

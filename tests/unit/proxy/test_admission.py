@@ -1,0 +1,330 @@
+"""Slots, places and bytes: given in order, never more than there are, and all back in the end."""
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from berth.contract.gateway import CopyLimits
+from proxy.exchange.admission import (
+    MOST_GIVEN_UP,
+    QUEUE_FULL,
+    Admission,
+    Admissions,
+    SharedAdmissions,
+    State,
+    shared_limit,
+)
+from proxy.exchange.budget import Budget
+from proxy.exchange.copy import ModelCopy
+from proxy.exchange.exchange import Exchange
+from proxy.exchange.load import LoadMeter
+from proxy.exchange.names import Names
+from proxy.exchange.refusal import Refusal, Why
+
+
+def admissions(limit: int, depth: int, *, room: int = 10**9) -> tuple[Admissions, LoadMeter]:
+    meter = LoadMeter(0.0, lambda: 0.0)
+    return Admissions(meter, limit=limit, queue_depth=depth, bytes=Budget(room), bytes_flag="--room"), meter
+
+
+def names(*admitted: Admission) -> list[str]:
+    return [one.state.name.lower() for one in admitted]
+
+
+def test_so_many_run_so_many_wait_and_the_rest_is_turned_away() -> None:
+    limited, meter = admissions(2, 1)
+    log: list[int] = []
+    had = [limited.admit(0.0, lambda i=i: log.append(i)) for i in range(3)]  # type: ignore[misc]
+    with pytest.raises(Refusal, match=QUEUE_FULL) as refused:
+        limited.admit(0.0, list)
+    assert refused.value.why is Why.QUEUE_FULL
+    assert names(*had) == ["running", "running", "waiting"]
+    assert (limited.running, limited.waiting, meter.concurrency) == (2, 1, 3)
+    for one in had:
+        one.release(0.0)
+    assert (log, limited.running, limited.waiting, meter.concurrency) == ([2], 0, 0, 0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_that_is_turned_away_has_arrived_all_the_same(shared: bool) -> None:
+    """As Knative counts: else a model under too much load would seem to have less."""
+    limited, meter = admissions(1, 0)
+    if shared:
+        limited = SharedAdmissions(meter, *shared_limit(1, 0), bytes=Budget(1))
+    first = limited.admit(0.0, list)
+    for _ in range(4):
+        with pytest.raises(Refusal):
+            limited.admit(0.0, list)
+    first.release(0.5)
+    assert meter.report(1.0).requests == 5
+
+
+def test_the_one_that_waited_longest_is_next_and_one_that_left_leaves_no_trace() -> None:
+    limited, meter = admissions(1, 10)
+    log: list[str] = []
+    had = {name: limited.admit(0.0, lambda name=name: log.append(name)) for name in "abcd"}  # type: ignore[misc]
+    had["c"].give_up(0.0)
+    assert (limited.waiting, meter.concurrency) == (2, 3)
+    for name in "abd":
+        had[name].release(0.0)
+    assert log == ["b", "d"]
+
+
+def test_nobody_overtakes_those_who_wait_for_bytes() -> None:
+    limited, _ = admissions(0, 10, room=100)
+    log: list[str] = []
+    first = limited.admit(0.0, list, cost_bytes=60)
+    second = limited.admit(0.0, lambda: log.append("large"), cost_bytes=50)
+    third = limited.admit(0.0, lambda: log.append("small"), cost_bytes=1)
+    assert limited.admit_at_once(0.0, cost_bytes=1) is None
+    assert names(first, second, third) == ["running", "waiting", "waiting"]
+    first.release(0.0)
+    assert (log, limited.bytes.used_bytes) == (["large", "small"], 51)
+
+
+def test_the_small_one_goes_when_the_large_one_before_it_leaves() -> None:
+    limited, _ = admissions(0, 10, room=100)
+    first, large = limited.admit(0.0, list, cost_bytes=60), limited.admit(0.0, list, cost_bytes=50)
+    small = limited.admit(0.0, list, cost_bytes=1)
+    large.give_up(0.0)
+    assert names(first, large, small) == ["running", "released", "running"]
+
+
+def test_a_limit_on_bytes_is_told_with_its_flag() -> None:
+    limited, meter = admissions(0, 0, room=100 * 1024)
+    with pytest.raises(Refusal, match=r"200 KiB.*100 KiB.*--room") as refused:
+        limited.admit(0.0, list, cost_bytes=200 * 1024)
+    assert refused.value.why is Why.TOO_LARGE
+    limited.admit(0.0, list, cost_bytes=90 * 1024)
+    with pytest.raises(Refusal, match=r"90 KiB of the 100 KiB.*--room") as refused:
+        limited.admit(0.0, list, cost_bytes=90 * 1024)
+    assert refused.value.why is Why.NO_ROOM
+    assert meter.report(1.0).requests == 3
+
+
+def test_what_triton_works_on_keeps_its_slot_though_nobody_waits_for_it() -> None:
+    limited, meter = admissions(1, 1)
+    first, second = limited.admit(0.0, list, cost_bytes=7), limited.admit(0.0, list)
+    first.give_up(0.0)
+    first.give_up(0.0)
+    assert (names(first, second), limited.given_up) == (["given_up", "waiting"], 1)
+    assert (limited.running, limited.bytes.used_bytes, meter.concurrency) == (1, 7, 2)
+    for _ in range(2):
+        first.release(0.0)
+    assert (names(first, second), limited.given_up, limited.running) == (["released", "running"], 0, 1)
+
+
+def test_work_that_nobody_waits_for_does_not_pile_up() -> None:
+    unlimited, _ = admissions(0, 0)
+    had = [unlimited.admit(0.0, list) for _ in range(MOST_GIVEN_UP)]
+    for one in had:
+        one.give_up(0.0)
+    assert unlimited.admit_at_once(0.0) is None
+    with pytest.raises(Refusal, match="nobody waits"):
+        unlimited.admit(0.0, list)
+    had[0].release(0.0)
+    assert unlimited.admit(0.0, list).is_running
+
+
+def test_a_queue_of_any_length_that_gives_back_at_once_what_it_is_given() -> None:
+    """As when Triton is gone: each that is granted is refused in the same step."""
+    limited, meter = admissions(1, 5000)
+    first, had = limited.admit(0.0, list), []
+    for _ in range(5000):
+        had.append(limited.admit(0.0, lambda i=len(had): had[i].release(0.0)))  # type: ignore[misc]
+    first.release(0.0)
+    assert (limited.running, limited.waiting, meter.concurrency) == (0, 0, 0)
+
+
+async def test_idle_is_told_when_the_last_has_left() -> None:
+    limited, _ = admissions(0, 0)
+    had = [limited.admit(0.0, list) for _ in range(50)]
+    idle = asyncio.create_task(limited.idle())
+    await asyncio.sleep(0)
+    for one in had:
+        assert not idle.done()
+        one.release(0.0)
+    await asyncio.wait_for(idle, 1)
+
+
+class _History:
+    """Requests that come, wait, run, are given up and end, at random."""
+
+    def __init__(self, seed: int, homes: list[Admissions]) -> None:
+        self.rng, self.homes, self.all = random.Random(seed), homes, []
+        self.granted: set[int] = set()
+
+    def step(self) -> None:
+        rng = self.rng
+        live: list[Admission] = [one for one in self.all if one.state is not State.RELEASED]
+        what = rng.random()
+        if what < 0.5 or not live:
+            self._arrive()
+        elif what < 0.7:
+            rng.choice(live).release(0.0)
+        elif what < 0.85:
+            rng.choice(live).give_up(0.0)
+        elif what < 0.9:
+            rng.choice(self.all).release(0.0)  # perhaps again
+        else:
+            rng.choice(live).charge(rng.randrange(5))
+
+    def _arrive(self) -> None:
+        index, cost = len(self.all), self.rng.randrange(30)
+        try:
+            one = self.rng.choice(self.homes).admit(
+                0.0, lambda: self.granted.add(index), cost_bytes=cost, deadline=1.0
+            )
+        except Refusal:
+            return
+        self.all.append(one)
+
+    def end(self) -> None:
+        for one in self.all:
+            one.release(0.0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("limit", [0, 3])
+def test_slots_and_bytes_are_back_to_zero_after_any_history(seed: int, limit: int) -> None:
+    limited, meter = admissions(limit, 4, room=60)
+    history = _History(seed, [limited])
+    for _ in range(400):
+        history.step()
+        states = [one.state for one in history.all]
+        running = states.count(State.RUNNING) + states.count(State.GIVEN_UP)
+        assert limited.running == running
+        assert not limit or running <= limit
+        assert (limited.waiting, limited.given_up) == (
+            states.count(State.WAITING),
+            states.count(State.GIVEN_UP),
+        )
+        assert limited.waiting <= 4
+        used = sum(o.cost_bytes for o in history.all if o.state in (State.RUNNING, State.GIVEN_UP))
+        assert limited.bytes.used_bytes == used
+        assert meter.concurrency == running + limited.waiting
+        for index in history.granted:
+            assert history.all[index].state is not State.WAITING
+    history.end()
+    assert (limited.running, limited.waiting, limited.given_up) == (0, 0, 0)
+    assert (limited.bytes.used_bytes, meter.concurrency) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_one_limit_for_several_processes(seed: int) -> None:
+    descriptors = shared_limit(3, 4)
+    meters = [LoadMeter(0.0, lambda: 0.0) for _ in range(3)]
+    homes: list[Admissions] = [
+        SharedAdmissions(meter, *map(os.dup, descriptors), bytes=Budget(60)) for meter in meters
+    ]
+    history = _History(seed, homes)
+    for _ in range(300):
+        history.step()
+        if history.rng.random() < 0.3:
+            await asyncio.sleep(0)  # each hears of slots that others give back
+        assert sum(one.running for one in homes) <= 3
+        assert sum(one.waiting for one in homes) <= 4
+    history.end()
+    await asyncio.sleep(0)
+    assert [(one.running, one.waiting, one.bytes.used_bytes) for one in homes] == [(0, 0, 0)] * 3
+    assert [os.eventfd_read(one) for one in descriptors for _ in range(3)] == [1] * 6
+    for one in descriptors:
+        os.close(one)
+
+
+async def test_one_that_waits_for_bytes_does_not_spin_on_a_free_slot() -> None:
+    limited = SharedAdmissions(LoadMeter(0.0, lambda: 0.0), *shared_limit(2, 4), bytes=Budget(100))
+    calls = 0
+    hand_out = limited.hand_out
+
+    def counted() -> None:
+        nonlocal calls
+        calls += 1
+        hand_out()
+
+    limited.hand_out = counted  # type: ignore[method-assign]
+    first, second = limited.admit(0.0, list, cost_bytes=80), limited.admit(0.0, list, cost_bytes=50)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert (second.is_waiting, calls) == (True, 0)
+    first.release(0.0)
+    assert second.is_running
+    second.release(0.0)
+
+
+def test_however_much_one_part_takes_another_still_finds_room() -> None:
+    whole = Budget(256)
+    greedy, others = Budget(256, whole), [Budget(256, whole) for _ in range(20)]
+    while greedy.take(1):
+        pass
+    assert greedy.used_bytes == 128
+    for other in others[:3]:
+        while other.take(1):
+            pass
+        assert other.used_bytes >= 16
+    assert others[-1].take(8)
+    for part in (greedy, *others):
+        part.give(part.used_bytes)
+    assert whole.used_bytes == 0
+
+
+def copy(*, concurrency: int = 1, depth: int | None = None) -> ModelCopy:
+    return ModelCopy(Names(b"own", b"own"), CopyLimits(container_concurrency=concurrency, queue_depth=depth))
+
+
+async def test_questions_have_a_small_bound_of_their_own() -> None:
+    own = copy(concurrency=1)
+    had = [Exchange(own, own.rest, 0.0) for _ in range(400)]
+    running = sum(one.admit(0.0, list, 0, counted=False) for one in had)
+    assert (running, own.admissions.running, own.questions.waiting) == (8, 0, 392)
+    assert Exchange(own, own.rest, 0.0).admit(0.0, list, 0)
+    for one in had:
+        one.answered("200", 0.0)
+    assert (own.questions.running, own.questions.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_an_exchange_is_counted_once_and_gives_all_back_however_it_ends(seed: int) -> None:
+    rng, own, now = random.Random(seed), copy(concurrency=2, depth=3), 0.0
+    live: list[Exchange] = []
+    arrived = 0
+    for _ in range(500):
+        now += 0.01
+        if rng.random() < 0.4 or not live:
+            arrived += 1
+            live.append(Exchange(own, own.rest, now))
+            continue
+        one = rng.choice(live)
+        match rng.randrange(6):
+            case 0 if not one.is_answered:
+                one.hold(rng.randrange(1000))
+            case 1 if one.admission is None and not one.is_answered:
+                try:
+                    one.admit(now, list, rng.randrange(1000), counted=rng.random() < 0.7)
+                except Refusal:
+                    one.answered("503", now)
+            case 2:
+                one.answered("200", now)
+            case 3:
+                one.answered("499", now, in_triton=one.admission is not None)
+            case 4:
+                one.triton_is_done(now)
+            case _:
+                one.let_all_go()
+    for one in live:
+        one.answered("499", now, in_triton=True)
+        one.triton_is_done(now)
+    assert (own.admissions.running, own.admissions.waiting, own.questions.running) == (0, 0, 0)
+    assert (own.budget.used_bytes, own.admissions.bytes.used_bytes) == (0, 0)
+    assert sum(own.rest.codes.values()) == arrived
+
+
+def test_a_name_of_the_servers_is_replaced_in_its_own_length() -> None:
+    names = Names(b"resnet", b"resnet-0123456789ab")
+    assert len(names.public_member) == len(names.server_member)
+    assert names.public_member.startswith(b'"model_name":"resnet" ')
+    assert names.to_public(b"unknown model: 'resnet-0123456789ab'") == b"unknown model: 'resnet'"
+    with pytest.raises(ValueError, match="shorter"):
+        Names(b"resnet", b"r")
