@@ -20,6 +20,7 @@ from pathlib import Path
 from bench.proxy import loads, upstreams
 from bench.proxy.peers import BERTH, GRPC, GRPC_PEERS, HOST, HTTP, REST_PEERS, Missing, Peer, running
 from bench.proxy.processes import Running
+from bench.proxy.upstreams import MODEL
 from localcluster.triton import GRPC_PORT
 
 MIB = 1024**2
@@ -66,7 +67,7 @@ async def _measure(directory: Path, *, seconds: float) -> Table:
         scenarios: list[Scenario] = [("SSE, µs/event", lambda one: loads.events(one, streams=40).micros)]
         _compare(table, directory, REST_PEERS, scenarios, upstream, upstream, rounds)
         table["peak RSS, MiB, a slow reader of 1 GiB"] = _slow_reader(directory, upstream)
-    async with upstreams.identity_on_triton(directory):
+    async with upstreams.triton_with(directory, {MODEL: upstreams.ECHO}):
         upstream = f"{HOST}:{GRPC_PORT}"
         _compare(table, directory, GRPC_PEERS, _grpc_scenarios(seconds), upstream, upstream, rounds)
         table["gRPC p99 at 500/s, µs added"] = _added_latency(directory, upstream, True, seconds)

@@ -18,7 +18,7 @@ from bench.proxy.peers import GRPC, HOST, HTTP
 from bench.proxy.processes import Running
 from bench.proxy.upstreams import EVENTS, MODEL
 
-_INFER = "/inference.GRPCInferenceService/ModelInfer"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 _DONE = re.compile(
     r"requests: \d+ total, \d+ started, \d+ done, (\d+) succeeded, (\d+) failed, (\d+) errored"
 )
@@ -86,7 +86,7 @@ def unary(target: Running, *, tensor_bytes: int, connections: int, streams: int,
         command = [
             *("h2load", "-t1", f"-c{connections}", f"-m{streams}", "-D", f"{seconds:g}", "--warm-up-time=0"),
             *("-d", f"{directory}/body", "-w", "24", "-W", "24"),
-            *("-H", "content-type: application/grpc", "-H", "te: trailers", f"http://{HOST}:{GRPC}{_INFER}"),
+            *("-H", "content-type: application/grpc", "-H", "te: trailers", f"http://{HOST}:{GRPC}{INFER}"),
         ]
         return _measured(target, command, _h2load_count)
 
@@ -133,7 +133,7 @@ def latency(port: int, *, grpc_call: bool, per_second: int, seconds: float) -> t
         if grpc_call:
             body, headers = framed_request(3), {"content-type": "application/grpc", "te": "trailers"}
         (Path(directory) / "body").write_bytes(body)
-        path = _INFER if grpc_call else f"/v2/models/{MODEL}/infer"
+        path = INFER if grpc_call else f"/v2/models/{MODEL}/infer"
         command = [
             *("h2load", "-t1", "-c4", "-m1", f"--rps={per_second / 4:g}", "-D", f"{seconds:g}"),
             *("--warm-up-time=0", "-d", f"{directory}/body", f"--log-file={directory}/log"),
@@ -151,6 +151,11 @@ def framed_request(tensor_bytes: int) -> bytes:
     request = pb.ModelInferRequest(model_name=MODEL)
     request.inputs.add(name="IN", datatype="UINT8", shape=[tensor_bytes])
     request.raw_input_contents.append(b"\1" * tensor_bytes)
+    return framed(request)
+
+
+def framed(request: pb.ModelInferRequest) -> bytes:
+    """As it is in the body of a call: unpacked, its length before it."""
     message: bytes = request.SerializeToString()
     return b"\0" + len(message).to_bytes(4) + message
 
