@@ -172,11 +172,11 @@ func connection(o *options, message []byte) (caller, func()) {
 	return nil, nil
 }
 
-// What a message is to a client that does not look into it.
+// What a message is to a client that does not look into it. A copy, since connect keeps what it is given.
 type plain struct{}
 
 func (plain) Name() string                      { return "proto" }
-func (plain) Marshal(value any) ([]byte, error) { return *value.(*[]byte), nil }
+func (plain) Marshal(value any) ([]byte, error) { return bytes.Clone(*value.(*[]byte)), nil }
 func (plain) Unmarshal(data []byte, value any) error {
 	*value.(*[]byte) = bytes.Clone(data)
 	return nil

@@ -102,5 +102,3 @@ async def test_h2spec(served: Served, tmp_path: Path) -> None:
         if case.find("failure") is not None or case.find("error") is not None
     }
     assert failed == set(EXPLAINED), "\n".join(sorted(failed ^ set(EXPLAINED)))
-
-
