@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -85,12 +85,19 @@ class Agent(services.NodeAgentServicer):
         """Tell the gateway all copies, again whenever it has gone."""
         while True:
             with suppress(OSError):
-                reader, self._writer = await asyncio.open_unix_connection(self._control)
-                self.tell(self.copies)
-                while line := await reader.readline():
-                    self.heard.append(json.loads(line))
-            self._writer = None
+                reader, writer = await asyncio.open_unix_connection(self._control)
+                with closing(writer):
+                    await self._converse(reader, writer)
             await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        try:
+            self.tell(self.copies)
+            while line := await reader.readline():
+                self.heard.append(json.loads(line))
+        finally:
+            self._writer = None
 
 
 @asynccontextmanager
@@ -127,12 +134,11 @@ def gateway_command(
     )
 
 
-def door_command(copy: Copy, *, agent: Endpoint, token: Path, address: str) -> list[str]:
+def door_command(copy: Copy, *, agent: Endpoint, token: Path, http: str, grpc: str, admin: str) -> list[str]:
     token.write_text(copy.pod_uid)
     return berth(
-        *("proxy", "--model", copy.model, "--agent", agent, "--token-file", token),
-        *("--http-listen", f"{address}:{HTTP_PORT}", "--grpc-listen", f"{address}:{GRPC_PORT}"),
-        *("--admin-listen", f"{address}:{ADMIN_PORT}", "--drain-delay", 0, "--log-level", "warning"),
+        *("proxy", "--model", copy.model, "--agent", agent, "--token-file", token, "--http-listen", http),
+        *("--grpc-listen", grpc, "--admin-listen", admin, "--drain-delay", 0, "--log-level", "warning"),
     )
 
 
@@ -154,7 +160,12 @@ class Node:
         address = f"{self.network}.1.{len(self.doors) + 2}"
         token, log = self.directory / f"token-{copy.pod_uid}", self.directory / f"door-{copy.pod_uid}.log"
         command = door_command(
-            copy, agent=Endpoint(f"{self.network}.0.3", GATEWAY_PORT), token=token, address=address
+            copy,
+            agent=Endpoint(f"{self.network}.0.3", GATEWAY_PORT),
+            token=token,
+            http=f"{address}:{HTTP_PORT}",
+            grpc=f"{address}:{GRPC_PORT}",
+            admin=f"{address}:{ADMIN_PORT}",
         )
         process = await spawn(command, log=log, env=os.environ)
         self.stack.push_async_callback(end, process, grace_seconds=0)
@@ -189,8 +200,9 @@ async def node(
     async with AsyncExitStack() as stack:
         process = await spawn([*command, *more], log=log, env=os.environ)
         stack.push_async_callback(end, process, grace_seconds=0)
+        speaking = await stack.enter_async_context(told)
         await until_ready(process, admin, log)
-        yield Node(network, directory, await stack.enter_async_context(told), listen, admin, process, stack)
+        yield Node(network, directory, speaking, listen, admin, process, stack)
 
 
 async def until_ready(process: asyncio.subprocess.Process, admin: Endpoint, log: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from agent.admission import NodeRules, admit
 from bench.proxy.processes import started
 from berth.contract.endpoint import Endpoint
-from berth.contract.ids import ModelName
+from berth.contract.ids import ModelName, ServerName
 from berth.contract.report import CodeRule
 from berth.triton.admin import open_admin
 from berth.triton.errors import TritonError
@@ -24,7 +24,7 @@ MODEL = "mine"
 HOST = "127.0.0.1"
 NGINX_PORT, READING_PORT, STREAMS_PORT = 18000, 18001, 18010
 ANSWER = (
-    '{"model_name":"mine","model_version":"1","outputs":'
+    '{"model_name":"$m","model_version":"1","outputs":'
     '[{"name":"OUT","datatype":"UINT8","shape":[3],"data":[1,2,3]}]}'
 )
 EVENTS = 1000
@@ -36,7 +36,8 @@ events {{ worker_connections 8192; }}
 http {{ access_log off; client_max_body_size 0; client_body_buffer_size 16m; keepalive_requests 1000000000;
   upstream answer {{ server {host}:{port}; keepalive 64; }}
   server {{ listen {host}:{port} backlog=4096;
-    location / {{ default_type application/json; return 200 '{answer}'; }} }}
+    location ~ "^/v2/models/(?<m>[^/]+)" {{ default_type application/json; return 200 '{answer}'; }}
+    location / {{ default_type application/json; return 200 '{{}}'; }} }}
   # `return` answers before a long body has come, which no Triton does.
   server {{ listen {host}:{reading_port} backlog=4096;
     location / {{ proxy_pass http://answer; proxy_method GET; proxy_set_body ""; proxy_http_version 1.1;
@@ -161,7 +162,7 @@ async def _load(
                 **admitted.for_gpus([], kind="KIND_CPU"),
                 "instance_group": [{"kind": "KIND_CPU", "count": instances}],
             }
-            await admin.load(ModelName(name), config, timeout_seconds=60)
+            await admin.load(ServerName(name), config, timeout_seconds=60)
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

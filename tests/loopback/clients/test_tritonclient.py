@@ -146,7 +146,7 @@ async def test_a_timeout_of_a_client_ends_its_call_alone(served: Served) -> None
         with GrpcClient(served.grpc) as client:
             tensor = filled(GrpcInput)
             for _ in range(4):
-                with pytest.raises(InferenceServerException, match="(?i)deadline"):
+                with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
                     client.infer("echo", tensor, parameters={"sleep_ms": 400}, client_timeout=0.1)
             return client.infer("echo", tensor, client_timeout=60)
 
