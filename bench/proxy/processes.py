@@ -24,7 +24,7 @@ class Running:
         return sum(map(cpu_seconds, self.pids))
 
     def rss_bytes(self) -> int:
-        return sum(_status(one, "VmRSS:") for pid in self.pids for one in tree(pid))
+        return sum(map(rss_bytes, self.pids))
 
     def peak_rss_bytes(self) -> int:
         return sum(map(peak_rss_bytes, self.pids))
@@ -63,6 +63,11 @@ def started(
 def cpu_seconds(pid: int) -> float:
     """User and system time so far of a process and its descendants."""
     return sum(_cpu(one) for one in tree(pid)) * _TICK_SECONDS
+
+
+def rss_bytes(pid: int) -> int:
+    """Of a process and its descendants, now."""
+    return sum(_status(one, "VmRSS:") for one in tree(pid))
 
 
 def peak_rss_bytes(pid: int) -> int:
