@@ -26,6 +26,7 @@ from proxy.exchange.messages import InferGuard
 from proxy.exchange.model_facts import ModelFacts
 from tests.fakes import h2_codecs
 from tests.fakes.data_plane import GrpcPair, RestPair, settle, triton_at_hand
+from tests.fuzz.preamble import preamble
 
 OWN = protobuf.OwnModel(b"own")
 FACTS = ModelFacts(fixed_outputs=frozenset({"FIXED"}))
@@ -283,6 +284,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
+    "preamble": preamble,
     "rest": rest,
     "grpc": grpc,
     "codec": codec,
