@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from berth.contract.endpoint import Endpoint
+from berth.contract.endpoint import Address, Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import ModelName
 from berth.nodeagent.client import AgentBusy, AgentConnection, AgentError, connect
@@ -25,7 +25,7 @@ UNLOAD_SECONDS = 8.0
 class Agent:
     """A connection to the agent. `http`, `grpc`: endpoints of Triton that hold whatever it says."""
 
-    def __init__(self, connection: AgentConnection, *, http: Endpoint | None, grpc: Endpoint | None) -> None:
+    def __init__(self, connection: AgentConnection, *, http: Endpoint | None, grpc: Address | None) -> None:
         self._connection, self._http, self._grpc = connection, http, grpc
 
     async def follow(self, upstream: Upstream) -> None:
@@ -79,7 +79,7 @@ class Agent:
 
 @asynccontextmanager
 async def open_agent(
-    endpoint: Endpoint, token_file: Path | None, *, http: Endpoint | None, grpc: Endpoint | None
+    endpoint: Endpoint, token_file: Path | None, *, http: Endpoint | None, grpc: Address | None
 ) -> AsyncIterator[Agent]:
     async with connect(endpoint, token_file) as connection:
         yield Agent(connection, http=http, grpc=grpc)
