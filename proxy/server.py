@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager
 from berth.runtime.tasks import supervise, wait_until_set
 from proxy.config import ProxyOptions
 from proxy.exchange.access import Whereabouts
-from proxy.exchange.breaker import Breaker
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.names import Names
 from proxy.exchange.traffic import Figures
-from proxy.fronts.grpc.client import ClientConnection
-from proxy.fronts.grpc.front import GrpcFront
+from proxy.fronts.grpc.client import GrpcConnection
+from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
 from proxy.fronts.listener import Listener
 from proxy.fronts.rest.client import RestConnection
 from proxy.fronts.rest.front import RestFront, RestShared
 from proxy.fronts.rest.upstream import UpstreamPool
 from proxy.fronts.tls import Certificates, certificates_of, follow_certificates
+from proxy.fronts.triton import TritonQuestions
 from proxy.upstream import Upstream
 
 _TICK_SECONDS = 1.0
@@ -41,16 +41,11 @@ class Server:
         self._copy = copy
         self._shared = RestShared(upstream.where)
         self.rest = RestFront(self._shared, copy)
-        self.grpc = GrpcFront(
-            upstream,
-            Breaker(copy.admissions),
-            copy.grpc,
-            inflate_limit=copy.limits.max_json_bytes,
-            timeout_seconds=copy.limits.request_timeout_seconds,
-            not_ready=copy.not_ready,
-        )
+        questions = TritonQuestions(self._shared.pool, upstream.where)
+        self._grpc_common = GrpcCommon(upstream.where, questions)
+        self.grpc = GrpcFront(copy, self._grpc_common)
         self.http_port = Listener(lambda: RestConnection(self.rest), what="--http-listen")
-        self.grpc_port = Listener(lambda: ClientConnection(self.grpc), what="--grpc-listen")
+        self.grpc_port = Listener(lambda: GrpcConnection(self.grpc), what="--grpc-listen")
 
     async def start(
         self, options: ProxyOptions, certificates: Certificates | None, *, share_ports: bool
@@ -74,6 +69,7 @@ class Server:
             self._copy.tick(now)
             self.rest.tick(now)
             self.grpc.tick(now)
+            self._grpc_common.tick(now)
 
     async def tell_watchers(self) -> None:
         """Pass every change of readiness on to the health checks that watch."""
@@ -92,7 +88,7 @@ class Server:
         await self.http_port.stop()
         self.rest.stop_accepting()
         await self.grpc_port.stop()
-        await self.grpc.stop_accepting()
+        self.grpc.stop_accepting()
 
     async def idle(self) -> None:
         """Return when nothing runs in Triton, nothing waits, and every answer has been delivered."""
@@ -102,13 +98,14 @@ class Server:
 
     def _busy_connections(self) -> int:
         rest = sum(connection.is_busy for connection in self.rest.clients)
-        return rest + sum(connection.is_busy for connection in self.grpc.clients)
+        return rest + self.grpc.busy_connections
 
     async def close(self) -> None:
         await self.http_port.stop()
         await self.grpc_port.stop()
         self.rest.close()
-        await self.grpc.close()
+        self.grpc.close()
+        await self._grpc_common.close()
         await self._shared.close()
 
 

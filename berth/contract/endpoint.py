@@ -1,4 +1,4 @@
-"""HOST:PORT as a value."""
+"""Where something listens, as a value: HOST:PORT, or the path of a unix socket."""
 
 from dataclasses import dataclass
 
@@ -25,3 +25,32 @@ class Endpoint:
         if not host or (":" in host and not bracketed):
             raise InvalidValue(f"{text!r} is not HOST:PORT; write an IPv6 host in brackets: [{host}]:{port}")
         return cls(host[1:-1] if bracketed else host, int(port))
+
+
+# As sun_path has it (unix(7)), without its final NUL.
+_PATH_BYTES = 107
+
+
+@dataclass(frozen=True, slots=True)
+class UnixSocket:
+    """A socket in the file system. As gRPC writes it: `unix:/run/triton.sock:8001`."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+Address = Endpoint | UnixSocket
+
+
+def parse_address(text: str) -> Address:
+    """`unix:PATH` or HOST:PORT. Raises InvalidValue."""
+    scheme, separator, path = text.partition(":")
+    if scheme != "unix" or not separator or path.isdigit():
+        return Endpoint.parse(text)
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise InvalidValue(f"{text!r} is not unix: and the whole path of a socket")
+    if len(path.encode()) > _PATH_BYTES:
+        raise InvalidValue(f"{text!r} is longer than the path of a socket may be: {_PATH_BYTES} bytes")
+    return UnixSocket(path)

@@ -1,18 +1,24 @@
 """Protobuf's wire format, as far as policy needs it: which model a message names, and what it asks for.
 
-Strict where a reader could be led astray: a truncated message, a wrong wire type for a known field,
-groups and overlong varints are refused. The last of a repeated scalar field counts, as in every
-protobuf parser (protobuf.dev/programming-guides/encoding). Field numbers: grpc_service.proto.
+Everything is read by `read_field`. Strict where a reader could be led astray: a truncated message, a wrong
+wire type for a known field, groups and overlong varints are refused. The last of a repeated scalar field
+counts, as in every protobuf parser (protobuf.dev/programming-guides/encoding). Field numbers:
+grpc_service.proto.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_NAME, _ID, _PARAMETERS, _INPUTS, _OUTPUTS = 1, 3, 4, 5, 6
-_TENSOR_PARAMETERS = {_INPUTS: 4, _OUTPUTS: 2}
 _TENSOR_NAME, _SHAPE = 1, 3
+_INPUT_PARAMETERS, _OUTPUT_PARAMETERS = 4, 2
+# What decides, of a request and of its tensors: everything else is passed over.
+_OF_INTEREST: Final[Mapping[int, frozenset[int]]] = {
+    0: frozenset({_MODEL_NAME, _PARAMETERS, _INPUTS, _OUTPUTS}),
+    _INPUTS: frozenset({_SHAPE, _INPUT_PARAMETERS}),
+    _OUTPUTS: frozenset({_TENSOR_NAME, _OUTPUT_PARAMETERS}),
+}
 _MAP_KEY, _MAP_VALUE, _BOOL = 1, 2, 1
 _SHARED_MEMORY: Final = b"shared_memory_"
 _CLASSIFICATION: Final = b"classification"
@@ -24,7 +30,7 @@ MAX_FIELDS: Final = 16_384
 # Of one entry of a map, which has two.
 _ENTRY_FIELDS = 16
 
-# What the guard keeps of one field while a large message streams by: names, ids, parameters.
+# What is kept of one field while a large message streams by: names, ids, parameters, small tensors.
 COLLECT_BYTES: Final = 64 * 1024
 
 
@@ -36,6 +42,10 @@ class AsksForSharedMemory(Exception):
     """The request points into shared memory, which its tenant has no business in."""
 
 
+class _Truncated(BadMessage):
+    """The bytes end inside a number or a field."""
+
+
 class Field(NamedTuple):
     """One field: its number and, for length-delimited ones, its content; else None."""
 
@@ -43,26 +53,45 @@ class Field(NamedTuple):
     content: bytes | None
 
 
+def read_field(data: bytes, at: int) -> tuple[int, int, int, int]:
+    """The field that begins at `at`: number, wire type, and where its content begins and ends.
+
+    The end may be beyond that of `data`, of which the caller knows whether more is to come. Raises BadMessage.
+    """
+    try:
+        key, at = data[at], at + 1
+        if key >= 0x80:
+            key, at = _varint(data, at - 1)
+        if not 8 <= key < 1 << 32:
+            raise BadMessage(f"field number {key >> 3}")
+        kind = key & 7
+        if kind == _BYTES:
+            size, at = data[at], at + 1
+            if size >= 0x80:
+                size, at = _varint(data, at - 1)
+            return key >> 3, kind, at, at + size
+        if kind == _VARINT:
+            return key >> 3, kind, at, _varint(data, at)[1]
+    except IndexError:
+        raise _Truncated("a message ends inside a number") from None
+    if kind == _FIXED64:
+        return key >> 3, kind, at, at + 8
+    if kind == _FIXED32:
+        return key >> 3, kind, at, at + 4
+    raise BadMessage(f"wire type {kind}")
+
+
 def fields(message: bytes, most: int = MAX_FIELDS) -> Iterator[Field]:
     """The top-level fields in order. Raises BadMessage, for more than `most` of them too."""
     at, end, count = 0, len(message), 0
     while at < end:
+        number, kind, start, at = read_field(message, at)
         count += 1
         if count > most:
             raise _too_many(most)
-        key, at = _varint(message, at)
-        number, kind = key >> 3, key & 7
-        if not 1 <= number < 1 << 29:
-            raise BadMessage(f"field number {number}")
-        if kind == _BYTES:
-            size, at = _varint(message, at)
-            if at + size > end:
-                raise BadMessage("a field is longer than its message")
-            yield Field(number, message[at : at + size])
-            at += size
-        else:
-            at = _skip(message, at, kind)
-            yield Field(number, None)
+        if at > end:
+            raise _Truncated("a field is longer than its message")
+        yield Field(number, message[start:at] if kind == _BYTES else None)
 
 
 def model_name(message: bytes) -> bytes:
@@ -78,43 +107,6 @@ def request_id(message: bytes) -> bytes:
         return b""
 
 
-def names_model(message: bytes, own_field: bytes) -> bool:
-    """Whether a ModelInferRequest names the model whose encoded field 1 is `own_field`, and no other.
-
-    The quick way for what clients send: the name first, then fields of less than 2^28 bytes. False
-    is no verdict: `model_name` then tells.
-    """
-    if not message.startswith(own_field):
-        return False
-    at, end = len(own_field), len(message)
-    try:
-        for _ in range(MAX_FIELDS):
-            if at >= end:
-                break
-            key = message[at]
-            # Single-byte keys of length-delimited fields other than 1.
-            if key & 0x87 != _BYTES or key < 0x12:
-                return False
-            size = message[at + 1]
-            at += 2
-            if size & 0x80:
-                size &= 0x7F
-                shift = 7
-                while True:
-                    byte = message[at]
-                    at += 1
-                    size |= (byte & 0x7F) << shift
-                    if byte < 0x80:
-                        break
-                    shift += 7
-                    if shift > 21:
-                        return False
-            at += size
-    except IndexError:
-        return False
-    return at == end
-
-
 def needs_closer_look(message: bytes) -> bool:
     """Whether a ModelInferRequest may ask for more than tensors: such keys stand in a message as they are."""
     return _SHARED_MEMORY in message or _CLASSIFICATION in message
@@ -122,213 +114,12 @@ def needs_closer_look(message: bytes) -> bool:
 
 def encode_bytes(number: int, content: bytes) -> bytes:
     """One length-delimited field."""
-    return _encode_varint(number << 3 | _BYTES) + _encode_varint(len(content)) + content
+    return encode_varint(number << 3 | _BYTES) + encode_varint(len(content)) + content
 
 
-def bool_parameter(key: bytes, value: bool) -> bytes:
-    """An entry of `parameters` in a ModelInferRequest."""
-    entry = encode_bytes(_MAP_KEY, key) + encode_bytes(_MAP_VALUE, bytes([_BOOL << 3, value]))
-    return encode_bytes(_PARAMETERS, entry)
-
-
-@dataclass(slots=True)
-class InferWalker:
-    """Reads a ModelInferRequest as it streams by, in pieces of any size, and keeps only what decides.
-
-    `feed` raises AsksForSharedMemory or BadMessage, `finish` BadMessage if the message ended inside a
-    field. `name` is the model's as far as it was read, `classified` the outputs of which classes are
-    wanted, `has_empty_input` whether some input's shape holds a 0. Contents of tensors are skipped.
-    """
-
-    name: bytes = b""
-    classified: list[bytes] = field(default_factory=list)
-    has_empty_input: bool = False
-    _pending: bytes = b""
-    _skip: int = 0
-    _count: int = 0
-    # The tensor that is being read: its field's number, bytes left, name, whether its classes are wanted.
-    _tensor: int = 0
-    _left: int = 0
-    _tensor_name: bytes = b""
-    _wants_classes: bool = False
-
-    def feed(self, piece: bytes) -> None:
-        at, end = 0, len(piece)
-        if self._skip:
-            at = min(self._skip, end)
-            self._consume(at)
-            self._skip -= at
-            if at == end:
-                return
-        data = self._pending + piece[at:]
-        self._pending = data[self._fields(data) :]
-
-    def skim(self, size: int) -> bool:
-        """Pass over so many bytes if all of them are contents of no interest, and more of those follow."""
-        if size >= self._skip:
-            return False
-        self._consume(size)
-        self._skip -= size
-        return True
-
-    def finish(self) -> None:
-        self._end_tensor()
-        if self._pending or self._skip or self._tensor:
-            raise BadMessage("a field is longer than its message")
-
-    def _fields(self, data: bytes) -> int:
-        """Take every field that is complete or can be skipped; returns where the rest begins."""
-        at = 0
-        while at < len(data):
-            self._end_tensor()
-            taken = self._field(data, at)
-            if not taken:
-                break
-            at += taken
-            self._counts(1)
-        return at
-
-    def _counts(self, fields: int) -> None:
-        self._count += fields
-        if self._count > MAX_FIELDS:
-            raise _too_many(MAX_FIELDS)
-
-    def _field(self, data: bytes, start: int) -> int:
-        """Bytes taken of one field, 0 where more are needed to tell."""
-        try:
-            key, at = _varint(data, start)
-            number, kind = key >> 3, key & 7
-            if not 1 <= number < 1 << 29:
-                raise BadMessage(f"field number {number}")
-            if kind != _BYTES:
-                return self._plain_field(data, start, at, number, kind)
-            size, at = _varint(data, at)
-        except _Truncated:
-            return 0
-        head = at - start
-        if self._tensor and head + size > self._left:
-            raise BadMessage("a field is longer than its tensor")
-        if not self._tensor and number in _TENSOR_PARAMETERS:
-            self._tensor, self._left = number, size
-            self._tensor_name, self._wants_classes = b"", False
-            return head
-        if not self._is_collected(number):
-            taken = min(len(data) - at, size)
-            self._consume(head + taken)
-            self._skip = size - taken
-            return head + taken
-        if size > COLLECT_BYTES:
-            raise BadMessage(f"field {number} of {size} bytes; {COLLECT_BYTES} are taken")
-        if len(data) - at < size:
-            return 0
-        self._take(number, data[at : at + size])
-        self._consume(head + size)
-        return head + size
-
-    def _plain_field(self, data: bytes, start: int, at: int, number: int, kind: int) -> int:
-        """A number: of no interest, unless it is a size that stands alone in an input's shape."""
-        end = _skip(data, at, kind)
-        if self._tensor == _INPUTS and number == _SHAPE and kind == _VARINT:
-            self.has_empty_input = self.has_empty_input or _varint(data, at)[0] == 0
-        elif self._is_collected(number) or (not self._tensor and number in _TENSOR_PARAMETERS):
-            raise BadMessage(f"field {number} has the wrong wire type")
-        self._consume(end - start)
-        return end - start
-
-    def _is_collected(self, number: int) -> bool:
-        if not self._tensor:
-            return number in (_MODEL_NAME, _PARAMETERS)
-        if number == _TENSOR_PARAMETERS[self._tensor]:
-            return True
-        return number == (_SHAPE if self._tensor == _INPUTS else _TENSOR_NAME)
-
-    def _take(self, number: int, content: bytes) -> None:
-        if not self._tensor and number == _MODEL_NAME:
-            self.name = content
-        elif self._tensor == _OUTPUTS and number == _TENSOR_NAME:
-            self._tensor_name = content
-        elif self._tensor == _INPUTS and number == _SHAPE:
-            self._counts(len(content))
-            self.has_empty_input = self.has_empty_input or _holds_zero(content)
-        else:
-            self._take_parameter(_last(content, _MAP_KEY, _ENTRY_FIELDS))
-
-    def _take_parameter(self, key: bytes) -> None:
-        if key.startswith(_SHARED_MEMORY):
-            raise AsksForSharedMemory
-        if self._tensor == _OUTPUTS and key == _CLASSIFICATION:
-            self._wants_classes = True
-
-    def _consume(self, size: int) -> None:
-        if self._tensor:
-            self._left -= size
-            if self._left < 0:
-                raise BadMessage("a field is longer than its tensor")
-
-    def _end_tensor(self) -> None:
-        if self._tensor and not self._left and not self._skip:
-            if self._wants_classes:
-                self.classified.append(self._tensor_name)
-            self._tensor = 0
-
-
-def _holds_zero(packed: bytes) -> bool:
-    at = 0
-    while at < len(packed):
-        value, at = _varint(packed, at)
-        if value == 0:
-            return True
-    return False
-
-
-class _Truncated(BadMessage):
-    """The bytes end inside a number or a field."""
-
-
-def _too_many(most: int) -> BadMessage:
-    return BadMessage(f"more than {most} fields, which is as many as are taken")
-
-
-def _last(message: bytes, number: int, most: int = MAX_FIELDS) -> bytes:
-    found = b""
-    for entry in fields(message, most):
-        if entry.number == number:
-            found = _content(entry)
-    return found
-
-
-def _content(entry: Field) -> bytes:
-    if entry.content is None:
-        raise BadMessage(f"field {entry.number} has the wrong wire type")
-    return entry.content
-
-
-def _skip(data: bytes, at: int, kind: int) -> int:
-    if kind == _VARINT:
-        return _varint(data, at)[1]
-    size = {_FIXED64: 8, _FIXED32: 4}.get(kind)
-    if size is None:
-        raise BadMessage(f"wire type {kind}")
-    if at + size > len(data):
-        raise _Truncated("a field is longer than its message")
-    return at + size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for index in range(_MAX_VARINT_BYTES):
-        if at + index >= len(data):
-            raise _Truncated("a message ends inside a number")
-        byte = data[at + index]
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            if value >= 1 << 64:
-                break
-            return value, at + index + 1
-    raise BadMessage("a number is longer than 64 bits")
-
-
-def _encode_varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -337,12 +128,256 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-@dataclass(frozen=True, slots=True)
-class OwnModel:
-    """The own model's name as requests carry it."""
+def bool_parameter(key: bytes, value: bool) -> bytes:
+    """An entry of `parameters` in a ModelInferRequest."""
+    entry = encode_bytes(_MAP_KEY, key) + encode_bytes(_MAP_VALUE, bytes([_BOOL << 3, value]))
+    return encode_bytes(_PARAMETERS, entry)
 
-    name: bytes
-    field: bytes = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "field", encode_bytes(_MODEL_NAME, self.name))
+# Of a message, the fields that hold text, or messages with such: number → None, or what is in it.
+Texts = Mapping[int, "Texts | None"]
+
+
+def replace(message: bytes, texts: Texts, old: bytes, new: bytes, most: int = MAX_FIELDS) -> bytes:
+    """The message with `old` replaced in its texts, all lengths as they must be then. Raises BadMessage."""
+    if old not in message:
+        return message
+    out, at, end, count = [], 0, len(message), 0
+    while at < end:
+        began = at
+        number, kind, start, at = read_field(message, at)
+        count += 1
+        if count > most:
+            raise _too_many(most)
+        if at > end:
+            raise _Truncated("a field is longer than its message")
+        if kind != _BYTES or number not in texts:
+            out.append(message[began:at])
+            continue
+        content, inner = message[start:at], texts[number]
+        content = content.replace(old, new) if inner is None else replace(content, inner, old, new, most)
+        out.append(encode_bytes(number, content))
+    return b"".join(out)
+
+
+class InferReader:
+    """Reads a ModelInferRequest as it streams by, in pieces of any size, and keeps only what decides.
+
+    `feed` raises AsksForSharedMemory or BadMessage, `finish` BadMessage if the message ended inside a
+    field. `name` is the model's as far as it was read, `classified` the outputs of which classes are
+    wanted, `has_empty_input` whether some input's shape holds a 0. Contents of tensors are skipped.
+    """
+
+    __slots__ = (
+        "_count",
+        "_left",
+        "_need",
+        "_pending",
+        "_skip",
+        "_tensor",
+        "_tensor_name",
+        "_wants_classes",
+        "classified",
+        "has_empty_input",
+        "name",
+    )
+
+    def __init__(self) -> None:
+        self.name = b""
+        self.classified: list[bytes] = []
+        self.has_empty_input = False
+        # A field that has begun and is not whole, and how much of it there must be to go on.
+        self._pending, self._need = bytearray(), 0
+        # Bytes to come that are of no interest.
+        self._skip = 0
+        self._count = 0
+        # The tensor that is being read: its field's number, bytes left, name, whether its classes are wanted.
+        self._tensor = self._left = 0
+        self._tensor_name, self._wants_classes = b"", False
+
+    def feed(self, piece: bytes) -> None:
+        if self._skip:
+            passed = min(self._skip, len(piece))
+            self._skip -= passed
+            if passed == len(piece):
+                return
+            piece = piece[passed:]
+        if self._pending:
+            self._pending += piece
+            if len(self._pending) < self._need:
+                return
+            piece = bytes(self._pending)
+            self._pending.clear()
+        at = self._read(piece)
+        if at < len(piece):
+            self._pending += piece[at:]
+
+    def skim(self, size: int) -> bool:
+        """Pass over so many bytes if all of them are contents of no interest, and more of those follow."""
+        if size >= self._skip:
+            return False
+        self._skip -= size
+        return True
+
+    def finish(self) -> None:
+        if self._pending or self._skip or self._tensor:
+            raise BadMessage("a field is longer than its message")
+
+    def _read(self, data: bytes) -> int:
+        """Take every field that is whole or need not be; returns where the rest begins."""
+        at, end = 0, len(data)
+        while at < end:
+            try:
+                number, kind, start, stop = read_field(data, at)
+            except _Truncated:
+                self._need = end - at + 1
+                return at
+            tensor = self._tensor
+            if tensor and stop - at > self._left:
+                raise _beyond_tensor()
+            if stop <= end:
+                if tensor or number not in (_INPUTS, _OUTPUTS):
+                    self._take(tensor, number, kind, data, start, stop)
+                else:
+                    self._take_tensor(number, kind, data, start, stop)
+            elif not tensor and number in (_INPUTS, _OUTPUTS) and stop - start > COLLECT_BYTES:
+                self._begin_tensor(number, kind)
+                self._left, stop = stop - start, start
+            elif kind == _BYTES and number not in _OF_INTEREST[tensor]:
+                self._skip = stop - end
+            else:
+                _require_small(number, stop - start)
+                self._need = stop - at
+                return at
+            self._count_fields(1)
+            if tensor:
+                self._left -= stop - at
+                if not self._left:
+                    self._end_tensor()
+            at = stop
+        return at
+
+    def _take_tensor(self, number: int, kind: int, data: bytes, at: int, end: int) -> None:
+        """A tensor that is there as a whole."""
+        self._begin_tensor(number, kind)
+        count = 0
+        while at < end:
+            inner, kind, start, stop = read_field(data, at)
+            if stop > end:
+                raise _beyond_tensor()
+            count += 1
+            if inner in _OF_INTEREST[number]:
+                self._take(number, inner, kind, data, start, stop)
+            at = stop
+            if count > MAX_FIELDS:
+                break
+        self._count_fields(count)
+        self._end_tensor()
+
+    def _begin_tensor(self, number: int, kind: int) -> None:
+        _require_bytes(number, kind)
+        self._tensor = number
+        self._tensor_name, self._wants_classes = b"", False
+
+    def _end_tensor(self) -> None:
+        if self._wants_classes:
+            self.classified.append(self._tensor_name)
+        self._tensor = 0
+
+    def _take(self, tensor: int, number: int, kind: int, data: bytes, start: int, stop: int) -> None:
+        """A field that is whole, of a tensor or (0) of the message."""
+        if number not in _OF_INTEREST[tensor]:
+            return
+        if tensor == _INPUTS and number == _SHAPE and kind == _VARINT:  # a size that stands alone
+            self.has_empty_input = self.has_empty_input or _varint(data, start)[0] == 0
+            return
+        _require_bytes(number, kind)
+        _require_small(number, stop - start)
+        content = data[start:stop]
+        if tensor == _INPUTS and number == _SHAPE:
+            self._count_fields(len(content))
+            self.has_empty_input = self.has_empty_input or _holds_zero(content)
+        elif tensor == _OUTPUTS and number == _TENSOR_NAME:
+            self._tensor_name = content
+        elif not tensor and number == _MODEL_NAME:
+            self.name = content
+        else:
+            self._take_parameter(tensor, _last(content, _MAP_KEY, _ENTRY_FIELDS))
+
+    def _take_parameter(self, tensor: int, key: bytes) -> None:
+        if key.startswith(_SHARED_MEMORY):
+            raise AsksForSharedMemory
+        if tensor == _OUTPUTS and key == _CLASSIFICATION:
+            self._wants_classes = True
+
+    def _count_fields(self, count: int) -> None:
+        self._count += count
+        if self._count > MAX_FIELDS:
+            raise _too_many(MAX_FIELDS)
+
+
+def _holds_zero(packed: bytes) -> bool:
+    at = 0
+    while at < len(packed):
+        value, at = packed[at], at + 1
+        if value >= 0x80:
+            value, at = _whole_varint(packed, at - 1)
+        if value == 0:
+            return True
+    return False
+
+
+def _require_bytes(number: int, kind: int) -> None:
+    if kind != _BYTES:
+        raise BadMessage(f"field {number} has the wrong wire type")
+
+
+def _require_small(number: int, size: int) -> None:
+    if size > COLLECT_BYTES:
+        raise BadMessage(f"field {number} of {size} bytes; {COLLECT_BYTES} are taken")
+
+
+def _too_many(most: int) -> BadMessage:
+    return BadMessage(f"more than {most} fields, which is as many as are taken")
+
+
+def _beyond_tensor() -> BadMessage:
+    return BadMessage("a field is longer than its tensor")
+
+
+def _last(message: bytes, number: int, most: int = MAX_FIELDS) -> bytes:
+    """The content of the last field of that number, empty where there is none."""
+    found, at, end, left = b"", 0, len(message), most
+    while at < end:
+        found_number, kind, start, at = read_field(message, at)
+        if not left:
+            raise _too_many(most)
+        left -= 1
+        if at > end:
+            raise _Truncated("a field is longer than its message")
+        if found_number == number:
+            _require_bytes(number, kind)
+            found = message[start:at]
+    return found
+
+
+def _whole_varint(data: bytes, at: int) -> tuple[int, int]:
+    try:
+        return _varint(data, at)
+    except IndexError:
+        raise _Truncated("a message ends inside a number") from None
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Raises IndexError where the bytes end, and BadMessage."""
+    value = shift = 0
+    for _ in range(_MAX_VARINT_BYTES):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >= 1 << 64:
+                break
+            return value, at
+        shift += 7
+    raise BadMessage("a number is longer than 64 bits")

@@ -64,15 +64,21 @@ class Listener:
         self._servers: list[asyncio.Server] = []
 
     async def start(
-        self, listen: Endpoint, *, tls: ssl.SSLContext | None = None, share_port: bool = False
+        self,
+        listen: Endpoint,
+        *,
+        tls: ssl.SSLContext | None = None,
+        share_port: bool = False,
+        sock: socket.socket | None = None,
     ) -> None:
-        """Raises CannotStart when the port is taken."""
+        """Raises CannotStart when the port is taken. `sock`: it is bound there already."""
         loop = asyncio.get_running_loop()
         with starting(self._what, listen):
             server = await loop.create_server(
                 self._make,
-                listen.host,
-                listen.port,
+                None if sock else listen.host,
+                None if sock else listen.port,
+                sock=sock,
                 backlog=_BACKLOG,
                 reuse_port=share_port or None,
                 **_tls(tls),

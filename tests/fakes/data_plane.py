@@ -1,7 +1,7 @@
 """The front ends without sockets: bytes in, bytes out, on both sides, in the order of the calls."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -10,17 +10,18 @@ from weakref import WeakKeyDictionary
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import CopyLimits
 from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.breaker import Breaker
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
-from proxy.exchange.traffic import Traffic
-from proxy.fronts.grpc.client import ClientConnection
-from proxy.fronts.grpc.front import GrpcFront
+from proxy.exchange.refusal import NotServed
+from proxy.fronts.grpc.client import GrpcConnection
+from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
 from proxy.fronts.grpc.upstream import UpstreamConnection
 from proxy.fronts.rest.client import RestConnection
 from proxy.fronts.rest.front import RestFront, RestShared
 from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
+from proxy.fronts.triton import TritonGrpc
+from proxy.fronts.turn import Turn
 from proxy.upstream import Upstream
 
 KEY = "triton-grpc-protocol-berth-inference-key"
@@ -40,6 +41,12 @@ class Wire:
     def stall(self, protocol: asyncio.BaseProtocol) -> None:
         """`protocol` writes here, and is told when too much has piled up."""
         self._stalled = protocol
+
+    def flow(self) -> None:
+        """The peer takes everything from now on."""
+        while self._untaken:
+            self.drain()
+        self._stalled = None
 
     def drain(self, size: int | None = None) -> None:
         """The peer takes so much, or all."""
@@ -126,11 +133,33 @@ def own_upstream(facts: ModelFacts | None = None, copy: ModelCopy | None = None)
     return Upstream(copy or own_copy(facts=facts), where, UpstreamPool(where))
 
 
-def make_breaker(limit: int = 0, depth: int = 0) -> Breaker:
-    return Breaker(own_copy(limit, depth).admissions)
+class HandTurn(Turn):
+    """Turns that a test ends."""
+
+    def then(self, do: Callable[[], None]) -> None:
+        self._todo.append(do)
+
+    def end(self) -> None:
+        while self._todo:
+            super().end()
 
 
-_PAIRS: "WeakKeyDictionary[ClientConnection, GrpcPair]" = WeakKeyDictionary()
+class NoQuestions:
+    """Triton cannot be asked."""
+
+    async def versions(self, copy: ModelCopy) -> list[str]:
+        raise NotServed("nobody asks")
+
+    async def server_metadata(self) -> Any:
+        raise NotServed("nobody asks")
+
+
+_TRITONS: "WeakKeyDictionary[TritonGrpc, list[tuple[UpstreamConnection, Wire]]]" = WeakKeyDictionary()
+
+
+def grpc_common(questions: Any = None, **more: Any) -> GrpcCommon:
+    """With turns that end by hand."""
+    return GrpcCommon(here(), questions or NoQuestions(), turn=HandTurn(), **more)
 
 
 class GrpcPair:
@@ -139,38 +168,67 @@ class GrpcPair:
     def __init__(
         self,
         *,
-        breaker: Breaker | None = None,
+        limit: int = 0,
+        depth: int = 0,
         facts: ModelFacts | None = None,
+        names: Names | None = None,
+        copy: ModelCopy | None = None,
+        common: GrpcCommon | None = None,
         front: GrpcFront | None = None,
+        **limits: Any,
     ) -> None:
+        """Of several clients of one process (`common`) or copy (`front`) all have the same connections to Triton."""
+        more = {"max_json_bytes": 1024**2, **limits}
         self.front = front or GrpcFront(
-            own_upstream(facts),
-            breaker or make_breaker(),
-            Traffic(),
-            timeout_seconds=300,
-            inflate_limit=1024**2,
-            not_ready=lambda: None,
+            copy or own_copy(limit, depth, facts=facts, names=names, **more), common or grpc_common()
         )
-        self.client, self.to_client = ClientConnection(self.front), Wire()
+        self.copy = self.front.copy
+        self.client, self.to_client = GrpcConnection(self.front), Wire()
         self.client.connection_made(self.to_client)  # type: ignore[arg-type]
-        self.to_triton: list[Wire] = []
-        self.tritons: list[UpstreamConnection] = []
-        _PAIRS[self.client] = self
+
+    def receive(self, data: bytes) -> None:
+        """What the client has sent."""
+        self.client.data_received(data)
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        self.front.turn.end()
+
+    @property
+    def tritons(self) -> list[UpstreamConnection]:
+        return [upstream for upstream, _ in _TRITONS.get(self.front.triton, [])]
+
+    @property
+    def to_triton(self) -> list[Wire]:
+        return [wire for _, wire in _TRITONS.get(self.front.triton, [])]
+
+    @property
+    def running(self) -> int:
+        return self.copy.admissions.running
+
+    @property
+    def waiting(self) -> int:
+        return self.copy.admissions.waiting
+
+    @property
+    def held_bytes(self) -> int:
+        return self.copy.budget.used_bytes
 
 
 @contextmanager
 def triton_at_hand() -> Iterator[None]:
-    """Connections to Triton are made at once, each with its own client's pair."""
+    """Connections to Triton are made at once."""
 
     async def nothing(_: UpstreamConnection) -> None:
         """The transport is there already."""
 
-    def wired(upstream: UpstreamConnection, client: ClientConnection, *args: Any) -> None:
-        original(upstream, client, *args)
-        pair = _PAIRS[client]
-        pair.tritons.append(upstream)
-        pair.to_triton.append(Wire())
-        upstream.connection_made(pair.to_triton[-1])  # type: ignore[arg-type]
+    def wired(
+        upstream: UpstreamConnection, address: Any, keys: Any, readers: Any, turn: Any, watcher: Any
+    ) -> None:
+        original(upstream, address, keys, readers, turn, watcher)
+        wire = Wire()
+        _TRITONS.setdefault(watcher, []).append((upstream, wire))
+        upstream.connection_made(wire)  # type: ignore[arg-type]
 
     original = UpstreamConnection.__init__
     with (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from berth.contract.endpoint import Endpoint, UnixSocket, parse_address
 from berth.contract.errors import InvalidPod, InvalidValue, UnreadableReport
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, parse_model_name
@@ -255,3 +256,22 @@ def test_a_wrong_pod_says_what_and_where(
 ) -> None:
     with pytest.raises(InvalidPod, match=message):
         parse_model_pod(_pod(annotations, limits), KEYS)
+
+
+def test_an_address_is_a_port_or_a_socket() -> None:
+    for text, meant in (
+        ("127.0.0.1:80", Endpoint("127.0.0.1", 80)),
+        ("unix:/run/t.sock:8001", UnixSocket("/run/t.sock:8001")),
+        ("unix:8001", Endpoint("unix", 8001)),
+        ("[::1]:80", Endpoint("::1", 80)),
+    ):
+        assert parse_address(text) == meant
+        assert str(meant) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["unix:", "unix:run/t", "unix:/run/", "unix:/" + "x" * 107, "/run/t", "unix:/a\0b"]
+)
+def test_what_is_neither_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValue):
+        parse_address(text)
