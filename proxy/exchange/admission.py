@@ -114,6 +114,8 @@ class Admissions:
         # Those that nobody waits for any more run as well.
         self.running = self.given_up = 0
         self._hands_out = False
+        # Why nobody is admitted for now, in words for clients.
+        self.closed: str | None = None
 
     @property
     def waiting(self) -> int:
@@ -127,6 +129,8 @@ class Admissions:
         Waiting counts as concurrency, being refused as an arrival. `now`: on the meter's clock.
         """
         self._require_possible(cost_bytes)
+        if self.closed is not None:
+            self._refuse(Why.NOT_SERVED, self.closed)
         admission = self.admit_at_once(now, cost_bytes=cost_bytes, deadline=deadline)
         if admission is not None:
             return admission
@@ -146,9 +150,11 @@ class Admissions:
         self, now: float, *, cost_bytes: int = 0, deadline: float = float("inf")
     ) -> Admission | None:
         """An admission that runs, if there is room and nobody waits for it."""
+        if self._waiting or self.given_up >= MOST_GIVEN_UP or self.closed is not None:
+            return None
         room = self.bytes
         used = room.used_bytes + cost_bytes
-        if self._waiting or self.given_up >= MOST_GIVEN_UP or used > room.limit_bytes or not self._take():
+        if used > room.limit_bytes or not self._take():
             return None
         room.used_bytes = used
         self.running += 1
@@ -173,6 +179,11 @@ class Admissions:
         else:
             self._look_idle()
 
+    def resize(self, *, limit: int, queue_depth: int) -> None:
+        """Other limits from now on; what runs and what waits already stays."""
+        self._limit, self._depth = limit, queue_depth
+        self.hand_out()
+
     def hand_out(self) -> None:
         """Give what is free to those who wait, in their order."""
         if self._hands_out:  # one that gives back at once what it was given: the loop below sees it
@@ -188,6 +199,9 @@ class Admissions:
         self._hands_out = False
         self._watch(bool(self._waiting))
         self._look_idle()
+
+    def close(self) -> None:
+        """Nobody is admitted any more; what runs may still give back."""
 
     async def idle(self) -> None:
         """Return when nothing runs and nothing waits. For one caller at a time."""
@@ -260,28 +274,44 @@ class SharedAdmissions(Admissions):
         """Descriptors of the free slots and of the free places in the queue, as `shared_limit` makes them."""
         super().__init__(meter, limit=0, queue_depth=0, bytes=bytes, bytes_flag=bytes_flag)
         self._slots, self._places = slots, places
-        self._watching = False
+        self._watching = self._is_over = False
+
+    def resize(self, *, limit: int, queue_depth: int) -> None:
+        """Whoever made the counters changes them, for all processes."""
+
+    def close(self) -> None:
+        """The descriptors end with it: whoever made them sees to what is not given back."""
+        if not self._is_over:
+            self._is_over, self.closed = True, "the model has ended"
+            if self._watching:
+                asyncio.get_running_loop().remove_reader(self._slots)
+            self._watching = False
+            os.close(self._slots)
+            os.close(self._places)
 
     def _take(self) -> bool:
-        return _decrement(self._slots)
+        return not self._is_over and _decrement(self._slots)
 
     def _give(self) -> None:
-        os.eventfd_write(self._slots, 1)
+        if not self._is_over:
+            os.eventfd_write(self._slots, 1)
 
     def _take_place(self) -> bool:
         return _decrement(self._places)
 
     def _give_place(self) -> None:
-        os.eventfd_write(self._places, 1)
+        if not self._is_over:
+            os.eventfd_write(self._places, 1)
 
     def _watch(self, waiting: bool) -> None:
         # A slot that is free is no news to one that waits for bytes: what gives those back hands out.
-        waits = waiting and next(iter(self._waiting)).cost_bytes <= self.bytes.free_bytes
-        loop = asyncio.get_running_loop()
+        waits = (
+            waiting and not self._is_over and next(iter(self._waiting)).cost_bytes <= self.bytes.free_bytes
+        )
         if waits and not self._watching:
-            loop.add_reader(self._slots, self.hand_out)
+            asyncio.get_running_loop().add_reader(self._slots, self.hand_out)
         elif self._watching and not waits:
-            loop.remove_reader(self._slots)
+            asyncio.get_running_loop().remove_reader(self._slots)
         self._watching = waits
 
 

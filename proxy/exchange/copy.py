@@ -26,7 +26,7 @@ _QUESTION_BYTES = 64 * 1024**2
 
 
 class ModelCopy:
-    """`names` and `limits` hold for as long as it lives; everything else may change."""
+    """`names` hold for as long as it lives; everything else may change."""
 
     def __init__(
         self,
@@ -75,6 +75,12 @@ class ModelCopy:
         self._triton_says: str | None = "the model has not been asked for yet"
         self._changed = asyncio.Event()
 
+    def set_limits(self, limits: CopyLimits) -> None:
+        """For whatever comes from now on; what is under way or waits already is not touched."""
+        self.limits = limits
+        self.budget.limit_bytes = self.admissions.bytes.limit_bytes = limits.max_inflight_bytes
+        self.admissions.resize(limit=limits.container_concurrency, queue_depth=queue_depth(limits))
+
     def not_ready(self) -> str | None:
         """Why no request should come, or None."""
         if self.draining:
@@ -94,13 +100,13 @@ class ModelCopy:
 
     @property
     def held(self) -> str | None:
-        """The same, in the gateway's own words."""
+        """Why no request of it goes to Triton for now, in the gateway's own words."""
         return self._held
 
     @held.setter
     def held(self, reason: str | None) -> None:
         if reason != self._held:
-            self._held = reason
+            self._held = self.admissions.closed = reason
             self.announce()
 
     @property
@@ -125,6 +131,11 @@ class ModelCopy:
         self.draining = True
         self.announce()
 
+    def serve_again(self) -> None:
+        """It was not to end after all."""
+        self.draining = False
+        self.announce()
+
     def next_change(self) -> asyncio.Event:
         """Set when readiness changes. Take it before looking."""
         return self._changed
@@ -133,6 +144,16 @@ class ModelCopy:
         """Wake who waits for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    @property
+    def arrived(self) -> int:
+        """Requests since the last tick."""
+        return self._meter.arrived
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of answers, since the start."""
+        return self.rest.sent_bytes + self.grpc.sent_bytes
 
     def tick(self, now: float) -> None:
         """Every second: close one period of the meter."""

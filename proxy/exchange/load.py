@@ -38,6 +38,11 @@ class LoadMeter:
         self.concurrency += 1
         self._arrived += 1
 
+    @property
+    def arrived(self) -> int:
+        """In this period, so far."""
+        return self._arrived
+
     def refused(self) -> None:
         """One arrived and was turned away at once: load all the same, of which an autoscaler must hear."""
         self._arrived += 1

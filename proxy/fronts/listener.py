@@ -64,18 +64,19 @@ class Listener:
         self._servers: list[asyncio.Server] = []
 
     async def start(
-        self, listen: Endpoint, *, tls: ssl.SSLContext | None = None, share_port: bool = False
+        self,
+        listen: Endpoint,
+        *,
+        tls: ssl.SSLContext | None = None,
+        share_port: bool = False,
+        sock: socket.socket | None = None,
     ) -> None:
-        """Raises CannotStart when the port is taken."""
+        """Raises CannotStart when the port is taken. `sock`: it is bound there already."""
         loop = asyncio.get_running_loop()
         with starting(self._what, listen):
+            where: dict[str, Any] = {"sock": sock} if sock else {"host": listen.host, "port": listen.port}
             server = await loop.create_server(
-                self._make,
-                listen.host,
-                listen.port,
-                backlog=_BACKLOG,
-                reuse_port=share_port or None,
-                **_tls(tls),
+                self._make, **where, backlog=_BACKLOG, reuse_port=share_port or None, **_tls(tls)
             )
         self._servers = [server]
 

@@ -27,6 +27,7 @@ from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
 from tests.fakes import h2_codecs
 from tests.fakes.data_plane import GrpcPair, RestPair, settle, triton_at_hand
+from tests.fuzz.preamble import preamble
 
 OWN = ModelFields(Names(b"own", b"own-0123456789ab"))
 FACTS = ModelFacts(fixed_outputs=frozenset({"FIXED"}))
@@ -299,6 +300,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
+    "preamble": preamble,
     "rest": rest,
     "grpc": grpc,
     "codec": codec,

@@ -85,7 +85,6 @@ class GrpcFront:
     def __init__(self, copy: ModelCopy, common: GrpcCommon) -> None:
         self.copy, self.common = copy, common
         self.turn, self.deadlines, self.triton = common.turn, common.deadlines, common.triton
-        self.timeout_seconds = copy.limits.request_timeout_seconds
         self.most_list_bytes = MOST_LIST_BYTES
         self.own = ModelFields(copy.names)
         self.infer_guard = InferGuard(self.own, lambda: copy.facts)
@@ -96,6 +95,10 @@ class GrpcFront:
         self.watchers = self.local.watchers
         self.clients: Clients[Connection] = Clients(copy.grpc)
         self.given_up: set[LeftCall] = set()
+
+    @property
+    def timeout_seconds(self) -> float:
+        return self.copy.limits.request_timeout_seconds
 
     def guard(self, kind: CallKind) -> Guard:
         """What the messages of a call must be."""

@@ -1,0 +1,213 @@
+"""The gateway's end of the control socket: the agent tells the copies, the gateway what it has seen.
+
+Only a process of the gateway's own user, or root, is heard; of those the last that has come. While there is
+none, what was told last holds. A line that cannot be read is logged and changes nothing.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from berth.contract.endpoint import UnixSocket
+from berth.contract.errors import InvalidValue
+from berth.runtime.errors import CannotStart
+from berth.runtime.logs import fields
+from proxy.gateway.hub import Hub
+from proxy.gateway.registry import read_copies
+
+log = logging.getLogger(__name__)
+
+# Some thousands of copies.
+_LINE_BYTES: Final = 8 * 1024 * 1024
+_MODE: Final = 0o660
+LONGEST_DRAIN_SECONDS: Final = 3600.0
+
+
+class Control:
+    """`changed`: something has been told. Everything that the hub has for the agent goes out by `tell`."""
+
+    def __init__(self, path: UnixSocket, hub: Hub, changed: Callable[[], None]) -> None:
+        self._path, self._hub, self._changed = path, hub, changed
+        self._agent: _Agent | None = None
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> "Control":
+        """Raises CannotStart."""
+        try:
+            listening = _listen(self._path.path)
+        except OSError as error:
+            raise CannotStart(
+                f"--control: cannot listen on {self._path}: {error.strerror or error}"
+            ) from error
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _Agent(self), sock=listening
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._agent is not None:
+            self._agent.close()
+        try:
+            os.unlink(self._path.path)
+        except OSError as error:
+            log.debug("control socket is gone already", extra=fields(error=error))
+
+    def came(self, agent: "_Agent") -> None:
+        before, self._agent = self._agent, agent
+        if before is not None:
+            before.close()
+        log.info("the agent is here")
+        self.tell()
+
+    def went(self, agent: "_Agent") -> None:
+        if agent is self._agent:
+            self._agent = None
+            log.warning("the agent has gone: what it told last holds")
+
+    def tell(self) -> None:
+        """Pass on what there is for the agent, if it is here; else it waits."""
+        news = self._hub.news
+        while news and self._agent is not None and self._agent.say(news[0]):
+            news.popleft()
+
+    def take(self, line: bytes) -> None:
+        try:
+            self._obey(_read(line))
+        except InvalidValue as error:
+            log.warning("the agent's word is not readable", extra=fields(reason=error))
+            return
+        self._changed()
+
+    def _obey(self, told: dict[str, Any]) -> None:
+        """Raises InvalidValue, with nothing changed. What is not known is left aside: the agent may be newer."""
+        copies = read_copies(told["copies"]) if "copies" in told else None
+        drain = _drain(told) if "drain" in told else None
+        if copies is not None:
+            self._hub.take_copies(copies)
+        if drain is not None:
+            self._hub.drain(*drain, time.monotonic())
+
+
+class _Agent(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._transport: asyncio.Transport | None = None
+        self._input: list[bytes] = []
+        self._size = 0
+        self._writable = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        peer = _peer_uid(transport.get_extra_info("socket"))
+        if peer not in (0, os.geteuid()):
+            log.warning("a stranger at the control socket", extra=fields(uid=peer))
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._control.came(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._control.went(self)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._control.tell()
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:  # a stranger, or one that was replaced
+            return
+        while (end := data.find(b"\n")) >= 0:
+            line, data = b"".join((*self._input, data[:end])), data[end + 1 :]
+            self._input, self._size = [], 0
+            self._control.take(line)
+        self._input.append(data)
+        self._size += len(data)
+        if self._size > _LINE_BYTES:
+            log.warning("the agent's word is too long", extra=fields(bytes=self._size))
+            self.close()
+
+    def say(self, news: dict[str, object]) -> bool:
+        if self._transport is None or not self._writable:
+            return False
+        self._transport.write(json.dumps(news).encode() + b"\n")
+        return True
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"not JSON: {error}") from error
+    if not isinstance(told, dict):
+        raise InvalidValue(f"{type(told).__name__} instead of an object")
+    return told
+
+
+def _drain(told: dict[str, Any]) -> tuple[str, float]:
+    """Raises InvalidValue."""
+    uid, seconds = told["drain"], told.get("seconds")
+    if not isinstance(uid, str) or isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise InvalidValue("drain: a pod uid and seconds are expected")
+    if not 0 <= seconds <= LONGEST_DRAIN_SECONDS:
+        raise InvalidValue(f"drain: {seconds} s; 0 to {LONGEST_DRAIN_SECONDS:g} are expected")
+    return uid, float(seconds)
+
+
+def _peer_uid(sock: Any) -> int:
+    """socket(7), SO_PEERCRED: struct ucred, pid, uid, gid."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", found)[1])
+
+
+def _listen(path: str) -> socket.socket:
+    """A socket in place of one that nobody listens on any more. Raises OSError."""
+    _remove_stale(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    before = os.umask(0o177)  # nobody may come in before it has its mode
+    try:
+        listening.bind(path)
+        os.chmod(path, _MODE)
+        listening.listen(16)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    finally:
+        os.umask(before)
+    return listening
+
+
+def _remove_stale(path: str) -> None:
+    """Raises OSError where somebody listens there, or where it is no socket."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(None, "it is there, and no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise FileExistsError(None, "another gateway listens there")

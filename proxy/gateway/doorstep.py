@@ -1,0 +1,111 @@
+"""Where every connection to the gateway begins: it says for whom it comes, or it goes without a word."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+from proxy.codecs.preamble import ACCEPTED, PREAMBLE_BYTES, BadPreamble, Preamble, may_begin, read_preamble
+from proxy.fronts.tcp import keep_alive
+from proxy.gateway.places import Arrivals
+
+PREAMBLE_SECONDS: Final = 2.0
+
+
+class Host(Protocol):
+    """Who knows the tickets."""
+
+    def welcome(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
+        """What makes the protocol that serves such a connection from now on; None: it is none of ours."""
+        ...
+
+
+class Doorstep:
+    """What all connections that have not yet said for whom they come have in common."""
+
+    def __init__(self, host: Host, arrivals: "Arrivals[Arrival]") -> None:
+        self.host, self.arrivals = host, arrivals
+        # Connections that went without a word, by what was wrong: for a metric.
+        self.turned_away = {"late": 0, "crowded": 0, "unreadable": 0, "unknown": 0}
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def arrival(self) -> "Arrival":
+        return Arrival(self)
+
+    def add(self, arrival: "Arrival", source: str) -> None:
+        crowded = self.arrivals.add(arrival, source, time.monotonic())
+        if crowded is not None:
+            self.turn_away(crowded, "crowded")
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(PREAMBLE_SECONDS, self._end_late)
+
+    def turn_away(self, arrival: "Arrival", why: str) -> None:
+        self.turned_away[why] += 1
+        self.arrivals.remove(arrival)
+        arrival.abort()
+
+    def _end_late(self) -> None:
+        self._sweep = None
+        for arrival in self.arrivals.late(time.monotonic() - PREAMBLE_SECONDS):
+            self.turn_away(arrival, "late")
+        if len(self.arrivals):
+            self._sweep = asyncio.get_running_loop().call_later(PREAMBLE_SECONDS / 4, self._end_late)
+
+    def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for arrival in self.arrivals.late(float("inf")):
+            arrival.abort()
+
+
+class Arrival(asyncio.Protocol):
+    """One connection until its preamble is there."""
+
+    def __init__(self, step: Doorstep) -> None:
+        self._step = step
+        self._transport: asyncio.Transport | None = None
+        self._begun = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        peer = transport.get_extra_info("peername")
+        self._step.add(self, str(peer[0]) if isinstance(peer, tuple) else "")
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:  # ended, with this on its way
+            return
+        data = self._begun + data if self._begun else data
+        if len(data) < PREAMBLE_BYTES and may_begin(data):
+            self._begun = data
+            return
+        try:
+            preamble = read_preamble(data)
+        except BadPreamble:
+            self._step.turn_away(self, "unreadable")
+            return
+        make = self._step.host.welcome(preamble)
+        if make is None:
+            self._step.turn_away(self, "unknown")
+        else:
+            self._hand_over(make(), data[PREAMBLE_BYTES:])
+
+    def _hand_over(self, protocol: asyncio.Protocol, rest: bytes) -> None:
+        transport, self._transport = self._transport, None
+        assert transport is not None
+        self._step.arrivals.remove(self)
+        keep_alive(transport)
+        transport.write(ACCEPTED)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if rest:
+            protocol.data_received(rest)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._step.arrivals.remove(self)
+
+    def abort(self) -> None:
+        """Without a word: to whoever has no ticket there is nothing to say."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None

@@ -1,0 +1,108 @@
+"""What the gateway's first process and one that serves tell each other: always all of it, so that nothing hangs
+on what was said before. Where both are one process it is handed over; else it goes as JSON. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from berth.contract.gateway import Copy
+from proxy.exchange.load import LoadReport
+from proxy.exchange.traffic import Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What a copy has done in all processes together."""
+
+    figures: Figures
+    load: LoadReport
+
+    def to_json(self) -> dict[str, Any]:
+        return {"figures": self.figures.to_json(), "load": asdict(self.load)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Sum":
+        return cls(Figures.from_json(data["figures"]), LoadReport(**data["load"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """To one that serves. By pod uid, but for `copies`.
+
+    `held`: why a copy is kept from Triton. `draining`: to take nothing new. `drained`: of which nothing is left
+    in Triton, in any process.
+    """
+
+    copies: tuple[Copy, ...] = ()
+    held: Mapping[str, str] = field(default_factory=dict)
+    draining: frozenset[str] = frozenset()
+    drained: frozenset[str] = frozenset()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "copies": [copy.to_json() for copy in self.copies],
+            "held": dict(self.held),
+            "draining": sorted(self.draining),
+            "drained": sorted(self.drained),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Orders":
+        return cls(
+            copies=tuple(Copy.from_json(entry) for entry in data["copies"]),
+            held=dict(data["held"]),
+            draining=frozenset(data["draining"]),
+            drained=frozenset(data["drained"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """From one that serves. `idle`: the copies that drain here and of which nothing is left here.
+
+    `wishes`: the copies whose doors have asked to drain. `turned_away`: connections that went without a word.
+    """
+
+    sums: Mapping[str, Sum] = field(default_factory=dict)
+    idle: frozenset[str] = frozenset()
+    wishes: frozenset[str] = frozenset()
+    turned_away: Mapping[str, int] = field(default_factory=dict)
+    connections: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sums": {uid: one.to_json() for uid, one in self.sums.items()},
+            "idle": sorted(self.idle),
+            "wishes": sorted(self.wishes),
+            "turnedAway": dict(self.turned_away),
+            "connections": self.connections,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Word":
+        return cls(
+            sums={uid: Sum.from_json(one) for uid, one in data["sums"].items()},
+            idle=frozenset(data["idle"]),
+            wishes=frozenset(data["wishes"]),
+            turned_away=dict(data["turnedAway"]),
+            connections=data["connections"],
+        )
+
+
+def together(words: list[Word], uid: str) -> Sum | None:
+    """One copy's sums of all processes; None where no process has it."""
+    sums = [word.sums[uid] for word in words if uid in word.sums]
+    if not sums:
+        return None
+    total = Figures()
+    for one in sums:
+        total.add(one.figures)
+    loads = [one.load for one in sums]
+    load = LoadReport(
+        sum(one.average_concurrency for one in loads),
+        sum(one.requests for one in loads),
+        max(one.uptime_seconds for one in loads),
+        max(one.timestamp for one in loads),
+    )
+    return Sum(total, load)

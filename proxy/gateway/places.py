@@ -1,0 +1,82 @@
+"""How many connections there may be, and whose: so many in all, and whoever has many leaves room for the others. Pure.
+
+A copy gets a further place while it has fewer than are free: one that takes all it can get ends with half of
+them, two with a third each, and there are always as many free as the greediest has (dynamic thresholds,
+A. K. Choudhury, E. L. Hahne, IEEE/ACM Trans. Networking 6(2), 1998).
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
+
+# Of those that have not said yet for whom they come.
+MOST_ARRIVALS: Final = 1024
+MOST_ARRIVALS_OF_ONE: Final = 128
+
+A = TypeVar("A", bound=Hashable)
+
+
+class Places:
+    """The places of one process."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.taken = most, 0
+
+    def take(self, has: int) -> bool:
+        """Whether one that has so many gets one more."""
+        if has >= self.most - self.taken:
+            return False
+        self.taken += 1
+        return True
+
+    def give_back(self) -> None:
+        self.taken -= 1
+
+
+class Arrivals(Generic[A]):
+    """Connections of which nobody knows yet whose they are, by the address that they come from, oldest first."""
+
+    def __init__(self, *, most: int = MOST_ARRIVALS, of_one: int = MOST_ARRIVALS_OF_ONE) -> None:
+        self._most, self._of_one = most, of_one
+        self._all: OrderedDict[A, tuple[str, float]] = OrderedDict()
+        self._by_source: dict[str, OrderedDict[A, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, arrival: A, source: str, now: float) -> A | None:
+        """One more; returns the one that has to go for it, which is not among them any more.
+
+        It is the oldest from the same address where that one has too many; else, where there are too many in
+        all, the oldest from the address that has the most.
+        """
+        self._all[arrival] = (source, now)
+        mine = self._by_source.setdefault(source, OrderedDict())
+        mine[arrival] = None
+        if len(mine) <= self._of_one and len(self._all) <= self._most:
+            return None
+        crowd = mine if len(mine) > self._of_one else max(self._by_source.values(), key=len)
+        oldest = next(iter(crowd))
+        self.remove(oldest)
+        return oldest
+
+    def remove(self, arrival: A) -> None:
+        known = self._all.pop(arrival, None)
+        if known is None:
+            return
+        source = known[0]
+        mine = self._by_source[source]
+        del mine[arrival]
+        if not mine:
+            del self._by_source[source]
+
+    def late(self, before: float) -> list[A]:
+        """Those that came before this time, which are not among them any more."""
+        found = []
+        while self._all:
+            arrival, (_, came) = next(iter(self._all.items()))
+            if came >= before:
+                break
+            self.remove(arrival)
+            found.append(arrival)
+        return found

@@ -1,0 +1,177 @@
+"""Fair turns between the copies of a process, at their sockets: what comes for one that has had its part of this
+turn of the loop is kept back, and its connection not read, until one of the next.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Protocol, cast
+
+from proxy.exchange.fairness import CALL_COST, Share, Turns
+
+# What may be kept back in all; what comes beyond is served at once. It has been read, and lies in memory anyhow.
+_KEPT_BYTES: Final = 32 * 1024 * 1024
+
+
+class Load(Protocol):
+    """What a copy has cost so far."""
+
+    @property
+    def arrived(self) -> int:
+        """Calls; it begins anew at times."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+
+class CopyShare(Share["TakesTurns"]):
+    """One copy's part."""
+
+    __slots__ = ("_arrived", "_load", "_sent_bytes")
+
+    def __init__(self, load: Load) -> None:
+        super().__init__()
+        self._load = load
+        self._arrived, self._sent_bytes = load.arrived, load.sent_bytes
+
+    def cost(self, size: int) -> int:
+        """What a piece of so many bytes has cost, with whatever else there was since the last."""
+        load = self._load
+        arrived, sent = load.arrived, load.sent_bytes
+        calls = arrived - self._arrived if arrived >= self._arrived else arrived
+        size += sent - self._sent_bytes
+        self._arrived, self._sent_bytes = arrived, sent
+        return size + (CALL_COST * calls if calls > 1 else CALL_COST)
+
+
+class FairTurns:
+    """All copies of the process."""
+
+    def __init__(self) -> None:
+        self._turns: Turns[TakesTurns] = Turns()
+        self._is_due = False
+        self._kept_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self._kept_bytes < _KEPT_BYTES
+
+    def spent(self, share: CopyShare, cost: int) -> None:
+        self._turns.spend(share, cost)
+        if share.credit <= 0:
+            self._want_turn()
+
+    def keep_back(self, share: CopyShare, connection: "TakesTurns", size: int) -> None:
+        self._kept_bytes += size
+        self._turns.wait(share, connection)
+        self._want_turn()
+
+    def drop(self, share: CopyShare, connection: "TakesTurns", size: int) -> None:
+        self._kept_bytes -= size
+        self._turns.drop(share, connection)
+
+    def _want_turn(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_due = False
+        self._turns.next_turn(self._serve)
+        if self._turns.has_waiting:
+            self._want_turn()
+
+    def _serve(self, connection: "TakesTurns") -> int:
+        return connection.serve_kept(self._took)
+
+    def _took(self, size: int) -> None:
+        self._kept_bytes -= size
+
+
+class Gate:
+    """The transport as the inner protocol sees it: two may stop its reading, and it reads when neither does.
+
+    Everything else is the transport's own, looked up once.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        self._stopped = self._held = False
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.transport, name)
+        if callable(value):
+            setattr(self, name, value)
+        return value
+
+    def pause_reading(self) -> None:
+        self._stopped = True
+        self._regulate()
+
+    def resume_reading(self) -> None:
+        self._stopped = False
+        self._regulate()
+
+    def hold(self, held: bool) -> None:
+        self._held = held
+        self._regulate()
+
+    def _regulate(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._stopped or self._held:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+
+class TakesTurns(asyncio.Protocol):
+    """Around a connection's own protocol, of which it hears everything but what has to wait."""
+
+    def __init__(
+        self, inner: asyncio.Protocol, share: CopyShare, turns: FairTurns, gone: Callable[[], None]
+    ) -> None:
+        self._inner, self._share, self._turns, self._gone = inner, share, turns, gone
+        self._kept = b""
+        self._gate: Gate | None = None
+        # As the loop calls them; nothing stands between.
+        self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
+        self.eof_received = inner.eof_received  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._gate = Gate(cast(asyncio.Transport, transport))  # uvloop's is none by inheritance
+        self._inner.connection_made(cast(asyncio.Transport, self._gate))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._kept:
+            self._turns.drop(self._share, self, len(self._kept))
+            self._kept = b""
+        self._inner.connection_lost(exc)
+        self._gone()
+
+    def data_received(self, data: bytes) -> None:
+        share = self._share
+        if (share.credit > 0 and not share.waiting) or not self._turns.has_room:
+            self._inner.data_received(data)
+            self._turns.spent(share, share.cost(len(data)))
+        else:
+            self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        if self._kept:  # it had been read when the reading stopped
+            self._turns.drop(self._share, self, len(self._kept))
+            data = self._kept + data
+        self._kept = data
+        self._turns.keep_back(self._share, self, len(data))
+        if self._gate is not None:
+            self._gate.hold(True)
+
+    def serve_kept(self, took: Callable[[int], None]) -> int:
+        """Its turn has come; returns what it cost."""
+        data, self._kept = self._kept, b""
+        took(len(data))
+        self._inner.data_received(data)
+        if self._gate is not None:
+            self._gate.hold(False)
+        return self._share.cost(len(data))
