@@ -14,7 +14,6 @@ from proxy.codecs.grpc_status import try_again
 from proxy.codecs.h2.client import CannotOpen, ClientCodec
 from proxy.codecs.h2.events import (
     Answer,
-    Buffer,
     Data,
     Ended,
     Event,
@@ -28,6 +27,7 @@ from proxy.codecs.h2.events import (
 from proxy.codecs.h2.fields import FieldReader, Fields
 from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import ErrorCode
+from proxy.codecs.h2.sending import Buffer
 from proxy.exchange.copy import ModelCopy
 from proxy.fronts.grpc.connection import H2Connection
 from proxy.fronts.grpc.head import MOST_LIST_BYTES, AnswerKind, AnswerPolicy, Keys
@@ -97,7 +97,7 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     @property
     def has_room(self) -> bool:
         """Whether a call that is sent now goes out now."""
-        return self.is_writable and self.transport is not None and self.codec.can_open
+        return self.is_writable and self.transport is not None and not self.is_retired and self.codec.can_open
 
     def open(self, asker: Asker, block: bytes) -> Stream:
         """Begin a call. Raises Refused where Triton takes no more."""
