@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from agent.gpus import Resident
 from agent.repository import Record
+from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
+from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, ServerName
 from berth.contract.pod import ModelPod, PodRef
 from berth.contract.report import Failure, ModelReport, ModelState, NodeReport
 from berth.runtime.backoff import Backoff
@@ -55,6 +56,11 @@ class Model:
     retry: Retry | None = None
 
     @property
+    def server_name(self) -> ServerName | None:
+        """What Triton calls it; None as long as it has no name at all."""
+        return None if self.name is None else server_name_of(self.name, self.ref.uid)
+
+    @property
     def is_wanted(self) -> bool:
         """Its pod goes on living here."""
         return self.pod_lives and not self.deleting
@@ -76,8 +82,8 @@ class Model:
         )
 
 
-class NameTaken(Exception):
-    """Another pod's model has this name on this node."""
+class IdTaken(Exception):
+    """Another pod of the namespace has a model of this id on this node."""
 
 
 class OneModelOnly(Exception):
@@ -85,7 +91,7 @@ class OneModelOnly(Exception):
 
 
 class PodGone(Exception):
-    """The pod and all that it had are gone from this node; the name of its model may be another's by now."""
+    """The pod and all that it had are gone from this node."""
 
 
 class Models:
@@ -112,8 +118,8 @@ class Models:
         if self._by_pod.get(model.ref.uid) is not model:
             raise PodGone(f"pod {model.ref} is gone")
 
-    def named(self, name: ModelName) -> Model | None:
-        return next((model for model in self if model.name == name), None)
+    def served_as(self, name: ServerName) -> Model | None:
+        return next((model for model in self if model.server_name == name), None)
 
     def remember(self, report: NodeReport) -> None:
         """What this node's agent said before it was started anew, for the pods that will be seen."""
@@ -126,7 +132,9 @@ class Models:
             return
         model = self._by_pod.get(pod.ref.uid)
         if model is None:
-            model = Model(pod.ref, pod.model_id, self._free_name(pod), pod.gpu, pod.request_bytes)
+            model = Model(pod.ref, pod.model_id, None, pod.gpu, pod.request_bytes)
+            if self._holder_of_id(model) is None:
+                model.name = pod.model_name  # else it stays nameless and its calls are refused
             model.has_served = pod.ref.uid in self._served_before
             self._by_pod[pod.ref.uid] = model
             self.touch()
@@ -165,11 +173,11 @@ class Models:
 
     def claim(self, uid: PodUid, name: ModelName) -> Model:
         """Give a pod's model its name, which an anonymous pod chooses by the first that it stages; it
-        keeps it. Raises PodGone, OneModelOnly or NameTaken."""
-        model, holder = self.own(uid, name), self.named(name)
-        if holder is not None and holder is not model:
-            raise NameTaken(f"model {name!r} on this node belongs to pod {holder.ref}")
+        keeps it. Raises PodGone, OneModelOnly or IdTaken."""
+        model = self.own(uid, name)
         if model.name is None:
+            if (holder := self._holder_of_id(model)) is not None:
+                raise IdTaken(f"model id {model.model_id!r} on this node belongs to pod {holder.ref}")
             model.name = name
             self.touch()
         return model
@@ -230,8 +238,18 @@ class Models:
             if model.resident and model.gpu is not None and gpu in model.gpu.uuids
         )
 
-    def _free_name(self, pod: ModelPod) -> ModelName | None:
-        """The pod's name, unless another pod holds it: then it stays nameless and its calls are refused."""
-        if pod.model_name is None or self.named(pod.model_name) is not None:
+    def _holder_of_id(self, model: Model) -> Model | None:
+        """Of its namespace, whose model of the same id was here first. Names are anybody's."""
+        if model.model_id is None:
             return None
-        return pod.model_name
+        mine = (model.ref.namespace, model.model_id)
+        return next(
+            (
+                other
+                for other in self
+                if other is not model
+                and other.name is not None
+                and (other.ref.namespace, other.model_id) == mine
+            ),
+            None,
+        )

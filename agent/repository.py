@@ -1,10 +1,11 @@
 """The model repository on disk: what is staged, published and removed.
 
-    DIR/models/NAME/            Triton's repository; each directory appears and goes in one rename
-    DIR/models/NAME/.berth.json whose model it is (the record)
-    DIR/staging/                files on their way in, directories on their way out; the agent's alone
+    DIR/models/SERVER-NAME/             Triton's repository; each directory appears and goes in one rename
+    DIR/models/SERVER-NAME/.berth.json  whose model it is (the record)
+    DIR/staging/                        files on their way in, directories on their way out; the agent's alone
 
-A directory without a readable record is nobody's. Everything here blocks: call it from a thread.
+A directory without a readable record is nobody's, and so is one under another name than its record's: an
+agent that knew no server names has left it. Everything here blocks: call it from a thread.
 """
 
 import errno
@@ -19,8 +20,9 @@ from pathlib import Path
 
 from berth.contract.errors import InvalidValue
 from berth.contract.fields import Fields
+from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import ModelId, ModelName, PodUid
+from berth.contract.ids import ModelId, ModelName, PodUid, ServerName
 from berth.contract.pod import PodRef
 
 # No file of a tenant has a name that begins so, in whatever letters.
@@ -54,6 +56,10 @@ class Record:
     measured_bytes: int | None = None
     served: bool = False
     code: bool = True
+
+    @property
+    def server_name(self) -> ServerName:
+        return server_name_of(self.name, self.pod.uid)
 
     def encode(self) -> str:
         return json.dumps(
@@ -98,7 +104,7 @@ class Repository:
         self._directory = directory
         self.models, self._staging = directory / "models", directory / "staging"
         # By the file's identity: a record is always replaced, never written in place.
-        self._decoded: dict[ModelName, tuple[tuple[int, int, int], Record | None]] = {}
+        self._decoded: dict[ServerName, tuple[tuple[int, int, int], Record | None]] = {}
 
     def open(self) -> None:
         """Make it ready and empty its staging area. Raises RepositoryUnusable."""
@@ -118,11 +124,11 @@ class Repository:
         except OSError as error:
             raise RepositoryUnusable(f"{error.filename or self._directory}: {error.strerror}") from error
 
-    def records(self) -> dict[ModelName, Record | None]:
+    def records(self) -> dict[ServerName, Record | None]:
         """Every published directory; None where it belongs to nobody."""
-        return {ModelName(entry.name): self.record(ModelName(entry.name)) for entry in self._entries()}
+        return {ServerName(entry.name): self.record(ServerName(entry.name)) for entry in self._entries()}
 
-    def record(self, name: ModelName) -> Record | None:
+    def record(self, name: ServerName) -> Record | None:
         """The record of one directory, if it is there and speaks of this directory. Raises OSError where
         it cannot be read now, which says nothing of whose it is."""
         try:
@@ -145,13 +151,13 @@ class Repository:
         self.models.mkdir(exist_ok=True)
         self._make_staging()
 
-    def show(self, *names: ModelName) -> None:
+    def show(self, *names: ServerName) -> None:
         """See to it that Triton's index tells of these models: give each an empty directory if it has none."""
         self.restore()
         for name in names:
             (self.models / name).mkdir(exist_ok=True)
 
-    def directory(self, name: ModelName) -> Path:
+    def directory(self, name: ServerName) -> Path:
         return self.models / name
 
     def new_staging(self) -> Path:
@@ -162,13 +168,13 @@ class Repository:
         """Make a staged directory a model, in one rename, durable before it is visible."""
         _write_durably(staged / RECORD_FILE, record.encode())
         _sync_tree(staged)
-        target = self.models / record.name
+        target = self.models / record.server_name
         if target.exists():
-            self.remove(record.name)
+            self.remove(record.server_name)
         staged.rename(target)
         _sync(self.models)
 
-    def learn(self, name: ModelName, *, measured_bytes: int | None, served: bool) -> None:
+    def learn(self, name: ServerName, *, measured_bytes: int | None, served: bool) -> None:
         """Add to a record what a load has shown."""
         record = self.record(name)
         if record is None:
@@ -177,7 +183,7 @@ class Repository:
         _write_durably(fresh, replace(record, measured_bytes=measured_bytes, served=served).encode())
         fresh.replace(self.models / name / RECORD_FILE)
 
-    def remove(self, name: ModelName) -> None:
+    def remove(self, name: ServerName) -> None:
         """Take a model away in one rename, then delete its files."""
         target, doomed = self.models / name, self._staging / f"{secrets.token_hex(8)}.removed"
         try:
@@ -201,13 +207,13 @@ class Repository:
         return (entry for entry in sorted(self.models.iterdir()) if entry.is_dir() or entry.is_symlink())
 
 
-def _decode(text: bytes, name: ModelName) -> Record | None:
+def _decode(text: bytes, name: ServerName) -> Record | None:
     """None where it is no record, or speaks of another directory."""
     try:
         record = Record.decode(text.decode())
     except (InvalidValue, UnicodeDecodeError):
         return None
-    return record if record.name == name else None
+    return record if record.server_name == name else None
 
 
 def _require_writable(directory: Path) -> None:

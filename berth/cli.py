@@ -10,7 +10,7 @@ COMMANDS = {
     "agent": ("agent.app", "publish a node's GPU memory, load and unload its models"),
     "binder": ("binder.app", "place model pods on nodes and GPUs"),
     "loader": ("loader.app", "bring a model's files to the agent and wait until it serves"),
-    "proxy": ("proxy.app", "the door to one model: REST and gRPC, isolated and limited"),
+    "proxy": ("proxy.command", "the door to one model: REST and gRPC, isolated and limited"),
     "gateway": ("proxy.gateway.app", "the one way to a node's Triton, for all its models"),
     "top": ("binder.top", "GPUs, models, requested and measured memory of the cluster"),
     "why": ("binder.why", "why a pod is pending or does not serve yet, and what comes next"),

@@ -13,7 +13,7 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.memory import held_bytes
-from berth.contract.pod import PodRef, effective_request, is_deleting, is_model_pod, parse_model_pod, pod_ref
+from berth.contract.pod import PodRef, effective_request, is_deleting, is_placed, parse_model_pod, pod_ref
 from berth.contract.report import CODE_BACKENDS, ModelReport
 from binder.amounts import pod_amounts
 from binder.demand import Demand, controller_of, host_ports, pod_claims
@@ -84,7 +84,9 @@ def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
             pod["metadata"].get("namespace", ""), controller_of(pod), pod["metadata"].get("labels") or {}
         ),
     )
-    if not is_model_pod(pod, keys):
+    # Whoever puts a pod on a node without the binder gets no model loaded for it: it holds no GPU memory,
+    # whatever it asks for, or one such pod could close a node to everybody.
+    if not is_placed(pod, keys):
         return plain
     try:
         model = parse_model_pod(pod, keys)

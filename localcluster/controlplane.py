@@ -22,7 +22,7 @@ from localcluster.credentials import (
 )
 from localcluster.processes import StartFailed, end, spawn, tail
 
-_START_SECONDS = 60.0
+_START_SECONDS, _ANSWER_SECONDS = 60.0, 5.0
 _SERVICE_NETWORK = "10.231.0.0/16"  # never routed where there is no kube-proxy
 _OWN_SERVICE = "10.231.0.1"  # the Service `kubernetes`
 API_PORT = 6443
@@ -159,16 +159,18 @@ class ControlPlane:
 
     async def _ready(self, api: asyncio.subprocess.Process) -> None:
         deadline = time.monotonic() + _START_SECONDS
+        # One that takes the connection and says nothing, too, is asked again.
+        timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
         headers = {"Authorization": f"Bearer {self.admin.token}"}
         async with aiohttp.ClientSession(
-            headers=headers, connector=aiohttp.TCPConnector(ssl=False)
+            headers=headers, connector=aiohttp.TCPConnector(ssl=False), timeout=timeout
         ) as session:
             while api.returncode is None and time.monotonic() < deadline:
                 try:
                     async with session.get(f"{self.reached_at}/readyz") as answer:
                         if answer.status == 200:
                             return
-                except aiohttp.ClientError:
+                except (aiohttp.ClientError, TimeoutError):
                     pass
                 await asyncio.sleep(0.05)
         raise StartFailed(f"kube-apiserver is not ready:\n{tail(self._directory / 'kube-apiserver.log')}")

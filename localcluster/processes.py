@@ -9,8 +9,8 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from berth.runtime.backoff import Backoff
@@ -72,6 +72,17 @@ async def end(process: asyncio.subprocess.Process, *, grace_seconds: float) -> N
                 await process.wait()
     signal_group(process.pid, signal.SIGKILL)
     await process.wait()
+
+
+@asynccontextmanager
+async def reaping(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    """A child, without what it starts, that does not outlive the block, also when that is cancelled."""
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 def tail(log: Path, limit_bytes: int = _LOG_TAIL_BYTES) -> str:
@@ -150,3 +161,5 @@ class Supervised:
             if await wait_until_set(self._stopping, timeout_seconds=backoff.next()):
                 return
             await self._spawn()
+            if self._stopping.is_set():
+                signal_group(self._process.pid, signal.SIGKILL)  # `stop` has ended the one before it

@@ -1,21 +1,18 @@
-"""`berth proxy`: the composition root of the door to one model."""
+"""`berth proxy --triton-http … --triton-grpc …`: the composition root of the data plane for one model."""
 
 import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-import uvloop
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from berth.runtime.admin import AdminServer, Handler
-from berth.runtime.errors import ConfigError
 from berth.runtime.logs import fields
-from berth.runtime.process import run_process
 from berth.runtime.tasks import supervise
 from proxy.config import ProxyOptions
 from proxy.drain import Stage, in_order
@@ -31,13 +28,6 @@ from proxy.workers import Crew
 
 log = logging.getLogger(__name__)
 
-SUMMARY = "The door to one model: REST and gRPC, isolated, limited, drained in order."
-
-
-def run(argv: Sequence[str]) -> int:
-    """Entry point of `berth proxy`."""
-    return run_process("proxy", SUMMARY, ProxyOptions, main, argv, loop_factory=uvloop.new_event_loop)
-
 
 class DataPlane(Protocol):
     """What serves: this process, or several."""
@@ -50,25 +40,13 @@ class DataPlane(Protocol):
 
 
 async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
-    _require_consistent(options)
+    assert options.triton_http is not None
+    assert options.triton_grpc is not None
     settle()
     copy, where = own_copy(options), Whereabouts()
     async with open_upstream(copy, where) as upstream, AsyncExitStack() as stack:
-        if options.triton_http is not None and options.triton_grpc is not None:
-            where.move(Access(options.triton_http, options.triton_grpc))
+        where.move(Access(options.triton_http, options.triton_grpc))
         await _Proxy(options, copy, upstream).run(stop, stack)
-
-
-def _require_consistent(options: ProxyOptions) -> None:
-    """Raises ConfigError."""
-    if options.agent is None and (options.triton_http is None or options.triton_grpc is None):
-        raise ConfigError(
-            "--triton-http and --triton-grpc are required where there is no --agent to tell them"
-        )
-    if (options.tls_cert is None) != (options.tls_key is None):
-        raise ConfigError("--tls-cert and --tls-key belong together")
-    if options.tls_client_ca is not None and options.tls_cert is None:
-        raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
 
 
 class _Proxy:
@@ -80,16 +58,6 @@ class _Proxy:
 
     async def run(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
         options, upstream = self._options, self._upstream
-        agent = None
-        if options.agent is not None:
-            # Imported here: without an agent nobody pays for gRPC's own library.
-            from proxy.agent import UNLOAD_SECONDS, open_agent
-
-            agent = await stack.enter_async_context(
-                open_agent(
-                    options.agent, options.token_file, http=options.triton_http, grpc=options.triton_grpc
-                )
-            )
         plane = await stack.enter_async_context(self._serving())
         await stack.enter_async_context(self._admin(plane))
         log.info(
@@ -97,13 +65,8 @@ class _Proxy:
         )
         async with supervise() as tasks:
             tasks.eternal("readiness", upstream.poll())
-            if agent is not None:
-                tasks.eternal("agent", agent.follow(upstream))
             await stop.wait()
-            stages = self._ending(plane)
-            if agent is not None:
-                stages.append(Stage("unload", lambda: agent.unload(options.model), UNLOAD_SECONDS))
-            await in_order(stages)
+            await in_order(self._ending(plane))
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[DataPlane]:

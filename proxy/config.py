@@ -14,8 +14,8 @@ class ProxyOptions(opt.CommonOptions):
     """`berth proxy --help`."""
 
     model: ModelName = opt.option("the one model that is served", parse=parse_model_name, metavar="NAME")
-    triton_http: Endpoint | None = opt.endpoint("Triton's REST port; without it the agent tells")
-    triton_grpc: Address | None = opt.address("Triton's gRPC port or socket; without it the agent tells")
+    triton_http: Endpoint | None = opt.endpoint("Triton's REST port")
+    triton_grpc: Address | None = opt.address("Triton's gRPC port or socket")
     http_listen: Endpoint = opt.endpoint("REST clients", default="0.0.0.0:9000")
     grpc_listen: Endpoint = opt.endpoint("gRPC clients", default="0.0.0.0:9001")
     admin_listen: Endpoint = opt.endpoint("health, metrics and concurrency reports", default="0.0.0.0:9090")
@@ -36,7 +36,7 @@ class ProxyOptions(opt.CommonOptions):
     drain_delay: float = opt.seconds("time to serve on after SIGTERM", default=5.0)
     # With the delay and the unload it fits a pod's default grace period of 30 s.
     drain_timeout: float = opt.seconds("the longest to wait for requests in flight", default=15.0)
-    agent: Endpoint | None = opt.endpoint("the node's agent; without one the proxy only proxies")
+    agent: Endpoint | None = opt.endpoint("the node's agent, which tells where the gateway is")
     token_file: Path | None = opt.option(
         "the pod's projected token of audience berth-agent", default=None, parse=Path, metavar="FILE"
     )

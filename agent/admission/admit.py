@@ -19,7 +19,7 @@ from agent.admission.files import CONFIG_FILE, ModelFiles, look_at
 from agent.admission.onnx import check_graph
 from agent.admission.table import TABLE
 from agent.admission.verdicts import written_anew
-from berth.contract.ids import ModelName
+from berth.contract.ids import ModelName, ServerName
 from berth.contract.report import CodeRule
 from berth.contract.text import one_line
 from berth.triton.wire import model_config_pb2 as pb
@@ -52,10 +52,14 @@ class Admitted:
     def has_code(self) -> bool:
         return self.code is not None
 
-    def for_gpus(self, ordinals: Sequence[int], *, kind: str) -> dict[str, Any]:
+    def for_gpus(
+        self, ordinals: Sequence[int], *, kind: str, server_name: ServerName | None = None
+    ) -> dict[str, Any]:
         """ModelConfig as JSON for Triton's load request, on the GPUs that CUDA calls so now. `kind`: what an
-        instance on a GPU is here: KIND_GPU, or KIND_CPU where the GPUs are simulated."""
+        instance on a GPU is here: KIND_GPU, or KIND_CPU where the GPUs are simulated. Triton takes no other
+        name than that of its directory, `server_name`, where that is not the model's own."""
         config = placement.placed(self.config, ordinals, kind=kind)
+        config.name = server_name or config.name
         return json_format.MessageToDict(config, preserving_proto_field_name=True)
 
     def text(self) -> str:

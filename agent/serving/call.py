@@ -60,7 +60,8 @@ class LoadCall:
         Raises LoadFailed, OSError or TritonError; TritonLate where Triton goes on with it.
         """
         before = await self._readings()
-        config = admitted.for_gpus(_ordinals_of(record.gpu, before), kind=self._gpus.instance_kind)
+        ordinals = _ordinals_of(record.gpu, before)
+        config = admitted.for_gpus(ordinals, kind=self._gpus.instance_kind, server_name=record.server_name)
         await progress.begin()
         await self._ask(record, config)
         progress.loaded()
@@ -73,12 +74,13 @@ class LoadCall:
 
     async def _ask(self, record: Record, config: Mapping[str, Any]) -> None:
         try:
-            await self._triton.load(record.name, config, timeout_seconds=self._timeout)
+            await self._triton.load(record.server_name, config, timeout_seconds=self._timeout)
         except TritonRefused as error:
-            failure = classify(str(error))
+            said = str(error).replace(record.server_name, record.name)
+            failure = classify(said)
             if record.served and failure is Failure.INVALID_MODEL:
                 failure = Failure.TRANSIENT  # the same files have served here
-            raise LoadFailed(explain(str(error)), failure) from error
+            raise LoadFailed(explain(said), failure) from error
 
     async def _readings(self) -> tuple[GpuReading, ...]:
         """Raises LoadFailed."""

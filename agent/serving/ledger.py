@@ -3,9 +3,10 @@
 A mark is made before a load and taken away after it. Marks that are open when Triton dies make suspects,
 which are loaded one at a time from then on. Only what was alone in its load when Triton died, with no
 unload beside it, is quarantined, and only if it was suspect before: a Triton that somebody stops in the
-middle of a load has not been killed by it. Each death while nothing was being loaded shows that Triton has other things to die
-of, and one more death is asked for. What was open when this agent started is suspect and never more: how
-Triton has ended, if it has, nobody has seen.
+middle of a load has not been killed by it. Each death while nothing was being loaded, or with requests in
+Triton, of which the gateway tells, shows that it has other things to die of, and one more death is asked for.
+What was open when this agent started is suspect and never more: how Triton has ended, if it has, nobody has
+seen.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,7 +16,7 @@ from typing import Any
 
 from berth.contract.errors import InvalidValue
 from berth.contract.fields import Fields
-from berth.contract.ids import ModelName
+from berth.contract.ids import ServerName
 from berth.kube.times import rfc3339
 
 QUARANTINE = timedelta(hours=24)
@@ -37,7 +38,7 @@ class Mark:
 
     digest: str
     backend: str
-    name: ModelName
+    name: ServerName
     open: bool
     deaths: int
     at: datetime
@@ -50,7 +51,7 @@ class Mark:
 
 
 # Two pods of one node may bring the same files.
-Key = tuple[str, ModelName]
+Key = tuple[str, ServerName]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Quarantined:
     digest: str
     triton: str
     backend: str
-    name: ModelName
+    name: ServerName
     at: datetime
     until: datetime
 
@@ -88,18 +89,18 @@ class Ledger:
         self._quarantined = {(one.digest, one.triton): one for one in quarantined}
         self._idle_deaths = list(idle_deaths)
 
-    def begin(self, digest: str, *, backend: str, name: ModelName, now: datetime) -> None:
+    def begin(self, digest: str, *, backend: str, name: ServerName, now: datetime) -> None:
         """A load is about to begin."""
         self._forget(now)
         deaths = max((mark.deaths for mark in self._marks.values() if mark.digest == digest), default=0)
         self._marks.pop((digest, name), None)  # the newest is last
         self._marks[digest, name] = Mark(digest, backend, name, open=True, deaths=deaths, at=now)
 
-    def clear(self, digest: str, name: ModelName) -> bool:
+    def clear(self, digest: str, name: ServerName) -> bool:
         """The load is over and Triton lives. False if there was no mark."""
         return self._marks.pop((digest, name), None) is not None
 
-    def is_open(self, digest: str, name: ModelName) -> bool:
+    def is_open(self, digest: str, name: ServerName) -> bool:
         mark = self._marks.get((digest, name))
         return mark is not None and mark.open
 
@@ -110,7 +111,7 @@ class Ledger:
     def is_suspect(self, digest: str) -> bool:
         return any(mark.deaths > 0 for mark in self._marks.values() if mark.digest == digest)
 
-    def inherit(self, held: Collection[ModelName], *, remembers: bool) -> None:
+    def inherit(self, held: Collection[ServerName], *, remembers: bool) -> None:
         """What became of the loads that an agent before has left open. `held`: what Triton has, or is at;
         `remembers`: Triton knows of any model at all, so it has not restarted since."""
         for mark in [mark for mark in self.open if mark.inherited and mark.name not in held]:
@@ -119,12 +120,16 @@ class Ledger:
             else:
                 self._marks[mark.key] = replace(mark, open=False, deaths=mark.deaths + 1)
 
-    def died(self, *, triton: str, now: datetime, was_unloading: bool = False) -> Quarantined | None:
+    def died(
+        self, *, triton: str, now: datetime, was_unloading: bool = False, had_requests: bool = False
+    ) -> Quarantined | None:
         """Triton has died with the loads open that are marked so. The culprit, if it is known now: not
-        where Triton was unloading as well, for a model can kill it by its end."""
+        where Triton was unloading as well, for a model can kill it by its end. Where requests were in it as
+        well, it may have died of these: one more death is asked for."""
         opened = self.open
-        if not opened:
+        if had_requests or not opened:
             self._idle_deaths = [*self._recent(now), now][-_MOST_IDLE_DEATHS:]
+        if not opened:
             return None
         for mark in opened:
             self._marks[mark.key] = replace(mark, open=False, deaths=mark.deaths + 1)
@@ -210,7 +215,7 @@ class Ledger:
                 Mark(
                     digest=one.string("digest"),
                     backend=one.string("backend"),
-                    name=ModelName(one.string("model")),
+                    name=ServerName(one.string("model")),
                     open=one.boolean("open"),
                     deaths=one.integer("deaths"),
                     at=one.choice("at", _time),
@@ -222,7 +227,7 @@ class Ledger:
                     digest=one.string("digest"),
                     triton=one.string("triton"),
                     backend=one.string("backend"),
-                    name=ModelName(one.string("model")),
+                    name=ServerName(one.string("model")),
                     at=one.choice("at", _time),
                     until=one.choice("until", _time),
                 )

@@ -8,13 +8,14 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from agent.admission import Admitted, CodeGate, CodeRefused, InvalidModel, NodeRules, admit, write_anew
 from agent.gpus import GpusUnknown
+from agent.limits import Rates
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
 from agent.repository import Record, Repository
@@ -27,7 +28,8 @@ from agent.serving.restart import LEAST_SECONDS_BETWEEN, Other, RestartFile, Stu
 from agent.serving.slot import Slot
 from agent.serving.turns import Busy, Waiting, next_turn
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import GpuUuid, ModelName, PodUid
+from berth.contract.gateway import public_name_of
+from berth.contract.ids import GpuUuid, PodUid, ServerName
 from berth.contract.pod import PodRef
 from berth.contract.report import Failure, GpuReport, ModelState
 from berth.kube.events import EventType
@@ -46,6 +48,15 @@ _POLL_SECONDS = 0.05
 _MOST_POLL_SECONDS = 0.5
 # A model that kills Triton does so while it is loaded or, if not, in the moments after.
 _QUIET_SECONDS = 4.0
+# Of the models that had requests in Triton when it died, as the log names them.
+_SHOWN = 10
+# Of Triton, by whether a load was under way, and whether requests were in it.
+_DEATHS = {
+    (False, False): "unknown",
+    (False, True): "requests",
+    (True, False): "load",
+    (True, True): "load_and_requests",
+}
 _SEEN = {
     IndexState.READY: Event.SEEN_SERVED,
     IndexState.LOADING: Event.SEEN_MOVING,
@@ -60,6 +71,19 @@ class Reported(Protocol):
 
     async def covers(self, uid: PodUid) -> None:
         """Return once a report that lists this pod's model stands on the node. Raises TimeoutError."""
+        ...
+
+
+class Gateway(Protocol):
+    """What the lifecycle needs of the way to Triton's models."""
+
+    async def drain(self, uid: PodUid) -> None:
+        """Take this pod's requests off: nothing new comes to Triton until `resume`, and when it returns, after a
+        bounded time, nothing is there any more as far as can be told."""
+        ...
+
+    def resume(self, uid: PodUid) -> None:
+        """Let its requests come again."""
         ...
 
 
@@ -80,6 +104,7 @@ class Lifecycle:
         room: Callable[[], Iterable[GpuReport]],  # raises GpusUnknown
         reported: Reported,
         events: EventSink,
+        gateway: Gateway,
         metrics: AgentMetrics,
         rules: NodeRules,
         gate: CodeGate,
@@ -92,6 +117,7 @@ class Lifecycle:
     ) -> None:
         self._models, self._repository, self._triton = models, repository, triton
         self._reported, self._events, self._metrics = reported, events, metrics
+        self._gateway = gateway
         self._room, self._lift_key, self._now = room, lift_key, now
         self._load_timeout, self._unload_timeout = load_timeout_seconds, unload_timeout_seconds
         self._rules, self._gate = rules, gate
@@ -101,10 +127,12 @@ class Lifecycle:
         self._restart_file = restart_file
         # A restart of Triton that comes before this is the one that was asked for.
         self._restarting_until = 0.0
-        self._name_locks: defaultdict[ModelName, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._slots: dict[ModelName, Slot] = {}
+        # A death of Triton that is seen before this is the one that the gateway has told of.
+        self._suspected_until = 0.0
+        self._name_locks: defaultdict[ServerName, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._slots: dict[ServerName, Slot] = {}
         self._loads: dict[PodUid, asyncio.Task[None]] = {}
-        self._unloads: dict[ModelName, asyncio.Task[None]] = {}
+        self._unloads: dict[ServerName, asyncio.Task[None]] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
         self._look_soon = asyncio.Event()
@@ -121,12 +149,13 @@ class Lifecycle:
         self._away_reason = ""
         self._is_inherited = False
         self._wish_not_understood = ""
+        self._suspects_told = Rates(rate=1 / 60, burst=3)
         metrics.quarantined(len(self._ledger.all_quarantined(now())))
 
     # What is wanted.
 
-    def lock(self, name: ModelName) -> asyncio.Lock:
-        """Held by whoever changes the files of the model of this name."""
+    def lock(self, name: ServerName) -> asyncio.Lock:
+        """Held by whoever changes the files of the model that Triton calls so."""
         return self._name_locks[name]
 
     def is_loading(self, uid: PodUid) -> bool:
@@ -149,7 +178,7 @@ class Lifecycle:
             task.add_done_callback(lambda _: self._loads.pop(model.ref.uid, None))
         return task
 
-    def start_unload(self, name: ModelName) -> "asyncio.Task[None]":
+    def start_unload(self, name: ServerName) -> "asyncio.Task[None]":
         """Unload in the background, or join the unload that is under way.
 
         The task waits until Triton shows the model gone, removes its files and releases its memory.
@@ -158,7 +187,7 @@ class Lifecycle:
         """
         task = self._unloads.get(name)
         if task is None:
-            task = asyncio.create_task(self._unload(name), name=f"unload {name}")
+            task = asyncio.create_task(self._unload(name), name=f"unload {public_name_of(name)}")
             self._unloads[name] = task
             task.add_done_callback(lambda _: self._unloads.pop(name, None))
         return task
@@ -166,14 +195,15 @@ class Lifecycle:
     async def publish(self, model: Model, staged: Path, record: Record) -> None:
         """Make staged files the pod's model, in place of what it had. Raises PodGone, TritonError or
         OSError."""
-        async with self.lock(record.name):
+        name = record.server_name
+        async with self.lock(name):
             self._models.require_listed(model)
-            await self._take_out(record.name, model)
+            await self._take_out(name, model)
             await in_thread(self._repository.publish, staged, record)
             if (known := self._quarantine_of(record.digest)) is None:
                 self._models.set(model, ModelState.STAGED)
             else:
-                self._slot(record.name).record = record
+                self._slot(name).record = record
                 self._tell_failed(model, known.reason(self._lift_key), Failure.QUARANTINED)
 
     def refuse(self, model: Model, reason: str, failure: Failure) -> None:
@@ -184,14 +214,15 @@ class Lifecycle:
 
     async def lose(self, model: Model) -> None:
         """Say that the model's files are gone, unless somebody is putting them there."""
-        if model.name is not None and (self.lock(model.name).locked() or await self._has_files(model)):
+        name = model.server_name
+        if name is not None and (self.lock(name).locked() or await self._has_files(name, model)):
             return
         reason = "its files are gone from the node; only a new pod stages them again"
         self._models.set(model, ModelState.LOST, reason)
 
     def is_barred(self, model: Model) -> bool:
         """Of a model whose load ended in quarantine: whether that holds still."""
-        slot = None if model.name is None else self._slots.get(model.name)
+        slot = None if model.server_name is None else self._slots.get(model.server_name)
         record = None if slot is None else slot.record
         return record is not None and self._quarantine_of(record.digest) is not None
 
@@ -234,12 +265,13 @@ class Lifecycle:
             self._tell_failed(model, f"the agent could not load it: {error!r}", Failure.TRANSIENT)
 
     async def _load(self, model: Model) -> None:
-        assert model.name is not None
-        slot = self._slot(model.name)
+        name = model.server_name
+        assert name is not None
+        slot = self._slot(name)
         if slot.phase in (Phase.SERVING, Phase.LATE):
             await self._look_safely()
-        async with self.lock(model.name):
-            record = await asyncio.to_thread(self._repository.record, model.name)
+        async with self.lock(name):
+            record = await asyncio.to_thread(self._repository.record, name)
             if not self._wanted(model):
                 return
             if record is None or record.pod.uid != model.ref.uid:
@@ -254,7 +286,7 @@ class Lifecycle:
                 return
             slot.model, slot.failure = model, None
             try:
-                slot.admitted = await asyncio.to_thread(self._admit, model.name)
+                slot.admitted = await asyncio.to_thread(self._admit, record)
             except (InvalidModel, CodeRefused) as error:
                 await self._turn_away(slot, model, record, error)
                 return
@@ -268,11 +300,11 @@ class Lifecycle:
         if slot.phase is Phase.SERVING and slot.record is not None and not slot.record.served:
             await self._learn(slot, slot.record.measured_bytes)  # an agent before has begun it
 
-    def _admit(self, name: ModelName) -> Admitted:
+    def _admit(self, record: Record) -> Admitted:
         """Judged again before each load: the node's rules, and what an earlier agent let in, may be others.
         Blocks. Raises InvalidModel, CodeRefused or OSError."""
-        directory = self._repository.directory(name)
-        admitted = admit(directory, name, self._rules)
+        directory = self._repository.directory(record.server_name)
+        admitted = admit(directory, record.name, self._rules)
         write_anew(directory, admitted)
         return admitted
 
@@ -287,7 +319,7 @@ class Lifecycle:
             if failure is Failure.INVALID_MODEL and not record.served:
                 await in_thread(self._repository.remove, slot.name)
         except (TritonError, OSError) as late:
-            log.warning("refused model not removed yet", extra=fields(model=slot.name, error=late))
+            log.warning("refused model not removed yet", extra=fields(model=slot.model_name, error=late))
 
     async def _remove_if_at_fault(self, slot: Slot, tried: Record) -> None:
         """Files that have served are not to blame, and those that have come since are others."""
@@ -340,7 +372,7 @@ class Lifecycle:
             if slot.failure[1] is Failure.TRANSIENT and not isinstance(
                 error, (LoadFailed, TritonError, OSError)
             ):
-                log.error("load broke", extra=fields(model=slot.name), exc_info=error)
+                log.error("load broke", extra=fields(model=slot.model_name), exc_info=error)
             self._happens(slot, Event.REFUSED)
         else:
             slot.load_seconds = asyncio.get_running_loop().time() - began
@@ -355,7 +387,7 @@ class Lifecycle:
                 self._repository.learn, slot.name, measured_bytes=measured_bytes, served=True
             )
         except OSError as error:  # it serves all the same; an agent that starts anew will not know that
-            log.warning("not noted that a model serves", extra=fields(model=slot.name, error=error))
+            log.warning("not noted that a model serves", extra=fields(model=slot.model_name, error=error))
             return
         slot.record = await asyncio.to_thread(self._repository.record, slot.name) or slot.record
 
@@ -379,13 +411,13 @@ class Lifecycle:
 
     # Unloading.
 
-    async def _unload(self, name: ModelName) -> None:
+    async def _unload(self, name: ServerName) -> None:
         async with self.lock(name):
             record = await asyncio.to_thread(self._repository.record, name)
             owner = None if record is None else self._models.get(record.pod.uid)
-            if owner is not None and owner.is_wanted and owner.name == name:
+            if owner is not None and owner.is_wanted and owner.server_name == name:
                 return
-            model = self._models.named(name)
+            model = self._models.served_as(name)
             if model is not None and model.state is not ModelState.LOST:
                 self._models.set(model, ModelState.UNLOADING)
             await self._take_out(name, model)
@@ -393,9 +425,12 @@ class Lifecycle:
             self._slots.pop(name, None)
             if model is not None:
                 self._released(model)
-        log.info("model unloaded", extra=fields(model=name))
+        said = (
+            fields(model=public_name_of(name)) if model is None else fields(model=model.name, pod=model.ref)
+        )
+        log.info("model unloaded", extra=said)
 
-    async def _take_out(self, name: ModelName, model: Model | None) -> None:
+    async def _take_out(self, name: ServerName, model: Model | None) -> None:
         """Raises TritonError if Triton is not rid of it within the time. The caller holds the name's lock."""
         slot = self._slot(name)
         slot.model = model or slot.model
@@ -409,10 +444,23 @@ class Lifecycle:
             if not slot.phase.is_load:
                 self._happens(slot, Event.OVERDUE)
             raise TritonUnavailable(
-                f"{name} is not gone {self._unload_timeout:g} s after its unload"
+                f"{public_name_of(name)} is not gone {self._unload_timeout:g} s after its unload"
             ) from None
         finally:
             slot.out = None
+
+    async def _drain_and_unload(self, slot: Slot) -> None:
+        """Once at a time: what Triton serves meanwhile, it serves until nobody is asking."""
+        if slot.is_leaving:
+            return
+        slot.is_leaving = True
+        try:
+            if slot.model is not None:
+                await self._gateway.drain(slot.model.ref.uid)
+            if slot.phase in (Phase.LEAVING, Phase.FAILING):
+                await self._call_unload(slot)
+        finally:
+            slot.is_leaving = False
 
     async def _call_unload(self, slot: Slot) -> None:
         try:
@@ -433,7 +481,7 @@ class Lifecycle:
 
     # What happens.
 
-    def _slot(self, name: ModelName) -> Slot:
+    def _slot(self, name: ServerName) -> Slot:
         return self._slots.setdefault(name, Slot(name, since=asyncio.get_running_loop().time()))
 
     def _touch(self, slot: Slot) -> None:
@@ -463,11 +511,11 @@ class Lifecycle:
         match do:
             case Do.TELL:
                 assert slot.model is not None
-                self._spawn(self._tell(slot, slot.model), f"tell {slot.name}")
+                self._spawn(self._tell(slot, slot.model), f"tell {slot.model_name}")
             case Do.LOAD:
-                self._spawn(self._call_load(slot), f"call load {slot.name}")
+                self._spawn(self._call_load(slot), f"call load {slot.model_name}")
             case Do.UNLOAD:
-                self._spawn(self._call_unload(slot), f"call unload {slot.name}")
+                self._spawn(self._drain_and_unload(slot), f"call unload {slot.model_name}")
             case Do.NOTE_SERVED:
                 self._note_served(slot, is_new=before is Phase.LOADING)
             case Do.NOTE_LATE | Do.NOTE_FAILED:
@@ -513,6 +561,7 @@ class Lifecycle:
         if slot.model is not None:
             self._models.set_resident(slot.model, False)
             self._gate.release(slot.model.ref.uid)
+            self._gateway.resume(slot.model.ref.uid)
             if slot.phase is Phase.QUEUED:
                 slot.rested.clear()
                 slot.is_seen, slot.order = True, self._stamp
@@ -537,7 +586,7 @@ class Lifecycle:
 
     # What Triton holds.
 
-    async def look(self) -> Mapping[ModelName, IndexEntry]:
+    async def look(self) -> Mapping[ServerName, IndexEntry]:
         """See what Triton holds now; everything goes on by that. Raises TritonError, OSError."""
         begun = self._stamp
         shown = [slot.name for slot in self._slots.values() if slot.phase is not Phase.OUT]
@@ -562,7 +611,7 @@ class Lifecycle:
             self.triton_version = version
             self._models.touch()  # nobody places anything here before it is told that Triton is there
 
-    async def _see(self, index: Mapping[ModelName, IndexEntry], begun: int) -> None:
+    async def _see(self, index: Mapping[ServerName, IndexEntry], begun: int) -> None:
         self._away_since = None
         if not self._is_inherited:
             self._is_inherited = True
@@ -587,20 +636,21 @@ class Lifecycle:
             await self._save_safely()
         self._grant()
 
-    def _see_others(self, index: Mapping[ModelName, IndexEntry], begun: int) -> None:
+    def _see_others(self, index: Mapping[ServerName, IndexEntry], begun: int) -> None:
         """What was not loaded by this agent, and not asked of it yet."""
         for model in self._models:
-            if model.name is None:
+            name = model.server_name
+            if name is None:
                 continue
             slot = self._slot_of(model)
             if slot is None or (slot.phase is Phase.OUT and slot.stamp <= begun):
-                self._models.set_resident(model, not index.get(model.name, GONE).is_gone)
+                self._models.set_resident(model, not index.get(name, GONE).is_gone)
                 if not model.resident:
                     self._gate.release(model.ref.uid)
 
-    def _see_strangers(self, index: Mapping[ModelName, IndexEntry]) -> None:
+    def _see_strangers(self, index: Mapping[ServerName, IndexEntry]) -> None:
         """What Triton holds and nobody's record tells of. It cannot be counted with a namespace."""
-        counted = {model.name for model in self._models if self._gate.counts(model.ref.uid)}
+        counted = {model.server_name for model in self._models if self._gate.counts(model.ref.uid)}
         held = {name for name, entry in index.items() if not entry.is_gone}
         self._gate.strangers(held=not held <= counted)
 
@@ -612,18 +662,42 @@ class Lifecycle:
         )
 
     def _note_restart(self, *, was_unloading: bool) -> None:
-        if asyncio.get_running_loop().time() < self._restarting_until:
+        now = asyncio.get_running_loop().time()
+        if now < self._restarting_until:
             self._restarting_until = 0.0
             self._ledger.restarted()
             self._metrics.triton_restarted("stuck")
             return
         self._metrics.triton_restarted("died")
-        opened = ", ".join(sorted(mark.name for mark in self._ledger.open))
-        log.warning("triton has died", extra=fields(loading=opened))
-        culprit = self._ledger.died(triton=self._last_version, now=self._now(), was_unloading=was_unloading)
+        had_requests, self._suspected_until = self._suspected_until > now, 0.0
+        reason = _DEATHS[bool(self._ledger.open), had_requests]
+        self._metrics.triton_died(reason)
+        opened = ", ".join(sorted(public_name_of(mark.name) for mark in self._ledger.open))
+        log.warning("triton has died", extra=fields(loading=opened, reason=reason))
+        culprit = self._ledger.died(
+            triton=self._last_version,
+            now=self._now(),
+            was_unloading=was_unloading,
+            had_requests=had_requests,
+        )
         if culprit is not None:
             self._metrics.quarantined(len(self._ledger.all_quarantined(self._now())))
-            log.error("quarantined", extra=fields(model=culprit.name, reason=culprit.reason(self._lift_key)))
+            log.error(
+                "quarantined",
+                extra=fields(model=public_name_of(culprit.name), reason=culprit.reason(self._lift_key)),
+            )
+
+    def note_suspects(self, uids: Sequence[PodUid]) -> None:
+        """Triton has died with requests of these pods' models in it."""
+        loop_time = asyncio.get_running_loop().time()
+        if not uids or loop_time < self._restarting_until:
+            return
+        self._suspected_until = loop_time + _TRITON_WAIT_SECONDS
+        models = [model for uid in uids if (model := self._models.get(uid)) is not None]
+        log.warning("triton has died with requests in it", extra=fields(pods=len(uids), of=_some(models)))
+        for model in models:
+            if not self._suspects_told.take(model.ref.uid):
+                self._events.record(model.ref, "Warning", "TritonDied", _suspicion(model, len(uids)))
 
     def _note_away(self, reason: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -780,7 +854,7 @@ class Lifecycle:
         ]
 
     def _slot_of(self, model: Model) -> Slot | None:
-        slot = None if model.name is None else self._slots.get(model.name)
+        slot = None if model.server_name is None else self._slots.get(model.server_name)
         return slot if slot is not None and slot.model is model else None
 
     def _has_memory(self, model: Model) -> bool:
@@ -830,7 +904,7 @@ class Lifecycle:
 
     def _clear(self, slot: Slot) -> None:
         if slot.record is not None and self._ledger.clear(slot.record.digest, slot.name):
-            self._spawn(self._save_safely(), f"clear {slot.name}")
+            self._spawn(self._save_safely(), f"clear {slot.model_name}")
 
     async def _save(self) -> None:
         """Raises OSError."""
@@ -871,19 +945,21 @@ class Lifecycle:
             for gpu in model.gpu.uuids
         }
         return [
-            Stuck(slot.name, now - slot.since, is_needed=bool(slot.gpus & short) or self._is_awaited(slot))
+            Stuck(
+                slot.model_name, now - slot.since, is_needed=bool(slot.gpus & short) or self._is_awaited(slot)
+            )
             for slot in self._slots.values()
             if slot.phase is Phase.STUCK
         ]
 
     def _is_awaited(self, slot: Slot) -> bool:
-        """Another pod, that lives, wants the name."""
+        """Its pod, that lives, wants to have it loaded anew."""
         return slot.model is not None and self._wanted(slot.model)
 
     def _others(self) -> list[Other]:
         return [
             Other(
-                slot.name,
+                slot.model_name,
                 slot.load_seconds,
                 comes_back=slot.model is not None and slot.model.state is not ModelState.LOST,
             )
@@ -893,10 +969,9 @@ class Lifecycle:
 
     # Helpers.
 
-    async def _has_files(self, model: Model) -> bool:
-        assert model.name is not None
-        async with self.lock(model.name):
-            record = await asyncio.to_thread(self._repository.record, model.name)
+    async def _has_files(self, name: ServerName, model: Model) -> bool:
+        async with self.lock(name):
+            record = await asyncio.to_thread(self._repository.record, name)
         return record is not None and record.pod.uid == model.ref.uid
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -927,6 +1002,17 @@ class _Progress:
 
 def _will_load(model: Model) -> bool:
     return model.is_wanted and model.state in (ModelState.PENDING, ModelState.STAGED, ModelState.LOADING)
+
+
+def _suspicion(model: Model, suspects: int) -> str:
+    if suspects == 1:
+        return f"Triton has died, and of all models only {model.name} had requests in it"
+    return f"Triton has died with requests of {suspects} models in it, {model.name} among them"
+
+
+def _some(models: Sequence[Model]) -> str:
+    named = ", ".join(f"{model.ref.namespace}/{model.name}" for model in models[:_SHOWN])
+    return named if len(models) <= _SHOWN else f"{named} and {len(models) - _SHOWN} more"
 
 
 def _failure_of(error: Exception) -> tuple[str, Failure]:

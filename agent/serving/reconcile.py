@@ -14,7 +14,7 @@ from agent.admission import CodeGate
 from agent.models import Model, Models, Retry
 from agent.repository import Record, Repository
 from agent.serving.lifecycle import Lifecycle
-from berth.contract.ids import ModelName, PodUid
+from berth.contract.ids import PodUid, ServerName
 from berth.contract.report import Failure, ModelState
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
@@ -30,7 +30,7 @@ _RETRY_INITIAL_SECONDS, _RETRY_CAP_SECONDS = 15.0, 300.0
 class Plan:
     """What to do now. A model is in one of the lists at most."""
 
-    unload: tuple[ModelName, ...] = ()
+    unload: tuple[ServerName, ...] = ()
     load: tuple[PodUid, ...] = ()
     lost: tuple[PodUid, ...] = ()
     forget: tuple[PodUid, ...] = ()
@@ -38,8 +38,8 @@ class Plan:
 
 def plan(
     models: Mapping[PodUid, Model],
-    records: Mapping[ModelName, Record | None],
-    index: Mapping[ModelName, IndexEntry],
+    records: Mapping[ServerName, Record | None],
+    index: Mapping[ServerName, IndexEntry],
 ) -> Plan:
     """Compare what is wanted with what is there. Pure.
 
@@ -52,7 +52,7 @@ def plan(
     owners = {
         name: model
         for name, record in records.items()
-        if record is not None and (model := models.get(record.pod.uid)) and model.name == name
+        if record is not None and (model := models.get(record.pod.uid)) and model.server_name == name
     }
     orphans = {
         name
@@ -66,7 +66,7 @@ def plan(
             if model.pod_lives and _wants_load(model, index):
                 load.append(uid)
         elif not model.pod_lives:
-            if model.name is None or index.get(model.name, GONE).is_gone:
+            if model.server_name is None or index.get(model.server_name, GONE).is_gone:
                 forget.append(uid)
         elif _has_lost(model):
             lost.append(uid)
@@ -80,10 +80,10 @@ def _has_lost(model: Model) -> bool:
     return model.state is ModelState.PENDING and model.has_served and not model.deleting
 
 
-def _wants_load(model: Model, index: Mapping[ModelName, IndexEntry]) -> bool:
+def _wants_load(model: Model, index: Mapping[ServerName, IndexEntry]) -> bool:
     """A pod that is being deleted keeps what it has, but nothing is loaded for it any more."""
-    assert model.name is not None
-    served = index.get(model.name, GONE).state is IndexState.READY
+    assert model.server_name is not None
+    served = index.get(model.server_name, GONE).state is IndexState.READY
     return not model.deleting and not (served and model.state is ModelState.READY)
 
 
@@ -118,7 +118,7 @@ class Reconciler:
 
     async def step(self) -> None:
         """One pass. Raises TritonError while Triton is away, OSError while the disk is."""
-        held = [model.name for model in self._models if model.resident and model.name is not None]
+        held = [name for model in self._models if model.resident and (name := model.server_name) is not None]
         await asyncio.to_thread(self._repository.show, *held)  # else Triton tells nothing of what it holds
         index = await self._lifecycle.look()
         if self.triton_version is None:
@@ -135,18 +135,18 @@ class Reconciler:
         for uid in todo.lost:
             if (model := self._models.get(uid)) and not self._lifecycle.is_loading(uid):
                 await self._lifecycle.lose(model)
-                if model.state is ModelState.LOST and model.name is not None:
+                if model.state is ModelState.LOST and model.server_name is not None:
                     # Triton may hold it, and tells of nothing that has no directory.
-                    self._unload(model.name)
+                    self._unload(model.server_name)
         for uid in todo.load:
             if (model := self._models.get(uid)) and self._may_load(model):
                 self._lifecycle.start_load(model)
         for name in todo.unload:
-            model = self._models.named(name)
+            model = self._models.served_as(name)
             if model is None or not (model.is_wanted and self._lifecycle.is_loading(model.ref.uid)):
                 self._unload(name)
 
-    def _unload(self, name: ModelName) -> None:
+    def _unload(self, name: ServerName) -> None:
         unload = self._lifecycle.start_unload(name)
         unload.remove_done_callback(_log_failure)  # an earlier pass may have begun it
         unload.add_done_callback(_log_failure)

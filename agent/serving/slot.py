@@ -7,7 +7,8 @@ from agent.admission import Admitted
 from agent.models import Model
 from agent.repository import Record
 from agent.serving.machine import Phase
-from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.gateway import public_name_of
+from berth.contract.ids import GpuUuid, ModelName, ServerName
 from berth.contract.report import Failure
 
 
@@ -15,7 +16,7 @@ from berth.contract.report import Failure
 class Slot:
     """`record`, `admitted`: the files of the last load that was asked for. `model`: None for what is nobody's."""
 
-    name: ModelName
+    name: ServerName
     since: float
     phase: Phase = Phase.OUT
     model: Model | None = None
@@ -31,9 +32,15 @@ class Slot:
     # Why the load fails, once that is known.
     failure: tuple[str, Failure] | None = None
     load_seconds: float | None = None
-    call: "asyncio.Task[None] | None" = None
+    # It is being drained and unloaded.
+    is_leaving: bool = False
     rested: asyncio.Event = field(default_factory=asyncio.Event)
     out: "asyncio.Future[None] | None" = None
+
+    @property
+    def model_name(self) -> ModelName:
+        """For people."""
+        return public_name_of(self.name)
 
     @property
     def gpus(self) -> frozenset[GpuUuid]:

@@ -9,7 +9,7 @@ hangs is not waited for.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.ids import GpuUuid, ServerName
 
 # Of known size, on one GPU. Triton has threads for more (--model-load-thread-count).
 MOST_ON_A_GPU = 4
@@ -22,7 +22,7 @@ SUSPECT = "was being loaded when Triton died: it is loaded alone, a while after 
 class Waiting:
     """`order`: who came first. `is_known`: its bytes were measured before."""
 
-    name: ModelName
+    name: ServerName
     gpus: frozenset[GpuUuid]
     order: int
     is_known: bool = False
@@ -48,15 +48,15 @@ class Busy:
 class Turns:
     """The next to begin, if any may, and why the others wait."""
 
-    next: ModelName | None
-    waits: dict[ModelName, str]
+    next: ServerName | None
+    waits: dict[ServerName, str]
 
 
 def next_turn(waiting: Iterable[Waiting], busy: Sequence[Busy], *, is_quiet: bool = True) -> Turns:
     """Called again once the next has begun. `is_quiet`: no model has come to serve just before, which might
     kill Triton by what it does then."""
-    first: ModelName | None = None
-    waits: dict[ModelName, str] = {}
+    first: ServerName | None = None
+    waits: dict[ServerName, str] = {}
     taken: set[GpuUuid] = set()
     behind_suspect = False
     for one in sorted(waiting, key=lambda one: one.rank):

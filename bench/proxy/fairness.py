@@ -39,7 +39,10 @@ def copy_of(uid: str) -> Copy:
 
 
 def request() -> bytes:
-    return b"POST /v2/models/mine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+    return b"POST /v2/models/mine/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(_BODY),
+        _BODY,
+    )
 
 
 class Client(asyncio.Protocol):

@@ -8,7 +8,10 @@ from berth.contract.errors import InvalidValue
 NodeName = NewType("NodeName", str)
 PodUid = NewType("PodUid", str)
 ModelId = NewType("ModelId", str)
+# As its clients call a model; many pods of a node may have models of one name.
 ModelName = NewType("ModelName", str)
+# As the node's Triton and the directories of its repository call it: one pod's alone (contract/gateway.py).
+ServerName = NewType("ServerName", str)
 GpuUuid = NewType("GpuUuid", str)
 
 MODEL_NAME_LIMIT = 128

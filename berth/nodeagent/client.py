@@ -99,10 +99,13 @@ class AgentConnection:
             )
             return response
 
-    async def watch(self, model: ModelName) -> AsyncIterator[pb.ModelStatus]:
-        """The model's status now and after every change."""
+    async def watch(
+        self, model: ModelName, limits: pb.CopyLimits | None = None
+    ) -> AsyncIterator[pb.ModelStatus]:
+        """The model's status now and after every change. `limits`: what the pod asks of the gateway for it."""
+        request = pb.WatchModelRequest(model_name=model, limits=limits)
         with _mapped():
-            call = self._stub.WatchModel(pb.WatchModelRequest(model_name=model), metadata=self._metadata())
+            call = self._stub.WatchModel(request, metadata=self._metadata())
             async for status in call:
                 yield status
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from berth.contract.endpoint import Endpoint
-from berth.contract.ids import ModelName
+from berth.contract.endpoint import Address
+from berth.contract.ids import ServerName
 from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
 from berth.triton.keys import TritonKeys
 from berth.triton.wire import grpc_service_pb2 as pb
@@ -54,18 +54,18 @@ class TritonAdmin(Protocol):
         """The server's version once it is ready, None while it is not."""
         ...
 
-    async def index(self) -> Mapping[ModelName, IndexEntry]:
+    async def index(self) -> Mapping[ServerName, IndexEntry]:
         """Every model directory of the repository with its state."""
         ...
 
-    async def load(self, name: ModelName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
+    async def load(self, name: ServerName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
         """Load with `config` (ModelConfig as JSON) in place of config.pbtxt; return when it serves.
 
         Raises TritonRefused with Triton's reason when the load failed, TritonLate when it goes on.
         """
         ...
 
-    async def unload(self, name: ModelName, *, timeout_seconds: float) -> None:
+    async def unload(self, name: ServerName, *, timeout_seconds: float) -> None:
         """Begin to unload; the model may serve requests in flight for a while after this returns."""
         ...
 
@@ -84,21 +84,21 @@ class GrpcTritonAdmin:
         metadata = await self._ask(self._stub.ServerMetadata, pb.ServerMetadataRequest())
         return str(metadata.version)
 
-    async def index(self) -> Mapping[ModelName, IndexEntry]:
+    async def index(self) -> Mapping[ServerName, IndexEntry]:
         answer = await self._ask(self._stub.RepositoryIndex, pb.RepositoryIndexRequest())
-        entries: dict[ModelName, IndexEntry] = {}
+        entries: dict[ServerName, IndexEntry] = {}
         for row in answer.models:
             entry = IndexEntry(_state(row.state), row.reason)
-            name = ModelName(row.name)
+            name = ServerName(row.name)
             entries[name] = _busiest(entries.get(name, entry), entry)
         return entries
 
-    async def load(self, name: ModelName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
+    async def load(self, name: ServerName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
         request = pb.RepositoryModelLoadRequest(model_name=name)
         request.parameters["config"].string_param = json.dumps(config)
         await self._ask(self._stub.RepositoryModelLoad, request, timeout_seconds)
 
-    async def unload(self, name: ModelName, *, timeout_seconds: float) -> None:
+    async def unload(self, name: ServerName, *, timeout_seconds: float) -> None:
         request = pb.RepositoryModelUnloadRequest(model_name=name)
         request.parameters["unload_dependents"].bool_param = False
         await self._ask(self._stub.RepositoryModelUnload, request, timeout_seconds)
@@ -113,7 +113,7 @@ class GrpcTritonAdmin:
 
 
 @asynccontextmanager
-async def open_admin(endpoint: Endpoint, keys: TritonKeys) -> AsyncIterator[GrpcTritonAdmin]:
+async def open_admin(endpoint: Address, keys: TritonKeys) -> AsyncIterator[GrpcTritonAdmin]:
     """Connect lazily: a Triton that is away is an error of the first call, not of this one."""
     channel = grpc.aio.insecure_channel(
         str(endpoint),

@@ -126,54 +126,52 @@ class UnloadResponse(_message.Message):
     def __init__(self, outcome: _Optional[_Union[UnloadResponse.Outcome, str]] = ...) -> None: ...
 
 class WatchModelRequest(_message.Message):
-    __slots__ = ("model_name",)
+    __slots__ = ("model_name", "limits")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     model_name: str
-    def __init__(self, model_name: _Optional[str] = ...) -> None: ...
+    limits: CopyLimits
+    def __init__(self, model_name: _Optional[str] = ..., limits: _Optional[_Union[CopyLimits, _Mapping]] = ...) -> None: ...
+
+class CopyLimits(_message.Message):
+    __slots__ = ("container_concurrency", "queue_depth", "request_timeout_seconds", "max_json_bytes", "max_request_bytes")
+    CONTAINER_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_JSON_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    container_concurrency: int
+    queue_depth: int
+    request_timeout_seconds: float
+    max_json_bytes: int
+    max_request_bytes: int
+    def __init__(self, container_concurrency: _Optional[int] = ..., queue_depth: _Optional[int] = ..., request_timeout_seconds: _Optional[float] = ..., max_json_bytes: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("model_name", "state", "reason", "gpu_uuid", "requested_bytes", "measured_bytes", "triton")
+    __slots__ = ("model_name", "state", "reason", "gpu_uuid", "requested_bytes", "measured_bytes", "gateway")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     GPU_UUID_FIELD_NUMBER: _ClassVar[int]
     REQUESTED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEASURED_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TRITON_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     state: ModelState
     reason: str
     gpu_uuid: str
     requested_bytes: int
     measured_bytes: int
-    triton: TritonAccess
-    def __init__(self, model_name: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., reason: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., requested_bytes: _Optional[int] = ..., measured_bytes: _Optional[int] = ..., triton: _Optional[_Union[TritonAccess, _Mapping]] = ...) -> None: ...
+    gateway: Gateway
+    def __init__(self, model_name: _Optional[str] = ..., state: _Optional[_Union[ModelState, str]] = ..., reason: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., requested_bytes: _Optional[int] = ..., measured_bytes: _Optional[int] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ...) -> None: ...
 
-class TritonAccess(_message.Message):
-    __slots__ = ("http_endpoint", "grpc_endpoint", "http_headers", "grpc_metadata")
-    class HttpHeadersEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    class GrpcMetadataEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    HTTP_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
-    GRPC_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
-    HTTP_HEADERS_FIELD_NUMBER: _ClassVar[int]
-    GRPC_METADATA_FIELD_NUMBER: _ClassVar[int]
-    http_endpoint: str
-    grpc_endpoint: str
-    http_headers: _containers.ScalarMap[str, str]
-    grpc_metadata: _containers.ScalarMap[str, str]
-    def __init__(self, http_endpoint: _Optional[str] = ..., grpc_endpoint: _Optional[str] = ..., http_headers: _Optional[_Mapping[str, str]] = ..., grpc_metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+class Gateway(_message.Message):
+    __slots__ = ("endpoint", "ticket")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    ticket: bytes
+    def __init__(self, endpoint: _Optional[str] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

@@ -89,7 +89,7 @@ class NodeAgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchModel(self, request, context):
-        """Sends the model's status at once and on every change, and how to reach Triton with it.
+        """Sends the model's status at once and on every change, and how its requests reach it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

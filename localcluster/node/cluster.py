@@ -29,7 +29,7 @@ from localcluster.images import Images
 from localcluster.node import settings
 from localcluster.node.forwarding import Forwarder
 from localcluster.node.namespaces import Namespaces
-from localcluster.processes import StartFailed, Supervised, tail
+from localcluster.processes import StartFailed, Supervised, reaping, tail
 
 JsonObject = dict[str, Any]
 
@@ -95,7 +95,8 @@ class RealCluster:
             stderr=asyncio.subprocess.PIPE,
             env=self._env,
         )
-        out, err = await process.communicate(text.encode())
+        async with reaping(process):
+            out, err = await process.communicate(text.encode())
         if process.returncode:
             raise KubectlFailed(f"kubectl {' '.join(arguments)}: {err.decode().strip()}")
         return out.decode()
@@ -166,7 +167,8 @@ class RealCluster:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await process.communicate()
+        async with reaping(process):
+            said, _ = await process.communicate()
         if process.returncode:
             raise StartFailed(f"{' '.join(command)}: {said.decode()}")
         return said.decode()

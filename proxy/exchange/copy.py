@@ -131,6 +131,11 @@ class ModelCopy:
         self.draining = True
         self.announce()
 
+    def serve_again(self) -> None:
+        """It was not to end after all."""
+        self.draining = False
+        self.announce()
+
     def next_change(self) -> asyncio.Event:
         """Set when readiness changes. Take it before looking."""
         return self._changed

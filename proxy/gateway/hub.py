@@ -87,9 +87,14 @@ class Hub:
         """`settle_seconds`: how long after Triton's death all that serve will have told."""
         words = self._planes.words()
         self._judge_death(now - settle_seconds)
-        for uid in frozenset[str]().union(*(word.wishes for word in words)):
+        wishes = frozenset[str]().union(*(word.wishes for word in words))
+        for uid in wishes:
             if self.registry.get(uid) is not None:
                 self._draining.setdefault(uid, math.inf)
+        # A door's wish holds while it is there: its container may be started anew, in the same pod.
+        for uid in [uid for uid, until in self._draining.items() if math.isinf(until) and uid not in wishes]:
+            del self._draining[uid]
+            self._drained.discard(uid)
         for uid, until in self._draining.items():
             if uid not in self._drained and (self._is_idle(uid, words) or now > until):
                 self._is_drained(uid, late=now > until)

@@ -96,6 +96,8 @@ class Node:
         served.copy.withheld, served.copy.held = served.told.withheld, orders.held.get(uid)
         if uid in orders.draining or self._ends:
             served.drain()
+        elif served.is_draining:
+            served.serve_again()
         if uid in orders.drained and not served.is_drained:
             served.is_drained = True
             served.tell()
@@ -108,7 +110,7 @@ class Node:
             return None
         if preamble.kind is Kind.REPORT:
             return served.report if not self._ends else None
-        if served.copy.draining or not self.places.take(served.connections):
+        if served.is_draining or not self.places.take(served.connections):
             return None
         served.connections += 1
         front = served.front(preamble.kind)
@@ -145,7 +147,7 @@ class Node:
         served = self._by_uid.items()
         return Word(
             sums={uid: one.sum for uid, one in served},
-            idle=frozenset(uid for uid, one in served if one.copy.draining and one.is_idle),
+            idle=frozenset(uid for uid, one in served if one.is_draining and one.is_idle),
             wishes=frozenset(uid for uid, one in served if one.wishes_to_drain),
             turned_away=dict(self.doorstep.turned_away),
             connections=self.places.taken,

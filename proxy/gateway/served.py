@@ -58,7 +58,8 @@ class Served:
         self._reports: list[Report] = []
         self.connections = 0
         self._told_sum: Sum | None = None
-        self.wishes_to_drain = False
+        # A copy whose door only says that it will leave is not ready, and serves whoever comes.
+        self.wishes_to_drain = self.is_draining = False
         self.is_drained = False
 
     def front(self, kind: Kind) -> Front:
@@ -73,7 +74,7 @@ class Served:
 
     def report(self) -> Report:
         """One more connection for reports; the oldest goes where there are too many."""
-        report = Report(self._wish, self._reports_lost, self.tell)
+        report = Report(self._wish, self.copy.drain, self._reports_lost, self.tell)
         self._reports.append(report)
         if len(self._reports) > _MOST_REPORTS:
             self._reports.pop(0).close()
@@ -86,6 +87,12 @@ class Served:
     def _reports_lost(self, report: Report) -> None:
         if report in self._reports:
             self._reports.remove(report)
+        if not self._reports:
+            if self.wishes_to_drain:
+                self.wishes_to_drain = False
+                self._wished()
+            elif not self.is_draining and self.copy.draining:
+                self.copy.serve_again()
 
     def tell(self, sum: Sum | None = None) -> None:
         """Tell the doors. `sum` is of all processes; without one, of this one or as told last."""
@@ -132,10 +139,19 @@ class Served:
 
     def drain(self) -> None:
         """Take nothing new; what is under way goes on to its end."""
-        if not self.copy.draining:
+        if not self.is_draining:
+            self.is_draining = True
             self.copy.drain()
             for front in self._fronts.values():
                 front.stop_accepting()
+
+    def serve_again(self) -> None:
+        """Nobody wishes any more that it be drained. The connections that are left were told that they end: they do."""
+        self.is_draining = self.is_drained = False
+        fronts, self._fronts = self._fronts, {}
+        for front in fronts.values():
+            front.close()
+        self.copy.serve_again()
 
     def close(self) -> None:
         for front in self._fronts.values():

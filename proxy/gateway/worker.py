@@ -85,7 +85,7 @@ class Worker:
             self._looks.clear()
             word = node.word()
             self._channel.send({"word": word.to_json(), "idle": self._ends and node.is_idle})
-            drains = self._ends or any(served.copy.draining for served in node)
+            drains = self._ends or any(served.is_draining for served in node)
             await wait_until_set(self._looks, timeout_seconds=_LOOK_SECONDS if drains else _WORD_SECONDS)
 
 

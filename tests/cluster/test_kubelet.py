@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from berth.contract.keys import AGENT_AUDIENCE
 from berth.kube.token_review import TokenRefused, review_pod_token
 from localcluster.cluster import ClusterSpec, LocalCluster
 from localcluster.guard import processes_of
+from localcluster.processes import reaping
 from tests.e2e.support import User, eventually, is_ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -317,12 +317,11 @@ async def test_kill_9_of_the_cluster_leaves_no_process_behind() -> None:
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": "."},
     )
-    assert parent.stdout is not None
-    async with asyncio.timeout(60):
-        cluster_id, directory = (await parent.stdout.readline()).decode().split()
-    assert len(processes_of(cluster_id)) >= 7
-    parent.send_signal(signal.SIGKILL)
-    await parent.wait()
+    async with reaping(parent):  # by SIGKILL
+        assert parent.stdout is not None
+        async with asyncio.timeout(60):
+            cluster_id, directory = (await parent.stdout.readline()).decode().split()
+        assert len(processes_of(cluster_id)) >= 7
 
     async def gone() -> None:
         assert processes_of(cluster_id) == []

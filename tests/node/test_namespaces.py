@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from localcluster.node import cgroups
+from localcluster.processes import reaping
 from tests.e2e.support import eventually
 
 # An owner whose node holds what nodes hold: a daemon, a cgroup below the node's, a mount, files on /var.
@@ -49,10 +50,11 @@ async def owner(directory: Path) -> AsyncIterator[tuple[asyncio.subprocess.Proce
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": "."},
     )
-    assert process.stdout is not None
-    name, *pids = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().split()
-    yield process, name, [int(pid) for pid in pids]
-    await process.wait()
+    async with reaping(process):
+        assert process.stdout is not None
+        name, *pids = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().split()
+        yield process, name, [int(pid) for pid in pids]
+        await asyncio.wait_for(process.wait(), 30)
 
 
 def traces(directory: Path, name: str, pids: list[int]) -> list[str]:

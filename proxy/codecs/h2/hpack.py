@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
-
 Header = tuple[bytes, bytes]
 
 DEFAULT_TABLE_BYTES: Final = 4096
@@ -287,6 +285,9 @@ _MOST_STEPS = 8192
 
 
 def _huffman_step(place: int) -> tuple[int, bytes, bool]:
+    # Imported with the first: its table is larger than all of a door, whose agent packs nothing.
+    from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
+
     state, byte = divmod(place, 256)
     symbols = b""
     flags = 0

@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from localcluster.processes import reaping
+
 BODY = {"inputs": [{"name": "I", "shape": [1], "datatype": "INT32", "data": [1]}]}
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
@@ -316,7 +318,8 @@ async def test_wrong_flags_are_told_by_name(tmp_path: Path) -> None:
             *("--triton-http", "127.0.0.1:1", "--triton-grpc", "127.0.0.1:1"),
             stderr=asyncio.subprocess.PIPE,
         )
-        _, stderr = await asyncio.wait_for(process.communicate(), 20)
+        async with reaping(process), asyncio.timeout(20):
+            _, stderr = await process.communicate()
         assert process.returncode == 2, stderr
         assert text in stderr.decode().splitlines()[-1]
 

@@ -178,7 +178,7 @@ class Asking:
 
 
 async def test_a_pod_that_no_watch_has_shown_is_asked_for_when_it_is_overdue() -> None:
-    asking = Asking(pod("p1", mem="4Gi", on="n1", serviceAccountName="x"))
+    asking = Asking(pod("p1", mem="4Gi", on="n1", choice="{", serviceAccountName="x"))
     asking.assume()
     asking.now = OVERDUE_SECONDS - 1
     assert await asking.look() == 0

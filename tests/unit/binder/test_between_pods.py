@@ -659,7 +659,7 @@ CURED: dict[str, tuple[Json, Json]] = {
 @pytest.mark.parametrize("case", CURED)
 def test_a_pod_s_end_cures_what_it_stood_for(case: str) -> None:
     has, wants = CURED[case]
-    victim = pod("victim", mem="1Gi", on="a1", **has)
+    victim = pod("victim", mem="1Gi", on="a1", choice="{", **has)
     victim["metadata"]["labels"] = {"app": "victim"}
     cluster = cluster_of(victim)
     one = asks(**{"nodeSelector": {HOST: "a1"}, "priority": 5, **wants})

@@ -82,7 +82,7 @@ def machine(api: Reader) -> Reader:
     add_node(api, "n6", says=report(gpu("GPU-d"), triton=TritonReport(False, "")))
     add_node(api, "n7")
     api.add(paths.PODS, pod("p1", mem="4Gi", on="n1", choice=CHOICE))
-    api.add(paths.PODS, pod("lost", mem="1Gi", on="n4"))
+    api.add(paths.PODS, pod("lost", mem="1Gi", on="n4", choice="{"))
     return api
 
 

@@ -260,7 +260,7 @@ def test_a_pod_on_its_way_out_is_no_victim() -> None:
 
 
 def test_memory_of_a_lower_pod_on_an_unknown_gpu_is_found() -> None:
-    cluster = cluster_of({"n1": 16}, pod("lost", mem="16Gi", on="n1", priority=0))
+    cluster = cluster_of({"n1": 16}, pod("lost", mem="16Gi", on="n1", choice="{", priority=0))
     assert names(sacrifice(cluster, pod("vip", mem="16Gi", priority=10))) == ["lost"]
 
 

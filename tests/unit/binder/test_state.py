@@ -153,7 +153,7 @@ def test_what_a_report_lists_is_held_although_its_pod_was_never_seen(state: Clus
 def test_a_tampered_choice_is_counted_on_every_gpu(state: ClusterState) -> None:
     state.set_node(node(says=report(gpu("GPU-a"), gpu("GPU-b", index=1))))
     state.set_pod(pod("p1", mem="4Gi", on="n1", choice="{}"))
-    state.set_pod(pod("p2", mem="2Gi", on="n1"))
+    state.set_pod(pod("p2", mem="2Gi", on="n1", choice=""))
     for uuid in ("GPU-a", "GPU-b"):
         assert held(state, GpuUuid(uuid)) == 6 * GIB
 
@@ -175,7 +175,7 @@ def test_what_is_held_is_what_was_asked_for_whatever_the_annotation_says(
 
 def test_a_pod_that_asks_for_no_memory_still_keeps_its_model_to_itself(state: ClusterState) -> None:
     state.set_pod(pod("p1", mem=None, on="n1", choice=GpuChoice(A, 0, 0)))
-    assert "model-p1" in state.view(N1).model_ids
+    assert ("team", "model-p1") in state.view(N1).model_ids
 
 
 def test_a_node_that_says_the_same_again_wakes_nobody(state: ClusterState) -> None:
@@ -218,8 +218,8 @@ def test_an_edited_choice_of_a_gpu_that_is_not_there_frees_nothing(state: Cluste
     assert held(state) == 4 * GIB
 
 
-@pytest.mark.parametrize("marks", [{}, {KEYS.gpu: ""}, {KEYS.gpu: "{"}, {KEYS.requirements: ",,"}])
-def test_a_choice_that_its_owner_took_away_holds_no_gpu_but_the_one_that_the_report_names(
+@pytest.mark.parametrize("marks", [{KEYS.gpu: ""}, {KEYS.gpu: "{"}, {KEYS.gpu: "{", KEYS.requirements: ",,"}])
+def test_a_choice_that_nobody_can_read_holds_no_gpu_but_the_one_that_the_report_names(
     state: ClusterState, marks: dict[str, str]
 ) -> None:
     eight = tuple(gpu(f"GPU-{i}", index=i, total=80 * GIB) for i in range(8))
@@ -235,13 +235,23 @@ def test_a_choice_that_its_owner_took_away_holds_no_gpu_but_the_one_that_the_rep
     assert [held(state, one.uuid) // GIB for one in eight] == [0, 0, 0, 70, 0, 0, 0, 0]
 
 
+def test_a_pod_that_nobody_has_given_a_gpu_holds_none(state: ClusterState) -> None:
+    """Its owner wrote the node into it: its agent loads nothing for it, and it closes no GPU to others."""
+    state.set_pod(pod("p1", mem="10Ti", on="n1", requests={"cpu": "500m"}))
+    view = state.view(N1)
+    assert held(state) == 0
+    assert (view.used["pods"], view.used["cpu"]) == (1, 500)
+    state.set_node(says(listed("p1", requested=4 * GIB)))
+    assert held(state) == 4 * GIB  # what its node tells of counts, whoever is to blame
+
+
 def test_a_damaged_model_pod_still_counts_all_that_can_be_read_of_it(state: ClusterState) -> None:
-    damaged = {KEYS.model_id: "iris", KEYS.requirements: "a,,b"}
+    damaged = {KEYS.model_id: "iris", KEYS.requirements: "a,,b", KEYS.gpu: "{"}
     state.set_pod(pod("p1", mem="4Gi", on="n1", annotations=damaged, requests={"cpu": "500m"}))
     view = state.view(N1)
     assert held(state) == 4 * GIB
     assert (view.used["pods"], view.used["cpu"]) == (1, 500)
-    assert "iris" in view.model_ids
+    assert ("team", "iris") in view.model_ids
 
 
 @pytest.mark.parametrize("seed", range(25))

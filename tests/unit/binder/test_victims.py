@@ -37,7 +37,7 @@ def heard(*pods: Json, budgets: tuple[Json, ...] = (), **facts: Any) -> tuple[Cl
 
 def held(uid: str, gib: int, priority: int = 0, *, slot: int | None = 0, app: str = "x", **more: Any) -> Json:
     """Without a slot nobody knows on which GPU it is."""
-    choice = None if slot is None else GpuChoice(GpuUuid(f"GPU-{slot}"), slot, gib * GIB)
+    choice = "{" if slot is None else GpuChoice(GpuUuid(f"GPU-{slot}"), slot, gib * GIB)
     one = pod(uid, mem=f"{gib}Gi", on="n1", choice=choice, priority=priority, **more)
     one["metadata"]["labels"] = {"app": app}
     return one
@@ -142,16 +142,12 @@ ANONYMOUS = {KEYS.model_id: None}
 IN_THE_WAY: dict[str, tuple[list[Json], Json, bool]] = {
     "the model, lower": ([held("a", 1, annotations={KEYS.model_id: "m"})], {}, False),
     "the model, equal": ([held("a", 1, 10, annotations={KEYS.model_id: "m"})], {}, True),
-    "the name, higher": (
-        [held("a", 1, 11, annotations={KEYS.model_id: "i", KEYS.model_name: "m"})],
-        {},
-        True,
-    ),
+    "the model, higher": ([held("a", 1, 11, annotations={KEYS.model_id: "m"})], {}, True),
     "the model, going": ([going(held("a", 1, annotations={KEYS.model_id: "m"}))], {}, True),
     "one of two stays": (
         [
             held("a", 1, annotations={KEYS.model_id: "m"}),
-            held("b", 1, 20, annotations={KEYS.model_id: "i", KEYS.model_name: "m"}),
+            held("b", 1, 20, annotations={KEYS.model_id: "m"}),
         ],
         {},
         True,

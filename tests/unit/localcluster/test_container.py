@@ -4,15 +4,17 @@ import asyncio
 import os
 import shlex
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from localcluster.kubelet import container as module
 from localcluster.kubelet.container import Container, Launch
 from localcluster.kubelet.images import Image
 from localcluster.kubelet.status import ContainerRecord, Running, Terminated, Waiting
+from localcluster.processes import spawn
 
 FOREVER = "while true; do sleep 0.02; done"
 
@@ -20,7 +22,15 @@ FOREVER = "while true; do sleep 0.02; done"
 class Run:
     """One container that is running, and every state that it has been in."""
 
-    def __init__(self, directory: Path, script: str, *, policy: str = "Always", **spec: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        script: str,
+        *,
+        policy: str = "Always",
+        mounts: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> None:
         self.record = ContainerRecord("c", "any")
         self.states: list[Running | Waiting | Terminated] = []
         launch = Launch(
@@ -28,9 +38,9 @@ class Run:
             image=Image(),
             env={},
             base_env={},
-            mounts={},
+            mounts=mounts or {},
             directory=directory / "c",
-            pod_ip="127.0.0.1",
+            pod_ip="127.20.1.5",
             grace_seconds=30,
         )
         self.container = Container(launch, self.record, restart_policy=policy, changed=self._note)
@@ -95,6 +105,16 @@ async def test_a_hook_that_uses_up_the_grace_leaves_two_seconds(tmp_path: Path) 
     assert (ended.exit_code, "ended in order" in run.said) == (0, True)
 
 
+async def test_what_is_told_to_stop_or_to_stay_down_before_it_runs_does_so(tmp_path: Path) -> None:
+    stopped = Run(tmp_path / "stopped", FOREVER)
+    assert (await stopped.ends(stopped.container.stop(grace_seconds=20))).exit_code == 137
+    held = Run(tmp_path / "held", FOREVER)
+    await held.container.hold(grace_seconds=20)
+    await held.until(lambda: isinstance(held.record.last, Terminated))
+    assert (held.container.pid, held.task.done()) == (None, False)
+    await held.ends(held.container.stop(grace_seconds=0))
+
+
 async def test_the_first_crash_is_started_again_at_once_and_the_second_after_a_pause(tmp_path: Path) -> None:
     run = Run(tmp_path, "exit 3")
     await run.until(lambda: isinstance(run.record.state, Waiting) and run.record.restarts == 1)
@@ -136,6 +156,23 @@ async def test_a_failed_liveness_ends_it_in_its_own_grace_and_runs_the_hook(tmp_
     assert (tmp_path / "hook").read_text() == "hook\n"
 
 
+async def test_a_probe_that_its_containers_end_cuts_short_has_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children: list[asyncio.subprocess.Process] = []
+
+    async def noting(*what: Any, **more: Any) -> asyncio.subprocess.Process:
+        children.append(await spawn(*what, **more))
+        return children[-1]
+
+    monkeypatch.setattr(module, "spawn", noting)
+    probe = {"exec": {"command": ["sleep", "1000"]}, "timeoutSeconds": 1000}
+    run = Run(tmp_path, FOREVER, readinessProbe=probe)
+    await run.until(lambda: len(children) == 2)
+    await run.ends(run.container.stop(grace_seconds=0))
+    assert [child.returncode for child in children] == [-signal.SIGKILL] * 2
+
+
 @pytest.mark.parametrize(
     ("script", "policy", "message"),
     [
@@ -159,3 +196,24 @@ async def test_a_program_that_cannot_start_is_told(tmp_path: Path) -> None:
     ended = await run.ends()
     assert (ended.exit_code, "cannot start" in ended.message) == (127, True)
     assert os.path.isdir(tmp_path / "c")
+
+
+async def test_a_sub_path_is_the_file_that_an_earlier_container_has_made_or_a_directory(
+    tmp_path: Path,
+) -> None:
+    file, missing = tmp_path / "keys" / "one", tmp_path / "keys" / "two"
+    mounts = {"/keys/one": str(file), "/keys/two": str(missing)}
+    run = Run(tmp_path, "test -f /keys/one && test -d /keys/two", policy="Never", mounts=mounts)
+    assert not missing.exists(), "a container's mounts are made when it starts"
+    file.parent.mkdir()
+    file.touch()
+    assert (await run.ends()).exit_code == 0
+
+
+async def test_in_commands_and_probes_the_loopback_is_the_pods_own(tmp_path: Path) -> None:
+    probe = {"exec": {"command": ["sh", "-c", "echo probed at 127.0.0.1"]}, "periodSeconds": 1}
+    run = Run(tmp_path, f"echo runs at 127.0.0.1; {FOREVER}", livenessProbe=probe)
+    probed = tmp_path / "c" / "exec.log"
+    await run.until(lambda: probed.exists() and "probed at 127.20.1.5" in probed.read_text())
+    assert "runs at 127.20.1.5" in run.said
+    await run.ends(run.container.stop(grace_seconds=0))

@@ -9,8 +9,8 @@ from berth.contract.ids import ModelName
 from berth.contract.quantity import parse_bytes
 from berth.runtime.errors import ConfigError
 from berth.runtime.options import parse_options
-from proxy.agent import UNLOAD_SECONDS
 from proxy.config import ProxyOptions
+from proxy.door.agent import UNLOAD_SECONDS
 from proxy.exchange.copy import queue_depth
 
 

@@ -94,7 +94,7 @@ async def test_the_middle_of_a_long_tensor_is_not_looked_at(
 async def test_a_rest_request_like_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with RestPair.triton_at_hand():
         for route, body in (("infer", infer()), ("generate", infer(b'{"text":"x"}', route="generate"))):
-            pair = RestPair(limit=1)
+            pair = RestPair(limit=1, depth=0)
             await drive(pair, body)
             with monkeypatch.context() as patch:
                 forbid(patch, rest_client.RestConnection, "_take")
@@ -102,8 +102,8 @@ async def test_a_rest_request_like_the_one_before_it(monkeypatch: pytest.MonkeyP
                 for _ in range(3):
                     await drive(pair, body)
             assert pair.to_client.sent == OK * 4, route
-            assert pair.front.copy.admissions.running == 0
-            assert pair.front.copy.rest.received_bytes % 4 == 0
+            assert pair.running == 0
+            assert pair.copy.rest.received_bytes % 4 == 0
 
 
 UNUSUAL = {
