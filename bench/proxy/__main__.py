@@ -18,7 +18,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.proxy import loads, upstreams
-from bench.proxy.peers import BERTH, GRPC, GRPC_PEERS, HOST, HTTP, REST_PEERS, Missing, Peer, running
+from bench.proxy.peers import (
+    BERTH,
+    DOOR,
+    DOOR_PEERS,
+    GRPC,
+    GRPC_PEERS,
+    HOST,
+    HTTP,
+    REST_PEERS,
+    Missing,
+    Peer,
+    running,
+)
 from bench.proxy.processes import Running
 from localcluster.triton import GRPC_PORT
 
@@ -30,6 +42,7 @@ TARGETS = {
     "gRPC unary 36 B 4x4, µs/request": {"envoy": 0.6, "queue-proxy": 0.4, "nginx": 1.5},
     "gRPC unary 36 B 1x32, µs/request": {"envoy": 0.6, "queue-proxy": 0.4, "nginx": 1.5},
     "gRPC stream, µs/message": {"envoy": 1.0},
+    "door alone, REST 100 B, µs/request": {"nginx": 1.2},
     "REST 8 MiB tensors, CPU ms/GiB": {"envoy": 1.0},
     "gRPC 8 MiB tensors, CPU ms/GiB": {"envoy": 1.0},
 }
@@ -61,6 +74,18 @@ async def _measure(directory: Path, *, seconds: float) -> Table:
         reading = f"{HOST}:{upstreams.READING_PORT}"
         _compare(table, directory, REST_PEERS, tensors, reading, reading, rounds)
         table["REST p99 at 500/s, µs added"] = _added_latency(directory, upstream, False, seconds)
+    with upstreams.around_a_door(directory):
+        upstream = f"{HOST}:{upstreams.GATEWAY_PORT}"
+        _compare(
+            table,
+            directory,
+            DOOR_PEERS,
+            [("door alone, REST 100 B, µs/request", small[1])],
+            upstream,
+            upstream,
+            rounds,
+        )
+        table["door alone, RSS, MiB"] = _door_size(directory, upstream)
     with upstreams.streams(directory):
         upstream = f"{HOST}:{upstreams.STREAMS_PORT}"
         scenarios: list[Scenario] = [("SSE, µs/event", lambda one: loads.events(one, streams=40).micros)]
@@ -148,6 +173,13 @@ def _added_latency(directory: Path, upstream: str, grpc_call: bool, seconds: flo
         with running(peer, directory, rest=upstream, grpc=upstream):
             added[peer.name] = p99(GRPC if grpc_call else HTTP) - direct
     return added
+
+
+def _door_size(directory: Path, upstream: str) -> dict[str, float]:
+    """After it has begun to serve; and what it took to be there, on stderr."""
+    with running(DOOR, directory, rest=upstream, grpc=upstream) as one:
+        _say(f"door: {one.cpu_seconds():.2f} s of CPU to be ready")
+        return {DOOR.name: one.peak_rss_bytes() / MIB}
 
 
 def _idle_connections(directory: Path, upstream: str) -> dict[str, float]:

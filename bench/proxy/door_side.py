@@ -21,7 +21,10 @@ from proxy.codecs.report import DRAINED, Told, says
 from proxy.exchange.traffic import Figures
 
 _BODY = b'{"model_name":"mine","outputs":[{"name":"OUT","shape":[3],"datatype":"UINT8","data":[1,2,3]}]}'
-_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+    len(_BODY),
+    _BODY,
+)
 
 
 class _Answering(asyncio.Protocol):

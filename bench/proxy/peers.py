@@ -4,13 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.proxy.processes import Running, started
-from bench.proxy.upstreams import MODEL
+from bench.proxy.upstreams import AGENT_PORT, MODEL
 
 HTTP, GRPC = 9100, 9101
 HOST = "127.0.0.1"
@@ -214,6 +216,47 @@ def _first(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
 
 
 BERTH = Peer("berth", _berth)
+
+
+def _door(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
+    """As in a model's pod; once it has been told where the gateway is."""
+    command = [
+        *(sys.executable, "-m", "berth.cli", "proxy", "--model", MODEL, "--agent", f"{HOST}:{AGENT_PORT}"),
+        *("--http-listen", f"{HOST}:{HTTP}", "--grpc-listen", f"{HOST}:{GRPC}"),
+        *("--admin-listen", f"{HOST}:9190", "--log-level", "warning"),
+    ]
+    with started(command, log=directory / "door.log", ports=[(HOST, HTTP), (HOST, GRPC)]) as one:
+        _until_ready(f"http://{HOST}:9190/readyz")
+        yield one
+
+
+def _until_ready(url: str) -> None:
+    for _ in range(100):
+        with suppress(OSError), urllib.request.urlopen(url):
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"{url} does not say that it is ready")
+
+
+_NGINX_STREAM = """
+{load}worker_processes 1; daemon off; pid {dir}/nginx.pid; error_log {dir}/nginx.err;
+events {{ worker_connections 8192; }}
+stream {{ server {{ listen {host}:{http} backlog=4096; proxy_pass {rest}; }} }}
+"""
+_STREAM_MODULE = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
+
+
+def _nginx_stream(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
+    config = directory / "nginx.conf"
+    load = f"load_module {_STREAM_MODULE};\n" if _STREAM_MODULE.exists() else ""
+    config.write_text(_NGINX_STREAM.format(load=load, dir=directory, rest=rest, host=HOST, http=HTTP))
+    with started(["nginx", "-c", str(config)], log=directory / "nginx.log", ports=[(HOST, HTTP)]) as one:
+        yield one
+
+
+# Bytes from one connection to another: a door beside nginx's `stream`.
+DOOR = Peer("berth", _door)
+DOOR_PEERS = (DOOR, Peer("nginx", _nginx_stream))
 
 
 def _peers(port: int) -> tuple[Peer, ...]:

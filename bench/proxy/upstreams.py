@@ -23,6 +23,8 @@ MODEL = "mine"
 # On one address, because queue-proxy knows no other.
 HOST = "127.0.0.1"
 NGINX_PORT, READING_PORT, STREAMS_PORT = 18000, 18001, 18010
+# What a door has around it.
+AGENT_PORT, GATEWAY_PORT = 18020, 18021
 ANSWER = (
     '{"model_name":"mine","model_version":"1","outputs":'
     '[{"name":"OUT","datatype":"UINT8","shape":[3],"data":[1,2,3]}]}'
@@ -57,6 +59,15 @@ max_batch_size: 0
 input [{name: "IN", data_type: TYPE_UINT8, dims: [-1]}]
 output [{name: "OUT", data_type: TYPE_UINT8, dims: [-1]}]
 """
+
+
+@contextmanager
+def around_a_door(directory: Path) -> Iterator[None]:
+    """An agent, and a gateway that answers the same to whatever comes."""
+    command = [sys.executable, "-m", "bench.proxy.door_side", str(AGENT_PORT), str(GATEWAY_PORT)]
+    ports = [(HOST, AGENT_PORT), (HOST, GATEWAY_PORT)]
+    with started(command, log=directory / "door_side.log", ports=ports):
+        yield
 
 
 @contextmanager
