@@ -130,21 +130,23 @@ def _build(build: _Build, target: Path) -> None:
         (source / "go.sum").write_text("".join(file.read_text() for file in sums))
         output.mkdir()
         flags = ["-trimpath", f"-ldflags={_link_flags()}", "-o", f"{output}/"]
-        command = [_go(), "build", *flags, *build.packages]
+        command = [go(), "build", *flags, *build.packages]
         with progress(started):
-            built = subprocess.run(command, cwd=source, env=_go_environment(), capture_output=True, text=True)
+            built = subprocess.run(command, cwd=source, env=go_environment(), capture_output=True, text=True)
         if built.returncode:
             raise BuildFailed(f"go build: {built.stderr[-2000:]}")
         output.rename(target)
     say(f"built in {time.monotonic() - started:.0f} s: {target}")
 
 
-def _go_environment() -> dict[str, str]:
+def go_environment() -> dict[str, str]:
+    """Of a build."""
     # The toolchain that is here must do: fetching another one is not ours to decide.
     return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"}
 
 
-def _go() -> str:
+def go() -> str:
+    """A Go toolchain that is new enough: the one on PATH, else PyPI's. Raises BuildFailed."""
     found = shutil.which("go")
     if found and _is_new_enough(found):
         return found

@@ -1,6 +1,6 @@
 """What the data plane costs, side by side with its peers in one run.
 
-    python -m bench.proxy [--quick] [--json FILE]
+    python -m bench.proxy [--quick] [--only WORDS] [--json FILE]
 
 Every peer stands in turn between the same clients and the same upstreams. The figure is the CPU time
 of the proxy's own processes for each unit of work, which survives a noisy machine better than rates.
@@ -14,182 +14,212 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from bench.proxy import loads, upstreams
-from bench.proxy.peers import BERTH, GRPC, GRPC_PEERS, HOST, HTTP, REST_PEERS, Missing, Peer, running
+from bench.proxy import loads, scenarios, upstreams
+from bench.proxy.peers import (
+    ASKED,
+    BERTH,
+    DOOR,
+    ENVOY,
+    GATEWAY,
+    GATEWAY_50,
+    GRPC,
+    HOST,
+    HTTP,
+    NODE,
+    Missing,
+    Peer,
+    gateway_of,
+    running,
+    server_names,
+)
 from bench.proxy.processes import Running
+from bench.proxy.scenarios import FURTHER, Scenario
+from bench.proxy.table import Table, Targets, render
+from bench.proxy.upstreams import MODEL
 from localcluster.triton import GRPC_PORT
 
 MIB = 1024**2
-# What the project asks of itself: Berth's figure over the peer's.
-TARGETS = {
-    "REST 100 B, µs/request": {"envoy": 0.45, "queue-proxy": 0.3, "nginx": 1.5},
-    "gRPC unary 36 B 1x1, µs/request": {"envoy": 0.6, "queue-proxy": 0.4, "nginx": 1.5},
-    "gRPC unary 36 B 4x4, µs/request": {"envoy": 0.6, "queue-proxy": 0.4, "nginx": 1.5},
-    "gRPC unary 36 B 1x32, µs/request": {"envoy": 0.6, "queue-proxy": 0.4, "nginx": 1.5},
-    "gRPC stream, µs/message": {"envoy": 1.0},
-    "REST 8 MiB tensors, CPU ms/GiB": {"envoy": 1.0},
-    "gRPC 8 MiB tensors, CPU ms/GiB": {"envoy": 1.0},
-}
-Table = dict[str, dict[str, float]]
-Scenario = tuple[str, Callable[[Running], float]]
+_MANY_COPIES = 200
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.proxy", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the time, for a first look")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures for programs")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the time, for a first look")
+    parser.add_argument("--only", default="", metavar="WORDS", help="the lines that begin with these")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the figures to those that it has")
     options = parser.parse_args(argv)
     loads.require_tools()
+    bench = Bench(options.only, seconds=1.0 if options.quick else 5.0, rounds=1 if options.quick else 3)
     with tempfile.TemporaryDirectory(prefix="berth-bench-") as directory:
-        table = asyncio.run(_measure(Path(directory), seconds=1.0 if options.quick else 5.0))
-    print(render(table))
+        asyncio.run(bench.measure(Path(directory)))
+    print(render(bench.table, bench.targets))
     if options.json is not None:
-        options.json.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+        known = json.loads(options.json.read_text()) if options.json.exists() else {}
+        text = json.dumps(known | bench.table, indent=2, ensure_ascii=False)
+        options.json.write_text(text + "\n")
     return 0
 
 
-async def _measure(directory: Path, *, seconds: float) -> Table:
-    table: Table = {}
-    rounds = 3 if seconds > 1 else 1
-    with upstreams.constant(directory):
-        upstream = f"{HOST}:{upstreams.NGINX_PORT}"
-        small, *tensors = _rest_scenarios(seconds)
-        _compare(table, directory, REST_PEERS, [small], upstream, upstream, rounds)
-        reading = f"{HOST}:{upstreams.READING_PORT}"
-        _compare(table, directory, REST_PEERS, tensors, reading, reading, rounds)
-        table["REST p99 at 500/s, µs added"] = _added_latency(directory, upstream, False, seconds)
-    with upstreams.streams(directory):
-        upstream = f"{HOST}:{upstreams.STREAMS_PORT}"
-        scenarios: list[Scenario] = [("SSE, µs/event", lambda one: loads.events(one, streams=40).micros)]
-        _compare(table, directory, REST_PEERS, scenarios, upstream, upstream, rounds)
-        table["peak RSS, MiB, a slow reader of 1 GiB"] = _slow_reader(directory, upstream)
-    async with upstreams.identity_on_triton(directory):
-        upstream = f"{HOST}:{GRPC_PORT}"
-        _compare(table, directory, GRPC_PEERS, _grpc_scenarios(seconds), upstream, upstream, rounds)
-        table["gRPC p99 at 500/s, µs added"] = _added_latency(directory, upstream, True, seconds)
-        table["peak RSS, MiB, 1000 idle connections"] = _idle_connections(directory, upstream)
+class Bench:
+    """One run."""
+
+    def __init__(self, only: str, *, seconds: float, rounds: int) -> None:
+        self._only, self._seconds, self._rounds = only, seconds, rounds
+        self.table: Table = {}
+        self.targets: dict[str, Targets] = dict(FURTHER)
+
+    async def measure(self, directory: Path) -> None:
+        self._measure_rest(directory)
+        self._measure_events(directory)
+        await self._measure_grpc(directory)
+
+    def _measure_rest(self, directory: Path) -> None:
+        small, large = self._chosen(scenarios.small_rest), self._chosen(scenarios.large_rest)
+        latency = scenarios.LATENCY.format("REST")
+        extra = [scenarios.RESIDENT, scenarios.EACH_COPY, scenarios.START, scenarios.IDLE]
+        if not (small or large or any(map(self._wants, (latency, *extra)))):
+            return
+        with upstreams.constant(directory):
+            upstream, reading = f"{HOST}:{upstreams.NGINX_PORT}", f"{HOST}:{upstreams.READING_PORT}"
+            self._compare(directory, small, upstream)
+            self._compare(directory, large, reading)
+            if self._wants(latency):
+                self.table[latency] = self._added_latency(directory, upstream, grpc_call=False)
+            if any(map(self._wants, extra)):
+                self.table |= _memory(directory, upstream)
+
+    def _measure_events(self, directory: Path) -> None:
+        chosen = self._chosen(lambda _: scenarios.events())
+        if not chosen and not self._wants(scenarios.SLOW_READER):
+            return
+        with upstreams.streams(directory):
+            upstream = f"{HOST}:{upstreams.STREAMS_PORT}"
+            self._compare(directory, chosen, upstream)
+            if self._wants(scenarios.SLOW_READER):
+                self.table[scenarios.SLOW_READER] = _slow_reader(directory, upstream)
+
+    async def _measure_grpc(self, directory: Path) -> None:
+        chosen, latency = self._chosen(scenarios.grpc), scenarios.LATENCY.format("gRPC")
+        if not chosen and not self._wants(latency):
+            return
+        names = [MODEL, *server_names(ASKED)]
+        async with upstreams.triton_with(directory, dict.fromkeys(names, upstreams.ECHO)):
+            upstream = f"{HOST}:{GRPC_PORT}"
+            self._compare(directory, chosen, upstream)
+            if self._wants(latency):
+                self.table[latency] = self._added_latency(directory, upstream, grpc_call=True)
+
+    def _wants(self, name: str) -> bool:
+        return name.startswith(self._only)
+
+    def _chosen(self, made: scenarios.Made) -> list[Scenario]:
+        return [one for one in made(self._seconds) if self._wants(one.name)]
+
+    def _compare(self, directory: Path, chosen: Sequence[Scenario], upstream: str) -> None:
+        """Every scenario at every peer, in turn; the median of the rounds."""
+        found: dict[str, dict[str, list[float]]] = {one.name: {} for one in chosen}
+        for turn in range(self._rounds):
+            for peer in _in_order(chosen):
+                _say(f"round {turn + 1}: {peer.name}")
+                try:
+                    with running(peer, directory, rest=_rest_of(upstream), grpc=upstream) as one:
+                        for scenario in chosen:
+                            if peer.name in {other.name for other in scenario.peers}:
+                                _measure_one(scenario, peer, one, found)
+                except (Missing, RuntimeError) as error:
+                    _say(f"{peer.name} is not measured: {error}")
+        for scenario in chosen:
+            by_peer = found[scenario.name]
+            self.table[scenario.name] = {
+                name: statistics.median(figures) for name, figures in by_peer.items()
+            }
+            self.targets[scenario.name] = scenario.targets
+
+    def _added_latency(self, directory: Path, upstream: str, *, grpc_call: bool) -> dict[str, float]:
+        def p99(port: int) -> float:
+            return loads.latency(port, grpc_call=grpc_call, per_second=500, seconds=2 * self._seconds)[1]
+
+        found: dict[str, list[float]] = {}
+        for _ in range(self._rounds):
+            direct = p99(int(upstream.rpartition(":")[2]))
+            for peer in (BERTH, NODE, ENVOY):
+                _say(f"{peer.name}: p99 at 500/s")
+                with running(peer, directory, rest=_rest_of(upstream), grpc=upstream):
+                    found.setdefault(peer.name, []).append(p99(GRPC if grpc_call else HTTP) - direct)
+        return {name: statistics.median(figures) for name, figures in found.items()}
+
+
+def _in_order(chosen: Iterable[Scenario]) -> list[Peer]:
+    """Each peer once."""
+    return list({peer.name: peer for scenario in chosen for peer in scenario.peers}.values())
+
+
+def _rest_of(upstream: str) -> str:
+    """Where the same server speaks REST."""
+    host, _, port = upstream.rpartition(":")
+    return f"{host}:{8000 if int(port) == GRPC_PORT else port}"
+
+
+def _measure_one(
+    scenario: Scenario, peer: Peer, one: Running, found: dict[str, dict[str, list[float]]]
+) -> None:
+    _say(f"  {scenario.name}")
+    try:
+        found[scenario.name].setdefault(peer.name, []).append(scenario.measure(one))
+    except (RuntimeError, AssertionError, OSError) as error:
+        _say(f"  not measured: {str(error)[-200:]}")
+
+
+def _memory(directory: Path, upstream: str) -> Table:
+    """Resident memory of each part, after it has served a little; what it took to start; and what idle clients take."""
+    table: Table = {
+        name: {} for name in (scenarios.RESIDENT, scenarios.START, scenarios.IDLE, scenarios.EACH_COPY)
+    }
+    for peer in (BERTH, GATEWAY, DOOR):
+        with running(peer, directory, rest=upstream, grpc=upstream) as one:
+            table[scenarios.START][peer.name] = one.cpu_seconds()
+            loads.rest(one, tensor_bytes=3, connections=16, seconds=1)
+            table[scenarios.RESIDENT][peer.name] = one.rss_bytes() / MIB
+    for peer in (BERTH, GATEWAY_50, NODE):
+        with running(peer, directory, rest=upstream, grpc=upstream) as one:
+            table[scenarios.IDLE][peer.name] = _with_idle_connections(one)
+    few, many = (_served_copies(directory, upstream, copies) for copies in (2, _MANY_COPIES))
+    table[scenarios.EACH_COPY] = {GATEWAY.name: (many - few) / (_MANY_COPIES - 2)}
     return table
 
 
-def _rest_scenarios(seconds: float) -> list[Scenario]:
-    def small(one: Running) -> float:
-        return loads.rest(one, tensor_bytes=3, connections=16, seconds=seconds).micros
-
-    def medium(one: Running) -> float:
-        return loads.rest(one, tensor_bytes=256 * 1024, connections=8, seconds=seconds).micros
-
-    def large(one: Running) -> float:
-        cost = loads.rest(one, tensor_bytes=8 * MIB, connections=4, seconds=seconds)
-        return cost.micros / 1000 * 128
-
-    return [
-        ("REST 100 B, µs/request", small),
-        ("REST 256 KiB, µs/request", medium),
-        ("REST 8 MiB tensors, CPU ms/GiB", large),
-    ]
+def _served_copies(directory: Path, upstream: str, copies: int) -> float:
+    """MiB of a gateway, each of whose copies has answered."""
+    with running(gateway_of(copies), directory, rest=upstream, grpc=upstream) as one:
+        for _ in range(2):
+            loads.rest(one, tensor_bytes=3, connections=copies, seconds=2)
+        return one.rss_bytes() / MIB
 
 
-def _grpc_scenarios(seconds: float) -> list[Scenario]:
-    def unary(connections: int, streams: int, size: int = 3) -> Callable[[Running], float]:
-        return lambda one: (
-            loads.unary(
-                one, tensor_bytes=size, connections=connections, streams=streams, seconds=seconds
-            ).micros
-        )
-
-    large = unary(2, 1, 8 * MIB)
-    return [
-        *((f"gRPC unary 36 B {c}x{m}, µs/request", unary(c, m)) for c, m in ((1, 1), (4, 4), (1, 32))),
-        ("gRPC unary 256 KiB 4x1, µs/request", unary(4, 1, 256 * 1024)),
-        # Both ways: the identity sends as much back.
-        ("gRPC 8 MiB tensors, CPU ms/GiB", lambda one: large(one) / 1000 * 64),
-        ("gRPC stream, µs/message", lambda one: loads.stream(one, messages=1000, streams=5).micros),
-    ]
-
-
-def _compare(
-    table: Table,
-    directory: Path,
-    peers: Sequence[Peer],
-    scenarios: Sequence[Scenario],
-    rest: str,
-    grpc: str,
-    rounds: int,
-) -> None:
-    """Every scenario at every peer, in turn; the median of the rounds."""
-    found: dict[str, dict[str, list[float]]] = {name: {} for name, _ in scenarios}
-    for turn in range(rounds):
-        for peer in peers:
-            try:
-                with running(peer, directory, rest=rest, grpc=grpc) as one:
-                    for name, measure in scenarios:
-                        _say(f"round {turn + 1}: {peer.name}: {name}")
-                        try:
-                            found[name].setdefault(peer.name, []).append(measure(one))
-                        except (RuntimeError, AssertionError, OSError) as error:
-                            _say(f"  not measured: {str(error)[-200:]}")
-            except (Missing, RuntimeError) as error:
-                _say(f"{peer.name} is not measured: {error}")
-    for name, by_peer in found.items():
-        table[name] = {peer: statistics.median(figures) for peer, figures in by_peer.items() if figures}
-
-
-def _added_latency(directory: Path, upstream: str, grpc_call: bool, seconds: float) -> dict[str, float]:
-    def p99(port: int) -> float:
-        return loads.latency(port, grpc_call=grpc_call, per_second=500, seconds=2 * seconds)[1]
-
-    direct = p99(int(upstream.rpartition(":")[2]))
-    added = {}
-    for peer in (BERTH, *(p for p in REST_PEERS if p.name == "envoy")):
-        _say(f"{peer.name}: p99 at 500/s")
-        with running(peer, directory, rest=upstream, grpc=upstream):
-            added[peer.name] = p99(GRPC if grpc_call else HTTP) - direct
-    return added
-
-
-def _idle_connections(directory: Path, upstream: str) -> dict[str, float]:
-    with running(BERTH, directory, rest=upstream, grpc=upstream) as one:
-        held = [socket.create_connection((HOST, HTTP if n % 2 else GRPC)) for n in range(1000)]
+def _with_idle_connections(one: Running) -> float:
+    with ExitStack() as held:
+        for number in range(1000):
+            held.enter_context(socket.create_connection((HOST, HTTP if number % 2 else GRPC)))
         time.sleep(2)
-        peak = one.peak_rss_bytes() / MIB
-        for connection in held:
-            connection.close()
-    return {BERTH.name: peak}
+        return one.peak_rss_bytes() / MIB
 
 
 def _slow_reader(directory: Path, upstream: str) -> dict[str, float]:
     """A client that takes 64 KiB every 10 ms of an answer of 1 GiB."""
-    with running(BERTH, directory, rest=upstream, grpc=upstream) as one:
-        with socket.create_connection((HOST, HTTP)) as reader:
-            reader.sendall(b"GET /v2/models/mine/config HTTP/1.1\r\nHost: h\r\n\r\n")
-            for _ in range(300):
-                assert reader.recv(65536)
-                time.sleep(0.01)
-        return {BERTH.name: one.peak_rss_bytes() / MIB}
-
-
-def render(table: Table) -> str:
-    """A Markdown table: figures, and Berth's over each peer's with the target where there is one."""
-    peers = [peer.name for peer in REST_PEERS]
-    lines = [f"| | {' | '.join(peers)} |", f"|---|{'---|' * len(peers)}"]
-    for name, figures in table.items():
-        cells = [_cell(name, peer, figures) for peer in peers]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _cell(name: str, peer: str, figures: dict[str, float]) -> str:
-    if peer not in figures:
-        return "–"
-    text = f"{figures[peer]:.1f}" if figures[peer] < 1000 else f"{figures[peer]:.0f}"
-    if peer == BERTH.name or BERTH.name not in figures or figures[peer] <= 0:
-        return text
-    ratio, target = figures[BERTH.name] / figures[peer], TARGETS.get(name, {}).get(peer)
-    met = "" if target is None else f", target {target}" if ratio <= target else f", target {target} missed"
-    return f"{text} (×{ratio:.2f}{met})"
+    found = {}
+    for peer in (BERTH, GATEWAY, DOOR):
+        with running(peer, directory, rest=upstream, grpc=upstream) as one:
+            with socket.create_connection((HOST, HTTP)) as reader:
+                reader.sendall(b"GET /v2/models/mine/config HTTP/1.1\r\nHost: h\r\n\r\n")
+                for _ in range(300):
+                    assert reader.recv(65536)
+                    time.sleep(0.01)
+            found[peer.name] = one.peak_rss_bytes() / MIB
+    return found
 
 
 def _say(text: str) -> None:

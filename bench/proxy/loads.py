@@ -1,13 +1,14 @@
 """Load, and what it cost the process under measurement."""
 
 import http.client
+import json
 import re
 import shutil
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from bench.proxy.peers import GRPC, HOST, HTTP
 from bench.proxy.processes import Running
+from bench.proxy.tools import go_client
 from bench.proxy.upstreams import EVENTS, MODEL
 
-_INFER = "/inference.GRPCInferenceService/ModelInfer"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 _DONE = re.compile(
     r"requests: \d+ total, \d+ started, \d+ done, (\d+) succeeded, (\d+) failed, (\d+) errored"
 )
@@ -45,7 +47,7 @@ class Cost:
 
 def require_tools() -> None:
     """Raises SystemExit with what would help."""
-    missing = [tool for tool in ("wrk", "h2load", "nginx", "curl") if shutil.which(tool) is None]
+    missing = [tool for tool in ("wrk", "h2load", "nginx") if shutil.which(tool) is None]
     if missing:
         packages = {"h2load": "nghttp2-client", "nginx": "nginx-light"}
         names = " ".join(packages.get(tool, tool) for tool in missing)
@@ -72,11 +74,11 @@ def rest(target: Running, *, tensor_bytes: int, connections: int, seconds: float
 
 def rest_body(tensor_bytes: int) -> tuple[bytes, dict[str, str]]:
     if tensor_bytes < 1000:
-        json = b'{"inputs":[{"name":"IN","shape":[3],"datatype":"UINT8","data":[1,2,3]}],"id":"0123456789"}'
-        return json, {"Content-Type": "application/json"}
-    json = f'{{"inputs":[{{"name":"IN","shape":[{tensor_bytes}],"datatype":"UINT8"}}]}}'.encode()
-    length = {"Inference-Header-Content-Length": str(len(json)), "Content-Type": "application/octet-stream"}
-    return json + b"\1" * tensor_bytes, length
+        text = b'{"inputs":[{"name":"IN","shape":[3],"datatype":"UINT8","data":[1,2,3]}],"id":"0123456789"}'
+        return text, {"Content-Type": "application/json"}
+    head = f'{{"inputs":[{{"name":"IN","shape":[{tensor_bytes}],"datatype":"UINT8"}}]}}'.encode()
+    length = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
+    return head + b"\1" * tensor_bytes, length
 
 
 def unary(target: Running, *, tensor_bytes: int, connections: int, streams: int, seconds: float) -> Cost:
@@ -86,9 +88,35 @@ def unary(target: Running, *, tensor_bytes: int, connections: int, streams: int,
         command = [
             *("h2load", "-t1", f"-c{connections}", f"-m{streams}", "-D", f"{seconds:g}", "--warm-up-time=0"),
             *("-d", f"{directory}/body", "-w", "24", "-W", "24"),
-            *("-H", "content-type: application/grpc", "-H", "te: trailers", f"http://{HOST}:{GRPC}{_INFER}"),
+            *("-H", "content-type: application/grpc", "-H", "te: trailers", f"http://{HOST}:{GRPC}{INFER}"),
         ]
         return _measured(target, command, _h2load_count)
+
+
+def by_go(
+    target: Running, *, connections: int, streams: int, seconds: float, answer_bytes: int = 0, calls: int = 0
+) -> Cost:
+    """grpc-go: ModelInfer with a traceparent and a grpc-timeout that no call has had before.
+
+    `answer_bytes`: of each answer, in place of what was sent; the units are then GiB.
+    """
+    request = request_of(3)
+    if answer_bytes:
+        request.parameters["bytes"].int64_param = answer_bytes
+    with tempfile.TemporaryDirectory() as directory:
+        body = Path(directory) / "body"
+        body.write_bytes(request.SerializeToString())
+        command = [
+            *(str(go_client()), f"-address={HOST}:{GRPC}", f"-body={body}", f"-connections={connections}"),
+            *(
+                f"-streams={streams}",
+                f"-calls={calls}",
+                f"-seconds={seconds}s",
+                "-traceparent",
+                "-deadline=100s",
+            ),
+        ]
+        return _measured(target, command, _go_gib if answer_bytes else _go_count)
 
 
 def stream(target: Running, *, messages: int, streams: int) -> Cost:
@@ -133,7 +161,7 @@ def latency(port: int, *, grpc_call: bool, per_second: int, seconds: float) -> t
         if grpc_call:
             body, headers = framed_request(3), {"content-type": "application/grpc", "te": "trailers"}
         (Path(directory) / "body").write_bytes(body)
-        path = _INFER if grpc_call else f"/v2/models/{MODEL}/infer"
+        path = INFER if grpc_call else f"/v2/models/{MODEL}/infer"
         command = [
             *("h2load", "-t1", "-c4", "-m1", f"--rps={per_second / 4:g}", "-D", f"{seconds:g}"),
             *("--warm-up-time=0", "-d", f"{directory}/body", f"--log-file={directory}/log"),
@@ -148,18 +176,26 @@ def latency(port: int, *, grpc_call: bool, per_second: int, seconds: float) -> t
 
 
 def framed_request(tensor_bytes: int) -> bytes:
+    return framed(request_of(tensor_bytes))
+
+
+def request_of(tensor_bytes: int) -> pb.ModelInferRequest:
     request = pb.ModelInferRequest(model_name=MODEL)
     request.inputs.add(name="IN", datatype="UINT8", shape=[tensor_bytes])
     request.raw_input_contents.append(b"\1" * tensor_bytes)
+    return request
+
+
+def framed(request: pb.ModelInferRequest) -> bytes:
+    """As it is in the body of a call: unpacked, its length before it."""
     message: bytes = request.SerializeToString()
     return b"\0" + len(message).to_bytes(4) + message
 
 
-def _measured(target: Running, command: Sequence[str], count: "re.Pattern[str] | object") -> Cost:
+def _measured(target: Running, command: Sequence[str], count: Callable[[str], float]) -> Cost:
     before, began = target.cpu_seconds(), time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     seconds = time.monotonic() - began
-    assert callable(count)
     return Cost(target.cpu_seconds() - before, count(done.stdout), seconds)
 
 
@@ -174,3 +210,15 @@ def _h2load_count(output: str) -> int:
     if match is None or int(match[1]) == 0:
         raise RuntimeError(output)
     return int(match[1])
+
+
+def _go_count(output: str) -> int:
+    told = json.loads(output)
+    if set(told["codes"]) != {"OK"}:
+        raise RuntimeError(output)
+    return int(told["done"])
+
+
+def _go_gib(output: str) -> float:
+    _go_count(output)
+    return float(json.loads(output)["bytes"]) / 1024**3

@@ -1,20 +1,29 @@
 """Who is measured: each a program between the same client and the same upstream."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.proxy.processes import Running, started
 from bench.proxy.upstreams import MODEL
+from berth.contract.endpoint import Endpoint, parse_address
+from berth.contract.gateway import Copy, CopyLimits
+from localcluster.data_plane import berth, copy_of, door_command, gateway_command
 
 HTTP, GRPC = 9100, 9101
 HOST = "127.0.0.1"
 CACHE = Path(os.environ.get("BERTH_CACHE", Path.home() / ".cache" / "berth")) / "bench"
+_GATEWAY, _AGENT = Endpoint(HOST, 9200), Endpoint(HOST, 9201)
+_LIMITS = CopyLimits(container_concurrency=256)
+# Of 50 copies, those that clients ask: each is a process of Triton's.
+ASKED = 8
 ENVOY_VERSION, QUEUE_PROXY_VERSION = "1.40.0", "v0.42.2"
 
 
@@ -37,21 +46,16 @@ def running(peer: Peer, directory: Path, *, rest: str, grpc: str) -> Iterator[Ru
 
 def _berth(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
     """As users run it: with isolation, a limit and metrics."""
-    command = [
-        *(sys.executable, "-m", "berth.cli", "proxy", "--model", MODEL),
-        *("--triton-http", rest, "--triton-grpc", grpc, "--container-concurrency", "256"),
-        *(
-            "--http-listen",
-            f"{HOST}:{HTTP}",
-            "--grpc-listen",
-            f"{HOST}:{GRPC}",
-            "--admin-listen",
-            f"{HOST}:9190",
-        ),
-        *("--log-level", "warning"),
-    ]
-    with started(command, log=directory / "berth.log", ports=[(HOST, HTTP), (HOST, GRPC)]) as one:
+    with _listening(_berth_command(rest, grpc, HTTP, GRPC), directory / "berth.log") as one:
         yield one
+
+
+def _berth_command(rest: str, grpc: str, http_port: int, grpc_port: int) -> list[str]:
+    return berth(
+        *("proxy", "--model", MODEL, "--triton-http", rest, "--triton-grpc", grpc, "--log-level", "warning"),
+        *("--container-concurrency", 256, "--http-listen", f"{HOST}:{http_port}"),
+        *("--grpc-listen", f"{HOST}:{grpc_port}", "--admin-listen", f"{HOST}:9190"),
+    )
 
 
 _NGINX = """
@@ -199,31 +203,128 @@ def _queue_proxy_binary() -> Path:
     return binary
 
 
-def _first(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
-    command = [
-        sys.executable,
-        "-m",
-        "bench.proxy.first_version",
-        f"{HOST}:{HTTP}",
-        f"{HOST}:{GRPC}",
-        rest,
-        grpc,
+def _berth_node(
+    measured: str, copies: int, asked: int = ASKED
+) -> "Callable[[Path, str, str], Iterator[Running]]":
+    """A gateway with an agent that is none, its copies reached by their doors.
+
+    `measured`: "gateway", "door" or "both". Several copies have doors that are not Berth's and not measured.
+    """
+
+    def start(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
+        told = [copy_of(MODEL, f"uid-{n}", limits=_LIMITS) for n in range(copies)]
+        with ExitStack() as stack:
+            gateway = stack.enter_context(_gateway(directory, rest, grpc, told))
+            if copies == 1:
+                door = stack.enter_context(_door(directory, told[0]))
+            else:
+                tickets = [one.ticket.hex() for one in told[:asked]]
+                ports = f"{HOST}:{HTTP}", f"{HOST}:{GRPC}"
+                command = [sys.executable, "-m", "bench.proxy.doors", str(_GATEWAY), *ports, *tickets]
+                door = stack.enter_context(_listening(command, directory / "doors.log"))
+            yield {"gateway": gateway, "door": door, "both": gateway + door}[measured]
+
+    return start
+
+
+def gateway_of(copies: int) -> Peer:
+    """Every one of them is asked: for upstreams that know any name."""
+    return Peer("gateway", _berth_node("gateway", copies, asked=copies))
+
+
+def server_names(copies: int) -> list[str]:
+    """What the copies are called in Triton."""
+    return [copy_of(MODEL, f"uid-{n}").server_name for n in range(copies)]
+
+
+@contextmanager
+def _gateway(directory: Path, rest: str, grpc: str, told: list[Copy]) -> Iterator[Running]:
+    listing, control = directory / "copies", directory / "control"
+    listing.write_text(json.dumps([one.to_json() for one in told]))
+    admin = Endpoint(HOST, 9190)
+    command = gateway_command(
+        listen=_GATEWAY,
+        control=control,
+        admin=admin,
+        http=Endpoint.parse(rest),
+        grpc=parse_address(grpc),
+        key=None,
+    )
+    agent = [
+        *(sys.executable, "-m", "localcluster.data_plane", "--listen", str(_AGENT)),
+        *("--gateway", str(_GATEWAY), "--control", str(control), "--copies", str(listing)),
     ]
-    with started(command, log=directory / "first.log", ports=[(HOST, HTTP), (HOST, GRPC)]) as one:
+    ports = [(HOST, _GATEWAY.port)]
+    with (
+        started(command, log=directory / "gateway.log", ports=ports) as gateway,
+        started(agent, log=directory / "agent.log", ports=[(HOST, _AGENT.port)]),
+    ):
+        time.sleep(1)  # it is told its copies, and asks Triton for them
+        yield gateway
+
+
+@contextmanager
+def _door(directory: Path, copy: Copy) -> Iterator[Running]:
+    command = door_command(
+        copy,
+        agent=_AGENT,
+        token=directory / "token",
+        http=f"{HOST}:{HTTP}",
+        grpc=f"{HOST}:{GRPC}",
+        admin=f"{HOST}:9191",
+    )
+    with _listening(command, directory / "door.log") as one:
+        time.sleep(1)  # the agent tells it where the gateway is
+        yield one
+
+
+@contextmanager
+def _listening(command: list[str], log: Path) -> Iterator[Running]:
+    with started(command, log=log, ports=[(HOST, HTTP), (HOST, GRPC)]) as one:
+        yield one
+
+
+_STREAM = """
+worker_processes 1; daemon off; pid {dir}/stream.pid; error_log {dir}/stream.err; load_module {module};
+events {{ worker_connections 8192; }}
+stream {{
+  server {{ listen {host}:{http} backlog=4096; proxy_pass {host}:{rest}; }}
+  server {{ listen {host}:{grpc_port} backlog=4096; proxy_pass {host}:{grpc}; }} }}
+"""
+_STREAM_MODULE = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
+
+
+def _nginx_stream(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
+    """nginx splices to a stand-alone Berth, as a door does to the gateway; only nginx is measured."""
+    if not _STREAM_MODULE.exists():
+        raise Missing(f"{_STREAM_MODULE}; on Debian: apt-get install libnginx-mod-stream")
+    config = directory / "stream.conf"
+    config.write_text(
+        _STREAM.format(
+            dir=directory,
+            host=HOST,
+            http=HTTP,
+            grpc_port=GRPC,
+            rest=HTTP + 10,
+            grpc=GRPC + 10,
+            module=_STREAM_MODULE,
+        )
+    )
+    behind = _berth_command(rest, grpc, HTTP + 10, GRPC + 10)
+    with (
+        started(behind, log=directory / "berth.log", ports=[(HOST, HTTP + 10), (HOST, GRPC + 10)]),
+        _listening(["nginx", "-c", str(config)], directory / "stream.log") as one,
+    ):
         yield one
 
 
 BERTH = Peer("berth", _berth)
-
-
-def _peers(port: int) -> tuple[Peer, ...]:
-    return (
-        BERTH,
-        Peer("nginx", _nginx),
-        Peer("envoy", _envoy),
-        Peer("queue-proxy", _queue_proxy(port)),
-        Peer("first version", _first),
-    )
-
-
-REST_PEERS, GRPC_PEERS = _peers(HTTP), _peers(GRPC)
+GATEWAY, GATEWAY_50 = (
+    Peer("gateway", _berth_node("gateway", 1)),
+    Peer("gateway, 50 copies", _berth_node("gateway", 50)),
+)
+DOOR, NODE = Peer("door", _berth_node("door", 1)), Peer("door + gateway", _berth_node("both", 1))
+ENVOY, NGINX, STREAM = Peer("envoy", _envoy), Peer("nginx", _nginx), Peer("nginx stream", _nginx_stream)
+OWN = (BERTH, GATEWAY, GATEWAY_50, DOOR, NODE)
+REST_OTHERS, GRPC_OTHERS = ((NGINX, ENVOY, Peer("queue-proxy", _queue_proxy(port))) for port in (HTTP, GRPC))
+OTHERS = ("nginx", "envoy", "queue-proxy", "nginx stream")

@@ -16,15 +16,21 @@ _START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Running:
-    """A started program and all its descendants."""
+    """What is measured: started programs and all their descendants."""
 
-    process: subprocess.Popen[bytes]
+    pids: tuple[int, ...]
 
     def cpu_seconds(self) -> float:
-        return cpu_seconds(self.process.pid)
+        return sum(map(cpu_seconds, self.pids))
+
+    def rss_bytes(self) -> int:
+        return sum(map(rss_bytes, self.pids))
 
     def peak_rss_bytes(self) -> int:
-        return peak_rss_bytes(self.process.pid)
+        return sum(map(peak_rss_bytes, self.pids))
+
+    def __add__(self, other: "Running") -> "Running":
+        return Running(self.pids + other.pids)
 
 
 @contextmanager
@@ -47,7 +53,7 @@ def started(
     try:
         for host, port in ports:
             _until_open(process, host, port, log)
-        yield Running(process)
+        yield Running((process.pid,))
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -59,9 +65,14 @@ def cpu_seconds(pid: int) -> float:
     return sum(_cpu(one) for one in tree(pid)) * _TICK_SECONDS
 
 
+def rss_bytes(pid: int) -> int:
+    """Of a process and its descendants, now."""
+    return sum(_status(one, "VmRSS:") for one in tree(pid))
+
+
 def peak_rss_bytes(pid: int) -> int:
     """The sum of the high-water marks of a process and its descendants."""
-    return sum(_peak(one) for one in tree(pid))
+    return sum(_status(one, "VmHWM:") for one in tree(pid))
 
 
 def tree(pid: int) -> list[int]:
@@ -77,9 +88,9 @@ def _cpu(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def _peak(pid: int) -> int:
+def _status(pid: int, what: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(what):
             return int(line.split()[1]) * 1024
     return 0
 

@@ -4,14 +4,14 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from agent.admission import NodeRules, admit
 from bench.proxy.processes import started
 from berth.contract.endpoint import Endpoint
-from berth.contract.ids import ModelName
+from berth.contract.ids import ModelName, ServerName
 from berth.contract.report import CodeRule
 from berth.triton.admin import open_admin
 from berth.triton.errors import TritonError
@@ -24,7 +24,7 @@ MODEL = "mine"
 HOST = "127.0.0.1"
 NGINX_PORT, READING_PORT, STREAMS_PORT = 18000, 18001, 18010
 ANSWER = (
-    '{"model_name":"mine","model_version":"1","outputs":'
+    '{"model_name":"$m","model_version":"1","outputs":'
     '[{"name":"OUT","datatype":"UINT8","shape":[3],"data":[1,2,3]}]}'
 )
 EVENTS = 1000
@@ -36,20 +36,46 @@ events {{ worker_connections 8192; }}
 http {{ access_log off; client_max_body_size 0; client_body_buffer_size 16m; keepalive_requests 1000000000;
   upstream answer {{ server {host}:{port}; keepalive 64; }}
   server {{ listen {host}:{port} backlog=4096;
-    location / {{ default_type application/json; return 200 '{answer}'; }} }}
+    location ~ "^/v2/models/(?<m>[^/]+)" {{ default_type application/json; return 200 '{answer}'; }}
+    location / {{ default_type application/json; return 200 '{{}}'; }} }}
   # `return` answers before a long body has come, which no Triton does.
   server {{ listen {host}:{reading_port} backlog=4096;
     location / {{ proxy_pass http://answer; proxy_method GET; proxy_set_body ""; proxy_http_version 1.1;
       proxy_set_header Connection ""; }} }} }}
 """
-_IDENTITY = """
+# The identity of bytes, unless a parameter of the request wants another size, or some time.
+ECHO = """
+import json, time
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     def execute(self, requests):
-        inputs = (pb_utils.get_input_tensor_by_name(request, "IN") for request in requests)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", one.as_numpy())]) for one in inputs]
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        wanted = json.loads(request.parameters() or "{}")
+        time.sleep(int(wanted.get("sleep_ms", 0)) / 1000)
+        data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+        if "bytes" in wanted:
+            data = np.ones(int(wanted["bytes"]), np.uint8)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)])
+"""
+# As many answers as the input's first byte says, each of one byte more than the one before.
+COUNT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])):
+                out = pb_utils.Tensor("OUT", np.arange(number + 1, dtype=np.uint8))
+                sender.send(pb_utils.InferenceResponse([out]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 _CONFIG = """
 backend: "python"
@@ -57,6 +83,7 @@ max_batch_size: 0
 input [{name: "IN", data_type: TYPE_UINT8, dims: [-1]}]
 output [{name: "OUT", data_type: TYPE_UINT8, dims: [-1]}]
 """
+_STREAMS = "model_transaction_policy {decoupled: true}\n"
 
 
 @contextmanager
@@ -79,39 +106,63 @@ def streams(directory: Path) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def identity_on_triton(directory: Path) -> AsyncIterator[None]:
-    """A real Triton with the identity of bytes, without keys: the peers could not send them."""
-    model = directory / "models" / MODEL
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text(_CONFIG)
-    (model / "1" / "model.py").write_text(_IDENTITY)
-    keys, prefix = TritonKeys.generate(), f"berth-bench-{os.getpid()}"
-    command = triton.command(
-        address=HOST,
+async def triton_with(
+    directory: Path,
+    models: Mapping[str, str],
+    *,
+    address: str = HOST,
+    keys: TritonKeys | None = None,
+    instances: int = 1,
+) -> AsyncIterator[None]:
+    """A real Triton with models by their names, each of them ECHO or COUNT.
+
+    `keys`: None leaves it open, for peers that could not send them.
+    """
+    for name, source in models.items():
+        (directory / "models" / name / "1").mkdir(parents=True)
+        (directory / "models" / name / "config.pbtxt").write_text(_CONFIG + _STREAMS * (source == COUNT))
+        (directory / "models" / name / "1" / "model.py").write_text(source)
+    prefix = f"berth-bench-{os.getpid()}-{address}-"
+    words = triton.command(
+        address=address,
         models=directory / "models",
         backends=triton.prepare_backends(directory / "backends"),
-        keys=keys,
+        keys=keys or TritonKeys.generate(),
         shm_prefix=prefix,
     )
-    plain = [word for word in command if "restricted" not in word and "default-byte-size" not in word]
-    plain.append(f"--backend-config=python,shm-default-byte-size={64 * 1024 * 1024}")
-    process = await spawn(plain, log=directory / "triton.log", env=triton.environment(os.environ))
+    command = [word for word in words if "default-byte-size" not in word]
+    command.append(f"--backend-config=python,shm-default-byte-size={64 * 1024 * 1024}")
+    if keys is None:
+        command = [word for word in command if "restricted" not in word]
+    process = await spawn(command, log=directory / "triton.log", env=triton.environment(os.environ))
     try:
-        async with open_admin(Endpoint(HOST, triton.GRPC_PORT), keys) as admin:
-            for _ in range(200):
-                try:
-                    if await admin.version():
-                        break
-                except TritonError:
-                    await asyncio.sleep(0.1)
-            admitted = admit(model, ModelName(MODEL), NodeRules(frozenset({"python"}), CodeRule.ANY))
-            config = admitted.for_gpus([], kind="KIND_CPU")
-            await admin.load(ModelName(MODEL), config, timeout_seconds=60)
+        await _load(directory / "models", models, Endpoint(address, triton.GRPC_PORT), keys, instances)
         yield
     finally:
         await end(process, grace_seconds=5)
         triton.remove_shared_memory(prefix)
         shutil.rmtree(directory / "models", ignore_errors=True)
+
+
+async def _load(
+    directory: Path, models: Mapping[str, str], server: Endpoint, keys: TritonKeys | None, instances: int
+) -> None:
+    async with open_admin(server, keys or TritonKeys.generate()) as admin:
+        for _ in range(200):
+            try:
+                if await admin.version():
+                    break
+            except TritonError:
+                await asyncio.sleep(0.1)
+        for name in models:
+            admitted = admit(
+                directory / name, ModelName(name), NodeRules(frozenset({"python"}), CodeRule.ANY)
+            )
+            config = {
+                **admitted.for_gpus([], kind="KIND_CPU"),
+                "instance_group": [{"kind": "KIND_CPU", "count": instances}],
+            }
+            await admin.load(ServerName(name), config, timeout_seconds=60)
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

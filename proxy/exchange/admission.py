@@ -102,7 +102,7 @@ class Admissions:
     def __init__(
         self, meter: LoadMeter, *, limit: int, queue_depth: int, bytes: Budget, bytes_flag: str = ""
     ) -> None:
-        """`bytes`: of what runs, together; what one request costs is its caller's to say.
+        """`bytes`: of what runs, together, and no part of another; what a request costs is its caller's to say.
 
         `bytes_flag`: which option sets that limit, for those that are refused.
         """
@@ -152,8 +152,12 @@ class Admissions:
         """An admission that runs, if there is room and nobody waits for it."""
         if self._waiting or self.given_up >= MOST_GIVEN_UP or self.closed is not None:
             return None
-        if not self._take_all(cost_bytes):
+        room = self.bytes
+        used = room.used_bytes + cost_bytes
+        if used > room.limit_bytes or not self._take():
             return None
+        room.used_bytes = used
+        self.running += 1
         self._meter.enter(now)
         return Admission(self, _RUNNING, cost_bytes, deadline, _nobody)
 
@@ -168,7 +172,7 @@ class Admissions:
         else:
             self.given_up -= was is _GIVEN_UP
             self.running -= 1
-            self.bytes.give(admission.cost_bytes)
+            self.bytes.used_bytes -= admission.cost_bytes
             self._give()
         if self._waiting:
             self.hand_out()
@@ -231,11 +235,10 @@ class Admissions:
         raise Refusal(why, message)
 
     def _take_all(self, cost_bytes: int) -> bool:
-        if not self.bytes.take(cost_bytes):
+        used = self.bytes.used_bytes + cost_bytes
+        if used > self.bytes.limit_bytes or not self._take():
             return False
-        if not self._take():
-            self.bytes.give(cost_bytes)
-            return False
+        self.bytes.used_bytes = used
         self.running += 1
         return True
 

@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from agent.admission import CodeGate, NodeRules
+from agent.gateway_link import GatewayLink
 from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
@@ -221,7 +222,7 @@ class Events:
 
 
 class Node:
-    """`triton`: another than the fake one, which then stands idle."""
+    """`triton`, `link`: others than the fake ones, which then stand idle."""
 
     def __init__(
         self,
@@ -231,6 +232,7 @@ class Node:
         unload_timeout_seconds: float = 5,
         triton: TritonAdmin | None = None,
         code: CodeRule = CodeRule.NAMESPACE,
+        link: GatewayLink | None = None,
     ) -> None:
         self.directory, self.repository, self.models = directory, Repository(directory), Models()
         self.repository.open()
@@ -247,7 +249,7 @@ class Node:
             room=self.room,
             reported=self.reported,
             events=self.events,
-            gateway=self.gateway,
+            gateway=link or self.gateway,
             metrics=AgentMetrics(self.registry),
             journal=Journal(directory),
             restart_file=RestartFile(directory),

@@ -72,7 +72,7 @@ def check(question: Question, held: bytes) -> Checked:
     binary = len(tensors) + question.left
     body = check_infer(text, question.facts, binary_bytes=binary)
     start = write_lengths(len(body) + binary, None if header_length is None else len(body))
-    return Checked(start + body + tensors, cost.of_json(body) + binary)
+    return Checked(start + body + tensors, cost.of_json(body) + cost.of_tensors(binary))
 
 
 def inflated(data: bytes, encoding: str, limit: int) -> bytes:

@@ -30,7 +30,7 @@ from proxy.exchange.policy import COUNTED, Route, Verdict
 from proxy.exchange.refusal import NotServed, Refusal, Why
 from proxy.fronts.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
 from proxy.fronts.rest.front import Asked, RestFront
-from proxy.fronts.rest.renaming import AsItComes, InPlace, Way, way_of
+from proxy.fronts.rest.renaming import TENSORS, AsItComes, InPlace, Way, way_of
 from proxy.fronts.rest.upstream import UpstreamHttp
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ _GATHERED_BYTES: Final = 256 * 1024
 _SWALLOW_BYTES: Final = 64 * 1024
 # A longer packed body is checked beside the loop.
 _INLINE_PACKED_BYTES: Final = 1024
+_LARGE_ANSWER_BYTES: Final = 64 * 1024
 # Small answers, which are rewritten whole.
 _WHOLE_BYTES: Final = 4 * 1024 * 1024
 # What nobody waits for keeps its slot: Triton goes on with it. One that is not done by then never will be.
@@ -93,40 +94,23 @@ class State(Enum):
 class Cycle(Exchange):
     """One request."""
 
-    __slots__ = (
-        "_begun",
-        "_checked",
-        "_chunks",
-        "_client",
-        "_front",
-        "_held",
-        "_hold_left",
-        "_raw",
-        "_renamed",
-        "_task",
-        "_upstream",
-        "_whole",
-        "asked",
-        "body_left",
-        "closes",
-        "state",
-    )
+    # As most requests are: what is never set costs nothing.
+    state = State.ANSWER
+    closes = False
+    body_left = _hold_left = 0
+    _chunks: RequestChunks | None = None
+    _held: list[bytes] | None = None
+    _checked: Checked | None = None
+    _upstream: UpstreamHttp | None = None
+    _begun: ResponseHead | None = None
+    _renamed: InPlace | AsItComes | None = None
+    _whole: list[bytes] | None = None
+    _task: asyncio.Task[None] | None = None
 
     def __init__(self, client: Client, front: RestFront, asked: Asked, raw: bytes, now: float) -> None:
         super().__init__(front.copy, front.copy.rest, now)
         self._client: Client | None = client
         self._front, self.asked, self._raw = front, asked, raw
-        self.state = State.ANSWER
-        self.closes = False
-        self.body_left = self._hold_left = 0
-        self._chunks: RequestChunks | None = None
-        self._held: list[bytes] | None = None
-        self._checked: Checked | None = None
-        self._upstream: UpstreamHttp | None = None
-        self._begun: ResponseHead | None = None
-        self._renamed: InPlace | AsItComes | None = None
-        self._whole: list[bytes] | None = None
-        self._task: asyncio.Task[None] | None = None
 
     # What a client sends.
 
@@ -370,26 +354,32 @@ class Cycle(Exchange):
         client = self._client
         if client is None:
             return
+        closes = self.closes
         # Answered early: the rest of the request has no reader.
         if self.state is State.STREAM or self._front.is_draining or client.is_last or not head.keeps_alive:
-            self.closes = True
-        asked, names = self.asked.head, self.copy.names
+            closes = self.closes = True
+        length, names, asked = head.length, self.copy.names, self.asked
+        if length is not None and length > _LARGE_ANSWER_BYTES and self.admission is not None:
+            self.admission.charge(length)  # Triton keeps it until it has been taken
+        if raw is not None and not closes and not asked.head.is_head:
+            if names.are_same:
+                self.copy.rest.sent_bytes += len(body)
+                client.write(raw)
+                return
+            if len(body) == length and head.status == 200 and asked.decision.route in TENSORS:
+                self.copy.rest.sent_bytes += length
+                client.write(raw.replace(names.server_member, names.public_member, 1))
+                return
         if not names.are_same:
-            way = way_of(self.asked.decision.route, head.status, head.length, is_chunked=head.is_chunked)
+            way = way_of(asked.decision.route, head.status, length, is_chunked=head.is_chunked)
             if way is Way.WHOLE:
                 self._whole = [body]
                 return
-            if way is Way.IN_PLACE and len(body) == head.length:
-                body = body.replace(names.server_member, names.public_member, 1)
-            elif way is Way.IN_PLACE:
+            if way is Way.IN_PLACE:
                 self._renamed = InPlace(names, head.json_bytes)
             elif way is Way.AS_IT_COMES:
                 self._renamed = AsItComes(names)
-        elif raw is not None and not self.closes and not asked.is_head:
-            self.copy.rest.sent_bytes += len(body)
-            client.write(raw)
-            return
-        client.write(head.whole(closes=self.closes, chunked=asked.is_http11))
+        client.write(head.whole(closes=closes, chunked=asked.head.is_http11))
         if body:
             self.response_data(body)
 
@@ -427,9 +417,10 @@ class Cycle(Exchange):
             self.refuse(HttpRefused(502, f"Triton's answer is longer than {format_bytes(_WHOLE_BYTES)}"))
 
     def response_ended(self) -> None:
-        self.resume_answer()
-        self._upstream = None
         client, begun, now = self._client, self._begun, time.monotonic()
+        if client is None or not client.is_writable:
+            self.resume_answer()
+        self._upstream = None
         if client is None:
             return
         if self._whole is not None and begun is not None:

@@ -18,14 +18,14 @@ class Way(Enum):
     AS_IT_COMES = auto()
 
 
-_TENSORS = frozenset({Route.INFER, Route.GENERATE, Route.GENERATE_STREAM})
+TENSORS = frozenset({Route.INFER, Route.GENERATE, Route.GENERATE_STREAM})
 
 
 def way_of(route: Route | None, status: int, length: int | None, *, is_chunked: bool) -> Way | None:
     """None: there is nothing in it to change. `length`: of the body, None where its end tells."""
     if length == 0:
         return None
-    if status == 200 and route in _TENSORS:
+    if status == 200 and route in TENSORS:
         return Way.AS_IT_COMES if is_chunked or length is None else Way.IN_PLACE
     return Way.WHOLE
 

@@ -1,0 +1,93 @@
+"""Client programs that no package of Python or Debian holds: built or installed once, and cached."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from localcluster.binaries import go, go_environment
+from localcluster.building import BuildFailed, locked, progress, say
+from localcluster.paths import cache_directory
+
+_MODULE: Final = Path(__file__).parent / "goclient"
+_H2SPEC: Final = "github.com/summerwind/h2spec/cmd/h2spec"
+# The last whose perf_analyzer runs with the C library of Debian 12; its libraries are those of nvidia-pytriton.
+_TRITON_CLIENT: Final = "tritonclient==2.51.0"
+_LIBRARIES: Final = ("libb64.so.0d", "libcudart.so.12")
+
+
+def go_client() -> Path:
+    """A client by grpc-go, connect-go or x/net's HTTP/2: goclient/main.go. Raises BuildFailed."""
+    return _kept("goclient", _key("go.mod", "go.sum", "main.go"), lambda to: _go_build(".", to))
+
+
+def h2spec() -> Path:
+    """Raises BuildFailed."""
+    return _kept("h2spec", _key("go.mod", "go.sum"), lambda to: _go_build(_H2SPEC, to))
+
+
+def perf_analyzer() -> tuple[Path, dict[str, str]]:
+    """Triton's own load generator, and the environment that it wants. Raises BuildFailed."""
+    home = _kept("perf_analyzer", hashlib.sha256(_TRITON_CLIENT.encode()).hexdigest()[:16], _install_perf)
+    return home / "perf_analyzer", {**os.environ, "LD_LIBRARY_PATH": str(home)}
+
+
+def _kept(name: str, key: str, make: Callable[[Path], None]) -> Path:
+    """What `make` has put there, now or earlier."""
+    target = cache_directory() / "clients" / f"{name}-{key}"
+    with locked(target.with_suffix(".lock")):
+        if not target.exists():
+            scratch = Path(tempfile.mkdtemp(dir=target.parent))
+            try:
+                make(scratch / name)
+                (scratch / name).rename(target)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _key(*files: str) -> str:
+    return hashlib.sha256(b"".join((_MODULE / name).read_bytes() for name in files)).hexdigest()[:16]
+
+
+def _go_build(package: str, target: Path) -> None:
+    say(f"building {target.name} from Go modules: half a minute, once")
+    command = [go(), "build", "-trimpath", "-ldflags=-s -w", "-o", str(target), package]
+    with progress(time.monotonic()):
+        built = subprocess.run(command, cwd=_MODULE, env=go_environment(), capture_output=True, text=True)
+    if built.returncode:
+        raise BuildFailed(f"go build {package}: {built.stderr[-1000:]}")
+
+
+def _install_perf(target: Path) -> None:
+    target.mkdir()
+    wheel = (
+        "--only-binary=:all:",
+        "--platform=manylinux1_x86_64",
+        "--no-deps",
+        f"--target={target / 'wheel'}",
+    )
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *wheel, _TRITON_CLIENT]
+    installed = subprocess.run(command, capture_output=True, text=True)
+    if installed.returncode:
+        raise BuildFailed(f"pip cannot install {_TRITON_CLIENT}: {installed.stderr[-1000:]}")
+    shutil.move(target / "wheel" / "bin" / "perf_analyzer", target)
+    (target / "perf_analyzer").chmod(0o755)
+    shutil.rmtree(target / "wheel")
+    for library in _LIBRARIES:
+        (target / library).symlink_to(_of_pytriton(library))
+
+
+def _of_pytriton(library: str) -> Path:
+    """The wheel has put a digest into its name."""
+    stem, _, version = library.partition(".so")
+    for directory in map(Path, sys.path):
+        for found in directory.glob(f"nvidia_pytriton.libs/{stem}-*.so{version}*"):
+            return found
+    raise BuildFailed(f"nvidia-pytriton does not bring {library}")
