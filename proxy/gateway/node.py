@@ -79,7 +79,7 @@ class Node:
             self._adjust(uid, served, orders)
 
     def _begin(self, copy: Copy) -> None:
-        served = Served(copy, self._make_copy(copy), self._make_front, lambda: self.wished())
+        served = Served(copy, self._make_copy(copy), self._make_front, self._turns, lambda: self.wished())
         self._by_uid[copy.pod_uid] = self._by_ticket[copy.ticket] = served
         work = {"readiness": served.follow(), "triton": self._watch(served.copy)}
         self._tasks[served] = [

@@ -29,7 +29,7 @@ from proxy.gateway.death import DeathWatch, refuses
 from proxy.gateway.doorstep import Arrival
 from proxy.gateway.node import TICK_SECONDS, Node
 from proxy.gateway.places import Arrivals
-from proxy.gateway.served import Front
+from proxy.gateway.served import Front, Later
 from proxy.upstream import Upstream
 
 # Connections of clients: each costs some KiB, and a descriptor here and perhaps one towards Triton.
@@ -146,9 +146,9 @@ class _Parts:
             shared=self._limit_of(copy),
         )
 
-    def _make_front(self, kind: Kind, copy: ModelCopy) -> Front:
+    def _make_front(self, kind: Kind, copy: ModelCopy, later: Later) -> Front:
         if kind is Kind.REST:
-            return RestCopy(RestFront(self._rest, copy))
+            return RestCopy(RestFront(self._rest, copy, later=later))
         return GrpcCopy(GrpcFront(copy, self._grpc))
 
     def _broke(self, whose: object) -> None:

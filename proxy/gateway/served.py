@@ -9,7 +9,7 @@ from proxy.codecs.preamble import Kind
 from proxy.exchange.copy import ModelCopy
 from proxy.gateway.orders import Sum
 from proxy.gateway.reports import Report
-from proxy.gateway.turns import CopyShare
+from proxy.gateway.turns import CopyShare, FairTurns
 
 # A door has one, and another while it notices that the first is gone.
 _MOST_REPORTS = 8
@@ -34,19 +34,26 @@ class Front(Protocol):
     def close(self) -> None: ...
 
 
-MakeFront = Callable[[Kind, ModelCopy], Front]
+# Does something in one of the copy's next turns.
+Later = Callable[[Callable[[], None]], None]
+MakeFront = Callable[[Kind, ModelCopy, Later], Front]
 
 
 class Served:
     """`told`: as the agent has told it last."""
 
     def __init__(
-        self, told: Copy, copy: ModelCopy, make_front: MakeFront, wished: Callable[[], None]
+        self,
+        told: Copy,
+        copy: ModelCopy,
+        make_front: MakeFront,
+        turns: FairTurns,
+        wished: Callable[[], None],
     ) -> None:
         """`wished`: its door wishes to drain."""
         self.told, self.copy = told, copy
         self.share = CopyShare(copy)
-        self._make_front, self._wished = make_front, wished
+        self._make_front, self._turns, self._wished = make_front, turns, wished
         self._fronts: dict[Kind, Front] = {}
         self._reports: list[Report] = []
         self.connections = 0
@@ -58,7 +65,9 @@ class Served:
     def front(self, kind: Kind) -> Front:
         front = self._fronts.get(kind)
         if front is None:
-            front = self._fronts[kind] = self._make_front(kind, self.copy)
+            front = self._fronts[kind] = self._make_front(
+                kind, self.copy, lambda do: self._turns.later(self.share, do)
+            )
         return front
 
     # Reports.

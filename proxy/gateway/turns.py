@@ -24,7 +24,11 @@ class Load(Protocol):
     def sent_bytes(self) -> int: ...
 
 
-class CopyShare(Share["TakesTurns"]):
+# Serves what waits, and returns what it cost.
+Serve = Callable[[], int]
+
+
+class CopyShare(Share[Serve]):
     """One copy's part."""
 
     __slots__ = ("_arrived", "_load", "_sent_bytes")
@@ -48,7 +52,7 @@ class FairTurns:
     """All copies of the process."""
 
     def __init__(self) -> None:
-        self._turns: Turns[TakesTurns] = Turns()
+        self._turns: Turns[Serve] = Turns()
         self._is_due = False
         self._kept_bytes = 0
 
@@ -61,14 +65,28 @@ class FairTurns:
         if share.credit <= 0:
             self._want_turn()
 
-    def keep_back(self, share: CopyShare, connection: "TakesTurns", size: int) -> None:
-        self._kept_bytes += size
-        self._turns.wait(share, connection)
+    def later(self, share: CopyShare, do: Callable[[], None]) -> None:
+        """In one of the copy's next turns."""
+
+        def serve() -> int:
+            do()
+            return share.cost(0)
+
+        self._turns.wait(share, serve)
         self._want_turn()
 
-    def drop(self, share: CopyShare, connection: "TakesTurns", size: int) -> None:
+    def keep_back(self, share: CopyShare, serve: Serve, size: int) -> None:
+        """So many bytes wait for `serve`, which calls `took`."""
+        self._kept_bytes += size
+        self._turns.wait(share, serve)
+        self._want_turn()
+
+    def took(self, size: int) -> None:
         self._kept_bytes -= size
-        self._turns.drop(share, connection)
+
+    def drop(self, share: CopyShare, serve: Serve, size: int) -> None:
+        self._kept_bytes -= size
+        self._turns.drop(share, serve)
 
     def _want_turn(self) -> None:
         if not self._is_due:
@@ -77,15 +95,9 @@ class FairTurns:
 
     def _turn(self) -> None:
         self._is_due = False
-        self._turns.next_turn(self._serve)
+        self._turns.next_turn(lambda serve: serve())
         if self._turns.has_waiting:
             self._want_turn()
-
-    def _serve(self, connection: "TakesTurns") -> int:
-        return connection.serve_kept(self._took)
-
-    def _took(self, size: int) -> None:
-        self._kept_bytes -= size
 
 
 class Gate:
@@ -145,7 +157,7 @@ class TakesTurns(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._kept:
-            self._turns.drop(self._share, self, len(self._kept))
+            self._turns.drop(self._share, self._serve_kept, len(self._kept))
             self._kept = b""
         self._inner.connection_lost(exc)
         self._gone()
@@ -160,17 +172,17 @@ class TakesTurns(asyncio.Protocol):
 
     def _keep(self, data: bytes) -> None:
         if self._kept:  # it had been read when the reading stopped
-            self._turns.drop(self._share, self, len(self._kept))
+            self._turns.drop(self._share, self._serve_kept, len(self._kept))
             data = self._kept + data
         self._kept = data
-        self._turns.keep_back(self._share, self, len(data))
+        self._turns.keep_back(self._share, self._serve_kept, len(data))
         if self._gate is not None:
             self._gate.hold(True)
 
-    def serve_kept(self, took: Callable[[int], None]) -> int:
+    def _serve_kept(self) -> int:
         """Its turn has come; returns what it cost."""
         data, self._kept = self._kept, b""
-        took(len(data))
+        self._turns.took(len(data))
         self._inner.data_received(data)
         if self._gate is not None:
             self._gate.hold(False)

@@ -62,10 +62,13 @@ async def door(port: int, ticket: bytes, kind: Kind) -> AsyncIterator[str]:
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
+    try:
         while data := await reader.read(256 * 1024):
             writer.write(data)
             await writer.drain()
+    except ConnectionError:  # of either side: the other hears of it
+        writer.transport.abort()
+        return
     with suppress(OSError):
         writer.write_eof()
 

@@ -259,7 +259,7 @@ class RestConnection(asyncio.Protocol):
             self._next_request()
             if self._input and self.is_writable:
                 # Not from here: a client that pipelines a thousand requests must not nest a thousand calls.
-                asyncio.get_running_loop().call_soon(self.read_on)
+                self._front.later(self.read_on)
 
     @property
     def is_last(self) -> bool:

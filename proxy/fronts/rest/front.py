@@ -86,6 +86,14 @@ class Usual:
     is_infer: bool
 
 
+# Does something in another step of the loop.
+Later = Callable[[Callable[[], None]], None]
+
+
+def _soon(do: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(do)
+
+
 class RestShared:
     """What all REST clients of a process share, whichever copy they are of."""
 
@@ -113,8 +121,9 @@ class RestShared:
 class RestFront:
     """Serves REST clients of one copy. What all its connections share."""
 
-    def __init__(self, shared: RestShared, copy: ModelCopy) -> None:
-        self.shared, self.copy = shared, copy
+    def __init__(self, shared: RestShared, copy: ModelCopy, *, later: Later = _soon) -> None:
+        """`later`: what a request that had come already waits for, once it is its turn."""
+        self.shared, self.copy, self.later = shared, copy, later
         self.clients: Clients[Connected] = Clients(copy.rest)
         self.is_draining = False
         # Requests whose clients have gone, or were told that it took too long, while Triton works on them.

@@ -8,6 +8,7 @@ import os
 import shutil
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
 from agent.admission import NodeRules, admit
-from berth.contract.endpoint import Endpoint
+from berth.contract.endpoint import Endpoint, UnixSocket
 from berth.contract.ids import ModelName
 from berth.contract.report import CodeRule
 from berth.triton.admin import open_admin
@@ -34,11 +35,16 @@ from localcluster.addresses import cluster_network
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.processes import end, spawn, tail
 from localcluster.samples import SIMPLE_MODEL
+from proxy.codecs.preamble import Kind
 from proxy.config import ProxyOptions
 from proxy.exchange.access import Access, Whereabouts
 from proxy.exchange.copy import ModelCopy
+from proxy.gateway.app import serving as by_gateway
+from proxy.gateway.config import GatewayOptions
 from proxy.server import open_upstream, own_copy, serving
 from proxy.upstream import Upstream
+from tests.fakes.agent_control import agent_at, copy_of
+from tests.fakes.doors import door as door_of
 from tests.fakes.slots import held
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -61,8 +67,11 @@ class Door:
     where: Whereabouts = field(default_factory=Whereabouts)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Door]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["proxy", "gateway"])
+async def door(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> AsyncIterator[Door]:
+    """The data plane of one model by itself; and one copy of a gateway's, through a door."""
     directory, keys = tmp_path_factory.mktemp("triton"), TritonKeys.generate()
     (directory / "models").mkdir()
     for name in ("mine", "theirs"):
@@ -85,6 +94,10 @@ async def door(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Door]:
                     keys.inference_grpc_metadata,
                 )
             )
+            if request.param == "gateway":
+                async for running in serve_by_gateway(where, directory, keys, process):
+                    yield running
+                return
             async with open_upstream(own_copy(options("mine")), where) as upstream:
                 async for running in serve(upstream, address, keys, process):
                     yield running
@@ -157,6 +170,37 @@ async def serve(
         yield door
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
+
+
+async def serve_by_gateway(
+    where: Whereabouts, directory: Path, keys: TritonKeys, process: asyncio.subprocess.Process
+) -> AsyncIterator[Door]:
+    """Beside the other tenant's copy. The model has one name, so that what is said is Triton's to the byte."""
+    access = where.require()
+    keys.write(directory)
+    wanted = GatewayOptions(
+        triton_http=access.http,
+        triton_grpc=access.grpc,
+        triton_keys=directory,
+        listen=ANY,
+        admin_listen=ANY,
+        control=UnixSocket(str(directory / "control")),
+    )
+    mine, theirs = (
+        copy_of(name, name, server_name=name, limits=options(name).limits) for name in ("mine", "theirs")
+    )
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(by_gateway(wanted))
+        agent = await stack.enter_async_context(agent_at(str(directory / "control")))
+        agent.tell([mine, theirs])
+        while "mine" not in gateway.hub.sums() or not gateway.hub.sums()["mine"].figures.model_ready:
+            await asyncio.sleep(0.05)
+        (copy,) = (one.copy for one in gateway._plane._node if one.told == mine)  # type: ignore[attr-defined]
+        door = Door("", "", f"{access.http}", keys, process, copy, where=where)
+        door.http = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.REST))
+        door.grpc = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.GRPC))
+        door.theirs = await statistics_of(door, "theirs")
+        yield door
 
 
 async def ask(
@@ -281,14 +325,14 @@ async def test_index_metadata_and_statistics_show_the_own_model_only(door: Door)
 async def test_health_is_the_proxys_own(door: Door) -> None:
     assert (await ask(door, "GET", "/v2/health/live"))[0] == 200
     assert (await ask(door, "GET", "/v2/health/ready"))[0] == 200
-    door.copy.draining = True
+    door.copy.withheld = "the GPU is broken"
     try:
         assert (await ask(door, "GET", "/v2/health/live"))[0] == 200
         assert (await ask(door, "GET", "/v2/health/ready"))[0] == 400
         assert (await ask(door, "GET", "/v2/models/mine/ready"))[0] == 400
         assert not (await outcome(door.grpc, "ServerReady", pb.ServerReadyRequest(), ())).ready
     finally:
-        door.copy.draining = False
+        door.copy.withheld = None
 
 
 DEEP = b"[" * 200_000

@@ -99,7 +99,7 @@ async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made: dict[bytes, EchoFront] = {}
     parts: list[Any] = []
 
-    def make_front(self: Any, kind: Kind, copy: ModelCopy) -> EchoFront:
+    def make_front(self: Any, kind: Kind, copy: ModelCopy, _: Any) -> EchoFront:
         return made.setdefault(copy.names.server, EchoFront(copy))
 
     class Seen(plane_module._Parts):

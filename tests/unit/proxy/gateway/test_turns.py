@@ -157,6 +157,22 @@ async def test_only_so_much_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(process.log) == IN_A_TURN + 1
 
 
+async def test_requests_that_had_come_already_wait_for_their_turn_too() -> None:
+    process = Process()
+    process.connect("a")
+    share, load = process._shares["a"]
+    done: list[int] = []
+    for number in range(3 * IN_A_TURN):
+        process.turns.later(share, lambda number=number: done.append(number))  # type: ignore[misc]
+    quiet = process.connect("quiet")
+    for turn in range(1, 4):
+        await process.turn()
+        assert done == list(range(turn * IN_A_TURN))
+        quiet[0].data_received(b"here")
+        assert process.log == [("quiet", b"here")]
+    assert load.arrived == 0
+
+
 async def test_answers_count_too() -> None:
     process = Process()
     connection, _, wire = process.connect("a")
