@@ -88,7 +88,7 @@ FUZZ_SECONDS ?= 60
 
 fuzz: $(STAMP)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/pip install --quiet --no-deps atheris==3.0.0
-	@for target in rest grpc json message; do \
+	@for target in rest grpc codec json message; do \
 		$(BIN)/python -m tests.fuzz $$target -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -rss_limit_mb=2048 || exit 1; \
 	done
 

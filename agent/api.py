@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -23,8 +22,9 @@ from agent.admission import (
     write_anew,
 )
 from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthenticated
+from agent.copies import Copies, gpu_trouble, read_limits
 from agent.door import Context, Door, last_words, metadata_of, source_of
-from agent.gpus import GpuReading, GpusUnknown, trouble_of
+from agent.gpus import GpuReading, GpusUnknown
 from agent.limits import Busy, Callers, Patience, Rates
 from agent.metrics import AgentMetrics
 from agent.models import IdTaken, Model, Models, OneModelOnly, PodGone
@@ -46,7 +46,6 @@ from berth.runtime.logs import fields
 from berth.runtime.process import starting
 from berth.runtime.tasks import in_thread
 from berth.triton.errors import TritonError
-from berth.triton.keys import TritonKeys
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
 
@@ -123,7 +122,9 @@ class NodeAgentApi(NodeAgentServicer):
         repository: Repository,
         lifecycle: Lifecycle,
         readings: Callable[[], tuple[GpuReading, ...]],
-        access: pb.TritonAccess,
+        copies: Copies,
+        gateway: Endpoint | None,
+        on_limits: Callable[[], None],
         metrics: AgentMetrics,
         rules: NodeRules,
         gate: CodeGate,
@@ -132,7 +133,8 @@ class NodeAgentApi(NodeAgentServicer):
     ) -> None:
         self._authenticator, self._guard = authenticator, guard
         self._models, self._repository, self._lifecycle = models, repository, lifecycle
-        self._readings, self._access, self._metrics = readings, access, metrics
+        self._readings, self._metrics = readings, metrics
+        self._copies, self._gateway, self._on_limits = copies, gateway, on_limits
         self._rules, self._gate = rules, gate
         self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._max_model_bytes = max_model_bytes
@@ -162,11 +164,12 @@ class NodeAgentApi(NodeAgentServicer):
     async def WatchModel(  # noqa: N802
         self, request: pb.WatchModelRequest, context: Context
     ) -> AsyncIterator[pb.ModelStatus]:
-        model, name = await self._answer("WatchModel", context, self._own(request.model_name, context))
+        model, name = await self._answer("WatchModel", context, self._watched(request, context))
+        gateway = self._gateway_of(model)
         async for _ in self._changes(until=None):
             if self._models.get(model.ref.uid) is not model or model.name != name:
                 return
-            yield _status(model, self._access, trouble=self._gpu_trouble(model))
+            yield _status(model, gateway, trouble=gpu_trouble(model, self._readings))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:  # noqa: N802
         return await self._answer("ListModels", context, self._list(context))
@@ -193,6 +196,18 @@ class NodeAgentApi(NodeAgentServicer):
         )
         await context.abort(code, str(error)[:1000], pause)
         raise AssertionError("abort always raises") from error
+
+    async def _watched(self, request: pb.WatchModelRequest, context: Context) -> tuple[Model, ModelName]:
+        model, name = await self._own(request.model_name, context)
+        if request.HasField("limits") and self._copies.ask(model.ref.uid, read_limits(request.limits)):
+            self._on_limits()
+        return model, name
+
+    def _gateway_of(self, model: Model) -> pb.Gateway | None:
+        """Only to a pod that has proved which it is, and to nobody else ever."""
+        if self._gateway is None:
+            return None
+        return pb.Gateway(endpoint=str(self._gateway), ticket=self._copies.ticket(model.ref.uid))
 
     async def _own(self, text: str, context: Context) -> tuple[Model, ModelName]:
         """Authenticate and authorise. The name is checked last, so that strangers learn nothing by it."""
@@ -374,14 +389,6 @@ class NodeAgentApi(NodeAgentServicer):
         named = [model] if model is not None and model.name is not None else []
         return pb.ListModelsResponse(models=[_status(model, None) for model in named])
 
-    def _gpu_trouble(self, model: Model) -> str:
-        """Of a model that serves; nothing while nobody can tell which GPUs there are."""
-        if model.state is not ModelState.READY or model.gpu is None:
-            return ""
-        with suppress(GpusUnknown):
-            return trouble_of(model.gpu.uuids, self._readings())
-        return ""
-
     async def _changes(self, *, until: "asyncio.Task[None] | None") -> AsyncIterator[None]:
         """Once now and after each change of the table; with `until`, a last time when it is done."""
         while True:
@@ -408,16 +415,6 @@ def _foreseen(header: pb.StageHeader, name: ModelName, rules: NodeRules) -> Admi
         last = file.path
     files = ModelFiles({file.path: file.size for file in header.files})
     return judge(header.config if header.HasField("config") else None, files, name, rules)
-
-
-def make_access(*, host: str, http: Endpoint, grpc_: Endpoint, keys: TritonKeys | None) -> pb.TritonAccess:
-    """How a proxy of this node reaches Triton."""
-    return pb.TritonAccess(
-        http_endpoint=str(Endpoint(host, http.port)),
-        grpc_endpoint=str(Endpoint(host, grpc_.port)),
-        http_headers={} if keys is None else keys.inference_http_headers,
-        grpc_metadata={} if keys is None else keys.inference_grpc_metadata,
-    )
 
 
 async def serve(api: NodeAgentApi, listen: Endpoint) -> grpc.aio.Server:
@@ -504,7 +501,7 @@ def _progress(model: Model) -> pb.LoadProgress:
     )
 
 
-def _status(model: Model, access: pb.TritonAccess | None, *, trouble: str = "") -> pb.ModelStatus:
+def _status(model: Model, gateway: pb.Gateway | None, *, trouble: str = "") -> pb.ModelStatus:
     """`trouble`: what is wrong with its GPU. Triton may go on with it there; nobody is to ask it."""
     return pb.ModelStatus(
         model_name=model.name or "",
@@ -513,5 +510,5 @@ def _status(model: Model, access: pb.TritonAccess | None, *, trouble: str = "") 
         gpu_uuid="" if model.gpu is None else model.gpu.uuid,
         requested_bytes=model.requested_bytes,
         measured_bytes=model.measured_bytes,
-        triton=access,
+        gateway=gateway,
     )

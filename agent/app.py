@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from agent.admission import CodeGate, NodeRules
-from agent.api import NodeAgentApi, make_access, serve
+from agent.api import NodeAgentApi, serve
 from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuthenticator
 from agent.config import DEFAULT_CAPABILITIES, AgentOptions
+from agent.copies import Copies, LimitsFile
 from agent.facts import ForeignUse, GpuFacts, gpu_reports
+from agent.gateway_link import GatewayLink, NoGateway
 from agent.gpus import Gpus, NoGpus
+from agent.keys import read_ticket_secret
 from agent.metrics import AgentMetrics
 from agent.mock_gpus import MockGpus
 from agent.models import Models
@@ -27,7 +31,8 @@ from agent.serving.lifecycle import Lifecycle
 from agent.serving.reconcile import Reconciler
 from agent.serving.restart import RestartFile
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import NodeName
+from berth.contract.gateway import TICKET_BYTES
+from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import agent_lease_name, agent_lease_namespace
 from berth.contract.report import GpuReport, NodeReport, TritonReport
 from berth.kube import paths
@@ -40,7 +45,7 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process
-from berth.runtime.tasks import Supervisor, first_of, repeat, supervise
+from berth.runtime.tasks import Supervisor, first_of, in_thread, repeat, supervise
 from berth.triton.admin import TritonAdmin, open_admin
 from berth.triton.errors import TritonError
 from berth.triton.keys import TritonKeys
@@ -79,7 +84,7 @@ async def main(options: AgentOptions, stop: asyncio.Event) -> None:
         found = await require_reachable(client, what_for=f"--node-name {options.node_name}", path=node)
         if (said := last_report(found, options.key_prefix)) is not None:
             models.remember(said)
-        await _run(_Parts(options, client, triton, repository, models, gpus, keys), stop)
+        await _run(_Parts(options, client, triton, repository, models, gpus), stop)
 
 
 class _Parts:
@@ -93,7 +98,6 @@ class _Parts:
         repository: Repository,
         models: Models,
         gpus: GpuFacts,
-        keys: TritonKeys | None,
     ) -> None:
         self.options, self.models, self.gpus, self._client = options, models, gpus, client
         self.registry = CollectorRegistry()
@@ -113,6 +117,13 @@ class _Parts:
         )
         rules = NodeRules(frozenset(self._capabilities()), options.code)
         self.gate = CodeGate(options.code)
+        self._limits_file = LimitsFile(options.repository)
+        self._limits_kept = self._limits_file.read()
+        secret = _ticket_secret(options.triton_keys)
+        self.copies = Copies(models, secret, gpus.listed, self._limits_kept)
+        self.limits_told = asyncio.Event()
+        control = options.gateway_control
+        self.link = None if control is None else GatewayLink(control, self.copies.told, self._on_death)
         self.lifecycle = Lifecycle(
             models=models,
             repository=repository,
@@ -121,6 +132,7 @@ class _Parts:
             room=self._room,
             reported=self.reporter,
             events=self.events,
+            gateway=self.link or NoGateway(),
             metrics=self.metrics,
             rules=rules,
             gate=self.gate,
@@ -160,9 +172,9 @@ class _Parts:
             repository=repository,
             lifecycle=self.lifecycle,
             readings=gpus.listed,
-            access=make_access(
-                host=options.pod_host, http=options.triton_http, grpc_=options.triton_grpc, keys=keys
-            ),
+            copies=self.copies,
+            gateway=options.gateway,
+            on_limits=self._on_limits,
             metrics=self.metrics,
             rules=rules,
             gate=self.gate,
@@ -252,6 +264,20 @@ class _Parts:
 
         return count
 
+    async def keep_limits(self) -> None:
+        limits = dict(self.copies.limits())
+        if limits != self._limits_kept:
+            await in_thread(self._limits_file.write, limits.items())
+            self._limits_kept = limits
+
+    def _on_limits(self) -> None:
+        self.limits_told.set()
+        if self.link is not None:
+            self.link.wake.set()
+
+    def _on_death(self, suspects: Sequence[PodUid]) -> None:
+        self.lifecycle.note_suspects(suspects)
+
     def _capabilities(self) -> tuple[str, ...]:
         base = self.options.capabilities or self._backends or DEFAULT_CAPABILITIES
         return tuple(sorted({*base, *self.options.extra_capabilities}))
@@ -279,7 +305,11 @@ async def _run(parts: _Parts, stop: asyncio.Event) -> None:
             return  # told to end before: every model would look like nobody's
         server = await serve(parts.api, options.listen)
         changes = asyncio.Event()
-        tasks.eternal("changes", _follow(parts.models, [changes, parts.reporter.wake]))
+        wakes = [changes, parts.reporter.wake]
+        if parts.link is not None:
+            tasks.eternal("gateway", parts.link.run())
+            wakes.append(parts.link.wake)
+        tasks.eternal("changes", _follow(parts.models, wakes))
         _start_loops(parts, tasks, changes)
         log.info("serving", extra=fields(node=parts.node, listen=options.listen))
         await stop.wait()
@@ -296,6 +326,7 @@ def _start_loops(parts: _Parts, tasks: Supervisor, changes: asyncio.Event) -> No
         ("reconcile", parts.reconcile, poll, changes),
         ("report", parts.report, poll, parts.reporter.wake),
         ("heartbeat", parts.pulse.beat, options.heartbeat_seconds, parts.reporter.trouble_changed),
+        ("limits", parts.keep_limits, _VERIFY_EVERY * options.heartbeat_seconds, parts.limits_told),
         ("verify", parts.reporter.verify, _VERIFY_EVERY * options.heartbeat_seconds, None),
     )
     for name, step, interval, wake in loops:
@@ -333,6 +364,16 @@ def _authenticator(kind: str, client: KubeClient, models: Models) -> Authenticat
         "--auth none: whoever reaches the agent's API may stage, load and unload any model of this node"
     )
     return TrustingAuthenticator()
+
+
+def _ticket_secret(directory: Path | None) -> bytes:
+    """Without one that is kept, a restart of the agent ends every ticket."""
+    if directory is None:
+        return secrets.token_bytes(TICKET_BYTES)
+    try:
+        return read_ticket_secret(directory)
+    except InvalidValue as error:
+        raise ConfigError(f"--triton-keys: {error}") from error
 
 
 def _triton_keys(directory: Path | None) -> TritonKeys | None:

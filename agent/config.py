@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from berth.contract.endpoint import Endpoint
+from berth.contract.endpoint import Address, Endpoint, UnixSocket, parse_address
 from berth.contract.errors import InvalidValue
 from berth.contract.report import CodeRule
 from berth.kube.options import KubeOptions
@@ -18,6 +18,14 @@ def _node_name(text: str) -> str:
     if not text.strip():
         raise InvalidValue("is empty; the name of this agent's Node is expected")
     return text
+
+
+def _socket(text: str) -> UnixSocket:
+    """Raises InvalidValue: what is said there opens every model of the node, so it goes over no network."""
+    address = parse_address(text)
+    if not isinstance(address, UnixSocket):
+        raise InvalidValue(f"{text!r} is not unix:PATH")
+    return address
 
 
 def _code_rule(text: str) -> CodeRule:
@@ -37,20 +45,23 @@ class AgentOptions(KubeOptions):
     repository: Path = opt.option(
         "directory of Berth's model repository; Triton reads DIR/models", parse=Path, metavar="DIR"
     )
-    triton_http: Endpoint = opt.endpoint("Triton's REST port", default="127.0.0.1:8000")
-    triton_grpc: Endpoint = opt.endpoint("Triton's gRPC port", default="127.0.0.1:8001")
+    triton_grpc: Address = opt.address("Triton's gRPC port or socket", default="127.0.0.1:8001")
     triton_keys: Path | None = opt.option(
-        "directory with Triton's keys, made by berth keys; without it Triton is open",
+        "directory with Triton's keys and the tickets' secret, made by berth keys; without it Triton is open",
         default=None,
         parse=Path,
         metavar="DIR",
     )
     listen: Endpoint = opt.endpoint("the agent's API", default="0.0.0.0:8470")
     admin_listen: Endpoint = opt.endpoint("health and metrics", default="0.0.0.0:8471")
-    advertise_host: str | None = opt.option(
-        "host at which pods reach this node's Triton; without it the host of --triton-http",
+    gateway: Endpoint | None = opt.endpoint(
+        "where this node's pods reach its gateway; without it none is told"
+    )
+    gateway_control: UnixSocket | None = opt.option(
+        "where the gateway hears which copies there are; without it none is told",
         default=None,
-        metavar="HOST",
+        parse=_socket,
+        metavar="unix:PATH",
     )
     server_name: str = opt.option("the name that pods pin themselves to", default="triton", metavar="NAME")
     capabilities: tuple[str, ...] = opt.option(
@@ -111,8 +122,3 @@ class AgentOptions(KubeOptions):
         metavar="PERCENT",
         shown="15%",
     )
-
-    @property
-    def pod_host(self) -> str:
-        """Where a pod of this node finds Triton."""
-        return self.advertise_host or self.triton_http.host

@@ -1,10 +1,17 @@
-"""`berth keys`: make the keys of a node's Triton, once, before it starts."""
+"""`berth keys`: make the keys of a node's Triton and the secret of its tickets, once, before it starts.
+
+DIR/admin         opens all of Triton: the agent's
+DIR/inference     what requests and probes need: all that the gateway gets
+DIR/server-flags  for Triton itself
+DIR/tickets       the agent's alone, for with it one makes any pod's ticket: not of Triton's group
+"""
 
 import asyncio
 import errno
 import fcntl
 import logging
 import os
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from berth.contract.errors import InvalidValue
+from berth.contract.gateway import TICKET_BYTES
 from berth.runtime import options as opt
 from berth.runtime.errors import CannotStart
 from berth.runtime.logs import fields
@@ -24,6 +32,7 @@ FLAGS_FILE = "server-flags"
 
 # The agent owns it; Triton is of its group. To others a key is none, and so is its name.
 _DIRECTORY_MODE = 0o750
+TICKETS_FILE, _TICKETS_MODE = "tickets", 0o400
 _LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 30.0, 0.05
 
 
@@ -36,9 +45,7 @@ class KeysOptions(opt.CommonOptions):
 
 def run(argv: Sequence[str]) -> int:
     """Entry point of `berth keys`."""
-    summary = (
-        f"Make Triton's keys and {FLAGS_FILE}, the tritonserver flags that put them in force, one a line."
-    )
+    summary = f"Make Triton's keys, the secret of the gateway's tickets and {FLAGS_FILE}, the tritonserver flags that put them in force, one a line."
     return run_process("keys", summary, KeysOptions, main, argv)
 
 
@@ -64,6 +71,29 @@ def make_keys(directory: Path) -> None:
         # Also those that are there: whoever made them may have been of another group than Triton's.
         keys.write(directory)
         write_secret(directory / FLAGS_FILE, "\n".join(keys.server_flags()) + "\n")
+        _keep_ticket_secret(directory / TICKETS_FILE)
+
+
+def read_ticket_secret(directory: Path) -> bytes:
+    """Raises InvalidValue naming the file."""
+    path = directory / TICKETS_FILE
+    try:
+        secret = bytes.fromhex(path.read_text().strip())
+    except OSError as error:
+        raise InvalidValue(f"{path}: {error.strerror}; berth keys makes it") from error
+    except ValueError:
+        secret = b""
+    if len(secret) != TICKET_BYTES:
+        raise InvalidValue(f"{path}: not the secret of tickets; berth keys makes one")
+    return secret
+
+
+def _keep_ticket_secret(path: Path) -> None:
+    """With another every door would knock with a ticket that is none any more."""
+    try:
+        read_ticket_secret(path.parent)
+    except InvalidValue:
+        write_secret(path, secrets.token_hex(TICKET_BYTES) + "\n", mode=_TICKETS_MODE)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.report import GpuReport, ModelState, NodeReport
 
 TRITON_RESTARTS = ("died", "stuck")
+TRITON_DEATHS = ("load", "requests", "load_and_requests", "unknown")
 _LOAD_BUCKETS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 
 
@@ -50,6 +51,14 @@ class AgentMetrics:
         )
         for reason in TRITON_RESTARTS:
             self._restarts.labels(reason)
+        self._deaths = Counter(
+            "berth_agent_triton_deaths",
+            "Triton's deaths, by what was in it: a load, requests, both, or nothing that is known",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in TRITON_DEATHS:
+            self._deaths.labels(reason)
         self._known: set[str] = set()
 
     def loaded(self, seconds: float) -> None:
@@ -64,6 +73,10 @@ class AgentMetrics:
     def triton_restarted(self, reason: str) -> None:
         """`reason`: one of TRITON_RESTARTS."""
         self._restarts.labels(reason).inc()
+
+    def triton_died(self, reason: str) -> None:
+        """`reason`: one of TRITON_DEATHS."""
+        self._deaths.labels(reason).inc()
 
     def loop_failed(self, loop: str) -> None:
         self._errors.labels(loop).inc()

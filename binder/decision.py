@@ -200,8 +200,12 @@ class Decider:
 
     def model_rows(self, demand: Demand) -> list[int]:
         """Where the pod's model is already."""
-        names = (("id", demand.model.model_id), ("name", demand.model.model_name))
-        return self.table.rows_with_model(*(key for key in names if key[1] is not None))
+        model = demand.model
+        return (
+            []
+            if model.model_id is None
+            else self.table.rows_with_model((model.ref.namespace, model.model_id))
+        )
 
     def excluded_rows(self, demand: Demand) -> list[int]:
         """Where the pod must not go for now."""

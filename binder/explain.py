@@ -180,10 +180,7 @@ def _code(demand: Demand) -> str:
 
 
 def _model(demand: Demand, view: NodeView) -> str:
-    model = demand.model
-    if model.model_id is not None and model.model_id in view.model_ids:
-        return f"id {model.model_id}"
-    return f"name {model.model_name} in Triton"
+    return f"id {demand.model.model_id}"
 
 
 def _ports(demand: Demand, view: NodeView) -> str:

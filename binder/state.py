@@ -34,7 +34,7 @@ from binder.labels import Labels
 from binder.neighbours import required_anti_affinity
 from binder.pod_index import Neighbour, PodIndex
 from binder.tenants import tenants
-from binder.view import NodeFacts, NodeView, parse_node
+from binder.view import NamespacedId, NodeFacts, NodeView, parse_node
 
 JsonObject = Mapping[str, Any]
 
@@ -290,14 +290,12 @@ class ClusterState:
         # account, their namespaces say.
         if told is not None and (told in here_now or not self._hidden):
             coders |= {told}
-        named: list[Holder | ModelReport] = [*holders.values(), *listed.values()]
         return NodeView(
             facts=facts,
             used=total(holder.amounts for holder in here.values()),
             held=held,
             held_anywhere=anywhere,
-            model_ids=frozenset(model.model_id for model in named if model.model_id is not None),
-            model_names=frozenset(model.model_name for model in named if model.model_name is not None),
+            model_ids=_ids(holders.values(), listed.values()),
             host_ports=frozenset().union(*(holder.ports for holder in here.values())),
             tenants=here_now,
             coders=coders,
@@ -310,7 +308,7 @@ class ClusterState:
             free = view.free_on(here[one.uuid])
             if free is None or free < gpu.bytes:
                 raise AssertionError(f"{model.ref} does not fit on {one.uuid}: {free} bytes are free")
-        if model.model_id is not None and model.model_id in view.model_ids:
+        if model.model_id is not None and (model.ref.namespace, model.model_id) in view.model_ids:
             raise AssertionError(f"{model.ref}: model {model.model_id} is on {node} already")
 
     def _living(self, uid: PodUid) -> Holder | None:
@@ -392,3 +390,11 @@ def _decrement(counts: Counter[tuple[str, str]], key: tuple[str, str]) -> None:
     counts[key] -= 1
     if not counts[key]:
         del counts[key]
+
+
+def _ids(holders: Iterable[Holder], listed: Iterable[ModelReport]) -> frozenset[NamespacedId]:
+    """The ids that are taken. Names are not: the node's Triton has one of its own for each pod's model."""
+    of_pods = {(holder.ref.namespace, holder.model_id) for holder in holders if holder.model_id is not None}
+    return frozenset(
+        of_pods | {(model.namespace, model.model_id) for model in listed if model.model_id is not None}
+    )

@@ -19,7 +19,7 @@ from berth.contract.quantity import MOST
 from berth.contract.report import CodeRule, GpuReport
 from binder.demand import product_key
 from binder.reasons import Kind
-from binder.view import NodeFacts, NodeView
+from binder.view import NamespacedId, NodeFacts, NodeView
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -172,9 +172,9 @@ class NodeTable:
         assert view is not None
         return view
 
-    def rows_with_model(self, *keys: Hashable) -> list[int]:
-        """Nodes that hold a model of one of these ids or names."""
-        return sorted(row for key in keys for row in self._model_rows.get(key, ()))
+    def rows_with_model(self, model: NamespacedId) -> list[int]:
+        """Nodes that hold a model of this id."""
+        return sorted(self._model_rows.get(model, ()))
 
     def rows_with_port(self, protocol: str, port: int) -> list[int]:
         return sorted(self._port_rows.get((protocol, port), ()))
@@ -398,7 +398,6 @@ def _names_more(before: NodeView, after: NodeView) -> bool:
         before.tenants <= after.tenants
         and before.coders <= after.coders
         and before.model_ids <= after.model_ids
-        and before.model_names <= after.model_names
         and before.host_ports <= after.host_ports
     )
 
@@ -433,9 +432,7 @@ def _only(namespaces: frozenset[str]) -> str | None:
 
 
 def _model_keys(view: NodeView | None) -> frozenset[Hashable]:
-    if view is None:
-        return frozenset()
-    return frozenset({("id", one) for one in view.model_ids} | {("name", one) for one in view.model_names})
+    return frozenset() if view is None else frozenset(view.model_ids)
 
 
 def _ports(view: NodeView | None) -> frozenset[tuple[str, int]]:

@@ -255,7 +255,6 @@ def _clash(demand: Demand, holder: Holder) -> bool:
     model = demand.model
     ports = {(protocol, port) for _, protocol, port in demand.host_ports}
     return (
-        (model.model_id is not None and holder.model_id == model.model_id)
-        or (model.model_name is not None and holder.model_name == model.model_name)
-        or any((protocol, port) in ports for _, protocol, port in holder.ports)
-    )
+        model.model_id is not None
+        and (holder.ref.namespace, holder.model_id) == (model.ref.namespace, model.model_id)
+    ) or any((protocol, port) in ports for _, protocol, port in holder.ports)

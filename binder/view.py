@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from berth.contract.errors import InvalidValue, UnreadableReport
-from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName
+from berth.contract.ids import GpuUuid, ModelId, NodeName
 from berth.contract.keys import Keys
 from berth.contract.memory import free_bytes
 from berth.contract.report import GpuReport, NodeReport
@@ -37,6 +37,10 @@ class NodeFacts:
         return replace(self, report=replace(self.report, generation=0, observed_at=""))
 
 
+# A model's id is its namespace's own: nobody takes it from another namespace.
+NamespacedId = tuple[str, ModelId]
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """A node with what its pods and models take.
@@ -50,8 +54,7 @@ class NodeView:
     used: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[GpuUuid, int] = field(default_factory=dict)
     held_anywhere: int = 0
-    model_ids: frozenset[ModelId] = frozenset()
-    model_names: frozenset[ModelName] = frozenset()
+    model_ids: frozenset[NamespacedId] = frozenset()
     host_ports: frozenset[HostPort] = frozenset()
     tenants: frozenset[str] = frozenset()
     coders: frozenset[str] = frozenset()

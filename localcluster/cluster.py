@@ -36,19 +36,22 @@ from localcluster.deployment import (
     flag_of,
     node_labels,
     rendered,
+    sockets,
 )
 from localcluster.guard import KEEP_FILE
 from localcluster.kubelet.images import Images
-from localcluster.kubelet.kubelet import DEFAULT_CAPACITY, Kubelet, NodeIdentity
+from localcluster.kubelet.kubelet import DEFAULT_CAPACITY, Kubelet, NodeIdentity, host_directory
 from localcluster.kubelet.pod import PodRunner
 from localcluster.parts import Part
-from localcluster.processes import CLUSTER_ID_VARIABLE
+from localcluster.processes import CLUSTER_ID_VARIABLE, StartFailed
 from localcluster.programs import make_images
 
 JsonObject = dict[str, Any]
 
-AGENT_PORT, AGENT_ADMIN_PORT, BINDER_ADMIN_PORT, EXTENDER_PORT = 8470, 8471, 8480, 8481
+AGENT_PORT, AGENT_ADMIN_PORT, GATEWAY_PORT, GATEWAY_ADMIN_PORT = 8470, 8471, 8472, 8473
+BINDER_ADMIN_PORT, EXTENDER_PORT = 8480, 8481
 _TOKEN_SECONDS = 24 * 3600
+_SOCKET_PATH_BYTES = 107  # unix(7), without the final NUL
 # Of `deploy/extender` this one is a process: kube-scheduler finds its Service and its token at places that a
 # process kubelet cannot give it.
 _EXTENDED = "berth-kube-scheduler"
@@ -78,19 +81,20 @@ class ClusterSpec:
 
 @dataclass(slots=True)
 class SimulatedNode:
-    """The parts of one node. `agent` and `triton` come back when they are killed."""
+    """The parts of one node. They come back when they are killed."""
 
     name: str
     address: str
     directory: Path
     agent: Part
     triton: Part
+    gateway: Part
     kubelet: Kubelet
 
     @property
     def repository(self) -> Path:
         """The agent's `--repository`."""
-        return self.kubelet.host_path(flag_of(base_container("berth"), "--repository"))
+        return self.kubelet.host_path(flag_of(base_container("agent"), "--repository"))
 
     @property
     def scenario(self) -> Path:
@@ -163,6 +167,7 @@ class LocalCluster:
             lines.append(
                 f"{node.name}: agent {node.address}:{AGENT_PORT}, metrics {node.address}:{AGENT_ADMIN_PORT}"
             )
+            lines.append(f"{node.name}: gateway's metrics {node.address}:{GATEWAY_ADMIN_PORT}")
             lines.append(f"{node.name}: mock GPUs in {node.scenario}")
         return [*lines, f"logs: {self.directory}"]
 
@@ -214,7 +219,7 @@ class LocalCluster:
                 for index, (spec, user) in enumerate(zip(self._spec.nodes, users, strict=True), start=1)
             ),
         )
-        parts = [part for node in self.nodes.values() for part in (node.agent, node.triton)]
+        parts = [part for node in self.nodes.values() for part in (node.agent, node.triton, node.gateway)]
         await asyncio.gather(*(part.running() for part in (*parts, *self.binders)))
         if self._spec.kube_scheduler:
             await self._start_extended_scheduler()
@@ -223,6 +228,7 @@ class LocalCluster:
     def _work_directory(self) -> Iterator[Path]:
         directory = Path(tempfile.mkdtemp(prefix="berth-"))
         try:
+            _require_short([host_directory(directory / node.name) for node in self._spec.nodes])
             yield directory
         finally:
             if not (directory / KEEP_FILE).exists():
@@ -301,6 +307,7 @@ class LocalCluster:
             directory,
             agent=_part_of(kubelet, "agent", spec.name),
             triton=_part_of(kubelet, "triton", spec.name),
+            gateway=_part_of(kubelet, "gateway", spec.name),
             kubelet=kubelet,
         )
         node.scenario.parent.mkdir(parents=True)
@@ -324,6 +331,17 @@ class LocalCluster:
             server=self._control_plane.server,
             certificate=self._control_plane.certificate,
             token=answer["status"]["token"],
+        )
+
+
+def _require_short(hosts: Sequence[Path]) -> None:
+    """Raises StartFailed where a node's unix sockets would have longer paths than the kernel takes."""
+    places = [f"{host}{path}" for host in hosts for path in sockets()]
+    longest = max(places, key=len, default="")
+    if len(os.fsencode(longest)) > _SOCKET_PATH_BYTES:
+        raise StartFailed(
+            f"{longest} is longer than the {_SOCKET_PATH_BYTES} bytes that a unix socket's path may have: "
+            "set TMPDIR to a shorter directory"
         )
 
 

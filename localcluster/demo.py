@@ -127,6 +127,7 @@ class Story:
         await self.refuses_hostile_models()
         await self.waits_for_memory()
         await self.heals_a_killed_proxy()
+        await self.heals_a_killed_gateway()
         await self.heals_a_pod_killed_hard()
 
     async def deploys(self) -> None:
@@ -140,7 +141,7 @@ class Story:
         await self._show_gpus()
 
     async def infers(self) -> None:
-        self._step("Inference over REST and gRPC, each through the model's own proxy")
+        self._step("Inference over REST and gRPC, each at its own pod, all through the gateway of their node")
         for model in ("resnet", "resnet-big", "simple"):
             ip = await self._ip(model)
             await infer_rest(f"{ip}:9000", model)
@@ -148,12 +149,12 @@ class Story:
             self._said(f"{model}: right answers from http://{ip}:9000 and grpc {ip}:9001")
 
     async def isolates(self) -> None:
-        self._step("One model's proxy cannot reach another model")
+        self._step("At one model's pod no other model is found, whatever it is called")
         ip = await self._ip("simple")
         for other in ("resnet", "no-such-model"):
             if not await is_hidden(f"{ip}:9000", f"{ip}:9001", other):
-                raise StoryFailed(f"simple's proxy answered for {other}")
-        self._said("simple's proxy: resnet is unknown, in the same words as a model that does not exist")
+                raise StoryFailed(f"simple's pod answered for {other}")
+        self._said("simple's pod: resnet is unknown, in the same words as a model that does not exist")
 
     async def refuses_hostile_models(self) -> None:
         self._step(
@@ -218,6 +219,29 @@ class Story:
         await self._until("the proxy to be restarted", restarted)
         await infer_grpc(f"{await self._ip('simple')}:9001", "simple")
         self._said(f"{pod['metadata']['name']}: proxy restarted, answers again")
+
+    async def heals_a_killed_gateway(self) -> None:
+        self._step(
+            "kill -9 of a node's gateway: the agent tells the next one of its models, and they serve again"
+        )
+        pod = (await self._pods("simple"))[0]
+        address, gateway = pod["status"]["podIP"], self.cluster.nodes[pod["spec"]["nodeName"]].gateway
+        killed = gateway.pid
+        gateway.kill()
+        began = time.monotonic()
+
+        async def serves() -> bool:
+            if gateway.pid in (None, killed):
+                return False
+            try:
+                await infer_rest(f"{address}:9000", "simple")
+                await infer_grpc(f"{address}:9001", "simple")
+            except (OSError, ClientError, InferenceServerException):
+                return False
+            return _is_ready((await self._pods("simple"))[0])
+
+        await self._until("simple to be served through the next gateway", serves)
+        self._said(f"simple answers again after {time.monotonic() - began:.1f} s; no pod was started anew")
 
     async def heals_a_pod_killed_hard(self) -> None:
         self._step("A pod deleted with no grace at all: the agent unloads its model")

@@ -72,15 +72,15 @@ def node_labels(documents: Sequence[JsonObject]) -> dict[str, str]:
     }
 
 
-def base_container(image: str) -> JsonObject:
-    """The main container of `deploy/base` with this image, as its file has it. Raises LookupError."""
+def base_container(name: str) -> JsonObject:
+    """A main container of the DaemonSets of `deploy/base`, as its file has it. Raises LookupError."""
     for path in sorted((DEPLOY / "base").glob("*.yaml")):
         documents = [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == "DaemonSet"]
         for container in (c for pod in pod_specs(documents) for c in pod["containers"]):
-            if container["image"] == image:
+            if container["name"] == name:
                 found: JsonObject = container
                 return found
-    raise LookupError(f"deploy/base has no DaemonSet with the image {image!r}")
+    raise LookupError(f"deploy/base has no DaemonSet with a container {name!r}")
 
 
 def flag_of(container: JsonObject, flag: str) -> str:
@@ -89,6 +89,12 @@ def flag_of(container: JsonObject, flag: str) -> str:
         if arg.startswith(f"{flag}="):
             return str(arg.removeprefix(f"{flag}="))
     raise LookupError(f"{container['name']} has no {flag} in deploy/base")
+
+
+def sockets() -> list[str]:
+    """The paths of the unix sockets by which the pods of a node speak to each other."""
+    words = [argument for name in ("gateway", "agent") for argument in base_container(name)["args"]]
+    return sorted({word.partition("=unix:")[2] for word in words if "=unix:" in word})
 
 
 def _runtime_classes(documents: Sequence[JsonObject]) -> list[JsonObject]:

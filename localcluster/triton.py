@@ -51,13 +51,25 @@ def script(backends: Path) -> str:
     )
 
 
-def command(*, address: str, models: Path, backends: Path, keys: TritonKeys, shm_prefix: str) -> list[str]:
-    """A server that is run by itself, with the flags of the DaemonSet in `deploy/base`."""
-    (line,) = base_container("tritonserver")["args"]
+def command(
+    *,
+    address: str,
+    models: Path,
+    backends: Path,
+    keys: TritonKeys,
+    shm_prefix: str,
+    grpc_address: str | None = None,
+) -> list[str]:
+    """A server that is run by itself, with the flags of the DaemonSet in `deploy/base`.
+
+    `grpc_address`: where gRPC listens, if not there; of `unix:PATH` the socket is `PATH:8001`.
+    """
+    (line,) = base_container("triton")["args"]
     words = line.partition("exec tritonserver")[2].split()
     # What is no flag is the shell's: the keys, out of their file.
     flags = dict(word.partition("=")[::2] for word in words if word.startswith("--"))
-    flags |= {"--model-repository": str(models), "--http-address": address, "--grpc-address": address}
+    flags |= {"--model-repository": str(models), "--http-address": address}
+    flags["--grpc-address"] = grpc_address or address
     return [
         _program(),
         *(f"{flag}={value}" for flag, value in flags.items()),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from berth.contract.endpoint import Address, Endpoint
+from berth.contract.gateway import CopyLimits
 from berth.contract.ids import ModelName, parse_model_name
 from berth.runtime import options as opt
 
@@ -13,8 +14,8 @@ class ProxyOptions(opt.CommonOptions):
     """`berth proxy --help`."""
 
     model: ModelName = opt.option("the one model that is served", parse=parse_model_name, metavar="NAME")
-    triton_http: Endpoint | None = opt.endpoint("Triton's REST port; without it the agent tells")
-    triton_grpc: Address | None = opt.address("Triton's gRPC port or socket; without it the agent tells")
+    triton_http: Endpoint | None = opt.endpoint("Triton's REST port")
+    triton_grpc: Address | None = opt.address("Triton's gRPC port or socket")
     http_listen: Endpoint = opt.endpoint("REST clients", default="0.0.0.0:9000")
     grpc_listen: Endpoint = opt.endpoint("gRPC clients", default="0.0.0.0:9001")
     admin_listen: Endpoint = opt.endpoint("health, metrics and concurrency reports", default="0.0.0.0:9090")
@@ -35,7 +36,7 @@ class ProxyOptions(opt.CommonOptions):
     drain_delay: float = opt.seconds("time to serve on after SIGTERM", default=5.0)
     # With the delay and the unload it fits a pod's default grace period of 30 s.
     drain_timeout: float = opt.seconds("the longest to wait for requests in flight", default=15.0)
-    agent: Endpoint | None = opt.endpoint("the node's agent; without one the proxy only proxies")
+    agent: Endpoint | None = opt.endpoint("the node's agent, which tells where the gateway is")
     token_file: Path | None = opt.option(
         "the pod's projected token of audience berth-agent", default=None, parse=Path, metavar="FILE"
     )
@@ -64,7 +65,31 @@ class ProxyOptions(opt.CommonOptions):
         metavar="QUANTITY",
         shown="16Mi",
     )
+    # What one client may put into a Triton that others share; larger tensors are cut into several requests.
+    max_request_bytes: int = opt.option(
+        "the largest request of any kind",
+        default=64 * 1024**2,
+        parse=opt.byte_count,
+        metavar="QUANTITY",
+        shown="64Mi",
+    )
+    # JSON costs Triton a multiple of its text, and is counted as such.
+    max_inflight_bytes: int = opt.option(
+        "what all requests that are under way may take of Triton's memory, and of the proxy's",
+        default=256 * 1024**2,
+        parse=opt.byte_count,
+        metavar="QUANTITY",
+        shown="256Mi",
+    )
 
     @property
-    def waiting_limit(self) -> int:
-        return 10 * self.container_concurrency if self.queue_depth is None else self.queue_depth
+    def limits(self) -> CopyLimits:
+        """What the model's clients may take."""
+        return CopyLimits(
+            container_concurrency=self.container_concurrency,
+            queue_depth=self.queue_depth,
+            request_timeout_seconds=self.request_timeout,
+            max_json_bytes=self.max_json_bytes,
+            max_request_bytes=self.max_request_bytes,
+            max_inflight_bytes=self.max_inflight_bytes,
+        )

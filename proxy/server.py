@@ -1,62 +1,51 @@
-"""The data plane of one process: both front ends, one limit, one meter."""
+"""The data plane of one process for one model: both front ends, their ports, and what runs beside them."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from berth.runtime.tasks import supervise, wait_until_set
 from proxy.config import ProxyOptions
-from proxy.exchange.breaker import Breaker, SharedBreaker
-from proxy.exchange.load import LoadMeter, LoadReport
-from proxy.exchange.traffic import Figures, Traffic
-from proxy.fronts.grpc.front import GrpcFront
-from proxy.fronts.rest.front import RestFront
+from proxy.exchange.access import Whereabouts
+from proxy.exchange.copy import ModelCopy
+from proxy.exchange.names import Names
+from proxy.exchange.traffic import Figures
+from proxy.fronts.grpc.client import GrpcConnection
+from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
+from proxy.fronts.listener import Listener
+from proxy.fronts.rest.client import RestConnection
+from proxy.fronts.rest.front import RestFront, RestShared
+from proxy.fronts.rest.upstream import UpstreamPool
 from proxy.fronts.tls import Certificates, certificates_of, follow_certificates
+from proxy.fronts.triton import TritonQuestions
 from proxy.upstream import Upstream
 
 _TICK_SECONDS = 1.0
 _WATCH_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
+# For readiness and the like: a few questions at once, beside the clients' own.
+_POLL_CONNECTIONS = 4
+
+
+def own_copy(options: ProxyOptions, *, shared: tuple[int, int] | None = None) -> ModelCopy:
+    """The one model of a proxy by itself, which has one name. `shared`: as ModelCopy's."""
+    name = options.model.encode()
+    return ModelCopy(Names(name, name), options.limits, shared=shared)
 
 
 class Server:
     """Serves clients. `tick` and `tell_watchers` must run beside it, as `serving` has them do."""
 
-    def __init__(
-        self,
-        options: ProxyOptions,
-        upstream: Upstream,
-        not_ready: Callable[[], str | None],
-        *,
-        shared: tuple[int, int] | None = None,
-    ) -> None:
-        """`shared`: the limit is one with other processes' (`breaker.shared_limit`)."""
-        self._upstream = upstream
-        self._meter = LoadMeter(time.monotonic(), time.time)
-        self._breaker = (
-            Breaker(self._meter, limit=options.container_concurrency, queue_depth=options.waiting_limit)
-            if shared is None
-            else SharedBreaker(self._meter, *shared)
-        )
-        self._rest_traffic, self._grpc_traffic = Traffic(), Traffic()
-        self.load = LoadReport(0.0, 0.0, 0.0, time.time())
-        self.rest = RestFront(
-            upstream,
-            self._breaker,
-            self._rest_traffic,
-            max_json_bytes=options.max_json_bytes,
-            timeout_seconds=options.request_timeout,
-            not_ready=not_ready,
-        )
-        self.grpc = GrpcFront(
-            upstream,
-            self._breaker,
-            self._grpc_traffic,
-            inflate_limit=options.max_json_bytes,
-            timeout_seconds=options.request_timeout,
-            not_ready=not_ready,
-        )
+    def __init__(self, copy: ModelCopy, upstream: Upstream) -> None:
+        self._copy = copy
+        self._shared = RestShared(upstream.where)
+        self.rest = RestFront(self._shared, copy)
+        questions = TritonQuestions(self._shared.pool, upstream.where)
+        self._grpc_common = GrpcCommon(upstream.where, questions)
+        self.grpc = GrpcFront(copy, self._grpc_common)
+        self.http_port = Listener(lambda: RestConnection(self.rest), what="--http-listen")
+        self.grpc_port = Listener(lambda: GrpcConnection(self.grpc), what="--grpc-listen")
 
     async def start(
         self, options: ProxyOptions, certificates: Certificates | None, *, share_ports: bool
@@ -64,74 +53,69 @@ class Server:
         """Raises CannotStart when a port is taken."""
         http_tls = None if certificates is None else certificates.http
         grpc_tls = None if certificates is None else certificates.grpc
-        await self.rest.clients.start(options.http_listen, tls=http_tls, share_port=share_ports)
-        await self.grpc.clients.start(options.grpc_listen, tls=grpc_tls, share_port=share_ports)
+        await self.http_port.start(options.http_listen, tls=http_tls, share_port=share_ports)
+        await self.grpc_port.start(options.grpc_listen, tls=grpc_tls, share_port=share_ports)
 
     async def renew(self, certificates: Certificates) -> None:
         """New connections of both ports are made with these."""
-        await self.rest.clients.renew(certificates.http)
-        await self.grpc.clients.renew(certificates.grpc)
+        await self.http_port.renew(certificates.http)
+        await self.grpc_port.renew(certificates.grpc)
 
     async def tick(self) -> None:
         """Every second: end what has waited too long, and close one period of the meter."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = time.monotonic()
-            self.load = self._meter.report(now)
+            self._copy.tick(now)
             self.rest.tick(now)
             self.grpc.tick(now)
+            self._grpc_common.tick(now)
 
     async def tell_watchers(self) -> None:
         """Pass every change of readiness on to the health checks that watch."""
         while True:
-            change = self._upstream.next_change()
+            change = self._copy.next_change()
             self.grpc.tell_watchers()
             await wait_until_set(change, timeout_seconds=_WATCH_SECONDS)
 
     def figures(self) -> Figures:
-        return Figures(
-            rest=self._rest_traffic,
-            grpc=self._grpc_traffic,
-            running=self._breaker.running,
-            waiting=self._breaker.waiting,
-            average_concurrency=self.load.average_concurrency,
-            requests_per_second=self.load.requests,
-            busy_connections=self._busy_connections(),
-            model_ready=self._upstream.is_ready,
-        )
+        figures = self._copy.figures()
+        figures.busy_connections = self._busy_connections()
+        return figures
 
     async def stop_accepting(self) -> None:
         """Take nothing new: ports closed, idle connections ended, the others told."""
-        await self.rest.stop_accepting()
-        await self.grpc.stop_accepting()
+        await self.http_port.stop()
+        self.rest.stop_accepting()
+        await self.grpc_port.stop()
+        self.grpc.stop_accepting()
 
     async def idle(self) -> None:
         """Return when nothing runs in Triton, nothing waits, and every answer has been delivered."""
-        await self._breaker.idle()
+        await self._copy.idle()
         while self._busy_connections():
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _busy_connections(self) -> int:
         rest = sum(connection.is_busy for connection in self.rest.clients)
-        return rest + sum(connection.is_busy for connection in self.grpc.clients)
+        return rest + self.grpc.busy_connections
 
     async def close(self) -> None:
-        await self.rest.close()
-        await self.grpc.close()
+        await self.http_port.stop()
+        await self.grpc_port.stop()
+        self.rest.close()
+        self.grpc.close()
+        await self._grpc_common.close()
+        await self._shared.close()
 
 
 @asynccontextmanager
 async def serving(
-    options: ProxyOptions,
-    upstream: Upstream,
-    not_ready: Callable[[], str | None],
-    *,
-    shared: tuple[int, int] | None = None,
-    share_ports: bool = False,
+    options: ProxyOptions, copy: ModelCopy, upstream: Upstream, *, share_ports: bool = False
 ) -> AsyncIterator[Server]:
     """A server with all that runs beside it. Raises CannotStart or ConfigError before it serves."""
     certificates = certificates_of(options)
-    server = Server(options, upstream, not_ready, shared=shared)
+    server = Server(copy, upstream)
     try:
         await server.start(options, certificates, share_ports=share_ports)
         async with supervise() as tasks:
@@ -144,3 +128,13 @@ async def serving(
             yield server
     finally:
         await server.close()
+
+
+@asynccontextmanager
+async def open_upstream(copy: ModelCopy, where: Whereabouts) -> AsyncIterator[Upstream]:
+    """For questions to Triton; requests go their own ways."""
+    pool = UpstreamPool(where, most=_POLL_CONNECTIONS)
+    try:
+        yield Upstream(copy, where, pool)
+    finally:
+        await pool.close()

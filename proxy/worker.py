@@ -22,9 +22,10 @@ from berth.runtime.errors import EXIT_CANNOT_START, CannotStart, ConfigError
 from berth.runtime.logs import configure_logging
 from berth.runtime.tasks import supervise, wait_until_set
 from proxy.config import ProxyOptions
+from proxy.exchange.access import Whereabouts
+from proxy.exchange.copy import ModelCopy
 from proxy.memory import settle
-from proxy.server import Server, serving
-from proxy.upstream import Upstream, open_upstream
+from proxy.server import Server, open_upstream, own_copy, serving
 
 _FIGURES_SECONDS = 1.0
 _IDLE_LOOK_SECONDS = 0.1
@@ -35,7 +36,6 @@ class _Said:
     """What the first process has said last."""
 
     def __init__(self) -> None:
-        self.refusing: str | None = "the model has not been asked for yet"
         self.stopping = asyncio.Event()
 
 
@@ -55,15 +55,16 @@ async def _serve(
     configure_logging(format=options.log_format, level=options.log_level)
     settle()
     said = _Said()
-    async with open_upstream(options.model) as upstream:
+    copy, where = own_copy(options, shared=shared), Whereabouts()
+    async with open_upstream(copy, where) as upstream:
         try:
             async with (
-                serving(options, upstream, lambda: said.refusing, shared=shared, share_ports=True) as server,
+                serving(options, copy, upstream, share_ports=True) as server,
                 supervise() as tasks,
             ):
                 tasks.eternal("figures", _tell_figures(server, said, writer))
                 async for order in _orders(reader):
-                    await _obey(order, server, upstream, said)
+                    await _obey(order, server, copy, where, said)
         except (CannotStart, ConfigError) as error:
             writer.write(json.dumps({"failure": str(error)}).encode() + b"\n")
             await writer.drain()
@@ -78,19 +79,18 @@ async def _orders(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]
             yield json.loads(line)
 
 
-async def _obey(order: dict[str, Any], server: Server, upstream: Upstream, said: _Said) -> None:
+async def _obey(
+    order: dict[str, Any], server: Server, copy: ModelCopy, where: Whereabouts, said: _Said
+) -> None:
     if order.get("stop"):
         await server.stop_accepting()
         said.stopping.set()
         return
-    access = None if order["access"] is None else _unpacked(order["access"])
-    if access != upstream.access:
-        upstream.access = access
-    upstream.facts = _unpacked(order["facts"])
-    changed = (upstream.not_ready, said.refusing) != (order["notReady"], order["refusing"])
-    upstream.not_ready, said.refusing = order["notReady"], order["refusing"]
-    if changed:
-        upstream.announce()
+    if order["access"] is not None:
+        where.move(_unpacked(order["access"]))
+    copy.facts = _unpacked(order["facts"])
+    copy.triton_says(order["notServed"])
+    copy.withheld = order["refusing"]
 
 
 async def _tell_figures(server: Server, said: _Said, writer: asyncio.StreamWriter) -> None:

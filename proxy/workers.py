@@ -13,7 +13,6 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -21,9 +20,10 @@ from berth.runtime.errors import EXIT_CRASH, CannotStart
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from proxy.config import ProxyOptions
-from proxy.exchange.breaker import shared_limit
+from proxy.exchange.access import Whereabouts
+from proxy.exchange.admission import shared_limit
+from proxy.exchange.copy import ModelCopy, queue_depth
 from proxy.exchange.traffic import Figures
-from proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +71,8 @@ class _Worker:
 class Crew:
     """The workers, as one data plane."""
 
-    def __init__(
-        self, options: ProxyOptions, upstream: Upstream, not_ready: Callable[[], str | None]
-    ) -> None:
-        self._options, self._upstream, self._not_ready = options, upstream, not_ready
+    def __init__(self, options: ProxyOptions, copy: ModelCopy, where: Whereabouts) -> None:
+        self._options, self._copy, self._where = options, copy, where
         self._workers: list[_Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -84,7 +82,7 @@ class Crew:
         options = self._options
         shared: tuple[int, ...] = ()
         if options.container_concurrency:
-            shared = shared_limit(options.container_concurrency, options.waiting_limit)
+            shared = shared_limit(options.container_concurrency, queue_depth(options.limits))
         try:
             for _ in range(options.workers):
                 self._workers.append(await _spawn(options, shared))
@@ -126,7 +124,7 @@ class Crew:
         total = Figures()
         for worker in self._workers:
             total.add(worker.figures)
-        total.model_ready = self._upstream.is_ready
+        total.model_ready = self._copy.is_served
         return total
 
     async def stop_accepting(self) -> None:
@@ -146,7 +144,7 @@ class Crew:
     async def _tell(self) -> None:
         """Tell every worker how Triton is reached and whether the model is ready, for ever."""
         while True:
-            change = self._upstream.next_change()
+            change = self._copy.next_change()
             message = self._state()
             for worker in self._workers:
                 worker.tell(message)
@@ -155,13 +153,13 @@ class Crew:
                     break
 
     def _state(self) -> dict[str, Any]:
-        access = self._upstream.access
+        access = self._where.access
         packed = None if access is None else base64.b64encode(pickle.dumps(access)).decode()
         return {
             "access": packed,
-            "notReady": self._upstream.not_ready,
-            "refusing": self._not_ready(),
-            "facts": base64.b64encode(pickle.dumps(self._upstream.facts)).decode(),
+            "notServed": self._copy.not_served,
+            "refusing": None if self._copy.not_served else self._copy.not_ready(),
+            "facts": base64.b64encode(pickle.dumps(self._copy.facts)).decode(),
         }
 
     async def _guard(self, worker: _Worker) -> None:

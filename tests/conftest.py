@@ -11,8 +11,9 @@ from tests.e2e.support import User
 
 # Every model takes what it asked for, but for the named ones.
 MODELS = 'models: {greedy: 3Gi, "*": requested}\n'
-# A Lease of 8 s instead of 40, so that nobody has to wait long for it to end.
-AGENT_FLAGS = ("--heartbeat-seconds=2",)
+# A Lease of 8 s instead of 40, so that nobody has to wait long for it to end. There are no models here but those with
+# code: only so do two namespaces share a node.
+AGENT_FLAGS = ("--heartbeat-seconds=2", "--code=any")
 NODES = (
     NodeSpec(
         name="gpu-1",

@@ -3,9 +3,10 @@
 A mark is made before a load and taken away after it. Marks that are open when Triton dies make suspects,
 which are loaded one at a time from then on. Only what was alone in its load when Triton died, with no
 unload beside it, is quarantined, and only if it was suspect before: a Triton that somebody stops in the
-middle of a load has not been killed by it. Each death while nothing was being loaded shows that Triton has other things to die
-of, and one more death is asked for. What was open when this agent started is suspect and never more: how
-Triton has ended, if it has, nobody has seen.
+middle of a load has not been killed by it. Each death while nothing was being loaded, or with requests in
+Triton, of which the gateway tells, shows that it has other things to die of, and one more death is asked for.
+What was open when this agent started is suspect and never more: how Triton has ended, if it has, nobody has
+seen.
 """
 
 from collections.abc import Collection, Iterable
@@ -119,12 +120,16 @@ class Ledger:
             else:
                 self._marks[mark.key] = replace(mark, open=False, deaths=mark.deaths + 1)
 
-    def died(self, *, triton: str, now: datetime, was_unloading: bool = False) -> Quarantined | None:
+    def died(
+        self, *, triton: str, now: datetime, was_unloading: bool = False, had_requests: bool = False
+    ) -> Quarantined | None:
         """Triton has died with the loads open that are marked so. The culprit, if it is known now: not
-        where Triton was unloading as well, for a model can kill it by its end."""
+        where Triton was unloading as well, for a model can kill it by its end. Where requests were in it as
+        well, it may have died of these: one more death is asked for."""
         opened = self.open
-        if not opened:
+        if had_requests or not opened:
             self._idle_deaths = [*self._recent(now), now][-_MOST_IDLE_DEATHS:]
+        if not opened:
             return None
         for mark in opened:
             self._marks[mark.key] = replace(mark, open=False, deaths=mark.deaths + 1)

@@ -8,13 +8,14 @@ import asyncio
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from agent.admission import Admitted, CodeGate, CodeRefused, InvalidModel, NodeRules, admit, write_anew
 from agent.gpus import GpusUnknown
+from agent.limits import Rates
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
 from agent.repository import Record, Repository
@@ -47,6 +48,15 @@ _POLL_SECONDS = 0.05
 _MOST_POLL_SECONDS = 0.5
 # A model that kills Triton does so while it is loaded or, if not, in the moments after.
 _QUIET_SECONDS = 4.0
+# Of the models that had requests in Triton when it died, as the log names them.
+_SHOWN = 10
+# Of Triton, by whether a load was under way, and whether requests were in it.
+_DEATHS = {
+    (False, False): "unknown",
+    (False, True): "requests",
+    (True, False): "load",
+    (True, True): "load_and_requests",
+}
 _SEEN = {
     IndexState.READY: Event.SEEN_SERVED,
     IndexState.LOADING: Event.SEEN_MOVING,
@@ -61,6 +71,19 @@ class Reported(Protocol):
 
     async def covers(self, uid: PodUid) -> None:
         """Return once a report that lists this pod's model stands on the node. Raises TimeoutError."""
+        ...
+
+
+class Gateway(Protocol):
+    """What the lifecycle needs of the way to Triton's models."""
+
+    async def drain(self, uid: PodUid) -> None:
+        """Take this pod's requests off: nothing new comes to Triton until `resume`, and when it returns, after a
+        bounded time, nothing is there any more as far as can be told."""
+        ...
+
+    def resume(self, uid: PodUid) -> None:
+        """Let its requests come again."""
         ...
 
 
@@ -81,6 +104,7 @@ class Lifecycle:
         room: Callable[[], Iterable[GpuReport]],  # raises GpusUnknown
         reported: Reported,
         events: EventSink,
+        gateway: Gateway,
         metrics: AgentMetrics,
         rules: NodeRules,
         gate: CodeGate,
@@ -93,6 +117,7 @@ class Lifecycle:
     ) -> None:
         self._models, self._repository, self._triton = models, repository, triton
         self._reported, self._events, self._metrics = reported, events, metrics
+        self._gateway = gateway
         self._room, self._lift_key, self._now = room, lift_key, now
         self._load_timeout, self._unload_timeout = load_timeout_seconds, unload_timeout_seconds
         self._rules, self._gate = rules, gate
@@ -102,6 +127,8 @@ class Lifecycle:
         self._restart_file = restart_file
         # A restart of Triton that comes before this is the one that was asked for.
         self._restarting_until = 0.0
+        # A death of Triton that is seen before this is the one that the gateway has told of.
+        self._suspected_until = 0.0
         self._name_locks: defaultdict[ServerName, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots: dict[ServerName, Slot] = {}
         self._loads: dict[PodUid, asyncio.Task[None]] = {}
@@ -122,6 +149,7 @@ class Lifecycle:
         self._away_reason = ""
         self._is_inherited = False
         self._wish_not_understood = ""
+        self._suspects_told = Rates(rate=1 / 60, burst=3)
         metrics.quarantined(len(self._ledger.all_quarantined(now())))
 
     # What is wanted.
@@ -421,6 +449,19 @@ class Lifecycle:
         finally:
             slot.out = None
 
+    async def _drain_and_unload(self, slot: Slot) -> None:
+        """Once at a time: what Triton serves meanwhile, it serves until nobody is asking."""
+        if slot.is_leaving:
+            return
+        slot.is_leaving = True
+        try:
+            if slot.model is not None:
+                await self._gateway.drain(slot.model.ref.uid)
+            if slot.phase in (Phase.LEAVING, Phase.FAILING):
+                await self._call_unload(slot)
+        finally:
+            slot.is_leaving = False
+
     async def _call_unload(self, slot: Slot) -> None:
         try:
             await self._triton.unload(slot.name, timeout_seconds=self._unload_timeout)
@@ -474,7 +515,7 @@ class Lifecycle:
             case Do.LOAD:
                 self._spawn(self._call_load(slot), f"call load {slot.model_name}")
             case Do.UNLOAD:
-                self._spawn(self._call_unload(slot), f"call unload {slot.model_name}")
+                self._spawn(self._drain_and_unload(slot), f"call unload {slot.model_name}")
             case Do.NOTE_SERVED:
                 self._note_served(slot, is_new=before is Phase.LOADING)
             case Do.NOTE_LATE | Do.NOTE_FAILED:
@@ -520,6 +561,7 @@ class Lifecycle:
         if slot.model is not None:
             self._models.set_resident(slot.model, False)
             self._gate.release(slot.model.ref.uid)
+            self._gateway.resume(slot.model.ref.uid)
             if slot.phase is Phase.QUEUED:
                 slot.rested.clear()
                 slot.is_seen, slot.order = True, self._stamp
@@ -620,21 +662,42 @@ class Lifecycle:
         )
 
     def _note_restart(self, *, was_unloading: bool) -> None:
-        if asyncio.get_running_loop().time() < self._restarting_until:
+        now = asyncio.get_running_loop().time()
+        if now < self._restarting_until:
             self._restarting_until = 0.0
             self._ledger.restarted()
             self._metrics.triton_restarted("stuck")
             return
         self._metrics.triton_restarted("died")
+        had_requests, self._suspected_until = self._suspected_until > now, 0.0
+        reason = _DEATHS[bool(self._ledger.open), had_requests]
+        self._metrics.triton_died(reason)
         opened = ", ".join(sorted(public_name_of(mark.name) for mark in self._ledger.open))
-        log.warning("triton has died", extra=fields(loading=opened))
-        culprit = self._ledger.died(triton=self._last_version, now=self._now(), was_unloading=was_unloading)
+        log.warning("triton has died", extra=fields(loading=opened, reason=reason))
+        culprit = self._ledger.died(
+            triton=self._last_version,
+            now=self._now(),
+            was_unloading=was_unloading,
+            had_requests=had_requests,
+        )
         if culprit is not None:
             self._metrics.quarantined(len(self._ledger.all_quarantined(self._now())))
             log.error(
                 "quarantined",
                 extra=fields(model=public_name_of(culprit.name), reason=culprit.reason(self._lift_key)),
             )
+
+    def note_suspects(self, uids: Sequence[PodUid]) -> None:
+        """Triton has died with requests of these pods' models in it."""
+        loop_time = asyncio.get_running_loop().time()
+        if not uids or loop_time < self._restarting_until:
+            return
+        self._suspected_until = loop_time + _TRITON_WAIT_SECONDS
+        models = [model for uid in uids if (model := self._models.get(uid)) is not None]
+        log.warning("triton has died with requests in it", extra=fields(pods=len(uids), of=_some(models)))
+        for model in models:
+            if not self._suspects_told.take(model.ref.uid):
+                self._events.record(model.ref, "Warning", "TritonDied", _suspicion(model, len(uids)))
 
     def _note_away(self, reason: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -939,6 +1002,17 @@ class _Progress:
 
 def _will_load(model: Model) -> bool:
     return model.is_wanted and model.state in (ModelState.PENDING, ModelState.STAGED, ModelState.LOADING)
+
+
+def _suspicion(model: Model, suspects: int) -> str:
+    if suspects == 1:
+        return f"Triton has died, and of all models only {model.name} had requests in it"
+    return f"Triton has died with requests of {suspects} models in it, {model.name} among them"
+
+
+def _some(models: Sequence[Model]) -> str:
+    named = ", ".join(f"{model.ref.namespace}/{model.name}" for model in models[:_SHOWN])
+    return named if len(models) <= _SHOWN else f"{named} and {len(models) - _SHOWN} more"
 
 
 def _failure_of(error: Exception) -> tuple[str, Failure]:

@@ -32,7 +32,8 @@ class Slot:
     # Why the load fails, once that is known.
     failure: tuple[str, Failure] | None = None
     load_seconds: float | None = None
-    call: "asyncio.Task[None] | None" = None
+    # It is being drained and unloaded.
+    is_leaving: bool = False
     rested: asyncio.Event = field(default_factory=asyncio.Event)
     out: "asyncio.Future[None] | None" = None
 

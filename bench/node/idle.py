@@ -49,7 +49,7 @@ async def idle(directory: Path, *, models: int, settle_seconds: float, seconds: 
                 *(str(Path(sys.executable).with_name("berth")), "agent", f"--node-name={NODE}"),
                 *("--auth=none", "--code=any"),
                 *(f"--repository={directory / 'repository'}", f"--nvml=mock:{directory / 'gpus.yaml'}"),
-                *(f"--triton-grpc={triton}", f"--triton-http={triton}", f"--kubeconfig={kubeconfig}"),
+                *(f"--triton-grpc={triton}", f"--kubeconfig={kubeconfig}"),
                 *(f"--listen={listen}", f"--admin-listen={admin}"),
             ],
             log=log,

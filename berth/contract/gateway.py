@@ -9,8 +9,6 @@ among them has ended. The gateway tells what it has seen. Of both, what is not u
                       {"tritonDied": {"suspects": [POD_UID…]}}   Triton went with requests of these in it
 """
 
-import hashlib
-import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,6 +36,31 @@ class CopyLimits:
     # Of all its requests that are here or in Triton.
     max_inflight_bytes: int = 256 * 1024**2
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "containerConcurrency": self.container_concurrency,
+            "queueDepth": self.queue_depth,
+            "requestTimeoutSeconds": self.request_timeout_seconds,
+            "maxJsonBytes": self.max_json_bytes,
+            "maxRequestBytes": self.max_request_bytes,
+            "maxInflightBytes": self.max_inflight_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "CopyLimits":
+        """Raises InvalidValue."""
+        try:
+            return cls(
+                container_concurrency=int(data["containerConcurrency"]),
+                queue_depth=None if data["queueDepth"] is None else int(data["queueDepth"]),
+                request_timeout_seconds=float(data["requestTimeoutSeconds"]),
+                max_json_bytes=int(data["maxJsonBytes"]),
+                max_request_bytes=int(data["maxRequestBytes"]),
+                max_inflight_bytes=int(data["maxInflightBytes"]),
+            )
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise InvalidValue(f"not limits: {type(error).__name__}: {error}") from error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
@@ -56,7 +79,6 @@ class Copy:
     withheld: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        limits = self.limits
         return {
             "ticket": self.ticket.hex(),
             "namespace": self.namespace,
@@ -64,14 +86,7 @@ class Copy:
             "podUid": self.pod_uid,
             "model": self.model,
             "serverName": self.server_name,
-            "limits": {
-                "containerConcurrency": limits.container_concurrency,
-                "queueDepth": limits.queue_depth,
-                "requestTimeoutSeconds": limits.request_timeout_seconds,
-                "maxJsonBytes": limits.max_json_bytes,
-                "maxRequestBytes": limits.max_request_bytes,
-                "maxInflightBytes": limits.max_inflight_bytes,
-            },
+            "limits": self.limits.to_json(),
             "withheld": self.withheld,
         }
 
@@ -79,7 +94,6 @@ class Copy:
     def from_json(cls, data: Mapping[str, Any]) -> "Copy":
         """Raises InvalidValue."""
         try:
-            limits = data["limits"]
             ticket = bytes.fromhex(data["ticket"])
             copy = cls(
                 ticket=ticket,
@@ -88,14 +102,7 @@ class Copy:
                 pod_uid=str(data["podUid"]),
                 model=str(data["model"]),
                 server_name=str(data["serverName"]),
-                limits=CopyLimits(
-                    container_concurrency=int(limits["containerConcurrency"]),
-                    queue_depth=None if limits["queueDepth"] is None else int(limits["queueDepth"]),
-                    request_timeout_seconds=float(limits["requestTimeoutSeconds"]),
-                    max_json_bytes=int(limits["maxJsonBytes"]),
-                    max_request_bytes=int(limits["maxRequestBytes"]),
-                    max_inflight_bytes=int(limits["maxInflightBytes"]),
-                ),
+                limits=CopyLimits.from_json(data["limits"]),
                 withheld=data["withheld"],
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -107,11 +114,16 @@ class Copy:
 
 def ticket_of(secret: bytes, pod_uid: str) -> bytes:
     """A pod's ticket on a node with this secret: nobody can guess it, and an agent that restarts gives the same."""
+    import hashlib  # not for those who only read the values: it brings OpenSSL with it
+    import hmac
+
     return hmac.new(secret, f"ticket {pod_uid}".encode(), hashlib.sha256).digest()
 
 
 def server_name_of(model: str, pod_uid: str) -> ServerName:
     """The name of a pod's model in its node's Triton: no two pods' are the same, and it is never the public one."""
+    import hashlib
+
     return ServerName(f"{model}-{hashlib.sha256(pod_uid.encode()).hexdigest()[:12]}")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from berth.contract.endpoint import Endpoint
+from berth.contract.endpoint import Address
 from berth.contract.ids import ServerName
 from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
 from berth.triton.keys import TritonKeys
@@ -113,7 +113,7 @@ class GrpcTritonAdmin:
 
 
 @asynccontextmanager
-async def open_admin(endpoint: Endpoint, keys: TritonKeys) -> AsyncIterator[GrpcTritonAdmin]:
+async def open_admin(endpoint: Address, keys: TritonKeys) -> AsyncIterator[GrpcTritonAdmin]:
     """Connect lazily: a Triton that is away is an error of the first call, not of this one."""
     channel = grpc.aio.insecure_channel(
         str(endpoint),

@@ -2,7 +2,7 @@
 
 Triton's restricted APIs ask for a header per class of routes (`--http-restricted-api`,
 `--grpc-restricted-protocol`). The admin key opens what changes the server and stays with the agent;
-the inference key opens what a proxy forwards. A pod that finds Triton's port has neither.
+the inference key opens what the gateway forwards. A pod that finds Triton's port has neither.
 """
 
 import os
@@ -20,6 +20,29 @@ INFERENCE_APIS = "inference,metadata,statistics,model-config,health"
 # How Triton reads a restricted-protocol key from gRPC metadata (docs/customization_guide/inference_protocols.md).
 _GRPC_PREFIX = "triton-grpc-protocol-"
 _FILES = {"admin": "admin", "inference": "inference"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class InferenceKey:
+    """What the gateway has. A secret of one Triton process, never logged: `repr` does not show it."""
+
+    secret: str
+
+    def __repr__(self) -> str:
+        return "InferenceKey(…)"
+
+    @classmethod
+    def read(cls, path: Path) -> "InferenceKey":
+        """From its file, or from the directory that `TritonKeys.write` has written. Raises InvalidValue."""
+        return cls(_read(path / _FILES["inference"] if path.is_dir() else path))
+
+    @property
+    def http_headers(self) -> dict[str, str]:
+        return {INFERENCE_HEADER: self.secret}
+
+    @property
+    def grpc_metadata(self) -> dict[str, str]:
+        return {_GRPC_PREFIX + INFERENCE_HEADER: self.secret}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,11 +80,11 @@ class TritonKeys:
 
     @property
     def inference_http_headers(self) -> dict[str, str]:
-        return {INFERENCE_HEADER: self.inference}
+        return InferenceKey(self.inference).http_headers
 
     @property
     def inference_grpc_metadata(self) -> dict[str, str]:
-        return {_GRPC_PREFIX + INFERENCE_HEADER: self.inference}
+        return InferenceKey(self.inference).grpc_metadata
 
     @property
     def admin_grpc_metadata(self) -> dict[str, str]:
@@ -69,7 +92,7 @@ class TritonKeys:
         return {_GRPC_PREFIX + ADMIN_HEADER: self.admin, **self.inference_grpc_metadata}
 
 
-def write_secret(path: Path, text: str) -> None:
+def write_secret(path: Path, text: str, *, mode: int = 0o440) -> None:
     """Put a file readable by the owner's group in place of what is there, which may be read-only: in one
     step, so that whoever is killed in between leaves nothing that its successor stumbles over, and durably,
     so that a node that loses power has the whole of it or nothing."""
@@ -80,7 +103,7 @@ def write_secret(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    fresh.chmod(0o440)
+    fresh.chmod(mode)
     fresh.replace(path)
 
 

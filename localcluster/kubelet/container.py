@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from localcluster.kubelet.expansion import expand
 from localcluster.kubelet.images import Image
 from localcluster.kubelet.probes import Probe
 from localcluster.kubelet.refusal import entrypoint_of, search_path
-from localcluster.kubelet.rewriting import rewrite
+from localcluster.kubelet.rewriting import own_loopback, rewrite
 from localcluster.kubelet.status import ContainerRecord, Running, Terminated, Waiting
 from localcluster.processes import end, signal_group, spawn, tail
 
@@ -50,11 +50,15 @@ class Launch:
     def command(self) -> list[str]:
         """Entrypoint or command, then arguments: expanded, then with directories for mounts."""
         words = [*entrypoint_of(self.spec, self.image), *(self.spec.get("args") or [])]
-        return [rewrite(expand(word, self.env), self._places()) for word in words]
+        return [self.here(expand(word, self.env)) for word in words]
 
     def environment(self) -> dict[str, str]:
-        own = {name: rewrite(value, self._places()) for name, value in self.env.items()}
+        own = {name: self.here(value) for name, value in self.env.items()}
         return {**self.base_env, **self._of_machine(), **own}
+
+    def here(self, text: str) -> str:
+        """With what the container finds at its mountPaths and on its loopback, as it is on this machine."""
+        return own_loopback(rewrite(text, self._places()), self.pod_ip)
 
     def _of_machine(self) -> dict[str, str]:
         """What stands in for an image and for mounts at places that programs have built in."""
@@ -69,7 +73,7 @@ class Launch:
 
     def working_directory(self) -> Path:
         path = self.spec.get("workingDir")
-        return Path(rewrite(path, self._places())) if path else self.directory
+        return Path(self.here(path)) if path else self.directory
 
     def grace_of(self, probe: str) -> float:
         """How long a container may take to end that has failed this probe."""
@@ -178,6 +182,7 @@ class Container:
         launch = self._launch
         launch.termination_file.write_text("")
         try:
+            _make_missing(launch.mounts.values())
             self._process = await spawn(
                 launch.command(), log=self.log, env=launch.environment(), cwd=launch.working_directory()
             )
@@ -272,7 +277,7 @@ class Container:
     async def _exec(self, command: list[str]) -> int:
         """Run a command beside the container, with its environment and directories."""
         launch = self._launch
-        words = [rewrite(word, launch.mounts) for word in command]
+        words = [launch.here(word) for word in command]
         process = await spawn(
             words, log=launch.directory / "exec.log", env=launch.environment(), cwd=launch.working_directory()
         )
@@ -302,6 +307,13 @@ class Container:
     def _set(self, state: Waiting | Running | Terminated, *, ended_for_good: bool = False) -> None:
         self.record.state, self.record.ended = state, ended_for_good
         self._changed()
+
+
+def _make_missing(places: Iterable[str]) -> None:
+    """What a subPath names is a directory unless an earlier container has made it a file."""
+    for place in map(Path, places):
+        if not place.exists():
+            place.mkdir(parents=True)
 
 
 def base_environment(marks: Mapping[str, str]) -> dict[str, str]:

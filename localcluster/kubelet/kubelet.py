@@ -66,7 +66,7 @@ class Kubelet:
         marks: Mapping[str, str],
     ) -> None:
         self._client, self._node, self._directory = client, node, directory
-        self._machine = Machine(images, host=directory / "host", marks=dict(marks))
+        self._machine = Machine(images, host=host_directory(directory), marks=dict(marks))
         self._told: JsonObject | None = None
         self._events = EventRecorder(client, component="process-kubelet", host=node.name)
         self._runners: dict[str, PodRunner] = {}
@@ -221,6 +221,11 @@ class Kubelet:
             f"{paths.node(node.name)}/status", {"status": status}, content_type=STRATEGIC_PATCH
         )
         self._told = status
+
+
+def host_directory(directory: Path) -> Path:
+    """What a node whose kubelet has this directory has in place of `/`."""
+    return directory / "host"
 
 
 _NODE_INFO = {

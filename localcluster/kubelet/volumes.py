@@ -54,13 +54,12 @@ class Volumes:
             self._places[volume["name"]] = await self._make(volume)
 
     def mounts_of(self, container: JsonObject) -> dict[str, str]:
-        """mountPath to directory, for `rewriting.rewrite`."""
+        """mountPath to directory or file, for `rewriting.rewrite`; what a subPath names may not be there yet."""
         mounts = {}
         for mount in container.get("volumeMounts") or []:
             place = self._places[mount["name"]]
             if mount.get("subPath"):
                 place = place / mount["subPath"]
-                place.mkdir(parents=True, exist_ok=True)
             mounts[mount["mountPath"].rstrip("/")] = str(place)
         return mounts
 

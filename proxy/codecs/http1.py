@@ -4,6 +4,7 @@ A request's head is read twice, by llhttp and by the grammar below; where they d
 anything could be read in two ways, it is refused. What Triton gets is built from the parsed parts.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from typing import Final
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, HttpResponseParser
 
 from proxy.codecs.headers import is_forwarded
-from proxy.exchange.policy import RestDecision, decide_rest
 
 HEAD_END: Final = b"\r\n\r\n"
 HEAD_BYTES: Final = 64 * 1024
@@ -25,6 +25,7 @@ FIELD_BYTES: Final = 8191
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,20}) ([!-~]{1,8000}) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
+_LENGTHS = re.compile(rb"(?:Content-Length|Transfer-Encoding|Trailer):[^\r\n]*\r\n", re.IGNORECASE)
 _CHUNKED = re.compile(rb"(?:Transfer-Encoding|Trailer):[^\r\n]*\r\n", re.IGNORECASE)
 _PATH = re.compile(rb"/[A-Za-z0-9._~:@!$&'()*+,;=/-]*")
 _HOST = re.compile(rb"[A-Za-z0-9._~:\[\]%!$&'()*+,;=-]*")
@@ -57,7 +58,9 @@ class BadResponse(Exception):
 class RequestHead:
     """One head as it was read. `fields`: what goes on to Triton, as bytes with line ends, without lengths and keys."""
 
-    decision: RestDecision
+    # Checked characters only; `is_head`: asked with HEAD, which is a GET without a body in its answer.
+    method: str
+    path: str
     is_head: bool
     is_http11: bool
     keeps_alive: bool
@@ -112,7 +115,8 @@ def read_request(head: bytes) -> RequestHead:
     connection = {token for value in named.all(b"connection") for token in _tokens(value)}
     is_head = method == b"HEAD"
     return RequestHead(
-        decision=decide_rest("GET" if is_head else method.decode(), _path(target)),
+        method="GET" if is_head else method.decode(),
+        path=_path(target),
         is_head=is_head,
         is_http11=is_http11,
         keeps_alive=is_http11 and b"close" not in connection,
@@ -251,6 +255,13 @@ class ResponseHead:
     lines: bytes
     # As Triton wrote it, the head says the same.
     plain_is_raw: bool
+    # How much of the body is JSON, where tensors follow it.
+    json_bytes: int | None = None
+
+    def anew(self, length: int, *, closes: bool) -> bytes:
+        """For a body of another length, which comes whole."""
+        lines = _LENGTHS.sub(b"", self.lines) + b"Content-Length: %d\r\n" % length
+        return lines + (b"Connection: close\r\n\r\n" if closes else b"\r\n")
 
     def whole(self, *, closes: bool, chunked: bool) -> bytes:
         """For a client whose connection ends with this answer or not, and which knows chunks or not."""
@@ -283,6 +294,7 @@ def read_response(head: bytes) -> ResponseHead:
         if name.lower() in _FRAMING or is_forwarded(name.decode("latin-1"))
     )
     first = f"HTTP/1.1 {status} {_phrase(status)}\r\n".encode()
+    json_lengths = [v for n, v in fields if n.lower() == HEADER_LENGTH.lower().encode()]
     return ResponseHead(
         status,
         str(status),
@@ -292,6 +304,7 @@ def read_response(head: bytes) -> ResponseHead:
         head.startswith(b"HTTP/1.1 ") and not is_last and (is_chunked or length is not None),
         first + kept,
         plain_is_raw=first + kept + b"\r\n" == head,
+        json_bytes=int(json_lengths[0]) if json_lengths and _LENGTH.fullmatch(json_lengths[0]) else None,
     )
 
 
@@ -312,6 +325,16 @@ def write_response(
         fields["Connection"] = "close"
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"HTTP/1.1 {status} {_phrase(status)}\r\n{lines}\r\n".encode(), body
+
+
+def error_body(message: str) -> bytes:
+    """In Triton's form of an error."""
+    return json.dumps({"error": message}, separators=(",", ":")).encode() if message else b""
+
+
+def write_error(status: int, message: str, *, headers: Mapping[str, str], close: bool) -> tuple[bytes, bytes]:
+    """As write_response."""
+    return write_response(status, error_body(message), headers=headers, close=close)
 
 
 def _phrase(status: int) -> str:

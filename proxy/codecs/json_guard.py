@@ -18,23 +18,34 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from proxy.exchange.model_facts import NO_CLASSES, ModelFacts
+from proxy.codecs.classification import NO_CLASSES, KnowsOutputs
 
 # No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions.
 MAX_DEPTH = 100
 MAX_DIMENSIONS = 64
 # Keys with their values, wherever they stand: thousands of tensors.
 MAX_MEMBERS = 50_000
+# Numbers that JSON does not have.
+MAX_WORDS = 100_000
 # A shape is so many bytes at most: as many numbers of 64 bits, and room for spaces.
 _SHAPE_BYTES = 4096
 # Up to this size a body of which something was left out is read once more, to tell of a key that stands twice.
 _READ_AGAIN_BYTES = 256 * 1024
 _SHARED_MEMORY = "shared_memory_"
 _BRACKET = ord("[")
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("BOOL", "UINT8", "INT8"), 1),
+    **dict.fromkeys(("UINT16", "INT16", "FP16", "BF16"), 2),
+    **dict.fromkeys(("UINT32", "INT32", "FP32"), 4),
+    **dict.fromkeys(("UINT64", "INT64", "FP64"), 8),
+}
+# Before each element of a tensor of BYTES.
+_LENGTH_BYTES = 4
 _TOO_DEEP = f"JSON is nested deeper than {MAX_DEPTH}"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}:'))
 _WINDOW_BYTES = 64 * 1024
 _BLOCK_BYTES = 64
+_FLAT_STEPS = 4
 _AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 # Numbers that JSON does not have and Triton takes, and how they are spelt meanwhile, wherever they stand:
 # as numbers that no float can hold, so they pass in data and in strings and nowhere else.
@@ -88,9 +99,9 @@ class BadJson(Exception):
     """The body is refused; the message is for the client."""
 
 
-def check_infer(body: bytes, facts: ModelFacts, *, binary_bytes: int = 0) -> bytes:
+def check_infer(body: bytes, facts: KnowsOutputs, *, binary_bytes: int = 0) -> bytes:
     """An inference request, or the JSON header of a binary one with that many bytes behind it, written anew."""
-    return _finite(body, _infer_anew, facts, len(body) + binary_bytes)
+    return _finite(body, _infer_anew, facts, binary_bytes)
 
 
 def check_generate(body: bytes) -> bytes:
@@ -98,24 +109,59 @@ def check_generate(body: bytes) -> bytes:
     return _finite(body, _generate_anew)
 
 
-def _infer_anew(body: bytes, facts: ModelFacts, available: int) -> bytes:
+def _infer_anew(body: bytes, facts: KnowsOutputs, binary_bytes: int) -> bytes:
     objects = _require_simple(body)
     request: _InferRequest = _decoded(_infer, body)
     is_plain = objects == _count_objects(request, facts)
+    binary_left = binary_bytes
     for index, tensor in enumerate(request.inputs):
-        elements = 1
-        for size in _sizes(tensor.shape, index):
-            elements *= size or 1  # a 0 makes the product 0, but the others may be multiplied before it
-        # Every element takes at least one byte of the request.
-        if elements > available:
-            raise BadJson(f"inputs[{index}].shape declares more elements than the request can hold")
-        if tensor.data is not UNSET:
-            data = memoryview(tensor.data)
-            if data[0] != _BRACKET:
-                raise BadJson(f"inputs[{index}].data must be an array")
-            if not is_plain:
-                _require_plain(bytes(data), f"inputs[{index}].data")
+        binary_left -= _require_content(tensor, index, len(body) + binary_bytes)
+        if tensor.data is not UNSET and not is_plain:
+            _require_plain(bytes(tensor.data), f"inputs[{index}].data")
+    if binary_left:
+        raise BadJson(
+            f"{binary_bytes} bytes follow the JSON, and the inputs' binary_data_size are "
+            f"{binary_bytes - binary_left} together"
+        )
     return _written(request, body)
+
+
+def _require_content(tensor: _Tensor, index: int, available: int) -> int:
+    """What a tensor declares is there: else Triton makes room for what never comes. Raises BadJson.
+
+    Returns how many bytes of tensors behind the JSON are its own.
+    """
+    sizes = _sizes(tensor.shape, index)
+    elements = 1
+    for size in sizes:
+        elements *= size or 1  # a 0 makes the product 0, but the others may be multiplied before it
+    if 0 in sizes:
+        room = available
+    elif tensor.data is not UNSET:
+        room = (len(memoryview(tensor.data)) + 1) // 2  # a digit and a comma at least for each
+    else:
+        room = available  # binary_data_size tells more; without it Triton refuses
+    if elements > room:
+        raise BadJson(f"inputs[{index}].shape declares more elements than its data can hold")
+    if tensor.data is not UNSET and memoryview(tensor.data)[0] != _BRACKET:
+        raise BadJson(f"inputs[{index}].data must be an array")
+    binary = UNSET if tensor.parameters is UNSET else tensor.parameters.get("binary_data_size", UNSET)
+    return 0 if binary is UNSET else _binary_size(tensor, index, 0 if 0 in sizes else elements, binary)
+
+
+def _binary_size(tensor: _Tensor, index: int, elements: int, size: object) -> int:
+    """What `binary_data_size` says. Raises BadJson where the tensor's shape and datatype say otherwise."""
+    where = f"inputs[{index}].parameters.binary_data_size"
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise BadJson(f"{where} must be a number of bytes")
+    if tensor.data is not UNSET:
+        raise BadJson(f"inputs[{index}] has data and {where}")
+    each = _ELEMENT_BYTES.get(tensor.datatype)
+    if each is not None and size != elements * each:
+        raise BadJson(f"{where} is {size}; {elements} x {tensor.datatype} are {elements * each} bytes")
+    if tensor.datatype == "BYTES" and size < elements * _LENGTH_BYTES:
+        raise BadJson(f"{where} is {size}; {elements} x BYTES are {elements * _LENGTH_BYTES} bytes at least")
+    return size
 
 
 def _generate_anew(body: bytes) -> bytes:
@@ -142,6 +188,8 @@ def _finite(body: bytes, write: Callable[..., bytes], *how: object) -> bytes:
         words = [(word, number) for word, number in _SPELT if word in body]
         if not words:
             raise
+    if len(body) > MAX_WORDS and sum(body.count(word) for word, _ in words) > MAX_WORDS:
+        raise BadJson(f"more than {MAX_WORDS} times NaN or Infinity; the binary extension has room for more")
     if _STEM in body:
         raise BadJson(f"a number with {_STEM.decode()} and NaN or Infinity in one request")
     for word, number in words:
@@ -203,11 +251,18 @@ def _require_shallow(structure: bytes) -> None:
 
     So the last steps to the bound may be refused, which no tensor of MAX_DIMENSIONS needs.
     """
-    brackets, depth = structure.translate(_AS_BRACKETS, b":"), 0
+    brackets, depth, most = structure.translate(_AS_BRACKETS, b":"), 0, MAX_DEPTH
+    while len(brackets) > _WINDOW_BYTES and most > MAX_DEPTH - _FLAT_STEPS:
+        # Empty lists make nothing deeper but by themselves.
+        windows = range(0, len(brackets), _WINDOW_BYTES)
+        flat = b"".join([brackets[at : at + _WINDOW_BYTES].replace(b"[]", b"") for at in windows])
+        if len(flat) > len(brackets) // 2:
+            break
+        brackets, most = flat, most - 1
     for start in range(0, len(brackets), _BLOCK_BYTES):
         block = brackets[start : start + _BLOCK_BYTES]
         opening = block.count(b"[")
-        if depth + opening > MAX_DEPTH:
+        if depth + opening > most:
             raise BadJson(_TOO_DEEP)
         depth += 2 * opening - len(block)
 
@@ -267,7 +322,7 @@ def _require_plain(data: bytes, where: str) -> None:
         raise BadJson(f"{where} must hold numbers, strings or booleans")
 
 
-def _count_objects(request: _InferRequest, facts: ModelFacts) -> int:
+def _count_objects(request: _InferRequest, facts: KnowsOutputs) -> int:
     """How many objects the request is made of, whose parameters have been looked at. Raises BadJson."""
     objects = 1 + len(request.inputs)
     if request.parameters is not UNSET:
@@ -287,7 +342,7 @@ def _count_objects(request: _InferRequest, facts: ModelFacts) -> int:
     return objects
 
 
-def _check_classes(inputs: list[_Tensor], outputs: list[_Output], facts: ModelFacts) -> None:
+def _check_classes(inputs: list[_Tensor], outputs: list[_Output], facts: KnowsOutputs) -> None:
     wanted = [
         one.name for one in outputs if one.parameters is not UNSET and "classification" in one.parameters
     ]

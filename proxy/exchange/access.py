@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from berth.contract.endpoint import Endpoint
+from berth.contract.endpoint import Address, Endpoint
 from proxy.exchange.refusal import NotServed
 
 
@@ -12,7 +12,7 @@ class Access:
     """The headers are secret: never logged."""
 
     http: Endpoint
-    grpc: Endpoint
+    grpc: Address
     http_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     grpc_metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
 

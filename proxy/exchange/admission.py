@@ -102,7 +102,7 @@ class Admissions:
     def __init__(
         self, meter: LoadMeter, *, limit: int, queue_depth: int, bytes: Budget, bytes_flag: str = ""
     ) -> None:
-        """`bytes`: of what runs, together; what one request costs is its caller's to say.
+        """`bytes`: of what runs, together, and no part of another; what a request costs is its caller's to say.
 
         `bytes_flag`: which option sets that limit, for those that are refused.
         """
@@ -114,6 +114,8 @@ class Admissions:
         # Those that nobody waits for any more run as well.
         self.running = self.given_up = 0
         self._hands_out = False
+        # Why nobody is admitted for now, in words for clients.
+        self.closed: str | None = None
 
     @property
     def waiting(self) -> int:
@@ -127,6 +129,8 @@ class Admissions:
         Waiting counts as concurrency, being refused as an arrival. `now`: on the meter's clock.
         """
         self._require_possible(cost_bytes)
+        if self.closed is not None:
+            self._refuse(Why.NOT_SERVED, self.closed)
         admission = self.admit_at_once(now, cost_bytes=cost_bytes, deadline=deadline)
         if admission is not None:
             return admission
@@ -146,8 +150,14 @@ class Admissions:
         self, now: float, *, cost_bytes: int = 0, deadline: float = float("inf")
     ) -> Admission | None:
         """An admission that runs, if there is room and nobody waits for it."""
-        if self._waiting or self.given_up >= MOST_GIVEN_UP or not self._take_all(cost_bytes):
+        if self._waiting or self.given_up >= MOST_GIVEN_UP or self.closed is not None:
             return None
+        room = self.bytes
+        used = room.used_bytes + cost_bytes
+        if used > room.limit_bytes or not self._take():
+            return None
+        room.used_bytes = used
+        self.running += 1
         self._meter.enter(now)
         return Admission(self, _RUNNING, cost_bytes, deadline, _nobody)
 
@@ -162,7 +172,7 @@ class Admissions:
         else:
             self.given_up -= was is _GIVEN_UP
             self.running -= 1
-            self.bytes.give(admission.cost_bytes)
+            self.bytes.used_bytes -= admission.cost_bytes
             self._give()
         if self._waiting:
             self.hand_out()
@@ -189,6 +199,9 @@ class Admissions:
         self._hands_out = False
         self._watch(bool(self._waiting))
         self._look_idle()
+
+    def close(self) -> None:
+        """Nobody is admitted any more; what runs may still give back."""
 
     async def idle(self) -> None:
         """Return when nothing runs and nothing waits. For one caller at a time."""
@@ -222,11 +235,10 @@ class Admissions:
         raise Refusal(why, message)
 
     def _take_all(self, cost_bytes: int) -> bool:
-        if not self.bytes.take(cost_bytes):
+        used = self.bytes.used_bytes + cost_bytes
+        if used > self.bytes.limit_bytes or not self._take():
             return False
-        if not self._take():
-            self.bytes.give(cost_bytes)
-            return False
+        self.bytes.used_bytes = used
         self.running += 1
         return True
 
@@ -262,31 +274,44 @@ class SharedAdmissions(Admissions):
         """Descriptors of the free slots and of the free places in the queue, as `shared_limit` makes them."""
         super().__init__(meter, limit=0, queue_depth=0, bytes=bytes, bytes_flag=bytes_flag)
         self._slots, self._places = slots, places
-        self._watching = False
+        self._watching = self._is_over = False
 
     def resize(self, *, limit: int, queue_depth: int) -> None:
         """Whoever made the counters changes them, for all processes."""
 
+    def close(self) -> None:
+        """The descriptors end with it: whoever made them sees to what is not given back."""
+        if not self._is_over:
+            self._is_over, self.closed = True, "the model has ended"
+            if self._watching:
+                asyncio.get_running_loop().remove_reader(self._slots)
+            self._watching = False
+            os.close(self._slots)
+            os.close(self._places)
+
     def _take(self) -> bool:
-        return _decrement(self._slots)
+        return not self._is_over and _decrement(self._slots)
 
     def _give(self) -> None:
-        os.eventfd_write(self._slots, 1)
+        if not self._is_over:
+            os.eventfd_write(self._slots, 1)
 
     def _take_place(self) -> bool:
         return _decrement(self._places)
 
     def _give_place(self) -> None:
-        os.eventfd_write(self._places, 1)
+        if not self._is_over:
+            os.eventfd_write(self._places, 1)
 
     def _watch(self, waiting: bool) -> None:
         # A slot that is free is no news to one that waits for bytes: what gives those back hands out.
-        waits = waiting and next(iter(self._waiting)).cost_bytes <= self.bytes.free_bytes
-        loop = asyncio.get_running_loop()
+        waits = (
+            waiting and not self._is_over and next(iter(self._waiting)).cost_bytes <= self.bytes.free_bytes
+        )
         if waits and not self._watching:
-            loop.add_reader(self._slots, self.hand_out)
+            asyncio.get_running_loop().add_reader(self._slots, self.hand_out)
         elif self._watching and not waits:
-            loop.remove_reader(self._slots)
+            asyncio.get_running_loop().remove_reader(self._slots)
         self._watching = waits
 
 

@@ -40,3 +40,8 @@ class Budget:
     @property
     def free_bytes(self) -> int:
         return self.limit_bytes - self.used_bytes
+
+    @property
+    def is_exceeded(self) -> bool:
+        """More was charged than there is, here or in the whole."""
+        return self.used_bytes > self.limit_bytes or (self._parent is not None and self._parent.is_exceeded)

@@ -69,9 +69,8 @@ class ModelCopy:
             queue_depth=_QUESTIONS_WAITING,
             bytes=Budget(_QUESTION_BYTES),
         )
-        # Why it is not to be used whatever Triton says: in the agent's words, and in the gateway's own.
-        self.withheld: str | None = None
-        self.held: str | None = None
+        self._withheld: str | None = None
+        self._held: str | None = None
         self.draining = False
         self._triton_says: str | None = "the model has not been asked for yet"
         self._changed = asyncio.Event()
@@ -86,11 +85,37 @@ class ModelCopy:
         """Why no request should come, or None."""
         if self.draining:
             return "draining"
-        return self.held or self.withheld or self._triton_says
+        return self._held or self._withheld or self._triton_says
+
+    @property
+    def withheld(self) -> str | None:
+        """Why it is not to be used whatever Triton says, in the agent's words."""
+        return self._withheld
+
+    @withheld.setter
+    def withheld(self, reason: str | None) -> None:
+        if reason != self._withheld:
+            self._withheld = reason
+            self.announce()
+
+    @property
+    def held(self) -> str | None:
+        """Why no request of it goes to Triton for now, in the gateway's own words."""
+        return self._held
+
+    @held.setter
+    def held(self, reason: str | None) -> None:
+        if reason != self._held:
+            self._held = self.admissions.closed = reason
+            self.announce()
+
+    @property
+    def not_served(self) -> str | None:
+        """Why Triton does not serve it, be it to be used or not."""
+        return self._triton_says
 
     @property
     def is_served(self) -> bool:
-        """Whether Triton serves it, be it to be used or not."""
         return self._triton_says is None
 
     def triton_says(self, reason: str | None) -> bool:
@@ -104,6 +129,11 @@ class ModelCopy:
     def drain(self) -> None:
         """Not ready from now on; what is under way goes on."""
         self.draining = True
+        self.announce()
+
+    def serve_again(self) -> None:
+        """It was not to end after all."""
+        self.draining = False
         self.announce()
 
     def next_change(self) -> asyncio.Event:

@@ -21,23 +21,15 @@ CLIENT_LEFT: Final = "499"
 class Exchange:
     """`deadline`: on the clock of `began`; a front end ends what is late (`is_late`)."""
 
-    __slots__ = (
-        "_traffic",
-        "admission",
-        "began",
-        "copy",
-        "deadline",
-        "held_bytes",
-        "is_answered",
-    )
+    # As most requests are: what is never set costs nothing.
+    admission: Admission | None = None
+    held_bytes = 0
+    # Counted: the client gets nothing more.
+    is_answered = False
 
     def __init__(self, copy: ModelCopy, traffic: Traffic, began: float) -> None:
         self.copy, self._traffic, self.began = copy, traffic, began
         self.deadline = began + copy.limits.request_timeout_seconds
-        self.admission: Admission | None = None
-        self.held_bytes = 0
-        # Counted: the client gets nothing more.
-        self.is_answered = False
 
     # Received.
 
@@ -89,7 +81,8 @@ class Exchange:
         if self.is_answered:
             return
         self.is_answered = True
-        self.let_all_go()
+        if self.held_bytes:
+            self.let_all_go()
         self._traffic.answered(code, now - self.began)
         admission = self.admission
         if admission is not None:

@@ -5,27 +5,43 @@ streams by: should it turn out to be refused only at its end, it is never comple
 """
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
 
 from proxy.codecs import protobuf
-from proxy.codecs.grpc_status import Refused, Status
+from proxy.codecs.classification import NO_CLASSES
+from proxy.codecs.grpc_status import Refused, Status, try_again
 from proxy.codecs.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack, unpack_beginning
-from proxy.exchange.model_facts import NO_CLASSES, ModelFacts
-from proxy.exchange.policy import unknown_model
+from proxy.exchange.exchange import too_large
+from proxy.exchange.model_facts import ModelFacts
+from proxy.exchange.names import Names
+from proxy.exchange.policy import SERVICE, unknown_model
+from proxy.exchange.refusal import Refusal, Why
+
+INFER: Final = f"/{SERVICE}/ModelInfer"
+STREAM_INFER: Final = f"/{SERVICE}/ModelStreamInfer"
+STATISTICS: Final = f"/{SERVICE}/ModelStatistics"
+METADATA: Final = f"/{SERVICE}/ModelMetadata"
+CONFIG: Final = f"/{SERVICE}/ModelConfig"
+MODEL_READY: Final = f"/{SERVICE}/ModelReady"
 
 PREFIX_BYTES: Final = 5
 HOLD_BYTES: Final = 256 * 1024
 # Triton's own limit for gRPC messages.
 _MAX_MESSAGE = 2**31 - 1
+# Of an answer that is gathered so that the names in it can be replaced: a model's configuration, say.
+_GATHER_BYTES = 4 * 1024 * 1024
 
 FINAL_FLAG: Final = b"triton_final_response"
 _WANTS_FINAL: Final = b"triton_enable_empty_final_response"
 FINAL_REQUEST: Final = protobuf.bool_parameter(_WANTS_FINAL, True)
 
+Buffer = bytes | memoryview
+
 _prefix = struct.Struct(">BI")
 read_prefix = _prefix.unpack_from
+pack_prefix = _prefix.pack
 
 
 def framed(message: bytes) -> bytes:
@@ -33,19 +49,71 @@ def framed(message: bytes) -> bytes:
     return _prefix.pack(0, len(message)) + message
 
 
+_STATUSES: Mapping[Why, Status] = {
+    Why.INVALID: Status.INVALID_ARGUMENT,
+    Why.TOO_LARGE: Status.RESOURCE_EXHAUSTED,
+    Why.NO_ROOM: Status.RESOURCE_EXHAUSTED,
+}
+
+
+def in_grpc(refusal: Refusal, request_id: bytes = b"") -> Refused:
+    """What gRPC says of it."""
+    status = _STATUSES.get(refusal.why)
+    if status is None:
+        return try_again(str(refusal), request_id=request_id)
+    return Refused(status, str(refusal), request_id=request_id)
+
+
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes to pass on. `begins`: they are the first of a message."""
+class ModelFields:
+    """A model's names as messages carry them: field 1 of a request or of an answer.
+
+    `appended`: what makes a request for the public name one for the server's: of a field that comes twice
+    the last one counts. Nothing where both are the same.
+    """
+
+    names: Names
+    public: bytes = field(init=False)
+    server: bytes = field(init=False)
+    appended: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        public, server = (
+            protobuf.encode_bytes(1, self.names.public),
+            protobuf.encode_bytes(1, self.names.server),
+        )
+        object.__setattr__(self, "public", public)
+        object.__setattr__(self, "server", server)
+        object.__setattr__(self, "appended", b"" if self.names.are_same else server)
+
+    def usual_answer(self, data: bytes) -> bytes | None:
+        """A ModelInferResponse in its one frame as clients get it; None where it is another."""
+        if self.names.are_same:
+            return data
+        at = PREFIX_BYTES + len(self.server)
+        if len(data) < at or not data.startswith(self.server, PREFIX_BYTES):
+            return None
+        flag, size = read_prefix(data)
+        if flag or size != len(data) - PREFIX_BYTES:
+            return None
+        return pack_prefix(0, size - len(self.server) + len(self.public)) + self.public + data[at:]
+
+
+class Piece(NamedTuple):
+    """Bytes to pass on. `begins_bytes`: the size of the message that they begin, 0 if they are in its middle."""
 
     data: bytes
-    begins: bool
+    begins_bytes: int
 
 
 class Guard(Protocol):
     """What the messages of one RPC must be."""
 
+    # What is put behind each of them.
+    appended: bytes
+
     def whole(self, message: bytes) -> bytes:
-        """Check a message; returns what goes on in its place. Raises Refused."""
+        """Check a message; returns what goes on in its place, without what is appended. Raises Refused."""
         ...
 
     def walker(self) -> "Walk | None":
@@ -70,17 +138,25 @@ class Walk(Protocol):
 class InferGuard:
     """ModelInferRequest: the own model, nothing in shared memory, no classes of what may be empty."""
 
-    def __init__(self, own: protobuf.OwnModel, facts: Callable[[], ModelFacts]) -> None:
-        self._own, self._facts = own, facts
+    def __init__(self, own: ModelFields, facts: Callable[[], ModelFacts]) -> None:
+        self._own, self._facts, self._name = own, facts, own.names.public
+        self.appended = own.appended
+
+    def is_usual(self, message: bytes) -> bool:
+        """Whether it may go on without a closer look; False is no verdict."""
+        try:
+            return not protobuf.needs_closer_look(message) and protobuf.model_name(message) == self._name
+        except protobuf.BadMessage:
+            return False
 
     def whole(self, message: bytes) -> bytes:
         try:
-            if not protobuf.names_model(message, self._own.field):
-                _require_own(self._own, protobuf.model_name(message), protobuf.request_id(message))
             if protobuf.needs_closer_look(message):
                 walk = self.walker()
                 walk.feed(message)
                 walk.finish()
+            else:
+                _require_own(self._name, protobuf.model_name(message))
         except protobuf.BadMessage as error:
             raise _refused(error, protobuf.request_id(message)) from error
         except Refused as refusal:
@@ -89,43 +165,42 @@ class InferGuard:
         return message
 
     def walker(self) -> Walk:
-        return _InferWalk(self._own, self._facts)
+        return _InferWalk(self._name, self._facts)
 
 
 class _InferWalk:
-    def __init__(self, own: protobuf.OwnModel, facts: Callable[[], ModelFacts]) -> None:
-        self._own, self._facts, self._walker = own, facts, protobuf.InferWalker()
+    def __init__(self, own: bytes, facts: Callable[[], ModelFacts]) -> None:
+        self._own, self._facts, self._reader = own, facts, protobuf.InferReader()
 
     def feed(self, piece: bytes) -> None:
         try:
-            self._walker.feed(piece)
+            self._reader.feed(piece)
         except (protobuf.BadMessage, protobuf.AsksForSharedMemory) as error:
             raise _refused(error) from error
         # Clients write the name first: what names somebody else is refused before any of it goes on.
-        if self._walker.name:
-            _require_own(self._own, self._walker.name)
+        if self._reader.name:
+            _require_own(self._own, self._reader.name)
 
     def skim(self, size: int) -> bool:
-        return self._walker.skim(size)
+        return self._reader.skim(size)
 
     def finish(self) -> None:
         try:
-            self._walker.finish()
+            self._reader.finish()
         except protobuf.BadMessage as error:
             raise _refused(error) from error
-        _require_own(self._own, self._walker.name)
-        for output in self._walker.classified:
-            if self._walker.has_empty_input or not self._facts().has_classes(output.decode(errors="replace")):
+        _require_own(self._own, self._reader.name)
+        for output in self._reader.classified:
+            if self._reader.has_empty_input or not self._facts().has_classes(output.decode(errors="replace")):
                 raise Refused(Status.INVALID_ARGUMENT, NO_CLASSES)
 
 
 class NameGuard:
     """A request whose field 1 names a model. `fill`: an absent name asks for all models; ask for the own."""
 
-    def __init__(
-        self, own: protobuf.OwnModel, hidden: Callable[[bytes], Refused], *, fill: bool = False
-    ) -> None:
+    def __init__(self, own: ModelFields, hidden: Callable[[bytes], Refused], *, fill: bool = False) -> None:
         self._own, self._hidden, self._fill = own, hidden, fill
+        self.appended = own.appended
 
     def whole(self, message: bytes) -> bytes:
         try:
@@ -133,8 +208,8 @@ class NameGuard:
         except protobuf.BadMessage as error:
             raise _refused(error) from error
         if not name and self._fill:
-            return message + self._own.field
-        if name != self._own.name:
+            return message + self._own.public
+        if name != self._own.names.public:
             raise self._hidden(name)
         return message
 
@@ -145,6 +220,8 @@ class NameGuard:
 class AnyGuard:
     """A request that is answered here."""
 
+    appended = b""
+
     def whole(self, message: bytes) -> bytes:
         return message
 
@@ -153,17 +230,23 @@ class AnyGuard:
 
 
 class MessageReader:
-    """One call's messages. `feed` gives pieces to pass on and refusals of single messages, in order."""
+    """One call's messages. What came is pushed; pieces to pass on and refusals of single messages are pulled,
+    in order, one at a time: each may take its time."""
 
-    def __init__(self, guard: Guard, *, encoding: str, inflate_limit: int, ask_final: bool = False) -> None:
-        self._guard, self._encoding, self._inflate_limit = guard, encoding, inflate_limit
+    def __init__(
+        self, guard: Guard, *, encoding: str, inflate_limit: int, message_limit: int, ask_final: bool = False
+    ) -> None:
+        """The limits are those of one message: of a packed one, and of any."""
+        self._guard, self._encoding = guard, encoding
+        self._inflate_limit, self._message_limit = inflate_limit, message_limit
         self._ask_final = ask_final
+        self._appended = guard.appended + (FINAL_REQUEST if ask_final else b"")
         self._buffer = bytearray()
         # Of the message that streams by: bytes to come, how it is checked (None: it is refused).
         self._left = 0
         self._walk: Walk | None = None
-        self._passed = False
         self._prefix = b""
+        self._passed = False
         self.wants_final = False
 
     @property
@@ -172,12 +255,14 @@ class MessageReader:
 
     @property
     def gathered(self) -> int:
-        """Bytes of a message that is not whole yet."""
+        """Bytes that are here and have not been pulled."""
         return len(self._buffer)
 
     def skim(self, size: int) -> bool:
         """Whether so many bytes are the middle of a long tensor, to be passed on without a look."""
-        if self._walk is None or size >= self._left or not self._passed or not self._walk.skim(size):
+        if self._walk is None or self._buffer or size >= self._left or not self._passed:
+            return False
+        if not self._walk.skim(size):
             return False
         self._left -= size
         return True
@@ -187,32 +272,29 @@ class MessageReader:
         if self._left and self._passed:
             self._walk = None
 
-    def feed(self, payload: bytes) -> list[Piece | Refused]:
-        """Raises Refused when the call cannot go on: a part of a message that is refused has gone on."""
-        out: list[Piece | Refused] = []
-        if self._left:
-            payload = self._stream(payload, out)
-        if payload:
-            self._buffer += payload
-            self._cut(out)
-        return out
+    def push(self, payload: Buffer) -> None:
+        self._buffer += payload
 
-    def _cut(self, out: list[Piece | Refused]) -> None:
-        while len(self._buffer) >= PREFIX_BYTES:
-            flag, size = read_prefix(self._buffer)
-            self._require_readable(flag, size)
-            if size > self._hold_limit(flag):
-                self._begin_stream(size, out)
-                return
-            end = PREFIX_BYTES + size
-            if len(self._buffer) < end:
-                return
-            message = bytes(self._buffer[PREFIX_BYTES:end])
-            del self._buffer[:end]
-            out.append(self._whole(flag, message))
-
-    def _hold_limit(self, flag: int) -> int:
-        return self._inflate_limit if flag else HOLD_BYTES
+    def pull(self) -> Piece | Refused | None:
+        """None: more must come first. Raises Refused when the call cannot go on: a part of a message that is
+        refused has gone on, or one is so long that nobody wants the rest of it."""
+        while self._left and self._buffer:
+            item = self._stream()
+            if item is not None:
+                return item
+        if self._left or len(self._buffer) < PREFIX_BYTES:
+            return None
+        flag, size = read_prefix(self._buffer)
+        self._require_readable(flag, size)
+        if size > (self._inflate_limit if flag else HOLD_BYTES):
+            self._begin_stream(size)
+            return self.pull()
+        end = PREFIX_BYTES + size
+        if len(self._buffer) < end:
+            return None
+        message = bytes(memoryview(self._buffer)[PREFIX_BYTES:end])
+        del self._buffer[:end]
+        return self._whole(flag, message)
 
     def _require_readable(self, flag: int, size: int) -> None:
         if flag not in (0, 1):
@@ -228,7 +310,9 @@ class MessageReader:
                 Status.RESOURCE_EXHAUSTED,
                 f"a compressed message of {size} bytes; {self._inflate_limit} are taken: send it as it is",
             )
-        if size > _MAX_MESSAGE:
+        if size > self._message_limit:
+            raise in_grpc(too_large(self._message_limit))
+        if size > _MAX_MESSAGE - len(self._appended):
             raise Refused(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {_MAX_MESSAGE} are taken")
 
     def _whole(self, flag: int, message: bytes) -> Piece | Refused:
@@ -240,91 +324,167 @@ class MessageReader:
             return refusal
         if self._ask_final:
             self.wants_final = self.wants_final or _WANTS_FINAL in message
-            message += FINAL_REQUEST
-        return Piece(framed(message), begins=True)
+        size = len(message) + len(self._appended)
+        return Piece(b"".join((pack_prefix(0, size), message, self._appended)), PREFIX_BYTES + size)
 
-    def _begin_stream(self, size: int, out: list[Piece | Refused]) -> None:
+    def _begin_stream(self, size: int) -> None:
         walk = self._guard.walker()
         if walk is None:
             raise Refused(Status.RESOURCE_EXHAUSTED, f"a request of {size} bytes")
         self._walk, self._left, self._passed = walk, size, False
-        payload = bytes(self._buffer[PREFIX_BYTES:])
-        self._buffer.clear()
-        if self._ask_final:
-            size += len(FINAL_REQUEST)
-        self._prefix = _prefix.pack(0, size)
-        self._stream(payload, out)
+        del self._buffer[:PREFIX_BYTES]
+        self._prefix = pack_prefix(0, size + len(self._appended))
 
-    def _stream(self, payload: bytes, out: list[Piece | Refused]) -> bytes:
-        """Pass on what belongs to the long message; returns what comes after it."""
-        mine, rest = payload[: self._left], payload[self._left :]
+    def _stream(self) -> Piece | Refused | None:
+        """Pass on what is there of the long message."""
+        mine = bytes(memoryview(self._buffer)[: self._left])
+        del self._buffer[: len(mine)]
         self._left -= len(mine)
+        walk = self._walk
+        if walk is None:
+            return None
         try:
-            if self._walk is not None:
-                self._walk.feed(mine)
-                if not self._left:
-                    self._walk.finish()
+            walk.feed(mine)
+            if not self._left:
+                walk.finish()
         except Refused as refusal:
+            self._walk = None
             if self._passed:
                 raise
-            self._walk = None
-            out.append(refusal)
-            return rest
-        if self._walk is not None and (mine or not self._left):
-            begins = not self._passed
-            data = (self._prefix if begins else b"") + mine
-            if not self._left and self._ask_final:
-                data += FINAL_REQUEST
-            out.append(Piece(data, begins))
-            self._passed = True
-        return rest
-
-
-class ResponseReader:
-    """Counts the responses of a decoupled model's stream that are final, which only their content tells.
-
-    Triton marks every response with `triton_final_response`, and sends one that is nothing but the
-    mark if the request asks for it. Every request is made to ask; who had not asked is not shown it.
-    """
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._left = 0
-
-    def feed(self, payload: bytes, *, show_marks: bool) -> tuple[bytes, int]:
-        """What goes on to the client, and how many requests it completes."""
-        out, finals = [], 0
-        if self._left:
-            out.append(payload[: self._left])
-            payload = payload[self._left :]
-            self._left -= len(out[0])
-        self._buffer += payload
-        while len(self._buffer) >= PREFIX_BYTES:
-            flag, size = read_prefix(self._buffer)
-            end = PREFIX_BYTES + size
-            if len(self._buffer) < min(end, HOLD_BYTES):
-                break
-            is_final, is_mark = _finality_of(
-                flag, bytes(self._buffer[PREFIX_BYTES : min(end, HOLD_BYTES)]), size
-            )
-            finals += is_final
-            if is_mark and not show_marks:
-                del self._buffer[:end]
-                continue
-            out.append(bytes(self._buffer[:end]))
-            del self._buffer[:end]
-            self._left = end - len(out[-1])
-        return b"".join(out), finals
+            return refusal
+        if not self._left:
+            mine += self._appended
+        if self._passed:
+            return Piece(mine, 0)
+        self._passed = True
+        return Piece(self._prefix + mine, PREFIX_BYTES + read_prefix(self._prefix)[1])
 
 
 _ERROR_MESSAGE, _INFER_RESPONSE = 1, 2
 _RESPONSE_PARAMETERS, _RESPONSE_TENSORS = 4, (5, 6)
 _MARK = protobuf.encode_bytes(1, FINAL_FLAG)
 _FINAL_ENTRY = _MARK + protobuf.encode_bytes(2, b"\x08\x01")
+_INFER_RESPONSE_KEY = b"\x12"
+# What stands before the name in an answer of a stream: the key and the length of infer_response.
+_HEAD_BYTES = 6
+
+# Where an answer names its model (grpc_service.proto, model_config.proto).
+_TEXTS: Mapping[str, protobuf.Texts] = {
+    INFER: {1: None},
+    STREAM_INFER: {1: None, 2: {1: None}},
+    METADATA: {1: None},
+    STATISTICS: {1: {1: None}},
+    # name, instance groups, default_model_filename, parameters' values, the models of an ensemble's steps
+    CONFIG: {1: {1: None, 7: {1: None}, 8: None, 14: {2: {1: None}}, 15: {1: {1: None}}}},
+}
+
+
+class AnswerReader:
+    """One call's answers on their way to the client: under the public name, and counted.
+
+    Of a decoupled model's stream only the content of its answers tells which are final. Triton marks every
+    response with `triton_final_response`, and sends one that is nothing but the mark if the request asks for
+    it. Every request is made to ask; who had not asked is not shown it.
+    """
+
+    def __init__(self, method: str, own: ModelFields, *, is_decoupled: bool = False) -> None:
+        self._own, self._is_decoupled = own, is_decoupled
+        self._texts: protobuf.Texts = {} if own.names.are_same else _TEXTS.get(method, {})
+        self._is_stream = method == STREAM_INFER
+        # Tensors stream by once the names before them are seen; other answers are small.
+        self._gathers = HOLD_BYTES if method in (INFER, STREAM_INFER) else _GATHER_BYTES
+        self._buffer = bytearray()
+        self._left = 0
+
+    @staticmethod
+    def is_needed(method: str, own: ModelFields) -> bool:
+        """Whether there is anything to be seen to: in a stream there always is."""
+        return method == STREAM_INFER or (not own.names.are_same and method in _TEXTS)
+
+    @property
+    def gathered(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, payload: Buffer, *, show_marks: bool = True) -> tuple[bytes, int]:
+        """What goes on to the client, and how many requests it completes."""
+        finals = 0
+        out: list[Buffer] = []
+        if self._left:
+            out.append(payload[: self._left])
+            self._left -= len(out[0])
+            finals += not self._left and not self._is_decoupled
+            payload = payload[len(out[0]) :]
+        if payload:
+            self._buffer += payload
+        while len(self._buffer) >= PREFIX_BYTES:
+            taken = self._take(show_marks=show_marks)
+            if taken is None:
+                break
+            piece, count = taken
+            finals += count
+            out.append(piece)
+        return (bytes(out[0]) if len(out) == 1 else b"".join(out)), finals
+
+    def _take(self, *, show_marks: bool) -> tuple[bytes, int] | None:
+        """The message that begins in the buffer, or its beginning; None where more must be seen."""
+        flag, size = read_prefix(self._buffer)
+        have = len(self._buffer) - PREFIX_BYTES
+        seen = min(size, have)
+        is_whole = seen == size
+        beginning = bytes(memoryview(self._buffer)[PREFIX_BYTES : PREFIX_BYTES + seen])
+        if self._is_decoupled and not is_whole and have < HOLD_BYTES:
+            return None
+        shown = self._renamed(flag, size, beginning)
+        if shown is None:
+            return None
+        del self._buffer[: PREFIX_BYTES + seen]
+        self._left = size - seen
+        if not self._is_decoupled:
+            return shown, int(is_whole)
+        is_final, is_mark = _finality_of(flag, beginning, size)
+        return (b"" if is_mark and not show_marks else shown), int(is_final)
+
+    def _renamed(self, flag: int, size: int, beginning: bytes) -> bytes | None:
+        """The prefix and what is there of a message of `size` bytes, under the public name."""
+        if not self._texts or flag:  # Triton is not told that its answers may be packed
+            return pack_prefix(flag, size) + beginning
+        quick = self._renamed_at_its_beginning(size, beginning)
+        if quick is not None:
+            return quick
+        if len(beginning) < min(size, len(self._own.server) + _HEAD_BYTES):
+            return None
+        if len(beginning) < size:
+            return None if size <= self._gathers else pack_prefix(flag, size) + beginning
+        try:
+            names = self._own.names
+            return framed(protobuf.replace(beginning, self._texts, names.server, names.public, HOLD_BYTES))
+        except protobuf.BadMessage:
+            return pack_prefix(flag, size) + beginning
+
+    def _renamed_at_its_beginning(self, size: int, beginning: bytes) -> bytes | None:
+        """Triton writes the fields in their order, so the name of a tensor answer comes first."""
+        server, public = self._own.server, self._own.public
+        if not self._is_stream:
+            if self._texts is not _TEXTS[INFER] or not beginning.startswith(server):
+                return None
+            return pack_prefix(0, size - len(server) + len(public)) + public + beginning[len(server) :]
+        if not beginning.startswith(_INFER_RESPONSE_KEY):
+            return None
+        try:
+            _, _, start, stop = protobuf.read_field(beginning, 0)
+        except protobuf.BadMessage:
+            return None
+        if stop != size or not beginning.startswith(server, start):
+            return None
+        inner = stop - start - len(server) + len(public)
+        head = _INFER_RESPONSE_KEY + protobuf.encode_varint(inner) + public
+        rest = beginning[start + len(server) :]
+        return b"".join((pack_prefix(0, size - start - len(server) + len(head)), head, rest))
 
 
 def _finality_of(flag: int, beginning: bytes, size: int) -> tuple[bool, bool]:
     """`_finality` of a message of `size` bytes, packed or not, from its first HOLD_BYTES."""
+    beginning = beginning[:HOLD_BYTES]
     is_whole = len(beginning) == size
     if flag:
         try:
@@ -372,10 +532,9 @@ def inflate(data: bytes, encoding: str, limit: int) -> bytes:
         raise Refused(Status.RESOURCE_EXHAUSTED, message) from error
 
 
-def _require_own(own: protobuf.OwnModel, name: bytes, request_id: bytes = b"") -> None:
-    if name != own.name:
-        shown = name.decode(errors="replace")
-        raise Refused(Status.NOT_FOUND, unknown_model(shown), request_id=request_id)
+def _require_own(own: bytes, name: bytes) -> None:
+    if name != own:
+        raise Refused(Status.NOT_FOUND, unknown_model(name.decode(errors="replace")))
 
 
 def _refused(error: Exception, request_id: bytes = b"") -> Refused:

@@ -2,13 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-# Triton 2.51 dies of the classification of an output that is empty.
-NO_CLASSES: Final = (
-    "classification is taken for outputs with a fixed shape in the model's configuration, and for inputs "
-    "without empty dimensions"
-)
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,33 +23,62 @@ _DESCRIPTORS_KEPT, _DESCRIPTORS_EACH = 64, 2
 _MOST_CLIENTS = 16_384
 
 
-C = TypeVar("C", bound=asyncio.Protocol)
+C = TypeVar("C")
 
 
-class Listener(Generic[C]):
-    """One listening port and the clients that are connected to it."""
+class Clients(Generic[C]):
+    """Who is connected now, of one protocol of one copy."""
 
-    def __init__(self, make: Callable[[], C], traffic: Traffic, *, what: str) -> None:
-        self._make, self._traffic, self._what = make, traffic, what
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
         self._connections: set[C] = set()
-        self._servers: list[asyncio.Server] = []
         # Half of them for each protocol.
         self._most = min(_MOST_CLIENTS, (allow_descriptors() - _DESCRIPTORS_KEPT) // (2 * _DESCRIPTORS_EACH))
 
     def __iter__(self) -> Iterator[C]:
-        """The clients that are connected now; they may go while they are looked at."""
+        """They may go while they are looked at."""
         return iter(list(self._connections))
 
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def connected(self, connection: C) -> bool:
+        """Count a client that has connected; False if there are too many."""
+        if len(self._connections) >= self._most:
+            return False
+        self._connections.add(connection)
+        self._traffic.connections = len(self._connections)
+        return True
+
+    def disconnected(self, connection: C) -> None:
+        self._connections.discard(connection)
+        self._traffic.connections = len(self._connections)
+
+
+class Listener:
+    """One listening port."""
+
+    def __init__(self, make: Callable[[], asyncio.BaseProtocol], *, what: str) -> None:
+        """`make`: a connection's protocol. `what`: the option that tells the port."""
+        self._make, self._what = make, what
+        self._servers: list[asyncio.Server] = []
+
     async def start(
-        self, listen: Endpoint, *, tls: ssl.SSLContext | None = None, share_port: bool = False
+        self,
+        listen: Endpoint,
+        *,
+        tls: ssl.SSLContext | None = None,
+        share_port: bool = False,
+        sock: socket.socket | None = None,
     ) -> None:
-        """Raises CannotStart when the port is taken."""
+        """Raises CannotStart when the port is taken. `sock`: it is bound there already."""
         loop = asyncio.get_running_loop()
         with starting(self._what, listen):
             server = await loop.create_server(
                 self._make,
-                listen.host,
-                listen.port,
+                None if sock else listen.host,
+                None if sock else listen.port,
+                sock=sock,
                 backlog=_BACKLOG,
                 reuse_port=share_port or None,
                 **_tls(tls),
@@ -76,18 +105,6 @@ class Listener(Generic[C]):
             raise OSError(errno.ENOTCONN, "not listening")
         port: int = self._servers[0].sockets[0].getsockname()[1]
         return port
-
-    def connected(self, connection: C) -> bool:
-        """Count a client that has connected; False if there are too many."""
-        if len(self._connections) >= self._most:
-            return False
-        self._connections.add(connection)
-        self._traffic.connections = len(self._connections)
-        return True
-
-    def disconnected(self, connection: C) -> None:
-        self._connections.discard(connection)
-        self._traffic.connections = len(self._connections)
 
     async def stop(self) -> None:
         """Close the port; connections that are there stay."""

@@ -23,9 +23,8 @@ class Host(Protocol):
 class Doorstep:
     """What all connections that have not yet said for whom they come have in common."""
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self.arrivals: Arrivals[Arrival] = Arrivals()
+    def __init__(self, host: Host, arrivals: "Arrivals[Arrival]") -> None:
+        self.host, self.arrivals = host, arrivals
         # Connections that went without a word, by what was wrong: for a metric.
         self.turned_away = {"late": 0, "crowded": 0, "unreadable": 0, "unknown": 0}
         self._sweep: asyncio.TimerHandle | None = None

@@ -47,6 +47,7 @@ class Hub:
         self._died_at, self._inside = -math.inf, frozenset[str]()
         self._died_told = True
         # For the agent.
+        self.triton_deaths = 0
         self.news: deque[dict[str, object]] = deque(maxlen=_MOST_NEWS)
 
     # What is wanted.
@@ -60,9 +61,7 @@ class Hub:
             self._drained.discard(uid)
         self.suspects.keep({copy.pod_uid for copy in self.registry})
         if changes.new or changes.ended:
-            log.info(
-                "copies", extra=fields(all=len(self.registry), new=len(changes.new), ended=len(gone))
-            )
+            log.info("copies", extra=fields(all=len(self.registry), new=len(changes.new), ended=len(gone)))
 
     def _clipped(self, copy: Copy) -> Copy:
         limits = self._ceilings.clip(copy.limits)
@@ -88,9 +87,14 @@ class Hub:
         """`settle_seconds`: how long after Triton's death all that serve will have told."""
         words = self._planes.words()
         self._judge_death(now - settle_seconds)
-        for uid in frozenset[str]().union(*(word.wishes for word in words)):
+        wishes = frozenset[str]().union(*(word.wishes for word in words))
+        for uid in wishes:
             if self.registry.get(uid) is not None:
                 self._draining.setdefault(uid, math.inf)
+        # A door's wish holds while it is there: its container may be started anew, in the same pod.
+        for uid in [uid for uid, until in self._draining.items() if math.isinf(until) and uid not in wishes]:
+            del self._draining[uid]
+            self._drained.discard(uid)
         for uid, until in self._draining.items():
             if uid not in self._drained and (self._is_idle(uid, words) or now > until):
                 self._is_drained(uid, late=now > until)
@@ -114,6 +118,7 @@ class Hub:
         if self._died_told or self._died_at > until:
             return
         self._died_told = True
+        self.triton_deaths += 1
         self.suspects.triton_died(self._inside, self._died_at)
         self.news.append({"tritonDied": {"suspects": sorted(self._inside)}})
         log.warning("Triton has died", extra=fields(requests_of=",".join(sorted(self._inside)) or "-"))
@@ -138,6 +143,11 @@ class Hub:
         return len(self._draining) > len(self._drained)
 
     # What is seen.
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The copies whose requests do not go to Triton for now."""
+        return frozenset(() if self._orders is None else self._orders.held)
 
     def not_ready(self) -> str | None:
         return None if self.registry.is_told else "the agent has not told yet which models there are"

@@ -6,16 +6,16 @@ It does what it was told last (`Orders`), whole each time, and says what it sees
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from typing import Any, Final
 
 from berth.contract.gateway import Copy
 from berth.runtime.logs import fields
 from proxy.codecs.preamble import Kind, Preamble
 from proxy.exchange.copy import ModelCopy
-from proxy.gateway.doorstep import Doorstep
+from proxy.gateway.doorstep import Arrival, Doorstep
 from proxy.gateway.orders import Orders, Sum, Word
-from proxy.gateway.places import Places
+from proxy.gateway.places import Arrivals, Places
 from proxy.gateway.registry import Registry
 from proxy.gateway.served import MakeFront, Served
 from proxy.gateway.turns import FairTurns, TakesTurns
@@ -40,14 +40,15 @@ class Node:
         make_front: MakeFront,
         watch: Watch,
         *,
+        arrivals: Arrivals[Arrival],
         most_connections: int,
-        wished: Callable[[], None] = lambda: None,
     ) -> None:
-        """`wished`: a door wishes to drain, as the next word says."""
         self._make_copy, self._make_front, self._watch = make_copy, make_front, watch
-        self._wished = wished
+        # A door wishes to drain, as the next word says. Triton has died, with requests of these in it.
+        self.wished: Callable[[], None] = lambda: None
+        self.triton_died: Callable[[frozenset[str]], None] = lambda inside: None
         self.places = Places(most_connections)
-        self.doorstep = Doorstep(self)
+        self.doorstep = Doorstep(self, arrivals)
         self._turns = FairTurns()
         self._registry = Registry()
         self._by_ticket: dict[bytes, Served] = {}
@@ -78,7 +79,7 @@ class Node:
             self._adjust(uid, served, orders)
 
     def _begin(self, copy: Copy) -> None:
-        served = Served(copy, self._make_copy(copy), self._make_front, self._wished)
+        served = Served(copy, self._make_copy(copy), self._make_front, self._turns, lambda: self.wished())
         self._by_uid[copy.pod_uid] = self._by_ticket[copy.ticket] = served
         work = {"readiness": served.follow(), "triton": self._watch(served.copy)}
         self._tasks[served] = [
@@ -92,12 +93,11 @@ class Node:
         self._ending[served] = now + ENDING_SECONDS
 
     def _adjust(self, uid: str, served: Served, orders: Orders) -> None:
-        copy, before = served.copy, served.copy.not_ready()
-        copy.withheld, copy.held = served.told.withheld, orders.held.get(uid)
+        served.copy.withheld, served.copy.held = served.told.withheld, orders.held.get(uid)
         if uid in orders.draining or self._ends:
             served.drain()
-        if copy.not_ready() != before:
-            copy.announce()
+        elif served.is_draining:
+            served.serve_again()
         if uid in orders.drained and not served.is_drained:
             served.is_drained = True
             served.tell()
@@ -110,13 +110,11 @@ class Node:
             return None
         if preamble.kind is Kind.REPORT:
             return served.report if not self._ends else None
-        if served.copy.draining or not self.places.take(served.connections):
+        if served.is_draining or not self.places.take(served.connections):
             return None
         served.connections += 1
         front = served.front(preamble.kind)
-        return lambda: TakesTurns(
-            front.connection(), served.share, self._turns, lambda: self._gone(served)
-        )
+        return lambda: TakesTurns(front.connection(), served.share, self._turns, lambda: self._gone(served))
 
     def _gone(self, served: Served) -> None:
         served.connections -= 1
@@ -149,7 +147,7 @@ class Node:
         served = self._by_uid.items()
         return Word(
             sums={uid: one.sum for uid, one in served},
-            idle=frozenset(uid for uid, one in served if one.copy.draining and one.is_idle),
+            idle=frozenset(uid for uid, one in served if one.is_draining and one.is_idle),
             wishes=frozenset(uid for uid, one in served if one.wishes_to_drain),
             turned_away=dict(self.doorstep.turned_away),
             connections=self.places.taken,
@@ -162,6 +160,9 @@ class Node:
             for served in self
             if served.copy.admissions.running or served.copy.questions.running
         )
+
+    def uids_of(self, copies: Collection[object]) -> frozenset[str]:
+        return frozenset(served.told.pod_uid for served in self if served.copy in copies)
 
     # The end.
 

@@ -61,6 +61,8 @@ def _read_copy(entry: object) -> Copy:
     limits = copy.limits
     if not (copy.pod_uid and copy.model and copy.server_name):
         raise InvalidValue("a copy needs a pod uid, a model and a name on the server")
+    if len(copy.server_name.encode()) < len(copy.model.encode()):
+        raise InvalidValue(f"{copy.pod_uid}: its name on the server is shorter than the model's")
     if limits.container_concurrency < 0 or (limits.queue_depth or 0) < 0:
         raise InvalidValue(f"limits of {copy.pod_uid}: containerConcurrency and queueDepth are at least 0")
     if not 0 < limits.request_timeout_seconds < float("inf"):

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Final, cast
 
+from proxy.codecs.report import DRAINED, says
 from proxy.gateway.orders import Sum
 
 # What a door says is short.
@@ -15,10 +16,14 @@ class Report(asyncio.Protocol):
     """JSON lines. One that does not read them gets fewer, and never has more than a few waiting."""
 
     def __init__(
-        self, wish: Callable[[], None], lost: Callable[["Report"], None], ask: Callable[[], None]
+        self,
+        wish: Callable[[], None],
+        leave: Callable[[], None],
+        lost: Callable[["Report"], None],
+        ask: Callable[[], None],
     ) -> None:
-        """`wish`: the door wants to drain; `lost`: it has gone; `ask`: for a first line."""
-        self._wish, self._lost, self._ask = wish, lost, ask
+        """`wish`: the door wants to drain; `leave`: it will soon; `lost`: it has gone; `ask`: for a first line."""
+        self._wish, self._leave, self._lost, self._ask = wish, leave, lost, ask
         self._transport: asyncio.Transport | None = None
         self._writable = True
         self._input = b""
@@ -48,11 +53,9 @@ class Report(asyncio.Protocol):
 
     def _take(self, line: bytes) -> None:
         """What is not understood is left aside: a door may be newer."""
-        try:
-            said = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if isinstance(said, dict) and said.get("drain") is True:
+        if says(line, "leaving"):
+            self._leave()
+        elif says(line, "drain"):
             self._wish()
 
     def tell(self, not_ready: str | None, sum: Sum) -> None:
@@ -61,11 +64,14 @@ class Report(asyncio.Protocol):
     def tell_drained(self) -> None:
         if not self._drained_told and self._writable:
             self._drained_told = True
-            self._say({"drained": True})
+            self._write(DRAINED)
 
     def _say(self, said: dict[str, object]) -> None:
+        self._write(json.dumps(said, separators=(",", ":")).encode() + b"\n")
+
+    def _write(self, line: bytes) -> None:
         if self._transport is not None and self._writable:
-            self._transport.write(json.dumps(said, separators=(",", ":")).encode() + b"\n")
+            self._transport.write(line)
 
     def close(self) -> None:
         if self._transport is not None:

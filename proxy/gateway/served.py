@@ -9,7 +9,7 @@ from proxy.codecs.preamble import Kind
 from proxy.exchange.copy import ModelCopy
 from proxy.gateway.orders import Sum
 from proxy.gateway.reports import Report
-from proxy.gateway.turns import CopyShare
+from proxy.gateway.turns import CopyShare, FairTurns
 
 # A door has one, and another while it notices that the first is gone.
 _MOST_REPORTS = 8
@@ -34,37 +34,47 @@ class Front(Protocol):
     def close(self) -> None: ...
 
 
-MakeFront = Callable[[Kind, ModelCopy], Front]
+# Does something in one of the copy's next turns.
+Later = Callable[[Callable[[], None]], None]
+MakeFront = Callable[[Kind, ModelCopy, Later], Front]
 
 
 class Served:
     """`told`: as the agent has told it last."""
 
     def __init__(
-        self, told: Copy, copy: ModelCopy, make_front: MakeFront, wished: Callable[[], None]
+        self,
+        told: Copy,
+        copy: ModelCopy,
+        make_front: MakeFront,
+        turns: FairTurns,
+        wished: Callable[[], None],
     ) -> None:
         """`wished`: its door wishes to drain."""
         self.told, self.copy = told, copy
         self.share = CopyShare(copy)
-        self._make_front, self._wished = make_front, wished
+        self._make_front, self._turns, self._wished = make_front, turns, wished
         self._fronts: dict[Kind, Front] = {}
         self._reports: list[Report] = []
         self.connections = 0
         self._told_sum: Sum | None = None
-        self.wishes_to_drain = False
+        # A copy whose door only says that it will leave is not ready, and serves whoever comes.
+        self.wishes_to_drain = self.is_draining = False
         self.is_drained = False
 
     def front(self, kind: Kind) -> Front:
         front = self._fronts.get(kind)
         if front is None:
-            front = self._fronts[kind] = self._make_front(kind, self.copy)
+            front = self._fronts[kind] = self._make_front(
+                kind, self.copy, lambda do: self._turns.later(self.share, do)
+            )
         return front
 
     # Reports.
 
     def report(self) -> Report:
         """One more connection for reports; the oldest goes where there are too many."""
-        report = Report(self._wish, self._reports_lost, self.tell)
+        report = Report(self._wish, self.copy.drain, self._reports_lost, self.tell)
         self._reports.append(report)
         if len(self._reports) > _MOST_REPORTS:
             self._reports.pop(0).close()
@@ -77,6 +87,12 @@ class Served:
     def _reports_lost(self, report: Report) -> None:
         if report in self._reports:
             self._reports.remove(report)
+        if not self._reports:
+            if self.wishes_to_drain:
+                self.wishes_to_drain = False
+                self._wished()
+            elif not self.is_draining and self.copy.draining:
+                self.copy.serve_again()
 
     def tell(self, sum: Sum | None = None) -> None:
         """Tell the doors. `sum` is of all processes; without one, of this one or as told last."""
@@ -123,13 +139,23 @@ class Served:
 
     def drain(self) -> None:
         """Take nothing new; what is under way goes on to its end."""
-        if not self.copy.draining:
+        if not self.is_draining:
+            self.is_draining = True
             self.copy.drain()
             for front in self._fronts.values():
                 front.stop_accepting()
+
+    def serve_again(self) -> None:
+        """Nobody wishes any more that it be drained. The connections that are left were told that they end: they do."""
+        self.is_draining = self.is_drained = False
+        fronts, self._fronts = self._fronts, {}
+        for front in fronts.values():
+            front.close()
+        self.copy.serve_again()
 
     def close(self) -> None:
         for front in self._fronts.values():
             front.close()
         for report in self._reports[:]:
             report.close()
+        self.copy.admissions.close()

@@ -1,7 +1,5 @@
 """Fair turns between the copies of a process, at their sockets: what comes for one that has had its part of this
 turn of the loop is kept back, and its connection not read, until one of the next.
-
-A piece that holds very many calls is served bit by bit: it must not hold up everybody else either.
 """
 
 import asyncio
@@ -12,10 +10,6 @@ from proxy.exchange.fairness import CALL_COST, Share, Turns
 
 # What may be kept back in all; what comes beyond is served at once. It has been read, and lies in memory anyhow.
 _KEPT_BYTES: Final = 32 * 1024 * 1024
-# The bits of a piece that may be dense: nobody knows what a new connection sends.
-_FIRST_BYTES: Final = 16 * 1024
-_DENSE_BYTES: Final = 8 * 1024
-_DENSE_CALLS: Final = 16
 
 
 class Load(Protocol):
@@ -23,28 +17,42 @@ class Load(Protocol):
 
     @property
     def arrived(self) -> int:
-        """Calls, perhaps of a while only: it grows within a step of the loop."""
+        """Calls; it begins anew at times."""
         ...
 
     @property
     def sent_bytes(self) -> int: ...
 
 
-class CopyShare(Share["TakesTurns"]):
+# Serves what waits, and returns what it cost.
+Serve = Callable[[], int]
+
+
+class CopyShare(Share[Serve]):
     """One copy's part."""
 
-    __slots__ = ("load", "sent_bytes")
+    __slots__ = ("_arrived", "_load", "_sent_bytes")
 
     def __init__(self, load: Load) -> None:
         super().__init__()
-        self.load, self.sent_bytes = load, load.sent_bytes
+        self._load = load
+        self._arrived, self._sent_bytes = load.arrived, load.sent_bytes
+
+    def cost(self, size: int) -> int:
+        """What a piece of so many bytes has cost, with whatever else there was since the last."""
+        load = self._load
+        arrived, sent = load.arrived, load.sent_bytes
+        calls = arrived - self._arrived if arrived >= self._arrived else arrived
+        size += sent - self._sent_bytes
+        self._arrived, self._sent_bytes = arrived, sent
+        return size + (CALL_COST * calls if calls > 1 else CALL_COST)
 
 
 class FairTurns:
     """All copies of the process."""
 
     def __init__(self) -> None:
-        self._turns: Turns[TakesTurns] = Turns()
+        self._turns: Turns[Serve] = Turns()
         self._is_due = False
         self._kept_bytes = 0
 
@@ -57,14 +65,28 @@ class FairTurns:
         if share.credit <= 0:
             self._want_turn()
 
-    def keep_back(self, share: CopyShare, connection: "TakesTurns", size: int) -> None:
-        self._kept_bytes += size
-        self._turns.wait(share, connection)
+    def later(self, share: CopyShare, do: Callable[[], None]) -> None:
+        """In one of the copy's next turns."""
+
+        def serve() -> int:
+            do()
+            return share.cost(0)
+
+        self._turns.wait(share, serve)
         self._want_turn()
 
-    def drop(self, share: CopyShare, connection: "TakesTurns", size: int) -> None:
+    def keep_back(self, share: CopyShare, serve: Serve, size: int) -> None:
+        """So many bytes wait for `serve`, which calls `took`."""
+        self._kept_bytes += size
+        self._turns.wait(share, serve)
+        self._want_turn()
+
+    def took(self, size: int) -> None:
         self._kept_bytes -= size
-        self._turns.drop(share, connection)
+
+    def drop(self, share: CopyShare, serve: Serve, size: int) -> None:
+        self._kept_bytes -= size
+        self._turns.drop(share, serve)
 
     def _want_turn(self) -> None:
         if not self._is_due:
@@ -73,15 +95,9 @@ class FairTurns:
 
     def _turn(self) -> None:
         self._is_due = False
-        self._turns.next_turn(self._serve)
+        self._turns.next_turn(lambda serve: serve())
         if self._turns.has_waiting:
             self._want_turn()
-
-    def _serve(self, connection: "TakesTurns") -> int:
-        return connection.serve_kept(self._took)
-
-    def _took(self, size: int) -> None:
-        self._kept_bytes -= size
 
 
 class Gate:
@@ -130,7 +146,6 @@ class TakesTurns(asyncio.Protocol):
         self._inner, self._share, self._turns, self._gone = inner, share, turns, gone
         self._kept = b""
         self._gate: Gate | None = None
-        self._bit_bytes = _FIRST_BYTES
         # As the loop calls them; nothing stands between.
         self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
         self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
@@ -142,7 +157,7 @@ class TakesTurns(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._kept:
-            self._turns.drop(self._share, self, len(self._kept))
+            self._turns.drop(self._share, self._serve_kept, len(self._kept))
             self._kept = b""
         self._inner.connection_lost(exc)
         self._gone()
@@ -150,38 +165,25 @@ class TakesTurns(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         share = self._share
         if (share.credit > 0 and not share.waiting) or not self._turns.has_room:
-            self._turns.spent(share, self._serve(data))
+            self._inner.data_received(data)
+            self._turns.spent(share, share.cost(len(data)))
         else:
             self._keep(data)
 
     def _keep(self, data: bytes) -> None:
         if self._kept:  # it had been read when the reading stopped
-            self._turns.drop(self._share, self, len(self._kept))
+            self._turns.drop(self._share, self._serve_kept, len(self._kept))
             data = self._kept + data
         self._kept = data
-        self._turns.keep_back(self._share, self, len(data))
+        self._turns.keep_back(self._share, self._serve_kept, len(data))
         if self._gate is not None:
             self._gate.hold(True)
 
-    def serve_kept(self, took: Callable[[int], None]) -> int:
+    def _serve_kept(self) -> int:
         """Its turn has come; returns what it cost."""
         data, self._kept = self._kept, b""
-        took(len(data))
-        cost = self._serve(data)
-        if not self._kept and self._gate is not None:
+        self._turns.took(len(data))
+        self._inner.data_received(data)
+        if self._gate is not None:
             self._gate.hold(False)
-        return cost
-
-    def _serve(self, data: bytes) -> int:
-        bit, rest = data, b""
-        if self._bit_bytes and len(data) > self._bit_bytes:
-            bit, rest = data[: self._bit_bytes], data[self._bit_bytes :]
-        share = self._share
-        load, arrived = share.load, share.load.arrived
-        self._inner.data_received(bit)
-        calls = load.arrived - arrived
-        self._bit_bytes = _DENSE_BYTES if calls > _DENSE_CALLS else 0
-        sent, share.sent_bytes = load.sent_bytes - share.sent_bytes, load.sent_bytes
-        if rest and self._gate is not None and not self._gate.transport.is_closing():
-            self._keep(rest)
-        return len(bit) + sent + (CALL_COST * calls if calls > 1 else CALL_COST)
+        return self._share.cost(len(data))

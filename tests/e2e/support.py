@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from aiohttp import ClientSession, ClientTimeout
 
+from berth.contract.gateway import public_name_of
+from berth.contract.ids import ServerName
 from berth.contract.keys import Keys
 from berth.kube import paths
 from berth.kube.errors import NotFound
@@ -137,9 +139,10 @@ class User:
         return report
 
     def repository(self, node: str) -> list[str]:
-        """What lies in the node's Triton repository, and in its staging area."""
+        """What lies in the node's Triton repository, and in its staging area; models by the names that people use."""
         directory = self.cluster.nodes[node].repository
-        return sorted(path.name for part in ("models", "staging") for path in (directory / part).iterdir())
+        names = [path.name for part in ("models", "staging") for path in (directory / part).iterdir()]
+        return sorted(public_name_of(ServerName(name)) for name in names)
 
     async def models_on(self, node: str) -> dict[str, str]:
         """Model name to state, as the node's report tells it."""

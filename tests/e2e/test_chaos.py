@@ -16,6 +16,7 @@ import pytest
 from aiohttp import ClientError
 from tritonclient.utils import InferenceServerException
 
+from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.report import ModelState, NodeReport
@@ -99,7 +100,7 @@ class SlowModel:
         """The file of the app's load, once it has begun."""
 
         async def check() -> Path:
-            found = list(self._directory.glob(f"{app}.*"))
+            found = list(self._directory.glob(f"{app}-*"))  # by its name in Triton
             assert found, f"{app} is not being loaded"
             return found[0]
 
@@ -193,7 +194,7 @@ async def test_files_that_are_gone_come_back_with_a_new_pod(user: User, source: 
     node = user.cluster.nodes[before["spec"]["nodeName"]]
     if agent == "starts":
         await node.agent.stop()
-    shutil.rmtree(node.repository / "models" / "red")
+    shutil.rmtree(node.repository / "models" / server_name_of("red", before["metadata"]["uid"]))
     if agent == "starts":
         await node.agent.start()
     assert "files are gone" in await user.event(before, "ModelLost")

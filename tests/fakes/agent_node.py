@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from agent.admission import CodeGate, NodeRules
+from agent.gateway_link import GatewayLink
 from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
@@ -16,8 +17,9 @@ from agent.repository import Record, Repository
 from agent.serving.journal import Journal
 from agent.serving.lifecycle import Lifecycle
 from agent.serving.restart import RestartFile
+from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice, GpuRef
-from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
+from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, ServerName
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, parse_model_pod
 from berth.contract.report import CodeRule, GpuReport
@@ -29,6 +31,11 @@ from tests.fakes.objects import GIB, pod
 GPU = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
 
 
+def on_server(uid: str, name: str = "") -> ServerName:
+    """What Triton calls the model of this pod."""
+    return server_name_of(name or f"model-{uid}", uid)
+
+
 class FakeTriton:
     """Holds models in memory, slowly. As the real one does, it goes on with a load that nobody waits for
     any more. Of what has no directory in `models` it tells
@@ -37,22 +44,22 @@ class FakeTriton:
 
     def __init__(self) -> None:
         self.models: Path | None = None
-        self.held: dict[ModelName, IndexState] = {}
+        self.held: dict[ServerName, IndexState] = {}
         # Raised at the end of the next loads; TritonUnavailable is Triton's death, with all it held.
         self.errors: list[TritonError] = []
         self.index_errors: list[TritonError] = []  # raised by the next looks at the index
-        self.deadly: set[ModelName] = set()
+        self.deadly: set[ServerName] = set()
         self.configs: list[Mapping[str, Any]] = []
-        self.loads: list[ModelName] = []
+        self.loads: list[ServerName] = []
         self.loading = 0
         self.most_loading = 0
         self.deaths = 0
-        self.died_with: list[set[ModelName]] = []  # what was being loaded at each death
-        self.stays: set[ModelName] = set()  # their unload never ends
-        self.kills_at_its_end: set[ModelName] = set()  # their unload is Triton's death
-        self.kills_later: dict[ModelName, float] = {}  # so many seconds after they have come to serve
+        self.died_with: list[set[ServerName]] = []  # what was being loaded at each death
+        self.stays: set[ServerName] = set()  # their unload never ends
+        self.kills_at_its_end: set[ServerName] = set()  # their unload is Triton's death
+        self.kills_later: dict[ServerName, float] = {}  # so many seconds after they have come to serve
         self.load_seconds, self.unload_seconds, self.restart_seconds = 0.01, 0.1, 0.0
-        self.takes: dict[ModelName, float] = {}  # seconds, where they are not `load_seconds`
+        self.takes: dict[ServerName, float] = {}  # seconds, where they are not `load_seconds`
         self._died = asyncio.Event()
         self._alive_at = 0.0
 
@@ -60,7 +67,7 @@ class FakeTriton:
         self._require_alive()
         return "2.51.0"
 
-    async def index(self) -> Mapping[ModelName, IndexEntry]:
+    async def index(self) -> Mapping[ServerName, IndexEntry]:
         self._require_alive()
         if self.index_errors:
             raise self.index_errors.pop(0)
@@ -71,7 +78,7 @@ class FakeTriton:
         )
         return {name: IndexEntry(state) for name, state in shown.items()}
 
-    async def load(self, name: ModelName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
+    async def load(self, name: ServerName, config: Mapping[str, Any], *, timeout_seconds: float) -> None:
         self._require_alive()
         state = self.held.get(name, IndexState.UNKNOWN)
         assert IndexEntry(state).is_gone, f"loaded while {state.value}: needs its memory twice"
@@ -86,7 +93,7 @@ class FakeTriton:
             work.add_done_callback(lambda done: done.exception())
             raise TritonLate("Deadline Exceeded") from None
 
-    async def unload(self, name: ModelName, *, timeout_seconds: float) -> None:
+    async def unload(self, name: ServerName, *, timeout_seconds: float) -> None:
         self._require_alive()
         assert self.held.get(name) is not IndexState.LOADING, "the call would wait for the load"
         self.held[name] = IndexState.UNLOADING
@@ -111,11 +118,11 @@ class FakeTriton:
         last = {config["name"]: config["instance_group"][0].get("gpus", []) for config in self.configs}
         return sum(ordinal in last.get(n, []) for n, state in self.held.items() if state is IndexState.READY)
 
-    def refusal(self, name: ModelName) -> TritonError | None:
+    def refusal(self, name: ServerName) -> TritonError | None:
         """How the load that is over now has ended."""
         return self.errors.pop(0) if self.errors else None
 
-    async def _work(self, name: ModelName) -> None:
+    async def _work(self, name: ServerName) -> None:
         self.loading += 1
         self.most_loading = max(self.most_loading, self.loading)
         # A deadly one kills half-way, so that what begins with it does not get through before.
@@ -134,11 +141,11 @@ class FakeTriton:
         if name in self.kills_later:
             asyncio.get_running_loop().call_later(self.kills_later[name], self._kill_if_held, name)
 
-    def _kill_if_held(self, name: ModelName) -> None:
+    def _kill_if_held(self, name: ServerName) -> None:
         if self.held.get(name) is IndexState.READY and name in self.kills_later:
             self.die()
 
-    def _unloaded(self, name: ModelName) -> None:
+    def _unloaded(self, name: ServerName) -> None:
         if self.held.get(name) is IndexState.UNLOADING:
             self.held[name] = IndexState.UNAVAILABLE
 
@@ -187,6 +194,25 @@ class Reported:
             raise TimeoutError
 
 
+class Gateway:
+    """Records whom it was asked to drain, and what Triton held of it then. `seconds`: what a drain takes."""
+
+    def __init__(self, triton: FakeTriton) -> None:
+        self._triton = triton
+        self.drained: list[tuple[PodUid, list[ServerName]]] = []
+        self.off: set[PodUid] = set()
+        self.seconds = 0.0
+
+    async def drain(self, uid: PodUid) -> None:
+        await asyncio.sleep(self.seconds)
+        ready = [name for name, state in self._triton.held.items() if state is IndexState.READY]
+        self.drained.append((uid, ready))
+        self.off.add(uid)
+
+    def resume(self, uid: PodUid) -> None:
+        self.off.discard(uid)
+
+
 class Events:
     def __init__(self) -> None:
         self.said: list[tuple[str, str]] = []
@@ -196,7 +222,7 @@ class Events:
 
 
 class Node:
-    """`triton`: another than the fake one, which then stands idle."""
+    """`triton`, `link`: others than the fake ones, which then stand idle."""
 
     def __init__(
         self,
@@ -206,11 +232,13 @@ class Node:
         unload_timeout_seconds: float = 5,
         triton: TritonAdmin | None = None,
         code: CodeRule = CodeRule.NAMESPACE,
+        link: GatewayLink | None = None,
     ) -> None:
         self.directory, self.repository, self.models = directory, Repository(directory), Models()
         self.repository.open()
         self.triton, self.reported, self.events = FakeTriton(), Reported(), Events()
         self.triton.models = self.repository.models
+        self.gateway = Gateway(self.triton)
         self.gpus, self.registry = Gpus(self.triton), CollectorRegistry()
         self.rules, self.gate = NodeRules(frozenset({"python"}), code), CodeGate(code)
         self.lifecycle = Lifecycle(
@@ -221,6 +249,7 @@ class Node:
             room=self.room,
             reported=self.reported,
             events=self.events,
+            gateway=link or self.gateway,
             metrics=AgentMetrics(self.registry),
             journal=Journal(directory),
             restart_file=RestartFile(directory),

@@ -1,26 +1,28 @@
 """The front ends without sockets: bytes in, bytes out, on both sides, in the order of the calls."""
 
 import asyncio
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.ids import ModelName
-from proxy.exchange.breaker import Breaker
-from proxy.exchange.load import LoadMeter
+from berth.contract.gateway import CopyLimits
+from proxy.exchange.access import Access, Whereabouts
+from proxy.exchange.copy import ModelCopy
 from proxy.exchange.model_facts import ModelFacts
-from proxy.exchange.traffic import Traffic
-from proxy.fronts.grpc.client import ClientConnection
-from proxy.fronts.grpc.front import GrpcFront
+from proxy.exchange.names import Names
+from proxy.exchange.refusal import NotServed
+from proxy.fronts.grpc.client import GrpcConnection
+from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
 from proxy.fronts.grpc.upstream import UpstreamConnection
 from proxy.fronts.rest.client import RestConnection
-from proxy.fronts.rest.front import RestFront
+from proxy.fronts.rest.front import RestFront, RestShared
 from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
-from proxy.upstream import Access, Upstream
+from proxy.fronts.triton import TritonGrpc
+from proxy.fronts.turn import Turn
+from proxy.upstream import Upstream
 
 KEY = "triton-grpc-protocol-berth-inference-key"
 
@@ -39,6 +41,12 @@ class Wire:
     def stall(self, protocol: asyncio.BaseProtocol) -> None:
         """`protocol` writes here, and is told when too much has piled up."""
         self._stalled = protocol
+
+    def flow(self) -> None:
+        """The peer takes everything from now on."""
+        while self._untaken:
+            self.drain()
+        self._stalled = None
 
     def drain(self, size: int | None = None) -> None:
         """The peer takes so much, or all."""
@@ -96,20 +104,62 @@ class Wire:
         return None
 
 
-def own_upstream(facts: ModelFacts | None = None) -> Upstream:
-    upstream = Upstream(ModelName("own"), None)  # type: ignore[arg-type]
-    here = Endpoint("127.0.0.1", 1)
-    upstream.access = Access(here, here, {"berth-inference-key": "k"}, {KEY: "k"})
-    upstream.not_ready = None
-    upstream.facts = facts or ModelFacts()
-    return upstream
+def here() -> Whereabouts:
+    endpoint = Endpoint("127.0.0.1", 1)
+    return Whereabouts(Access(endpoint, endpoint, {"berth-inference-key": "k"}, {KEY: "k"}))
 
 
-def make_breaker(limit: int = 0, depth: int = 0) -> Breaker:
-    return Breaker(LoadMeter(time.monotonic(), time.time), limit=limit, queue_depth=depth)
+def own_copy(
+    limit: int = 0,
+    depth: int = 0,
+    *,
+    facts: ModelFacts | None = None,
+    names: Names | None = None,
+    **limits: Any,
+) -> ModelCopy:
+    """A copy that Triton serves."""
+    more = {"max_json_bytes": 64 * 1024, **limits}
+    copy = ModelCopy(
+        names or Names(b"own", b"own"),
+        CopyLimits(container_concurrency=limit, queue_depth=depth, **more),
+    )
+    copy.triton_says(None)
+    copy.facts = facts or ModelFacts()
+    return copy
 
 
-_PAIRS: "WeakKeyDictionary[ClientConnection, GrpcPair]" = WeakKeyDictionary()
+def own_upstream(facts: ModelFacts | None = None, copy: ModelCopy | None = None) -> Upstream:
+    where = here()
+    return Upstream(copy or own_copy(facts=facts), where, UpstreamPool(where))
+
+
+class HandTurn(Turn):
+    """Turns that a test ends."""
+
+    def then(self, do: Callable[[], None]) -> None:
+        self._todo.append(do)
+
+    def end(self) -> None:
+        while self._todo:
+            super().end()
+
+
+class NoQuestions:
+    """Triton cannot be asked."""
+
+    async def versions(self, copy: ModelCopy) -> list[str]:
+        raise NotServed("nobody asks")
+
+    async def server_metadata(self) -> Any:
+        raise NotServed("nobody asks")
+
+
+_TRITONS: "WeakKeyDictionary[TritonGrpc, list[tuple[UpstreamConnection, Wire]]]" = WeakKeyDictionary()
+
+
+def grpc_common(questions: Any = None, **more: Any) -> GrpcCommon:
+    """With turns that end by hand."""
+    return GrpcCommon(here(), questions or NoQuestions(), turn=HandTurn(), **more)
 
 
 class GrpcPair:
@@ -118,38 +168,67 @@ class GrpcPair:
     def __init__(
         self,
         *,
-        breaker: Breaker | None = None,
+        limit: int = 0,
+        depth: int = 0,
         facts: ModelFacts | None = None,
+        names: Names | None = None,
+        copy: ModelCopy | None = None,
+        common: GrpcCommon | None = None,
         front: GrpcFront | None = None,
+        **limits: Any,
     ) -> None:
+        """Of several clients of one process (`common`) or copy (`front`) all have the same connections to Triton."""
+        more = {"max_json_bytes": 1024**2, **limits}
         self.front = front or GrpcFront(
-            own_upstream(facts),
-            breaker or make_breaker(),
-            Traffic(),
-            timeout_seconds=300,
-            inflate_limit=1024**2,
-            not_ready=lambda: None,
+            copy or own_copy(limit, depth, facts=facts, names=names, **more), common or grpc_common()
         )
-        self.client, self.to_client = ClientConnection(self.front), Wire()
+        self.copy = self.front.copy
+        self.client, self.to_client = GrpcConnection(self.front), Wire()
         self.client.connection_made(self.to_client)  # type: ignore[arg-type]
-        self.to_triton: list[Wire] = []
-        self.tritons: list[UpstreamConnection] = []
-        _PAIRS[self.client] = self
+
+    def receive(self, data: bytes) -> None:
+        """What the client has sent."""
+        self.client.data_received(data)
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        self.front.turn.end()
+
+    @property
+    def tritons(self) -> list[UpstreamConnection]:
+        return [upstream for upstream, _ in _TRITONS.get(self.front.triton, [])]
+
+    @property
+    def to_triton(self) -> list[Wire]:
+        return [wire for _, wire in _TRITONS.get(self.front.triton, [])]
+
+    @property
+    def running(self) -> int:
+        return self.copy.admissions.running
+
+    @property
+    def waiting(self) -> int:
+        return self.copy.admissions.waiting
+
+    @property
+    def held_bytes(self) -> int:
+        return self.copy.budget.used_bytes
 
 
 @contextmanager
 def triton_at_hand() -> Iterator[None]:
-    """Connections to Triton are made at once, each with its own client's pair."""
+    """Connections to Triton are made at once."""
 
     async def nothing(_: UpstreamConnection) -> None:
         """The transport is there already."""
 
-    def wired(upstream: UpstreamConnection, client: ClientConnection, *args: Any) -> None:
-        original(upstream, client, *args)
-        pair = _PAIRS[client]
-        pair.tritons.append(upstream)
-        pair.to_triton.append(Wire())
-        upstream.connection_made(pair.to_triton[-1])  # type: ignore[arg-type]
+    def wired(
+        upstream: UpstreamConnection, address: Any, keys: Any, readers: Any, turn: Any, watcher: Any
+    ) -> None:
+        original(upstream, address, keys, readers, turn, watcher)
+        wire = Wire()
+        _TRITONS.setdefault(watcher, []).append((upstream, wire))
+        upstream.connection_made(wire)  # type: ignore[arg-type]
 
     original = UpstreamConnection.__init__
     with (
@@ -168,38 +247,33 @@ class RestPair:
     def __init__(
         self,
         *,
-        breaker: Breaker | None = None,
+        limit: int = 0,
+        depth: int = 0,
         facts: ModelFacts | None = None,
+        copy: ModelCopy | None = None,
         front: RestFront | None = None,
     ) -> None:
         """Of several clients of one `front` the first one's pair has the connections to Triton."""
-        self.front = front or RestFront(
-            own_upstream(facts),
-            breaker or make_breaker(),
-            Traffic(),
-            max_json_bytes=64 * 1024,
-            timeout_seconds=300,
-            not_ready=lambda: None,
-        )
+        self.front = front or RestFront(RestShared(here()), copy or own_copy(limit, depth, facts=facts))
         self.client, self.to_client = RestConnection(self.front), Wire()
         self.client.connection_made(self.to_client)  # type: ignore[arg-type]
         self.tritons: list[UpstreamHttp] = []
         self.to_triton: list[Wire] = []
-        _POOLS.setdefault(self.front.pool, self)
+        _POOLS.setdefault(self.front.shared.pool, self)
 
     @staticmethod
     @contextmanager
     def triton_at_hand() -> Iterator[None]:
         """Connections to Triton are made in the loop's next step, each with its own front end's pair."""
 
-        async def connect(pool: UpstreamPool, endpoint: Endpoint, asker: Any) -> None:
+        async def connection(pool: UpstreamPool, endpoint: Endpoint, asker: Any) -> UpstreamHttp:
             pair, upstream = _POOLS[pool], UpstreamHttp(pool, endpoint, asker)
             pair.tritons.append(upstream)
             pair.to_triton.append(Wire())
             upstream.connection_made(pair.to_triton[-1])  # type: ignore[arg-type]
-            asker.connected(upstream)
+            return upstream
 
-        with patch.object(UpstreamPool, "_connect", connect):
+        with patch.object(UpstreamPool, "_connection", connection):
             yield
 
 

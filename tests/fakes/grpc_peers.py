@@ -13,8 +13,7 @@ import h2.settings
 from h2.settings import SettingCodes
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.exchange.messages import framed
-from proxy.fronts.grpc.head import INFER
+from proxy.exchange.messages import INFER, framed
 from tests.fakes.data_plane import GrpcPair
 
 
@@ -64,11 +63,12 @@ class Client:
     def exchange(self) -> None:
         """Deliver what both sides have written to each other."""
         if (out := self.h2.data_to_send()) and self.pair.to_client.open:
-            self.pair.client.data_received(out)
+            self.pair.receive(out)
+        self.pair.end_turn()
         for event in self.h2.receive_data(self.pair.to_client.take()):
             self.take(event)
         if (out := self.h2.data_to_send()) and self.pair.to_client.open:
-            self.pair.client.data_received(out)
+            self.pair.receive(out)
 
     def take(self, event: Any) -> None:
         match event:
@@ -90,10 +90,11 @@ class Client:
 
 
 class Triton:
-    """A reference server on the other side."""
+    """A reference server on the other side. It calls the streams what the client calls them."""
 
-    def __init__(self, pair: GrpcPair) -> None:
-        self.pair = pair
+    def __init__(self, pair: GrpcPair, index: int = 0) -> None:
+        """`index`: of the proxy's connections to Triton."""
+        self.pair, self._index = pair, index
         config = h2.config.H2Configuration(client_side=False, header_encoding=None)
         self.h2 = h2.connection.H2Connection(config)
         told = {SettingCodes.MAX_CONCURRENT_STREAMS: 2**31 - 1, SettingCodes.MAX_HEADER_LIST_SIZE: 16_384}
@@ -103,29 +104,53 @@ class Triton:
         self.data: dict[int, bytes] = {}
         self.ended: set[int] = set()
         self.resets: set[int] = set()
+        self._clients: dict[int, int] = {}
+
+    def _named(self, id: int) -> int:
+        """A stream as the client calls it; one that was over before it was seen has no such name."""
+        if len(self.pair.tritons) <= self._index:
+            return -id
+        for stream in self.pair.tritons[self._index].codec.streams.values():
+            self._clients.setdefault(stream.id, stream.owner.stream.id)
+        return self._clients.get(id, -id)
+
+    def own(self, stream: int) -> int:
+        """What is called so here."""
+        if stream < 0:
+            return -stream
+        return next((id for id, named in self._clients.items() if named == stream), stream)
 
     def exchange(self) -> None:
-        if not self.pair.tritons:
+        if len(self.pair.tritons) <= self._index:
             return
-        for event in self.h2.receive_data(self.pair.to_triton[0].take()):
+        self._named(0)
+        for event in self.h2.receive_data(self.pair.to_triton[self._index].take()):
+            stream = self._named(getattr(event, "stream_id", None) or 0)
             match event:
                 case h2.events.RequestReceived():
-                    self.calls[event.stream_id] = dict(event.headers)
+                    self.calls[stream] = dict(event.headers)
                 case h2.events.DataReceived():
-                    self.data[event.stream_id] = self.data.get(event.stream_id, b"") + event.data
+                    self.data[stream] = self.data.get(stream, b"") + event.data
                     self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                 case h2.events.StreamEnded():
-                    self.ended.add(event.stream_id)
+                    self.ended.add(stream)
                 case h2.events.StreamReset():
-                    self.resets.add(event.stream_id)
-        if self.pair.to_triton[0].open:
-            self.pair.tritons[0].data_received(self.h2.data_to_send())
+                    self.resets.add(stream)
+        if self.pair.to_triton[self._index].open:
+            self.pair.tritons[self._index].data_received(self.h2.data_to_send())
+            self.pair.end_turn()
 
     def answer(self, stream: int, *messages: bytes, status: str = "0") -> None:
-        self.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+        self.begin(stream)
         for message in messages:
-            self.h2.send_data(stream, framed(message))
-        self.h2.send_headers(stream, [("grpc-status", status)], end_stream=True)
+            self.send(stream, framed(message))
+        self.h2.send_headers(self.own(stream), [("grpc-status", status)], end_stream=True)
+
+    def begin(self, stream: int) -> None:
+        self.h2.send_headers(self.own(stream), [(":status", "200"), ("content-type", "application/grpc")])
+
+    def send(self, stream: int, data: bytes, **more: Any) -> None:
+        self.h2.send_data(self.own(stream), data, **more)
 
     def messages(self, stream: int) -> list[bytes]:
         """Those that are whole."""

@@ -1,23 +1,21 @@
-"""Slots of a breaker that a test holds."""
+"""Slots that a test holds."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from proxy.exchange.breaker import Breaker
+from proxy.exchange.admission import Admissions
 
 
-class _Holder:
-    def granted(self) -> None:
-        raise AssertionError("no slot was free when the test wanted it")
+def _nobody() -> None:
+    raise AssertionError("no slot was free when the test wanted it")
 
 
 @contextmanager
-def held(breaker: Breaker, count: int = 1) -> Iterator[None]:
-    for _ in range(count):
-        assert breaker.enter(_Holder(), time.monotonic())
+def held(admissions: Admissions, count: int = 1) -> Iterator[None]:
+    had = [admissions.admit(0.0, _nobody) for _ in range(count)]
+    assert all(one.is_running for one in had)
     try:
         yield
     finally:
-        for _ in range(count):
-            breaker.leave(time.monotonic())
+        for one in had:
+            one.release(0.0)

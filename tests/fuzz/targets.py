@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -16,11 +16,17 @@ from tritonclient.grpc import service_pb2 as pb
 
 from proxy.codecs import protobuf
 from proxy.codecs.grpc_status import Refused
-from proxy.codecs.h2 import frames
+from proxy.codecs.h2 import frames, hpack
+from proxy.codecs.h2.codec import CONNECTION_WINDOW, H2Codec
+from proxy.codecs.h2.events import Call, Data, Ended, Headers
+from proxy.codecs.h2.flow import Stream
+from proxy.codecs.h2.server import ServerCodec
 from proxy.codecs.json_guard import MAX_DEPTH, BadJson, check_infer
 from proxy.exchange.messages import InferGuard
 from proxy.exchange.model_facts import ModelFacts
+from tests.fakes import h2_codecs
 from tests.fakes.data_plane import GrpcPair, RestPair, settle, triton_at_hand
+from tests.fuzz.preamble import preamble
 
 OWN = protobuf.OwnModel(b"own")
 FACTS = ModelFacts(fixed_outputs=frozenset({"FIXED"}))
@@ -122,6 +128,64 @@ def _require_own_grpc(sent: bytes) -> None:
             body = body[5 + size :]
 
 
+def codec(data: bytes) -> None:
+    """What an HTTP/2 peer says, cut in two: told as if it had come whole, with no byte lost or owed twice."""
+    if len(data) < 2:
+        return
+    said = data[2:]
+    cut = data[1] * len(said) // 256
+    start = _a_server if data[0] & 1 else _a_client
+    assert _heard(start(), [said[:cut], said[cut:]]) == _heard(start(), [said])
+
+
+def _a_server() -> H2Codec[Any, Any]:
+    server = h2_codecs.introduced()
+    server.receive(frames.headers(3, h2_codecs.head(), end_stream=False))
+    return server
+
+
+def _a_client() -> H2Codec[Any, Any]:
+    client = h2_codecs.client()
+    client.receive(frames.settings({}) + frames.SETTINGS_ACK)
+    client.send_call(h2_codecs.head(), b"1")
+    client.receive(frames.headers(1, hpack.NO_TABLE + h2_codecs.OK, end_stream=True))
+    for _ in range(3):
+        client.send_call(h2_codecs.head(), b"x" * 100_000)
+    return client
+
+
+def _heard(codec: H2Codec[Any, Any], pieces: list[bytes]) -> dict[int, list[Any]]:
+    heard = [event for piece in pieces for event in codec.receive(piece)]
+    streams = {event.stream for event in heard if isinstance(event, Call | Headers | Data)}
+    _require_balance(streams)
+    for event in heard:
+        if isinstance(event, Data):
+            event.release()
+    _require_balance(streams)
+    assert not any(stream.held for stream in streams)
+    assert 0 < codec.receive_left <= CONNECTION_WINDOW
+    if isinstance(codec, ServerCodec):
+        for stream in list(codec.streams.values()):
+            codec.send_answer(stream, h2_codecs.OK, b"answer", h2_codecs.DONE)
+    out = h2_codecs.output(codec)
+    at = out.startswith(frames.PREFACE) * len(frames.PREFACE)
+    while at < len(out):
+        high, low, *_ = frames.read_head(out, at)
+        at += frames.HEAD_BYTES + (high << 8 | low)
+    assert at == len(out)
+    assert codec.is_closed == any(isinstance(event, Ended) for event in heard)
+    assert all(event is heard[-1] for event in heard if isinstance(event, Ended))
+    codec.lost()
+    assert not codec.streams
+    return h2_codecs.told(heard)
+
+
+def _require_balance(streams: Iterable[Stream]) -> None:
+    for stream in streams:
+        assert stream.receive_left + stream.owed + stream.held == stream.window
+        assert min(stream.receive_left, stream.owed, stream.held) >= 0
+
+
 def infer_json(data: bytes) -> None:
     """A JSON body: what goes on has no shape beyond its size, no depth, no shared memory, and the right types."""
     try:
@@ -220,8 +284,10 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
+    "preamble": preamble,
     "rest": rest,
     "grpc": grpc,
+    "codec": codec,
     "json": infer_json,
     "message": message,
 }

@@ -56,6 +56,7 @@ async def test_it_runs_berth_under_an_init_as_nobody(image: Unpacked) -> None:
     assert set(re.findall(r"^  ([a-z]\S*) ", ran.stdout, re.MULTILINE)) >= {
         "agent",
         "binder",
+        "gateway",
         "loader",
         "proxy",
     }

@@ -67,6 +67,11 @@ class NodeUser(User):
         identity = container_status(pod, container)["containerID"].removeprefix("containerd://")
         return sorted(pid for pid in self.cluster.namespaces.processes() if identity in cgroup_of(pid))
 
+    def files(self, pod: Json, container: str, directory: str) -> set[str]:
+        """What is below a directory of a container, but for directories."""
+        place = Path(f"/proc/{self.processes(pod, container)[0]}/root{directory}")
+        return {str(path.relative_to(place)) for path in place.rglob("*") if not path.is_dir()}
+
     def kill(self, pod: Json, container: str, program: str) -> None:
         """kill -9 of a program in a container."""
         pids = [pid for pid in self.processes(pod, container) if command_of(pid).startswith(program)]

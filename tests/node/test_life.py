@@ -9,9 +9,18 @@ import pytest
 
 from berth.kube import paths
 from localcluster.node.cluster import NODE, KubectlFailed
-from localcluster.samples import model_pod
-from tests.e2e.support import Json, brief, eventually, is_ready
-from tests.node.support import SYSTEM, NodeUser, Served, container_status, steadily
+from localcluster.samples import model_deployment, model_pod
+from tests.e2e.support import KEYS, Json, brief, eventually, is_ready
+from tests.node.support import (
+    SERVICE,
+    SYSTEM,
+    NodeUser,
+    Served,
+    client_pod,
+    container_status,
+    finished,
+    steadily,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -45,6 +54,34 @@ async def test_a_killed_triton_comes_back_with_its_models(user: NodeUser, simple
     assert again["metadata"]["uid"] == pod["metadata"]["uid"]
     assert restarts(await user.daemon("berth-agent"), "agent") == restarts(agent, "agent")
     assert restarts(again, "proxy") == restarts(pod, "proxy")
+
+
+async def test_a_killed_gateway_is_back_and_nothing_else_is_started_anew(
+    user: NodeUser, simple: Served
+) -> None:
+    server, pod = await user.daemon("berth-server"), await simple.pod()
+    user.kill(server, "gateway", "berth")
+    after = await restarted(user, server, "gateway", seconds=20)
+    again = await simple.answers(seconds=30)
+    assert restarts(after, "triton") == restarts(server, "triton")
+    assert again["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert restarts(again, "proxy") == restarts(pod, "proxy")
+
+
+async def test_models_serve_on_while_the_agent_is_killed_again_and_again(
+    user: NodeUser, simple: Served
+) -> None:
+    pod, over = await simple.pod(), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(steadily(simple, over))
+        for _ in range(2):
+            agent = await user.daemon("berth-agent")
+            user.kill(agent, "agent", "berth")
+            await restarted(user, agent, "agent")
+        await user.berth_is_ready()
+        over.set()
+    assert serving.result() > 0
+    assert restarts(await simple.pod(), "proxy") == restarts(pod, "proxy")
 
 
 async def test_an_updated_agent_leaves_models_serving(user: NodeUser, simple: Served) -> None:
@@ -129,6 +166,45 @@ async def test_a_drain_waits_for_the_disruption_budget_and_moves_the_model(
     assert (await user.daemon("berth-agent"))["metadata"]["uid"] == agent["metadata"]["uid"]
     await user.cluster.kubectl("uncordon", NODE)
     await simple.answers()
+
+
+# Asks a Service for a while, each time over a new connection.
+ROLLING = """
+import os, sys, time, urllib.request
+
+url = f"http://{os.environ['SERVICE']}:9000/v2/models/rolling"
+answers, failures, until = 0, [], time.monotonic() + float(os.environ["SECONDS"])
+while time.monotonic() < until:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            answer.read()
+        answers += 1
+    except OSError as error:
+        failures.append(f"{time.monotonic()}: {error}")
+    time.sleep(0.02)
+sys.exit(None if answers > 100 and not failures else f"{answers} answers; {failures[:5]}")
+"""
+
+
+async def test_a_rolling_update_loses_no_request(user: NodeUser, source: str) -> None:
+    """Without an id two pods of one model may be on a node, each with its own in Triton."""
+    rolling = model_deployment("rolling", source=source, gpu_mem="1Gi")
+    template = rolling["spec"]["template"]
+    del template["metadata"]["annotations"][KEYS.model_id]
+    rolling["spec"]["strategy"] = {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    service = {**SERVICE, "metadata": {"name": "rolling", "namespace": "default"}}
+    service["spec"] = {**SERVICE["spec"], "selector": {"app": "rolling"}}
+    await user.apply(rolling, service)
+    (before,) = await user.ready("rolling")
+    address = (await user.client.get("/api/v1/namespaces/default/services/rolling"))["spec"]["clusterIP"]
+    await user.apply(client_pod("caller", ROLLING, SERVICE=address, SECONDS="30"))
+    await asyncio.sleep(3)
+    template["metadata"]["annotations"]["example.com/version"] = "2"
+    await user.apply(rolling)
+    ended = container_status(await finished(user, "caller"), "client")["state"]["terminated"]
+    assert ended["exitCode"] == 0, ended.get("message")
+    (after,) = await user.ready("rolling")
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
 
 
 async def test_a_pod_ends_in_order(user: NodeUser, source: str) -> None:

@@ -80,7 +80,7 @@ async def test_every_container_runs_as_declared(user: NodeUser, simple: Served) 
     checked = [
         check_container(user, pod, container) for pod in pods for container in pod["spec"]["containers"]
     ]
-    assert sorted(checked) == ["agent", "binder", "binder", "proxy", "triton"]
+    assert sorted(checked) == ["agent", "binder", "binder", "gateway", "proxy", "triton"]
 
 
 def check_container(user: NodeUser, pod: Json, container: Json) -> str:
@@ -106,8 +106,12 @@ def check_container(user: NodeUser, pod: Json, container: Json) -> str:
 async def test_the_first_process_of_berths_containers_is_the_one_that_passes_signals_on(
     user: NodeUser, simple: Served
 ) -> None:
-    proxy, agent = await simple.pod(), await user.daemon("berth-agent")
-    for pod, name in ((proxy, "proxy"), (agent, "agent")):
+    proxy, agent, server = (
+        await simple.pod(),
+        await user.daemon("berth-agent"),
+        await user.daemon("berth-server"),
+    )
+    for pod, name in ((proxy, "proxy"), (agent, "agent"), (server, "gateway")):
         assert command_of(user.processes(pod, name)[0]) == "tini"
 
 
@@ -116,6 +120,7 @@ async def test_only_the_agent_has_a_token_of_the_api_server(user: NodeUser, simp
     token = "run/secrets/kubernetes.io/serviceaccount/token"
     for pod, name, has in (
         (server, "triton", False),
+        (server, "gateway", False),
         (agent, "agent", True),
         (await simple.pod(), "proxy", False),
     ):

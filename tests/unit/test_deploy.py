@@ -2,13 +2,16 @@
 make a node's directory ready, run as their users with their capabilities."""
 
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,7 +29,10 @@ from berth.triton.keys import TritonKeys
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
 KEYS, REPOSITORY = "/run/berth/keys", "/var/lib/berth/repository"
+TRITON, GATEWAY = "/run/berth/triton", "/run/berth/gateway"
 AGENT = 65532  # the image's user
+SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+"""One that any user may run."""
 
 Json = dict[str, Any]
 
@@ -118,7 +124,7 @@ def container_of(pod: str, name: str) -> Json:
 
 def test_triton_has_a_pod_without_rights_and_the_agent_one_without_tenants_code() -> None:
     images = {name: {container["image"] for container in pods()[name]["containers"]} for name in NODE_PODS}
-    assert images == {"berth-server": {"tritonserver"}, "berth-agent": {"berth"}}
+    assert images == {"berth-server": {"tritonserver", "berth"}, "berth-agent": {"berth"}}
     accounts = {name: pods()[name]["serviceAccountName"] for name in NODE_PODS}
     assert accounts == {name: name for name in NODE_PODS}
     bindings = documents("RoleBinding") | documents("ClusterRoleBinding")
@@ -127,12 +133,55 @@ def test_triton_has_a_pod_without_rights_and_the_agent_one_without_tenants_code(
     assert "berth-server" not in holders
 
 
-def test_triton_writes_in_nothing_that_outlives_its_pod() -> None:
+def test_triton_writes_in_nothing_that_outlives_its_pod_but_where_its_socket_is() -> None:
     triton, volumes = container_of("berth-server", "triton"), pods()["berth-server"]["volumes"]
     lasting = {volume["name"] for volume in volumes if "emptyDir" not in volume}
-    assert lasting == {"keys", "repository"}
-    assert all(m.get("readOnly") for m in triton["volumeMounts"] if m["name"] in lasting)
+    writable = {
+        m["mountPath"] for m in triton["volumeMounts"] if m["name"] in lasting and not m.get("readOnly")
+    }
+    assert writable == {TRITON}
     assert all("sizeLimit" in volume["emptyDir"] for volume in volumes if volume["name"] not in lasting)
+
+
+def seen_of(container: Json, place: str) -> set[str]:
+    """What a container has of a directory of the node: paths, read-only ones in brackets."""
+    return {
+        f"({m['mountPath']})" if m.get("readOnly") else m["mountPath"]
+        for m in container["volumeMounts"]
+        if m["mountPath"].startswith(place)
+    }
+
+
+def test_what_a_container_sees_of_the_others() -> None:
+    """Triton runs tenants' code: it finds no way to the gateway's orders, nor a secret that is not its own."""
+    triton, gateway, agent = (
+        container_of("berth-server", "triton"),
+        container_of("berth-server", "gateway"),
+        container_of("berth-agent", "agent"),
+    )
+    assert seen_of(triton, "/run") == {f"({KEYS}/server-flags)", f"({KEYS}/inference)", TRITON}
+    assert seen_of(gateway, "/") == {f"({KEYS}/inference)", f"({TRITON})", GATEWAY}
+    assert seen_of(agent, "/run") == {f"({KEYS})", f"({TRITON})", f"({GATEWAY})"}
+    for container in (triton, gateway, agent):
+        for mount in container["volumeMounts"]:
+            assert mount["mountPath"].endswith(mount.get("subPath", "")), mount
+
+
+def test_the_same_sockets_are_meant_on_both_sides() -> None:
+    """gRPC adds the port to the path that Triton is given; whoever connects names the whole."""
+    (start,) = container_of("berth-server", "triton")["args"]
+    address = f"unix:{TRITON}/grpc"
+    assert f" --grpc-address={address} " in start
+    assert " --http-address=127.0.0.1 " in start
+    flags = [
+        dict(argument.partition("=")[::2] for argument in container_of(pod, name)["args"])
+        for pod, name in (("berth-server", "gateway"), ("berth-agent", "agent"))
+    ]
+    gateway, agent = flags
+    assert gateway["--triton-grpc"] == agent["--triton-grpc"] == f"{address}:8001"
+    assert gateway["--triton-http"] == "127.0.0.1:8000"
+    assert gateway["--control"] == agent["--gateway-control"] == f"unix:{GATEWAY}/control"
+    assert agent["--gateway"].rpartition(":")[2] == gateway["--listen"].rpartition(":")[2] == "8472"
 
 
 @pytest.mark.parametrize("pod", [*NODE_PODS, "berth-binder", "berth-kube-scheduler", "simple"])
@@ -153,12 +202,18 @@ def test_a_container_has_no_more_of_linux_than_it_needs(pod: str) -> None:
 
 def test_only_what_the_proxies_and_loaders_use_is_on_the_nodes_address() -> None:
     ports = {
-        name: {p["hostPort"] for c in pods()[name]["containers"] for p in c["ports"] if "hostPort" in p}
+        name: {p["hostPort"] for c in pods()[name]["containers"] for p in ports_of(c) if "hostPort" in p}
         for name in NODE_PODS
     }
-    assert ports == {"berth-server": {8000, 8001}, "berth-agent": {8470}}
+    assert ports == {"berth-server": {8472}, "berth-agent": {8470}}
+    assert ports_of(container_of("berth-server", "triton")) == []
     # What Triton's metrics say is of every model of the node, and their port asks for no key.
     assert "--allow-metrics=false" in container_of("berth-server", "triton")["args"][0]
+
+
+def ports_of(container: Json) -> list[Json]:
+    ports: list[Json] = container.get("ports", [])
+    return ports
 
 
 @pytest.mark.parametrize("name", NODE_PODS)
@@ -185,7 +240,7 @@ def test_triton_opens_no_connection() -> None:
 def test_a_network_policy_lets_in_what_listens_and_no_more(name: str) -> None:
     policy = documents("NetworkPolicy")[name]["spec"]
     let_in = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
-    listening = {port["containerPort"] for c in pods()[name]["containers"] for port in c["ports"]}
+    listening = {port["containerPort"] for c in pods()[name]["containers"] for port in ports_of(c)}
     assert let_in == listening
 
 
@@ -209,13 +264,19 @@ def test_every_policy_is_in_force() -> None:
 
 
 @pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
-def test_an_agents_addresses_can_be_read_in_both_families(address: str) -> None:
+@pytest.mark.parametrize(
+    ("pod", "name", "ports"),
+    [("berth-agent", "agent", [8472, 8470, 8471]), ("berth-server", "gateway", [8472, 8473])],
+)
+def test_a_nodes_addresses_can_be_read_in_both_families(
+    pod: str, name: str, ports: list[int], address: str
+) -> None:
     given = [
         argument.replace("$(HOST_IP)", address).replace("$(POD_IP)", address).partition("=")[2]
-        for argument in container_of("berth-agent", "agent")["args"]
+        for argument in container_of(pod, name)["args"]
         if "_IP)" in argument
     ]
-    assert [str(Endpoint.parse(argument).port) for argument in given] == ["8000", "8001", "8470", "8471"]
+    assert [Endpoint.parse(argument).port for argument in given] == ports
     assert {Endpoint.parse(argument).host for argument in given} == {address}
 
 
@@ -224,7 +285,7 @@ def test_both_pods_of_a_node_make_it_ready_in_the_same_way() -> None:
     assert server["initContainers"] == agent["initContainers"]
     shared = [[v for v in pod["volumes"] if "hostPath" in v] for pod in (server, agent)]
     assert shared[0] == shared[1]
-    assert {volume["hostPath"]["path"] for volume in shared[0]} == {KEYS, REPOSITORY}
+    assert {volume["hostPath"]["path"] for volume in shared[0]} == {KEYS, REPOSITORY, TRITON, GATEWAY}
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root: it becomes the containers' users")
@@ -232,10 +293,19 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root: it becomes t
 
 @dataclass(frozen=True)
 class Disk:
-    """The two directories of a node that Berth's pods share."""
+    """The directories of a node that Berth's pods share."""
 
     keys: Path
     repository: Path
+    triton: Path
+    gateway: Path
+
+    def named(self, text: str) -> str:
+        """With these directories in place of a container's."""
+        places = {KEYS: self.keys, REPOSITORY: self.repository, TRITON: self.triton, GATEWAY: self.gateway}
+        for path, place in places.items():
+            text = text.replace(path, str(place))
+        return text
 
 
 @pytest.fixture
@@ -243,13 +313,13 @@ def node() -> Iterator[Disk]:
     """A node's disk that every user can look into, as pytest's own directories cannot be."""
     disk = Path(tempfile.mkdtemp(prefix="berth-node-"))
     disk.chmod(0o755)
-    yield Disk(disk / "keys", disk / "repository")
+    yield Disk(disk / "keys", disk / "repository", disk / "triton", disk / "gateway")
     shutil.rmtree(disk)
 
 
 def start(pod: str, disk: Disk) -> None:
     """The init containers of a DaemonSet's pod, with the users and capabilities that they are given."""
-    for directory in (disk.keys, disk.repository):
+    for directory in (disk.keys, disk.repository, disk.triton, disk.gateway):
         directory.mkdir(exist_ok=True)  # hostPath: DirectoryOrCreate
     for container in pods()[pod]["initContainers"]:
         run(container, disk)
@@ -257,10 +327,7 @@ def start(pod: str, disk: Disk) -> None:
 
 def run(container: Json, disk: Disk) -> None:
     """Its command, or what it gives to the image's entry point."""
-    words = [
-        word.replace(KEYS, str(disk.keys)).replace(REPOSITORY, str(disk.repository))
-        for word in container.get("command") or container["args"]
-    ]
+    words = [disk.named(word) for word in container.get("command") or container["args"]]
     if "command" in container:
         done = as_its_container(container, *words)
         assert done.returncode == 0, f"{container['name']}: {done.stderr}"
@@ -271,16 +338,21 @@ def run(container: Json, disk: Disk) -> None:
 
 def as_its_container(container: Json, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command with the user and the capabilities of a container."""
+    return subprocess.run(confined(container, *command), capture_output=True, text=True)
+
+
+def confined(container: Json, *command: str) -> list[str]:
+    """The command with the user and the capabilities of a container."""
     context = container["securityContext"]
     assert context["capabilities"]["drop"] == ["ALL"]
     capabilities = ["-all", *(f"+{name.lower()}" for name in context["capabilities"].get("add", []))]
     user, group = user_of(container)
-    confined = [
+    return [
         "setpriv",
         *(f"--reuid={user}", f"--regid={group}", "--clear-groups", "--no-new-privs"),
         *(f"--bounding-set={','.join(capabilities)}", f"--inh-caps={','.join(capabilities)}"),
+        *command,
     ]
-    return subprocess.run([*confined, *command], capture_output=True, text=True)
 
 
 def user_of(container: Json) -> tuple[int, int]:
@@ -291,6 +363,14 @@ def user_of(container: Json) -> tuple[int, int]:
 
 def as_triton(*command: str) -> subprocess.CompletedProcess[str]:
     return as_its_container(container_of("berth-server", "triton"), *command)
+
+
+def as_the_gateway(*command: str) -> subprocess.CompletedProcess[str]:
+    return as_its_container(container_of("berth-server", "gateway"), *command)
+
+
+def as_the_agents_container(*command: str) -> subprocess.CompletedProcess[str]:
+    return as_its_container(container_of("berth-agent", "agent"), *command)
 
 
 def as_the_agent(work: Callable[[], object]) -> int:
@@ -348,10 +428,36 @@ def closed_to_all_but_root(disk: Disk) -> None:
     disk.repository.mkdir(mode=0o700)
 
 
+def without_sockets(disk: Disk) -> None:
+    """A version ran here that had Triton listen on the node's address."""
+    ran_before(disk)
+    for directory in (disk.triton, disk.gateway):
+        directory.rmdir()
+
+
+def killed(disk: Disk) -> None:
+    """Whoever listened has not taken its socket away, and was another user than today's."""
+    ran_before(disk)
+    for path in (disk.triton / "grpc:8001", disk.gateway / "control"):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+        os.chown(path.parent, 4711, 4711)
+
+
 @as_root
 @pytest.mark.parametrize("order", [NODE_PODS, NODE_PODS[::-1]])
 @pytest.mark.parametrize(
-    "before", [nothing, ran_before, rebooted, made_by_hand, keys_of_another_group, closed_to_all_but_root]
+    "before",
+    [
+        nothing,
+        ran_before,
+        rebooted,
+        made_by_hand,
+        keys_of_another_group,
+        closed_to_all_but_root,
+        without_sockets,
+        killed,
+    ],
 )
 def test_the_agent_and_triton_can_use_what_the_init_containers_leave(
     node: Disk, before: Callable[[Disk], None], order: tuple[str, str]
@@ -369,12 +475,64 @@ def test_the_agent_and_triton_can_use_what_the_init_containers_leave(
     assert as_the_agent(lambda: record.write_text("{}")) == 0
     used = (record, node.keys / "server-flags", node.keys / "inference")
     assert as_triton("cat", *map(str, used)).returncode == 0
+    assert as_the_gateway("cat", str(node.keys / "inference")).returncode == 0
+    with listening(as_triton_starts, node.triton / "grpc:8001") as path:
+        assert as_the_gateway(*connecting(path)).returncode == 0
+        assert as_the_agents_container(*connecting(path)).returncode == 0
+        assert as_its_container(STRANGER, *connecting(path)).returncode != 0
+    with listening(as_the_gateway_starts, node.gateway / "control") as path:
+        assert as_the_agents_container(*connecting(path)).returncode == 0
+
+
+STRANGER: Json = {
+    "securityContext": {"runAsUser": 1001, "runAsGroup": 1001, "capabilities": {"drop": ["ALL"]}}
+}
+LISTEN = """
+import os, socket, sys
+path = sys.argv[1]
+if os.path.exists(path):
+    os.unlink(path)
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(path)
+listening.listen()
+print("listening", flush=True)
+sys.stdin.read()
+"""
+
+
+def connecting(path: Path) -> list[str]:
+    code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    return [SYSTEM_PYTHON, "-c", code, str(path)]
+
+
+@contextmanager
+def listening(command: Callable[..., list[str]], path: Path) -> Iterator[Path]:
+    """Somebody who listens on a socket, put there in place of what was."""
+    words = command(SYSTEM_PYTHON, "-c", LISTEN, str(path))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listening\n"
+        yield path
+        process.kill()
+
+
+def as_triton_starts(*command: str) -> list[str]:
+    """With Triton's user, and what its shell does to the rights of the files that it makes."""
+    triton = container_of("berth-server", "triton")
+    (start,) = triton["args"]
+    (mask,) = re.findall(r"umask [0-7]+", start)
+    return confined(triton, *triton["command"], f'{mask} && exec "$@"', "sh", *command)
+
+
+def as_the_gateway_starts(*command: str) -> list[str]:
+    return confined(container_of("berth-server", "gateway"), *command)
 
 
 @as_root
 def test_triton_could_change_nothing_on_the_node_if_its_mounts_were_writable(node: Disk) -> None:
     ran_before(node)
-    for place in (node.keys, node.repository, node.repository / "models", node.repository / "staging"):
+    repository = (node.repository, node.repository / "models", node.repository / "staging")
+    for place in (node.keys, node.gateway, *repository):
         refused = as_triton("touch", str(place / "x"))
         assert "Permission denied" in refused.stderr
 
@@ -382,8 +540,10 @@ def test_triton_could_change_nothing_on_the_node_if_its_mounts_were_writable(nod
 @as_root
 def test_the_keys_are_for_berths_pods_alone(node: Disk) -> None:
     ran_before(node)
-    for key in node.keys.iterdir():
-        assert (key.stat().st_mode & 0o777, key.stat().st_gid) == (0o440, AGENT)
+    modes = {key.name: key.stat().st_mode & 0o777 for key in node.keys.iterdir()}
+    assert modes == {"admin": 0o440, "inference": 0o440, "server-flags": 0o440, "tickets": 0o400}
+    assert all(key.stat().st_gid == AGENT for key in node.keys.iterdir())
+    assert as_triton("cat", str(node.keys / "tickets")).returncode != 0, "with it one makes any pod's ticket"
 
 
 @as_root
@@ -398,9 +558,7 @@ def test_triton_does_not_start_without_its_keys(tmp_path: Path, keys: str | None
     if keys is not None:
         file.write_text(keys)
     (start,) = triton["args"]
-    start = start.replace("/run/berth/keys/server-flags", str(file)).replace(
-        "/tmp/started", f"{tmp_path}/started"
-    )
+    start = start.replace(f"{KEYS}/server-flags", str(file)).replace("/tmp/started", f"{tmp_path}/started")
     program = tmp_path / "tritonserver"
     program.write_text('#!/bin/sh\necho "$@"\n')
     program.chmod(0o755)
@@ -445,9 +603,23 @@ def test_triton_is_ended_by_what_was_asked_since_its_start_whatever_the_clock_sa
     before = before.replace("/run/berth/keys/server-flags", "/dev/null")
     subprocess.run([shell, flag, before + "true"], check=True)
     say(now)
+    with socket.socket(socket.AF_UNIX) as grpc:
+        grpc.bind(str(tmp_path / "grpc:8001"))
     probe = probe.replace("/tmp/started", str(started)).replace("/var/lib/berth/repository", str(tmp_path))
+    probe = probe.replace(TRITON, str(tmp_path))
     answered = subprocess.run(
         [shell, flag, f"curl() {{ return 0; }}; {probe}"], capture_output=True, text=True, check=False
     )
     assert (answered.returncode == 0) is is_alive
     assert answered.stdout == ("" if is_alive else "because\n")
+
+
+@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe"])
+def test_a_triton_without_its_socket_is_not_alive(tmp_path: Path, probe: str) -> None:
+    """A server that has gone takes its socket away, even when that is its successor's by then."""
+    shell, flag, script = container_of("berth-server", "triton")[probe]["exec"]["command"]
+    script = f"curl() {{ return 0; }}; {script.replace(TRITON, str(tmp_path))}"
+    assert subprocess.run([shell, flag, script], check=False, capture_output=True).returncode != 0
+    with socket.socket(socket.AF_UNIX) as grpc:
+        grpc.bind(str(tmp_path / "grpc:8001"))
+    assert subprocess.run([shell, flag, script], check=False, capture_output=True).returncode == 0

@@ -10,9 +10,7 @@ from typing import Any, Final, Protocol
 from proxy.codecs.h2.fields import Fields
 from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import ErrorCode
-
-# What came, without being copied where it is large: a view keeps what it was read with in memory.
-Buffer = bytes | memoryview
+from proxy.codecs.h2.sending import Buffer
 
 
 class Owned(Protocol):

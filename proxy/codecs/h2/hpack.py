@@ -6,17 +6,14 @@ heard that, it may use the 4096 bytes of the protocol's default.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
-
-from hpack.exceptions import HPACKDecodingError
-from hpack.huffman_table import decode_huffman
 
 Header = tuple[bytes, bytes]
 
 DEFAULT_TABLE_BYTES: Final = 4096
 # RFC 7541, 4.1: what an entry counts beside its characters.
-_ENTRY_OVERHEAD = 32
+ENTRY_OVERHEAD: Final = 32
 _MAX_INTEGER_BYTES = 5
 # A size update to 0: tells the peer's decoder that the table is not used.
 NO_TABLE: Final = b"\x20"
@@ -121,6 +118,44 @@ class Decoder:
         """The peer has taken our SETTINGS: from now on it may not use more than they allow."""
         self._ceiling = self._allowed
 
+    def plain(self, block: bytes) -> bytes:
+        """The block as one that stands for itself: without entries of the table, nor changes of its size.
+
+        What needs no table is not looked at: whoever reads it finds what is wrong with it.
+        Raises HpackError, or HeaderListTooLarge with the table in step.
+        """
+        if self._limit == 0 and (not block or block[0] & 0xE0 != 0x20):
+            return block
+        out = bytearray()
+        at, end, size = 0, len(block), 0
+        while at < end:
+            start, first = at, block[at]
+            if first & 0x80:
+                index, at = integer(block, at, 7)
+                name, value = self._entry(index)
+            elif first & 0xE0 == 0x20:
+                if size:
+                    raise HpackError("a table size update after a header")
+                limit, at = integer(block, at, 5)
+                self._resize(limit)
+                continue
+            else:
+                indexed = first & 0x40 != 0
+                index, at = integer(block, at, 6 if indexed else 4)
+                name, at = (self._entry(index)[0], at) if index else string(block, at)
+                value, at = string(block, at)
+                if indexed:
+                    self._add((name, value))
+            size += len(name) + len(value) + ENTRY_OVERHEAD
+            if size > self._list_limit:  # go on beyond it, to keep the table in step
+                continue
+            is_secret = first & 0xF0 == 0x10
+            is_own = index <= _STATIC_COUNT
+            out += block[start:at] if is_own else encode([(name, value)], secret={name} if is_secret else ())
+        if size > self._list_limit:
+            raise HeaderListTooLarge(f"a header list of more than {self._list_limit} bytes")
+        return bytes(out)
+
     def decode(self, block: bytes) -> list[Header]:
         """Raises HpackError, or HeaderListTooLarge with the table in step."""
         headers: list[Header] = []
@@ -128,23 +163,23 @@ class Decoder:
         while at < end:
             first = block[at]
             if first & 0x80:
-                index, at = _integer(block, at, 7)
+                index, at = integer(block, at, 7)
                 header = self._entry(index)
             elif first & 0xE0 == 0x20:
                 if headers or size:
                     raise HpackError("a table size update after a header")
-                limit, at = _integer(block, at, 5)
+                limit, at = integer(block, at, 5)
                 self._resize(limit)
                 continue
             else:
                 indexed = first & 0x40 != 0
-                index, at = _integer(block, at, 6 if indexed else 4)
-                name, at = (self._entry(index)[0], at) if index else _string(block, at)
-                value, at = _string(block, at)
+                index, at = integer(block, at, 6 if indexed else 4)
+                name, at = (self._entry(index)[0], at) if index else string(block, at)
+                value, at = string(block, at)
                 header = (name, value)
                 if indexed:
                     self._add(header)
-            size += len(header[0]) + len(header[1]) + _ENTRY_OVERHEAD
+            size += len(header[0]) + len(header[1]) + ENTRY_OVERHEAD
             if size <= self._list_limit:  # go on beyond it, to keep the table in step
                 headers.append(header)
         if size > self._list_limit:
@@ -154,6 +189,7 @@ class Decoder:
     def _entry(self, index: int) -> Header:
         if 1 <= index <= _STATIC_COUNT:
             return STATIC_TABLE[index - 1]
+        # The newest has the first place.
         place = index - _STATIC_COUNT - 1
         if 0 <= place < len(self._entries):
             return self._entries[place]
@@ -167,16 +203,16 @@ class Decoder:
 
     def _add(self, header: Header) -> None:
         self._entries.appendleft(header)
-        self._size += len(header[0]) + len(header[1]) + _ENTRY_OVERHEAD
+        self._size += len(header[0]) + len(header[1]) + ENTRY_OVERHEAD
         self._evict()
 
     def _evict(self) -> None:
         while self._size > self._limit:
             name, value = self._entries.pop()
-            self._size -= len(name) + len(value) + _ENTRY_OVERHEAD
+            self._size -= len(name) + len(value) + ENTRY_OVERHEAD
 
 
-def encode(headers: Iterable[Header], *, secret: frozenset[bytes] = frozenset()) -> bytes:
+def encode(headers: Iterable[Header], *, secret: Collection[bytes] = ()) -> bytes:
     """A block that touches no table. `secret`: names whose values nobody on the way may index."""
     out = bytearray()
     for name, value in headers:
@@ -193,7 +229,14 @@ def encode(headers: Iterable[Header], *, secret: frozenset[bytes] = frozenset())
     return bytes(out)
 
 
-def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
+def static_entry(index: int) -> Header:
+    """Raises HpackError: where no table is used, there is no other."""
+    if 1 <= index <= _STATIC_COUNT:
+        return STATIC_TABLE[index - 1]
+    raise HpackError(f"there is no header with index {index}")
+
+
+def integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
     mask = (1 << bits) - 1
     value = block[at] & mask
     at += 1
@@ -210,21 +253,54 @@ def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
     raise HpackError("a number is too long")
 
 
-def _string(block: bytes, at: int) -> tuple[bytes, int]:
+def string(block: bytes, at: int) -> tuple[bytes, int]:
     if at >= len(block):
         raise HpackError("the block ends where a string should begin")
     is_huffman = block[at] & 0x80
-    size, at = _integer(block, at, 7)
+    size, at = integer(block, at, 7)
     end = at + size
     if end > len(block):
         raise HpackError("a string is longer than its block")
     text = block[at:end]
-    if is_huffman:
-        try:
-            text = bytes(decode_huffman(text))
-        except HPACKDecodingError as error:
-            raise HpackError(str(error)) from error
-    return text, end
+    return unpacked(text) if is_huffman else text, end
+
+
+def unpacked(text: bytes) -> bytes:
+    """A string in Huffman code (RFC 7541, 5.2). Raises HpackError."""
+    out: list[bytes] = []
+    state, is_complete = 0, True
+    for byte in text:
+        step = _steps.get(state | byte) or _huffman_step(state | byte)
+        state, symbols, is_complete = step
+        out.append(symbols)
+    if not is_complete:
+        raise HpackError("a Huffman string with more than padding at its end")
+    return b"".join(out)
+
+
+# From a state of the code (times 256) by a byte: the next state (times 256), what is emitted, and whether
+# a string may end there. Found once for each, as a whole table of 65536 is more than is ever used.
+_steps: Final[dict[int, tuple[int, bytes, bool]]] = {}
+_MOST_STEPS = 8192
+
+
+def _huffman_step(place: int) -> tuple[int, bytes, bool]:
+    # Imported with the first: its table is larger than all of a door, whose agent packs nothing.
+    from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
+
+    state, byte = divmod(place, 256)
+    symbols = b""
+    flags = 0
+    for nibble in (byte >> 4, byte & 0x0F):
+        state, flags, symbol = HUFFMAN_TABLE[state * 16 + nibble]
+        if flags & HUFFMAN_FAIL:
+            raise HpackError("a Huffman string with a code that does not exist")
+        if flags & HUFFMAN_EMIT_SYMBOL:
+            symbols += bytes([symbol])
+    step = (state << 8, symbols, flags & HUFFMAN_COMPLETE != 0)
+    if len(_steps) < _MOST_STEPS:
+        _steps[place] = step
+    return step
 
 
 def _encode_integer(value: int, bits: int, pattern: int) -> bytes:

@@ -1,6 +1,7 @@
 """Connections to Triton's REST port: one request at a time on each, kept for the next."""
 
 import asyncio
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
@@ -15,15 +16,29 @@ from proxy.codecs.http1 import (
     read_response,
 )
 from proxy.codecs.lookup import Lookup
+from proxy.exchange.access import Whereabouts
 from proxy.fronts.tcp import keep_alive
 
 _CONNECT_SECONDS = 5.0
+_CONNECT_TRIES = 3
+# Of a process. More requests than so many are not with Triton's REST port at once, whatever their limits say.
+_MOST_CONNECTIONS = 2048
 _KEPT_CONNECTIONS = 128
 _WRITE_HIGH: Final = 256 * 1024
 
 
 class Asker(Protocol):
     """Whose request is under way."""
+
+    @property
+    def whose(self) -> object:
+        """The copy that it is of, which takes turns with others."""
+        ...
+
+    @property
+    def wants_connection(self) -> bool:
+        """Whether `connected` is still waited for."""
+        ...
 
     def connected(self, upstream: "UpstreamHttp") -> None:
         """The request can be written now."""
@@ -142,7 +157,7 @@ class UpstreamHttp(asyncio.Protocol):
         same = head.plain_is_raw
         body, done = self._taken(asker, data[end:] if size else b"")
         asker.response_begun(head, body, data if same else None)
-        if done:
+        if done and self.asker is asker:  # it may have ended this connection
             self._done(asker)
 
     def _body(self, asker: Asker, data: bytes) -> None:
@@ -153,7 +168,7 @@ class UpstreamHttp(asyncio.Protocol):
             asker.response_lost(str(error))
             return
         asker.response_data(data)
-        if done:
+        if done and self.asker is asker:
             self._done(asker)
 
     def _taken(self, asker: Asker, data: bytes) -> tuple[bytes, bool]:
@@ -185,30 +200,37 @@ class UpstreamHttp(asyncio.Protocol):
         asker.response_ended()
 
 
-class UpstreamPool:
-    """All connections to one Triton's REST port."""
+# Told of the copy whose request it was.
+Lost = Callable[[object], None]
 
-    def __init__(self) -> None:
+
+class UpstreamPool:
+    """All connections to one Triton's REST port, for all copies of the process.
+
+    There are so many at most; who comes then waits, and the copies take turns.
+    """
+
+    def __init__(
+        self, where: Whereabouts, *, most: int = _MOST_CONNECTIONS, lost: Lost | None = None
+    ) -> None:
+        """`lost`: told whose request Triton had when a connection broke off."""
+        self._where, self._most, self._lost = where, most, lost
         self._idle: list[UpstreamHttp] = []
         self._all: set[UpstreamHttp] = set()
-        self._endpoint: Endpoint | None = None
         self._connecting: set[asyncio.Task[None]] = set()
+        self._waiting: OrderedDict[object, deque[Asker]] = OrderedDict()
         self._heads: Lookup[ResponseHead] = Lookup(entries=512, key_bytes=2048)
+        where.follow(lambda _: self._drop_idle())
 
-    def aim(self, endpoint: Endpoint) -> None:
-        """Triton is here from now on."""
-        if endpoint != self._endpoint:
-            self._drop_idle()
-            self._endpoint = endpoint
-
-    def take(self, endpoint: Endpoint, asker: Asker) -> UpstreamHttp | None:
-        """A connection that is there; else None, and `connected` or `response_lost` follows."""
-        self.aim(endpoint)
+    def take(self, asker: Asker) -> UpstreamHttp | None:
+        """A connection that is there; else None, and `connected` or `response_lost` follows. Raises NotServed."""
+        self._where.require()
         if self._idle:
             return self.take_idle(asker)
-        task = asyncio.create_task(self._connect(endpoint, asker))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        if len(self._all) + len(self._connecting) < self._most:
+            self._connect_for(asker)
+        else:
+            self._waiting.setdefault(asker.whose, deque()).append(asker)
         return None
 
     @property
@@ -216,21 +238,30 @@ class UpstreamPool:
         return bool(self._idle)
 
     def take_idle(self, asker: Asker) -> UpstreamHttp:
-        """One that waits; `has_idle` has said that there is one, where `aim` has said."""
+        """One that waits; `has_idle` has said that there is one."""
         upstream = self._idle.pop()
         upstream.asker = asker
         return upstream
 
     def give_back(self, upstream: UpstreamHttp) -> None:
-        if upstream.endpoint != self._endpoint or len(self._idle) >= _KEPT_CONNECTIONS:
+        access = self._where.access
+        if access is None or upstream.endpoint != access.http:
+            upstream.abort()
+        elif (asker := self._next()) is not None:
+            upstream.asker = asker
+            asker.connected(upstream)
+        elif len(self._idle) >= _KEPT_CONNECTIONS:
             upstream.abort()
         else:
             self._idle.append(upstream)
 
     def lost(self, upstream: UpstreamHttp) -> None:
+        if upstream.asker is not None and upstream.request_done and self._lost is not None:
+            self._lost(upstream.asker.whose)
         self._all.discard(upstream)
         if upstream in self._idle:
             self._idle.remove(upstream)
+        self._serve_next()
 
     def read_head(self, raw: bytes) -> ResponseHead:
         """Raises BadResponse."""
@@ -241,6 +272,7 @@ class UpstreamPool:
         return head
 
     async def close(self) -> None:
+        self._waiting.clear()
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
@@ -252,15 +284,50 @@ class UpstreamPool:
         for upstream in idle:
             upstream.abort()
 
-    async def _connect(self, endpoint: Endpoint, asker: Asker) -> None:
+    def _next(self) -> Asker | None:
+        """Who is next: of the copy whose turn it is, who has waited longest and still does."""
+        while self._waiting:
+            whose, askers = self._waiting.popitem(last=False)
+            asker = askers.popleft()
+            if askers:
+                self._waiting[whose] = askers
+            if asker.wants_connection:
+                return asker
+        return None
+
+    def _serve_next(self) -> None:
+        if len(self._all) + len(self._connecting) < self._most and (asker := self._next()) is not None:
+            self._connect_for(asker)
+
+    def _connect_for(self, asker: Asker) -> None:
+        task = asyncio.create_task(self._connect(asker))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, asker: Asker) -> None:
+        """To where Triton is; to where it has gone meanwhile, if that is elsewhere."""
+        for _ in range(_CONNECT_TRIES):
+            access = self._where.require()
+            try:
+                upstream = await self._connection(access.http, asker)
+            except (OSError, TimeoutError) as error:
+                reason = f"Triton cannot be reached: {str(error) or 'no answer'}"
+                if self._where.access is access:
+                    break
+            else:
+                if self._where.access is access:
+                    self._all.add(upstream)
+                    asker.connected(upstream)
+                    return
+                upstream.abort()
+                reason = "Triton has moved"
+        asker.response_lost(reason)
+        asyncio.get_running_loop().call_soon(self._serve_next)
+
+    async def _connection(self, endpoint: Endpoint, asker: Asker) -> UpstreamHttp:
         make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, endpoint, asker)  # noqa: E731
-        try:
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                _, upstream = await asyncio.get_running_loop().create_connection(
-                    make, endpoint.host, endpoint.port
-                )
-        except (OSError, TimeoutError) as error:
-            asker.response_lost(f"Triton cannot be reached: {str(error) or 'no answer'}")
-            return
-        self._all.add(upstream)
-        asker.connected(upstream)
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, upstream = await asyncio.get_running_loop().create_connection(
+                make, endpoint.host, endpoint.port
+            )
+        return upstream

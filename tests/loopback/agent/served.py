@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.ids import ModelName
 from berth.contract.report import CodeRule
 from berth.triton.admin import IndexState, TritonAdmin, open_admin
 from berth.triton.errors import TritonError
@@ -18,7 +17,7 @@ from berth.triton.keys import TritonKeys
 from localcluster import triton
 from localcluster.addresses import cluster_network
 from localcluster.processes import end, spawn, tail
-from tests.fakes.agent_node import Node
+from tests.fakes.agent_node import Node, on_server
 
 CONFIG = """
 backend: "python"
@@ -69,7 +68,7 @@ class Served:
         return len(journal.read_text().splitlines()) if journal.exists() else 0
 
     async def state(self, uid: str) -> IndexState:
-        return (await self.admin.index())[ModelName(f"model-{uid}")].state
+        return (await self.admin.index())[on_server(uid)].state
 
     async def until(self, uid: str, state: IndexState) -> None:
         async with asyncio.timeout(30):

@@ -20,8 +20,9 @@ import agent.api
 import agent.door
 import agent.slots
 import agent.staging
-from agent.api import NodeAgentApi, make_access, serve
+from agent.api import NodeAgentApi, serve
 from agent.auth import Authenticator, TokenAuthenticator, TrustingAuthenticator
+from agent.copies import Copies
 from agent.limits import OPEN_CALLS
 from agent.metrics import AgentMetrics
 from agent.staging import MAX_ENTRIES
@@ -108,7 +109,9 @@ async def serving(directory: Path, authenticator: Authenticator | None = None) -
         repository=node.repository,
         lifecycle=node.lifecycle,
         readings=lambda: tuple(node.gpus.readings),
-        access=make_access(host="10.0.0.1", http=Endpoint("h", 8000), grpc_=Endpoint("h", 8001), keys=None),
+        copies=Copies(node.models, b"secret", lambda: tuple(node.gpus.readings), {}),
+        gateway=Endpoint("10.0.0.1", 8472),
+        on_limits=lambda: None,
         metrics=AgentMetrics(CollectorRegistry()),
         rules=node.rules,
         gate=node.gate,

@@ -18,6 +18,8 @@ from prometheus_client import CollectorRegistry
 from agent.admission import CodeGate, NodeRules
 from agent.api import NodeAgentApi, serve
 from agent.auth import TrustingAuthenticator
+from agent.copies import Copies
+from agent.gateway_link import NoGateway
 from agent.gpus import GpuReading
 from agent.metrics import AgentMetrics
 from agent.models import Models
@@ -27,6 +29,7 @@ from agent.serving.lifecycle import Lifecycle
 from agent.serving.restart import RestartFile
 from agent.staging import StagedFiles
 from berth.contract.endpoint import Endpoint
+from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid
 from berth.contract.keys import Keys
@@ -89,6 +92,7 @@ async def serving(disk: Path, *, keep_free: float = 0.0) -> AsyncIterator[Pod]:
         gpus=None,  # type: ignore[arg-type]
         reported=None,  # type: ignore[arg-type]
         events=None,  # type: ignore[arg-type]
+        gateway=NoGateway(),
         room=tuple,
         metrics=metrics,
         rules=rules,
@@ -106,7 +110,9 @@ async def serving(disk: Path, *, keep_free: float = 0.0) -> AsyncIterator[Pod]:
         repository=repository,
         lifecycle=lifecycle,
         readings=lambda: (GpuReading(CHOICE.uuid, 0, "T4", 16 * GIB, 0, 0.0),),
-        access=pb.TritonAccess(),
+        copies=Copies(models, b"secret", tuple, {}),
+        gateway=None,
+        on_limits=lambda: None,
         metrics=metrics,
         rules=rules,
         gate=gate,
@@ -176,7 +182,7 @@ async def test_a_full_disk_and_then_a_model_that_fits(disk: Path, files: Files, 
             await one.stage(model(files))
         assert left_on(disk) == []
         assert (await one.stage(model([("1/model.py", MIB)]))).bytes == MIB
-        assert [entry.name for entry in (disk / "models").iterdir()] == ["model-p1"]
+        assert [entry.name for entry in (disk / "models").iterdir()] == [server_name_of("model-p1", "p1")]
 
 
 async def test_a_disk_that_others_fill_while_a_model_arrives(disk: Path) -> None:

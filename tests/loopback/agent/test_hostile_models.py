@@ -16,7 +16,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 from agent.admission import CONFIG_FILE
 from berth.contract.report import CodeRule, Failure, ModelState
 from localcluster import triton
-from tests.fakes.agent_node import Node
+from tests.fakes.agent_node import Node, on_server
 from tests.loopback.agent.served import CONFIG, Served, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -187,7 +187,7 @@ class Neighbours:
             asked = InferInput("I", [1], "INT32")
             asked.set_data_from_numpy(np.zeros(1, np.int32))
             headers = self.served.keys.inference_grpc_metadata
-            result = await client.infer("model-victim", [asked], headers=headers, client_timeout=20)
+            result = await client.infer(on_server("victim"), [asked], headers=headers, client_timeout=20)
         return int(result.as_numpy("O")[0])
 
 
@@ -215,7 +215,9 @@ async def test_a_hostile_model_is_refused_and_its_neighbour_serves(neighbours: N
     await node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.INVALID_MODEL), model.reason
     assert re.search(hostile.said, model.reason), model.reason
-    assert neighbours.marker.read_text() == "model-victim\n"  # nobody else has run it, or native code
+    assert (
+        neighbours.marker.read_text() == f"{on_server('victim')}\n"
+    )  # nobody else has run it, or native code
     assert await neighbours.answer() == 42
 
 
@@ -243,7 +245,7 @@ async def test_what_is_fine_is_loaded_as_it_says(neighbours: Neighbours) -> None
     address = f"{neighbours.served.address}:{triton.GRPC_PORT}"
     async with InferenceServerClient(address) as client:
         headers = neighbours.served.keys.inference_grpc_metadata
-        told = (await client.get_model_config("model-fine", headers=headers)).config
+        told = (await client.get_model_config(on_server("fine"), headers=headers)).config
     assert [(group.count, group.kind) for group in told.instance_group] == [(1, 2), (2, 2)]
     assert told.dynamic_batching.priority_queue_policy[2].max_queue_size == 3
     assert told.parameters["free"].string_value == "/any/where"

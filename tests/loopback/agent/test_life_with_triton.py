@@ -24,7 +24,7 @@ from berth.triton.keys import TritonKeys
 from localcluster import triton
 from localcluster.addresses import cluster_network
 from localcluster.processes import Supervised
-from tests.fakes.agent_node import Node
+from tests.fakes.agent_node import Node, on_server
 from tests.loopback.agent.served import CONFIG, answers
 
 MODEL = """
@@ -208,7 +208,7 @@ async def test_an_unload_that_never_ends_holds_up_nobody_and_ends_with_a_restart
                 tensor = InferInput("I", [1], "INT32")
                 tensor.set_data_from_numpy(np.zeros(1, np.int32))
                 headers = here.keys.inference_grpc_metadata
-                call = asyncio.ensure_future(client.infer("model-stuck", [tensor], headers=headers))
+                call = asyncio.ensure_future(client.infer(on_server("stuck"), [tensor], headers=headers))
                 await asyncio.sleep(0.5)
             await here.goes(stuck)
             await here.until(lambda: stuck.state is ModelState.UNLOADING)

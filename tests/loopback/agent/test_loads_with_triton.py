@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from berth.contract.ids import ModelName
 from berth.contract.report import Failure, ModelState
 from berth.triton.admin import IndexState
+from tests.fakes.agent_node import on_server
 from tests.loopback.agent.served import CONFIG, Served, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -50,7 +50,7 @@ async def test_what_is_being_unloaded_is_gone_before_it_is_loaded(served: Served
     node = served.node()
     model = await node.stage("s3", files=served.files("s3", finalize=2))
     await node.lifecycle.start_load(model)
-    await served.admin.unload(ModelName("model-s3"), timeout_seconds=5)
+    await served.admin.unload(on_server("s3"), timeout_seconds=5)
     assert await served.state("s3") is IndexState.UNLOADING
     began = time.monotonic()
     await node.lifecycle.start_load(model)
@@ -95,5 +95,5 @@ async def test_why_a_load_failed(served: Served, kind: str) -> None:
     await node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, failure), model.reason
     assert text in model.reason
-    kept = ModelName(f"model-{kind}") in node.repository.records()
+    kept = on_server(kind) in node.repository.records()
     assert kept is (failure is not Failure.INVALID_MODEL)

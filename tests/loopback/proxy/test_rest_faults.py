@@ -11,12 +11,13 @@ import pytest
 import pytest_asyncio
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.ids import ModelName
-from proxy.exchange.breaker import Breaker
-from proxy.exchange.load import LoadMeter
-from proxy.exchange.traffic import Traffic
-from proxy.fronts.rest.front import RestFront
-from proxy.upstream import Access, open_upstream
+from berth.contract.gateway import CopyLimits
+from proxy.exchange.access import Access, Whereabouts
+from proxy.exchange.copy import ModelCopy
+from proxy.exchange.names import Names
+from proxy.fronts.listener import Listener
+from proxy.fronts.rest.client import RestConnection
+from proxy.fronts.rest.front import RestFront, RestShared
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
 METADATA = b"GET /v2/models/m HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -62,8 +63,7 @@ async def read_head(reader: asyncio.StreamReader) -> bytes:
 class Front:
     rest: RestFront
     triton: Scripted
-    breaker: Breaker
-    traffic: Traffic
+    port: Listener
 
     async def ask(self, request: bytes) -> bytes:
         """Everything that comes until the connection ends, or falls silent."""
@@ -73,14 +73,14 @@ class Front:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.rest.clients.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port.port)
         try:
             yield reader, writer
         finally:
             writer.close()
 
     def answered(self, code: str) -> int:
-        return self.traffic.codes.get(code, 0)
+        return self.rest.copy.rest.codes.get(code, 0)
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
@@ -92,25 +92,23 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 
 @pytest_asyncio.fixture
 async def front() -> AsyncIterator[Front]:
-    triton, traffic = Scripted(), Traffic()
+    triton = Scripted()
     server = await asyncio.start_server(triton.serve, "127.0.0.1", 0)
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
-    breaker = Breaker(LoadMeter(time.monotonic(), time.time), limit=1, queue_depth=1)
-    async with open_upstream(ModelName("m")) as upstream:
-        upstream.access = Access(here, here)
-        rest = RestFront(
-            upstream,
-            breaker,
-            traffic,
-            max_json_bytes=1024,
-            timeout_seconds=0.5,
-            not_ready=lambda: None,
-        )
-        await rest.clients.start(Endpoint("127.0.0.1", 0))
-        ticking = asyncio.create_task(tick(rest))
-        yield Front(rest, triton, breaker, traffic)
-        ticking.cancel()
-        await rest.close()
+    limits = CopyLimits(
+        container_concurrency=1, queue_depth=1, max_json_bytes=1024, request_timeout_seconds=0.5
+    )
+    copy, shared = ModelCopy(Names(b"m", b"m"), limits), RestShared(Whereabouts(Access(here, here)))
+    copy.triton_says(None)
+    rest = RestFront(shared, copy)
+    port = Listener(lambda: RestConnection(rest), what="--http-listen")
+    await port.start(Endpoint("127.0.0.1", 0))
+    ticking = asyncio.create_task(tick(rest))
+    yield Front(rest, triton, port)
+    ticking.cancel()
+    await port.stop()
+    rest.close()
+    await shared.close()
     server.close()
     await triton.end()
 
@@ -154,7 +152,7 @@ async def test_a_cut_before_the_answer_is_told(front: Front) -> None:
 
 
 async def test_nobody_there_is_unavailable_and_worth_another_try(front: Front) -> None:
-    front.rest.upstream.access = Access(Endpoint("127.0.0.1", 1), Endpoint("127.0.0.1", 1))
+    front.rest.shared.where.move(Access(Endpoint("127.0.0.1", 1), Endpoint("127.0.0.1", 1)))
     answer = await front.ask(once(METADATA))
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"Retry-After: 1" in answer
@@ -193,14 +191,14 @@ async def test_an_event_is_passed_on_when_it_comes(front: Front) -> None:
     async with front.connected() as (reader, writer):
         writer.write(EVENTS % b"1.1")
         await asyncio.wait_for(reader.readuntil(b"data: {}\n\n"), 5)
-        assert front.breaker.running == 1  # it holds its slot to its end
+        assert front.rest.copy.admissions.running == 1  # it holds its slot to its end
         rest.set()
         await all_of(reader)
-    await asyncio.wait_for(front.breaker.idle(), 5)
+    await asyncio.wait_for(front.rest.copy.admissions.idle(), 5)
 
 
 async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(front: Front) -> None:
-    answer, port = asyncio.Event(), front.rest.clients.port
+    answer, port = asyncio.Event(), front.port.port
     front.triton.pieces = [answer, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"]
     async with front.connected() as (idle, idle_writer), front.connected() as (busy, busy_writer):
         idle_writer.write(LIVE)
@@ -208,7 +206,8 @@ async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(f
         busy_writer.write(METADATA)
         while not front.triton.asked:
             await asyncio.sleep(0)
-        await front.rest.stop_accepting()
+        await front.port.stop()
+        front.rest.stop_accepting()
         answer.set()
         last = await all_of(busy)
         assert await all_of(idle) == b""  # a moment later: its next request might have been on its way

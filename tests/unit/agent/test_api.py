@@ -18,11 +18,13 @@ from prometheus_client import CollectorRegistry
 import agent.api
 import agent.slots
 from agent.admission import NodeRules
-from agent.api import NodeAgentApi, make_access
+from agent.api import NodeAgentApi
 from agent.auth import NotAllowed, PodGuard
+from agent.copies import Copies
 from agent.gpus import GpuReading, GpusUnknown
 from agent.metrics import AgentMetrics
 from berth.contract.endpoint import Endpoint
+from berth.contract.gateway import ticket_of
 from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelName, NodeName, PodUid
 from berth.contract.keys import Keys
@@ -31,9 +33,8 @@ from berth.contract.report import CodeRule, Failure, ModelState
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.triton.admin import IndexState
 from berth.triton.errors import TritonRefused, TritonUnavailable
-from berth.triton.keys import TritonKeys
 from berth.v1 import node_agent_pb2 as pb
-from tests.fakes.agent_node import GPU, Node
+from tests.fakes.agent_node import GPU, Node, on_server
 from tests.fakes.objects import GIB, pod
 
 
@@ -105,21 +106,15 @@ def api_of(
         repository=node.repository,
         lifecycle=node.lifecycle,
         readings=readings or (lambda: tuple(node.gpus.readings)),
-        access=ACCESS,
+        copies=Copies(node.models, b"secret", lambda: tuple(node.gpus.readings), {}),
+        gateway=Endpoint("10.0.0.7", 1),
+        on_limits=lambda: None,
         metrics=AgentMetrics(registry or CollectorRegistry()),
         rules=node.rules,
         gate=node.gate,
         max_model_bytes=max_model_bytes,
         keep_free=keep_free,
     )
-
-
-ACCESS = make_access(
-    host="10.0.0.7",
-    http=Endpoint("127.0.0.1", 1),
-    grpc_=Endpoint("127.0.0.1", 2),
-    keys=TritonKeys("admin-key", "inference-key"),
-)
 
 
 async def outcome(api: NodeAgentApi, name: str = "model-p1") -> pb.LoadProgress:
@@ -171,7 +166,7 @@ async def test_an_anonymous_pod_is_one_model_the_first_that_it_stages(tmp_path: 
             ) as refused:
                 await call
             assert refused.value.code is grpc.StatusCode.PERMISSION_DENIED
-    assert list(node.repository.records()) == ["first"]
+    assert list(node.repository.records()) == [on_server("anonymous", "first")]
     assert [status.model_name for status in await watched(api, "first")] == ["first"]
     assert (await outcome(api, "first")).state == pb.MODEL_STATE_READY
 
@@ -182,25 +177,34 @@ async def test_a_restarted_loader_may_stage_the_same_name_again(tmp_path: Path) 
     assert not (await staged(api, "mine")).already_staged
     assert (await staged(api, "mine", digest=DIGEST)).already_staged
     assert not (await staged(api, "mine")).already_staged
-    assert list(node.repository.records()) == ["mine"]
+    assert list(node.repository.records()) == [on_server("anonymous", "mine")]
 
 
-async def test_a_name_is_anothers_until_that_pod_and_its_model_are_gone(tmp_path: Path) -> None:
+async def test_an_id_is_anothers_until_that_pod_and_its_model_are_gone(tmp_path: Path) -> None:
     node, knows = Node(tmp_path), Knows()
-    knows.caller, api = "anonymous-1", api_of(node, knows)
+    knows.changes, api = {"annotations": {Keys().model_id: "mine"}}, api_of(node, knows)
     await staged(api, "mine")
-    knows.caller = "anonymous-2"
-    with pytest.raises(Refused, match="belongs to pod team/anonymous-1") as refused:
+    knows.caller = "p2"
+    with pytest.raises(Refused, match="model id 'mine' on this node belongs to pod team/p1") as refused:
         await staged(api, "mine")
     assert refused.value.code is grpc.StatusCode.ALREADY_EXISTS
-    await staged(api, "other")  # that refusal has given it no name
-    node.models.lose_pod(PodUid("anonymous-1"))
-    await node.lifecycle.start_unload(ModelName("mine"))
-    knows.caller = "anonymous-3"
+    node.models.lose_pod(PodUid("p1"))
+    await node.lifecycle.start_unload(on_server("p1", "mine"))
     await staged(api, "mine")
-    record = node.repository.record(ModelName("mine"))
-    assert record is not None
-    assert record.pod.uid == "anonymous-3"
+    assert list(node.repository.records()) == [on_server("p2", "mine")]
+
+
+async def test_a_name_is_anybodys_and_each_pod_is_served_by_its_own_files(tmp_path: Path) -> None:
+    node, knows = Node(tmp_path), Knows()
+    api = api_of(node, knows)
+    for uid in ("anonymous-1", "anonymous-2"):
+        knows.caller = uid
+        await staged(api, "net")
+        assert (await outcome(api, "net")).state == pb.MODEL_STATE_READY
+    assert set(node.triton.held) == {on_server(uid, "net") for uid in ("anonymous-1", "anonymous-2")}
+    assert [config["name"] for config in node.triton.configs] == node.triton.loads
+    assert [status.model_name for status in await watched(api, "net")] == ["net"]
+    assert all("-" not in message.rpartition(" ")[2] for _, message in node.events.said)
 
 
 async def test_a_pod_that_nobody_has_placed_takes_no_name_whatever_it_asks(tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ async def test_the_index_in_the_annotation_may_be_old(tmp_path: Path) -> None:
     node = Node(tmp_path)
     api = api_of(node, readings=lambda: (reading("GPU-z", 0), reading("GPU-a", 1)))
     await staged(api, "model-p1")
-    assert list(node.repository.records()) == ["model-p1"]
+    assert list(node.repository.records()) == [on_server("p1")]
 
 
 async def test_a_gpu_that_is_gone_is_told_to_the_pod_and_to_the_binder(tmp_path: Path) -> None:
@@ -266,7 +270,7 @@ async def test_a_pod_that_goes_on_keeps_its_model_and_one_that_ends_does_not(tmp
     await outcome(api)
     request = pb.UnloadRequest(model_name="model-p1")
     assert (await api.Unload(request, Context())).outcome == pb.UnloadResponse.OUTCOME_KEPT
-    assert list(node.repository.records()) == ["model-p1"]
+    assert list(node.repository.records()) == [on_server("p1")]
     knows.deleting = True  # the API server says so; the agent's own watch is behind
     assert (await api.Unload(request, Context())).outcome == pb.UnloadResponse.OUTCOME_UNLOADED
     assert node.repository.records() == {}
@@ -284,8 +288,8 @@ async def test_no_model_is_unloaded_while_nobody_can_tell_whether_its_pod_ends(t
     with pytest.raises(Refused, match="connection refused") as refused:
         await api.Unload(pb.UnloadRequest(model_name="model-p1"), Context())
     assert refused.value.code is grpc.StatusCode.UNAVAILABLE
-    assert list(node.repository.records()) == ["model-p1"]
-    assert list(node.triton.held) == ["model-p1"]
+    assert list(node.repository.records()) == [on_server("p1")]
+    assert list(node.triton.held) == [on_server("p1")]
 
 
 async def test_a_model_that_is_too_large_is_not_a_full_disk(tmp_path: Path) -> None:
@@ -358,10 +362,10 @@ async def test_files_of_a_pod_that_is_gone_do_not_take_the_place_of_its_successo
     with pytest.raises(Refused, match="anonymous-1 is gone") as refused:
         await old
     assert refused.value.code is grpc.StatusCode.PERMISSION_DENIED
-    record = node.repository.record(ModelName("mine"))
+    record = node.repository.record(on_server("anonymous-2", "mine"))
     assert record is not None
     assert record.pod.uid == "anonymous-2"
-    assert node.triton.held[ModelName("mine")] is IndexState.READY
+    assert node.triton.held[on_server("anonymous-2", "mine")] is IndexState.READY
     assert list((tmp_path / "staging").iterdir()) == []
 
 
@@ -423,7 +427,7 @@ async def test_a_stream_that_is_refused_says_why_and_leaves_nothing(
     assert node.repository.records() == {}
     assert registry.get_sample_value("berth_agent_calls_total", {"method": "Stage", "code": code}) == 5
     await sent(api, HEADER, FILE, CHUNK, COMMIT)
-    assert list(node.repository.records()) == ["model-p1"]
+    assert list(node.repository.records()) == [on_server("p1")]
     assert registry.get_sample_value("berth_agent_staged_bytes_total") == 1
     assert registry.get_sample_value("berth_agent_calls_total", {"method": "Stage", "code": "OK"}) == 1
 
@@ -521,7 +525,7 @@ async def test_a_choice_that_is_moved_after_the_pod_was_seen_moves_nothing(tmp_p
     await staged(api, "model-p1")
     await refused_all()
     (model,) = node.models
-    record = node.repository.record(ModelName("model-p1"))
+    record = node.repository.record(on_server("p1"))
     assert record is not None
     assert record.gpu == model.gpu == GPU
     knows.changes = {"choice": GpuChoice(GpuUuid("GPU-a"), 7, GIB)}  # an index is of its day
@@ -685,8 +689,7 @@ async def test_a_watch_tells_each_change_how_to_reach_triton_and_ends_with_its_p
     first = await anext(watch)
     assert (first.model_name, first.state, first.gpu_uuid) == ("model-p1", pb.MODEL_STATE_STAGED, "GPU-a")
     assert (first.requested_bytes, first.HasField("measured_bytes")) == (GIB, False)
-    assert (first.triton.http_endpoint, first.triton.grpc_endpoint) == ("10.0.0.7:1", "10.0.0.7:2")
-    assert dict(first.triton.http_headers) == {"berth-inference-key": "inference-key"}
+    assert first.gateway == pb.Gateway(endpoint="10.0.0.7:1", ticket=ticket_of(b"secret", "p1"))
     coming = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0.01)
     assert not coming.done()
@@ -753,7 +756,7 @@ async def test_a_list_is_of_the_callers_own_model_and_tells_no_way_to_triton(tmp
     await node.stage("p2")
     (own,) = (await api.ListModels(pb.ListModelsRequest(), Context())).models
     assert (own.model_name, own.state, own.measured_bytes) == ("model-p1", pb.MODEL_STATE_READY, 3 * GIB)
-    assert not own.HasField("triton")
+    assert not own.HasField("gateway")
     knows.caller = "anonymous"  # which has none yet
     assert list((await api.ListModels(pb.ListModelsRequest(), Context())).models) == []
 
@@ -934,7 +937,7 @@ async def test_a_model_of_another_namespace_is_refused_beside_code_before_its_by
         await sent(api_of(node), manifest(None, "1/model.py"))
     node.gate.release(PodUid("theirs"))
     assert (await sent(api_of(node), manifest(None, "1/model.py"), FILE, CHUNK, COMMIT)).digest == DIGEST
-    record = node.repository.record(ModelName("model-p1"))
+    record = node.repository.record(on_server("p1"))
     assert record is not None
     assert record.code
 
@@ -950,7 +953,7 @@ async def test_what_a_tenant_wrote_is_not_what_is_published(tmp_path: Path) -> N
     digest = digest_of(files)
     answer = await sent(api, *parts, pb.StageRequest(commit=pb.StageCommit(digest=digest)))
     assert answer.digest == digest
-    text = (tmp_path / "models" / "model-p1" / "config.pbtxt").read_text()
+    text = (tmp_path / "models" / on_server("p1") / "config.pbtxt").read_text()
     assert "#x" not in text
     assert 'backend: "python"' in text
 
@@ -974,7 +977,7 @@ async def test_files_of_a_pod_that_is_gone_are_nobody_elses_though_they_are_the_
     before = await node.stage("p9", name="model-p1", digest=DIGEST)
     node.models.drop(before)
     assert not (await staged(api_of(node), "model-p1", digest=DIGEST)).already_staged
-    record = node.repository.record(ModelName("model-p1"))
+    record = node.repository.record(on_server("p1"))
     assert record is not None
     assert record.pod.uid == "p1"
 
@@ -991,7 +994,7 @@ async def test_a_record_says_whether_triton_runs_code_of_the_model(tmp_path: Pat
         yield pb.StageRequest(commit=pb.StageCommit(digest=digest))
 
     await api_of(node).Stage(parts(), Context())
-    record = node.repository.record(ModelName("model-p1"))
+    record = node.repository.record(on_server("p1"))
     assert record is not None
     assert not record.code
 

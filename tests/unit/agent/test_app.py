@@ -15,14 +15,15 @@ import grpc.aio
 import pytest
 
 import agent.app
+import agent.gateway_link
 import agent.serving.lifecycle
 from agent.app import main
 from agent.config import AgentOptions
 from agent.gpus import GpuReading, GpusHang
-from agent.keys import make_keys
+from agent.keys import make_keys, read_ticket_secret
 from agent.nvml import NvmlMissing
-from berth.contract.endpoint import Endpoint
-from berth.contract.ids import ModelName
+from berth.contract.endpoint import Address, Endpoint
+from berth.contract.gateway import Copy, ticket_of
 from berth.contract.keys import Keys
 from berth.contract.report import CodeReport, CodeRule, Failure, ModelState, NodeReport
 from berth.kube.errors import response_error
@@ -33,13 +34,14 @@ from berth.triton.keys import TritonKeys
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_port
-from tests.fakes.agent_node import GPU, FakeTriton
+from tests.fakes.agent_node import GPU, FakeTriton, on_server
+from tests.fakes.gateway_control import FakeGateway
 from tests.fakes.kube_api import EVENTS, LEASE, NODE, PODS, FakeApiServer
 from tests.fakes.objects import GIB, Json, listed, pod, report
 
 KEYS = Keys()
 FORBIDDEN = response_error(403, "Forbidden", "no")
-NAME = ModelName("model-p1")
+NAME, ON_SERVER = "model-p1", on_server("p1")
 DIGEST = hashlib.sha256(b"1/model.py\0" + b"1\0" + b"y").hexdigest()
 SCENARIO = 'gpus: [{uuid: GPU-a, product: T4, total: 16Gi}]\nmodels: {"*": requested}\n'
 
@@ -72,7 +74,7 @@ class World:
         return replace(parsed, poll_seconds=0.02, heartbeat_seconds=0.05)
 
     @asynccontextmanager
-    async def open_admin(self, endpoint: Endpoint, keys: TritonKeys) -> AsyncIterator[FakeTriton]:
+    async def open_admin(self, endpoint: Address, keys: TritonKeys) -> AsyncIterator[FakeTriton]:
         self.asked_triton_with.append((str(endpoint), keys.admin))
         yield self.triton
 
@@ -161,8 +163,8 @@ async def load(stub: NodeAgentStub, uid: str = "p1") -> list[int]:
 
 async def test_a_pods_model_from_its_binding_to_its_end(world: World) -> None:
     make_keys(world.directory)
-    keys = TritonKeys.read(world.directory)
-    flags = (f"--triton-keys={world.directory}", "--advertise-host=10.0.0.7", "--triton-grpc=127.0.0.1:81")
+    keys, secret = TritonKeys.read(world.directory), read_ticket_secret(world.directory)
+    flags = (f"--triton-keys={world.directory}", "--gateway=10.0.0.7:81", "--triton-grpc=unix:/t/grpc:81")
     async with world.running(*flags), calling(world) as stub:
         await world.until_ready()
         world.api.bind(bound())
@@ -173,21 +175,86 @@ async def test_a_pods_model_from_its_binding_to_its_end(world: World) -> None:
         assert world.said.models[0].measured_bytes == GIB
         watch = stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))
         status = await anext(aiter(watch))
-        assert status.triton.grpc_endpoint == "10.0.0.7:81"
-        assert status.triton.http_endpoint == "10.0.0.7:8000"
-        assert dict(status.triton.http_headers) == keys.inference_http_headers
-        assert dict(status.triton.grpc_metadata) == keys.inference_grpc_metadata
+        assert status.gateway == pb.Gateway(endpoint="10.0.0.7:81", ticket=ticket_of(secret, "p1"))
         metrics = await world.metrics()
         assert metrics['berth_agent_calls_total{code="OK",method="Load"}'] == 1
         assert metrics['berth_agent_gpu_free_bytes{gpu="GPU-a"}'] == 15 * GIB - 256 * 1024**2
         world.api.remove("p1")
         await until(lambda: world.state() is None)
         assert list((world.repository / "models").iterdir()) == []
-        assert world.triton.held[NAME] is IndexState.UNAVAILABLE
-    assert world.asked_triton_with == [("127.0.0.1:81", keys.admin)]
+        assert world.triton.held[ON_SERVER] is IndexState.UNAVAILABLE
+    assert world.asked_triton_with == [("unix:/t/grpc:81", keys.admin)]
     (event,) = world.api.events
     assert (event["reason"], event["involvedObject"]["uid"]) == ("ModelLoaded", "p1")
     assert event["source"] == {"component": "berth-agent", "host": "n1"}
+
+
+async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.gateway_link, "_RECONNECT_SECONDS", 0.01)
+    make_keys(world.directory)
+    gateway = FakeGateway(world.directory / "control")
+    flags = (f"--triton-keys={world.directory}", f"--gateway-control=unix:{gateway.path}", "--gateway=h:1")
+    limits = pb.CopyLimits(container_concurrency=2)
+    request = pb.WatchModelRequest(model_name=NAME, limits=limits)
+
+    def told() -> list[tuple[str, str, int]]:
+        copies = (Copy.from_json(one) for one in gateway.copies)
+        return [(one.model, one.server_name, one.limits.container_concurrency) for one in copies]
+
+    await gateway.start()
+    async with world.running(*flags), calling(world) as stub:
+        await gateway.until(lambda _: gateway.told == [{"copies": []}])
+        world.api.bind(bound())
+        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 0)])
+        await stage(stub)
+        await load(stub)
+        watch = stub.WatchModel(request, metadata=by("p1"))
+        ticket = (await anext(aiter(watch))).gateway.ticket
+        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
+        assert Copy.from_json(gateway.copies[0]).ticket == ticket
+        kept = world.repository / "limits.json"
+        await until(lambda: kept.exists() and "p1" in kept.read_text())
+        await gateway.stop()
+        gateway.told.clear()
+        await gateway.start()  # the gateway has started anew
+        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
+        watch.cancel()
+    gateway.told.clear()
+    async with (
+        world.running(*flags),
+        calling(world) as stub,
+    ):  # and so has the agent: no door has told it anything
+        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
+        assert all(line.get("copies") for line in gateway.told)  # never none before it knows its pods
+        assert Copy.from_json(gateway.copies[0]).ticket == ticket
+        gateway.say(b'{"tritonDied": {"suspects": ["p1"]}}')
+        await until(lambda: "TritonDied" in [event["reason"] for event in world.api.events])
+        await until(lambda: world.state() is ModelState.READY)
+        world.api.remove("p1")  # without a word of its own
+        await until(lambda: world.triton.held[ON_SERVER] is not IndexState.READY)
+        assert gateway.wishes == ["p1"]
+        await gateway.until(lambda _: told() == [])
+    await gateway.stop()
+
+
+async def test_who_calls_for_a_pod_that_is_gone_is_told_no_ticket(world: World) -> None:
+    async with world.running("--gateway=h:1"), calling(world) as stub:
+        await world.until_ready()
+        world.api.bind(bound())
+        await until(lambda: world.state() is ModelState.PENDING)
+        watch = stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))
+        assert len((await anext(aiter(watch))).gateway.ticket) == 32
+        for name, uid in ((NAME, "p2"), ("model-p2", "p1")):
+            refused = stub.WatchModel(pb.WatchModelRequest(model_name=name), metadata=by(uid))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await anext(aiter(refused))
+        world.api.remove("p1")
+        with pytest.raises(grpc.aio.AioRpcError) as gone:
+            await until(lambda: world.state() is None)
+            await anext(aiter(stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))))
+        assert gone.value.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
 async def test_a_node_says_what_it_is(world: World) -> None:
@@ -275,7 +342,7 @@ async def test_a_restarted_agent_takes_what_it_finds_and_knows_what_has_been_los
     world.api.bind(bound("p2"))
     async with world.running():
         await until(lambda: world.state("p2") is ModelState.LOST and world.state() is ModelState.READY)
-    assert world.triton.loads == [NAME]
+    assert world.triton.loads == [ON_SERVER]
 
 
 async def test_one_pod_that_cannot_be_read_hides_no_other(world: World) -> None:
@@ -406,8 +473,8 @@ async def test_an_agent_that_ends_before_it_knows_its_pods_takes_no_model_away(
     monkeypatch.setattr(agent.app, "serve", serve)
     async with world.running():
         await until_asked(world, "/livez", (200, "ok\n"))
-    assert world.triton.held == {NAME: IndexState.READY}
-    assert [entry.name for entry in (world.repository / "models").iterdir()] == [NAME]
+    assert world.triton.held == {ON_SERVER: IndexState.READY}
+    assert [entry.name for entry in (world.repository / "models").iterdir()] == [ON_SERVER]
 
 
 async def test_the_end_does_not_wait_for_an_api_server_that_is_away(
@@ -443,7 +510,7 @@ async def test_a_stage_that_is_under_way_is_finished_before_the_end(world: World
             await until(lambda: any((world.repository / "staging").iterdir()))
             ending.set()
         assert (await stage_).digest == DIGEST
-    assert [entry.name for entry in (world.repository / "models").iterdir()] == [NAME]
+    assert [entry.name for entry in (world.repository / "models").iterdir()] == [ON_SERVER]
 
 
 @pytest.mark.parametrize(("extra", "taken"), [(0, True), (128 * 1024, False)])
@@ -575,7 +642,7 @@ async def test_the_report_tells_whose_code_is_here(world: World) -> None:
 
 async def test_a_quarantine_ends_when_the_nodes_annotation_says_so_and_only_then(world: World) -> None:
     """The annotation is an order: it is taken away once it is done, and one that is not understood stays."""
-    world.triton.deadly = {NAME}
+    world.triton.deadly = {ON_SERVER}
     world.api.bind(bound())
     world.api.node["metadata"]["resourceVersion"] = "7"
     async with world.running(), calling(world) as agent:

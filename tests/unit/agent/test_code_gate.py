@@ -10,7 +10,7 @@ import pytest
 from agent.admission import CodeGate, CodeRefused
 from agent.repository import Record
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import ModelName, PodUid
+from berth.contract.ids import ModelName, PodUid, ServerName
 from berth.contract.report import CodeReport, CodeRule, Failure, ModelState
 from berth.triton.admin import IndexState
 from tests.fakes.agent_node import GPU, Node
@@ -119,8 +119,8 @@ async def test_a_place_is_free_for_another_namespace_once_the_model_is_gone(tmp_
     assert "of another namespace" in two.reason
     assert "ns-a" not in two.reason
     node.models.lose_pod(one.ref.uid)
-    assert one.name is not None
-    await node.lifecycle.start_unload(one.name)
+    assert one.server_name is not None
+    await node.lifecycle.start_unload(one.server_name)
     assert node.gate.report().namespace is None
     await node.lifecycle.start_load(two)
     assert two.state is ModelState.READY
@@ -140,7 +140,7 @@ def test_beside_what_is_nobodys_nothing_begins() -> None:
 
 async def test_a_model_without_a_record_counts_until_triton_is_rid_of_it(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    stranger = ModelName("stranger")
+    stranger = ServerName("stranger")
     node.repository.show(stranger)
     node.triton.held[stranger] = IndexState.READY
     model = await node.stage("a", files=CODE, namespace="ns-a")
@@ -167,16 +167,16 @@ async def test_code_that_a_node_takes_no_more_is_not_loaded_and_its_files_are_ke
     await node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.CAPACITY)
     assert node.triton.loads == []
-    assert list(node.repository.records()) == [model.name]
+    assert list(node.repository.records()) == [model.server_name]
 
 
 async def test_what_the_files_are_counts_and_not_what_their_record_says(tmp_path: Path) -> None:
     node = Node(tmp_path)
     one = await node.stage("a", files=CODE, namespace="ns-a")
-    assert one.name is not None
-    record = node.repository.record(one.name)
+    assert one.server_name is not None
+    record = node.repository.record(one.server_name)
     assert record is not None
-    file = node.repository.directory(one.name) / ".berth.json"
+    file = node.repository.directory(one.server_name) / ".berth.json"
     file.write_text(replace(record, code=False).encode())
     await node.lifecycle.start_load(one)
     assert one.state is ModelState.READY
@@ -187,8 +187,8 @@ async def test_code_that_triton_is_found_to_serve_keeps_other_namespaces_away(tm
     """A load whose answer was lost, or that an agent before has begun."""
     node = Node(tmp_path)
     one = await node.stage("a", files=CODE, namespace="ns-a")
-    assert one.name is not None
-    node.triton.held[one.name] = IndexState.READY
+    assert one.server_name is not None
+    node.triton.held[one.server_name] = IndexState.READY
     await node.lifecycle.start_load(one)
     two = await node.stage("b", files=CODE, namespace="ns-b", on="GPU-b")
     await node.lifecycle.start_load(two)

@@ -7,7 +7,7 @@ import pytest
 
 from agent.app import run
 from agent.config import AgentOptions
-from berth.contract.endpoint import Endpoint
+from berth.contract.endpoint import Endpoint, UnixSocket
 from berth.runtime.errors import ConfigError
 from berth.runtime.options import parse_options
 
@@ -24,12 +24,12 @@ def test_two_flags_are_enough_and_the_rest_is_safe() -> None:
         "node_name": "n1",
         "nvml": "auto",
         "repository": Path("/r"),
-        "triton_http": Endpoint("127.0.0.1", 8000),
         "triton_grpc": Endpoint("127.0.0.1", 8001),
         "triton_keys": None,
         "listen": Endpoint("0.0.0.0", 8470),
         "admin_listen": Endpoint("0.0.0.0", 8471),
-        "advertise_host": None,
+        "gateway": None,
+        "gateway_control": None,
         "server_name": "triton",
         "capabilities": (),
         "extra_capabilities": (),
@@ -51,12 +51,13 @@ def test_two_flags_are_enough_and_the_rest_is_safe() -> None:
     ("flag", "value"),
     [
         ("--nvml=mock:x", "mock:x"),
-        ("--triton-http=h:1", Endpoint("h", 1)),
         ("--triton-grpc=h:2", Endpoint("h", 2)),
+        ("--triton-grpc=unix:/t/grpc:8001", UnixSocket("/t/grpc:8001")),
+        ("--gateway-control=unix:/g/control", UnixSocket("/g/control")),
         ("--triton-keys=/k", Path("/k")),
         ("--listen=[::]:5", Endpoint("::", 5)),
         ("--admin-listen=h:3", Endpoint("h", 3)),
-        ("--advertise-host=h", "h"),
+        ("--gateway=h:4", Endpoint("h", 4)),
         ("--server-name=big", "big"),
         ("--capabilities=b, a,,b", ("a", "b")),
         ("--extra-capabilities=c", ("c",)),
@@ -95,17 +96,15 @@ def test_a_flag_and_its_variable_say_the_same(flag: str, value: object) -> None:
         "--keep-free=100%",
         "--keep-free=-1%",
         "--node-name=",
+        "--gateway-control=127.0.0.1:1",  # what is said there opens every model
+        "--gateway-control=unix:relative",
+        "--gateway=10.0.0.1",
         "--node-name= ",
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(flag: str) -> None:
     with pytest.raises(ConfigError, match=flag.partition("=")[0]):
         parsed(*REQUIRED, flag)
-
-
-def test_triton_is_found_where_the_agent_finds_it_unless_somebody_knows_better() -> None:
-    assert parsed(*REQUIRED, "--triton-http=10.0.0.1:8000").pod_host == "10.0.0.1"
-    assert parsed(*REQUIRED, "--triton-http=h:1", "--advertise-host=10.0.0.2").pod_host == "10.0.0.2"
 
 
 def test_help_tells_each_default_with_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +115,7 @@ def test_help_tells_each_default_with_its_unit(capsys: pytest.CaptureFixture[str
         "256Mi",
         "512Gi",
         "15%",
-        "127.0.0.1:8000",
+        "127.0.0.1:8001",
         "0.0.0.0:8470",
         "10 s",
         "2 s",

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import agent.keys
-from agent.keys import FLAGS_FILE, KeysOptions, main, make_keys, run
+from agent.keys import FLAGS_FILE, TICKETS_FILE, KeysOptions, main, make_keys, read_ticket_secret, run
+from berth.contract.errors import InvalidValue
 from berth.runtime.errors import CannotStart
 from berth.triton.keys import TritonKeys
 
@@ -27,7 +28,9 @@ def test_keys_are_made_once_and_the_flags_follow_them(tmp_path: Path) -> None:
     flags = (tmp_path / FLAGS_FILE).read_text().split()
     assert flags == first.server_flags()
     assert len(flags) == 4
-    assert all(stat.S_IMODE(path.stat().st_mode) == 0o440 for path in tmp_path.iterdir())
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes.pop(TICKETS_FILE) == 0o400  # no group's: Triton is of the other files'
+    assert set(modes.values()) == {0o440}
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o750
 
 
@@ -46,7 +49,7 @@ def owned() -> Iterator[Path]:
             yield Path(directory)
 
 
-@pytest.mark.parametrize("after", range(1, 4))
+@pytest.mark.parametrize("after", range(1, 5))
 def test_who_was_killed_between_two_files_is_no_hindrance(
     owned: Path, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,10 +97,10 @@ def test_two_pods_that_make_them_at_once_have_the_same(owned: Path, monkeypatch:
         found = {future.result() for future in [pods.submit(both) for _ in range(4)]}
     assert len(found) == 1
     assert (owned / FLAGS_FILE).read_text().split() == found.pop().server_flags()
-    assert len(list(owned.iterdir())) == 3
+    assert len(list(owned.iterdir())) == 4
 
 
-@pytest.mark.parametrize("after", range(1, 4))
+@pytest.mark.parametrize("after", range(1, 5))
 def test_who_is_killed_holds_nobody_up(tmp_path: Path, after: int) -> None:
     program = f"""
 import os, signal
@@ -141,9 +144,34 @@ def test_a_key_that_is_garbage_is_made_anew(tmp_path: Path) -> None:
     assert (tmp_path / FLAGS_FILE).read_text().split() == TritonKeys.read(tmp_path).server_flags()
 
 
+def test_the_secret_of_the_tickets_outlives_those_who_make_the_keys(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    first = read_ticket_secret(tmp_path)
+    (tmp_path / "admin").unlink()  # Triton's keys are made anew; every pod's ticket stays what it is
+    make_keys(tmp_path)
+    assert read_ticket_secret(tmp_path) == first
+    assert first.hex() not in (tmp_path / FLAGS_FILE).read_text()
+
+
+@pytest.mark.parametrize("text", [b"", b"00ff\n", b"x" * 64, b"\xff\xfe"])
+def test_a_secret_of_tickets_that_is_none_is_told_and_made_anew(tmp_path: Path, text: bytes) -> None:
+    with pytest.raises(InvalidValue, match=f"{TICKETS_FILE}: No such file or directory; berth keys makes it"):
+        read_ticket_secret(tmp_path)
+    (tmp_path / TICKETS_FILE).write_bytes(text)
+    with pytest.raises(InvalidValue, match=f"{TICKETS_FILE}: not the secret of tickets"):
+        read_ticket_secret(tmp_path)
+    make_keys(tmp_path)
+    assert len(read_ticket_secret(tmp_path)) == 32
+
+
 async def test_the_command_makes_them_and_says_where_it_cannot(tmp_path: Path) -> None:
     await main(KeysOptions(directory=tmp_path), asyncio.Event())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["admin", "inference", FLAGS_FILE]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "admin",
+        "inference",
+        FLAGS_FILE,
+        TICKETS_FILE,
+    ]
     assert (tmp_path / FLAGS_FILE).read_text().endswith("\n")
     with pytest.raises(CannotStart, match=r"--directory: .*/missing: No such file or directory"):
         await main(KeysOptions(directory=tmp_path / "missing"), asyncio.Event())

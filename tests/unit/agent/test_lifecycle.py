@@ -12,15 +12,15 @@ import pytest
 import agent.serving.lifecycle
 from agent.gpus import GpuReading
 from agent.serving.journal import Journal
-from berth.contract.ids import GpuUuid, ModelName, PodUid
-from berth.contract.report import Failure, ModelState
+from berth.contract.ids import GpuUuid, PodUid, ServerName
+from berth.contract.report import CodeRule, Failure, ModelState
 from berth.kube.times import utc_now
 from berth.triton.admin import IndexEntry, IndexState
 from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
-from tests.fakes.agent_node import GPU, Node
+from tests.fakes.agent_node import GPU, Node, on_server
 from tests.fakes.objects import GIB
 
-NAME, UID = ModelName("model-p1"), PodUid("p1")
+NAME, UID = on_server("p1"), PodUid("p1")
 
 
 async def until(check: Callable[[], bool]) -> None:
@@ -79,7 +79,7 @@ async def test_a_long_load_holds_up_no_files_of_another_model_and_what_waits_for
         waits = await on_node.stage("p2")
         goes = await on_node.stage("p3")
         on_node.models.lose_pod(goes.ref.uid)
-        await on_node.lifecycle.start_unload(ModelName("model-p3"))
+        await on_node.lifecycle.start_unload(on_server("p3"))
     then = on_node.lifecycle.start_load(waits)
     await until(lambda: "on its GPU" in waits.reason)
     assert (waits.state, slow.state) == (ModelState.LOADING, ModelState.LOADING)
@@ -258,7 +258,7 @@ async def test_a_model_that_waits_while_triton_dies_of_others_is_not_charged(on_
     assert bad.failure is Failure.QUARANTINED
     await until(lambda: waiting.state is ModelState.READY)
     # The suspect is tried once nobody else is to be loaded; then what it has taken down comes again.
-    assert on_node.triton.loads == [NAME, "model-p2", NAME, "model-p2"]
+    assert on_node.triton.loads == [NAME, on_server("p2"), NAME, on_server("p2")]
 
 
 @pytest.mark.parametrize("error", [TritonUnavailable("connection reset"), TritonLate("Deadline Exceeded")])
@@ -332,7 +332,7 @@ async def test_a_load_that_comes_too_late_is_not_begun_again(
     await node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     assert "has been loading it for 0.2 s" in model.reason
-    assert list(node.repository.records()) == [NAME, "model-p2"]
+    assert list(node.repository.records()) == [NAME, on_server("p2")]
     node.triton.load_seconds = 0.01
     await node.lifecycle.start_load(behind)  # the GPU is not held meanwhile
     assert behind.state is ModelState.READY
@@ -367,7 +367,7 @@ async def test_a_load_that_waits_for_the_api_server_holds_nobody_up_and_ends_wit
     load = on_node.lifecycle.start_load(model)
     await until(lambda: model.reason != "")
     on_node.models.lose_pod(PodUid("p2"))
-    await on_node.lifecycle.start_unload(ModelName("model-p2"))  # on the same GPU
+    await on_node.lifecycle.start_unload(on_server("p2"))  # on the same GPU
     on_node.models.lose_pod(UID)
     await on_node.lifecycle.start_unload(NAME)
     await load
@@ -439,7 +439,7 @@ async def test_growth_of_a_gpu_that_another_model_comes_to_meanwhile_says_nothin
     """The first takes nothing on its GPU; while it is loaded, another comes to the second."""
     on_node.gpus.cuda = ["nowhere", "GPU-b"]
     first, second = await on_node.stage("p1"), await on_node.stage("p2", on="GPU-b")
-    on_node.triton.takes = {NAME: 0.25, ModelName("model-p2"): seconds}
+    on_node.triton.takes = {NAME: 0.25, on_server("p2"): seconds}
     load = on_node.lifecycle.start_load(first)
     await until(lambda: on_node.triton.loading == 1)
     await asyncio.gather(load, on_node.lifecycle.start_load(second))
@@ -500,7 +500,7 @@ async def test_triton_is_not_asked_without_pause(tmp_path: Path) -> None:
     node, looks = Node(tmp_path), [0]
     model, index = await node.stage(), node.triton.index
 
-    async def counted() -> Mapping[ModelName, IndexEntry]:
+    async def counted() -> Mapping[ServerName, IndexEntry]:
         looks[0] += 1
         return await index()
 
@@ -510,13 +510,13 @@ async def test_triton_is_not_asked_without_pause(tmp_path: Path) -> None:
     node.models.lose_pod(UID)
     await node.lifecycle.start_unload(NAME)
     assert 2 < looks[0] < 20
-    again = await node.stage("p9", name=NAME)
-    node.triton.held[NAME] = IndexState.LOADING
+    again = await node.stage("p9")
+    node.triton.held[on_server("p9")] = IndexState.LOADING
     looks[0] = 0
     load = node.lifecycle.start_load(again)
     await asyncio.sleep(0.3)
     assert 1 < looks[0] < 10
-    node.triton.held[NAME] = IndexState.READY
+    node.triton.held[on_server("p9")] = IndexState.READY
     await load
     node.reported.away, waits = True, await node.stage("p2")
     load = node.lifecycle.start_load(waits)
@@ -572,11 +572,11 @@ async def test_what_triton_never_had_is_not_unloaded_there(on_node: Node) -> Non
 
 async def test_a_directory_of_nobody_is_removed_and_an_unknown_name_is_no_trouble(on_node: Node) -> None:
     (on_node.repository.models / "nobodys").mkdir()
-    on_node.triton.held[ModelName("nobodys")] = IndexState.READY
+    on_node.triton.held[ServerName("nobodys")] = IndexState.READY
     for name in ("nobodys", "unheard"):
-        await on_node.lifecycle.start_unload(ModelName(name))
+        await on_node.lifecycle.start_unload(ServerName(name))
     assert on_node.repository.records() == {}
-    assert on_node.triton.held[ModelName("nobodys")] is IndexState.UNAVAILABLE
+    assert on_node.triton.held[ServerName("nobodys")] is IndexState.UNAVAILABLE
 
 
 async def test_a_living_pods_model_is_unloaded_only_when_the_pod_is_ending(on_node: Node) -> None:
@@ -602,8 +602,10 @@ async def test_a_load_of_several_gpus_takes_them_all_and_tells_the_most_that_it_
     model, other = await on_node.stage("p1", others=("GPU-b",)), await on_node.stage("p2", on="GPU-b")
     await asyncio.gather(on_node.lifecycle.start_load(model), on_node.lifecycle.start_load(other))
     assert on_node.triton.most_loading == 1  # they share one
-    assert model.name is not None
-    config = on_node.triton.configs[on_node.triton.loads.index(model.name)]  # either may have been first
+    assert model.server_name is not None
+    config = on_node.triton.configs[
+        on_node.triton.loads.index(model.server_name)
+    ]  # either may have been first
     assert config["instance_group"][0]["gpus"] == [0, 1]
     assert (model.state, model.measured_bytes) == (ModelState.READY, 3 * GIB)
 
@@ -756,8 +758,8 @@ async def test_a_load_that_does_not_fit_is_refused_with_the_figures_and_one_that
     assert f"{GIB} bytes do not fit on GPU GPU-a: 0 are free of {16 * GIB}" in one_too_many.reason
     await asyncio.gather(on_node.lifecycle.start_load(exact), on_node.lifecycle.start_load(first))
     assert (first.state, exact.state) == (ModelState.READY, ModelState.READY)
-    assert ModelName("model-p3") in on_node.repository.records()
-    assert on_node.triton.loads.count(ModelName("model-p3")) == 0
+    assert on_server("p3") in on_node.repository.records()
+    assert on_node.triton.loads.count(on_server("p3")) == 0
 
 
 async def test_of_two_that_want_the_same_memory_the_one_that_was_placed_first_gets_it(on_node: Node) -> None:
@@ -770,15 +772,15 @@ async def test_of_two_that_want_the_same_memory_the_one_that_was_placed_first_ge
 async def test_memory_of_a_model_that_is_being_loaded_is_nobodys(on_node: Node) -> None:
     """Whoever was placed first: its load has failed, and another has begun meanwhile."""
     first, second = await on_node.stage("p1", gib=9), await on_node.stage("p2", gib=9)
-    for name in (NAME, ModelName("model-p2")):  # of known size: they may be loaded side by side
+    for name in (NAME, on_server("p2")):  # of known size: they may be loaded side by side
         on_node.repository.learn(name, measured_bytes=GIB, served=False)
     on_node.models.set(first, ModelState.FAILED, "connection refused", failure=Failure.TRANSIENT)
-    on_node.triton.takes[ModelName("model-p2")] = 60
+    on_node.triton.takes[on_server("p2")] = 60
     on_node.lifecycle.start_load(second)
     await until(lambda: on_node.triton.loading == 1)
     await on_node.lifecycle.start_load(first)
     assert (second.state, first.failure) == (ModelState.LOADING, Failure.CAPACITY)
-    assert on_node.triton.loads == ["model-p2"]
+    assert on_node.triton.loads == [on_server("p2")]
     await on_node.lifecycle.close()
 
 
@@ -826,7 +828,7 @@ async def test_a_load_that_hangs_holds_up_neither_unloads_nor_loads_of_its_gpu(t
     load = node.lifecycle.start_load(hangs)
     await until(lambda: node.triton.loading == 1)
     node.models.lose_pod(PodUid("p2"))
-    await node.lifecycle.start_unload(ModelName("model-p2"))
+    await node.lifecycle.start_unload(on_server("p2"))
     assert not load.done()
     await load
     assert (hangs.state, hangs.failure) == (ModelState.FAILED, Failure.TRANSIENT)
@@ -918,13 +920,13 @@ async def test_a_model_that_is_loaded_while_others_kill_triton_by_their_end_is_n
     leavers = [await on_node.stage(f"q{n}", on="GPU-b") for n in range(3)]
     for leaver in leavers:
         await on_node.lifecycle.start_load(leaver)
-    on_node.triton.kills_at_its_end = {ModelName(f"model-q{n}") for n in range(3)}
+    on_node.triton.kills_at_its_end = {on_server(f"q{n}") for n in range(3)}
     innocent = await on_node.stage()
     load = on_node.lifecycle.start_load(innocent)
     for leaver in leavers:
         await until(lambda: on_node.triton.held.get(NAME) is IndexState.LOADING)
         on_node.models.lose_pod(leaver.ref.uid)
-        await on_node.lifecycle.start_unload(ModelName(leaver.name or ""))
+        await on_node.lifecycle.start_unload(on_server(leaver.ref.uid))
     await load
     assert on_node.triton.deaths == 3
     assert (innocent.state, innocent.reason) == (ModelState.READY, "")
@@ -934,7 +936,7 @@ async def test_a_suspect_is_not_loaded_beside_one_that_kills_triton_once_it_serv
     """Or it would be charged with what that one does."""
     killer, innocent = await on_node.stage("p2", on="GPU-b"), await on_node.stage()
     on_node.triton.takes[NAME] = 0.3
-    on_node.triton.kills_later = {ModelName("model-p2"): 0.1}
+    on_node.triton.kills_later = {on_server("p2"): 0.1}
     await on_node.lifecycle.start_load(killer)
     load = on_node.lifecycle.start_load(innocent)
     await until(lambda: on_node.triton.deaths == 3)
@@ -1008,3 +1010,109 @@ async def test_a_model_serves_on_though_the_disk_is_too_full_to_note_it(
     model = await on_node.stage()
     await on_node.lifecycle.start_load(model)
     assert (model.state, on_node.triton.held[NAME]) == (ModelState.READY, IndexState.READY)
+
+
+async def test_requests_are_taken_off_before_an_unload_and_once(on_node: Node) -> None:
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    on_node.gateway.seconds, looks, index = 0.3, [0], on_node.triton.index
+
+    async def counted() -> Mapping[ServerName, IndexEntry]:
+        looks[0] += 1
+        return await index()
+
+    on_node.triton.index = counted  # type: ignore[method-assign]
+    on_node.models.lose_pod(UID)
+    await on_node.lifecycle.start_unload(NAME)
+    assert looks[0] > 3  # each of which has seen it serve
+    assert on_node.gateway.drained == [(UID, [NAME])]
+    assert on_node.gateway.off == set()
+    assert on_node.repository.records() == {}
+
+
+async def test_what_is_staged_anew_is_used_again_once_the_old_is_out(on_node: Node) -> None:
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    await on_node.stage(digest="another")
+    assert on_node.gateway.drained == [(UID, [NAME])]
+    assert on_node.gateway.off == set()
+    await on_node.lifecycle.start_load(model)
+    assert (model.state, on_node.triton.held) == (ModelState.READY, {NAME: IndexState.READY})
+
+
+async def test_a_triton_that_dies_while_a_copy_is_drained_is_not_asked_to_unload_what_comes_next(
+    on_node: Node,
+) -> None:
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    on_node.gateway.seconds, unloads = 0.5, []
+    unload = on_node.triton.unload
+
+    async def noted(name: ServerName, *, timeout_seconds: float) -> None:
+        unloads.append(name)
+        await unload(name, timeout_seconds=timeout_seconds)
+
+    on_node.triton.unload = noted  # type: ignore[method-assign]
+    staging = asyncio.ensure_future(on_node.stage(digest="another"))
+    await until(lambda: not on_node.gateway.drained and on_node.triton.held == {NAME: IndexState.READY})
+    await asyncio.sleep(0.05)
+    on_node.triton.die()
+    model = await staging
+    await on_node.lifecycle.start_load(model)
+    await until(lambda: bool(on_node.gateway.drained))
+    await asyncio.sleep(0.05)
+    assert (model.state, unloads) == (ModelState.READY, [])
+
+
+async def test_what_triton_says_of_a_load_is_told_with_the_name_that_people_know(on_node: Node) -> None:
+    said = f"load failed for model '{NAME}': at least one version must be available: /models/{NAME}/1 is none"
+    on_node.triton.errors = [TritonRefused(said)]
+    model = await on_node.stage()
+    await on_node.lifecycle.start_load(model)
+    assert model.failure is Failure.INVALID_MODEL
+    assert "'model-p1'" in model.reason
+    assert "/models/model-p1/1 is none" in model.reason
+    told = [model.reason, *(message for _, message in on_node.events.said)]
+    assert not any(NAME in text for text in told)
+
+
+async def test_whose_requests_were_in_a_triton_that_died_is_told_and_counted(on_node: Node) -> None:
+    models = [await on_node.stage(uid, on=on) for uid, on in (("p1", "GPU-a"), ("p2", "GPU-b"))]
+    for model in models:
+        await on_node.lifecycle.start_load(model)
+    count = on_node.registry.get_sample_value
+    on_node.events.said.clear()
+    for suspects in ([UID], [UID, PodUid("p2"), PodUid("gone")], []):
+        on_node.triton.die()
+        on_node.lifecycle.note_suspects(suspects)
+        await on_node.lifecycle.look()
+        await until(lambda: all(model.state is ModelState.READY for model in models))
+    said = [message for reason, message in on_node.events.said if reason == "TritonDied"]
+    assert said == [
+        "Triton has died, and of all models only model-p1 had requests in it",
+        "Triton has died with requests of 3 models in it, model-p1 among them",
+        "Triton has died with requests of 3 models in it, model-p2 among them",
+    ]
+    assert count("berth_agent_triton_deaths_total", {"reason": "requests"}) == 2
+    assert count("berth_agent_triton_deaths_total", {"reason": "unknown"}) == 1
+
+
+async def test_a_triton_that_dies_over_and_over_fills_nobodys_events(on_node: Node) -> None:
+    await on_node.stage()
+    for _ in range(50):
+        on_node.lifecycle.note_suspects([UID])
+    assert [reason for reason, _ in on_node.events.said].count("TritonDied") == 3
+
+
+async def test_two_pods_serve_models_of_one_name_and_of_one_content(tmp_path: Path) -> None:
+    on_node = Node(tmp_path, code=CodeRule.ANY)
+    one = await on_node.stage("p1", name="net", digest="same")
+    other = await on_node.stage("p2", name="net", namespace="other", digest="same", on="GPU-b")
+    for model in (one, other):
+        await on_node.lifecycle.start_load(model)
+    assert [model.state for model in (one, other)] == [ModelState.READY] * 2
+    on_node.models.lose_pod(UID)
+    await on_node.lifecycle.start_unload(on_server("p1", "net"))
+    assert on_node.triton.held[on_server("p2", "net")] is IndexState.READY
+    assert other.state is ModelState.READY
+    assert list(on_node.repository.records()) == [on_server("p2", "net")]

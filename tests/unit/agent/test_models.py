@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.models import Model, Models, NameTaken, OneModelOnly, PodGone, Retry
+from agent.models import IdTaken, Model, Models, OneModelOnly, PodGone, Retry
 from agent.repository import Record
 from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
@@ -13,6 +13,7 @@ from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
 from berth.contract.report import Failure, ModelState
 from berth.runtime.backoff import Backoff
+from tests.fakes.agent_node import on_server
 from tests.fakes.objects import listed, pod, report
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
@@ -136,18 +137,32 @@ def test_who_is_told_of_what() -> None:
     assert not is_told(lambda: models.claim(PodUid("p3"), ModelName("x")))
 
 
-def test_a_name_has_one_holder_and_a_pod_one_name() -> None:
+def test_an_id_has_one_holder_and_a_pod_one_name() -> None:
     models = Models()
     for uid in ("p1", "p2"):
         models.see_pod(seen(uid, annotations={Keys().model_id: "same"}))
     assert (of(models, "p1").name, of(models, "p2").name) == ("same", None)
-    with pytest.raises(NameTaken, match="model 'same' on this node belongs to pod team/p1"):
+    with pytest.raises(IdTaken, match="model id 'same' on this node belongs to pod team/p1"):
         models.claim(PodUid("p2"), ModelName("same"))
     with pytest.raises(OneModelOnly, match="pod team/p1 has model 'same'; it cannot have 'other' as well"):
         models.own(PodUid("p1"), ModelName("other"))
     assert models.own(PodUid("p2"), ModelName("any")).name is None  # to ask is not to take
-    assert models.named(ModelName("same")) is of(models, "p1")
-    assert models.named(ModelName("nobodys")) is None
+    assert models.served_as(on_server("p1", "same")) is of(models, "p1")
+    assert models.served_as(on_server("p2", "same")) is None
+    models.drop(of(models, "p1"))
+    assert models.claim(PodUid("p2"), ModelName("same")).name == "same"
+
+
+def test_a_name_is_anybodys_and_so_is_an_id_in_another_namespace() -> None:
+    models = Models()
+    models.see_pod(seen("p1", annotations={Keys().model_id: "one", Keys().model_name: "net"}))
+    models.see_pod(seen("p2", annotations={Keys().model_id: "two", Keys().model_name: "net"}))
+    theirs = seen("p3", annotations={Keys().model_id: "one"})
+    models.see_pod(replace(theirs, ref=replace(theirs.ref, namespace="other")))
+    models.see_pod(anonymous("p4"))
+    models.claim(PodUid("p4"), ModelName("net"))
+    assert [of(models, uid).name for uid in ("p1", "p2", "p3", "p4")] == ["net", "net", "one", "net"]
+    assert len({of(models, uid).server_name for uid in ("p1", "p2", "p3", "p4")}) == 4
 
 
 def test_a_model_that_was_dropped_is_not_its_successor_of_the_same_pod() -> None:

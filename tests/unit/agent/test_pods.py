@@ -40,10 +40,10 @@ async def serving_since_before(directory: Path) -> tuple[Node, Model]:
 
 def wanted(node: Node, model: Model) -> tuple[bool, bool]:
     """Whether it is to be unloaded, and to be loaded."""
-    assert model.name is not None
-    index = {model.name: IndexEntry(IndexState.READY)}
+    assert model.server_name is not None
+    index = {model.server_name: IndexEntry(IndexState.READY)}
     todo = plan({model.ref.uid: model}, node.repository.records(), index)
-    return model.name in todo.unload, model.ref.uid in todo.load
+    return model.server_name in todo.unload, model.ref.uid in todo.load
 
 
 @pytest.mark.parametrize("spoiled", SPOILED)

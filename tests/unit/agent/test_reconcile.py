@@ -9,17 +9,17 @@ from typing import IO, Any
 import pytest
 
 import agent.serving.lifecycle
-from agent.models import Model, Models, NameTaken
+from agent.models import IdTaken, Model, Models
 from agent.repository import Record
 from agent.serving.reconcile import Plan, Reconciler, plan
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
+from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, ServerName
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, PodRef, parse_model_pod
 from berth.contract.report import Failure, ModelState
 from berth.triton.admin import IndexEntry, IndexState
 from berth.triton.errors import TritonRefused, TritonUnavailable
-from tests.fakes.agent_node import Node
+from tests.fakes.agent_node import Node, on_server
 from tests.fakes.objects import listed, pod, report
 
 GPU = GpuChoice(GpuUuid("GPU-a"), 0, 5)
@@ -42,9 +42,14 @@ def planned(
 ) -> Plan:
     return plan(
         {one.ref.uid: one for one in models},
-        {ModelName(uid): record(uid) for uid in records},
-        {ModelName(name): entry for name, entry in (index or {}).items()},
+        {named(uid): record(uid) for uid in records},
+        {named(uid): entry for uid, entry in (index or {}).items()},
     )
+
+
+def named(uid: str) -> ServerName:
+    """What Triton calls the model of this pod, whose name is the pod's uid."""
+    return on_server(uid, uid)
 
 
 def test_what_is_wanted_and_served_is_left_alone() -> None:
@@ -65,10 +70,10 @@ def test_nothing_is_loaded_for_a_pod_that_is_ending() -> None:
 
 
 def test_orphans_are_unloaded() -> None:
-    assert planned(model("a", lives=False), records=("a",), index={"a": READY}).unload == ("a",)
-    assert planned(records=("a",)).unload == ("a",)  # a directory whose pod nobody knows
-    assert planned(index={"a": READY, "b": UNLOADING, "c": GONE}).unload == ("a", "b")
-    nobodys = plan({}, {ModelName("x"): None}, {})
+    assert planned(model("a", lives=False), records=("a",), index={"a": READY}).unload == (named("a"),)
+    assert planned(records=("a",)).unload == (named("a"),)  # a directory whose pod nobody knows
+    assert planned(index={"a": READY, "b": UNLOADING, "c": GONE}).unload == (named("a"), named("b"))
+    nobodys = plan({}, {ServerName("x"): None}, {})
     assert nobodys.unload == ("x",)
 
 
@@ -77,7 +82,7 @@ def test_a_model_of_another_pod_under_the_same_name_is_not_this_pods() -> None:
     new = model("new", state=ModelState.PENDING)
     new.name = ModelName("old")
     outcome = planned(new, model("old", lives=False), records=("old",), index={"old": READY})
-    assert (outcome.unload, outcome.load, outcome.lost) == (("old",), (), ())
+    assert (outcome.unload, outcome.load, outcome.lost) == ((named("old"),), (), ())
 
 
 def test_files_that_are_gone_while_the_pod_lives_are_lost() -> None:
@@ -98,10 +103,11 @@ def test_a_second_directory_of_a_pod_is_an_orphan() -> None:
     """As agents left them that took several models of one pod."""
     mine = model("a")
     records = {
-        ModelName("a"): record("a"),
-        ModelName("more"): replace(record("a"), name=ModelName("more")),
+        named("a"): record("a"),
+        on_server("a", "more"): replace(record("a"), name=ModelName("more")),
     }
-    assert plan({mine.ref.uid: mine}, records, {ModelName("a"): READY}) == Plan(unload=(ModelName("more"),))
+    found = plan({mine.ref.uid: mine}, records, {named("a"): READY})
+    assert found == Plan(unload=(on_server("a", "more"),))
 
 
 def test_a_pod_that_is_gone_with_all_it_had_is_forgotten() -> None:
@@ -112,12 +118,12 @@ def seen(uid: str, **more: object) -> ModelPod:
     return parse_model_pod(pod(uid, on="n1", choice=GPU, **more), Keys())  # type: ignore[arg-type]
 
 
-async def test_a_name_belongs_to_the_pod_that_had_it_first() -> None:
+async def test_an_id_belongs_to_the_pod_of_its_namespace_that_had_it_first() -> None:
     models = Models()
     models.see_pod(seen("a", annotations={Keys().model_id: "same"}))
     models.see_pod(seen("b", annotations={Keys().model_id: "same"}))
     assert models.claim(PodUid("a"), ModelName("same")).ref.uid == "a"
-    with pytest.raises(NameTaken, match="belongs to pod team/a"):
+    with pytest.raises(IdTaken, match="belongs to pod team/a"):
         models.claim(PodUid("b"), ModelName("same"))
     models.drop(next(m for m in models if m.ref.uid == "a"))
     assert models.claim(PodUid("b"), ModelName("same")).name == "same"
@@ -183,7 +189,7 @@ def on_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
     return Agent(tmp_path)
 
 
-NAME, UID = ModelName("model-p1"), PodUid("p1")
+NAME, UID = on_server("p1"), PodUid("p1")
 
 
 async def test_a_restarted_agent_knows_whose_code_its_triton_holds(on_node: Agent) -> None:
@@ -375,9 +381,9 @@ async def test_after_a_wipe_a_new_pod_is_served_by_its_own_files(on_node: Agent)
     on_node.models.lose_pod(old.ref.uid)
     on_node.models.drop(old)
     on_node.repository.restore()
-    await on_node.stage("p9", name=NAME)
+    await on_node.stage("p9", name="same")
     await on_node.settle()
-    assert on_node.triton.loads == [NAME, NAME]
+    assert on_node.triton.loads == [NAME, on_server("p9", "same")]
 
 
 async def test_a_directory_that_somebody_deletes_is_made_again(on_node: Agent) -> None:
@@ -454,7 +460,7 @@ def test_each_model_is_planned_for_once_and_in_order() -> None:
         index={"e": READY, "c": READY},
     )
     assert outcome == Plan(
-        unload=(ModelName("b"), ModelName("c")), load=(PodUid("a"),), lost=(PodUid("d"),), forget=()
+        unload=(named("b"), named("c")), load=(PodUid("a"),), lost=(PodUid("d"),), forget=()
     )
 
 
@@ -463,7 +469,7 @@ def test_a_pod_that_is_gone_is_remembered_while_anything_of_it_is_left() -> None
     assert planned(gone, records=("a",)).forget == ()
     # Without files, too: Triton holds its memory.
     for entry in (READY, UNLOADING):
-        assert planned(gone, index={"a": entry}) == Plan(unload=(ModelName("a"),))
+        assert planned(gone, index={"a": entry}) == Plan(unload=(named("a"),))
     assert planned(gone, index={"a": GONE, "b": GONE}) == Plan(forget=(PodUid("a"),))
     nameless = model("a", lives=False)
     nameless.name = None
@@ -524,7 +530,7 @@ async def test_an_unload_that_fails_is_said_and_tried_again(
     step = on_node.reconciler.step
     await step()
     on_node.triton.index_errors = [TritonUnavailable("connection refused")]
-    begun = [task for task in asyncio.all_tasks() if task.get_name() == f"unload {NAME}"]
+    begun = [task for task in asyncio.all_tasks() if task.get_name() == "unload model-p1"]
     await asyncio.gather(*begun, return_exceptions=True)
     assert "orphan not unloaded yet" in caplog.text
     await on_node.settle()

@@ -16,7 +16,7 @@ from agent.room import Room
 from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.errors import InvalidValue
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
+from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, ServerName
 from berth.contract.pod import PodRef
 
 RECORD = Record(
@@ -28,7 +28,7 @@ RECORD = Record(
     measured_bytes=7,
     served=True,
 )
-NAME = ModelName("m")
+NAME = RECORD.server_name
 
 
 def digest_of(files: Sequence[tuple[str, bytes]]) -> str:
@@ -178,16 +178,19 @@ def test_a_start_empties_staging_and_keeps_models(repository: Repository, tmp_pa
     again = Repository(tmp_path)
     again.open()
     assert list((tmp_path / "staging").iterdir()) == []
-    assert list(again.records()) == ["m"]
+    assert list(again.records()) == [NAME]
 
 
 def test_a_directory_without_a_record_of_its_own_is_nobodys(repository: Repository) -> None:
     repository.publish(stage(repository), RECORD)
     repository.directory(NAME).rename(repository.models / "stolen")
+    # As an agent has left it that knew no names of the server's own: under the model's.
+    (repository.models / "m").mkdir()
+    (repository.models / "m" / RECORD_FILE).write_text(RECORD.encode())
     (repository.models / "bare").mkdir()
     (repository.models / "garbled").mkdir()
     (repository.models / "garbled" / RECORD_FILE).write_text(json.dumps({"v": 1}))
-    assert repository.records() == {"bare": None, "garbled": None, "stolen": None}
+    assert repository.records() == {"bare": None, "garbled": None, "m": None, "stolen": None}
 
 
 def test_a_repository_that_cannot_be_used_says_why(tmp_path: Path) -> None:
@@ -301,7 +304,7 @@ def test_nothing_is_learned_of_what_is_not_there(repository: Repository) -> None
 
 
 def test_a_fresh_record_has_not_served_and_knows_no_measure() -> None:
-    fresh = Record(RECORD.pod, None, NAME, RECORD.gpu, "d")
+    fresh = Record(RECORD.pod, None, RECORD.name, RECORD.gpu, "d")
     assert Record.decode(fresh.encode()) == fresh
     assert (fresh.model_id, fresh.measured_bytes, fresh.served) == (None, None, False)
     assert RECORD_FILE.startswith(".")  # Triton takes no version directory for it
@@ -317,10 +320,10 @@ def test_a_record_that_cannot_be_a_record_is_none(repository: Repository) -> Non
     (repository.models / "file").write_text("")
     (repository.models / "link").symlink_to("directory")
     for name in (*made, "missing", "y" * 256):
-        assert repository.record(ModelName(name)) is None, name
+        assert repository.record(ServerName(name)) is None, name
     assert sorted(repository.records()) == sorted({*made, "link"} - {"file"})
     # A link is taken away, and not what it leads to.
-    repository.remove(ModelName("link"))
+    repository.remove(ServerName("link"))
     assert (repository.models / "directory").is_dir()
 
 

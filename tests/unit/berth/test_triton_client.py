@@ -16,14 +16,14 @@ from tritonclient.grpc.service_pb2_grpc import (
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import ModelName
+from berth.contract.ids import ServerName
 from berth.triton.admin import GONE, GrpcTritonAdmin, IndexEntry, IndexState, open_admin
 from berth.triton.errors import TritonRefused, TritonUnavailable
 from berth.triton.keys import TritonKeys
 from tests.fakes.grpcs import reached, serving
 
 KEYS = TritonKeys(admin="aaa", inference="iii")
-NET = ModelName("net")
+NET = ServerName("net")
 Rows = list[tuple[str, str, str]]
 
 
@@ -108,8 +108,8 @@ async def test_the_index_tells_of_each_model_what_says_most_about_memory() -> No
             triton.rows += [(f"{other}-{one}", other, ""), (f"{other}-{one}", one, "first")]
     async with connected(triton) as admin:
         index = dict(await admin.index())
-    assert index.pop(ModelName("none")) == GONE
-    assert index.pop(ModelName("failed")) == IndexEntry(IndexState.UNAVAILABLE, "no such layer")
+    assert index.pop(ServerName("none")) == GONE
+    assert index.pop(ServerName("failed")) == IndexEntry(IndexState.UNAVAILABLE, "no such layer")
     assert len(index) == 20
     for name, entry in index.items():
         assert entry == IndexEntry(max(map(IndexState, name.split("-")), key=[*states].index), "first")
@@ -121,9 +121,9 @@ async def test_a_state_that_a_later_triton_has_is_not_taken_for_gone() -> None:
     triton.rows = [("new", "HIBERNATING", ""), ("ready", "READY", "")]
     async with connected(triton) as admin:
         index = await admin.index()
-    assert not index[ModelName("new")].is_gone
-    assert index[ModelName("new")].state is not IndexState.READY
-    assert index[ModelName("ready")].state is IndexState.READY
+    assert not index[ServerName("new")].is_gone
+    assert index[ServerName("new")].state is not IndexState.READY
+    assert index[ServerName("ready")].state is IndexState.READY
 
 
 def test_only_what_holds_no_memory_is_gone() -> None:

@@ -1,12 +1,13 @@
 """Every reason for which a node refuses a pod, and Kubernetes' matching rules."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid
+from berth.contract.ids import GpuUuid, ModelId, ModelName
 from berth.contract.report import TritonReport
 from binder.amounts import pod_amounts
 from binder.decision import Decider, Placement, Refusal
@@ -93,12 +94,6 @@ REFUSALS: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[Any, ...]]
         {},
         (pod("x", on="n1", choice=CHOICE, annotations={KEYS.model_id: "m"}),),
     ),
-    "same name": (
-        Kind.MODEL_ON_NODE,
-        {"annotations": {KEYS.model_name: "m"}},
-        {},
-        (pod("x", on="n1", choice=CHOICE, annotations={KEYS.model_id: "other", KEYS.model_name: "m"}),),
-    ),
     "model not yet gone": (
         Kind.MODEL_ON_NODE,
         {"annotations": {KEYS.model_id: "model-old"}},
@@ -117,6 +112,18 @@ def test_a_node_refuses_for_its_reason(case: str) -> None:
     kind, asks, has, pods = REFUSALS[case]
     state = state_of(node(**{"says": report(), **has}), pods=pods)
     assert kind_of(verdict(pod(**asks), state)) is kind
+
+
+def test_a_name_is_nobodys_and_an_id_its_namespaces() -> None:
+    same_name = pod("x", on="n1", choice=CHOICE, annotations={KEYS.model_id: "other", KEYS.model_name: "m"})
+    theirs = pod("y", on="n1", choice=CHOICE, annotations={KEYS.model_id: "m"})
+    theirs["metadata"]["namespace"] = "elsewhere"
+    foreign = replace(listed("z"), namespace="elsewhere", model_id=ModelId("m"), model_name=ModelName("m"))
+    state = state_of(node(says=report(models=(foreign,))), pods=(same_name, theirs))
+    assert kind_of(verdict(pod(annotations={KEYS.model_id: "m"}), state)) is None
+    mine = pod("w", on="n1", choice=CHOICE, annotations={KEYS.model_id: "m"})
+    state = state_of(node(says=report()), pods=(same_name, theirs, mine))
+    assert kind_of(verdict(pod(annotations={KEYS.model_id: "m"}), state)) is Kind.MODEL_ON_NODE
 
 
 def test_stale_facts_refuse_and_what_is_left_fits() -> None:

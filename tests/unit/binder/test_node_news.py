@@ -162,7 +162,7 @@ def first_failing(cluster: Cluster, name: NodeName, one: Json) -> Kind | None:
         return Kind.NO_REPORT
     if not facts.report.triton.ready:
         return Kind.TRITON_NOT_READY
-    if demand.model.model_id in view.model_ids:
+    if (demand.model.ref.namespace, demand.model.model_id) in view.model_ids:
         return Kind.MODEL_ON_NODE
     if dict(shape.amounts).get("cpu", 0) > view.left_of("cpu"):
         return Kind.RESOURCE

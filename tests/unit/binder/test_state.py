@@ -175,7 +175,7 @@ def test_what_is_held_is_what_was_asked_for_whatever_the_annotation_says(
 
 def test_a_pod_that_asks_for_no_memory_still_keeps_its_model_to_itself(state: ClusterState) -> None:
     state.set_pod(pod("p1", mem=None, on="n1", choice=GpuChoice(A, 0, 0)))
-    assert "model-p1" in state.view(N1).model_ids
+    assert ("team", "model-p1") in state.view(N1).model_ids
 
 
 def test_a_node_that_says_the_same_again_wakes_nobody(state: ClusterState) -> None:
@@ -251,7 +251,7 @@ def test_a_damaged_model_pod_still_counts_all_that_can_be_read_of_it(state: Clus
     view = state.view(N1)
     assert held(state) == 4 * GIB
     assert (view.used["pods"], view.used["cpu"]) == (1, 500)
-    assert "iris" in view.model_ids
+    assert ("team", "iris") in view.model_ids
 
 
 @pytest.mark.parametrize("seed", range(25))

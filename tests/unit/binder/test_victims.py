@@ -142,16 +142,12 @@ ANONYMOUS = {KEYS.model_id: None}
 IN_THE_WAY: dict[str, tuple[list[Json], Json, bool]] = {
     "the model, lower": ([held("a", 1, annotations={KEYS.model_id: "m"})], {}, False),
     "the model, equal": ([held("a", 1, 10, annotations={KEYS.model_id: "m"})], {}, True),
-    "the name, higher": (
-        [held("a", 1, 11, annotations={KEYS.model_id: "i", KEYS.model_name: "m"})],
-        {},
-        True,
-    ),
+    "the model, higher": ([held("a", 1, 11, annotations={KEYS.model_id: "m"})], {}, True),
     "the model, going": ([going(held("a", 1, annotations={KEYS.model_id: "m"}))], {}, True),
     "one of two stays": (
         [
             held("a", 1, annotations={KEYS.model_id: "m"}),
-            held("b", 1, 20, annotations={KEYS.model_id: "i", KEYS.model_name: "m"}),
+            held("b", 1, 20, annotations={KEYS.model_id: "m"}),
         ],
         {},
         True,

@@ -24,7 +24,7 @@ from binder.progress import Stage
 from binder.queue import SchedulingQueue
 from binder.reasons import Kind
 from binder.remedy import remedy
-from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
+from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 Json = dict[str, Any]
 GUIDE = (Path(__file__).parents[3] / "docs/operating.md").read_text()
@@ -99,18 +99,6 @@ DETAILS: dict[str, tuple[Json, Json, tuple[Json, ...], str]] = {
         {},
         (pod("x", on="n1", choice=HELD, annotations={KEYS.model_id: "m"}),),
         "ModelAlreadyOnNode: id m",
-    ),
-    "name": (
-        {"annotations": {KEYS.model_id: "m"}},
-        {},
-        (pod("x", on="n1", choice=HELD, annotations={KEYS.model_id: "i", KEYS.model_name: "m"}),),
-        "ModelAlreadyOnNode: name m in Triton",
-    ),
-    "name of an anonymous model": (
-        {"annotations": {KEYS.model_id: None, KEYS.model_name: "m"}},
-        {"says": report(models=(listed("x"),))},
-        (pod("x", on="n1", choice=HELD, annotations={KEYS.model_id: "i", KEYS.model_name: "m"}),),
-        "ModelAlreadyOnNode: name m in Triton",
     ),
     "port": (PORT, {}, (pod("x", mem=None, on="n1", **TAKEN),), "HostPortTaken: UDP 81"),
     "ports": (

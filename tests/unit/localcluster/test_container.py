@@ -4,7 +4,7 @@ import asyncio
 import os
 import shlex
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,15 @@ FOREVER = "while true; do sleep 0.02; done"
 class Run:
     """One container that is running, and every state that it has been in."""
 
-    def __init__(self, directory: Path, script: str, *, policy: str = "Always", **spec: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        script: str,
+        *,
+        policy: str = "Always",
+        mounts: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> None:
         self.record = ContainerRecord("c", "any")
         self.states: list[Running | Waiting | Terminated] = []
         launch = Launch(
@@ -30,9 +38,9 @@ class Run:
             image=Image(),
             env={},
             base_env={},
-            mounts={},
+            mounts=mounts or {},
             directory=directory / "c",
-            pod_ip="127.0.0.1",
+            pod_ip="127.20.1.5",
             grace_seconds=30,
         )
         self.container = Container(launch, self.record, restart_policy=policy, changed=self._note)
@@ -188,3 +196,24 @@ async def test_a_program_that_cannot_start_is_told(tmp_path: Path) -> None:
     ended = await run.ends()
     assert (ended.exit_code, "cannot start" in ended.message) == (127, True)
     assert os.path.isdir(tmp_path / "c")
+
+
+async def test_a_sub_path_is_the_file_that_an_earlier_container_has_made_or_a_directory(
+    tmp_path: Path,
+) -> None:
+    file, missing = tmp_path / "keys" / "one", tmp_path / "keys" / "two"
+    mounts = {"/keys/one": str(file), "/keys/two": str(missing)}
+    run = Run(tmp_path, "test -f /keys/one && test -d /keys/two", policy="Never", mounts=mounts)
+    assert not missing.exists(), "a container's mounts are made when it starts"
+    file.parent.mkdir()
+    file.touch()
+    assert (await run.ends()).exit_code == 0
+
+
+async def test_in_commands_and_probes_the_loopback_is_the_pods_own(tmp_path: Path) -> None:
+    probe = {"exec": {"command": ["sh", "-c", "echo probed at 127.0.0.1"]}, "periodSeconds": 1}
+    run = Run(tmp_path, f"echo runs at 127.0.0.1; {FOREVER}", livenessProbe=probe)
+    probed = tmp_path / "c" / "exec.log"
+    await run.until(lambda: probed.exists() and "probed at 127.20.1.5" in probed.read_text())
+    assert "runs at 127.20.1.5" in run.said
+    await run.ends(run.container.stop(grace_seconds=0))

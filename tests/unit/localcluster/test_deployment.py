@@ -8,7 +8,9 @@ import yaml
 
 from berth.triton.keys import TritonKeys
 from localcluster import triton
+from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
 from localcluster.deployment import DEPLOY, Overlay, base_container, flag_of, node_labels
+from localcluster.processes import StartFailed
 
 Json = dict[str, Any]
 
@@ -48,7 +50,7 @@ def paths_that_differ(old: Any, new: Any, path: str = "") -> list[str]:
 def test_nothing_but_mock_gpus_and_the_number_of_binders_differs_from_base() -> None:
     before = base()
     found = changed(before, Overlay(binders=1).over(before))
-    agent = base_container("berth")
+    agent = base_container("agent")
     nvml, mounts = agent["args"].index("--nvml=nvml"), len(agent["volumeMounts"])
     (pod,) = [d["spec"]["template"]["spec"] for d in before if key(d) == ("DaemonSet", "berth-agent")]
     inside = "/spec/template/spec"
@@ -76,8 +78,8 @@ def test_nodes_carry_the_labels_that_the_pods_select() -> None:
 
 def test_a_flag_that_is_not_there_is_named() -> None:
     with pytest.raises(LookupError, match="agent has no --no-such in deploy/base"):
-        flag_of(base_container("berth"), "--no-such")
-    with pytest.raises(LookupError, match="no DaemonSet with the image 'none'"):
+        flag_of(base_container("agent"), "--no-such")
+    with pytest.raises(LookupError, match="no DaemonSet with a container 'none'"):
         base_container("none")
 
 
@@ -89,10 +91,22 @@ def test_a_triton_by_itself_has_the_flags_of_base(tmp_path: Path) -> None:
         keys=TritonKeys("a", "b"),
         shm_prefix="berth-x-",
     )
-    (line,) = base_container("tritonserver")["args"]
+    (line,) = base_container("triton")["args"]
     for flag in ("--model-control-mode=explicit", "--strict-readiness=false", "--allow-metrics=false"):
         assert flag in line
         assert flag in command
     assert f"--model-repository={tmp_path / 'models'}" in command
     assert {"--http-address=127.20.1.1", "--grpc-address=127.20.1.1"} < set(command)
     assert not [word for word in command if "$" in word or " " in word]
+
+
+async def test_a_node_whose_sockets_would_have_too_long_paths_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with pytest.raises(StartFailed, match=r"gpu-1/host/run/berth/.* set TMPDIR to a shorter directory"):
+        async with LocalCluster(ClusterSpec(nodes=[NodeSpec("gpu-1", "gpus: []")])):
+            pytest.fail("it started")
+    assert list(long.iterdir()) == []

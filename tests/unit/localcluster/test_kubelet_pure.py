@@ -11,7 +11,7 @@ from localcluster.kubelet.expansion import expand
 from localcluster.kubelet.images import Image, Images
 from localcluster.kubelet.probes import Verdict
 from localcluster.kubelet.refusal import CannotRun, check, entrypoint_of
-from localcluster.kubelet.rewriting import rewrite
+from localcluster.kubelet.rewriting import own_loopback, rewrite
 from localcluster.kubelet.status import (
     ContainerRecord,
     Running,
@@ -52,10 +52,28 @@ def test_expansion_by_kubernetes_rules(text: str, expanded: str) -> None:
         ("/my/data", "/my/data"),
         ("a:/data:/data/y", "a:/v/1:/v/1/y"),
         ("cat '/data' > /data", "cat '/v/1' > /v/1"),
+        ("$(cat /data/sub)", "$(cat /v/2)"),
     ],
 )
 def test_a_mount_path_becomes_its_directory(text: str, rewritten: str) -> None:
     assert rewrite(text, {"/data": "/v/1", "/data/sub": "/v/2"}) == rewritten
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("--triton-http=127.0.0.1:8000", "--triton-http=127.20.1.5:8000"),
+        (
+            "curl -s http://127.0.0.1:8000/v2 && echo 127.0.0.1",
+            "curl -s http://127.20.1.5:8000/v2 && echo 127.20.1.5",
+        ),
+        ("127.0.0.1.", "127.20.1.5."),
+        ("127.0.0.10:1, 127.0.0.1.example.com, x127.0.0.1, 1.127.0.0.1", None),
+        ("localhost:80", None),
+    ],
+)
+def test_a_pods_loopback_is_its_own_address(text: str, meant: str | None) -> None:
+    assert own_loopback(text, "127.20.1.5") == (meant or text)
 
 
 def pod(**container: Any) -> dict[str, Any]:

@@ -328,3 +328,32 @@ def test_a_name_of_the_servers_is_replaced_in_its_own_length() -> None:
     assert names.to_public(b"unknown model: 'resnet-0123456789ab'") == b"unknown model: 'resnet'"
     with pytest.raises(ValueError, match="shorter"):
         Names(b"resnet", b"r")
+
+
+def test_a_copy_that_is_held_refuses_with_the_reason_and_only_as_long() -> None:
+    own = ModelCopy(Names(b"m", b"m"), CopyLimits())
+    running = own.admissions.admit_at_once(0.0)
+    own.held = "Triton has died of it"
+    assert own.admissions.admit_at_once(0.0) is None
+    with pytest.raises(Refusal, match="Triton has died of it") as refused:
+        own.admissions.admit(0.0, list)
+    assert refused.value.why is Why.NOT_SERVED
+    assert running is not None
+    running.release(0.0)
+    own.held = None
+    assert own.admissions.admit_at_once(0.0) is not None
+
+
+def test_other_limits_hold_from_now_on() -> None:
+    own = ModelCopy(Names(b"m", b"m"), CopyLimits(container_concurrency=1, queue_depth=1))
+    had = [own.admissions.admit(0.0, list) for _ in range(2)]
+    own.set_limits(CopyLimits(container_concurrency=3, queue_depth=0, max_inflight_bytes=100))
+    assert names(*had) == ["running", "running"]
+    assert own.admissions.admit_at_once(0.0) is not None
+    with pytest.raises(Refusal, match=QUEUE_FULL):
+        own.admissions.admit(0.0, list)
+    own.set_limits(CopyLimits(container_concurrency=1, max_inflight_bytes=100))
+    had[0].release(0.0)
+    assert own.admissions.admit_at_once(0.0) is None  # two of the three still run
+    with pytest.raises(Refusal, match="--max-inflight-bytes"):
+        own.admissions.admit(0.0, list, cost_bytes=101)

@@ -7,7 +7,6 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +16,12 @@ import pytest
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
 from berth.runtime.admin import AdminServer
-from berth.runtime.errors import ConfigError
-from proxy import agent as agent_module
 from proxy import app as module
 from proxy import memory
 from proxy.config import ProxyOptions
-from proxy.upstream import Access, Answer, Upstream
+from proxy.exchange.access import Access
+from proxy.fronts.rest.questions import Answer
+from proxy.upstream import Upstream
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 TRITON = Endpoint("127.0.0.1", 1)
@@ -54,21 +53,6 @@ class Stage:
     async def fetch(self, upstream: Upstream, path: str) -> Answer:
         self.access = upstream.access
         return Answer(self.ready if path.endswith("/ready") else 200, b"{}")
-
-    @asynccontextmanager
-    async def open_agent(self, *what: object, **fixed: object) -> AsyncIterator[Any]:
-        self.log.append(("agent", *what, fixed))
-
-        async def follow(upstream: Upstream) -> None:
-            upstream.access = Access(TRITON, TRITON, {"k": "told"})
-            upstream.nudge()
-            await asyncio.Event().wait()
-
-        async def unload(model: ModelName) -> None:
-            self.log.append(("unload", model))
-
-        yield SimpleNamespace(follow=follow, unload=unload)
-        self.log.append("agent closed")
 
     @asynccontextmanager
     async def running(self, **more: Any) -> AsyncIterator[asyncio.Event]:
@@ -127,7 +111,6 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setattr(module, "AdminServer", Admin)
     monkeypatch.setattr(module, "settle", lambda: one.log.append("settled"))
     monkeypatch.setattr(Upstream, "fetch", lambda upstream, path: one.fetch(upstream, path))
-    monkeypatch.setattr(agent_module, "open_agent", one.open_agent)
     return one
 
 
@@ -142,26 +125,15 @@ async def test_a_proxy_alone_serves_the_triton_that_it_was_told(stage: Stage) ->
     assert stage.log == ["settled", "stopped", "idle"]
 
 
-async def test_with_an_agent_its_word_counts_and_the_model_is_given_back_last(stage: Stage) -> None:
-    node, token = Endpoint("node", 9), Path("/token")
-    async with stage.running(agent=node, token_file=token, triton_http=None):
-        await until(lambda: stage.access)
-        assert stage.access is not None
-        assert stage.access.http_headers == {"k": "told"}
-    told = ("agent", node, token, {"http": None, "grpc": TRITON})
-    assert stage.log == ["settled", told, "stopped", "idle", ("unload", "own"), "agent closed"]
-
-
 async def test_it_is_unready_first_and_serves_on_while_that_is_being_told(stage: Stage) -> None:
     async with stage.running(drain_delay=0.2) as stop:
         await until(lambda: stage.server.figures().model_ready)
-        upstream = stage.server._upstream
-        change = upstream.next_change()
+        change = stage.server._copy.next_change()
         stop.set()
         await until(change.is_set)  # who watches is told
         status, why, _ = await stage.get("/readyz")
         assert (status, why) == (503, b"draining\n")
-        reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.rest.clients.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.http_port.port)
         writer.write(b"GET /v2/health/ready HTTP/1.1\r\nHost: h\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 400")  # served, and not ready
         writer.close()
@@ -171,7 +143,7 @@ async def test_it_is_unready_first_and_serves_on_while_that_is_being_told(stage:
 
 async def test_the_end_does_not_wait_for_ever(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     async with stage.running(drain_timeout=0.05):
-        stage.server._breaker.running = 1  # a request that never ends
+        stage.server._copy.admissions.running = 1  # a request that never ends
     assert "drain: out of time" in [record.message for record in caplog.records]
     assert stage.log[-1] == "stopped"
 
@@ -190,7 +162,7 @@ async def test_readiness_is_tritons(stage: Stage, status: int) -> None:
 
 async def test_the_load_is_told_in_knatives_words(stage: Stage) -> None:
     async with stage.running():
-        stage.server.load = SimpleNamespace(average_concurrency=2.5, requests=7.0)
+        stage.server._copy.load = SimpleNamespace(average_concurrency=2.5, requests=7.0)
         await asyncio.sleep(0.01)
         _, text, kind = await stage.get("/stat")
         told = json.loads(text)
@@ -228,29 +200,10 @@ async def test_several_workers_are_a_crew(
     async with stage.running(workers=workers):
         assert len(crews) == (workers == 2)
         if crews:
-            wanted, upstream, not_ready = crews[0]
-            assert (wanted.workers, upstream.model) == (2, "own")
-            await until(lambda: not_ready() is None)
+            wanted, copy, _ = crews[0]
+            assert (wanted.workers, copy.names.public) == (2, b"own")
+            await until(lambda: copy.not_ready() is None)
     assert ("crew closed" in stage.log) == (workers == 2)
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ({"triton_http": None}, "--triton-http and --triton-grpc are required"),
-        ({"triton_grpc": None}, "--triton-http and --triton-grpc are required"),
-        ({"tls_cert": Path("/c")}, "--tls-cert and --tls-key belong together"),
-        ({"tls_key": Path("/k")}, "--tls-cert and --tls-key belong together"),
-        ({"tls_client_ca": Path("/a")}, "--tls-client-ca needs --tls-cert"),
-    ],
-)
-async def test_flags_that_do_not_fit_are_told_before_anything_begins(
-    stage: Stage, more: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(ConfigError, match=told):
-        async with stage.running(**more):
-            pass
-    assert not stage.log
 
 
 async def test_what_keeps_the_proxy_alive_ends_it_where_it_breaks(
@@ -262,23 +215,6 @@ async def test_what_keeps_the_proxy_alive_ends_it_where_it_breaks(
     monkeypatch.setattr(Upstream, "poll", breaks)
     with pytest.raises(ExceptionGroup):
         await asyncio.wait_for(module.main(options(), asyncio.Event()), 5)
-
-
-def test_the_command_is_run_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[Any] = []
-
-    def run_process(*what: Any, **more: Any) -> int:
-        ran.append((what, more))
-        return 7
-
-    monkeypatch.setattr(module, "run_process", run_process)
-    assert module.run(["--model", "m"]) == 7
-    ((what, more),) = ran
-    assert what[0] == "proxy"
-    assert what[2:] == (ProxyOptions, module.main, ["--model", "m"])
-    loop = more["loop_factory"]()
-    assert type(loop).__module__.startswith("uvloop")
-    loop.close()
 
 
 def test_memory_that_was_freed_is_kept_for_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from berth.contract.ids import ModelName
 from berth.contract.quantity import parse_bytes
 from berth.runtime.errors import ConfigError
 from berth.runtime.options import parse_options
-from proxy.agent import UNLOAD_SECONDS
 from proxy.config import ProxyOptions
+from proxy.door.agent import UNLOAD_SECONDS
+from proxy.exchange.copy import queue_depth
 
 
 def parsed(*argv: str) -> ProxyOptions:
@@ -89,7 +90,7 @@ def test_a_request_must_have_some_time() -> None:
     ],
 )
 def test_so_many_may_wait(argv: tuple[str, ...], waiting: int) -> None:
-    assert parsed(*argv).waiting_limit == waiting
+    assert queue_depth(parsed(*argv).limits) == waiting
 
 
 def test_help_tells_the_defaults_that_are_in_force(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,11 +18,10 @@ from tritonclient.grpc import service_pb2 as pb
 from proxy.codecs import protobuf
 from proxy.codecs.h2 import frames
 from proxy.codecs.h2.frames import ErrorCode
-from proxy.exchange.messages import framed
+from proxy.exchange import admission
+from proxy.exchange.messages import INFER, STREAM_INFER, framed
 from proxy.exchange.model_facts import ModelFacts
-from proxy.fronts.grpc import client as grpc_client
-from proxy.fronts.grpc.head import INFER, STREAM_INFER
-from tests.fakes.data_plane import KEY, make_breaker
+from tests.fakes.data_plane import KEY
 from tests.fakes.grpc_peers import Connect, request
 
 
@@ -40,9 +39,9 @@ async def test_a_call_goes_through_with_its_metadata_and_the_nodes_key(connect: 
     both.exchange()
     assert both.client.data[stream] == framed(b"answer")
     assert both.client.status(stream) == 0
-    assert both.pair.front.traffic.codes == {"OK": 1}
-    assert not both.pair.client.streams
-    assert not both.pair.tritons[0].streams
+    assert both.pair.copy.grpc.codes == {"OK": 1}
+    assert not both.pair.client.codec.streams
+    assert not both.pair.tritons[0].codec.streams
 
 
 @pytest.mark.parametrize("method", [INFER, STREAM_INFER])
@@ -63,7 +62,7 @@ async def test_however_it_is_cut_triton_gets_the_same(connect: Connect, seed: in
         cut = rng.randrange(len(out))
         for piece in (out[:cut], out[cut:]):
             if piece:
-                both.pair.client.data_received(piece)
+                both.pair.receive(piece)
         both.exchange(1)
     both.client.h2.end_stream(stream)
     both.exchange()
@@ -81,7 +80,7 @@ async def test_split_at_every_byte(connect: Connect) -> None:
     for cut in range(1, len(stream_of_bytes)):
         both = connect()
         for piece in (stream_of_bytes[:cut], stream_of_bytes[cut:]):
-            both.pair.client.data_received(piece)
+            both.pair.receive(piece)
         sent = both.pair.to_triton[0].sent
         expected = expected or sent
         assert sent == expected, cut
@@ -90,7 +89,7 @@ async def test_split_at_every_byte(connect: Connect) -> None:
 @pytest.mark.parametrize("seed", range(40))
 async def test_interleaved_calls_do_not_disturb_each_other(connect: Connect, seed: int) -> None:
     """Own and foreign models, in any order of frames and answers, with a limit."""
-    rng, both = random.Random(seed), connect(breaker=make_breaker(3, 1000))
+    rng, both = random.Random(seed), connect(limit=3, depth=1000)
     todo: dict[int, bytes] = {}
     names: dict[int, str] = {}
     answered: set[int] = set()
@@ -139,7 +138,7 @@ async def test_interleaved_calls_do_not_disturb_each_other(connect: Connect, see
         for id in both.triton.data
         for m in both.triton.messages(id)
     )
-    assert both.pair.front.breaker.running == 0
+    assert both.pair.running == 0
 
 
 TRICKS: dict[str, bytes] = {
@@ -188,7 +187,7 @@ async def test_no_trick_reaches_triton(connect: Connect, trick: str, frames_of: 
     assert both.client.status(stream) in (3, 5)
     assert stream not in both.triton.ended
     assert len(both.triton.data.get(stream, b"")) < len(data)
-    assert both.pair.front.breaker.running == 0
+    assert both.pair.running == 0
     if both.triton.calls and stream in both.triton.calls:
         assert stream in both.triton.resets
     again = both.client.call()
@@ -245,7 +244,7 @@ async def test_refusals_are_not_calls(connect: Connect) -> None:
 
 
 async def test_the_limit_holds_and_the_queue_is_in_order(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 2))
+    both = connect(limit=1, depth=2)
     streams = []
     for index in range(4):
         streams.append(both.client.call())
@@ -260,32 +259,32 @@ async def test_the_limit_holds_and_the_queue_is_in_order(connect: Connect) -> No
         both.triton.answer(running, b"")
         both.exchange()
     assert [id for _, id in order] == ["0", "1", "2"]
-    assert (both.pair.front.breaker.running, both.pair.front.breaker.waiting) == (0, 0)
+    assert (both.pair.running, both.pair.waiting) == (0, 0)
 
 
 async def test_who_leaves_the_queue_leaves_no_trace(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 2))
+    both = connect(limit=1, depth=2)
     first, second, third = (both.client.call() for _ in range(3))
     for stream in (first, second, third):
         both.client.send(stream, framed(request()), end=True)
     both.exchange()
     both.client.h2.reset_stream(second, 8)
     both.exchange()
-    assert both.pair.front.breaker.waiting == 1
+    assert both.pair.waiting == 1
     both.triton.answer(first, b"")
     both.exchange()
     assert both.triton.ended == {first, third}
     both.client.h2.reset_stream(third, 8)  # and who leaves Triton keeps its slot until it is done
     both.exchange()
     assert both.triton.resets == set()
-    assert both.pair.front.breaker.running == 1
+    assert both.pair.running == 1
     both.triton.answer(third, b"")
     both.exchange()
-    assert both.pair.front.breaker.running == 0
+    assert both.pair.running == 0
 
 
 async def test_a_deadline_is_kept_and_a_unary_calls_is_not_told(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 2))
+    both = connect(limit=1, depth=2)
     first, late, patient = (
         both.client.call(),
         both.client.call(grpc_timeout="50m"),
@@ -303,14 +302,14 @@ async def test_a_deadline_is_kept_and_a_unary_calls_is_not_told(connect: Connect
     await asyncio.sleep(0.15)
     both.exchange()
     assert both.client.status(patient) == 4
-    assert (both.triton.resets, both.pair.front.breaker.running) == (set(), 1)
+    assert (both.triton.resets, both.pair.running) == (set(), 1)
     both.triton.answer(patient, b"")
     both.exchange()
-    assert both.pair.front.breaker.running == 0
+    assert both.pair.running == 0
 
 
 async def test_a_stream_that_has_waited_is_told_what_is_left_of_its_deadline(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 2))
+    both = connect(limit=1, depth=2)
     first, patient = both.client.call(), both.client.call(STREAM_INFER, grpc_timeout="9S")
     both.client.send(first, framed(request()), end=True)
     both.client.send(patient, framed(request()))
@@ -326,7 +325,7 @@ async def test_a_stream_that_has_waited_is_told_what_is_left_of_its_deadline(con
 async def test_without_a_limit_too_there_is_one_on_calls_that_nobody_waits_for(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_client, "MOST_GIVEN_UP", 2)
+    monkeypatch.setattr(admission, "MOST_GIVEN_UP", 2)
     both = connect()
 
     def ask() -> int:
@@ -355,7 +354,7 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_triton_is_done(
     connect: Connect, how: str
 ) -> None:
     """And Triton, which dies of calls that are reset while it has them, never hears of it."""
-    both = connect(breaker=make_breaker(1, 2))
+    both = connect(limit=1, depth=2)
     stream = both.client.call()
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
@@ -365,19 +364,21 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_triton_is_done(
     if how != "reset":
         both.pair.client.connection_lost(None)
     front.tick(time.monotonic() + 299)
-    assert (front.breaker.running, both.triton.resets, both.pair.to_triton[0].open) == (1, set(), True)
+    both.pair.end_turn()
+    assert (both.pair.running, both.triton.resets, both.pair.to_triton[0].open) == (1, set(), True)
     if how in ("reset", "gone"):
         both.triton.answer(stream, framed(b"x" * 1000))
         both.triton.exchange()
     elif how == "answer broken off":
-        upstream.data_received(frames.reset(stream, ErrorCode.INTERNAL_ERROR))
+        upstream.data_received(frames.reset(both.triton.own(stream), ErrorCode.INTERNAL_ERROR))
     elif how == "Triton lost":
         upstream.connection_lost(None)
     else:
         front.tick(time.monotonic() + 301)
-    assert (front.breaker.running, front.given_up) == (0, set())
-    assert front.traffic.codes == {"CANCELLED": 1}
-    assert (how == "reset") is (both.pair.to_triton[0].open and not upstream.closed)
+    both.pair.end_turn()
+    assert (both.pair.running, front.given_up) == (0, set())
+    assert both.pair.copy.grpc.codes == {"CANCELLED": 1}
+    assert upstream.is_closed is (how == "Triton lost")  # others' calls are in it too
 
 
 def stream_response(
@@ -401,7 +402,7 @@ def responses(data: bytes) -> Iterator[pb.ModelStreamInferResponse]:
 
 
 async def test_in_a_stream_each_message_has_its_slot_and_its_refusal(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(2, 10))
+    both = connect(limit=2, depth=10)
     stream = both.client.call(STREAM_INFER)
     for index, model in enumerate(["own", "other", "own", "own"]):
         both.client.send(stream, framed(request(model, id=str(index))))
@@ -412,24 +413,26 @@ async def test_in_a_stream_each_message_has_its_slot_and_its_refusal(connect: Co
         "Request for unknown model: 'other' is not found",
         "1",
     )
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(stream, framed(stream_response(id="0")))
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(id="0")))
     both.exchange()
     assert len(both.triton.messages(stream)) == 3
     for id in ("2", "3"):
-        both.triton.h2.send_data(stream, framed(stream_response(id=id)))
+        both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(id=id)))
     both.client.h2.end_stream(stream)
     both.exchange()
-    both.triton.h2.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+    both.triton.h2.send_headers(both.triton.own(stream), [("grpc-status", "0")], end_stream=True)
     both.exchange()
     assert [one.infer_response.id for one in responses(both.client.data[stream])] == ["1", "0", "2", "3"]
     assert both.client.status(stream) == 0
-    assert both.pair.front.breaker.running == 0
+    assert both.pair.running == 0
 
 
 async def test_a_long_message_that_finds_the_queue_full_is_dropped_to_its_end(connect: Connect) -> None:
     """Its tail must not be taken for messages: nobody has checked it as such."""
-    both = connect(breaker=make_breaker(1, 0))
+    both = connect(limit=1, depth=0)
     stream = both.client.call(STREAM_INFER)
     both.client.send(stream, framed(request(id="1")))
     both.exchange()
@@ -447,8 +450,10 @@ async def test_a_long_message_that_finds_the_queue_full_is_dropped_to_its_end(co
     assert both.triton.messages(stream) == [request(id="1")]
     errors = [one.error_message for one in responses(both.client.data[stream])]
     assert errors == ["pending request queue full"] * 2
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(stream, framed(stream_response(id="1")))
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(id="1")))
     both.exchange()
     both.client.send(stream, framed(request(id="4")))
     both.exchange()
@@ -458,7 +463,7 @@ async def test_a_long_message_that_finds_the_queue_full_is_dropped_to_its_end(co
 
 @pytest.mark.parametrize("asks", [False, True])
 async def test_a_decoupled_request_holds_its_slot_to_its_final_response(connect: Connect, asks: bool) -> None:
-    both = connect(breaker=make_breaker(1, 10), facts=ModelFacts(is_decoupled=True))
+    both = connect(limit=1, depth=10, facts=ModelFacts(is_decoupled=True))
     stream = both.client.call(STREAM_INFER)
     message = pb.ModelInferRequest(model_name="own")
     if asks:
@@ -468,19 +473,23 @@ async def test_a_decoupled_request_holds_its_slot_to_its_final_response(connect:
     both.exchange()
     (sent,) = both.triton.messages(stream)
     assert pb.ModelInferRequest.FromString(sent).parameters["triton_enable_empty_final_response"].bool_param
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     for _ in range(2):
-        both.triton.h2.send_data(stream, framed(stream_response(final=False)))
+        both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(final=False)))
     both.exchange()
     assert len(both.triton.messages(stream)) == 1
-    both.triton.h2.send_data(stream, framed(stream_response(final=True, output=False)))
+    both.triton.h2.send_data(both.triton.own(stream), framed(stream_response(final=True, output=False)))
     both.exchange()
     assert len(both.triton.messages(stream)) == 2
     shown = list(responses(both.client.data[stream]))
     assert len(shown) == (3 if asks else 2)
-    both.triton.h2.send_data(stream, framed(stream_response("stopped before the model", output=False)))
+    both.triton.h2.send_data(
+        both.triton.own(stream), framed(stream_response("stopped before the model", output=False))
+    )
     both.exchange()
-    assert both.pair.front.breaker.running == 0
+    assert both.pair.running == 0
 
 
 async def test_what_triton_breaks_off_is_unavailable_and_the_next_call_gets_a_new_connection(
@@ -491,8 +500,10 @@ async def test_what_triton_breaks_off_is_unavailable_and_the_next_call_gets_a_ne
     for stream in (begun, waiting):
         both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    both.triton.h2.send_headers(begun, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(begun, framed(b"a" * 10)[:8])
+    both.triton.h2.send_headers(
+        both.triton.own(begun), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(begun), framed(b"a" * 10)[:8])
     both.exchange()
     both.pair.tritons[0].connection_lost(ConnectionResetError("reset"))
     both.client.exchange()
@@ -524,11 +535,13 @@ async def test_a_slow_reader_holds_up_triton_and_nothing_grows(connect: Connect)
     stream = both.client.call()
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     sent = 0
-    while (room := both.triton.h2.local_flow_control_window(stream)) > 0:
+    while (room := both.triton.h2.local_flow_control_window(both.triton.own(stream))) > 0:
         size = min(room, 16_000)
-        both.triton.h2.send_data(stream, b"x" * size)
+        both.triton.h2.send_data(both.triton.own(stream), b"x" * size)
         sent += size
         both.pair.tritons[0].data_received(both.triton.h2.data_to_send())
         both.triton.h2.receive_data(both.pair.to_triton[0].take())
@@ -555,7 +568,7 @@ async def test_floods_end_the_connection(connect: Connect, flood: str) -> None:
     both.exchange()
     for _ in range(100):
         if both.pair.to_client.open:
-            both.pair.client.data_received(FLOODS[flood] * 100)
+            both.pair.receive(FLOODS[flood] * 100)
     assert not both.pair.to_client.open
 
 
@@ -568,15 +581,15 @@ async def test_rapid_reset_ends_the_connection(connect: Connect) -> None:
         both.client.h2.reset_stream(stream)
         both.client.exchange()
     assert not both.pair.to_client.open
-    assert both.pair.front.breaker.running == 0
+    assert both.pair.running == 0
 
 
 async def test_a_continuation_flood_is_bounded(connect: Connect) -> None:
     both = connect()
-    both.pair.client.data_received(frames.head(1, frames.HEADERS, 0, 1) + b"\x82")
+    both.pair.receive(frames.head(1, frames.HEADERS, 0, 1) + b"\x82")
     for _ in range(200):
         if both.pair.to_client.open:
-            both.pair.client.data_received(frames.head(1000, frames.CONTINUATION, 0, 1) + b"\x82" * 1000)
+            both.pair.receive(frames.head(1000, frames.CONTINUATION, 0, 1) + b"\x82" * 1000)
     assert not both.pair.to_client.open
 
 
@@ -599,7 +612,7 @@ async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connec
             case _:
                 data[at:at] = rng.randbytes(rng.randrange(1, 10))
     both = connect()
-    both.pair.client.data_received(bytes(data))
+    both.pair.receive(bytes(data))
     if both.pair.tritons:
         both.triton.exchange()  # raises on whatever HTTP/2 does not allow
     for id, call in both.triton.calls.items():  # ended or not: Triton acts on each whole message
@@ -614,14 +627,15 @@ async def test_draining_tells_the_client_and_lets_calls_finish(connect: Connect)
     stream = both.client.call()
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    await both.pair.front.stop_accepting()
+    both.pair.front.stop_accepting()
+    both.pair.end_turn()
     both.triton.answer(stream, b"last")
     both.triton.exchange()
     said = both.pair.to_client.take()  # by hand: h2 reads nothing after a GOAWAY
     assert said.index(frames.goaway(stream, frames.ErrorCode.NO_ERROR, "draining")) < said.index(
         framed(b"last")
     )
-    assert not both.pair.client.streams
+    assert not both.pair.client.codec.streams
     both.pair.client.tick(0)
     assert not both.pair.to_client.open
 
@@ -635,9 +649,9 @@ async def test_an_answer_is_delivered_before_a_draining_connection_ends(connect:
     both.pair.to_client.stall(both.pair.client)
     both.triton.answer(stream, b"x" * 1000)
     both.triton.exchange()
-    assert not both.pair.client.streams
-    await both.pair.front.stop_accepting()
-    both.pair.client.go_away()  # as it does with each client of its listener
+    assert not both.pair.client.codec.streams
+    both.pair.front.stop_accepting()
+    both.pair.end_turn()
     for second in range(3):
         assert both.pair.client.is_busy
         both.pair.client.tick(second)

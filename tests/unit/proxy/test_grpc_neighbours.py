@@ -15,10 +15,9 @@ from berth.contract.endpoint import Endpoint
 from proxy.codecs import protobuf
 from proxy.codecs.h2 import frames, hpack
 from proxy.codecs.h2.frames import ErrorCode, Setting
-from proxy.exchange.messages import ResponseReader, framed
+from proxy.exchange.messages import INFER, STREAM_INFER, AnswerReader, ModelFields, framed
 from proxy.exchange.model_facts import ModelFacts
-from proxy.fronts.grpc.head import INFER, STREAM_INFER
-from tests.fakes.data_plane import make_breaker
+from proxy.exchange.names import Names
 from tests.fakes.grpc_peers import Both, Connect, request
 
 _DEADLINE = hpack.encode(
@@ -62,7 +61,7 @@ def require_served(both: Both, streams: Iterable[int]) -> None:
 async def test_what_triton_says_at_a_deadline_ends_that_call_alone(connect: Connect, order: str) -> None:
     both = connect()
     first, late, last = begin(both, 1) + begin(both, 1, grpc_timeout="200m") + begin(both, 1)
-    both.pair.tritons[0].data_received(end_as_triton_does(late, order))
+    both.pair.tritons[0].data_received(end_as_triton_does(both.triton.own(late), order))
     both.client.exchange()
     assert both.client.status(late) == (4 if order[0] == "T" else 14)
     require_served(both, [first, last])
@@ -73,7 +72,7 @@ async def test_a_deadline_that_passes_for_many_ends_none_of_the_others(connect: 
     both = connect()
     late, others = begin(both, 900, grpc_timeout="200m"), begin(both, 50)
     for stream in late:
-        both.pair.tritons[0].data_received(end_as_triton_does(stream, "TRTRTRTR"))
+        both.pair.tritons[0].data_received(end_as_triton_does(both.triton.own(stream), "TRTRTRTR"))
     both.client.exchange()
     assert {both.client.status(stream) for stream in late} == {4}
     require_served(both, others)
@@ -84,15 +83,14 @@ async def test_triton_may_still_speak_of_a_call_that_its_client_gave_up(connect:
     gone, other = begin(both, 1, STREAM_INFER) + begin(both, 1)
     both.client.h2.reset_stream(gone, 8)
     both.exchange()
-    assert gone in both.triton.resets
-    both.pair.tritons[0].data_received(end_as_triton_does(gone, "TRTR"))
+    assert not both.triton.resets  # it works on a message of it
+    both.pair.tritons[0].data_received(end_as_triton_does(both.triton.own(gone), "TRTR"))
     require_served(both, [other])
 
 
 @pytest.mark.parametrize("where", ["in Triton", "in the queue", "before their message"])
 async def test_many_calls_given_up_at_once_end_none_of_the_others(connect: Connect, where: str) -> None:
-    breaker = make_breaker(0 if where == "in Triton" else 1, 1000)
-    both = connect(breaker=breaker)
+    both = connect(limit=0 if where == "in Triton" else 1, depth=1000)
     others = begin(both, 1)
     gone = (
         begin(both, 900)
@@ -100,36 +98,36 @@ async def test_many_calls_given_up_at_once_end_none_of_the_others(connect: Conne
         else [both.client.call(STREAM_INFER) for _ in range(900)]
     )
     others += begin(both, 49)
-    client = both.pair.client
-    client.calm_down()  # patience that has piled up does not last
-    before = client.patience
+    patience = both.pair.client.codec.patience
+    patience.calm_down()  # what has piled up does not last
+    before = patience.left
     for stream in gone:
         both.client.h2.reset_stream(stream, 8)
     both.exchange()
     # Streams that were opened for nothing are one thing, calls another.
-    assert client.patience == before or where == "before their message"
+    assert patience.left == before or where == "before their message"
     assert both.pair.to_client.open
     require_served(both, others)
     if where == "in Triton":
-        assert breaker.running == 900
+        assert both.pair.running == 900
         for stream in gone:
             both.triton.answer(stream, b"")
         both.exchange()
-    assert (breaker.running, breaker.waiting) == (0, 0)
+    assert (both.pair.running, both.pair.waiting) == (0, 0)
 
 
 async def test_what_is_on_its_way_for_a_refused_call_is_not_held_against_its_client(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 0))
+    both = connect(limit=1, depth=0)
     (running,) = begin(both, 1)
     late = both.client.call()
     data = framed(request(size=600_000))
     both.client.h2.send_data(late, data[:10_000])  # is refused, which the client does not know yet
     for at in range(10_000, 60_000, 10):
         both.client.h2.send_data(late, data[at : at + 10])
-    both.pair.client.patience = 10
+    both.pair.client.codec.patience.left = 10
     both.exchange()
     assert both.client.status(late) == 14
-    both.pair.client.data_received(frames.reset(late, ErrorCode.CANCEL))  # nor if it gives it up just now
+    both.pair.receive(frames.reset(late, ErrorCode.CANCEL))  # nor if it gives it up just now
     require_served(both, [running])
 
 
@@ -138,7 +136,7 @@ async def test_data_without_end_on_a_refused_stream_is_a_flood(connect: Connect)
     (stream,) = begin(both, 1, "/inference.GRPCInferenceService/RepositoryModelUnload")
     for _ in range(200):
         if both.pair.to_client.open:
-            both.pair.client.data_received((frames.head(900, frames.DATA, 0, stream) + bytes(900)) * 50)
+            both.pair.receive((frames.head(900, frames.DATA, 0, stream) + bytes(900)) * 50)
     assert not both.pair.to_client.open
 
 
@@ -159,32 +157,24 @@ async def test_frames_on_a_stream_that_the_client_has_reset_are_ignored(connect:
     gone, other = begin(both, 2)
     both.client.h2.reset_stream(gone, 8)
     both.exchange()
-    both.pair.client.data_received(FRAMES_ON_A_CLOSED_STREAM[kind](gone))
+    both.pair.receive(FRAMES_ON_A_CLOSED_STREAM[kind](gone))
     assert both.pair.to_client.open
     require_served(both, [other])
 
 
-@pytest.mark.parametrize("size", [12_000, 17_000, 60_000])
+@pytest.mark.parametrize("size", [8_000, 12_000, 17_000, 60_000])
 @pytest.mark.parametrize("method", [INFER, STREAM_INFER])
 async def test_metadata_that_triton_does_not_take_ends_its_call_alone(
     connect: Connect, size: int, method: str
 ) -> None:
-    breaker = make_breaker(2, 10)
-    both = connect(breaker=breaker)
+    both = connect(limit=2, depth=10)
     neighbours = begin(both, 1)
     (large,) = begin(both, 1, method, x_large="a" * size)
-    if size < 16_000:
-        assert both.triton.messages(large) == [request()]
-        both.client.h2.reset_stream(large, 8)
-        both.exchange()
-        if method == INFER:
-            both.triton.answer(large, b"")
-    else:
-        assert both.client.status(large) == 8
-        assert b"16384" in dict(both.client.headers[large])[b"grpc-message"]
-        assert large not in both.triton.calls
+    assert both.client.status(large) == 8
+    assert b"8192" in dict(both.client.headers[large])[b"grpc-message"]
+    assert large not in both.triton.calls
     require_served(both, neighbours)
-    assert (breaker.running, breaker.waiting) == (0, 0)
+    assert (both.pair.running, both.pair.waiting) == (0, 0)
 
 
 async def test_metadata_is_measured_by_what_triton_tells(connect: Connect) -> None:
@@ -197,40 +187,37 @@ async def test_metadata_is_measured_by_what_triton_tells(connect: Connect) -> No
 
 
 async def test_a_message_that_cannot_be_sent_on_gives_its_slot_back(connect: Connect) -> None:
-    breaker = make_breaker(1, 5)
-    both = connect(breaker=breaker)
-    upstream = both.pair.front.upstream
-    access, upstream.access = upstream.access, None  # Triton is not known
+    both = connect(limit=1, depth=5)
+    where = both.pair.front.common.where
+    access, where.access = where.access, None  # Triton is not known
     (lost,) = begin(both, 1, STREAM_INFER)
     assert both.client.status(lost) == 14
-    assert breaker.running == 0
-    upstream.access = access
+    assert both.pair.running == 0
+    where.access = access
     require_served(both, begin(both, 2))
 
 
 async def test_a_stream_too_many_for_triton_gives_its_slot_back(connect: Connect) -> None:
-    breaker = make_breaker(3, 5)
-    both = connect(breaker=breaker)
+    both = connect(limit=3, depth=5)
     first = begin(both, 1)
     both.pair.tritons[0].data_received(frames.settings({Setting.MAX_CONCURRENT_STREAMS: 1}))
     for method in (INFER, STREAM_INFER):
         (lost,) = begin(both, 1, method)
         assert both.client.status(lost) == 14
-        assert breaker.running == 1
+        assert both.pair.running == 1
     require_served(both, first)
 
 
 async def test_a_client_that_goes_has_none_of_its_waiting_calls_run(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 5))
+    both = connect(limit=1, depth=5)
     begin(both, 3)
     both.pair.client.connection_lost(None)
     both.triton.exchange()
     assert len(both.triton.calls) == 1
-    breaker = both.pair.front.breaker
-    assert (breaker.running, breaker.waiting) == (1, 0)
+    assert (both.pair.running, both.pair.waiting) == (1, 0)
     both.triton.answer(*both.triton.calls, b"")
     both.triton.exchange()
-    assert (breaker.running, breaker.waiting) == (0, 0)
+    assert (both.pair.running, both.pair.waiting) == (0, 0)
 
 
 # How a client may tell of what it has read: bytes in all, its window for a stream, and after how many bytes
@@ -256,14 +243,17 @@ async def test_a_download_of_any_length_may_be_read_in_any_way(connect: Connect,
     both.client.h2.increment_flow_control_window(2**20)
     both.exchange()
     (stream,) = begin(both, 1)
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
     both.exchange()
     # By hand from here: the reference is slow.
-    client, triton, wire_of = both.pair.client, both.pair.tritons[0], both.pair.to_client
+    triton, wire_of = both.pair.tritons[0], both.pair.to_client
     sent, got, unread = 0, 0, 0
     while got < total and wire_of.open:
         if sent == got:
-            triton.data_received(frames.head(frame, frames.DATA, 0, stream) + bytes(frame))
+            triton.data_received(frames.head(frame, frames.DATA, 0, both.triton.own(stream)) + bytes(frame))
+            both.pair.end_turn()
             sent += frame
         out, answer = wire_of.take(), []
         assert out, "the download has stopped"
@@ -274,7 +264,7 @@ async def test_a_download_of_any_length_may_be_read_in_any_way(connect: Connect,
                 piece = min(often, unread)
                 answer += [frames.window_update(0, piece), frames.window_update(stream, piece)]
                 unread -= piece
-        client.data_received(b"".join(answer))
+        both.pair.receive(b"".join(answer))
     assert got >= total
 
 
@@ -293,7 +283,7 @@ async def test_windows_that_answer_nothing_are_a_flood_after_a_download_too(conn
     both.exchange()
     for _ in range(100):
         if both.pair.to_client.open:
-            both.pair.client.data_received(frames.window_update(0, 1) * 100)
+            both.pair.receive(frames.window_update(0, 1) * 100)
     assert not both.pair.to_client.open
 
 
@@ -312,7 +302,7 @@ async def test_settings_with_many_streams_cost_little(connect: Connect, each: in
     windows = [(Setting.INITIAL_WINDOW_SIZE, 65_535 - (index & 1)) for index in range(21_000)]
     data = b"".join(settings_frame(windows[at : at + each]) for at in range(0, len(windows), each))
     began = time.process_time()
-    both.pair.client.data_received(data)
+    both.pair.receive(data)
     assert time.process_time() - began < 0.15
     assert not both.pair.to_client.open
 
@@ -320,12 +310,10 @@ async def test_settings_with_many_streams_cost_little(connect: Connect, each: in
 async def test_the_last_window_of_a_settings_frame_counts(connect: Connect) -> None:
     both = connect()
     (stream,) = begin(both, 1)
-    both.pair.client.data_received(
-        settings_frame([(Setting.INITIAL_WINDOW_SIZE, size) for size in (7, 100_000, 70_000)])
-    )
-    assert both.pair.client.streams[stream].send_window == 70_000
-    both.pair.client.data_received(settings_frame([(Setting.INITIAL_WINDOW_SIZE, 10)]))
-    assert both.pair.client.streams[stream].send_window == 10
+    both.pair.receive(settings_frame([(Setting.INITIAL_WINDOW_SIZE, size) for size in (7, 100_000, 70_000)]))
+    assert both.pair.client.codec.streams[stream].send_window == 70_000
+    both.pair.receive(settings_frame([(Setting.INITIAL_WINDOW_SIZE, 10)]))
+    assert both.pair.client.codec.streams[stream].send_window == 10
 
 
 async def test_a_window_for_all_looks_only_at_streams_that_wait_for_it(connect: Connect) -> None:
@@ -334,11 +322,13 @@ async def test_a_window_for_all_looks_only_at_streams_that_wait_for_it(connect: 
     both.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1})
     both.exchange()
     for stream in begin(both, 900):
-        both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
-        both.triton.h2.send_data(stream, bytes(50))
+        both.triton.h2.send_headers(
+            both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+        )
+        both.triton.h2.send_data(both.triton.own(stream), bytes(50))
         both.triton.exchange()
     began = time.process_time()
-    both.pair.client.data_received(frames.window_update(0, 1) * 3000)
+    both.pair.receive(frames.window_update(0, 1) * 3000)
     assert time.process_time() - began < 0.15
     assert both.pair.to_client.open
 
@@ -351,14 +341,14 @@ async def test_a_header_block_without_its_end_is_not_waited_for(connect: Connect
     now = time.monotonic()
     block = hpack.encode([(b"x-a", b"y" * 50)])
     if cut == "frames":
-        both.pair.client.data_received(frames.head(len(block), frames.HEADERS, 0, 3) + block)
+        both.pair.receive(frames.head(len(block), frames.HEADERS, 0, 3) + block)
         more = frames.head(1, frames.CONTINUATION, 0, 3) + b"\x82"
     else:
-        both.pair.client.data_received(frames.head(5000, frames.HEADERS, frames.END_HEADERS, 3) + block)
+        both.pair.receive(frames.head(5000, frames.HEADERS, frames.END_HEADERS, 3) + block)
         more = b"\x82"
     for second in range(10):
         both.pair.client.tick(now + second)
-        both.pair.client.data_received(more)
+        both.pair.receive(more)
     assert both.pair.to_client.open
     both.pair.client.tick(now + 11)
     assert not both.pair.to_client.open
@@ -370,10 +360,10 @@ async def test_a_large_message_that_comes_slowly_is_waited_for(connect: Connect)
     stream = both.client.call()
     both.client.send(stream, framed(request(size=1000)), end=True)
     data = both.client.h2.data_to_send()
-    both.pair.client.data_received(data[:-500])
+    both.pair.receive(data[:-500])
     for second in range(60):
         both.pair.client.tick(now + second)
-    both.pair.client.data_received(data[-500:])
+    both.pair.receive(data[-500:])
     assert both.pair.to_client.open
     require_served(both, [stream])
 
@@ -400,7 +390,7 @@ def test_a_final_response_is_recognised_packed_or_not(packing: str, size: int) -
     for final in (False, True):
         body = PACKINGS[packing](stream_response(final=final, size=size))
         data = bytes([packing != "as it is"]) + len(body).to_bytes(4) + body
-        reader = ResponseReader()
+        reader = AnswerReader(STREAM_INFER, ModelFields(Names(b"own", b"own")), is_decoupled=True)
         shown, finals = b"", 0
         for at in range(0, len(data), 10_000):
             piece, count = reader.feed(data[at : at + 10_000], show_marks=False)
@@ -410,13 +400,15 @@ def test_a_final_response_is_recognised_packed_or_not(packing: str, size: int) -
 
 
 async def test_a_packed_final_response_gives_its_slot_back(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 5), facts=ModelFacts(is_decoupled=True))
+    both = connect(limit=1, depth=5, facts=ModelFacts(is_decoupled=True))
     (stream,) = begin(both, 1, STREAM_INFER)
     body = gzip.compress(stream_response(final=True))
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
-    both.triton.h2.send_data(stream, b"\x01" + len(body).to_bytes(4) + body)
+    both.triton.h2.send_headers(
+        both.triton.own(stream), [(":status", "200"), ("content-type", "application/grpc")]
+    )
+    both.triton.h2.send_data(both.triton.own(stream), b"\x01" + len(body).to_bytes(4) + body)
     both.exchange()
-    assert both.pair.front.breaker.running == 0
+    assert both.pair.running == 0
 
 
 _OWN = protobuf.encode_bytes(1, b"own")
@@ -443,8 +435,7 @@ MANY_FIELDS = {
 async def test_a_request_of_very_many_fields_is_refused_in_little_time(
     connect: Connect, what: str, packed: bool
 ) -> None:
-    both = connect()
-    both.pair.front.inflate_limit = 16 * 1024**2
+    both = connect(max_json_bytes=16 * 1024**2)
     body = MANY_FIELDS[what]
     data = framed(body)
     if packed:
@@ -458,7 +449,7 @@ async def test_a_request_of_very_many_fields_is_refused_in_little_time(
             both.client.h2.send_data(stream, data[at : at + size])
             at += size
             out, began = both.client.h2.data_to_send(), time.process_time()
-            both.pair.client.data_received(out)
+            both.pair.receive(out)
             step = time.process_time() - began
             spent, longest = spent + step, max(longest, step)
         both.exchange(1)
@@ -484,11 +475,10 @@ async def test_calls_go_to_where_triton_is_and_those_under_way_end_where_they_be
     both = connect()
     require_served(both, begin(both, 2))
     first = begin(both, 1)
-    upstream = both.pair.front.upstream
-    assert upstream.access is not None
-    moved = Endpoint("127.0.0.1", 2)
-    upstream.access = replace(upstream.access, grpc=moved)
+    where, moved = both.pair.front.common.where, Endpoint("127.0.0.1", 2)
+    assert where.access is not None
+    where.move(replace(where.access, grpc=moved))
     begin(both, 2)
-    assert [one.endpoint for one in both.pair.tritons] == [Endpoint("127.0.0.1", 1), moved]
+    assert [one.address for one in both.pair.tritons] == [Endpoint("127.0.0.1", 1), moved]
     require_served(both, first)
-    assert len(both.pair.tritons[1].streams) == 2
+    assert len(both.pair.tritons[1].codec.streams) == 2

@@ -4,19 +4,21 @@ import gzip
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import h2.connection
 import h2.events
+import h2.exceptions
 import h2.stream
 import pytest
 
-from proxy.codecs.h2.connection import CONNECTION_WINDOW, FIRST_WINDOW, MAX_FRAME, H2Connection, Stream
-from proxy.exchange.messages import framed
-from proxy.fronts.grpc import client as grpc_client
-from proxy.fronts.grpc.client import Call
-from proxy.fronts.grpc.head import INFER, STREAM_INFER
-from tests.fakes.data_plane import make_breaker
-from tests.fakes.grpc_peers import Both, Connect, request
+from proxy.codecs.h2.codec import CONNECTION_WINDOW, MAX_FRAME, H2Codec
+from proxy.codecs.h2.flow import FIRST_WINDOW
+from proxy.exchange.messages import INFER, STREAM_INFER, framed
+from proxy.fronts.grpc.call import Stage
+from tests.fakes.data_plane import Wire
+from tests.fakes.grpc_peers import Both, Connect, Triton, request
 
 
 def send_what_may_be_sent(
@@ -72,7 +74,7 @@ def upload(both: Both, count: int, message: bytes) -> int:
 async def test_calls_that_wait_leave_room_for_those_that_run(
     connect: Connect, count: int, size: int, limit: int
 ) -> None:
-    both = connect(breaker=make_breaker(limit, 1000))
+    both = connect(limit=limit, depth=1000)
     assert upload(both, count, framed(request(size=size))) == count
 
 
@@ -81,34 +83,25 @@ async def test_any_number_of_calls_of_any_size_under_any_limit_succeeds(connect:
     rng = random.Random(seed)
     count, limit = rng.randrange(2, 80), rng.choice([0, 1, 2, 7])
     size = rng.randrange(1, 12_000_000 // count)
-    both = connect(breaker=make_breaker(limit, 1000))
+    both = connect(limit=limit, depth=1000)
     assert upload(both, count, framed(request(size=size))) == count, (count, size, limit)
 
 
-def in_queue(stream: Stream, source: Stream) -> int:
-    return sum(len(payload) for payload, _, _, whose in stream.queue or () if whose is source)
-
-
 def require_balance(both: Both) -> None:
-    """What a peer may send, what it is owed, and what has not gone on: together the window, always."""
-    for call in both.pair.client.streams.values():
-        if not call.ended:
-            held = sum(len(piece.data) for piece in call.outbox or ())
-            held += 0 if call.up is None else in_queue(call.up, call)
-            assert call.receive_left + call.owed + held == call.window
-            assert call.held == held + (0 if call.reader is None else call.reader.gathered)
-    assert both.pair.front.held_bytes == sum(call.held for call in both.pair.client.streams.values())
-    for upstream in both.pair.tritons:
-        for up in upstream.streams.values():
-            buffered = 0 if up.call.responses is None else len(up.call.responses._buffer)
-            held = in_queue(up.call, up)
-            assert up.receive_left + up.owed + held == up.window, buffered
+    """What a peer may send, what it is owed, and what is here: together the window, always."""
+    codecs = [both.pair.client.codec, *(upstream.codec for upstream in both.pair.tritons)]
+    for codec in codecs:
+        for stream in codec.streams.values():
+            assert stream.receive_left + stream.owed + stream.held == stream.window
+            assert min(stream.receive_left, stream.owed, stream.held) >= 0
+    held = sum(stream.owner.exchange.held_bytes for stream in both.pair.client.codec.streams.values())
+    assert both.pair.held_bytes >= held
 
 
-def require_whole(peer: h2.connection.H2Connection, connection: H2Connection) -> None:
+def require_whole(peer: h2.connection.H2Connection, codec: H2Codec[Any, Any]) -> None:
     """By the peer's own account: all that it sent was given back, or is about to be."""
-    assert peer.outbound_flow_control_window == connection.receive_left
-    assert connection.receive_left > CONNECTION_WINDOW // 2 > MAX_FRAME
+    assert peer.outbound_flow_control_window == codec.receive_left
+    assert codec.receive_left > CONNECTION_WINDOW // 2 > MAX_FRAME
 
 
 _MAY_SEND = (h2.stream.StreamState.OPEN, h2.stream.StreamState.HALF_CLOSED_REMOTE)
@@ -123,6 +116,7 @@ class History:
         self.open: set[int] = set()
         self.begun: set[int] = set()
         self.slow: set[int] = set()
+        self.calls = 0
         client = both.client
         taken = client.take
 
@@ -139,7 +133,8 @@ class History:
 
     def step(self) -> None:
         often, seldom = (self.call, self.send, self.part), (self.send, self.leave, self.answer)
-        act: Callable[[], None] = self.rng.choice((*often, *often, *seldom, self.break_off, self.tick))
+        rare = (self.break_off, self.tick, self.too_late, self.stall, self.lose_triton)
+        act: Callable[[], None] = self.rng.choice((*often, *often, *often, *seldom, *seldom, *rare))
         act()
         if self.rng.random() < 0.7:
             self.both.exchange(1)
@@ -160,8 +155,12 @@ class History:
                 if packed
                 else framed(message)
             )
-        stream = self.both.client.call(method, **({"grpc_encoding": "gzip"} if packed else {}))
+        more = {"grpc_encoding": "gzip"} if packed else {}
+        if rng.random() < 0.3:
+            more["grpc_timeout"] = rng.choice(["1H", "1m"])
+        stream = self.both.client.call(method, **more)
         self.todo[stream] = messages
+        self.calls += 1
         self.open.add(stream)
         if rng.random() < 0.3:
             self.slow.add(stream)
@@ -179,8 +178,8 @@ class History:
 
     def running(self) -> int | None:
         triton = self.both.triton
-        ids = [id for id in triton.calls if id not in triton.resets and id in triton.h2.streams]
-        ids = [id for id in ids if triton.h2.streams[id].state_machine.state in _MAY_SEND]
+        ids = [id for id in triton.calls if id not in triton.resets and triton.own(id) in triton.h2.streams]
+        ids = [id for id in ids if triton.h2.streams[triton.own(id)].state_machine.state in _MAY_SEND]
         return self.rng.choice(ids) if ids else None
 
     def part(self) -> None:
@@ -188,13 +187,14 @@ class History:
         if stream is None:
             return
         sender = self.both.triton.h2
+        id = self.both.triton.own(stream)
         if stream not in self.begun:
             self.begun.add(stream)
-            sender.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+            sender.send_headers(id, [(":status", "200"), ("content-type", "application/grpc")])
         for _ in range(self.rng.randrange(1, 20)):
-            size = min(sender.local_flow_control_window(stream), self.rng.choice([1, 16_000]))
+            size = min(sender.local_flow_control_window(id), self.rng.choice([1, 16_000]))
             if size > 0:
-                sender.send_data(stream, b"x" * size)
+                sender.send_data(id, b"x" * size)
 
     def answer(self) -> None:
         stream = self.running()
@@ -202,82 +202,115 @@ class History:
             headers = (
                 [] if stream in self.begun else [(":status", "200"), ("content-type", "application/grpc")]
             )
-            sender = self.both.triton.h2
-            sender.send_headers(stream, [*headers, ("grpc-status", "0")], end_stream=True)
+            triton = self.both.triton
+            triton.h2.send_headers(triton.own(stream), [*headers, ("grpc-status", "0")], end_stream=True)
 
     def break_off(self) -> None:
         stream = self.running()
         if stream is not None and self.rng.random() < 0.5:
-            self.both.triton.h2.reset_stream(stream, 2)
+            self.both.triton.h2.reset_stream(self.both.triton.own(stream), 2)
 
     def tick(self) -> None:
         self.both.pair.client.tick(0)
 
+    def too_late(self) -> None:
+        """A minute has passed."""
+        self.both.pair.front.deadlines.look(time.monotonic() + 60)
+
+    def stall(self) -> None:
+        """One peer stops reading, or goes on."""
+        pair = self.both.pair
+        peers: list[tuple[Wire, Any]] = [(pair.to_client, pair.client)]
+        peers += zip(pair.to_triton[-1:], pair.tritons[-1:], strict=True)
+        wire, protocol = self.rng.choice(peers)
+        if self.rng.random() < 0.5:
+            wire.stall(protocol)
+        else:
+            wire.drain()
+
+    def lose_triton(self) -> None:
+        pair = self.both.pair
+        if pair.tritons and not pair.tritons[-1].is_closed and self.rng.random() < 0.3:
+            self.both.triton = Triton(pair, len(pair.tritons))
+            pair.tritons[-1].connection_lost(None)
+            pair.end_turn()
+            self.begun.clear()
+
+    def flow(self) -> None:
+        """Everybody reads again."""
+        for wire in (self.both.pair.to_client, *self.both.pair.to_triton):
+            wire.drain()
+            wire.flow()
+
     def end(self) -> None:
+        self.flow()
+        self.both.exchange()
         for stream in sorted(self.open):
             if self.rng.random() < 0.8:
-                self.both.client.h2.reset_stream(stream, 8)
+                with suppress(h2.exceptions.StreamClosedError):
+                    self.both.client.h2.reset_stream(stream, 8)
         self.both.exchange()
         while self.running() is not None:
             self.answer()
             self.both.exchange()
 
 
-@pytest.mark.parametrize("seed", range(60))
-async def test_windows_and_slots_are_given_back_whatever_happens(connect: Connect, seed: int) -> None:
-    rng, breaker = random.Random(seed), make_breaker(random.Random(seed).choice([1, 2, 0]), 4)
-    both = connect(breaker=breaker)
+@pytest.mark.parametrize("seed", range(100))
+async def test_windows_slots_and_bytes_are_given_back_whatever_happens(connect: Connect, seed: int) -> None:
+    rng = random.Random(seed)
+    both = connect(limit=rng.choice([1, 2, 0]), depth=4)
     history = History(both, rng)
     for _ in range(150):
         history.step()
     history.end()
     require_balance(both)
-    require_whole(both.client.h2, both.pair.client)
-    for upstream in both.pair.tritons:
-        require_whole(both.triton.h2, upstream)
-    calls = list(both.pair.client.streams.values())
-    assert (breaker.running, breaker.waiting) == (
-        sum(call.inflight for call in calls),
-        sum(call.waiting for call in calls),
-    )
+    require_whole(both.client.h2, both.pair.client.codec)
+    for upstream in both.pair.tritons[-1:]:
+        if not upstream.is_closed:
+            require_whole(both.triton.h2, upstream.codec)
     both.pair.client.connection_lost(None)
-    assert (breaker.running, breaker.waiting, both.pair.front.held_bytes) == (0, 0, 0)
+    both.pair.end_turn()
+    history.end()
+    for upstream in both.pair.tritons:
+        upstream.connection_lost(None)
+    copy = both.pair.copy
+    assert (copy.admissions.running, copy.admissions.waiting, copy.admissions.given_up) == (0, 0, 0)
+    assert (copy.budget.used_bytes, copy.admissions.bytes.used_bytes) == (0, 0)
+    assert (both.pair.front.given_up, both.pair.front.watchers) == (set(), set())
+    assert sum(copy.grpc.codes.values()) == history.calls
 
 
 async def test_a_call_that_waits_is_held_to_its_first_window(connect: Connect) -> None:
-    both = connect(breaker=make_breaker(1, 10))
+    both = connect(limit=1, depth=10)
     first, second = both.client.call(), both.client.call()
     both.client.send(first, framed(request()), end=True)
     todo = {second: framed(request(size=900_000))}
     while send_what_may_be_sent(both, todo):
         both.exchange(1)
-    assert both.pair.front.held_bytes == FIRST_WINDOW
+    assert both.pair.held_bytes == FIRST_WINDOW
     both.triton.answer(first, b"")
     both.exchange()
     while send_what_may_be_sent(both, todo):
         both.exchange(2)
     assert second in both.triton.ended
-    assert both.pair.front.held_bytes == 0
+    assert both.pair.held_bytes == 0
 
 
-async def test_what_all_clients_have_waiting_here_is_bounded(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_client, "HELD_BYTES", 100_000)
-    both = connect(breaker=make_breaker(1, 100))
+async def test_what_all_clients_have_waiting_here_is_bounded(connect: Connect) -> None:
+    both = connect(limit=1, depth=100, max_inflight_bytes=100_000)
     bomb = gzip.compress(request(size=60_000))
     streams = [both.client.call(grpc_encoding="gzip") for _ in range(4)]
     for stream in streams:
         both.client.send(stream, b"\x01" + len(bomb).to_bytes(4) + bomb, end=True)
         both.exchange()
     # The first runs; one waits; what comes then is too much.
-    assert [both.client.status(stream) for stream in streams] == [None, None, 14, 14]
-    assert dict(both.client.headers[streams[2]])[b"retry-after"] == b"1"
+    assert [both.client.status(stream) for stream in streams] == [None, None, 8, 8]
+    assert b"--max-inflight-bytes" in dict(both.client.headers[streams[2]])[b"grpc-message"]
     for stream in streams[:2]:
         both.triton.answer(stream, b"")
         both.exchange()
     assert [both.client.status(stream) for stream in streams[:2]] == [0, 0]
-    assert both.pair.front.held_bytes == 0
+    assert both.pair.held_bytes == 0
 
 
 async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(connect: Connect) -> None:
@@ -292,13 +325,13 @@ async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(co
     both.pair.client.tick(now + 301)
     both.exchange()
     assert both.client.status(half) == 4
-    assert both.pair.front.held_bytes == 0
+    assert both.pair.held_bytes == 0
     both.pair.client.tick(now + 100_000)
     both.exchange()
     assert both.client.status(resting) is None
 
 
-async def test_a_client_that_reads_nothing_stops_triton_and_is_read_no_more(connect: Connect) -> None:
+async def test_a_client_that_reads_nothing_is_read_no_more_and_holds_up_nobody_else(connect: Connect) -> None:
     """Its transport is full: not its windows, which are wide, but TCP holds it up."""
     both = connect()
     both.client.h2.increment_flow_control_window(2**24)
@@ -306,38 +339,46 @@ async def test_a_client_that_reads_nothing_stops_triton_and_is_read_no_more(conn
     both.client.h2.increment_flow_control_window(2**24, stream)
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+    both.triton.begin(stream)
     both.pair.to_client.stall(both.pair.client)
     sent = 0
-    while not both.pair.to_triton[0].paused and sent < 2**22:
-        size = min(16_000, both.triton.h2.local_flow_control_window(stream))
-        assert size > 0, "windows run on until the transport is full"
-        both.triton.h2.send_data(stream, b"x" * size)
+    while (size := min(16_000, both.triton.h2.local_flow_control_window(both.triton.own(stream)))) > 0:
+        both.triton.send(stream, b"x" * size)
         sent += size
         both.triton.exchange()
         both.triton.exchange()
-    assert (both.pair.to_triton[0].paused, both.pair.to_client.paused) == (True, True)
-    assert sent < 2**20
-    both.pair.to_client.drain()
-    assert (both.pair.to_triton[0].paused, both.pair.to_client.paused) == (False, False)
+    assert both.pair.to_client.paused
+    assert not both.pair.to_triton[0].paused  # others' answers come there too
+    assert sent < 2**20 + 2**17
+    both.pair.to_client.flow()
+    assert not both.pair.to_client.paused
     both.exchange()
     assert len(both.client.data[stream]) == sent
 
 
-async def test_a_triton_that_reads_nothing_stops_the_client(connect: Connect) -> None:
-    both = connect()
-    first = both.client.call()
-    both.client.send(first, framed(request()), end=True)
+async def test_what_slow_readers_do_not_take_is_bounded(connect: Connect) -> None:
+    both = connect(max_inflight_bytes=1_000_000)
+    streams = [both.client.call() for _ in range(20)]
+    for stream in streams:
+        both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    both.pair.to_triton[0].stall(both.pair.tritons[0])
-    both.pair.tritons[0].pause_writing()
-    assert both.pair.to_client.paused
-    both.pair.client.pause_writing()
-    both.pair.tritons[0].resume_writing()
-    assert both.pair.to_client.paused  # the client itself is behind as well
-    both.pair.client.resume_writing()
-    assert not both.pair.to_client.paused
+    both.pair.to_client.stall(both.pair.client)
+    for stream in streams:
+        both.triton.begin(stream)
+        for _ in range(8):
+            both.triton.send(stream, b"x" * 16_000)
+            both.triton.exchange()
+    assert both.pair.held_bytes < 1_100_000
+    both.pair.to_client.drain()
+    both.pair.to_client.flow()
+    both.exchange()
+    assert 0 < len(both.client.resets) < 20  # those that were one too many
 
 
-def test_a_call_begins_with_the_window_that_its_client_is_told() -> None:
-    assert Call.receive_left == Call.window == FIRST_WINDOW
+async def test_a_call_begins_with_the_window_that_its_client_is_told(connect: Connect) -> None:
+    both = connect()
+    stream = both.client.call()
+    both.exchange()
+    call = both.pair.client.codec.streams[stream]
+    assert call.receive_left == call.window == FIRST_WINDOW
+    assert call.owner.stage is Stage.ASKED

@@ -15,10 +15,16 @@ def body(**changes: Any) -> bytes:
     return json.dumps({"inputs": [tensor], **changes}).encode()
 
 
+def binary(size: object, **changes: Any) -> bytes:
+    """A request whose one tensor comes behind its JSON."""
+    tensor = {"name": "I", "shape": [2], "datatype": "INT32", "parameters": {"binary_data_size": size}}
+    return json.dumps({"inputs": [{**tensor, **changes}]}).encode()
+
+
 def test_an_ordinary_request_passes() -> None:
     check_infer(body(outputs=[{"name": "O", "parameters": {"binary_data": True}}], id="1"), FACTS)
     check_infer(body(tensor={"data": [[[1], [2]]] * 10, "shape": [10, 2, 1]}), FACTS)
-    check_infer(body(tensor={"shape": [1000, 1000]}), FACTS, binary_bytes=4_000_000)
+    check_infer(binary(4_000_000, shape=[1000, 1000]), FACTS, binary_bytes=4_000_000)
     check_infer(body(tensor={"shape": [0], "data": []}), FACTS)
     check_infer(body(tensor={"data": [[[1.5, "a"]], [True]]}), FACTS)
     check_infer(
@@ -180,16 +186,60 @@ def shape_of(size: int) -> bytes:
     return b'{"inputs":[{"name":"I","datatype":"X","shape":%b}]}' % (b"[1" + b" " * (size - 3) + b"]")
 
 
-def test_a_shape_declares_no_more_than_the_request_can_hold() -> None:
-    """A byte for each element, of the JSON or behind it; a 0 hides nothing."""
-    for binary in (0, 1000):
-        for shape in ([0], [1], [0, 1]):
-            text = body(tensor={"shape": [*shape, 1111]}).replace(b' "data": [1, 2]', b' "z": 1')
-            room = len(text) + binary
-            for size, taken in ((room, True), (room + 1, False)):
-                exact = text.replace(b"1111", b"%4d" % size)
-                assert len(exact) == len(text)
-                assert accepts(lambda one: check_infer(one, FACTS, binary_bytes=binary), exact) is taken  # noqa: B023
+def test_a_shape_declares_no_more_than_its_data_can_hold() -> None:
+    """A digit and a comma for each element, however much else there is; a 0 hides nothing."""
+    for count in (1, 2, 1000):
+        data = b"[" + b",".join([b"1"] * count) + b"]"
+        for more, taken in ((0, True), (1, True), (2, False)):
+            text = b'{"inputs":[{"name":"I","datatype":"INT64","shape":[%d],"data":%b}],"id":"%b"}' % (
+                count + more,
+                data,
+                b"x" * 5000,
+            )
+            assert accepts(lambda one: check_infer(one, FACTS), text) is taken
+    for shape in ([0], [1], [0, 1]):
+        text = body(tensor={"shape": [*shape, 1111]}).replace(b' "data": [1, 2]', b' "z": 1')
+        for size, taken in ((len(text), True), (len(text) + 1, False)):
+            exact = text.replace(b"1111", b"%4d" % size)
+            assert len(exact) == len(text)
+            assert accepts(lambda one: check_infer(one, FACTS), exact) is taken
+
+
+@pytest.mark.parametrize(
+    ("text", "behind", "taken"),
+    [
+        (binary(8), 8, True),
+        (binary(8), 9, False),  # junk that no tensor owns
+        (binary(8), 0, False),
+        (binary(9), 9, False),  # more than the shape needs
+        (binary(4), 4, False),
+        (binary(0, shape=[0, 10]), 0, True),
+        (binary(7, datatype="BYTES"), 7, False),  # two lengths do not fit
+        (binary(8, datatype="BYTES"), 8, True),
+        (binary(800, datatype="BYTES"), 800, True),
+        (binary(5, datatype="NOVEL"), 5, True),  # Triton knows
+        (binary(True), 1, False),
+        (binary("8"), 8, False),
+        (binary(-8), 0, False),
+        (binary(8.0), 8, False),
+        (binary(8, data=[1, 2]), 8, False),  # both here and there
+        (body(), 8, False),
+        (binary(2**40, shape=[2**38]), 2**40, True),  # how much may come is told elsewhere
+    ],
+)
+def test_what_comes_behind_the_json_is_what_its_tensors_declare(
+    text: bytes, behind: int, taken: bool
+) -> None:
+    assert accepts(lambda one: check_infer(one, FACTS, binary_bytes=behind), text) is taken
+
+
+def test_numbers_that_json_does_not_have_are_taken_up_to_a_count() -> None:
+    for count, taken in ((100_000, True), (100_001, False)):
+        text = b'{"inputs":[{"name":"I","datatype":"FP32","shape":[%d],"data":[%b]}]}' % (
+            count,
+            b",".join([b"NaN"] * count),
+        )
+        assert accepts(lambda one: check_infer(one, FACTS), text) is taken
 
 
 def test_numbers_that_json_does_not_have_stand_in_data_alone() -> None:

@@ -6,33 +6,46 @@ import random
 import zlib
 
 import pytest
+from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from proxy.codecs import protobuf
 from proxy.codecs.grpc_status import Refused, Status
-from proxy.codecs.h2.connection import MAX_FRAME
+from proxy.codecs.h2.codec import MAX_FRAME
 from proxy.exchange.messages import (
     HOLD_BYTES,
+    INFER,
+    STREAM_INFER,
+    AnswerReader,
     InferGuard,
     MessageReader,
+    ModelFields,
     NameGuard,
     Piece,
-    ResponseReader,
     framed,
     inflate,
     stream_error,
 )
 from proxy.exchange.model_facts import ModelFacts
-from proxy.fronts.grpc.upstream import MessageCounter
+from proxy.exchange.names import Names
+from proxy.exchange.policy import SERVICE
 from tests.fakes.grpc_peers import request
 
-OWN = protobuf.OwnModel(b"own")
+OWN = ModelFields(Names(b"own", b"own"))
+RENAMED = ModelFields(Names(b"own", b"own-0123456789ab"))
 FIXED = ModelFacts(fixed_outputs=frozenset({"A"}))
 
 
 def reader(encoding: str = "identity", *, ask_final: bool = False, limit: int = 5000) -> MessageReader:
     guard = InferGuard(OWN, lambda: FIXED)
-    return MessageReader(guard, encoding=encoding, inflate_limit=limit, ask_final=ask_final)
+    return MessageReader(
+        guard, encoding=encoding, inflate_limit=limit, message_limit=2**32, ask_final=ask_final
+    )
+
+
+def fed(one: MessageReader, data: bytes) -> list[Piece | Refused]:
+    one.push(data)
+    return list(iter(one.pull, None))
 
 
 def read(one: MessageReader, data: bytes, sizes: list[int]) -> tuple[bytes, list[str], list[bool]]:
@@ -40,10 +53,10 @@ def read(one: MessageReader, data: bytes, sizes: list[int]) -> tuple[bytes, list
     out, refusals, begins, at, turn = b"", [], [], 0, 0
     while at < len(data):
         size = sizes[turn % len(sizes)]
-        for item in one.feed(data[at : at + size]):
+        for item in fed(one, data[at : at + size]):
             if isinstance(item, Piece):
                 out += item.data
-                begins.append(item.begins)
+                begins.append(item.begins_bytes > 0)
             else:
                 refusals.append(str(item))
         at, turn = at + size, turn + 1
@@ -75,14 +88,14 @@ def test_a_message_that_is_refused_is_left_out_and_the_others_go_on(sizes: list[
 
 
 def test_a_message_is_as_long_as_tritons_own_may_be() -> None:
-    assert reader().feed(b"\0" + (2**31 - 1).to_bytes(4) + OWN.field)
+    assert fed(reader(), b"\0" + (2**31 - 1).to_bytes(4) + OWN.public)
     with pytest.raises(Refused, match="are taken"):
-        reader().feed(b"\0" + (2**31).to_bytes(4) + OWN.field)
+        fed(reader(), b"\0" + (2**31).to_bytes(4) + OWN.public)
 
 
 def test_a_refusal_names_its_message() -> None:
     for message in (request("other", id="7"), request(id="7", shared_memory_region="r")):
-        (refusal,) = reader().feed(framed(message))
+        (refusal,) = fed(reader(), framed(message))
         assert isinstance(refusal, Refused)
         assert refusal.request_id == b"7"
 
@@ -91,29 +104,31 @@ def test_what_is_refused_only_at_its_end_ends_the_call() -> None:
     """A part of it is with Triton already, which must never have the rest."""
     message = request(size=LONG) + protobuf.encode_bytes(1, b"other")
     one, data = reader(), framed(message)
-    assert all(isinstance(item, Piece) for item in one.feed(data[: HOLD_BYTES + 10]))
+    assert all(isinstance(item, Piece) for item in fed(one, data[: HOLD_BYTES + 10]))
     with pytest.raises(Refused, match="'other'"):
-        one.feed(data[HOLD_BYTES + 10 :])
+        fed(one, data[HOLD_BYTES + 10 :])
 
 
 def test_a_dropped_message_is_dropped_to_its_end() -> None:
     one, data = reader(), framed(request(size=LONG))
-    assert one.feed(data[:HOLD_BYTES])
+    assert fed(one, data[:HOLD_BYTES])
     one.drop()
-    assert one.feed(data[HOLD_BYTES:] + framed(request())) == [Piece(framed(request()), begins=True)]
+    assert fed(one, data[HOLD_BYTES:] + framed(request())) == [
+        Piece(framed(request()), begins_bytes=len(framed(request())))
+    ]
     one.drop()  # between messages there is nothing to drop
-    assert one.feed(framed(request())) == [Piece(framed(request()), begins=True)]
+    assert fed(one, framed(request())) == [Piece(framed(request()), begins_bytes=len(framed(request())))]
 
 
 def test_the_middle_of_a_long_tensor_is_passed_unread() -> None:
     one, data = reader(), framed(request(size=LONG))
     assert not one.skim(10)
-    one.feed(data[:1000])
+    fed(one, data[:1000])
     assert one.skim(1000)
     assert not one.skim(len(data) - 2000)  # its end is to be looked at
     assert one.skim(len(data) - 2001)
     assert not one.is_between_messages
-    assert one.feed(data[-1:]) == [Piece(data[-1:], begins=False)]
+    assert fed(one, data[-1:]) == [Piece(data[-1:], begins_bytes=0)]
     assert one.is_between_messages
 
 
@@ -137,9 +152,9 @@ def test_packed_messages_are_bounded_packed_and_unpacked() -> None:
     with pytest.raises(Refused, match="not one whole gzip"):
         inflate(gzip.compress(fits)[:-1], "gzip", 5000)
     with pytest.raises(Refused, match="5001 bytes; 5000 are taken"):
-        reader("gzip").feed(b"\x01" + (5001).to_bytes(4))
-    assert reader("gzip").feed(b"\x01" + (5000).to_bytes(4)) == []
-    (refusal,) = reader("gzip").feed(b"\x01\0\0\0\x01x")
+        fed(reader("gzip"), b"\x01" + (5001).to_bytes(4))
+    assert fed(reader("gzip"), b"\x01" + (5000).to_bytes(4)) == []
+    (refusal,) = fed(reader("gzip"), b"\x01\0\0\0\x01x")
     assert isinstance(refusal, Refused)
 
 
@@ -167,15 +182,15 @@ def test_classes_are_taken_only_of_what_cannot_be_empty() -> None:
         message = pb.ModelInferRequest(model_name="own")
         message.inputs.add(name="I", datatype="INT32", shape=[shape])
         message.outputs.add(name=output).parameters["classification"].int64_param = 1
-        (item,) = reader().feed(framed(message.SerializeToString()))
+        (item,) = fed(reader(), framed(message.SerializeToString()))
         assert isinstance(item, Piece) is taken
 
 
 def test_a_name_is_filled_in_only_where_it_means_all() -> None:
     hidden = lambda name: Refused(Status.NOT_FOUND, name.decode())  # noqa: E731
     fills, plain = NameGuard(OWN, hidden, fill=True), NameGuard(OWN, hidden)
-    assert (fills.whole(b""), fills.whole(OWN.field)) == (OWN.field, OWN.field)
-    assert plain.whole(OWN.field) == OWN.field
+    assert (fills.whole(b""), fills.whole(OWN.public)) == (OWN.public, OWN.public)
+    assert plain.whole(OWN.public) == OWN.public
     for guard, message in (
         (plain, b""),
         (plain, protobuf.encode_bytes(1, b"x")),
@@ -219,7 +234,7 @@ ANSWERS = {
 @pytest.mark.parametrize("shows", [False, True])
 def test_what_an_answer_tells_of_its_request(case: str, sizes: list[int], shows: bool) -> None:
     message, finals, is_shown = ANSWERS[case]
-    data, one = framed(message) * 2, ResponseReader()
+    data, one = framed(message) * 2, AnswerReader(STREAM_INFER, OWN, is_decoupled=True)
     out, count, at, turn = b"", 0, 0, 0
     while at < len(data):
         shown, more = one.feed(data[at : at + sizes[turn % len(sizes)]], show_marks=shows)
@@ -234,10 +249,11 @@ def test_a_packed_answer_tells_the_same(pack: object) -> None:
     for case, (message, finals, is_shown) in ANSWERS.items():
         packed = pack(message)  # type: ignore[operator]
         data = b"\x01" + len(packed).to_bytes(4) + packed
-        out, count = ResponseReader().feed(data, show_marks=False)
+        out, count = AnswerReader(STREAM_INFER, OWN, is_decoupled=True).feed(data, show_marks=False)
         assert (count, out) == (finals, data if is_shown else b""), case
     garbage = b"\x01\0\0\0\x04abcd"
-    assert ResponseReader().feed(garbage, show_marks=False) == (garbage, 0)
+    one = AnswerReader(STREAM_INFER, OWN, is_decoupled=True)
+    assert one.feed(garbage, show_marks=False) == (garbage, 0)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -246,12 +262,141 @@ def test_messages_are_counted_however_they_are_cut(seed: int) -> None:
     sizes = [rng.choice([0, 1, 5, 300]) for _ in range(rng.randrange(1, 8))]
     data = b"".join(framed(b"x" * size) for size in sizes)
     cuts = sorted({0, len(data), *(rng.randrange(len(data)) for _ in range(rng.randrange(12)))})
-    counter, counted = MessageCounter(), 0
+    reader, counted, out = AnswerReader(STREAM_INFER, OWN), 0, b""
     ends = [sum(5 + size for size in sizes[: number + 1]) for number in range(len(sizes))]
     for start, end in itertools.pairwise(cuts):
-        around = b"junk" + data[start:end] + b"junk"  # a part of what was read
-        counted += counter.count(around, 4, 4 + end - start)
+        shown, finals = reader.feed(data[start:end])
+        out, counted = out + shown, counted + finals
         assert counted == sum(one <= end for one in ends)
+    assert out == data
+
+
+# Under the public name.
+
+
+def of_server(message: bytes) -> bytes:
+    """As Triton says it: under its own name."""
+    answer = pb.ModelStreamInferResponse.FromString(message)
+    if answer.HasField("infer_response"):
+        answer.infer_response.model_name = "own-0123456789ab"
+    answer.error_message = (
+        answer.error_message and f"{answer.error_message} in own-0123456789ab, own-0123456789ab"
+    )
+    encoded: bytes = answer.SerializeToString()
+    return encoded
+
+
+@pytest.mark.parametrize("is_decoupled", [False, True])
+@pytest.mark.parametrize("sizes", [[1000, 1, 7], [3], [10**9]])
+@pytest.mark.parametrize("case", [case for case in ANSWERS if "long" not in case])
+def test_answers_of_a_stream_come_under_the_public_name(
+    case: str, sizes: list[int], is_decoupled: bool
+) -> None:
+    message = of_server(ANSWERS[case][0])
+    one, data, out, turn = (
+        AnswerReader(STREAM_INFER, RENAMED, is_decoupled=is_decoupled),
+        framed(message) * 3,
+        b"",
+        0,
+    )
+    while data:
+        size = sizes[turn % len(sizes)]
+        out, data, turn = out + one.feed(data[:size])[0], data[size:], turn + 1
+    expected = pb.ModelStreamInferResponse.FromString(message)
+    if expected.HasField("infer_response"):
+        expected.infer_response.model_name = "own"
+    expected.error_message = expected.error_message.replace("own-0123456789ab", "own")
+    for _ in range(3):
+        size = int.from_bytes(out[1:5])
+        assert pb.ModelStreamInferResponse.FromString(out[5 : 5 + size]) == expected
+        out = out[5 + size :]
+    assert not out
+
+
+@pytest.mark.parametrize("method", [INFER, STREAM_INFER])
+@pytest.mark.parametrize("first", [1, 5, 20, 30, 300_000])
+def test_a_long_answer_streams_by_under_the_public_name(method: str, first: int) -> None:
+    answer = pb.ModelInferResponse(model_name="own-0123456789ab", model_version="1")
+    answer.raw_output_contents.append(b"own-0123456789ab" * (LONG // 16))  # a tensor is nobody's name
+    whole = pb.ModelStreamInferResponse(infer_response=answer) if method == STREAM_INFER else answer
+    data = framed(whole.SerializeToString())
+    one = AnswerReader(method, RENAMED)
+    out = one.feed(data[:first])[0]
+    kept = min(first, len(data)) - len(out)
+    out += one.feed(data[first:])[0]
+    answer.model_name = "own"
+    whole = pb.ModelStreamInferResponse(infer_response=answer) if method == STREAM_INFER else answer
+    assert out == framed(whole.SerializeToString())
+    assert kept < 40  # nothing but the beginning is waited for
+
+
+def test_the_usual_answer_comes_under_the_public_name() -> None:
+    answer = pb.ModelInferResponse(model_name="own-0123456789ab", id="own-0123456789ab")
+    data = framed(answer.SerializeToString())
+    answer.model_name = "own"
+    assert RENAMED.usual_answer(data) == framed(answer.SerializeToString())
+    assert OWN.usual_answer(data) is data
+    for other in (data[:-1], data + b"x", b"\1" + data[1:], framed(b""), framed(b"\x0a\x01x")):
+        assert RENAMED.usual_answer(other) is None
+
+
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+def test_small_answers_name_the_model_as_its_clients_do(size: int) -> None:
+    name = "own-0123456789ab"
+    config = model_config_pb2.ModelConfig(name=name, platform="ensemble", max_batch_size=4)
+    config.ensemble_scheduling.step.add(model_name=name, model_version=-1)
+    config.instance_group.add(name=f"{name}_0")
+    config.parameters["path"].string_value = f"/models/{name}/1"
+    statistics = pb.ModelStatisticsResponse()
+    for version in ("1", "2"):
+        statistics.model_stats.add(name=name, version=version, inference_count=3).batch_stats.add(
+            batch_size=1
+        )
+    cases = {
+        "ModelConfig": pb.ModelConfigResponse(config=config),
+        "ModelStatistics": statistics,
+        "ModelMetadata": pb.ModelMetadataResponse(name=name, versions=["1"], platform="p"),
+    }
+    for method, answer in cases.items():
+        one, out = AnswerReader(f"/{SERVICE}/{method}", RENAMED), b""
+        data = framed(answer.SerializeToString())
+        for at in range(0, len(data), size):
+            out += one.feed(data[at : at + size])[0]
+        assert out[:5] == b"\0" + len(out[5:]).to_bytes(4)
+        expected = type(answer).FromString(answer.SerializeToString())
+        text = str(expected).replace(name, "own")
+        assert str(type(answer).FromString(out[5:])) == text
+
+
+def test_a_request_names_the_model_as_triton_does() -> None:
+    """In whatever way it comes: Triton takes the last of several names."""
+    guard = InferGuard(RENAMED, lambda: FIXED)
+    for message in (request(), request(size=LONG)):
+        for sizes in SIZES if len(message) < LONG else [[9000]]:
+            one = MessageReader(guard, encoding="identity", inflate_limit=5000, message_limit=2**32)
+            out, refusals, begins = read(one, framed(message), sizes)
+            assert (refusals, begins.count(True)) == ([], 1)
+            sent, expected = (
+                pb.ModelInferRequest.FromString(out[5:]),
+                pb.ModelInferRequest.FromString(message),
+            )
+            expected.model_name = "own-0123456789ab"
+            assert int.from_bytes(out[1:5]) == len(out) - 5
+            assert sent == expected
+    for name in ("own-0123456789ab", "other"):  # a copy answers to its public name alone
+        one = MessageReader(guard, encoding="identity", inflate_limit=5000, message_limit=2**32)
+        (refusal,) = fed(one, framed(request(name)))
+        assert isinstance(refusal, Refused)
+        assert refusal.status is Status.NOT_FOUND
+
+
+def test_a_message_beyond_the_limit_is_refused_at_its_beginning() -> None:
+    guard = InferGuard(OWN, lambda: FIXED)
+    one = MessageReader(guard, encoding="identity", inflate_limit=5000, message_limit=64 * 1024**2)
+    one.push(b"\0" + (64 * 1024**2 + 1).to_bytes(4))
+    with pytest.raises(Refused, match=r"64 MiB.*--max-request-bytes") as refused:
+        one.pull()
+    assert refused.value.status is Status.RESOURCE_EXHAUSTED
 
 
 def test_a_refusal_in_a_stream_is_tritons_own_message() -> None:

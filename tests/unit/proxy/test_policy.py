@@ -151,7 +151,7 @@ def random_request(rng: random.Random) -> pb.ModelInferRequest:
 
 
 def asks_for_shared_memory(message: bytes, pieces: int = 1) -> bool:
-    walker = protobuf.InferWalker()
+    walker = protobuf.InferReader()
     try:
         for start in range(0, len(message), size := max(1, len(message) // pieces)):
             walker.feed(message[start : start + size])
@@ -175,9 +175,6 @@ def test_our_reading_is_protobufs_reading(seed: int) -> None:
         for key in tensor.parameters
     )
     assert asks_for_shared_memory(message, rng.randrange(1, 9)) is wanted
-    own = protobuf.OwnModel(b"m")
-    if protobuf.names_model(message, own.field):  # the quick way says yes only where it is right
-        assert parsed.model_name == "m"
 
 
 @pytest.mark.parametrize("seed", range(100))

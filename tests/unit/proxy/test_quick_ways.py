@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from proxy.codecs.h2.connection import H2Connection
 from proxy.codecs.http1 import HEADER_LENGTH
-from proxy.exchange.messages import MessageReader, framed
-from proxy.fronts.grpc import client as grpc_client
-from proxy.fronts.grpc.head import INFER, STREAM_INFER
-from proxy.fronts.grpc.upstream import UpstreamConnection
+from proxy.exchange.messages import INFER, STREAM_INFER, MessageReader, framed
+from proxy.fronts.grpc.call import Call
+from proxy.fronts.grpc.client import GrpcConnection
 from proxy.fronts.rest import client as rest_client
-from tests.fakes.data_plane import RestPair, make_breaker
+from tests.fakes.data_plane import RestPair
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.unit.proxy.test_rest_bytes import OK, drive, infer
 
@@ -46,29 +44,31 @@ def answered(both: Both, stream: int) -> None:
 async def test_a_call_like_the_one_before_it(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, limit: int, size: int
 ) -> None:
-    both = connect(breaker=make_breaker(limit, 0))
+    both = connect(limit=limit, depth=0)
     for _ in range(3):
         answered(both, call(both))
-    forbid(monkeypatch, grpc_client.ClientConnection, "on_block", "on_stream_data", "_read_head", "_pump_out")
-    forbid(monkeypatch, UpstreamConnection, "on_block", "on_stream_data", "open")
-    for _ in range(3):
-        answered(both, call(both, size=size))
-    assert both.pair.front.breaker.running == 0
-    assert both.pair.front.traffic.codes == {"OK": 6}
+    forbid(monkeypatch, GrpcConnection, "_take", "_begin")
+    forbid(monkeypatch, Call, "take", "take_whole", "_opened", "answer_began", "answer_data", "answer_ended")
+    for number in range(3):
+        stream = both.client.call(traceparent=f"00-{number:032x}-01", grpc_timeout=f"{number + 1}S")
+        both.client.send(stream, framed(request(size=size)), end=True)
+        both.exchange()
+        answered(both, stream)
+    assert both.pair.running == 0
+    assert both.pair.copy.grpc.codes == {"OK": 6}
 
 
 async def test_a_message_of_a_stream_in_one_frame(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = connect(breaker=make_breaker(1, 0))
+    both = connect(limit=1, depth=0)
     answered(both, call(both))
     stream = call(both, STREAM_INFER)
     both.triton.h2.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
     both.exchange()
-    forbid(monkeypatch, grpc_client.ClientConnection, "_take_part", "_read_head", "_pump_out")
-    forbid(monkeypatch, H2Connection, "send_data")
+    forbid(monkeypatch, GrpcConnection, "_rest")
     for _ in range(3):
         both.triton.h2.send_data(stream, framed(b"fine"))
         both.exchange()
-        assert both.pair.front.breaker.running == 0
+        assert both.pair.running == 0
         both.client.send(stream, framed(request()))
         both.exchange()
     assert both.triton.messages(stream) == [request()] * 4
@@ -83,8 +83,7 @@ async def test_the_middle_of_a_long_tensor_is_not_looked_at(
     for at in range(0, 64_000, 16_000):
         both.client.h2.send_data(stream, message[at : at + 16_000])
         both.exchange()
-    forbid(monkeypatch, MessageReader, "feed")
-    forbid(monkeypatch, H2Connection, "send_data")
+    forbid(monkeypatch, MessageReader, "push", "pull")
     for at in range(64_000, 592_000, 16_000):
         both.client.h2.send_data(stream, message[at : at + 16_000])
         both.exchange()
@@ -95,15 +94,16 @@ async def test_the_middle_of_a_long_tensor_is_not_looked_at(
 async def test_a_rest_request_like_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with RestPair.triton_at_hand():
         for route, body in (("infer", infer()), ("generate", infer(b'{"text":"x"}', route="generate"))):
-            pair = RestPair(breaker=make_breaker(1, 0))
+            pair = RestPair(limit=1, depth=0)
             await drive(pair, body)
             with monkeypatch.context() as patch:
-                forbid(patch, rest_client.RestConnection, "_take", "_begin")
+                forbid(patch, rest_client.RestConnection, "_take")
+                forbid(patch, rest_client.Cycle, "begin", "connected")
                 for _ in range(3):
                     await drive(pair, body)
             assert pair.to_client.sent == OK * 4, route
-            assert pair.front.breaker.running == 0
-            assert pair.front.traffic.received_bytes % 4 == 0
+            assert pair.running == 0
+            assert pair.copy.rest.received_bytes % 4 == 0
 
 
 UNUSUAL = {
@@ -142,7 +142,7 @@ async def test_a_rest_request_that_is_not_usual_is_looked_at(
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_a_crowd_of_usual_calls_with_unusual_ones_between(connect: Connect, seed: int) -> None:
-    rng, both = random.Random(seed), connect(breaker=make_breaker(3, 100))
+    rng, both = random.Random(seed), connect(limit=3, depth=100)
     streams = {}
     for _ in range(40):
         size = rng.choice([0, 3, 20_000])
@@ -153,4 +153,4 @@ async def test_a_crowd_of_usual_calls_with_unusual_ones_between(connect: Connect
                 answered(both, ready)
     while left := [one for one in streams if one not in both.client.ended]:
         answered(both, next(one for one in left if one in both.triton.ended))
-    assert (both.pair.front.breaker.running, both.pair.front.held_bytes) == (0, 0)
+    assert (both.pair.running, both.pair.held_bytes) == (0, 0)

@@ -13,12 +13,14 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from proxy.codecs.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH
+from proxy.exchange.access import Access, Whereabouts
 from proxy.exchange.policy import HIDDEN_EXTENSIONS
+from proxy.exchange.refusal import NotServed
 from proxy.fronts.rest import client as rest_client
 from proxy.fronts.rest import upstream as rest_upstream
+from proxy.fronts.rest.questions import Answer
 from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
-from proxy.upstream import Answer, NotServed
-from tests.fakes.data_plane import RestPair, make_breaker, settle
+from tests.fakes.data_plane import RestPair, own_copy, settle
 from tests.unit.proxy.test_rest_bytes import BODY, OK, Connect, chunked, drive, infer, seen
 
 HEAD = "HTTP/1.1 200 OK\r\n"
@@ -51,7 +53,7 @@ def body_of(answer: bytes) -> bytes:
 async def asked(pair: RestPair, request: bytes | None = None) -> UpstreamHttp:
     pair.client.data_received(request or infer())
     await settle()
-    assert pair.tritons[-1].asker is pair.client
+    assert pair.tritons[-1].asker is not None
     return pair.tritons[-1]
 
 
@@ -76,10 +78,10 @@ async def test_every_form_of_answer_arrives_however_it_is_cut(connect: Connect, 
     answer, body = FORMS[form]
     status = answer.rpartition(b"HTTP/1.1 ")[2][:3]
     for cut in range(1, len(answer)):
-        pair = connect(breaker=make_breaker(1, 0))
+        pair = connect(limit=1, depth=0)
         upstream = await asked(pair)
         upstream.data_received(answer[:cut])
-        assert pair.front.breaker.running == 1
+        assert pair.front.copy.admissions.running == 1
         upstream.data_received(answer[cut:])
         sent = pair.to_client.take()
         assert sent.startswith(b"HTTP/1.1 %s " % status)
@@ -87,8 +89,8 @@ async def test_every_form_of_answer_arrives_however_it_is_cut(connect: Connect, 
         got = body_of(sent)
         assert got == (body_of(answer.rpartition(b"HTTP/1.1")[2]) if b"chunked" in answer else body)
         assert b"Connection" not in sent
-        assert pair.front.traffic.codes == {status.decode(): 1}
-        assert pair.front.breaker.running == 0
+        assert pair.front.copy.rest.codes == {status.decode(): 1}
+        assert pair.front.copy.admissions.running == 0
         assert await asked(pair) is upstream
 
 
@@ -107,7 +109,7 @@ async def test_a_client_of_http_1_0_gets_no_chunks_and_then_the_end(connect: Con
             assert unknown not in sent
         assert b"Connection: close" in sent
         assert pair.to_client.ended
-        assert pair.front.pool.has_idle
+        assert pair.front.shared.pool.has_idle
 
 
 async def test_a_body_that_ends_with_its_connection(connect: Connect) -> None:
@@ -119,10 +121,10 @@ async def test_a_body_that_ends_with_its_connection(connect: Connect) -> None:
         assert pair.client.is_busy
         upstream.connection_lost(error)
         assert pair.to_client.sent == b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nabc"
-        assert pair.front.traffic.codes == {"200" if whole else "502": 1}
+        assert pair.front.copy.rest.codes == {"200" if whole else "502": 1}
         # A client that was promised no length must see the difference: an end, or a reset.
         assert (pair.to_client.ended, pair.to_client.open) == (whole, False)
-        assert not pair.front.pool.has_idle
+        assert not pair.front.shared.pool.has_idle
 
 
 @pytest.mark.parametrize("last", ["Connection: close", "HTTP/1.0"])
@@ -133,7 +135,7 @@ async def test_a_connection_that_triton_ends_serves_nobody_else(connect: Connect
     upstream.data_received(answer)
     assert body_of(pair.to_client.sent) == b"{}"
     assert not pair.to_triton[0].open
-    assert not pair.front.pool.has_idle
+    assert not pair.front.shared.pool.has_idle
 
 
 @pytest.mark.parametrize(
@@ -149,19 +151,19 @@ async def test_a_connection_that_triton_ends_serves_nobody_else(connect: Connect
 async def test_chunks_that_cannot_be_read_are_cut_off(connect: Connect, rest: bytes, begun: bool) -> None:
     """Told with a status where nothing has gone out, else by the cut: it cannot be taken for a whole answer."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    pair = connect(breaker=make_breaker(1, 0))
+    pair = connect(limit=1, depth=0)
     upstream = await asked(pair)
     if begun:
         upstream.data_received(head + b"1\r\na\r\n")
         upstream.data_received(rest)
         assert pair.to_client.sent.endswith(b"1\r\na\r\n")
         assert not pair.to_client.open
-        assert pair.front.traffic.codes == {"502": 1}
+        assert pair.front.copy.rest.codes == {"502": 1}
     else:
         upstream.data_received(head + rest)
         assert pair.to_client.sent.startswith(BROKEN)
     assert not pair.to_triton[0].open
-    assert pair.front.breaker.running == 0
+    assert pair.front.copy.admissions.running == 0
 
 
 async def test_more_than_was_promised_is_not_the_next_answer(connect: Connect) -> None:
@@ -201,16 +203,16 @@ async def test_tritons_control_headers_and_hops_stay_here(connect: Connect) -> N
 
 @pytest.mark.parametrize("began", [False, True])
 async def test_triton_breaks_off(connect: Connect, began: bool) -> None:
-    pair = connect(breaker=make_breaker(1, 1))
+    pair = connect(limit=1, depth=1)
     upstream = await asked(pair)
     if began:
         upstream.data_received(OK[:-1])
     upstream.connection_lost(OSError("reset by peer"))
-    assert pair.front.breaker.running == 0
+    assert pair.front.copy.admissions.running == 0
     if began:
         assert pair.to_client.sent == OK[:-1]
         assert not pair.to_client.open
-        assert pair.front.traffic.codes == {"502": 1}
+        assert pair.front.copy.rest.codes == {"502": 1}
     else:
         assert pair.to_client.sent.startswith(BROKEN)
         assert b"Triton broke off (reset by peer)" in pair.to_client.sent
@@ -222,9 +224,9 @@ async def test_triton_breaks_off(connect: Connect, began: bool) -> None:
 async def test_an_idle_connection_that_triton_closes_is_forgotten(connect: Connect) -> None:
     pair = connect()
     await drive(pair, infer())
-    assert pair.front.pool.has_idle
+    assert pair.front.shared.pool.has_idle
     pair.tritons[0].connection_lost(None)
-    assert not pair.front.pool.has_idle
+    assert not pair.front.shared.pool.has_idle
     await drive(pair, infer())
     assert len(pair.tritons) == 2
     assert pair.to_client.sent == OK * 2
@@ -248,7 +250,8 @@ async def test_only_so_many_connections_are_kept(connect: Connect, monkeypatch: 
 class Asks:
     """Who waits for a connection to Triton."""
 
-    takes_chunks = True
+    takes_chunks = wants_connection = True
+    whose = "own"
 
     def __init__(self) -> None:
         self.upstream: UpstreamHttp | None = None
@@ -274,8 +277,8 @@ async def test_connections_are_made_where_triton_is_and_end_with_the_pool() -> N
 
     server = await asyncio.start_server(triton, "127.0.0.1", 0)
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
-    pool, asks = UpstreamPool(), Asks()
-    assert pool.take(here, asks) is None  # type: ignore[arg-type]
+    pool, asks = UpstreamPool(Whereabouts(Access(here, here))), Asks()
+    assert pool.take(asks) is None  # type: ignore[arg-type]
     await asyncio.wait_for(asks.told.wait(), 5)
     assert asks.upstream is not None
     assert asks.upstream.transport is not None
@@ -286,11 +289,11 @@ async def test_connections_are_made_where_triton_is_and_end_with_the_pool() -> N
     server.close()
     await server.wait_closed()
     refused = Asks()
-    assert pool.take(here, refused) is None  # type: ignore[arg-type]
+    assert pool.take(refused) is None  # type: ignore[arg-type]
     await asyncio.wait_for(refused.told.wait(), 5)
     assert refused.lost.startswith("Triton cannot be reached: ")
     waits = Asks()
-    pool.take(here, waits)  # type: ignore[arg-type]
+    pool.take(waits)  # type: ignore[arg-type]
     await pool.close()  # with one on its way
     assert not waits.told.is_set()
 
@@ -304,8 +307,9 @@ async def test_a_triton_that_takes_no_connection_is_not_waited_for_long(
         await asyncio.sleep(60)
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", hangs)
-    pool, asks = UpstreamPool(), Asks()
-    pool.take(Endpoint("127.0.0.1", 1), asks)  # type: ignore[arg-type]
+    nowhere = Endpoint("127.0.0.1", 1)
+    pool, asks = UpstreamPool(Whereabouts(Access(nowhere, nowhere))), Asks()
+    pool.take(asks)  # type: ignore[arg-type]
     await asyncio.wait_for(asks.told.wait(), 5)
     assert asks.lost == "Triton cannot be reached: no answer"
 
@@ -350,7 +354,7 @@ class Triton:
         self.asked: list[str] = []
         self.answer: Answer | Exception = Answer(200, b"{}")
         self.gate: asyncio.Event | None = None
-        pair.front.upstream.fetch = self.fetch  # type: ignore[method-assign]
+        pair.front._ask = self.fetch  # type: ignore[method-assign]
 
     async def fetch(self, path: str) -> Answer:
         self.asked.append(path)
@@ -382,17 +386,15 @@ async def told(pair: RestPair, request: bytes) -> tuple[int, bytes]:
 
 async def test_health_is_told_here(connect: Connect) -> None:
     pair = connect()
-    reasons: list[str | None] = [None]
-    pair.front.not_ready = lambda: reasons[-1]
     live, ready = ask("GET /v2/health/live"), ask("GET /v2/health/ready")
     model = ask("GET /v2/models/own/ready")
     assert (await told(pair, live), await told(pair, ready)) == ((200, b""), (200, b""))
-    reasons.append("draining")
+    pair.front.copy.withheld = "broken"
     assert (await told(pair, live), await told(pair, ready)) == ((200, b""), (400, b""))
     assert await told(pair, model) == (400, b'{"error":"Model version not ready"}')
     assert not pair.tritons
-    assert pair.front.breaker.running == 0
-    reasons.append(None)
+    assert pair.front.copy.admissions.running == 0
+    pair.front.copy.withheld = None
     await drive(pair, model)
     assert pair.to_client.sent == OK
 
@@ -415,7 +417,7 @@ async def test_the_index_has_the_own_models_rows(connect: Connect) -> None:
         status, rows = await told(pair, packed.replace(b"/v2/models/own/infer", b"/v2/repository/index"))
         assert (status, json.loads(rows)) == (200, served)
     asked = len(triton.asked)
-    pair.front.upstream.not_ready = "gone"
+    pair.front.copy.triton_says("gone")
     reason = {"name": "own", "state": "UNAVAILABLE", "reason": "not ready"}
     assert json.loads((await told(pair, all_rows))[1]) == [reason]
     assert json.loads((await told(pair, ready_rows))[1]) == []
@@ -455,7 +457,7 @@ async def test_what_cannot_be_told_is_told_as_such(
         status,
         json.dumps({"error": said}, separators=(",", ":")).encode(),
     )
-    assert pair.front.traffic.codes == {str(status): 1}
+    assert pair.front.copy.rest.codes == {str(status): 1}
     assert (await told(pair, ask("GET /v2/health/live")))[0] == 200
 
 
@@ -474,7 +476,7 @@ async def test_a_question_about_triton_has_its_time_and_ends_with_its_client(con
         triton.gate.set()
         await settle()
         assert not pair.to_client.sent
-        assert pair.front.traffic.codes == {"499" if leaves else "504": 1}
+        assert pair.front.copy.rest.codes == {"499" if leaves else "504": 1}
 
 
 # What is refused here.
@@ -522,13 +524,13 @@ REFUSED: dict[str, tuple[bytes, int, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 async def test_what_is_refused_is_told_and_holds_nothing(connect: Connect, case: str) -> None:
     request, status, text = REFUSED[case]
-    pair = connect(breaker=make_breaker(1, 0))
+    pair = connect(limit=1, depth=0)
     got, said = await told(pair, request)
     assert (got, list(json.loads(said))) == (status, ["error"])
     assert text in json.loads(said)["error"]
     assert not pair.tritons
-    assert (pair.front.held_bytes, pair.front.breaker.running) == (0, 0)
-    assert pair.front.traffic.codes == {str(status): 1}
+    assert (pair.front.copy.budget.used_bytes, pair.front.copy.admissions.running) == (0, 0)
+    assert pair.front.copy.rest.codes == {str(status): 1}
 
 
 async def test_another_method_is_told_with_the_right_one(connect: Connect) -> None:
@@ -554,23 +556,24 @@ async def test_json_is_taken_up_to_the_limit_in_every_form(connect: Connect, siz
     else:
         assert pair.to_client.sent.startswith(b"HTTP/1.1 413 ")
         assert not pair.tritons
-    assert pair.front.held_bytes == 0
+    assert pair.front.copy.budget.used_bytes == 0
 
 
 async def test_while_nobody_knows_where_triton_is_a_client_may_try_again(connect: Connect) -> None:
-    pair = connect(breaker=make_breaker(1, 1))
-    access, pair.front.upstream.access = pair.front.upstream.access, None
+    pair = connect(limit=1, depth=1)
+    where = pair.front.shared.where
+    access, where.access = where.access, None
     pair.client.data_received(infer())
     assert pair.to_client.sent.startswith(BROKEN)
     assert b"Retry-After: 1\r\n" in pair.to_client.take()
-    pair.front.upstream.access = access
+    where.access = access
     upstream, waits = await asked(pair), RestPair(front=pair.front)
     waits.client.data_received(infer())
-    pair.front.upstream.access = None
+    where.access = None
     upstream.data_received(OK)  # its slot goes to who waits, who has nowhere to go with it
     assert waits.to_client.sent.startswith(BROKEN)
-    assert (pair.front.breaker.running, pair.front.breaker.waiting) == (0, 0)
-    assert pair.front.held_bytes == 0
+    assert (pair.front.copy.admissions.running, pair.front.copy.admissions.waiting) == (0, 0)
+    assert pair.front.copy.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("size", [60_000, 70_000])
@@ -587,7 +590,7 @@ async def test_a_body_that_nobody_wants_is_read_up_to_a_size(
     assert pair.to_client.sent.count(b"HTTP/1.1 ") == (2 if small else 1)
     assert (b"Connection: close" in pair.to_client.sent) is not small
     assert pair.to_client.sent.endswith(OK) is small
-    assert pair.front.traffic.received_bytes == (len(BODY) if small else 0)
+    assert pair.front.copy.rest.received_bytes == (len(BODY) if small else 0)
 
 
 async def test_a_chunked_body_that_nobody_wants_ends_the_connection(connect: Connect) -> None:
@@ -609,7 +612,7 @@ async def test_each_part_of_a_request_has_its_end(connect: Connect) -> None:
     now = time.monotonic()
     half = infer()[:-1]
     for begun, code in ((half, "504"), (infer(), "504")):
-        pair = connect(breaker=make_breaker(1, 1))
+        pair = connect(limit=1, depth=1)
         pair.client.data_received(begun)
         await settle()
         pair.client.tick(now + 299)
@@ -617,26 +620,28 @@ async def test_each_part_of_a_request_has_its_end(connect: Connect) -> None:
         pair.client.tick(now + 301)
         assert pair.to_client.sent.startswith(b"HTTP/1.1 504 ")
         assert b"Connection: close" in pair.to_client.sent
-        assert pair.front.traffic.codes == {code: 1}
-        assert (pair.front.breaker.running, pair.front.held_bytes) == (0, 0)
-        assert not any(wire.open for wire in pair.to_triton)
+        assert pair.front.copy.rest.codes == {code: 1}
+        assert pair.front.copy.budget.used_bytes == 0
+        assert pair.front.copy.admissions.running == len(pair.tritons)  # Triton works on it all the same
+        for upstream in pair.tritons:
+            upstream.data_received(OK)
+        assert pair.front.copy.admissions.running == 0
     cut = connect()
     (await asked(cut)).data_received(OK[:-1])
     cut.client.tick(now + 301)
     assert cut.to_client.sent == OK[:-1]  # a second head would be read as its body
     assert not cut.to_client.open
-    assert cut.front.traffic.codes == {"504": 1}
+    assert cut.front.copy.rest.codes == {"504": 1}
     swallows = connect()
     swallows.client.data_received(infer(b"x" * 1000, "other")[:-1])
     swallows.client.tick(now + 301)
     assert not swallows.to_client.open
-    assert swallows.front.traffic.codes == {"404": 1}
+    assert swallows.front.copy.rest.codes == {"404": 1}
 
 
 async def test_events_have_their_time_between_them_and_other_answers_in_all(connect: Connect) -> None:
     for route, lives in (("generate_stream", True), ("generate", False)):
-        pair = connect()
-        pair.front.timeout_seconds = 0.2
+        pair = connect(copy=own_copy(request_timeout_seconds=0.2))
         now = time.monotonic()
         upstream = await asked(pair, infer(b"{}", route=route))
         upstream.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -646,30 +651,31 @@ async def test_events_have_their_time_between_them_and_other_answers_in_all(conn
         assert pair.to_client.open is lives
 
 
-async def test_an_abandoned_request_has_no_more_time_than_others(connect: Connect) -> None:
-    pair, now = connect(breaker=make_breaker(1, 0)), time.monotonic()
+async def test_an_abandoned_request_keeps_its_slot_for_as_long_as_triton_works(connect: Connect) -> None:
+    """Whatever time its client gave it. What is not done within an hour never will be."""
+    pair, now = connect(limit=1, depth=0), time.monotonic()
     await asked(pair)
     pair.client.connection_lost(None)
-    pair.front.tick(now + 299)
-    assert pair.front.breaker.running == 1
-    pair.front.tick(now + 301)
-    assert pair.front.breaker.running == 0
+    pair.front.tick(now + 3500)
+    assert pair.front.copy.admissions.running == 1
+    pair.front.tick(now + 3700)
+    assert pair.front.copy.admissions.running == 0
     assert not pair.to_triton[0].open
-    assert pair.front.traffic.codes == {"499": 1}
-    assert not pair.front.abandoned
+    assert pair.front.copy.rest.codes == {"499": 1}
+    assert not pair.front.given_up
 
 
 @pytest.mark.parametrize("where", ["in its body", "in the queue", "in an upload", "between requests"])
 async def test_a_client_that_goes_leaves_nothing(connect: Connect, where: str) -> None:
-    breaker = make_breaker(1, 1)
-    first = connect(breaker=breaker)
+    first = connect(limit=1, depth=1)
+    breaker = first.front.copy.admissions
     pair = RestPair(front=first.front)
     if where == "in the queue":
         await asked(first)
         pair.client.data_received(infer())
         assert breaker.waiting == 1
     elif where == "in an upload":
-        header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000]}]}'
+        header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
         pair.client.data_received(
             infer(header + bytes(300_000), "own", f"{HEADER_LENGTH}: {len(header)}")[:-3]
         )
@@ -677,16 +683,16 @@ async def test_a_client_that_goes_leaves_nothing(connect: Connect, where: str) -
         assert breaker.running == 1
     elif where == "in its body":
         pair.client.data_received(infer()[:-1])
-        assert first.front.held_bytes
+        assert first.front.copy.budget.used_bytes
     else:
         await answered(first, pair)
-    counted = dict(first.front.traffic.codes)
+    counted = dict(first.front.copy.rest.codes)
     pair.client.connection_lost(None)
     assert breaker.waiting == 0
     assert breaker.running == (where == "in the queue")
-    assert first.front.held_bytes == 0
+    assert first.front.copy.budget.used_bytes == 0
     gone = {"499": 1} if where != "between requests" else {}
-    assert first.front.traffic.codes == {**counted, **gone}
+    assert first.front.copy.rest.codes == {**counted, **gone}
     if where == "in an upload":
         assert not first.to_triton[0].open
 
@@ -728,7 +734,7 @@ async def test_an_end_of_the_proxy_ends_idle_clients_and_lets_the_others_finish(
     await answered(first, idle)
     begun.client.data_received(infer()[:20])
     upstream = await asked(first)
-    await first.front.stop_accepting()
+    first.front.stop_accepting()
     assert (idle.to_client.open, begun.to_client.open) == (False, True)
     upstream.data_received(OK)
     assert b"Connection: close" in first.to_client.sent
@@ -740,11 +746,11 @@ async def test_an_end_of_the_proxy_ends_idle_clients_and_lets_the_others_finish(
     other = RestPair(front=first.front)
     other.client.tick(time.monotonic())
     assert not other.to_client.open
-    await first.front.close()
+    first.front.close()
 
 
 async def test_all_clients_end_with_the_front_end(connect: Connect) -> None:
     pair = connect()
     await asked(pair)
-    await pair.front.close()
+    pair.front.close()
     assert not pair.to_client.open

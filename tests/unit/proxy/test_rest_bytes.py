@@ -15,7 +15,7 @@ import pytest
 from berth.contract.endpoint import Endpoint
 from proxy.codecs.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
 from proxy.fronts.rest import client as rest_client
-from tests.fakes.data_plane import RestPair, make_breaker, settle
+from tests.fakes.data_plane import RestPair, settle
 
 TENSOR = {"name": "I", "datatype": "INT32", "shape": [2], "data": [1, 2]}
 BODY = json.dumps({"inputs": [TENSOR]}, separators=(",", ":")).encode()
@@ -146,7 +146,7 @@ async def test_split_at_every_byte(connect: Connect) -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_binary_tensor_streams_through_in_any_pieces(connect: Connect, seed: int) -> None:
     rng, pair = random.Random(seed), connect()
-    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[500000]}]}'
+    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[500000],"parameters":{"binary_data_size":500000}}]}'
     tensor = rng.randbytes(500_000)
     data = infer(header + tensor, "own", f"{HEADER_LENGTH}: {len(header)}") + infer()
     while data:
@@ -242,7 +242,7 @@ async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connec
         for target, headers, _ in Seen(wire.sent).requests:  # h11 raises on what is not HTTP
             assert re.fullmatch(r"/v2/models/own(/versions/[0-9]+)?(/[a-z_]+)?", target), target
             assert headers["berth-inference-key"] == "k"
-    assert pair.front.breaker.running == len([u for u in pair.tritons if u.asker is not None])
+    assert pair.front.copy.admissions.running == len([u for u in pair.tritons if u.asker is not None])
 
 
 @pytest.mark.parametrize("lines", [(), ("Transfer-Encoding: chunked",), ("Content-Encoding: gzip",)])
@@ -297,7 +297,7 @@ async def test_a_head_request_has_the_head_and_no_body(connect: Connect) -> None
 
 
 async def test_the_queue_is_in_order_and_who_leaves_it_leaves_no_trace(connect: Connect) -> None:
-    first = connect(breaker=make_breaker(1, 2))
+    first = connect(limit=1, depth=2)
     others = [connect() for _ in range(3)]
     for pair in others:
         pair.front = pair.client._front = first.front  # all on one front end
@@ -305,7 +305,7 @@ async def test_the_queue_is_in_order_and_who_leaves_it_leaves_no_trace(connect: 
     for pair in others:
         pair.client.data_received(infer())
     await settle()
-    breaker = first.front.breaker
+    breaker = first.front.copy.admissions
     assert (breaker.running, breaker.waiting) == (1, 2)
     assert others[2].to_client.sent.startswith(b"HTTP/1.1 503")
     assert b"Retry-After: 1" in others[2].to_client.sent
@@ -320,25 +320,25 @@ async def test_the_queue_is_in_order_and_who_leaves_it_leaves_no_trace(connect: 
 
 async def test_a_client_that_leaves_keeps_its_slot_while_triton_works(connect: Connect) -> None:
     """Triton's REST side cannot be told; a stream of events ends with its connection."""
-    pair = connect(breaker=make_breaker(1, 2))
+    pair = connect(limit=1, depth=2)
     pair.client.data_received(infer())
     await settle()
     pair.client.connection_lost(None)
-    assert pair.front.breaker.running == 1
+    assert pair.front.copy.admissions.running == 1
     pair.tritons[0].data_received(OK)
-    assert pair.front.breaker.running == 0
-    assert pair.front.traffic.codes == {"499": 1}
-    events = connect(breaker=make_breaker(1, 2))
+    assert pair.front.copy.admissions.running == 0
+    assert pair.front.copy.rest.codes == {"499": 1}
+    events = connect(limit=1, depth=2)
     events.client.data_received(infer(b"{}", route="generate_stream"))
     await settle()
     events.client.connection_lost(None)
-    assert events.front.breaker.running == 0
+    assert events.front.copy.admissions.running == 0
     assert not events.to_triton[0].open
 
 
 async def test_an_early_answer_ends_the_upload_and_the_connection(connect: Connect) -> None:
     pair = connect()
-    header = json.dumps({"inputs": [{"name": "I", "shape": [300_000], "datatype": "UINT8"}]}).encode()
+    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
     data = infer(header + b"x" * 300_000, "own", f"{HEADER_LENGTH}: {len(header)}")
     pair.client.data_received(data[:5000])
     await settle()
@@ -505,18 +505,18 @@ async def test_a_half_closed_client_that_has_begun_another_request_is_not_waited
 
 
 async def test_a_half_closed_client_whose_body_is_not_whole_holds_no_slot(connect: Connect) -> None:
-    first = connect(breaker=make_breaker(1, 9))
+    first = connect(limit=1, depth=9)
     half = connect()
     half.front = half.client._front = first.front
     await drive(first, infer(), answer=b"")
-    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000]}]}'
+    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
     half.client.data_received(infer(head + b"x" * 300_000, "own", f"{HEADER_LENGTH}: {len(head)}")[:-1])
     assert half.client.eof_received()  # it waits for its slot, and then there is an answer to give, perhaps
     first.tritons[0].data_received(OK)
     await settle()
     assert half.to_client.ended
     half.client.connection_lost(None)
-    assert first.front.breaker.running == 0
+    assert first.front.copy.admissions.running == 0
 
 
 async def test_a_client_that_takes_no_answers_is_asked_for_no_more(connect: Connect) -> None:
@@ -556,7 +556,11 @@ async def test_an_upload_is_no_faster_than_triton_takes_it(connect: Connect) -> 
     pair = connect()
     await drive(pair, infer())
     pair.to_triton[0].stall(pair.tritons[0])
-    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[900000]}]' + b" " * 2000 + b"}"
+    head = (
+        b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[900000],"parameters":{"binary_data_size":900000}}]'
+        + b" " * 2000
+        + b"}"
+    )
     data = infer(head + b"x" * 900_000, "own", f"{HEADER_LENGTH}: {len(head)}")
     pair.tritons[0].transport.set_write_buffer_limits(high=50)  # type: ignore[union-attr]
     pair.client.data_received(data[:3000])
@@ -574,10 +578,10 @@ async def test_an_upload_is_no_faster_than_triton_takes_it(connect: Connect) -> 
 
 @pytest.mark.parametrize("is_binary", [False, True])
 async def test_who_sends_a_small_body_slowly_keeps_no_slot(connect: Connect, is_binary: bool) -> None:
-    first = connect(breaker=make_breaker(1, 9))
+    first = connect(limit=1, depth=9)
     second = connect()
     second.front = second.client._front = first.front
-    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[100000]}]}'
+    header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[100000],"parameters":{"binary_data_size":100000}}]}'
     slow = infer(header + bytes(100_000), "own", f"{HEADER_LENGTH}: {len(header)}") if is_binary else infer()
     first.client.data_received(slow[:-1])
     await settle()
@@ -590,36 +594,36 @@ async def test_who_sends_a_small_body_slowly_keeps_no_slot(connect: Connect, is_
     await settle()
     first.tritons[0].data_received(OK)
     assert first.to_client.sent == OK
-    assert first.front.breaker.running == 0
+    assert first.front.copy.admissions.running == 0
 
 
 async def test_all_clients_together_hold_so_much_and_no_more(connect: Connect) -> None:
-    first, pairs = connect(breaker=make_breaker(1, 9)), [connect() for _ in range(4)]
+    first, pairs = connect(limit=1, depth=9), [connect() for _ in range(4)]
     front = first.front
-    front.max_held_bytes = 2 * len(BODY) + 40
+    front.copy.budget.limit_bytes = 2 * len(BODY) + 40
     for pair in pairs:
         pair.front = pair.client._front = front
     first.client.data_received(infer())
     await settle()
-    assert front.held_bytes == 0  # it has gone on
+    assert front.copy.budget.used_bytes == 0  # it has gone on
     pairs[0].client.data_received(infer())  # it waits for its slot
     pairs[1].client.data_received(
         infer(chunked(BODY, 9), "own", "Transfer-Encoding: chunked", length=False)[:-1]
     )
-    assert front.held_bytes == 2 * len(BODY)
+    assert front.copy.budget.used_bytes == 2 * len(BODY)
     pairs[2].client.data_received(infer())
     assert pairs[2].to_client.sent.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 1" in pairs[2].to_client.sent
     pairs[1].client.connection_lost(None)
-    assert front.held_bytes == len(BODY)
+    assert front.copy.budget.used_bytes == len(BODY)
     pairs[3].client.data_received(infer())
     first.tritons[0].data_received(OK)
     await settle()
-    assert front.held_bytes == len(BODY)
+    assert front.copy.budget.used_bytes == len(BODY)
     for tick in (0, 400):
         pairs[3].client.tick(time.monotonic() + tick)
     assert pairs[3].to_client.sent.startswith(b"HTTP/1.1 504 ")
-    assert front.held_bytes == 0
+    assert front.copy.budget.used_bytes == 0
 
 
 async def test_a_last_answer_is_delivered_as_long_as_the_client_takes_of_it(connect: Connect) -> None:
@@ -629,7 +633,7 @@ async def test_a_last_answer_is_delivered_as_long_as_the_client_takes_of_it(conn
         pair.to_client.stall(pair.client)
         await drive(pair, infer(BODY, "own", *([] if is_draining else ["Connection: close"])), answer=answer)
         if is_draining:
-            await pair.front.stop_accepting()
+            pair.front.stop_accepting()
             pair.client.end_if_idle()  # as it does with each client of its listener
         for second in range(100):
             assert pair.client.is_busy
@@ -650,7 +654,7 @@ async def test_at_the_end_a_request_that_is_on_its_way_is_answered(
         pair = connect()
         if not is_new:
             await drive(pair, infer())
-        await pair.front.stop_accepting()
+        pair.front.stop_accepting()
         pair.client.end_if_idle()  # as it does with each client of its listener
         assert pair.client.is_busy
         assert pair.to_client.open
@@ -661,7 +665,7 @@ async def test_at_the_end_a_request_that_is_on_its_way_is_answered(
     monkeypatch.setattr(rest_client, "_NEXT_SECONDS", 0.0)
     idle = connect()
     await drive(idle, infer())
-    await idle.front.stop_accepting()
+    idle.front.stop_accepting()
     idle.client.end_if_idle()
     assert not idle.client.is_busy
     assert not idle.to_client.open
@@ -699,7 +703,7 @@ async def test_triton_gets_what_was_understood_however_it_was_said(connect: Conn
         pair = connect()
         await drive(pair, infer(said) * times)
         assert [body for _, _, body in seen(pair)] == [BODY.replace(b"[1,2]", b"[1, 2]")] * times
-    header = b'{ "inputs":[{"name":"I","datatype":"UINT8","shape":[4]}] }'
+    header = b'{ "inputs":[{"name":"I","datatype":"UINT8","shape":[4],"parameters":{"binary_data_size":4}}] }'
     packed = connect()
     body = gzip.compress(header + b"\0\1\2\3")
     await drive(packed, infer(body, "own", f"{HEADER_LENGTH}: {len(header)}", "Content-Encoding: gzip"))
@@ -753,13 +757,12 @@ def test_chunks_are_read_alike_however_they_are_cut(seed: int) -> None:
 async def test_a_connection_to_where_triton_was_serves_no_other_request(connect: Connect) -> None:
     """Triton has moved while a request was under way; what was kept for the next one is another Triton's."""
     pair = connect()
-    upstream = pair.front.upstream
+    where = pair.front.shared.where
     await drive(pair, infer())
     kept = pair.to_triton[0]
     pair.client.data_received(infer())
     moved = Endpoint("127.0.0.1", 2)
-    assert upstream.access is not None
-    upstream.access = replace(upstream.access, http=moved)
+    where.move(replace(where.require(), http=moved))
     other = RestPair(front=pair.front)
     other.client.data_received(infer())
     await settle()

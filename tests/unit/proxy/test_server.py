@@ -18,14 +18,17 @@ from berth.contract.ids import ModelName
 from berth.runtime.errors import CannotStart
 from proxy import server as module
 from proxy.config import ProxyOptions
-from proxy.exchange.breaker import shared_limit
+from proxy.exchange.admission import shared_limit
+from proxy.exchange.copy import ModelCopy
 from proxy.exchange.messages import framed
 from proxy.exchange.traffic import Traffic
 from proxy.fronts import listener as listener_module
 from proxy.fronts import tcp
 from proxy.fronts.grpc.head import INFER
-from proxy.fronts.listener import Listener
+from proxy.fronts.listener import Clients, Listener
 from proxy.server import Server, serving
+from proxy.server import own_copy as own_copy_of
+from proxy.upstream import Upstream
 from tests.fakes.data_plane import GrpcPair, RestPair, own_upstream, settle, triton_at_hand
 from tests.fakes.grpc_peers import Both, request
 from tests.unit.proxy.test_rest_bytes import OK, infer
@@ -39,13 +42,18 @@ def options(**more: Any) -> ProxyOptions:
     return ProxyOptions(model=ModelName("own"), http_listen=ANYWHERE, grpc_listen=ANYWHERE, **more)
 
 
+def own() -> tuple[ModelCopy, Upstream]:
+    upstream = own_upstream()
+    return upstream.copy, upstream
+
+
 class Whole:
     """A server without sockets."""
 
     def __init__(self, *, shared: tuple[int, int] | None = None, **more: Any) -> None:
-        self.refusing: str | None = None
-        self.upstream = own_upstream()
-        self.server = Server(options(**more), self.upstream, lambda: self.refusing, shared=shared)
+        self.copy = own_copy_of(options(**more), shared=shared)
+        self.copy.triton_says(None)
+        self.server = Server(self.copy, own_upstream(copy=self.copy))
 
     def rest(self) -> RestPair:
         return RestPair(front=self.server.rest)
@@ -116,7 +124,7 @@ async def test_the_figures_tell_of_clients_readiness_and_load(
             await asyncio.sleep(0.001)
     assert one.server.figures().average_concurrency == pytest.approx(2)
     ticking.cancel()
-    one.upstream.not_ready = "gone"
+    one.copy.triton_says("gone")
     assert not one.server.figures().model_ready
     rest.tritons[0].data_received(OK)
     grpc.triton.answer(stream, b"fine")
@@ -148,7 +156,7 @@ async def test_what_waits_too_long_is_told_so_while_the_server_runs(
 
 async def test_who_watches_is_told_of_every_change(whole: Callable[..., Whole]) -> None:
     one = whole()
-    one.refusing = "not yet"
+    one.copy.withheld = "not yet"
     both = one.grpc()
     stream = both.client.call(WATCH)
     both.client.send(stream, framed(b""), end=True)
@@ -156,8 +164,7 @@ async def test_who_watches_is_told_of_every_change(whole: Callable[..., Whole]) 
     await settle()
     both.exchange()
     for reason, said in ((None, b"\x08\x01"), ("gone", b"\x08\x02"), (None, b"\x08\x01")):
-        one.refusing = reason
-        one.upstream.announce()
+        one.copy.withheld = reason
         await settle()
         both.exchange()
         assert both.client.data[stream].endswith(framed(said))
@@ -223,9 +230,8 @@ async def asked(port: int, data: bytes = LIVE) -> bytes:
 
 
 async def test_both_ports_are_served_and_closed_in_order() -> None:
-    upstream = own_upstream()
-    async with serving(options(), upstream, lambda: None) as server:
-        rest, grpc = server.rest.clients.port, server.grpc.clients.port
+    async with serving(options(), *own()) as server:
+        rest, grpc = server.http_port.port, server.grpc_port.port
         assert (await asked(rest)).startswith(b"HTTP/1.1 200 OK\r\n")
         assert (await asked(grpc, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"))[3] == 4
         idle, writer = await asyncio.open_connection("127.0.0.1", rest)
@@ -239,7 +245,7 @@ async def test_both_ports_are_served_and_closed_in_order() -> None:
                 await asyncio.open_connection("127.0.0.1", port)
         await asyncio.wait_for(server.idle(), 5)
         with pytest.raises(OSError, match="not listening"):
-            assert server.rest.clients.port
+            assert server.http_port.port
 
 
 async def test_a_port_that_is_taken_is_told_by_its_flag() -> None:
@@ -255,25 +261,25 @@ async def test_a_port_that_is_taken_is_told_by_its_flag() -> None:
                 model=ModelName("own"), **{"http_listen": ANYWHERE, "grpc_listen": ANYWHERE, **more}
             )
             with pytest.raises(CannotStart, match=f"{flag}: cannot listen on 127.0.0.1:{port.port}"):
-                async with serving(wanted, own_upstream(), lambda: None):
+                async with serving(wanted, *own()):
                     raise AssertionError("it serves")
 
 
 async def test_processes_may_share_a_port_where_they_are_told_to() -> None:
-    async with serving(options(), own_upstream(), lambda: None, share_ports=True) as first:
-        ports = [Endpoint("127.0.0.1", one.clients.port) for one in (first.rest, first.grpc)]
+    async with serving(options(), *own(), share_ports=True) as first:
+        ports = [Endpoint("127.0.0.1", one.port) for one in (first.http_port, first.grpc_port)]
         wanted = ProxyOptions(model=ModelName("own"), http_listen=ports[0], grpc_listen=ports[1])
         with pytest.raises(CannotStart):
-            async with serving(wanted, own_upstream(), lambda: None):
+            async with serving(wanted, *own()):
                 raise AssertionError("it serves")
-        async with serving(wanted, own_upstream(), lambda: None, share_ports=True) as second:
-            assert second.rest.clients.port == ports[0].port
+        async with serving(wanted, *own(), share_ports=True) as second:
+            assert second.http_port.port == ports[0].port
 
 
 async def test_the_end_breaks_off_who_is_still_there() -> None:
-    async with serving(options(), own_upstream(), lambda: None) as server:
+    async with serving(options(), *own()) as server:
         readers = []
-        for port in (server.rest.clients.port, server.grpc.clients.port):
+        for port in (server.http_port.port, server.grpc_port.port):
             readers.append(await asyncio.open_connection("127.0.0.1", port))
         readers[0][1].write(LIVE)
         await readers[0][0].readuntil(b"\r\n\r\n")
@@ -320,7 +326,7 @@ def test_a_listener_takes_so_many_clients_that_descriptors_are_left(
     """Two for each client of each of the two ports, and some for everything else."""
     limits.append((descriptors, descriptors))
     traffic = Traffic()
-    listener: Listener[Any] = Listener(lambda: None, traffic, what="--http-listen")
+    listener: Clients[Any] = Clients(traffic)
     clients: list[Any] = []
     while listener.connected(one := object()):
         clients.append(one)
@@ -347,7 +353,7 @@ async def test_a_port_waits_for_nobody_for_ever(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(loop, "create_server", create_server)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    listener: Listener[Any] = Listener(asyncio.Protocol, Traffic(), what="--http-listen")  # type: ignore[type-var]
+    listener = Listener(asyncio.Protocol, what="--http-listen")
     await listener.start(ANYWHERE, tls=context)
     port = listener.port
     await listener.renew(context)
@@ -359,7 +365,7 @@ async def test_a_port_waits_for_nobody_for_ever(monkeypatch: pytest.MonkeyPatch)
         assert one["ssl"] is context
         assert 1 < one["ssl_handshake_timeout"] < 60
         assert 60 <= one["ssl_shutdown_timeout"] < 3600
-    plain: Listener[Any] = Listener(asyncio.Protocol, Traffic(), what="--http-listen")  # type: ignore[type-var]
+    plain = Listener(asyncio.Protocol, what="--http-listen")
     await plain.start(ANYWHERE)
     assert not made[2].get("ssl")
     assert not made[2]["reuse_port"]

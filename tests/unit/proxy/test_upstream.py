@@ -3,23 +3,29 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from types import SimpleNamespace
 
-import aiohttp
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.ids import ModelName
 from proxy import upstream as module
-from proxy.upstream import Access, Answer, NotServed, Silent, Upstream, open_upstream
+from proxy.exchange.access import Access, Whereabouts
+from proxy.exchange.refusal import NotServed
+from proxy.fronts.rest import questions
+from proxy.fronts.rest.questions import Answer, Silent, fetch
+from proxy.fronts.rest.upstream import UpstreamPool
+from proxy.upstream import Upstream
+from tests.fakes.data_plane import own_copy
 
 
 class Asked(Upstream):
     """A Triton that serves the model, with the outputs that it has at the moment."""
 
     def __init__(self) -> None:
-        super().__init__(ModelName("own"), None)  # type: ignore[arg-type]
+        where = Whereabouts()
+        super().__init__(own_copy(), where, UpstreamPool(where))
+        self.copy.triton_says("the model has not been asked for yet")
         self.output = "A"
         self.configs = 0
         self.has_config = True
@@ -38,7 +44,7 @@ class Asked(Upstream):
 
 async def until(upstream: Asked, output: str) -> None:
     async with asyncio.timeout(5):
-        while not upstream.facts.has_classes(output):
+        while not upstream.copy.facts.has_classes(output):
             await asyncio.sleep(0)
 
 
@@ -56,8 +62,8 @@ async def test_what_is_known_of_the_model_is_read_again_when_it_may_be_another(
     if told:
         upstream.nudge()
     await until(upstream, "B")
-    assert not upstream.facts.has_classes("A")
-    assert upstream.is_ready
+    assert not upstream.copy.facts.has_classes("A")
+    assert upstream.copy.is_served
     polling.cancel()
 
 
@@ -69,7 +75,7 @@ async def test_a_model_that_is_ready_stays_so_while_its_configuration_cannot_be_
     upstream.has_config = False
     polling = asyncio.create_task(upstream.poll())
     await asyncio.sleep(0.01)
-    assert not upstream.is_ready  # nobody knows yet what it is
+    assert not upstream.copy.is_served  # nobody knows yet what it is
     upstream.has_config = True
     upstream.nudge()
     await until(upstream, "A")
@@ -77,8 +83,8 @@ async def test_a_model_that_is_ready_stays_so_while_its_configuration_cannot_be_
     for _ in range(3):
         upstream.nudge()
         await asyncio.sleep(0.01)
-    assert upstream.is_ready
-    assert upstream.facts.has_classes("A")
+    assert upstream.copy.is_served
+    assert upstream.copy.facts.has_classes("A")
     polling.cancel()
 
 
@@ -95,114 +101,108 @@ async def test_a_model_that_was_ready_is_so_while_triton_is_busy_and_not_for_eve
     upstream.fails = Silent("busy")
     polling = asyncio.create_task(upstream.poll())
     await asyncio.sleep(0.01)
-    assert not upstream.is_ready  # it never was
+    assert not upstream.copy.is_served  # it never was
     upstream.fails = None
     await until(upstream, "A")
     upstream.fails = fails
     await asyncio.sleep(0.01)
-    assert upstream.is_ready is stays
+    assert upstream.copy.is_served is stays
     upstream.fails = None
     await asyncio.sleep(0.01)
-    assert upstream.is_ready
+    assert upstream.copy.is_served
     polling.cancel()
 
 
+@asynccontextmanager
+async def triton(*pieces: bytes | None) -> AsyncIterator[tuple[Whereabouts, list[bytes]]]:
+    """Answers each question with these pieces; None cuts the connection."""
+    asked: list[bytes] = []
+    serving: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                asked.append(head)
+                for piece in pieces:
+                    if piece is None:
+                        break
+                    writer.write(piece)
+                    await writer.drain()
+                if None in pieces:
+                    break
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+    yield Whereabouts(Access(here, here, KEYS)), asked
+    server.close()
+    await asyncio.gather(*(one for one in serving if one is not None))
+
+
+KEYS = {"berth-inference-key": "k"}
+
+
+def answer(body: bytes, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 @pytest.mark.parametrize(("listens", "expected"), [(True, Silent), (False, NotServed)])
-async def test_silence_is_told_from_refusal(
-    monkeypatch: pytest.MonkeyPatch, listens: bool, expected: type[NotServed]
-) -> None:
-    monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.05)
+async def test_silence_is_told_from_refusal(listens: bool, expected: type[NotServed]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # nobody accepts what the kernel has taken
         endpoint = Endpoint("127.0.0.1", silent.getsockname()[1])
         if not listens:
             silent.close()
-        async with open_upstream(ModelName("own")) as upstream:
-            upstream.access = Access(endpoint, endpoint)
-            with pytest.raises(NotServed) as told:
-                await upstream.fetch("/v2")
+        where = Whereabouts(Access(endpoint, endpoint))
+        pool = UpstreamPool(where)
+        with pytest.raises(NotServed) as told:
+            await fetch(pool, where, "/v2", seconds=0.05)
+        await pool.close()
     assert type(told.value) is expected
 
 
-KEYS = {"berth-inference-key": "k"}
-HERE = Access(Endpoint("127.0.0.1", 8000), Endpoint("127.0.0.1", 8001), KEYS)
-
-
-class Content:
-    """A body in pieces, as the network brings them."""
-
-    def __init__(self, *pieces: bytes | Exception) -> None:
-        self._pieces = pieces
-
-    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        assert size > 0
-        for piece in self._pieces:
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
-
-
-class Session:
-    """Triton's REST port as aiohttp shows it, and what it was asked."""
-
-    def __init__(self, *pieces: bytes | Exception, status: int = 200) -> None:
-        self.pieces, self.status = pieces, status
-        self.asked: list[tuple[str, object, aiohttp.ClientTimeout]] = []
-
-    @asynccontextmanager
-    async def get(
-        self, url: str, *, headers: object, timeout: aiohttp.ClientTimeout
-    ) -> AsyncIterator[SimpleNamespace]:
-        self.asked.append((url, headers, timeout))
-        yield SimpleNamespace(status=self.status, content=Content(*self.pieces))
-
-    def upstream(self) -> Upstream:
-        upstream = Upstream(ModelName("own"), self)  # type: ignore[arg-type]
-        upstream.access = HERE
-        return upstream
-
-
-async def test_triton_is_asked_with_the_nodes_key_and_not_for_long() -> None:
-    session = Session(b"ab", b"", b"c", status=400)
-    assert await session.upstream().fetch("/v2") == Answer(400, b"abc")
-    ((url, headers, timeout),) = session.asked
-    assert (url, headers) == ("http://127.0.0.1:8000/v2", KEYS)
-    assert timeout.total is not None
-    assert 0.5 <= timeout.total <= 5  # readiness is asked for twice a second
+async def test_triton_is_asked_with_the_nodes_key_on_connections_that_are_kept() -> None:
+    async with triton(answer(b"abc", "400 Bad Request")) as (where, asked):
+        pool = UpstreamPool(where)
+        for _ in range(3):
+            assert await fetch(pool, where, "/v2") == Answer(400, b"abc")
+        assert set(asked) == {
+            f"GET /v2 HTTP/1.1\r\nHost: {where.require().http}\r\nberth-inference-key: k\r\n\r\n".encode()
+        }
+        assert len(pool._all) == 1
+        await pool.close()
+    nowhere = Whereabouts()
     with pytest.raises(NotServed, match="the agent has not told yet"):
-        await Upstream(ModelName("own"), session).fetch("/v2")  # type: ignore[arg-type]
+        await fetch(UpstreamPool(nowhere), nowhere, "/v2")
+    assert 0.5 <= questions.ANSWER_SECONDS <= 5  # readiness is asked for twice a second
 
 
-@pytest.mark.parametrize("error", [aiohttp.ClientConnectionError(), aiohttp.ClientPayloadError(), OSError()])
-async def test_an_answer_that_does_not_come_is_told_with_its_kind(error: Exception) -> None:
-    with pytest.raises(NotServed, match=f"Triton does not answer: {type(error).__name__}"):
-        await Session(b"a", error).upstream().fetch("/v2")
+async def test_an_answer_that_breaks_off_is_no_answer() -> None:
+    async with triton(answer(b"abc")[:-1], None) as (where, _):
+        pool = UpstreamPool(where)
+        with pytest.raises(NotServed, match="Triton does not answer: Triton broke off"):
+            await fetch(pool, where, "/v2")
+        await pool.close()
 
 
 async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
-    piece = bytes(1024**2)
-    assert len((await Session(*[piece] * 4).upstream().fetch("/v2")).body) == 4 * 1024**2
-    with pytest.raises(NotServed, match="TooLarge"):
-        await Session(*[piece] * 4, b"x", AssertionError("read on")).upstream().fetch("/v2")
+    for size in (4 * 1024**2, 4 * 1024**2 + 1):
+        async with triton(answer(bytes(size))) as (where, _):
+            pool = UpstreamPool(where)
+            if size == 4 * 1024**2:
+                assert len((await fetch(pool, where, "/v2")).body) == size
+            else:
+                with pytest.raises(NotServed, match="longer than"):
+                    await fetch(pool, where, "/v2")
+            await pool.close()
 
 
-@pytest.mark.parametrize(
-    ("body", "versions"),
-    [
-        (b'{"versions": ["1", 2]}', ["1", "2"]),
-        (b'{"versions": "12"}', []),
-        (b'{"error": "no such model"}', []),
-        (b'["1"]', []),
-    ],
-)
-async def test_the_versions_that_triton_tells(body: bytes, versions: list[str]) -> None:
-    session = Session(body)
-    assert await session.upstream().versions() == versions
-    assert session.asked[0][0].endswith("/v2/models/own")
-
-
-async def test_an_answer_that_is_no_json_is_no_answer() -> None:
-    with pytest.raises(NotServed, match="JSON"):
-        await Session(b"<html>").upstream().versions()
+async def test_more_questions_than_connections_wait_for_each_other() -> None:
+    async with triton(answer(b"abc")) as (where, asked):
+        pool = UpstreamPool(where, most=2)
+        answers = await asyncio.gather(*(fetch(pool, where, "/v2") for _ in range(50)))
+        assert answers == [Answer(200, b"abc")] * 50
+        assert (len(asked), len(pool._all)) == (50, 2)
+        await pool.close()
 
 
 class Looked(Asked):
@@ -217,7 +217,7 @@ class Looked(Asked):
         if path == "/v2/models/own/config":
             return await super().fetch(path)
         assert path == "/v2/models/own/ready"
-        self.said.append(self.not_ready)
+        self.said.append(self.copy.not_ready())
         if not self.looks:
             raise asyncio.CancelledError
         look = self.looks.pop(0)
@@ -239,12 +239,12 @@ async def test_only_triton_makes_a_model_ready(
     caplog.set_level(logging.INFO, logger=module.log.name)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     upstream = Looked(400, "gone", 200, 200, "gone", 400, 200)
-    assert upstream.not_ready == "the model has not been asked for yet"
+    assert upstream.copy.not_ready() == "the model has not been asked for yet"
     unserved = "Triton does not serve own (400)"
-    waiting = upstream.next_change()
+    waiting = upstream.copy.next_change()
     assert await upstream.polled() == [unserved, "gone", None, None, "gone", unserved, None]
     assert waiting.is_set()
-    assert not upstream.next_change().is_set()
+    assert not upstream.copy.next_change().is_set()
     told = [(record.message, record.__dict__["fields"]["reason"]) for record in caplog.records]
     assert told == [("model ready", "-"), ("model not ready", "gone"), ("model ready", "-")]
     # It may be another model after each time that it was away, however short.
@@ -256,18 +256,15 @@ async def test_what_the_agent_withholds_is_not_ready_whatever_triton_says(
 ) -> None:
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     upstream = Looked(200, 200)
-    assert await upstream.polled() == [None, None]
-    upstream.withheld = "GPU 0: XID 79"
-    turns = upstream.next_change()
-    polling = asyncio.ensure_future(upstream.poll())
-    async with asyncio.timeout(5):
-        await turns.wait()
-    assert upstream.not_ready == "GPU 0: XID 79"
-    upstream.withheld, upstream.looks, turns = None, [200], upstream.next_change()
-    async with asyncio.timeout(5):
-        await turns.wait()
-    assert upstream.is_ready
-    await asyncio.gather(polling, return_exceptions=True)
+    turns = upstream.copy.next_change()
+    upstream.copy.withheld = "GPU 0: XID 79"
+    assert turns.is_set()
+    assert await upstream.polled() == ["GPU 0: XID 79"] * 2
+    assert upstream.copy.is_served
+    turns = upstream.copy.next_change()
+    upstream.copy.withheld = None
+    assert turns.is_set()
+    assert upstream.copy.not_ready() is None
 
 
 async def test_what_is_known_of_a_model_is_asked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,12 +274,3 @@ async def test_what_is_known_of_a_model_is_asked_for_now_and_then(monkeypatch: p
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.5 * len(upstream.said)))
     await upstream.polled()
     assert upstream.configs == 10
-
-
-async def test_the_session_ends_with_the_proxy() -> None:
-    async with open_upstream(ModelName("own")) as upstream:
-        assert (upstream.model, upstream.is_ready) == ("own", False)
-        session = upstream._session
-        assert not session.closed
-        assert not session.auto_decompress  # a small answer must not unpack to a large one
-    assert session.closed

@@ -13,7 +13,6 @@ from proxy.codecs.lookup import Lookup
 from proxy.exchange.load import LoadReport, encode_stat
 from proxy.exchange.model_facts import ModelFacts
 
-OWN = protobuf.OwnModel(b"own")
 KEY = protobuf.encode_bytes
 
 
@@ -24,8 +23,8 @@ def varint(value: int) -> bytes:
     return out + bytes([value])
 
 
-def walked(message: bytes, pieces: int = 1) -> protobuf.InferWalker:
-    walker = protobuf.InferWalker()
+def walked(message: bytes, pieces: int = 1) -> protobuf.InferReader:
+    walker = protobuf.InferReader()
     for start in range(0, len(message), size := max(1, -(-len(message) // pieces))):
         walker.feed(message[start : start + size])
     walker.finish()
@@ -122,7 +121,8 @@ def test_a_message_has_so_many_fields_and_no_more() -> None:
             walked(more + b"\x98\x06\x05")
     with pytest.raises(protobuf.BadMessage, match="more than"):
         list(protobuf.fields(many + b"\x98\x06\x05"))
-    assert not protobuf.names_model(KEY(1, b"own") + KEY(2, b"") * (most + 1), OWN.field)
+    with pytest.raises(protobuf.BadMessage, match="more than"):
+        protobuf.model_name(KEY(1, b"own") + KEY(2, b"") * most)
 
 
 def test_names_and_parameters_are_kept_up_to_a_size() -> None:
@@ -135,7 +135,7 @@ def test_names_and_parameters_are_kept_up_to_a_size() -> None:
 
 
 def test_the_middle_of_a_tensor_needs_no_look() -> None:
-    walker = protobuf.InferWalker()
+    walker = protobuf.InferReader()
     walker.feed(KEY(1, b"own") + KEY(7, b"x" * 1000)[:100])
     left = len(KEY(1, b"own") + KEY(7, b"x" * 1000)) - len(KEY(1, b"own")) - 100
     assert walker.skim(left - 1)
@@ -144,36 +144,19 @@ def test_the_middle_of_a_tensor_needs_no_look() -> None:
         walker.finish()
     walker.feed(b"x")
     walker.finish()
-    assert not protobuf.InferWalker().skim(0)
+    assert not protobuf.InferReader().skim(0)
 
 
 @pytest.mark.parametrize("size", [0, 127, 128, 2**14 - 1, 2**14, 2**21 - 1, 2**21, 2**21 + 2**14])
 def test_sizes_are_read_quickly_and_written_as_protobuf_does(size: int) -> None:
-    message = OWN.field + KEY(7, b"x" * size)
+    message = KEY(1, b"own") + KEY(7, b"x" * size)
     request = pb.ModelInferRequest(model_name="own")
     request.raw_input_contents.append(b"x" * size)
     assert message == request.SerializeToString()
-    assert protobuf.names_model(message, OWN.field)
-    assert not protobuf.names_model(message + b"x", OWN.field)
-    if size:
-        assert not protobuf.names_model(message[:-1], OWN.field)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        KEY(1, b"own"),  # the name again: whatever it is, the last one counts
-        b"\x12",
-        b"\x12\x80",
-        b"\x12\xff\xff\xff\xff\x01",
-        b"\x10\x01",  # a number
-        KEY(16, b"x"),  # a key of two bytes
-        b"\x02\x00",  # field 0
-    ],
-)
-def test_what_is_unusual_is_left_to_the_slower_way(more: bytes) -> None:
-    assert not protobuf.names_model(OWN.field + more, OWN.field)
-    assert not protobuf.names_model(KEY(2, b"1") + OWN.field, OWN.field)
+    assert protobuf.model_name(message) == b"own"
+    for wrong in (message + b"x", message[:-1]):
+        with pytest.raises(protobuf.BadMessage):
+            protobuf.model_name(wrong)
 
 
 def test_an_entry_of_parameters_is_protobufs() -> None:

@@ -17,10 +17,12 @@ from berth.runtime.errors import EXIT_CRASH, CannotStart
 from proxy import worker as worker_module
 from proxy import workers as module
 from proxy.config import ProxyOptions
+from proxy.exchange.access import Access, Whereabouts
+from proxy.exchange.copy import ModelCopy
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.traffic import Figures
-from proxy.server import Server
-from proxy.upstream import Access, Upstream
+from proxy.server import Server, own_copy
+from proxy.upstream import Upstream
 from proxy.workers import Crew
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
@@ -60,7 +62,8 @@ class Stage:
         self.main: Main = worker_module.main
         self.processes: list[Process] = []
         self.servers: list[Server] = []
-        self.upstreams: list[Upstream] = []
+        self.copies: list[ModelCopy] = []
+        self.wheres: list[Whereabouts] = []
         self.descriptors: list[tuple[int, ...]] = []
 
     async def create(self, *command: str, pass_fds: tuple[int, ...], **_: Any) -> Process:
@@ -86,9 +89,10 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
             yield server
 
     @asynccontextmanager
-    async def opened(model: ModelName) -> AsyncIterator[Upstream]:
-        async with open_upstream(model) as upstream:
-            one.upstreams.append(upstream)
+    async def opened(copy: ModelCopy, where: Whereabouts) -> AsyncIterator[Upstream]:
+        async with open_upstream(copy, where) as upstream:
+            one.copies.append(copy)
+            one.wheres.append(where)
             yield upstream
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", one.create)
@@ -110,55 +114,58 @@ async def until(holds: Callable[[], Any]) -> None:
             await asyncio.sleep(0.002)
 
 
-def own() -> Upstream:
-    return Upstream(ModelName("own"), None)  # type: ignore[arg-type]
+def own() -> tuple[ModelCopy, Whereabouts]:
+    return own_copy(options()), Whereabouts()
 
 
 async def test_every_worker_hears_of_every_change(stage: Stage) -> None:
-    upstream, refusing = own(), "draining"
-    async with Crew(options(), upstream, lambda: refusing):
-        await until(lambda: [one.not_ready for one in stage.upstreams] == [upstream.not_ready] * 2)
-        assert [one.access for one in stage.upstreams] == [None, None]
-        changes = [one.next_change() for one in stage.upstreams]
+    copy, where = own()
+    copy.withheld = "broken"
+    async with Crew(options(), copy, where):
+        await until(lambda: [one.not_served for one in stage.copies] == [copy.not_served] * 2)
+        assert [one.access for one in stage.wheres] == [None, None]
+        changes = [one.next_change() for one in stage.copies]
         told = Access(Endpoint("h", 1), Endpoint("g", 2), {"key": "k"}, {"meta": "m"})
-        upstream.access, upstream.facts = told, ModelFacts(is_decoupled=True)
-        upstream.not_ready = None
-        upstream.announce()
+        where.move(told)
+        copy.facts = ModelFacts(is_decoupled=True)
+        copy.triton_says(None)
         await until(lambda: all(change.is_set() for change in changes))
-        for one in stage.upstreams:
-            assert (one.access, one.facts, one.is_ready) == (told, upstream.facts, True)
-        # Whoever watches hears of it, and the last reason counts, which the agent's proxy alone knows.
-        assert [server.rest.not_ready() for server in stage.servers] == ["draining"] * 2
-        kept = [one.access for one in stage.upstreams]
-        changes = [one.next_change() for one in stage.upstreams]
-        refusing = None  # type: ignore[assignment]
-        upstream.announce()
+        for one in stage.copies:
+            assert (one.facts, one.is_served) == (copy.facts, True)
+        kept = [one.access for one in stage.wheres]
+        assert kept == [told, told]
+        # Whoever watches hears of it, and the last reason counts, which the first process alone knows.
+        await until(lambda: [one.not_ready() for one in stage.copies] == ["broken"] * 2)
+        changes = [one.next_change() for one in stage.copies]
+        copy.withheld = None
         await until(lambda: all(change.is_set() for change in changes))
-        assert [server.grpc.not_ready() for server in stage.servers] == [None] * 2
+        assert [one.not_ready() for one in stage.copies] == [None] * 2
+        copy.drain()
+        await until(lambda: [one.not_ready() for one in stage.copies] == ["draining"] * 2)
         # The same way to Triton is the same object: what was looked up for it is still good.
-        assert all(one.access is was for one, was in zip(stage.upstreams, kept, strict=True))
+        assert all(one.access is was for one, was in zip(stage.wheres, kept, strict=True))
 
 
 async def test_a_change_that_nobody_announces_is_told_too(stage: Stage) -> None:
     """As where Triton is, which changes without a change of readiness."""
-    upstream = own()
-    async with Crew(options(), upstream, lambda: None):
-        await until(lambda: [one.not_ready for one in stage.upstreams] == [upstream.not_ready] * 2)
-        changes = [one.next_change() for one in stage.upstreams]
-        upstream.access = Access(ANYWHERE, ANYWHERE)
-        await until(lambda: [one.access for one in stage.upstreams] == [upstream.access] * 2)
+    copy, where = own()
+    async with Crew(options(), copy, where):
+        await until(lambda: [one.not_served for one in stage.copies] == [copy.not_served] * 2)
+        changes = [one.next_change() for one in stage.copies]
+        where.move(Access(ANYWHERE, ANYWHERE))
+        await until(lambda: [one.access for one in stage.wheres] == [where.access] * 2)
         assert not any(change.is_set() for change in changes)  # not a change of readiness
 
 
 async def test_their_figures_are_one_report(stage: Stage) -> None:
-    upstream = own()
-    async with Crew(options(), upstream, lambda: None) as crew:
+    copy, where = own()
+    async with Crew(options(), copy, where) as crew:
         assert not crew.figures().model_ready
-        upstream.not_ready = None
+        copy.triton_says(None)
         assert crew.figures().model_ready  # by the one that knows
         for number, server in enumerate(stage.servers, 1):
-            server._rest_traffic.answered("200", 0.1)
-            server._rest_traffic.received_bytes += number
+            server._copy.rest.answered("200", 0.1)
+            server._copy.rest.received_bytes += number
         await until(lambda: crew.figures().rest.codes == {"200": 2})
         assert crew.figures().rest.received_bytes == 3
 
@@ -167,18 +174,18 @@ async def test_they_end_together_once_all_have_nothing_to_do(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.001)
-    async with Crew(options(), own(), lambda: None) as crew:
-        stage.servers[1]._breaker.running = 1  # a request that nobody has told of yet
+    async with Crew(options(), *own()) as crew:
+        stage.servers[1]._copy.admissions.running = 1  # a request that nobody has told of yet
         await crew.stop_accepting()
         ending = asyncio.create_task(crew.idle())
         await until(lambda: crew.figures().running == 1)
         await asyncio.sleep(0.03)
         assert not ending.done()
-        stage.servers[1]._breaker.running = 0
+        stage.servers[1]._copy.admissions.running = 0
         await asyncio.wait_for(ending, 5)
         for server in stage.servers:
             with pytest.raises(OSError, match="not listening"):
-                assert server.rest.clients.port
+                assert server.http_port.port
     assert [await process.wait() for process in stage.processes] == [0, 0]
     assert not any(process.killed for process in stage.processes)
 
@@ -187,7 +194,7 @@ async def test_nobody_is_idle_before_it_takes_nothing_new(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.001)
-    async with Crew(options(), own(), lambda: None) as crew:
+    async with Crew(options(), *own()) as crew:
         ending = asyncio.create_task(crew.idle())
         await asyncio.sleep(0.05)
         assert not ending.done()
@@ -198,7 +205,7 @@ async def test_nobody_is_idle_before_it_takes_nothing_new(
 @pytest.mark.parametrize(("limit", "slots"), [(0, None), (3, [3, 30])])
 async def test_they_share_one_limit(stage: Stage, limit: int, slots: list[int] | None) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    async with Crew(options(container_concurrency=limit), own(), lambda: None):
+    async with Crew(options(container_concurrency=limit), *own()):
         if slots is None:
             assert stage.descriptors == [(), ()]
             return
@@ -221,7 +228,7 @@ async def test_a_worker_that_cannot_serve_is_told_with_its_reason(stage: Stage) 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         wanted = options(http_listen=Endpoint("127.0.0.1", taken.getsockname()[1]))
         with pytest.raises(CannotStart, match="--http-listen: cannot listen on"):
-            async with Crew(wanted, own(), lambda: None):
+            async with Crew(wanted, *own()):
                 raise AssertionError("it serves")
     assert [process.work.result() for process in stage.processes] == [3, 3]
 
@@ -238,7 +245,7 @@ async def test_workers_that_do_not_start_are_not_waited_for_long(
     monkeypatch.setattr(module, "_END_SECONDS", 0.02)
     stage.main = hangs
     with pytest.raises(CannotStart, match="--workers"):
-        async with Crew(options(), own(), lambda: None):
+        async with Crew(options(), *own()):
             raise AssertionError("it serves")
     assert [process.killed for process in stage.processes] == [True, True]
 
@@ -256,7 +263,7 @@ async def test_a_worker_that_dies_takes_the_proxy_along(
             return 1
 
         stage.main = dies
-    async with Crew(options(), own(), lambda: None):
+    async with Crew(options(), *own()):
         if when == "later":
             await asyncio.sleep(0.02)
             assert not codes
@@ -267,7 +274,7 @@ async def test_a_worker_that_dies_takes_the_proxy_along(
 
 async def test_a_workers_signals_are_the_first_processs_business(stage: Stage) -> None:
     """A terminal sends them to all: who serves goes on until it is told."""
-    async with Crew(options(workers=1), own(), lambda: None) as crew:
+    async with Crew(options(workers=1), *own()) as crew:
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
         await asyncio.sleep(0.02)
@@ -290,10 +297,11 @@ async def test_what_is_said_is_one_line_each(stage: Stage) -> None:
         return 0
 
     stage.main = talks
-    upstream = own()
-    upstream.facts = ModelFacts(fixed_outputs=frozenset(f"output {number:0100}" for number in range(3000)))
-    async with Crew(options(workers=1), upstream, lambda: "no") as crew:
+    copy, where = own()
+    copy.withheld = "no"
+    copy.facts = ModelFacts(fixed_outputs=frozenset(f"output {number:0100}" for number in range(3000)))
+    async with Crew(options(workers=1), copy, where) as crew:
         assert crew.figures().running == 7
         await until(lambda: len(said) >= 2)
     assert list(said[0]) == ["options"]
-    assert (said[1]["refusing"], said[1]["notReady"], said[1]["access"]) == ("no", upstream.not_ready, None)
+    assert (said[1]["notServed"], said[1]["access"]) == (copy.not_served, None)

@@ -22,7 +22,7 @@ from berth.contract.report import Failure, ModelState
 from berth.triton.admin import IndexEntry
 from berth.triton.errors import TritonError, TritonRefused, TritonUnavailable
 from tests.fakes import leaping
-from tests.fakes.agent_node import FakeTriton, Node
+from tests.fakes.agent_node import FakeTriton, Node, on_server
 from tests.fakes.objects import GIB
 from tests.fakes.objects import pod as pod_object
 
@@ -79,7 +79,7 @@ class History:
         self.born += 1
         uid, kind = f"p{self.born}", self.random.choice(KINDS)
         gpu, gib = self.random.choice(("GPU-a", "GPU-b")), self.random.choice((1, 3, 6, 9))
-        name = ModelName(f"model-{uid}")
+        name = on_server(uid)
         self.triton.kinds[name] = kind
         if kind == "deadly":
             self.triton.deadly.add(name)
@@ -144,9 +144,7 @@ class History:
         for uid, (kind, _, _) in self.pods.items():
             model = self.model(uid)
             if model is not None and model.failure is not Failure.INVALID_MODEL and kind != "invalid":
-                assert ModelName(f"model-{uid}") in records, (
-                    f"files of {uid} ({kind}) are gone: {model.reason}"
-                )
+                assert on_server(uid) in records, f"files of {uid} ({kind}) are gone: {model.reason}"
         self.check_memory()
         for one in self.node.lifecycle._ledger.all_quarantined(self.node.lifecycle._now()):
             assert {one.name} in self.triton.died_with, f"{one.name} was never alone"
@@ -156,7 +154,7 @@ class History:
         for name, state in self.triton.held.items():
             if IndexEntry(state).is_gone:
                 continue
-            model = self.node.models.named(name)
+            model = self.node.models.served_as(name)
             assert model is not None, f"nobody knows of {name}, which Triton holds"
             assert model.gpu is not None
             held[model.gpu.uuid] = held.get(model.gpu.uuid, 0) + model.requested_bytes

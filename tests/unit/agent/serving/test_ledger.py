@@ -10,7 +10,7 @@ import pytest
 from agent.serving.journal import Journal
 from agent.serving.ledger import MOST_ENTRIES, Ledger
 from berth.contract.errors import InvalidValue
-from berth.contract.ids import ModelName
+from berth.contract.ids import ServerName
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 A, B = "a" * 64, "b" * 64
@@ -18,7 +18,7 @@ HOUR = timedelta(hours=1)
 
 
 def begin(ledger: Ledger, digest: str, name: str = "") -> None:
-    ledger.begin(digest, backend="python", name=ModelName(name or digest[:3]), now=NOW)
+    ledger.begin(digest, backend="python", name=ServerName(name or digest[:3]), now=NOW)
 
 
 def poisoned(*digests: str) -> Ledger:
@@ -39,7 +39,7 @@ def test_only_what_was_alone_and_suspect_is_quarantined() -> None:
     assert ledger.is_suspect(A)
     assert ledger.is_suspect(B)
     begin(ledger, B)
-    assert ledger.clear(B, ModelName("bbb"))
+    assert ledger.clear(B, ServerName("bbb"))
     assert not ledger.is_suspect(B)
     begin(ledger, A)
     culprit = ledger.died(triton="2.51", now=NOW)
@@ -157,7 +157,7 @@ def test_a_new_agent_knows_all_that_was_known() -> None:
     ("held", "remembers", "suspect"),
     [(set(), False, True), (set(), True, False), ({"aaa"}, False, False)],
 )
-def test_what_an_agent_before_left_open(held: set[ModelName], remembers: bool, suspect: bool) -> None:
+def test_what_an_agent_before_left_open(held: set[ServerName], remembers: bool, suspect: bool) -> None:
     """How Triton ended, if it has, nobody has seen: nothing is quarantined by that."""
     ledger = Ledger()
     begin(ledger, A)
@@ -182,7 +182,7 @@ def test_a_load_that_a_dead_agent_has_begun_is_nobodys_death_alone() -> None:
     for _ in range(5):
         begin(ledger, A)
         ledger = read_again(ledger)
-        ledger.inherit({ModelName("aaa")}, remembers=True)
+        ledger.inherit({ServerName("aaa")}, remembers=True)
         assert ledger.died(triton="2.51", now=NOW) is None
 
 
@@ -191,7 +191,7 @@ def test_the_journal_is_bounded() -> None:
     for number in range(4 * MOST_ENTRIES):
         digest = f"{number:064d}"
         for _ in range(2):
-            ledger.begin(digest, backend="x" * 64, name=ModelName("m" * 64), now=NOW)
+            ledger.begin(digest, backend="x" * 64, name=ServerName("m" * 64), now=NOW)
             ledger.died(triton="2.51", now=NOW)
         begin(ledger, f"{number:064x}")
         ledger.died(triton="2.51", now=NOW)
@@ -271,3 +271,18 @@ def test_a_suspicion_is_forgotten_after_a_day_and_a_load_under_way_never() -> No
     kept = [Ledger.decode(json.dumps(ledger.encode(NOW + hours * HOUR))) for hours in (23, 25)]
     assert [one.is_suspect(A) for one in kept] == [True, False]
     assert [[mark.digest for mark in one.open] for one in kept] == [[B], [B]]
+
+
+def test_where_requests_were_in_triton_as_well_a_load_is_charged_later_but_not_never() -> None:
+    ledger, deaths = Ledger(), 0
+    while not ledger.all_quarantined(NOW):
+        begin(ledger, A)
+        ledger.died(triton="2.51", now=NOW, had_requests=True)
+        deaths += 1
+    assert deaths == 5
+    alone, deaths = Ledger(), 0
+    while not alone.all_quarantined(NOW):
+        begin(alone, A)
+        alone.died(triton="2.51", now=NOW)
+        deaths += 1
+    assert deaths == 2

@@ -17,7 +17,7 @@ from agent.serving.restart import (
     why_restart,
 )
 from agent.serving.turns import MOST_ON_A_GPU, Busy, Waiting, next_turn
-from berth.contract.ids import GpuUuid, ModelName
+from berth.contract.ids import GpuUuid, ServerName
 from berth.contract.report import Failure, GpuReport
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
@@ -28,7 +28,7 @@ LOAD, KNOWN, UNLOAD = Busy(ON_A, True), Busy(ON_A, True, is_known=True), Busy(ON
 
 
 def waits(name: str, order: int = 0, on: frozenset[GpuUuid] = ON_A, **more: bool) -> Waiting:
-    return Waiting(ModelName(name), on, order, **more)
+    return Waiting(ServerName(name), on, order, **more)
 
 
 def test_first_come_first_served_but_those_that_served_before_all_others() -> None:
@@ -141,7 +141,7 @@ def test_a_gpu_that_is_gone_is_no_lack_of_room() -> None:
     assert asked(GIB, gpus=(GpuUuid("GPU-z"),))[0] is Failure.TRANSIENT
 
 
-X, Y = ModelName("x"), ModelName("y")
+X, Y = ServerName("x"), ServerName("y")
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_the_file_that_ends_triton_is_another_each_time_and_outlives_the_agent(t
 
 
 def test_a_suspect_waits_for_those_before_it_though_its_own_gpu_is_free() -> None:
-    before = Waiting(ModelName("a"), frozenset({GpuUuid("GPU-a")}), 0)
-    suspect = Waiting(ModelName("s"), frozenset({GpuUuid("GPU-b")}), 1, is_suspect=True)
+    before = Waiting(ServerName("a"), frozenset({GpuUuid("GPU-a")}), 0)
+    suspect = Waiting(ServerName("s"), frozenset({GpuUuid("GPU-b")}), 1, is_suspect=True)
     leaving = Busy(frozenset({GpuUuid("GPU-a")}), is_load=False)
     assert next_turn([before, suspect], [leaving]).next is None
     assert next_turn([suspect], [leaving]).next == "s"

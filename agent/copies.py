@@ -1,0 +1,139 @@
+"""The copies of this node's models as its gateway is to have them. No I/O but `LimitsFile`."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from agent.gpus import GpuReading, GpusUnknown, trouble_of
+from agent.models import Model, Models
+from berth.contract.errors import InvalidValue
+from berth.contract.fields import Fields
+from berth.contract.gateway import Copy, CopyLimits, ticket_of
+from berth.contract.ids import PodUid
+from berth.contract.report import ModelState
+from berth.runtime.logs import fields
+from berth.v1 import node_agent_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+LIMITS_FILE = "limits.json"
+# As much of a reason as clients need; Triton's own may be a program's whole output.
+_REASON_CHARACTERS = 512
+_MOST_CHARACTERS = 1024 * 1024
+_ENDED = "the model's pod has ended"
+
+Readings = Callable[[], tuple[GpuReading, ...]]  # raises GpusUnknown
+
+
+def gpu_trouble(model: Model, readings: Readings) -> str:
+    """What is wrong with the GPU of a model that serves; nothing while nobody can tell which GPUs there are.
+    Triton may go on with it there; nobody is to ask it."""
+    if model.state is not ModelState.READY or model.gpu is None:
+        return ""
+    with suppress(GpusUnknown):
+        return trouble_of(model.gpu.uuids, readings())
+    return ""
+
+
+class Copies:
+    """What is told of each pod's model, and what each pod has asked for."""
+
+    def __init__(
+        self, models: Models, secret: bytes, readings: Readings, limits: Mapping[PodUid, CopyLimits]
+    ) -> None:
+        self._models, self._secret, self._readings = models, secret, readings
+        self._limits = dict(limits)
+
+    def ticket(self, uid: PodUid) -> bytes:
+        return ticket_of(self._secret, uid)
+
+    def ask(self, uid: PodUid, limits: CopyLimits) -> bool:
+        """What a pod asks for from now on. Whether that is anything new."""
+        if self._limits.get(uid) == limits:
+            return False
+        self._limits[uid] = limits
+        return True
+
+    def limits(self) -> Mapping[PodUid, CopyLimits]:
+        """Of the pods that are here still."""
+        here = {model.ref.uid for model in self._models}
+        self._limits = {uid: limits for uid, limits in self._limits.items() if uid in here}
+        return self._limits
+
+    def told(self, but: Collection[PodUid] = ()) -> tuple[Copy, ...]:
+        """All there are: a ticket ends with its pod, as soon as nothing of it is in Triton any more."""
+        return tuple(
+            self._copy(model)
+            for model in self._models
+            if model.name is not None and model.ref.uid not in but and (model.pod_lives or model.resident)
+        )
+
+    def _copy(self, model: Model) -> Copy:
+        assert model.name is not None
+        assert model.server_name is not None
+        return Copy(
+            ticket=self.ticket(model.ref.uid),
+            namespace=model.ref.namespace,
+            pod=model.ref.name,
+            pod_uid=model.ref.uid,
+            model=model.name,
+            server_name=model.server_name,
+            limits=self._limits.get(model.ref.uid, CopyLimits()),
+            withheld=self._withheld(model),
+        )
+
+    def _withheld(self, model: Model) -> str | None:
+        if not model.pod_lives:
+            return _ENDED
+        if trouble := gpu_trouble(model, self._readings):
+            return trouble[:_REASON_CHARACTERS]
+        if model.state is ModelState.FAILED:
+            return (model.reason or "the agent calls the model failed")[:_REASON_CHARACTERS]
+        return None
+
+
+def read_limits(asked: pb.CopyLimits) -> CopyLimits:
+    """What a pod asks for in WatchModel. Raises InvalidValue."""
+    usual, timeout = CopyLimits(), asked.request_timeout_seconds
+    if not (math.isfinite(timeout) and timeout >= 0):
+        raise InvalidValue(f"limits.request_timeout_seconds is {timeout}; a number of seconds is expected")
+    return CopyLimits(
+        container_concurrency=asked.container_concurrency,
+        queue_depth=asked.queue_depth if asked.HasField("queue_depth") else None,
+        request_timeout_seconds=timeout or usual.request_timeout_seconds,
+        max_json_bytes=asked.max_json_bytes or usual.max_json_bytes,
+        max_request_bytes=asked.max_request_bytes or usual.max_request_bytes,
+    )
+
+
+class LimitsFile:
+    """What each pod has asked for, over a restart of the agent: until the pods' doors are back, which takes
+    seconds, the gateway would be told of no limit otherwise.
+
+        DIR/limits.json
+
+    Everything here blocks: call it from a thread, one call at a time.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / LIMITS_FILE
+
+    def read(self) -> dict[PodUid, CopyLimits]:
+        """Never raises: the doors tell all of it again."""
+        try:
+            told = Fields.parse(self._path.read_bytes().decode(), what="limits", limit=_MOST_CHARACTERS)
+            return {PodUid(uid): CopyLimits.from_json(told.object(uid).data) for uid in told.data}
+        except FileNotFoundError:
+            return {}
+        except (OSError, UnicodeDecodeError, InvalidValue) as error:
+            log.warning("the pods' limits cannot be read", extra=fields(error=error))
+            return {}
+
+    def write(self, limits: Iterable[tuple[PodUid, CopyLimits]]) -> None:
+        """Raises OSError."""
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(json.dumps({uid: one.to_json() for uid, one in limits}))
+        fresh.replace(self._path)

@@ -1,0 +1,67 @@
+"""`berth proxy`: its two forms, which share their flags and nothing else."""
+
+import asyncio
+from collections.abc import Sequence
+
+import uvloop
+
+from berth.runtime.errors import ConfigError
+from berth.runtime.process import run_process
+from proxy.config import ProxyOptions
+
+SUMMARY = (
+    "One model's REST and gRPC, in one of two forms. "
+    "With --agent (and --token-file): the door of a model's pod. It hands each connection to the node's gateway, "
+    "which isolates, limits and reports; the limits below are told to it. "
+    "With --triton-http and --triton-grpc: the whole data plane for one model, in front of any Triton."
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Entry point of `berth proxy`."""
+    return run_process("proxy", SUMMARY, ProxyOptions, main, argv, loop_factory=uvloop.new_event_loop)
+
+
+async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
+    require_consistent(options)
+    if options.agent is not None:
+        from proxy.door import app as door  # what the one form needs, nobody pays for with the other
+
+        await door.main(options, stop)
+    else:
+        from proxy import app as data_plane
+
+        await data_plane.main(options, stop)
+
+
+def require_consistent(options: ProxyOptions) -> None:
+    """Raises ConfigError."""
+    if options.agent is None:
+        _require_triton(options)
+    else:
+        _require_door(options)
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together")
+    if options.tls_client_ca is not None and options.tls_cert is None:
+        raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key")
+
+
+def _require_triton(options: ProxyOptions) -> None:
+    if options.triton_http is None or options.triton_grpc is None:
+        raise ConfigError(
+            "--triton-http and --triton-grpc are required together, for a data plane of its own; "
+            "or --agent, for the door to the node's gateway"
+        )
+    if options.token_file is not None:
+        raise ConfigError("--token-file is for the agent; it needs --agent")
+
+
+def _require_door(options: ProxyOptions) -> None:
+    for flag, is_given in (
+        ("--triton-http", options.triton_http is not None),
+        ("--triton-grpc", options.triton_grpc is not None),
+        ("--workers", options.workers != 1),
+        ("--max-inflight-bytes", options.max_inflight_bytes != ProxyOptions.max_inflight_bytes),
+    ):
+        if is_given:
+            raise ConfigError(f"{flag} has no use with --agent: the node's gateway is what speaks to Triton")

@@ -1,0 +1,667 @@
+"""One gRPC call: received, checked, admitted, forwarded, answered or refused (`exchange.exchange`).
+
+`Stage` says how far it is. Towards Triton it is an `upstream.Asker`: what Triton says of it ends here. A call
+whose client has gone while Triton works on it stays until Triton is done, and keeps its slot so long.
+"""
+
+import time
+from collections import deque
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from proxy.codecs.grpc_status import (
+    OK_TRAILERS_BLOCK,
+    RESPONSE_BLOCK,
+    Refused,
+    Status,
+    trailers,
+    trailers_only,
+)
+from proxy.codecs.h2 import hpack
+from proxy.codecs.h2.events import Answer, Buffer, Data
+from proxy.codecs.h2.fields import Fields
+from proxy.codecs.h2.flow import Stream
+from proxy.codecs.h2.frames import ErrorCode
+from proxy.codecs.h2.server import ServerCodec
+from proxy.exchange.admission import Admission
+from proxy.exchange.budget import Budget
+from proxy.exchange.copy import ModelCopy
+from proxy.exchange.exchange import Exchange
+from proxy.exchange.messages import (
+    MODEL_READY,
+    PREFIX_BYTES,
+    AnswerReader,
+    MessageReader,
+    Piece,
+    framed,
+    in_grpc,
+    stream_error,
+)
+from proxy.exchange.policy import Verdict
+from proxy.exchange.refusal import Refusal
+from proxy.fronts.grpc.front import GrpcFront
+from proxy.fronts.grpc.head import (
+    AnswerKind,
+    CallKind,
+    head_block,
+    list_bytes,
+    timeout_field,
+    timeout_of,
+    trailers_block,
+)
+from proxy.fronts.grpc.upstream import UpstreamConnection
+
+_GRPC_ONLY: Final = b"this port takes gRPC calls: POST with content-type application/grpc\n"
+BEYOND_THE_MODEL: Final = "this call reaches beyond the model; the proxy does not offer it"
+
+
+class Stage(Enum):
+    """In this order; a call may be answered at any time."""
+
+    ASKED = auto()  # Triton has heard nothing of it
+    FORWARDED = auto()
+    ANSWERED = auto()  # the client gets nothing more; Triton may still work on it
+
+
+_ASKED, _FORWARDED, _ANSWERED = Stage
+
+
+class Client(Protocol):
+    """The connection that it came on."""
+
+    @property
+    def front(self) -> GrpcFront: ...
+
+    @property
+    def codec(self) -> ServerCodec[CallKind, None]: ...
+
+    @property
+    def is_out_of_breath(self) -> bool: ...
+
+
+class Held:
+    """Bytes of a request on their way to Triton, and the client's credit for what they were made of."""
+
+    __slots__ = ("_data", "_exchange", "_size")
+
+    def __init__(self, exchange: Exchange, size_bytes: int) -> None:
+        self._exchange: Exchange | None = exchange
+        self._size, self._data = size_bytes, None
+        self._data: Data | None = None
+
+    def carry(self, data: Data) -> None:
+        """`data` is released with these bytes."""
+        if self._exchange is None:
+            data.release()
+        else:
+            self._data = data
+
+    def release(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if not exchange.is_answered:  # then all is given back already
+            exchange.let_go(self._size)
+        if self._data is not None:
+            self._data.release()
+
+
+class Untaken:
+    """Bytes of an answer that wait for the client."""
+
+    __slots__ = ("_budget", "_data", "_size")
+
+    def __init__(self, budget: Budget, size_bytes: int, data: Data | None) -> None:
+        budget.charge(size_bytes)
+        self._budget, self._size, self._data = budget, size_bytes, data
+
+    def release(self) -> None:
+        size, self._size = self._size, 0
+        if size:
+            self._budget.give(size)
+            if self._data is not None:
+                self._data.release()
+
+
+class Call:
+    """What is not said in `__init__` most calls never need."""
+
+    up: Stream | None = None
+    upstream: UpstreamConnection | None = None
+    stage = _ASKED
+    reader: MessageReader | None = None
+    answers: AnswerReader | None = None
+    # Pieces of messages that wait: for a slot, or behind one that does.
+    outbox: deque[tuple[Piece, Held]] | None = None
+    # Of a stream: the claim of the message that is next, and those of the messages that Triton works on.
+    asked: Admission | None = None
+    admissions: deque[Admission] | None = None
+    # What is being read, and the last piece that was made of it.
+    _data: Data | None = None
+    _last_held: Held | None = None
+    messages = 0
+    # The client has said all; all of it has gone to Triton.
+    input_ended = input_passed = False
+    answer_begun = is_decoupled = watches = False
+    _deadline_step = 0
+
+    def __init__(self, client: Client, stream: Stream, fields: Fields[CallKind], now: float) -> None:
+        self.client, self.stream, self.fields, self.kind = client, stream, fields, fields.kind
+        front = self.front = client.front
+        self.exchange = Exchange(front.copy, front.copy.grpc, now)
+
+    @property
+    def copy(self) -> ModelCopy:
+        return self.front.copy
+
+    @property
+    def deadline(self) -> float:
+        """Until when Triton has time, on time.monotonic."""
+        return self.exchange.deadline
+
+    @property
+    def may_rest(self) -> bool:
+        """A stream may live for as long as it likes while nothing is asked of Triton in it, nor half asked."""
+        if self.stage is _ANSWERED:
+            return False
+        return self.watches or (
+            self.kind.is_stream
+            and not self.admissions
+            and self.asked is None
+            and not self.exchange.held_bytes
+        )
+
+    # Received.
+
+    def begin(self) -> None:
+        """Its headers are here: what they alone refuse."""
+        kind, fields = self.kind, self.fields
+        try:
+            timeout = timeout_of(fields) if fields.values else None
+        except Refused as refusal:
+            self.refuse(refusal)
+            return
+        if kind.verdict is Verdict.BLOCK:
+            self.refuse(Refused(Status.PERMISSION_DENIED, BEYOND_THE_MODEL))
+        elif kind.verdict is Verdict.DENY and kind.http_status is None:
+            self.refuse(Refused(Status.UNIMPLEMENTED, f"unknown method {kind.method}"))
+        elif kind.verdict is Verdict.ALLOW and list_bytes(fields) > self.front.most_list_bytes:
+            self.refuse(_too_much_metadata(list_bytes(fields), self.front.most_list_bytes))
+        elif timeout is not None:
+            self.watch_deadline(timeout)
+
+    def watch_deadline(self, timeout_seconds: float) -> None:
+        """The client's own deadline. Triton is told of it in streams alone: it would go on computing, and it
+        dies of calls that end under its hands."""
+        self._deadline_step = self.front.deadlines.set(self.exchange.began + timeout_seconds, self)
+
+    def too_late(self) -> None:
+        self._deadline_step = 0
+        waits = self.stage is _ASKED and self.outbox
+        where = "in the queue" if waits else "before the answer was there"
+        self.refuse(Refused(Status.DEADLINE_EXCEEDED, f"the deadline passed {where}"))
+
+    def take(self, data: Data) -> bool:
+        """More of its content. False: the loop is to have its turn, then `advance` goes on."""
+        if self.stage is _ANSWERED:
+            data.release()
+            return True
+        self.input_ended = data.end
+        size, reader = len(data.data), self.reader
+        if self.kind.verdict is Verdict.DENY:
+            data.release()
+            self.look_at_end()
+            return True
+        if reader is not None and not self.outbox and not data.end and reader.skim(size):
+            self._pass_through(data)
+            return True
+        if reader is None:
+            reader = self.reader = self._new_reader()
+        if size:
+            if not self._hold(size):
+                data.release()
+                return True
+            reader.push(data.data)
+        self._data, self._last_held = data, None
+        return self.advance()
+
+    def take_whole(self, payload: Buffer) -> bool:
+        """All of its content; as `take`."""
+        reader = self.reader = self._new_reader()
+        self.input_ended = True
+        if self.kind.verdict is not Verdict.DENY and payload:
+            if not self._hold(len(payload)):
+                return True
+            reader.push(payload)
+        return self.advance()
+
+    def advance(self) -> bool:
+        """Take what is there, message by message. False as in `take`."""
+        reader = self.reader
+        while self.stage is not _ANSWERED and reader is not None:
+            before = reader.gathered
+            try:
+                item = reader.pull()
+            except Refused as refusal:
+                self.refuse(refusal)
+                break
+            more = len(item.data) if isinstance(item, Piece) else 0
+            if not self._hold(more - (before - reader.gathered)) or item is None:
+                break
+            self._take_item(item)
+            if self.client.is_out_of_breath:
+                return False
+        self._settle_data()
+        self.look_at_end()
+        return True
+
+    def _settle_data(self) -> None:
+        """Its sender's credit goes with the last piece that was made of it; what is gathered is none's."""
+        data, self._data = self._data, None
+        held, self._last_held = self._last_held, None
+        if data is not None:
+            if held is None:
+                data.release()
+            else:
+                held.carry(data)
+
+    def _new_reader(self) -> MessageReader:
+        front, kind = self.front, self.kind
+        limits = front.copy.limits
+        self.is_decoupled = kind.is_stream and front.copy.facts.is_decoupled
+        return MessageReader(
+            front.guard(kind),
+            encoding=kind.encoding,
+            inflate_limit=limits.max_json_bytes,
+            message_limit=limits.max_request_bytes,
+            ask_final=self.is_decoupled,
+        )
+
+    def _hold(self, size: int) -> bool:
+        """So many bytes more (or less) are here. False: there is no room for them, and the call is refused."""
+        if self.stage is _ANSWERED:
+            return False
+        exchange = self.exchange
+        if size <= 0:
+            exchange.let_go(-size)
+            return True
+        if not exchange.held_bytes and self.kind.is_stream:  # it may no longer rest
+            exchange.deadline = time.monotonic() + self.front.timeout_seconds
+        try:
+            exchange.hold(size)
+        except Refusal as refusal:
+            self.refuse(in_grpc(refusal))
+            return False
+        return True
+
+    def _take_item(self, item: Piece | Refused) -> None:
+        if isinstance(item, Refused):
+            self._refuse_message(item)
+            return
+        if item.begins_bytes:
+            if self.messages and not self.kind.is_stream:
+                self.refuse(Refused(Status.INVALID_ARGUMENT, "a unary call takes one message"))
+                return
+            self.messages += 1
+        if self.kind.verdict is not Verdict.ALLOW:
+            self.exchange.let_go(len(item.data))
+            self.front.local.answer(self, item.data[PREFIX_BYTES:])
+            return
+        held = self._last_held = Held(self.exchange, len(item.data))
+        if self.outbox is None:
+            self.outbox = deque()
+        self.outbox.append((item, held))
+        self._pump()
+
+    def _pass_through(self, data: Data) -> None:
+        """The middle of a long tensor."""
+        if self._hold(len(data.data)):
+            held = Held(self.exchange, len(data.data))
+            held.carry(data)
+            assert self.up is not None, "its first piece has gone on"
+            assert self.upstream is not None
+            self.upstream.send(self.up, data.data, end=False, owned=held)
+        else:
+            data.release()
+
+    def input_ends(self) -> None:
+        """Without content."""
+        self.input_ended = True
+        self.look_at_end()
+
+    def look_at_end(self) -> None:
+        """Whether the client's end can go on, or what is wrong with it."""
+        if not self.input_ended or self.input_passed or self.stage is _ANSWERED or self._data is not None:
+            return
+        kind = self.kind
+        if kind.http_status is not None:
+            answer = [(b":status", kind.http_status), (b"content-type", b"text/plain")]
+            self.client.codec.send_headers(self.stream, hpack.encode(answer))
+            self.client.codec.send_data(self.stream, _GRPC_ONLY, end=True)
+            self._leave(f"HTTP_{kind.http_status.decode()}")
+        elif self.reader is not None and not self.reader.is_between_messages:
+            self.refuse(Refused(Status.INVALID_ARGUMENT, "the stream ended inside a message"))
+        elif not kind.is_stream and not self.messages:
+            self.refuse(Refused(Status.INVALID_ARGUMENT, "a unary call needs one message"))
+        elif kind.verdict is Verdict.ALLOW and not self.outbox:
+            up = self._opened()
+            if up is not None and self.upstream is not None:
+                self.input_passed = True
+                self.upstream.send(up, b"", end=True)
+
+    # Admitted, forwarded.
+
+    def _pump(self) -> None:
+        """Pass on what has been checked, as far as there are slots for it."""
+        outbox = self.outbox
+        while outbox and self.stage is not _ANSWERED:
+            piece, held = outbox[0]
+            if piece.begins_bytes:
+                try:
+                    if not self._is_admitted(piece.begins_bytes):
+                        return
+                except Refusal as refusal:
+                    self._drop_message(in_grpc(refusal))
+                    continue
+            up = self._opened()
+            if up is None:
+                return
+            outbox.popleft()
+            if self.asked is not None and piece.begins_bytes:
+                if self.admissions is None:
+                    self.admissions = deque()
+                self.admissions.append(self.asked)
+                self.asked = None
+            assert self.upstream is not None
+            assert self.reader is not None
+            end = self.input_ended and not outbox and self.reader.is_between_messages
+            self.input_passed = end
+            self.upstream.send(up, piece.data, end=end, owned=held)
+
+    def _is_admitted(self, cost_bytes: int) -> bool:
+        """Whether a message may go on; if not, `_granted` tells. Raises Refusal."""
+        exchange, now = self.exchange, time.monotonic()
+        if not self.kind.is_stream:
+            if exchange.admission is None:
+                exchange.admit(now, self._granted, cost_bytes, counted=self.kind.is_counted)
+            return exchange.admission is not None and exchange.admission.is_running
+        if self.asked is None:
+            self.asked = self.copy.admissions.admit(
+                now, self._granted, cost_bytes=cost_bytes, deadline=exchange.deadline
+            )
+        if self.asked.is_waiting:
+            return False
+        exchange.deadline = now + self.front.timeout_seconds
+        return True
+
+    def _granted(self) -> None:
+        """A slot is there. Not in this step: whoever gave it back is still at it."""
+        self.front.turn.then(self._go_on)
+
+    def _go_on(self) -> None:
+        self._pump()
+        self.look_at_end()
+
+    def _drop_message(self, refusal: Refused) -> None:
+        """The first message of the outbox goes no further. Of the last one more may be to come."""
+        if not self.kind.is_stream:
+            self.refuse(refusal)
+            return
+        outbox = self.outbox
+        assert outbox is not None
+        outbox.popleft()[1].release()
+        while outbox and not outbox[0][0].begins_bytes:
+            outbox.popleft()[1].release()
+        if not outbox and self.reader is not None:
+            self.reader.drop()
+        self._refuse_message(refusal)
+
+    def _opened(self) -> Stream | None:
+        """The call at Triton, which begins now if it has not. None: it cannot, and is refused."""
+        if self.up is not None:
+            return self.up
+        front, kind, fields = self.front, self.kind, self.fields
+        try:
+            if kind.method == MODEL_READY and front.copy.not_ready() is not None:
+                raise Refused(Status.NOT_FOUND, "not ready")  # told as ready: false
+            upstream = front.triton.connection()
+            size = list_bytes(fields) + upstream.keys.list_bytes
+            if size > upstream.most_list_bytes:
+                raise _too_much_metadata(size, upstream.most_list_bytes)
+            block = kind.block + fields.forwarded + upstream.keys.block
+            if kind.is_stream and self._deadline_step:
+                timeout = timeout_of(fields)
+                assert timeout is not None
+                block += timeout_field(self.exchange.began + timeout - time.monotonic())
+                self._forget_deadline()
+            self.up = upstream.open(self, block)
+        except Refusal as refusal:
+            self.refuse(in_grpc(refusal))
+            return None
+        except Refused as refused:
+            self.refuse(refused)
+            return None
+        self.upstream, self.stage = upstream, _FORWARDED
+        return self.up
+
+    def forwarded(self, upstream: UpstreamConnection, up: Stream) -> None:
+        """It has gone on in one piece."""
+        self.upstream, self.up, self.stage = upstream, up, _FORWARDED
+        self.messages, self.input_ended, self.input_passed = 1, True, True
+
+    # What Triton says (`upstream.Asker`).
+
+    def answer_whole(self, answer: Answer) -> None:
+        now, front = time.monotonic(), self.front
+        if self.stage is _ANSWERED:
+            self._triton_is_done(now)
+            return
+        data: Buffer | None = answer.data
+        if self.kind.is_usual:
+            data = front.own.usual_answer(answer.data)
+        if (data is None or not self.kind.is_usual) and AnswerReader.is_needed(self.kind.method, front.own):
+            data, _ = AnswerReader(self.kind.method, front.own).feed(answer.data)
+        data = answer.data if data is None else data
+        size, codec, names = len(data), self.client.codec, front.own.names
+        front.copy.grpc.sent_bytes += size
+        codec.send_answer(
+            self.stream,
+            head_block(answer.fields, names),
+            data,
+            trailers_block(answer.trailers, names),
+            owned=None if codec.takes_now(self.stream, size) else Untaken(front.copy.budget, size, None),
+        )
+        self._finish(answer.trailers.kind.code, now)
+
+    def answer_began(self, fields: Fields[AnswerKind], *, end: bool) -> None:
+        front = self.front
+        if not end and AnswerReader.is_needed(self.kind.method, front.own):
+            self.answers = AnswerReader(self.kind.method, front.own, is_decoupled=self.is_decoupled)
+        if self.stage is _ANSWERED:
+            if end:
+                self._triton_is_done(time.monotonic())
+        elif end:
+            self._end_with(fields)
+        elif not self.answer_begun:  # else it began with headers of ours
+            self.answer_begun = True
+            self.client.codec.send_headers(self.stream, head_block(fields, front.own.names))
+
+    def answer_data(self, data: Data) -> None:
+        payload: Buffer = data.data
+        finals = 0
+        if self.answers is not None:
+            payload, finals = self.answers.feed(data.data, show_marks=self._shows_marks)
+        if self.stage is _ANSWERED or not payload:
+            data.release()
+        else:
+            self._send(payload, data)
+        if finals:
+            self._answered_messages(finals)
+
+    def answer_ended(self, fields: Fields[AnswerKind]) -> None:
+        if self.stage is _ANSWERED:
+            self._triton_is_done(time.monotonic())
+        else:
+            self._end_with(fields)
+
+    def answer_broke(self, reason: str) -> None:
+        self.up = None
+        if self.stage is _ANSWERED:
+            self._triton_is_done(time.monotonic())
+        else:
+            self.refuse(Refused(Status.UNAVAILABLE, reason, retry_after="1"))
+
+    @property
+    def _shows_marks(self) -> bool:
+        return not self.is_decoupled or (self.reader is not None and self.reader.wants_final)
+
+    def _end_with(self, fields: Fields[AnswerKind]) -> None:
+        """Triton's status, in trailers or alone."""
+        names = self.front.own.names
+        block = trailers_block(fields, names) if self.answer_begun else head_block(fields, names)
+        self.client.codec.send_headers(self.stream, block, end=True)
+        self._finish(fields.kind.code, time.monotonic())
+
+    def _send(self, payload: Buffer, data: Data) -> None:
+        """Content for the client, and what Triton is owed for it."""
+        codec, budget, size = self.client.codec, self.copy.budget, len(payload)
+        self.copy.grpc.sent_bytes += size
+        if codec.takes_now(self.stream, size):
+            codec.send_data(self.stream, payload, owned=data)
+            return
+        codec.send_data(self.stream, payload, owned=Untaken(budget, size, data))
+        if budget.is_exceeded:
+            codec.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)
+            self._leave(Status.RESOURCE_EXHAUSTED.name)
+
+    def _answered_messages(self, count: int) -> None:
+        """So many messages of a stream are answered for good."""
+        now, admissions = time.monotonic(), self.admissions
+        self.exchange.deadline = now + self.front.timeout_seconds
+        while count and admissions:
+            admissions.popleft().release(now)
+            count -= 1
+        if self.stage is _ANSWERED and not admissions and self.up is not None and self.upstream is not None:
+            self.upstream.reset(self.up)
+            self._triton_is_done(now)
+
+    # Answered, refused, left.
+
+    def respond(self, message: bytes) -> None:
+        """Answer a unary call here."""
+        if self.stage is not _ANSWERED:
+            data = framed(message)
+            self.copy.grpc.sent_bytes += len(data)
+            self.client.codec.send_answer(self.stream, RESPONSE_BLOCK, data, OK_TRAILERS_BLOCK)
+            self._leave(Status.OK.name)
+
+    def respond_part(self, data: bytes) -> None:
+        """One more message of ours."""
+        if self.stage is not _ANSWERED:
+            if not self.answer_begun:
+                self.answer_begun = True
+                self.client.codec.send_headers(self.stream, RESPONSE_BLOCK)
+            self.copy.grpc.sent_bytes += len(data)
+            self.client.codec.send_data(self.stream, data)
+
+    def refuse(self, refusal: Refused) -> None:
+        """End the call with a status of our own."""
+        if self.stage is _ANSWERED:
+            return
+        if self.kind.method == MODEL_READY and refusal.status is Status.NOT_FOUND:
+            self.respond(b"")  # ready: false, which is what Triton says of models it does not have
+            return
+        block = hpack.encode(trailers(refusal)) if self.answer_begun else trailers_only(refusal)
+        self.client.codec.send_headers(self.stream, block, end=True)
+        self._leave(refusal.status.name)
+
+    def _refuse_message(self, refusal: Refused) -> None:
+        """In a stream the refusal of one message is a message, unless the client wants a status.
+
+        Triton 2.51 tells of a model that it does not have in a message either way.
+        """
+        as_status = self.kind.errors_as_status and refusal.status is not Status.NOT_FOUND
+        if not self.kind.is_stream or as_status:
+            self.refuse(refusal)
+        else:
+            self.respond_part(stream_error(str(refusal), refusal.request_id))
+
+    def client_left(self) -> None:
+        """Reset, or gone."""
+        if self.stage is not _ANSWERED:
+            self._leave(Status.CANCELLED.name)
+
+    def out_of_time(self) -> None:
+        """Triton has had its time for a call that nobody waits for."""
+        if self.up is not None and self.upstream is not None:
+            self.upstream.reset(self.up)
+        self._triton_is_done(time.monotonic())
+
+    def _leave(self, code: str) -> None:
+        """It is over for the client; Triton may still have it."""
+        up, in_triton = self.up, False
+        if up is not None and self.upstream is not None and not up.is_closed:
+            in_triton = self._goes_on(up)
+            if not in_triton:
+                self.up = None
+                self.upstream.reset(up)
+        self._finish(code, time.monotonic(), in_triton=in_triton)
+
+    def _goes_on(self, up: Stream) -> bool:
+        """Whether Triton is left to end what nobody waits for.
+
+        Triton does not stop what it has begun, so another in its place would be one too many; and Triton 2.51
+        dies (SIGSEGV in its gRPC handler, within seconds) of many complete unary calls that are reset or
+        reach their deadline. Only a decoupled model's stream is told: it may go on for very long, and can stop.
+        """
+        if self.kind.is_stream:
+            return bool(self.admissions) and not self.is_decoupled
+        return up.local_done
+
+    def _finish(self, code: str, now: float, *, in_triton: bool = False) -> None:
+        """Once for each call: nothing of it waits, and it is counted."""
+        self.stage = _ANSWERED
+        if self._deadline_step:
+            self._forget_deadline()
+        if self.outbox:
+            outbox, self.outbox = self.outbox, None
+            for _, held in outbox:
+                held.release()
+        if self._data is not None:
+            self._settle_data()
+        self.exchange.answered(code, now, in_triton=in_triton)
+        if self.kind.is_stream:
+            self._finish_stream(now, in_triton=in_triton)
+        if self.watches:
+            self.front.watchers.discard(self)
+        if in_triton:
+            self.front.given_up.add(self)
+
+    def _finish_stream(self, now: float, *, in_triton: bool) -> None:
+        asked, self.asked = self.asked, None
+        if asked is not None:
+            asked.release(now)
+        for admission in self.admissions or ():
+            if in_triton:
+                admission.give_up(now)
+            else:
+                admission.release(now)
+        if not in_triton:
+            self.admissions = None
+
+    def _triton_is_done(self, now: float) -> None:
+        """Triton has nothing of a call any more that was given up."""
+        self.up = None
+        self.front.given_up.discard(self)
+        self.exchange.triton_is_done(now)
+        admissions, self.admissions = self.admissions, None
+        for admission in admissions or ():
+            admission.release(now)
+
+    def _forget_deadline(self) -> None:
+        self.front.deadlines.unset(self._deadline_step, self)
+        self._deadline_step = 0
+
+
+def _too_much_metadata(size_bytes: int, most_bytes: int) -> Refused:
+    return Refused(Status.RESOURCE_EXHAUSTED, f"metadata of {size_bytes} bytes; {most_bytes} are taken")

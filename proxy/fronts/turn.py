@@ -1,0 +1,22 @@
+"""Writing once per turn of the loop, however many events of the turn have something to say."""
+
+import asyncio
+from collections.abc import Callable
+
+
+class Turn:
+    """What is to be done before the loop waits again, in the order of the asking."""
+
+    def __init__(self) -> None:
+        self._todo: list[Callable[[], None]] = []
+
+    def then(self, do: Callable[[], None]) -> None:
+        """`do` must not raise. What is asked for while the turn ends belongs to the next."""
+        if not self._todo:
+            asyncio.get_running_loop().call_soon(self.end)
+        self._todo.append(do)
+
+    def end(self) -> None:
+        todo, self._todo = self._todo, []
+        for do in todo:
+            do()

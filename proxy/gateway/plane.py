@@ -1,0 +1,171 @@
+"""One process' data plane for all copies of a node: what they share towards Triton, and their fronts."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from berth.contract.errors import InvalidValue
+from berth.contract.gateway import Copy
+from berth.runtime.errors import ConfigError
+from berth.runtime.tasks import supervise
+from berth.triton.keys import InferenceKey
+from proxy.codecs.preamble import Kind
+from proxy.exchange.access import Access, Whereabouts
+from proxy.exchange.budget import Budget
+from proxy.exchange.copy import ModelCopy
+from proxy.exchange.names import Names
+from proxy.fronts.grpc.client import GrpcConnection
+from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
+from proxy.fronts.listener import Listener, allow_descriptors
+from proxy.fronts.rest.client import RestConnection
+from proxy.fronts.rest.front import RestFront, RestShared
+from proxy.fronts.rest.upstream import UpstreamPool
+from proxy.fronts.triton import TritonQuestions
+from proxy.gateway.config import GatewayOptions
+from proxy.gateway.death import DeathWatch, refuses
+from proxy.gateway.doorstep import Arrival
+from proxy.gateway.node import TICK_SECONDS, Node
+from proxy.gateway.places import Arrivals
+from proxy.gateway.served import Front, Later
+from proxy.upstream import Upstream
+
+# Connections of clients: each costs some KiB, and a descriptor here and perhaps one towards Triton.
+_MOST_CONNECTIONS: Final = 8192
+_DESCRIPTORS_KEPT: Final = 256
+# For readiness and the like: a few questions at once, beside the clients' own.
+_POLL_CONNECTIONS: Final = 4
+
+
+def access_of(options: GatewayOptions) -> Access:
+    """Where Triton is and what opens it. Raises ConfigError."""
+    if options.triton_keys is None:
+        return Access(options.triton_http, options.triton_grpc)
+    try:
+        key = InferenceKey.read(options.triton_keys)
+    except InvalidValue as error:
+        raise ConfigError(f"--triton-keys: {error}") from error
+    return Access(options.triton_http, options.triton_grpc, key.http_headers, key.grpc_metadata)
+
+
+class RestCopy:
+    """The REST clients of one copy."""
+
+    def __init__(self, front: RestFront) -> None:
+        self._front = front
+        self.tick, self.close, self.stop_accepting = front.tick, front.close, front.stop_accepting
+
+    def connection(self) -> asyncio.Protocol:
+        return RestConnection(self._front)
+
+    @property
+    def busy_connections(self) -> int:
+        return sum(connection.is_busy for connection in self._front.clients)
+
+    def readiness_changed(self) -> None:
+        """Nobody is told of it: who wants to know asks."""
+
+
+class GrpcCopy:
+    """The gRPC clients of one copy."""
+
+    def __init__(self, front: GrpcFront) -> None:
+        self._front = front
+        self.tick, self.close, self.stop_accepting = front.tick, front.close, front.stop_accepting
+        self.readiness_changed = front.tell_watchers
+
+    def connection(self) -> asyncio.Protocol:
+        return GrpcConnection(self._front)
+
+    @property
+    def busy_connections(self) -> int:
+        return self._front.busy_connections
+
+
+LimitOf = Callable[[Copy], tuple[int, int] | None]
+
+
+@asynccontextmanager
+async def open_node(
+    options: GatewayOptions,
+    *,
+    share: int = 1,
+    listening: socket.socket | None = None,
+    limit_of: LimitOf = lambda copy: None,
+) -> AsyncIterator[tuple[Node, int]]:
+    """What serves in this process, one of so many that do, and its port. Raises CannotStart or ConfigError.
+
+    `listening`: the port's socket, where it is there already. `limit_of`: a copy's limit that it shares with
+    other processes'.
+    """
+    parts = _Parts(options, share, limit_of)
+    try:
+        await parts.listener.start(options.listen, sock=listening)
+        async with supervise() as tasks:
+            tasks.eternal("tick", parts.tick())
+            yield parts.node, parts.listener.port
+    finally:
+        await parts.close()
+
+
+class _Parts:
+    """The wired parts."""
+
+    def __init__(self, options: GatewayOptions, share: int, limit_of: LimitOf) -> None:
+        self._where = Whereabouts(access_of(options))
+        self._budget = Budget(options.memory_budget // share)
+        self._limit_of = limit_of
+        self._rest = RestShared(self._where, lost=self._broke)
+        self._grpc = GrpcCommon(self._where, TritonQuestions(self._rest.pool, self._where), lost=self._broke)
+        self._questions = UpstreamPool(self._where, most=_POLL_CONNECTIONS)
+        descriptors = allow_descriptors()
+        arrivals: Arrivals[Arrival] = Arrivals(most=max(16, min(1024, descriptors // 8)))
+        self.node = Node(
+            self._make_copy,
+            self._make_front,
+            lambda copy: Upstream(copy, self._where, self._questions).poll(),
+            arrivals=arrivals,
+            most_connections=min(
+                _MOST_CONNECTIONS, (descriptors - descriptors // 8 - _DESCRIPTORS_KEPT) // 2
+            ),
+        )
+        self._death = DeathWatch(
+            self.node.inside,
+            lambda: refuses(options.triton_http),
+            lambda inside: self.node.triton_died(frozenset(inside)),
+        )
+        self.listener = Listener(self.node.doorstep.arrival, what="--listen")
+
+    def _make_copy(self, copy: Copy) -> ModelCopy:
+        return ModelCopy(
+            Names(copy.model.encode(), copy.server_name.encode()),
+            copy.limits,
+            process_budget=self._budget,
+            shared=self._limit_of(copy),
+        )
+
+    def _make_front(self, kind: Kind, copy: ModelCopy, later: Later) -> Front:
+        if kind is Kind.REST:
+            return RestCopy(RestFront(self._rest, copy, later=later))
+        return GrpcCopy(GrpcFront(copy, self._grpc))
+
+    def _broke(self, whose: object) -> None:
+        """A connection to Triton with requests of this copy in it."""
+        self._death.broke(self.node.uids_of([whose]))
+
+    async def tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            self.node.tick(now)
+            self._grpc.tick(now)
+
+    async def close(self) -> None:
+        await self.listener.stop()
+        await self.node.close()
+        await self._grpc.close()
+        await self._death.close()
+        await self._rest.close()
+        await self._questions.close()

@@ -1,0 +1,137 @@
+"""A door as its users run it, in front of the real gateway; only Triton and the agent are fakes."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import grpc
+import grpc.aio
+
+from berth.contract.endpoint import Endpoint, UnixSocket
+from proxy.gateway.app import Gateway, serving
+from proxy.gateway.config import GatewayOptions
+from tests.fakes.agent_control import Agent, agent_at, copy_of
+from tests.loopback.proxy.test_door_whole import agent, running, says, until
+from tests.loopback.proxy.test_process import BODY, Upstream
+
+COPY = copy_of("uid-1", "m")
+READY = "/inference.GRPCInferenceService/ServerReady"
+
+
+@asynccontextmanager
+async def gateway_of(
+    directory: Path, triton: Endpoint, port: int = 0
+) -> AsyncIterator[tuple[Gateway, Agent]]:
+    options = GatewayOptions(
+        triton_http=triton,
+        triton_grpc=triton,
+        listen=Endpoint("127.0.0.1", port),
+        control=UnixSocket(str(directory / "control")),
+        admin_listen=Endpoint("127.0.0.1", 0),
+    )
+    async with serving(options) as gateway, agent_at(str(directory / "control")) as control:
+        control.tell([COPY])
+        yield gateway, control
+
+
+async def test_a_request_goes_through_both_and_the_end_is_in_order(tmp_path: Path) -> None:
+    upstream = Upstream()
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    triton = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+    async with (
+        agent() as (told, agent_port),
+        gateway_of(tmp_path, triton) as (gateway, _),
+        running(tmp_path, agent_port, "--drain-delay", "1") as door,
+        aiohttp.ClientSession() as session,
+    ):
+        url = f"http://127.0.0.1:{door.http}/v2"
+
+        async def infer() -> int:
+            async with session.post(f"{url}/models/m/infer", data=json.dumps(BODY)) as answer:
+                return answer.status
+
+        told.status.gateway.endpoint = f"127.0.0.1:{gateway.port}"
+        told.status.gateway.ticket = bytes(32)  # of nobody
+        told.tell(None)
+        await until(lambda: says(door, "ticket"))
+        assert await infer() == 503
+        told.status.gateway.ticket = COPY.ticket
+        told.tell(None)
+        await until(door.is_ready)
+        assert await infer() == 200
+        await until(lambda: counted(door.get("/metrics")))
+        upstream.gate.clear()
+        asked = asyncio.create_task(infer())
+        await until(lambda: upstream.running)
+        door.process.send_signal(signal.SIGTERM)
+        await until(lambda: says(door, "draining"))
+
+        async def is_told() -> bool:
+            async with session.get(f"{url}/health/ready") as answer:
+                return answer.status != 200
+
+        await until(is_told)  # by the gateway, which serves as before
+        await asyncio.sleep(1.2)
+        assert not asked.done()
+        assert not any(type(one).__name__ == "UnloadRequest" for one in told.asked)
+        upstream.gate.set()
+        assert await asked == 200
+        assert await asyncio.wait_for(door.process.wait(), 10) == 0
+        assert type(told.asked[-1]).__name__ == "UnloadRequest"
+        assert "out of time" not in door.log.read_text()
+    server.close()
+
+
+async def counted(metrics: "asyncio.Future[tuple[int, bytes]]") -> bool:
+    return b'berth_proxy_requests_total{code="200",protocol="rest"} 1.0' in (await metrics)[1]
+
+
+async def test_a_gateway_that_restarts_is_found_again(tmp_path: Path) -> None:
+    upstream = Upstream()
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    triton = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+    async with agent() as (told, agent_port), running(tmp_path, agent_port) as door:
+        async with gateway_of(tmp_path, triton) as (gateway, _):
+            port = gateway.port
+            told.status.gateway.endpoint, told.status.gateway.ticket = f"127.0.0.1:{port}", COPY.ticket
+            told.tell(None)
+            await until(door.is_ready)
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{door.grpc}")
+            assert await channel.unary_unary(READY)(b"", timeout=10) == b"\x08\x01"
+        await until(lambda: says(door, "no gateway"))
+        try:
+            await channel.unary_unary(READY)(b"", timeout=10)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+        async with gateway_of(tmp_path, triton, port):
+            await until(door.is_ready, seconds=3)
+            assert await channel.unary_unary(READY)(b"", timeout=10, wait_for_ready=True) == b"\x08\x01"
+        await channel.close()
+    server.close()
+
+
+async def test_a_door_that_is_restarted_in_its_pod_serves_again(tmp_path: Path) -> None:
+    """The kubelet ends a container and starts it anew; the pod, and with it the ticket, goes on."""
+    upstream = Upstream()
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    triton = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+    async with agent() as (told, agent_port), gateway_of(tmp_path, triton) as (gateway, _):
+        told.status.gateway.endpoint, told.status.gateway.ticket = f"127.0.0.1:{gateway.port}", COPY.ticket
+        for _ in range(2):
+            async with running(tmp_path, agent_port) as door:
+                told.tell(None)
+                await until(door.is_ready)
+                async with aiohttp.ClientSession() as session:
+                    url = f"http://127.0.0.1:{door.http}/v2/models/m/infer"
+                    async with session.post(url, data=json.dumps(BODY)) as answer:
+                        assert answer.status == 200
+                channel = grpc.aio.insecure_channel(f"127.0.0.1:{door.grpc}")
+                assert await channel.unary_unary(READY)(b"", timeout=10) == b"\x08\x01"
+                await channel.close()
+                door.process.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(door.process.wait(), 10) == 0
+    server.close()

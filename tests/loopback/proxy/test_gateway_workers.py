@@ -1,0 +1,181 @@
+"""`berth gateway` as processes: one or several, with one limit and one report, until SIGTERM."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from berth.contract.gateway import CopyLimits
+from proxy.codecs.preamble import Kind
+from tests.fakes.agent_control import agent_at, copy_of
+from tests.fakes.doors import Refused, connect, reports
+
+BODY = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"UINT8","data":[1]}]}'
+REQUEST = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(BODY),
+    BODY,
+)
+
+
+class Triton:
+    """A REST port that is ready and answers requests when it is let; it counts those that are in it."""
+
+    def __init__(self) -> None:
+        self.inside = self.most = 0
+        self.may_answer = asyncio.Event()
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = re.search(rb"(?i)content-length: *(\d+)", head)
+                await reader.readexactly(int(length[1]) if length else 0)
+                if head.startswith(b"POST"):
+                    self.inside += 1
+                    self.most = max(self.most, self.inside)
+                    await self.may_answer.wait()
+                    self.inside -= 1
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def triton() -> AsyncIterator[Triton]:
+    one = Triton()
+    server = await asyncio.start_server(one.serve, "127.0.0.1", 0)
+    one.port = server.sockets[0].getsockname()[1]
+    try:
+        yield one
+    finally:
+        server.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port: int = one.getsockname()[1]
+        return port
+
+
+class Running:
+    def __init__(self, process: asyncio.subprocess.Process, port: int, admin: int, control: str) -> None:
+        self.process, self.port, self.admin, self.control = process, port, admin, control
+
+    async def get(self, path: str) -> tuple[int, str]:
+        url = f"http://127.0.0.1:{self.admin}{path}"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return answer.status, await answer.text()
+
+
+@asynccontextmanager
+async def gateway(directory: Path, triton_port: int, *flags: str) -> AsyncIterator[Running]:
+    port, admin, control = free_port(), free_port(), str(directory / "control")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "berth.cli",
+        "gateway",
+        f"--triton-http=127.0.0.1:{triton_port}",
+        f"--listen=127.0.0.1:{port}",
+        f"--admin-listen=127.0.0.1:{admin}",
+        f"--control=unix:{control}",
+        *flags,
+    )
+    try:
+        async with asyncio.timeout(30):
+            while process.returncode is None:
+                try:
+                    socket.create_connection(("127.0.0.1", admin)).close()
+                    break
+                except OSError:
+                    await asyncio.sleep(0.05)
+        yield Running(process, port, admin, control)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def until(holds: Any, seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not await holds():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> None:
+    own = copy_of("a", limits=CopyLimits(container_concurrency=8, queue_depth=100))
+    async with triton() as there, gateway(tmp_path, there.port, f"--workers={workers}") as one:
+        async with agent_at(one.control) as agent:
+            agent.tell([own, copy_of("b")])
+
+            async def is_ready() -> bool:
+                try:
+                    async with reports(one.port, own.ticket) as door:
+                        return (await door.next())["notReady"] is None
+                except Refused:
+                    return False
+
+            await until(is_ready)
+            # Later than the copy, as when its door tells what it may have.
+            agent.tell(
+                [copy_of("a", limits=CopyLimits(container_concurrency=3, queue_depth=100)), copy_of("b")]
+            )
+            await asyncio.sleep(0.3)
+            clients = [await connect(one.port, own.ticket, Kind.REST) for _ in range(24)]
+            for _, writer in clients:
+                writer.write(REQUEST)
+
+            async def all_are_there() -> bool:
+                _, text = await one.get("/metrics")
+                waiting = re.search(r"berth_proxy_waiting_requests\{[^}]*pod-a[^}]*\} (\d+)", text)
+                return waiting is not None and int(waiting[1]) == 21
+
+            await until(all_are_there)
+            assert there.most == 3
+            async with reports(one.port, own.ticket) as door:
+                for _ in range(3):
+                    figures = (await door.next())["figures"]
+            assert (figures["running"], figures["waiting"]) == (3, 21)
+            agent.drain("a", 60)
+            await asyncio.sleep(0.2)
+            there.may_answer.set()
+            for reader, writer in clients:
+                async with asyncio.timeout(10):
+                    assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+                writer.close()
+            assert await agent.hears() == {"drained": "a"}
+            assert there.most == 3
+            with pytest.raises(Refused):
+                await connect(one.port, own.ticket, Kind.REST)
+        one.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(15):
+            assert await one.process.wait() == 0
+
+
+async def test_a_worker_that_dies_takes_the_gateway_along(tmp_path: Path) -> None:
+    async with triton() as there, gateway(tmp_path, there.port, "--workers=2") as one:
+        children = Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text().split()
+        assert len(children) == 2
+        os.kill(int(children[0]), signal.SIGKILL)
+        async with asyncio.timeout(10):
+            assert await one.process.wait() == 1
+
+
+async def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for workers in (1, 2):
+            async with gateway(tmp_path, 1, f"--listen=127.0.0.1:{port}", f"--workers={workers}") as one:
+                assert await one.process.wait() == 3

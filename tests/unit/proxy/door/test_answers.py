@@ -1,0 +1,219 @@
+"""What the door says by itself: refusals, figures, health. No sockets."""
+
+import random
+from collections.abc import Callable
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from berth.contract.endpoint import Endpoint
+from proxy.codecs.report import DRAIN, DRAINED, LEAVING, Told, read_told, says
+from proxy.door.absent import GrpcRefusal, RestRefusal
+from proxy.door.admin import AdminPort, Reply
+from proxy.door.gateway import STALE_SECONDS, Access, Gateway
+from proxy.door.metrics import exposition
+from proxy.exchange.traffic import Figures
+from proxy.metrics import ProxyCollector
+
+
+def busy_figures() -> Figures:
+    figures = Figures(
+        running=2, waiting=3, average_concurrency=2.5, requests_per_second=1e-9, model_ready=True
+    )
+    draw = random.Random(3)
+    for code in ("200", "503", 'odd"\\\n'):
+        for _ in range(20):
+            figures.rest.answered(code, draw.expovariate(1))
+    figures.grpc.answered("OK", 1000.0)
+    figures.rest.received_bytes, figures.grpc.sent_bytes, figures.grpc.connections = 10**16, 7, 4
+    return figures
+
+
+@pytest.mark.parametrize("figures", [Figures(), busy_figures()])
+def test_metrics_are_written_as_prometheus_own_library_writes_them(figures: Figures) -> None:
+    registry = CollectorRegistry()
+    registry.register(ProxyCollector(lambda: figures))
+    written = exposition(figures, is_fresh=True).encode()
+    assert sorted(written.splitlines()) == sorted(generate_latest(registry).splitlines())
+
+
+def test_old_figures_are_told_as_far_as_they_only_grow() -> None:
+    text = exposition(busy_figures(), is_fresh=False)
+    assert "berth_proxy_model_ready 0.0" in text
+    assert 'berth_proxy_requests_total{code="200",protocol="rest"} 20.0' in text
+    for gauge in ("running", "waiting", "connections", "queue_"):
+        assert gauge not in text
+
+
+def test_readiness_is_what_agent_and_gateway_say() -> None:
+    now = [100.0]
+    gateway = Gateway(clock=lambda: now[0])
+    assert "has not told yet" in str(gateway.not_ready())
+    gateway.access = Access(Endpoint("h", 1), bytes(32))
+    gateway.trouble = "it cannot be reached"
+    assert gateway.not_ready() == "no gateway: it cannot be reached"
+    assert not gateway.said(b"nonsense\n")
+    assert not gateway.said(DRAINED)
+    assert not gateway.said(b'{"notReady":null,"figures":{"rest":1}}\n')
+    assert gateway.not_ready() == "no gateway: it cannot be reached"
+    assert gateway.said(Told("Triton is away", Figures().to_json()).to_line())
+    assert gateway.not_ready() == "Triton is away"
+    assert gateway.said(Told(None, Figures().to_json()).to_line())
+    assert gateway.not_ready() is None
+    gateway.withheld = "XID"
+    assert gateway.not_ready() == "XID"
+    gateway.withheld = None
+    now[0] += STALE_SECONDS
+    assert gateway.not_ready() is None
+    now[0] += 0.001
+    assert gateway.not_ready() == "no gateway: it cannot be reached"
+    assert gateway.lately() is None
+    assert gateway.word is not None  # what it counted holds
+
+
+def test_lines_are_read_as_they_were_written() -> None:
+    told = Told("why", busy_figures().to_json())
+    assert read_told(told.to_line()) == told
+    assert (says(LEAVING, "leaving"), says(DRAIN, "drain"), says(DRAINED, "drained")) == (True, True, True)
+    for line in (b"", b"[]\n", b'{"drain":1}\n', b'{"notReady":1,"figures":{}}', b"{" * 10_000, b"\xff"):
+        assert read_told(line) is None
+        assert not says(line, "drain")
+
+
+HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n"
+
+
+def test_a_request_is_answered_once_its_head_is_whole() -> None:
+    for cut in (*range(1, len(HEAD)), len(HEAD)):
+        refusal = RestRefusal("no gateway")
+        said = refusal.receive(HEAD[:cut])
+        if cut < len(HEAD):
+            assert said == b""
+            said = refusal.receive(HEAD[cut:] + b"hello")
+        assert said.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert said.endswith(b'\r\n\r\n{"error": "no gateway"}')
+        assert refusal.receive(HEAD) == b""
+    assert RestRefusal("no").receive(b"HEAD / HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\n")
+
+
+def test_a_head_without_end_is_not_kept() -> None:
+    refusal, said = RestRefusal("no"), b""
+    for _ in range(100):
+        said += refusal.receive(b"x" * 1000)
+    assert said.startswith(b"HTTP/1.1 431 ")
+    assert said.count(b"HTTP/1.1") == 1
+
+
+def client(calls: int, *, body: bytes = b"") -> h2.connection.H2Connection:
+    one = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+    one.initiate_connection()
+    for index in range(calls):
+        stream = 2 * index + 1
+        fields = [(":method", "POST"), (":path", "/s/M"), (":scheme", "http"), (":authority", "h")]
+        one.send_headers(stream, [*fields, ("te", "trailers"), ("x", "y" * 20_000)], end_stream=not body)
+        if body:
+            one.send_data(stream, body)
+    return one
+
+
+@pytest.mark.parametrize("body", [b"", b"abc"])
+@pytest.mark.parametrize("size", [1, 7, 1000, 10**6])
+def test_every_call_gets_its_status_and_the_connection_ends(size: int, body: bytes) -> None:
+    one, refusal = client(3, body=body), GrpcRefusal("nö gateway")
+    sent, events = one.data_to_send(), []
+    for at in range(0, len(sent), size):
+        events += one.receive_data(refusal.receive(sent[at : at + size]))
+        if refusal.is_said:
+            break
+    answers = [event for event in events if isinstance(event, h2.events.ResponseReceived)]
+    assert answers
+    if size > len(sent):
+        assert len(answers) == 3
+    for answer in answers:
+        assert answer.stream_ended is not None
+        fields = dict(answer.headers)
+        assert (fields[":status"], fields["grpc-status"]) == ("200", "14")
+        assert fields["grpc-message"] == "n%C3%B6 gateway"
+    resets = [event for event in events if isinstance(event, h2.events.StreamReset)]
+    assert len(resets) == (len(answers) if body else 0)
+    assert all(event.error_code == 0 for event in resets)
+    last = events[-1]
+    assert isinstance(last, h2.events.ConnectionTerminated)
+    assert (last.error_code, last.last_stream_id) == (0, 2 * len(answers) - 1)
+
+
+def test_before_its_first_call_a_client_is_served_as_by_anybody() -> None:
+    one, refusal = client(0), GrpcRefusal("no")
+    one.ping(b"12345678")
+    events = one.receive_data(refusal.receive(one.data_to_send()))
+    kinds = {type(event) for event in events}
+    assert {
+        h2.events.RemoteSettingsChanged,
+        h2.events.SettingsAcknowledged,
+        h2.events.PingAckReceived,
+    } <= kinds
+    assert not refusal.is_said
+
+
+def http1() -> bytes:
+    return HEAD
+
+
+def large_frame() -> bytes:
+    return client(0).data_to_send() + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01"
+
+
+def cut_block() -> bytes:
+    return client(0).data_to_send() + b"\0\0\1\1\0\0\0\0\1\x82" + b"\0\0\0\0\1\0\0\0\1"
+
+
+def endless_block() -> bytes:
+    more = b"\0\x40\0\x09\0\0\0\0\1" + bytes(0x4000)
+    return client(0).data_to_send() + b"\0\0\1\1\0\0\0\0\1\x82" + more * 100
+
+
+@pytest.mark.parametrize("make", [http1, large_frame, cut_block])
+def test_what_is_no_http2_is_ended(make: Callable[[], bytes]) -> None:
+    refusal = GrpcRefusal("no")
+    said = refusal.receive(make())
+    assert refusal.is_said
+    assert b"\x07\0\0\0\0\0" in said  # GOAWAY
+    assert refusal.receive(b"more") == b""
+
+
+def test_a_block_without_end_is_not_kept() -> None:
+    refusal, sent = GrpcRefusal("no"), endless_block()
+    for at in range(0, len(sent), 5000):
+        refusal.receive(sent[at : at + 5000])
+    assert refusal.is_said
+
+
+ADMIN = AdminPort({"/livez": lambda _: Reply(b"ok\n"), "/stat": lambda accept: Reply(accept.encode())})
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "body"),
+    [
+        (b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n", 200, b"ok\n"),
+        (b"GET /livez?verbose=1 HTTP/1.0\r\n\r\n", 200, b"ok\n"),
+        (b"HEAD /livez HTTP/1.1\r\n\r\n", 200, b""),
+        (b"GET /stat HTTP/1.1\r\nACCEPT: application/protobuf\r\n\r\n", 200, b" application/protobuf"),
+        (b"GET /stat HTTP/1.1\r\n\r\n", 200, b""),
+        (b"GET /nope HTTP/1.1\r\n\r\n", 404, b"there are /livez, /stat\n"),
+        (b"POST /livez HTTP/1.1\r\n\r\n", 405, b"GET is expected\n"),
+        (b"GET livez HTTP/1.1\r\n\r\n", 400, b"this is not a request of HTTP/1.1\n"),
+        (b"\x16\x03\x01\r\n\r\n", 400, b"this is not a request of HTTP/1.1\n"),
+        (b"GET /livez HTTP/2.0\r\n\r\n", 400, b"this is not a request of HTTP/1.1\n"),
+    ],
+)
+def test_the_admin_port_answers_every_head(head: bytes, status: int, body: bytes) -> None:
+    answer = ADMIN.answer(head)
+    start, _, rest = answer.partition(b"\r\n\r\n")
+    assert start.startswith(b"HTTP/1.1 %d " % status)
+    assert b"Connection: close" in start
+    assert rest == body
+    if not head.startswith(b"HEAD"):
+        assert b"Content-Length: %d" % len(body) in start

@@ -1,0 +1,192 @@
+"""Who comes to the gateway, byte by byte: no clock but the one that is given, no socket."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from proxy.codecs.preamble import ACCEPTED, PREAMBLE_BYTES, Kind, Preamble
+from proxy.gateway import doorstep as module
+from proxy.gateway.doorstep import Arrival, Doorstep
+from proxy.gateway.places import Arrivals, Places
+
+TICKET = bytes(range(32))
+
+
+class Wire:
+    """A transport, as far as the doorstep needs one."""
+
+    def __init__(self, source: str) -> None:
+        self.source, self.sent, self.aborted = source, b"", False
+        self.protocol: Any = None
+
+    def get_extra_info(self, name: str) -> Any:
+        return (self.source, 1) if name == "peername" else None
+
+    def write(self, data: bytes) -> None:
+        assert not self.aborted
+        self.sent += data
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Served(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.got, self.made = b"", 0
+
+    def connection_made(self, transport: Any) -> None:
+        self.made += 1
+
+    def data_received(self, data: bytes) -> None:
+        assert self.made == 1
+        self.got += data
+
+
+class Host:
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+        self.served = Served()
+
+    def welcome(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
+        if preamble.ticket != TICKET:
+            return None
+        self.kinds.append(preamble.kind)
+        return lambda: self.served
+
+
+def step(*, most: int = 4, of_one: int = 2) -> Doorstep:
+    return Doorstep(Host(), Arrivals(most=most, of_one=of_one))
+
+
+def arrive(here: Doorstep, source: str = "10.0.0.1") -> tuple[Arrival, Wire]:
+    arrival, wire = here.arrival(), Wire(source)
+    arrival.connection_made(wire)  # type: ignore[arg-type]
+    return arrival, wire
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("cut", [1, 6, 7, 39, 40, 41])
+async def test_a_preamble_in_two_pieces_and_what_comes_with_it(kind: Kind, cut: int) -> None:
+    here = step()
+    arrival, wire = arrive(here)
+    data = Preamble(kind, TICKET).to_bytes() + b"the rest"
+    for piece in (data[:cut], data[cut:]):
+        (wire.protocol or arrival).data_received(piece)
+    assert here.host.kinds == [kind]  # type: ignore[attr-defined]
+    assert wire.protocol.got == b"the rest"
+    assert wire.sent == ACCEPTED
+    assert not len(here.arrivals)
+    here.close()
+    assert not wire.aborted  # it is none of the doorstep's any more
+
+
+async def test_an_unknown_ticket_and_whatever_is_no_preamble_end_at_the_first_byte_that_says_so() -> None:
+    here = step()
+    for data, why in (
+        (Preamble(Kind.REST, bytes(32)).to_bytes(), "unknown"),
+        (b"G", "unreadable"),
+        (b"BERTH\x02", "unreadable"),
+        (b"BERTH\x01\x04\x00" + TICKET, "unreadable"),
+        (b"BERTH\x01\x01\x01" + TICKET, "unreadable"),
+    ):
+        before = here.turned_away[why]
+        arrival, wire = arrive(here)
+        arrival.data_received(data)
+        assert wire.aborted, data
+        assert wire.sent == b""
+        assert here.turned_away[why] == before + 1
+        arrival.data_received(b"more")  # on its way when it ended
+        arrival.connection_lost(None)
+    assert not len(here.arrivals)
+
+
+async def test_who_says_nothing_has_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PREAMBLE_SECONDS", 0.05)
+    here = step()
+    (arrival, silent), (_, half) = arrive(here), arrive(here, "10.0.0.2")
+    arrival.data_received(b"BERTH")
+    async with asyncio.timeout(5):
+        while not (silent.aborted and half.aborted):
+            await asyncio.sleep(0.005)
+    assert here.turned_away["late"] == 2
+
+
+async def test_a_crowd_from_one_address_pushes_out_its_own() -> None:
+    here = step(most=100, of_one=3)
+    crowd = [arrive(here, "10.0.0.1")[1] for _ in range(50)]
+    (quiet, wire) = arrive(here, "10.0.0.2")
+    crowd += [arrive(here, "10.0.0.1")[1] for _ in range(50)]
+    assert [one.aborted for one in crowd] == [True] * 97 + [False] * 3
+    assert not wire.aborted
+    quiet.data_received(Preamble(Kind.GRPC, TICKET).to_bytes())
+    assert wire.sent == ACCEPTED
+    here.close()
+    assert all(one.aborted for one in crowd)
+
+
+async def test_a_crowd_from_many_addresses_pushes_out_the_most_crowded() -> None:
+    here = step(most=5, of_one=3)
+    _, alone = arrive(here, "10.0.0.9")
+    pair = [arrive(here, "10.0.0.1")[1] for _ in range(3)]
+    others = [arrive(here, f"10.0.1.{number}")[1] for number in range(2)]
+    assert [one.aborted for one in pair] == [True, False, False]
+    assert not alone.aborted
+    assert not any(one.aborted for one in others)
+    here.close()
+
+
+def test_whoever_takes_all_places_it_can_get_leaves_as_many_free() -> None:
+    places, has = Places(1000), {"greedy": 0, "also": 0, "quiet": 0}
+
+    def take(who: str) -> bool:
+        taken = places.take(has[who])
+        has[who] += taken
+        return taken
+
+    while take("greedy"):
+        pass
+    assert has["greedy"] == 500
+    while take("also"):
+        pass
+    assert has["also"] == 250
+    assert all(take("quiet") for _ in range(100))
+    assert not take("greedy")
+    for _ in range(has["greedy"]):
+        places.give_back()
+    assert places.taken == 350
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_history_of_arrivals(seed: int) -> None:
+    """Never more than so many, nor of one address; who goes is the oldest of its address."""
+    draw = random.Random(seed)
+    arrivals: Arrivals[int] = Arrivals(most=10, of_one=4)
+    there: dict[int, str] = {}
+    for number in range(500):
+        if there and draw.random() < 0.3:
+            gone = draw.choice(list(there))
+            arrivals.remove(gone)
+            arrivals.remove(gone)
+            del there[gone]
+        source = draw.choice("abcdefgh")
+        out = arrivals.add(number, source, float(number))
+        there[number] = source
+        if out is not None:
+            of = there.pop(out)
+            assert all(other > out for other, its in there.items() if its == of)
+        counts = [list(there.values()).count(one) for one in set(there.values())]
+        assert len(arrivals) == len(there) <= 10
+        assert max(counts) <= 4
+    late = arrivals.late(490.0)
+    assert late == sorted(one for one in there if one < 490)
+    assert len(arrivals) == len(there) - len(late)
+
+
+def test_the_size_is_the_contracts() -> None:
+    assert len(Preamble(Kind.REST, TICKET).to_bytes()) == PREAMBLE_BYTES == 40

@@ -1,0 +1,234 @@
+"""What is told and what is done about it, without a socket and with the clock in hand."""
+
+import os
+from typing import Any
+
+import pytest
+
+from berth.contract.errors import InvalidValue
+from berth.contract.gateway import CopyLimits
+from proxy.exchange.load import LoadReport
+from proxy.exchange.traffic import Figures
+from proxy.gateway.hub import Hub
+from proxy.gateway.orders import Orders, Sum, Word, together
+from proxy.gateway.registry import Ceilings, Registry, read_copies
+from proxy.gateway.shared_limit import UNLIMITED, SharedLimit
+from tests.fakes.agent_control import copy_of
+
+CEILINGS = Ceilings(
+    request_timeout_seconds=100, max_json_bytes=10, max_request_bytes=20, max_inflight_bytes=40
+)
+
+
+class Planes:
+    """Records the orders; says what it is given to say."""
+
+    def __init__(self) -> None:
+        self.orders: list[Orders] = []
+        self.said = [Word(), Word()]
+
+    def obey(self, orders: Orders) -> None:
+        self.orders.append(orders)
+
+    def words(self) -> list[Word]:
+        return self.said
+
+
+def hub() -> tuple[Hub, Planes]:
+    planes = Planes()
+    return Hub(planes, CEILINGS), planes
+
+
+def test_nothing_is_ordered_before_the_agent_has_told_and_then_only_what_is_news() -> None:
+    one, planes = hub()
+    one.step(0)
+    assert planes.orders == []
+    assert one.not_ready() is not None
+    one.take_copies([])
+    assert one.not_ready() is None
+    one.step(1)
+    one.step(2)
+    assert planes.orders == [Orders()]
+    one.take_copies([copy_of("a")])
+    one.step(3)
+    one.take_copies([copy_of("a")])
+    one.step(4)
+    assert [len(orders.copies) for orders in planes.orders] == [0, 1]
+
+
+def test_ceilings() -> None:
+    one, planes = hub()
+    wanted = CopyLimits(request_timeout_seconds=1000, max_inflight_bytes=15, max_json_bytes=5)
+    one.take_copies([copy_of("a"), copy_of("b", limits=wanted)])
+    one.step(0)
+    first, second = (copy.limits for copy in planes.orders[0].copies)
+    assert (first.request_timeout_seconds, first.max_json_bytes) == (100, 10)
+    assert (first.max_request_bytes, first.max_inflight_bytes) == (20, 40)
+    assert (second.max_json_bytes, second.max_request_bytes, second.max_inflight_bytes) == (5, 15, 15)
+
+
+def test_a_drain_is_over_when_it_is_in_every_process_or_its_time_is_up() -> None:
+    one, planes = hub()
+    one.take_copies([copy_of("a"), copy_of("b")])
+    planes.said = [Word(idle=frozenset({"a", "b"})), Word()]
+    one.drain("a", 10, now=0)
+    one.drain("b", 5, now=0)
+    one.step(1)
+    assert planes.orders[-1].draining == {"a", "b"}
+    assert not one.news
+    assert one.is_draining
+    planes.said[1] = Word(idle=frozenset({"a"}))
+    one.step(2)
+    assert list(one.news) == [{"drained": "a"}]
+    assert planes.orders[-1].drained == {"a"}
+    one.step(5)
+    assert len(one.news) == 1
+    one.step(5.1)
+    assert list(one.news) == [{"drained": "a"}, {"drained": "b"}]
+    assert not one.is_draining
+    one.drain("b", 5, now=6)
+    one.drain("unknown", 5, now=6)
+    assert list(one.news)[2:] == [{"drained": "b"}, {"drained": "unknown"}]
+
+
+def test_a_doors_wish_drains_and_the_agent_that_has_not_asked_is_not_told() -> None:
+    one, planes = hub()
+    one.take_copies([copy_of("a")])
+    planes.said = [Word(wishes=frozenset({"a", "gone"})), Word()]
+    one.step(0)
+    assert planes.orders[-1].draining == {"a"}
+    one.step(10_000)
+    assert planes.orders[-1].drained == frozenset()
+    planes.said = [Word(idle=frozenset({"a"}))] * 2
+    one.step(10_001)
+    assert planes.orders[-1].drained == {"a"}
+    assert not one.news
+
+
+def test_a_pod_that_comes_back_is_not_drained() -> None:
+    one, planes = hub()
+    one.take_copies([copy_of("a")])
+    one.drain("a", 0, now=0)
+    one.step(1)
+    one.take_copies([])
+    one.take_copies([copy_of("a")])
+    one.step(2)
+    assert (planes.orders[-1].draining, planes.orders[-1].drained) == (frozenset(), frozenset())
+
+
+def test_one_death_is_one_however_many_processes_tell_of_it() -> None:
+    one, _ = hub()
+    one.take_copies([copy_of("a"), copy_of("b")])
+    one.triton_died({"a"}, now=100)
+    one.step(100.5, settle_seconds=1)
+    assert not one.news
+    one.triton_died({"b"}, now=100.6)
+    one.step(101.1, settle_seconds=1)
+    assert list(one.news) == [{"tritonDied": {"suspects": ["a", "b"]}}]
+    one.step(103, settle_seconds=1)
+    assert len(one.news) == 1
+    assert one.triton_deaths == 1
+
+
+def test_who_was_alone_in_it_twice_is_held_for_its_time() -> None:
+    one, planes = hub()
+    one.take_copies([copy_of("a"), copy_of("b")])
+    for now in (100, 200):
+        one.triton_died({"a"}, now=now)
+        one.step(now)
+    assert set(planes.orders[-1].held) == {"a"}
+    assert one.held == {"a"}
+    one.step(259)
+    assert set(planes.orders[-1].held) == {"a"}
+    one.step(260)
+    assert not planes.orders[-1].held
+
+
+def test_what_the_agent_has_not_heard_is_bounded() -> None:
+    one, _ = hub()
+    for number in range(1000):
+        one.drain(f"{number}", 1, now=0)
+    assert len(one.news) == 64
+
+
+def test_one_sum_of_all_processes() -> None:
+    def word(uid: str, count: int) -> Word:
+        figures = Figures(running=count)
+        figures.rest.answered("200", 0.1)
+        return Word(sums={uid: Sum(figures, LoadReport(count, 1.0, 5.0 * count, 7.0))})
+
+    total = together([word("a", 1), word("a", 2), word("b", 9)], "a")
+    assert total is not None
+    assert (total.figures.running, total.figures.rest.codes) == (3, {"200": 2})
+    assert total.load == LoadReport(3, 2.0, 10.0, 7.0)
+    assert together([word("a", 1)], "c") is None
+    said = word("a", 3)
+    assert Word.from_json(said.to_json()) == said
+    orders = Orders(copies=(copy_of("a"),), held={"a": "why"}, draining=frozenset("a"))
+    assert Orders.from_json(orders.to_json()) == orders
+
+
+def test_new_changed_ended() -> None:
+    registry = Registry()
+    a, b = copy_of("a"), copy_of("b")
+    assert registry.apply([a, b]).new == (a, b)
+    other = copy_of("b", limits=CopyLimits(container_concurrency=1))
+    changes = registry.apply([a, other])
+    assert (changes.new, changes.changed, changes.ended) == ((), (other,), ())
+    # The same pod with another name on the server is another copy: the old one's connections end.
+    moved = copy_of("b", server_name="simple-of-b-anew")
+    changes = registry.apply([moved])
+    assert (changes.new, changes.ended) == ((moved,), (a, other))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"podUid": ""},
+        {"serverName": "s"},
+        {"ticket": "zz"},
+        {"withheld": 5},
+        {"limits": {}},
+        {"limits": {**copy_of("a").to_json()["limits"], "containerConcurrency": -1}},
+        {"limits": {**copy_of("a").to_json()["limits"], "requestTimeoutSeconds": 0}},
+        {"limits": {**copy_of("a").to_json()["limits"], "requestTimeoutSeconds": float("nan")}},
+        {"limits": {**copy_of("a").to_json()["limits"], "maxJsonBytes": 0}},
+    ],
+)
+def test_copies_that_cannot_be(wrong: dict[str, Any]) -> None:
+    good = copy_of("a").to_json()
+    assert read_copies([good]) == (copy_of("a"),)
+    with pytest.raises(InvalidValue):
+        read_copies([copy_of("b").to_json(), {**good, **wrong}])
+
+
+def free(descriptor: int) -> int:
+    count = 0
+    while True:
+        try:
+            os.eventfd_read(descriptor)
+        except BlockingIOError:
+            break
+        count += 1
+    if count:
+        os.eventfd_write(descriptor, count)
+    return count
+
+
+def test_a_shared_limit_grows_at_once_and_shrinks_as_it_is_given_back() -> None:
+    limit = SharedLimit(CopyLimits(container_concurrency=5, queue_depth=7))
+    slots, places = limit.descriptors
+    assert (free(slots), free(places)) == (5, 7)
+    for _ in range(4):
+        os.eventfd_read(slots)
+    limit.resize(CopyLimits(container_concurrency=2, queue_depth=9))
+    assert (free(slots), free(places)) == (0, 9)
+    assert not limit.is_settled
+    for left in (0, 0, 1, 2):
+        os.eventfd_write(slots, 1)
+        limit.settle()
+        assert free(slots) == left
+    assert limit.is_settled
+    limit.resize(CopyLimits())
+    assert free(slots) == UNLIMITED
+    limit.close()

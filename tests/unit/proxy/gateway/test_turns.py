@@ -1,0 +1,185 @@
+"""Turns at the sockets: what is kept back is served in order, whole, and its connection is not read meanwhile."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from proxy.exchange.fairness import CALL_COST, QUANTUM
+from proxy.gateway import turns as module
+from proxy.gateway.turns import CopyShare, FairTurns, TakesTurns
+
+IN_A_TURN = QUANTUM // CALL_COST
+
+
+class Load:
+    def __init__(self) -> None:
+        self.arrived = self.sent_bytes = 0
+
+
+class Wire:
+    def __init__(self) -> None:
+        self.reading, self.closing = True, False
+        self.sent: list[bytes] = []
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+
+class Inner(asyncio.Protocol):
+    """A front end's connection: each piece is a call."""
+
+    def __init__(self, log: list[tuple[str, bytes]], name: str, load: Load, calls: int) -> None:
+        self._log, self._name, self._load, self._calls = log, name, load, calls
+        self.transport: Any = None
+        self.lost = False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+
+    def data_received(self, data: bytes) -> None:
+        self._log.append((self._name, data))
+        self._load.arrived += self._calls
+
+
+class Process:
+    def __init__(self) -> None:
+        self.turns = FairTurns()
+        self.log: list[tuple[str, bytes]] = []
+        self.gone = 0
+        self._shares: dict[str, tuple[CopyShare, Load]] = {}
+
+    def connect(self, name: str, *, calls: int = 1) -> tuple[TakesTurns, Inner, Wire]:
+        if name not in self._shares:
+            load = Load()
+            self._shares[name] = CopyShare(load), load
+        share, load = self._shares[name]
+        inner, wire = Inner(self.log, name, load, calls), Wire()
+        connection = TakesTurns(inner, share, self.turns, self._gone)
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        return connection, inner, wire
+
+    def _gone(self) -> None:
+        self.gone += 1
+
+    async def turn(self) -> list[tuple[str, bytes]]:
+        self.log.clear()
+        await asyncio.sleep(0)
+        return list(self.log)
+
+
+async def test_a_hundred_connections_of_one_copy_get_one_copys_part() -> None:
+    process = Process()
+    flood = [process.connect("flood") for _ in range(100)]
+    quiet = process.connect("quiet")
+    for number, (connection, _, _) in enumerate(flood):
+        connection.data_received(b"%d" % number)
+    quiet[0].data_received(b"here")
+    assert [name for name, _ in process.log] == ["flood"] * IN_A_TURN + ["quiet"]
+    assert [wire.reading for _, _, wire in flood] == [True] * IN_A_TURN + [False] * (100 - IN_A_TURN)
+    served = [data for name, data in process.log if name == "flood"]
+    for _ in range(100 // IN_A_TURN + 1):
+        turn = await process.turn()
+        assert len(turn) <= IN_A_TURN
+        served += [data for _, data in turn]
+    assert served == [b"%d" % number for number in range(100)]
+    assert all(wire.reading for _, _, wire in flood)
+
+
+async def test_one_connection_with_many_calls_at_once_pays_for_all_of_them() -> None:
+    process = Process()
+    dense = process.connect("dense", calls=10 * IN_A_TURN)
+    for piece in (b"1", b"2"):
+        dense[0].data_received(piece)
+    for _ in range(4 * IN_A_TURN):
+        process.connect("other")[0].data_received(b"x")
+    for _ in range(3):
+        assert [name for name, _ in await process.turn()] == ["other"] * IN_A_TURN
+    assert await process.turn() == [("dense", b"2")]
+
+
+async def test_the_inner_protocol_stops_reading_for_its_own_reasons() -> None:
+    process = Process()
+    connections = [process.connect("a") for _ in range(IN_A_TURN + 1)]
+    for connection, _, _ in connections:
+        connection.data_received(b"1")
+    kept, inner, wire = connections[-1]
+    assert not wire.reading
+    inner.transport.resume_reading()  # as a front does when its upstream is writable
+    assert not wire.reading
+    inner.transport.pause_reading()
+    assert await process.turn() == [("a", b"1")]
+    assert not wire.reading  # the front's own wish
+    inner.transport.resume_reading()
+    assert wire.reading
+    inner.transport.write(b"answer")
+    assert wire.sent == [b"answer"]
+    wire.closing = True
+    inner.transport.pause_reading()
+    assert wire.reading  # a transport that closes is not asked
+    kept.data_received(b"2")
+
+
+async def test_what_is_kept_of_a_connection_that_is_lost_goes_nowhere() -> None:
+    process = Process()
+    connections = [process.connect("a") for _ in range(IN_A_TURN + 3)]
+    for connection, _, _ in connections:
+        connection.data_received(b"1")
+    lost, inner, _ = connections[-2]
+    lost.data_received(b"more")  # had been read already
+    lost.connection_lost(None)
+    assert inner.lost
+    assert process.gone == 1
+    assert len(await process.turn()) == 2
+    assert process.turns._kept_bytes == 0
+    assert await process.turn() == []
+
+
+async def test_only_so_much_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 10)
+    process = Process()
+    connections = [process.connect("a") for _ in range(IN_A_TURN + 3)]
+    for connection, _, _ in connections:
+        connection.data_received(b"12345")
+    # Two are kept; the third finds no room and is served, out of its turn.
+    assert len(process.log) == IN_A_TURN + 1
+
+
+async def test_requests_that_had_come_already_wait_for_their_turn_too() -> None:
+    process = Process()
+    process.connect("a")
+    share, load = process._shares["a"]
+    done: list[int] = []
+    for number in range(3 * IN_A_TURN):
+        process.turns.later(share, lambda number=number: done.append(number))  # type: ignore[misc]
+    quiet = process.connect("quiet")
+    for turn in range(1, 4):
+        await process.turn()
+        assert done == list(range(turn * IN_A_TURN))
+        quiet[0].data_received(b"here")
+        assert process.log == [("quiet", b"here")]
+    assert load.arrived == 0
+
+
+async def test_answers_count_too() -> None:
+    process = Process()
+    connection, _, wire = process.connect("a")
+    connection.data_received(b"1")
+    process._shares["a"][1].sent_bytes += 10 * QUANTUM
+    connection.data_received(b"2")
+    connection.data_received(b"3")
+    assert [data for _, data in process.log] == [b"1", b"2"]
+    assert not wire.reading
+    assert await process.turn() == [("a", b"3")]  # nobody else wants anything

@@ -1,0 +1,78 @@
+import asyncio
+import random
+import struct
+
+import pytest
+
+from proxy.drain import Stage, in_order
+from proxy.exchange.load import LoadMeter, LoadReport, encode_stat
+
+
+def test_the_average_is_exact() -> None:
+    """Against the sum of what each request contributes to each period."""
+    rng, meter, now = random.Random(7), LoadMeter(0.0, lambda: 0.0), 0.0
+    spans: list[list[float]] = []
+    running: list[list[float]] = []
+    for period in range(50):
+        arrived = 0
+        for moment in sorted(rng.uniform(period, period + 1) for _ in range(rng.randrange(40))):
+            now = moment
+            if running and rng.random() < 0.5:
+                running.pop(rng.randrange(len(running)))[1] = now
+                meter.leave(now)
+            else:
+                running.append([now, float("inf")])
+                spans.append(running[-1])
+                meter.enter(now)
+                arrived += 1
+        report = meter.report(period + 1.0)
+        expected = sum(max(0.0, min(end, period + 1) - max(start, period)) for start, end in spans)
+        assert report.average_concurrency == pytest.approx(expected, abs=1e-9)
+        assert report.requests == arrived
+
+
+def test_average_concurrency_is_weighted_by_time() -> None:
+    meter = LoadMeter(0.0, lambda: 42.0)
+    meter.enter(0.25)
+    meter.enter(0.5)
+    meter.leave(0.75)
+    report = meter.report(1.0)
+    assert report == LoadReport(
+        average_concurrency=(0.25 * 1 + 0.25 * 2 + 0.25 * 1), requests=2.0, uptime_seconds=1.0, timestamp=42.0
+    )
+    later = meter.report(2.0)  # one is still in flight, and has arrived before
+    assert (later.average_concurrency, later.requests) == (1.0, 0)
+
+
+def test_knatives_stat_on_the_wire() -> None:
+    encoded = encode_stat(LoadReport(1.5, 3.0, 60.0, 1700000000.9), pod_name="p")
+    assert encoded == (
+        b"\x0a\x01p"
+        + b"\x11"
+        + struct.pack("<d", 1.5)
+        + b"\x21"
+        + struct.pack("<d", 3.0)
+        + b"\x31"
+        + struct.pack("<d", 60.0)
+        + b"\x38\x80\xe2\xcf\xaa\x06"
+    )
+
+
+async def test_an_end_comes_to_its_end_in_order() -> None:
+    log: list[str] = []
+
+    async def note(name: str) -> None:
+        log.append(name)
+
+    async def fails() -> None:
+        raise RuntimeError("boom")
+
+    stages = [
+        Stage("one", lambda: note("one"), 1),
+        Stage("stuck", lambda: asyncio.sleep(60), 0.05),
+        Stage("broken", fails, 1),
+        Stage("last", lambda: note("last"), 1),
+    ]
+    async with asyncio.timeout(5):
+        await in_order(stages)
+    assert log == ["one", "last"]

@@ -1,0 +1,289 @@
+"""Limits of a copy that clients of REST meet: slots, bytes, questions, connections; and all given back in the end."""
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from berth.contract.endpoint import Endpoint
+from proxy.codecs.http1 import HEADER_LENGTH
+from proxy.exchange.budget import Budget
+from proxy.fronts.rest import checking
+from proxy.fronts.rest.front import RestShared
+from proxy.fronts.rest.upstream import UpstreamPool
+from tests.fakes import data_plane
+from tests.fakes.data_plane import RestPair, here, own_copy, settle
+from tests.unit.proxy.test_rest_answers import Connect, ask
+from tests.unit.proxy.test_rest_bytes import BODY, OK, infer, seen
+
+MIB = 1024**2
+
+
+@pytest.fixture
+async def connect() -> Any:
+    with RestPair.triton_at_hand():
+        yield RestPair
+
+
+def binary(size: int) -> bytes:
+    head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[%d],"parameters":{"binary_data_size":%d}}]}'
+    text = head % (size, size)
+    return infer(text + bytes(size), "own", f"{HEADER_LENGTH}: {len(text)}")
+
+
+async def test_a_request_that_is_too_long_is_told_the_limit_and_its_flag(connect: Connect) -> None:
+    pair = connect(copy=own_copy(max_request_bytes=MIB))
+    pair.client.data_received(binary(MIB)[:2000])
+    told = pair.to_client.sent
+    assert told.startswith(b"HTTP/1.1 413 ")
+    assert b"1 MiB (--max-request-bytes)" in told
+    assert not pair.tritons
+
+
+async def test_requests_that_would_fill_triton_are_turned_away_until_there_is_room(connect: Connect) -> None:
+    first = connect(copy=own_copy(max_inflight_bytes=2 * MIB))
+    first.client.data_received(binary(MIB))
+    await settle()
+    late = RestPair(front=first.front)
+    late.client.data_received(binary(MIB))
+    assert late.to_client.sent.startswith(b"HTTP/1.1 503 ")
+    assert b"2 MiB that they may take together (--max-inflight-bytes)" in late.to_client.sent
+    assert b"Retry-After: 1" in late.to_client.sent
+    huge = RestPair(front=first.front)
+    huge.client.data_received(binary(2 * MIB)[:2000])
+    assert huge.to_client.sent.startswith(b"HTTP/1.1 413 ")
+    assert b"--max-inflight-bytes" in huge.to_client.sent
+    first.tritons[0].data_received(OK)
+    again = RestPair(front=first.front)
+    again.client.data_received(binary(MIB))
+    await settle()
+    first.tritons[0].data_received(OK)
+    assert again.to_client.sent == OK
+    assert first.front.copy.admissions.bytes.used_bytes == 0
+
+
+async def test_an_answer_that_is_not_taken_counts_as_triton_keeps_it(connect: Connect) -> None:
+    pair = connect()
+    pair.client.data_received(infer())
+    await settle()
+    before = pair.front.copy.admissions.bytes.used_bytes
+    pair.tritons[0].data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + bytes(10))
+    assert pair.front.copy.admissions.bytes.used_bytes == before + 1_000_000
+    pair.tritons[0].data_received(bytes(999_990))
+    assert pair.front.copy.admissions.bytes.used_bytes == 0
+
+
+async def test_slow_bodies_of_one_copy_leave_room_for_anothers(connect: Connect) -> None:
+    process = Budget(100_000)
+    greedy, quiet = (own_copy() for _ in range(2))
+    for copy in (greedy, quiet):
+        copy.budget = Budget(100_000, process)
+    for _ in range(40):
+        connect(copy=greedy).client.data_received(infer(BODY.ljust(20_000))[:-1])
+    assert greedy.budget.used_bytes <= 50_000
+    assert greedy.rest.codes["503"] >= 30
+    pair = connect(copy=quiet)
+    pair.client.data_received(infer(BODY.ljust(20_000)))
+    await settle()
+    pair.tritons[0].data_received(OK)
+    assert pair.to_client.sent == OK
+
+
+async def test_many_questions_are_few_connections(connect: Connect) -> None:
+    first = connect(limit=1)
+    pairs = [RestPair(front=first.front) for _ in range(400)]
+    for pair in pairs:
+        pair.client.data_received(ask("GET /v2/models/own/config"))
+    await settle()
+    assert len(first.tritons) == 8
+    while busy := [one for one in first.tritons if one.asker is not None]:
+        for upstream in busy:
+            upstream.data_received(OK)
+        await settle()
+    assert all(pair.to_client.sent == OK for pair in pairs)
+    assert len(first.tritons) == 8
+    assert first.front.copy.questions.running == 0
+
+
+async def test_copies_take_turns_at_the_connections(connect: Connect) -> None:
+    shared = RestShared(here())
+    shared.pool = UpstreamPool(shared.where, most=1)
+    crowd, single = own_copy(), own_copy()
+    first = RestPair(copy=crowd)
+    first.front.shared = shared
+    front, other = first.front, RestPair(copy=single).front
+    other.shared = shared
+    data_plane._POOLS[shared.pool] = first
+    pairs = [RestPair(front=front) for _ in range(20)]
+    for pair in pairs:
+        pair.client.data_received(infer())
+    await settle()
+    late = RestPair(front=other)
+    late.client.data_received(infer())
+    await settle()
+    answers = 0
+    while not late.to_client.sent:
+        first.tritons[0].data_received(OK)
+        answers += 1
+        await settle()
+    assert answers <= 3
+    assert len(first.tritons) == 1
+
+
+async def test_a_request_that_waited_goes_where_triton_is_then(connect: Connect) -> None:
+    first = connect(limit=1, depth=1)
+    first.client.data_received(infer())
+    await settle()
+    waits = RestPair(front=first.front)
+    waits.client.data_received(infer())
+    where = first.front.shared.where
+    moved = replace(
+        where.require(), http=Endpoint("127.0.0.9", 7), http_headers={"berth-inference-key": "new"}
+    )
+    where.move(moved)
+    first.tritons[0].data_received(OK)
+    await settle()
+    assert first.tritons[1].endpoint == moved.http
+    (_, headers, _) = seen(first)[1]
+    assert (headers["host"], headers["berth-inference-key"]) == ("127.0.0.9:7", "new")
+
+
+async def test_a_deadline_gives_no_slot_away_that_triton_works_in(connect: Connect) -> None:
+    first = connect(copy=own_copy(1, 1, request_timeout_seconds=0.0))
+    for _ in range(3):
+        pair = RestPair(front=first.front)
+        pair.client.data_received(infer())
+        await settle()
+        pair.client.tick(asyncio.get_running_loop().time() + 1)
+        assert pair.to_client.sent.startswith(b"HTTP/1.1 504 ")
+    assert len(first.tritons) == 1
+    assert (first.front.copy.admissions.running, first.front.copy.admissions.waiting) == (1, 0)
+    first.tritons[0].data_received(OK)
+    assert first.front.copy.admissions.running == 0
+    assert first.front.shared.pool.has_idle
+
+
+LARGE = b'{"inputs":[{"name":"I","datatype":"FP32","shape":[%d],"data":[%b]}]}'
+
+
+@pytest.mark.parametrize("count", [50_000, 900_000])
+@pytest.mark.parametrize("is_good", [True, False])
+async def test_a_long_body_is_checked_beside_the_loop(connect: Connect, count: int, is_good: bool) -> None:
+    body = LARGE % (count if is_good else count + 9, b"1," * (count - 1) + b"1")
+    pair = connect(copy=own_copy(max_json_bytes=16 * MIB))
+    pair.client.data_received(infer(body))
+    assert not pair.to_client.sent
+    async with asyncio.timeout(20):
+        while not pair.to_client.sent and not seen_whole(pair, len(body)):
+            await asyncio.sleep(0.005)
+    assert pair.to_client.sent.startswith(b"HTTP/1.1 400 ") is not is_good
+    if is_good:
+        assert seen(pair)[0][2] == body
+        pair.tritons[0].data_received(OK)
+        assert pair.to_client.sent == OK
+    assert (pair.front.copy.admissions.running, pair.front.copy.budget.used_bytes) == (0, 0)
+    await pair.front.shared.close()
+
+
+def seen_whole(pair: RestPair, size: int) -> bool:
+    return bool(pair.to_triton) and len(pair.to_triton[0].sent) >= size
+
+
+async def test_a_checking_process_that_dies_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker, facts = checking.Checker(), own_copy().facts
+    question = checking.Question(
+        is_infer=True, encoding="identity", header_length=None, left=0, facts=facts, max_json_bytes=MIB
+    )
+    body = LARGE % (900_000, b"1," * 899_999 + b"1")
+    first = await checker.check(question, body)
+    assert checker._helper is not None
+    checker._helper._process.kill()
+    assert await checker.check(question, body) == first
+    assert await checker.check(question, body) == first
+    checker.close()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_slots_and_bytes_are_back_after_any_history(connect: Connect, seed: int) -> None:
+    """Clients that come, go, wait, are late and send in pieces; a Triton that answers, breaks off and is slow."""
+    rng, first = random.Random(seed), connect(copy=own_copy(2, 3, max_inflight_bytes=2 * MIB))
+    requests = [
+        infer(),
+        binary(300_000),
+        binary(1000),
+        infer(b'{"a":1}', route="generate"),
+        infer(b"{", "own"),
+    ]
+    requests += [infer(b"{}", route="generate_stream"), ask("GET /v2/models/own/config"), infer(model="x")]
+    pairs: list[RestPair] = []
+    left: dict[int, bytes] = {}
+    for _ in range(150):
+        match rng.randrange(7):
+            case 0 | 1:
+                pairs.append(RestPair(front=first.front))
+                left[len(pairs) - 1] = rng.choice(requests) * rng.choice([1, 1, 2])
+            case 2 | 3 if left:
+                index = rng.choice(list(left))
+                size = rng.choice([50, 5000, 10**6])
+                if pairs[index].to_client.open:
+                    pairs[index].client.data_received(left[index][:size])
+                left[index] = left[index][size:]
+                if not left[index]:
+                    del left[index]
+            case 4 if pairs:
+                gone = rng.choice(pairs)
+                gone.to_client.open = False
+                gone.client.connection_lost(None)
+                gone.client.connection_lost(None)
+            case 5 if pairs:
+                rng.choice(pairs).client.tick(asyncio.get_running_loop().time() + 1000)
+            case _:
+                busy = [one for one in first.tritons if one.asker is not None]
+                if busy:
+                    one = rng.choice(busy)
+                    if rng.random() < 0.3:
+                        first.to_triton[first.tritons.index(one)].open = False
+                        one.connection_lost(None)
+                    elif one.request_done:
+                        one.data_received(OK)
+        await settle()
+        assert first.front.copy.admissions.running <= 2
+    for pair in pairs:
+        pair.client.connection_lost(None)
+    for upstream in list(first.tritons):
+        if upstream.asker is not None:
+            upstream.connection_lost(None)
+    await settle()
+    copy = first.front.copy
+    assert (copy.admissions.running, copy.admissions.waiting, copy.admissions.given_up) == (0, 0, 0)
+    assert (copy.questions.running, copy.questions.waiting) == (0, 0)
+    assert (copy.admissions.bytes.used_bytes, copy.budget.used_bytes) == (0, 0)
+    assert not first.front.given_up
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_the_quick_way_and_the_slow_one_are_one(connect: Connect, seed: int) -> None:
+    rng = random.Random(seed)
+    bodies = [
+        BODY,
+        BODY.ljust(len(BODY) + 3),
+        b'{"inputs":[]}',
+        b'{"inputs":7}',
+        b'{"inputs":[],"id":"\xc3\xa9"}',
+    ]
+    data = [infer(rng.choice(bodies)) for _ in range(12)]
+    quick, slow = connect(), connect()
+    slow.front.usual.remember = lambda *_: None  # type: ignore[method-assign]
+    for pair in (quick, slow):
+        for one in data:
+            pair.client.data_received(one)
+            await settle()
+            for upstream in pair.tritons:
+                if upstream.asker is not None:
+                    upstream.data_received(OK)
+    assert quick.to_client.sent == slow.to_client.sent
+    assert seen(quick) == seen(slow)
+    assert quick.front.copy.rest.codes == slow.front.copy.rest.codes
+    assert quick.front.copy.rest.received_bytes == slow.front.copy.rest.received_bytes
