@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import grpc
 import grpc.aio
+import pytest
 
 from berth.contract.endpoint import Endpoint, UnixSocket
 from proxy.gateway.app import Gateway, serving
@@ -103,10 +104,9 @@ async def test_a_gateway_that_restarts_is_found_again(tmp_path: Path) -> None:
             channel = grpc.aio.insecure_channel(f"127.0.0.1:{door.grpc}")
             assert await channel.unary_unary(READY)(b"", timeout=10) == b"\x08\x01"
         await until(lambda: says(door, "no gateway"))
-        try:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
             await channel.unary_unary(READY)(b"", timeout=10)
-        except grpc.aio.AioRpcError as error:
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         async with gateway_of(tmp_path, triton, port):
             await until(door.is_ready, seconds=3)
             assert await channel.unary_unary(READY)(b"", timeout=10, wait_for_ready=True) == b"\x08\x01"

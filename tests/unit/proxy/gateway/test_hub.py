@@ -99,10 +99,13 @@ def test_a_doors_wish_drains_and_the_agent_that_has_not_asked_is_not_told() -> N
     assert planes.orders[-1].draining == {"a"}
     one.step(10_000)
     assert planes.orders[-1].drained == frozenset()
-    planes.said = [Word(idle=frozenset({"a"}))] * 2
+    planes.said = [Word(idle=frozenset({"a"}), wishes=frozenset({"a"})), Word(idle=frozenset({"a"}))]
     one.step(10_001)
     assert planes.orders[-1].drained == {"a"}
     assert not one.news
+    planes.said = [Word(idle=frozenset({"a"}))] * 2  # the door has gone: it may come again
+    one.step(10_002)
+    assert (planes.orders[-1].draining, planes.orders[-1].drained) == (frozenset(), frozenset())
 
 
 def test_a_pod_that_comes_back_is_not_drained() -> None:
