@@ -493,7 +493,10 @@ def _finality_of(flag: int, beginning: bytes, size: int) -> tuple[bool, bool]:
             return False, False
         is_whole = is_whole and len(beginning) < HOLD_BYTES
     if is_whole:
-        return _finality(beginning)
+        try:
+            return _finality(beginning)
+        except protobuf.BadMessage:
+            return False, False
     return _FINAL_ENTRY in beginning, False  # not the mark alone; it stands before the tensors
 
 

@@ -22,13 +22,14 @@ from proxy.codecs.h2.events import Call, Data, Ended, Headers
 from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.server import ServerCodec
 from proxy.codecs.json_guard import MAX_DEPTH, BadJson, check_infer
-from proxy.exchange.messages import InferGuard
+from proxy.exchange.messages import CONFIG, INFER, STREAM_INFER, AnswerReader, InferGuard, ModelFields
 from proxy.exchange.model_facts import ModelFacts
+from proxy.exchange.names import Names
 from tests.fakes import h2_codecs
 from tests.fakes.data_plane import GrpcPair, RestPair, settle, triton_at_hand
 from tests.fuzz.preamble import preamble
 
-OWN = protobuf.OwnModel(b"own")
+OWN = ModelFields(Names(b"own", b"own-0123456789ab"))
 FACTS = ModelFacts(fixed_outputs=frozenset({"FIXED"}))
 _OWN_TARGET = re.compile(rb"/v2/models/own(/versions/[0-9]+)?(/[a-z_]+)?")
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -103,7 +104,8 @@ async def _grpc(data: bytes) -> None:
         pair = GrpcPair(facts=FACTS)
         pair.client.data_received(frames.PREFACE + frames.settings({}) + frames.SETTINGS_ACK)
         if data:
-            pair.client.data_received(data)
+            pair.receive(data)
+        pair.end_turn()
         if pair.to_triton:
             _require_own_grpc(pair.to_triton[0].sent)
 
@@ -249,13 +251,13 @@ def _depth(value: Any) -> int:
 
 
 def message(data: bytes) -> None:
-    """A ModelInferRequest: what passes whole passes in pieces and names the own model only."""
+    """A ModelInferRequest: what passes whole passes in pieces, names the own model only, and Triton's for it."""
     guard = InferGuard(OWN, lambda: FACTS)
     try:
         guard.whole(data)
     except Refused:
         return
-    walker = protobuf.InferWalker()
+    walker = protobuf.InferReader()
     step = max(1, len(data) // 3)
     try:
         for start in range(0, len(data), step):
@@ -264,14 +266,28 @@ def message(data: bytes) -> None:
     except protobuf.BadMessage:
         pass  # the walk looks into tensors too, which the quick way need not
     else:
-        assert walker.name == OWN.name
+        assert walker.name == OWN.names.public
     try:
         parsed = pb.ModelInferRequest.FromString(data)
     except DecodeError:
         return  # Triton refuses it as well
     assert parsed.model_name == "own"
+    assert pb.ModelInferRequest.FromString(data + OWN.appended).model_name == OWN.names.server.decode()
     for tensor in (*parsed.inputs, *parsed.outputs):
         assert not any(key.startswith("shared_memory_") for key in tensor.parameters)
+
+
+def answer(data: bytes) -> None:
+    """Whatever Triton says, cut in two: the same goes on, and tensors keep all their bytes."""
+    if len(data) < 2:
+        return
+    said, method = data[2:], (INFER, STREAM_INFER, CONFIG)[data[0] % 3]
+    cut, is_decoupled = data[1] * len(said) // 256, method == STREAM_INFER and data[0] > 127
+    whole, halves = (AnswerReader(method, OWN, is_decoupled=is_decoupled) for _ in range(2))
+    first, second = halves.feed(said[:cut]), halves.feed(said[cut:])
+    assert whole.feed(said) == (first[0] + second[0], first[1] + second[1])
+    if OWN.names.server not in said:
+        assert said.startswith(first[0] + second[0])
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -290,4 +306,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "codec": codec,
     "json": infer_json,
     "message": message,
+    "answer": answer,
 }

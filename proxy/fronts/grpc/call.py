@@ -18,10 +18,11 @@ from proxy.codecs.grpc_status import (
     trailers_only,
 )
 from proxy.codecs.h2 import hpack
-from proxy.codecs.h2.events import Answer, Buffer, Data
+from proxy.codecs.h2.events import Answer, Data
 from proxy.codecs.h2.fields import Fields
 from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import ErrorCode
+from proxy.codecs.h2.sending import Buffer
 from proxy.codecs.h2.server import ServerCodec
 from proxy.exchange.admission import Admission
 from proxy.exchange.budget import Budget
@@ -86,7 +87,7 @@ class Held:
 
     def __init__(self, exchange: Exchange, size_bytes: int) -> None:
         self._exchange: Exchange | None = exchange
-        self._size, self._data = size_bytes, None
+        self._size = size_bytes
         self._data: Data | None = None
 
     def carry(self, data: Data) -> None:
@@ -458,7 +459,7 @@ class Call:
             return
         data: Buffer | None = answer.data
         if self.kind.is_usual:
-            data = front.own.usual_answer(answer.data)
+            data = front.own.usual_answer(bytes(answer.data))
         if (data is None or not self.kind.is_usual) and AnswerReader.is_needed(self.kind.method, front.own):
             data, _ = AnswerReader(self.kind.method, front.own).feed(answer.data)
         data = answer.data if data is None else data

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from proxy.codecs.grpc_status import Refused, Status
@@ -16,7 +16,7 @@ from proxy.exchange.messages import PREFIX_BYTES, pack_prefix, read_prefix
 from proxy.fronts.grpc.call import Call, Stage
 from proxy.fronts.grpc.connection import H2Connection
 from proxy.fronts.grpc.front import GrpcFront
-from proxy.fronts.grpc.head import CallKind, timeout_of
+from proxy.fronts.grpc.head import CallKind, list_bytes, timeout_of
 from proxy.fronts.tcp import keep_alive, unsent_bytes
 
 _IDLE_SECONDS: Final = 3600.0
@@ -182,7 +182,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         elif kind is Trailers:
             event.stream.owner.input_ends()  # type: ignore[union-attr]
         elif kind is Ended:
-            self.ended(event.streams, event.message)  # type: ignore[union-attr]
+            self.ended(event.streams, event.message)  # type: ignore[union-attr, arg-type]
         return None
 
     def _begin(self, event: WholeCall | Headers) -> Call:
@@ -213,7 +213,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         upstream, guard = front.triton.at_hand(), front.infer_guard
         if packed or length != size - PREFIX_BYTES or length > front.copy.limits.max_request_bytes:
             return False
-        if upstream is None or not _fits(event, upstream.keys.list_bytes, upstream.most_list_bytes):
+        if upstream is None or list_bytes(fields) + upstream.keys.list_bytes > upstream.most_list_bytes:
             return False
         message = bytes(data[PREFIX_BYTES:])
         if not guard.is_usual(message):
@@ -238,11 +238,6 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         return True
 
 
-def _fits(event: WholeCall, more_bytes: int, most_bytes: int) -> bool:
-    fields = event.fields
-    return fields.kind.list_bytes + fields.list_bytes + more_bytes + 64 * len(fields.values) <= most_bytes
-
-
-def _calls(streams: Sequence[Stream] | Iterator[Stream]) -> Iterator[Call]:
+def _calls(streams: Iterable[Stream]) -> Iterator[Call]:
     """Of streams whose beginning has been looked at."""
     return (stream.owner for stream in streams if stream.owner is not None)

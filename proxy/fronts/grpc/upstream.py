@@ -14,7 +14,6 @@ from proxy.codecs.grpc_status import try_again
 from proxy.codecs.h2.client import CannotOpen, ClientCodec
 from proxy.codecs.h2.events import (
     Answer,
-    Buffer,
     Data,
     Ended,
     Event,
@@ -28,6 +27,7 @@ from proxy.codecs.h2.events import (
 from proxy.codecs.h2.fields import FieldReader, Fields
 from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import ErrorCode
+from proxy.codecs.h2.sending import Buffer
 from proxy.exchange.copy import ModelCopy
 from proxy.fronts.grpc.connection import H2Connection
 from proxy.fronts.grpc.head import MOST_LIST_BYTES, AnswerKind, AnswerPolicy, Keys
