@@ -45,28 +45,6 @@ class Upstream:
     def access(self) -> Access | None:
         return self.where.access
 
-    # As the gRPC front end still asks.
-
-    @property
-    def model(self) -> str:
-        return self.copy.names.public.decode()
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self.copy.facts
-
-    @property
-    def is_ready(self) -> bool:
-        return self.copy.is_served
-
-    def require(self) -> Access:
-        return self.where.require()
-
-    async def versions(self) -> list[str]:
-        """The versions that Triton serves. Raises NotServed."""
-        found = _object(await self.fetch(self._path)).get("versions")
-        return [str(version) for version in found] if isinstance(found, list) else []
-
     def nudge(self) -> None:
         """Somebody has reason to believe that the state is another: ask now."""
         self._nudge.set()
