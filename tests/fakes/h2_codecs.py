@@ -7,7 +7,7 @@ from proxy.codecs.h2 import frames, hpack
 from proxy.codecs.h2.client import ClientCodec
 from proxy.codecs.h2.codec import H2Codec
 from proxy.codecs.h2.events import Answer, Call, Data, Ended, Event, GoAway, Headers, Reset, Trailers
-from proxy.codecs.h2.fields import FieldReader, Fields, Rule
+from proxy.codecs.h2.fields import FieldReader, Fields, Rule, split
 from proxy.codecs.h2.frames import Setting
 from proxy.codecs.h2.server import ServerCodec
 
@@ -76,6 +76,11 @@ def server() -> ServerCodec[Kind, Kind]:
 
 def client() -> ClientCodec[Kind, Kind]:
     return ClientCodec(answer_reader(), trailer_reader(), wake=Woken())
+
+
+def decoded(decoder: hpack.Decoder, block: bytes) -> list[hpack.Header]:
+    """All fields of a block."""
+    return [(field.name, field.value) for field in split(decoder.plain(block))]
 
 
 def output(codec: H2Codec[Any, Any]) -> bytes:

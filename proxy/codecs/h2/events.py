@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from proxy.codecs.h2.fields import Fields
 from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import ErrorCode
-from proxy.codecs.h2.sending import Buffer
+from proxy.codecs.h2.sending import Buffer as Buffer
 
 
 class Owned(Protocol):
@@ -70,13 +70,6 @@ class Data:
         owed, self._owed = self._owed, 0
         if owed:
             self.stream.released(owed)
-
-    def release_part(self, size: int) -> None:
-        """So many of its bytes are done with before the rest; never more than there are."""
-        size = min(size, self._owed)
-        self._owed -= size
-        if size:
-            self.stream.released(size)
 
 
 class Trailers:

@@ -104,7 +104,7 @@ class _Name:
         return False
 
 
-class _Field(NamedTuple):
+class Field(NamedTuple):
     """Where a field stands in its block, and what it is. `value_at`: its value's string, 0 if indexed."""
 
     start: int
@@ -199,12 +199,6 @@ class FieldReader(Generic[K]):
         self._names: Lookup[_Name] = Lookup(entries=1024, key_bytes=256)
         self._kinds: Lookup[tuple[K]] = Lookup(entries=1024, key_bytes=4096)
 
-    def forget(self) -> None:
-        """The policy says something else from now on. Moulds are to be dropped likewise."""
-        self.known.clear()
-        self._names.clear()
-        self._kinds.clear()
-
     def read(self, block: bytes, moulds: list[Mould[K]] | None = None) -> Fields[K]:
         """`moulds`: of earlier blocks of the same sender, the last used first; changed here.
 
@@ -233,7 +227,7 @@ class FieldReader(Generic[K]):
         length: int | None = None
         pseudo: set[bytes] = set()
         has_regular = False
-        for field in _split(block):
+        for field in split(block):
             name, value = field.name, field.value
             if not _is_sound(value):
                 raise Malformed(f"the value of {name!r}")
@@ -289,13 +283,13 @@ class _Pieces:
     def __init__(self, block: bytes) -> None:
         self._block = block
         self._sent: list[tuple[int, int]] = []
-        self._holes: list[tuple[_Field, Rule, bool, bytes]] = []
+        self._holes: list[tuple[Field, Rule, bool, bytes]] = []
         self._before: list[bytes] = []
         self._can_be_mould = True
         self.list_bytes = self.forwarded_bytes = 0
         self._hole_bytes = self._hole_forwarded_bytes = 0
 
-    def add(self, field: _Field, rule: Rule, *, is_length: bool, varies: bool) -> None:
+    def add(self, field: Field, rule: Rule, *, is_length: bool, varies: bool) -> None:
         """Raises HeaderListTooLarge."""
         size = len(field.name) + len(field.value) + ENTRY_OVERHEAD
         self.list_bytes += size
@@ -350,7 +344,7 @@ def _is_sound(value: bytes) -> bool:
     return value.strip(b" \t") == value == value.translate(None, b"\0\r\n")
 
 
-def _split(block: bytes) -> Iterator[_Field]:
+def split(block: bytes) -> Iterator[Field]:
     """The fields of a block that touches no table. Raises HpackError."""
     at, end = 0, len(block)
     while at < end:
@@ -358,7 +352,7 @@ def _split(block: bytes) -> Iterator[_Field]:
         if first & 0x80:
             index, at = hpack.integer(block, at, 7)
             name, value = hpack.static_entry(index)
-            yield _Field(start, 0, at, name, value)
+            yield Field(start, 0, at, name, value)
             continue
         if first & 0xE0 == 0x20:
             raise hpack.HpackError("a table size update after a header")
@@ -369,4 +363,4 @@ def _split(block: bytes) -> Iterator[_Field]:
             name, at = hpack.string(block, at)
         value_at = at
         value, at = hpack.string(block, at)
-        yield _Field(start, value_at, at, name, value)
+        yield Field(start, value_at, at, name, value)

@@ -31,6 +31,7 @@ from proxy.exchange.refusal import NotServed
 from proxy.fronts.grpc.client import GrpcConnection
 from tests.fakes.data_plane import GrpcPair, Wire, settle
 from tests.fakes.grpc_peers import Both, Connect, request
+from tests.fakes.h2_codecs import decoded
 
 END_STREAM, ACK, END_HEADERS, PADDED, HAS_PRIORITY = 1, 1, 4, 8, 32
 HEAD = [
@@ -316,7 +317,7 @@ async def test_what_is_no_grpc_call_is_told_in_http(
     both.pair.receive(frame(DATA, END_STREAM, 1, b"x"))
     told = list(frames_of(both.pair.to_client.take()))
     ((_, _, block),) = [one for one in told if one[0] == HEADERS]
-    headers = hpack.Decoder(allowed=0, list_limit=1000).decode(block)
+    headers = decoded(hpack.Decoder(allowed=0, list_limit=1000), block)
     assert headers == [(b":status", b"%d" % status), (b"content-type", b"text/plain")]
     assert b"application/grpc" in b"".join(payload for kind, _, payload in told if kind == DATA)
     assert both.pair.copy.grpc.codes == {f"HTTP_{status}": 1}
@@ -534,7 +535,7 @@ async def test_a_watch_ends_with_its_client_or_the_proxy(connect: Connect) -> No
     goaway, (kind, stream, block), *_ = frames_of(both.pair.to_client.take())
     assert (goaway[0], kind, stream) == (GOAWAY, HEADERS, streams[1])
     status = b"%d" % Status.UNAVAILABLE
-    assert (b"grpc-status", status) in hpack.Decoder(allowed=0, list_limit=1000).decode(block)
+    assert (b"grpc-status", status) in decoded(hpack.Decoder(allowed=0, list_limit=1000), block)
     assert not both.pair.front.watchers
 
 

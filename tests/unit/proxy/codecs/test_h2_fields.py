@@ -8,7 +8,7 @@ import pytest
 from proxy.codecs.h2 import hpack
 from proxy.codecs.h2.fields import HEADER_LIST_BYTES, FieldReader, Fields, Malformed, Mould
 from proxy.codecs.h2.hpack import HeaderListTooLarge, HpackError, encode
-from tests.fakes.h2_codecs import HEAD, Kind, head, request_reader, said, trailer_reader
+from tests.fakes.h2_codecs import HEAD, Kind, decoded, head, request_reader, said, trailer_reader
 
 TRACE = (b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 
@@ -176,8 +176,6 @@ def test_what_is_always_the_same_is_the_same_object() -> None:
     reader, moulds = request_reader(), list[Mould[Kind]]()
     first: Fields[Kind] = reader.read(head((b"a", b"b")), moulds)
     assert reader.read(head((b"a", b"b")), moulds) is first
-    reader.forget()
-    assert reader.read(head((b"a", b"b")), moulds) is not first
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -191,8 +189,8 @@ def test_a_block_with_a_table_is_told_as_one_without(seed: int) -> None:
             encoder.header_table_size = 0
         block = bytes(encoder.encode(fields, huffman=rng.random() < 0.5))
         plain = decoder.plain(block)
-        assert hpack.Decoder(allowed=0, list_limit=10_000).decode(hpack.NO_TABLE + plain) == fields
-        assert other.decode(block) == fields
+        assert decoded(hpack.Decoder(allowed=0, list_limit=10_000), hpack.NO_TABLE + plain) == fields
+        assert decoded(other, block) == fields
     assert decoder.plain(plain) is plain
 
 
