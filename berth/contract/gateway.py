@@ -4,7 +4,8 @@ The agent tells every copy, always all of them, so that nothing hangs on what wa
 among them has ended. The gateway tells what it has seen. Of both, what is not understood is left aside.
 
     agent → gateway   {"copies": [Copy…]}                   all there are, at the start and at each change
-                      {"drain": POD_UID, "seconds": S}      take nothing new for it; answered by "drained"
+                      {"drain": POD_UID, "seconds": S}      take nothing new for it; answered by "drained"; it is left
+                                                            out of the copies then until it may be used again
     gateway → agent   {"drained": POD_UID}                  nothing of it is in Triton any more
                       {"tritonDied": {"suspects": [POD_UID…]}}   Triton went with requests of these in it
 """

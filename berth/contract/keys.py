@@ -29,12 +29,12 @@ class Keys:
 
     @property
     def model_id(self) -> str:
-        """Pod annotation: the model's identity; at most one live pod with it per node."""
+        """Pod annotation: the model's identity; at most one live pod of a namespace with it per node."""
         return f"{self.prefix}model-id"
 
     @property
     def model_name(self) -> str:
-        """Pod annotation: the name in Triton, where it differs from the id."""
+        """Pod annotation: the name that clients call it by, where it differs from the id."""
         return f"{self.prefix}model-name"
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -103,7 +104,7 @@ class Place:
         assert said[1]["model_name"] == "net"
         assert said[1]["outputs"][0]["data"] == [7]
 
-    async def asked(self, uid: str) -> tuple[int, dict[str, object]] | None:
+    async def asked(self, uid: str) -> tuple[int, dict[str, Any]] | None:
         """None where the gateway is away, or does not know the ticket."""
         async with door(self.port, ticket_of(SECRET, uid), Kind.REST) as address:
             with suppress(aiohttp.ClientError, OSError):

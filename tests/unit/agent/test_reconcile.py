@@ -563,3 +563,23 @@ async def test_a_model_that_is_being_unloaded_is_not_loaded(on_node: Agent) -> N
     await on_node.settle()
     await unload
     assert (on_node.triton.loads, on_node.repository.records()) == ([NAME], {})
+
+
+async def test_what_an_older_agent_has_left_under_its_models_names_is_unloaded_and_removed(
+    on_node: Agent,
+) -> None:
+    """It knew no names of the server's own; the pod's door of then cannot reach the model any more."""
+    model = await on_node.stage()
+    old = ServerName("model-p1")
+    (on_node.repository.models / NAME).rename(on_node.repository.models / old)
+    on_node.triton.held = {old: IndexState.READY}
+    after = await on_node.restart()
+    after.models.remember(report(models=(replace(listed("p1"), state=ModelState.READY),)))
+    after.models.see_pod(seen("p1"))
+    for _ in range(3):
+        await after.settle()
+    (found,) = after.models
+    assert after.triton.held == {old: IndexState.UNAVAILABLE}
+    assert after.repository.records() == {}
+    assert (found.state, found.ref, found.resident) == (ModelState.LOST, model.ref, False)
+    assert "only a new pod stages them again" in found.reason

@@ -14,7 +14,7 @@ from tritonclient.grpc.service_pb2_grpc import (
     add_GRPCInferenceServiceServicer_to_server,
 )
 
-from berth.contract.endpoint import Endpoint
+from berth.contract.endpoint import Endpoint, UnixSocket
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import ServerName
 from berth.triton.admin import GONE, GrpcTritonAdmin, IndexEntry, IndexState, open_admin
@@ -186,6 +186,19 @@ async def test_a_web_proxy_of_the_environment_is_none_of_tritons(monkeypatch: py
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     async with connected(Triton()) as admin:
         assert await admin.version()
+
+
+async def test_a_triton_behind_a_socket_needs_no_port(tmp_path: Path) -> None:
+    path = tmp_path / "grpc:8001"  # gRPC's own server adds the port to the name of its socket
+    server = grpc.aio.server()
+    add_GRPCInferenceServiceServicer_to_server(Triton(), server)
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    try:
+        async with open_admin(UnixSocket(str(path)), KEYS) as admin:
+            assert await admin.version() == "2.51.0"
+    finally:
+        await server.stop(None)
 
 
 async def test_a_triton_that_restarts_is_found_soon() -> None:
