@@ -48,9 +48,7 @@ class TritonGrpc:
     def at_hand(self) -> UpstreamConnection | None:
         """The connection, if what is sent on it goes out now."""
         current = self._current
-        if current is not None and current.is_usable and current.has_room:
-            return current
-        return None
+        return current if current is not None and current.has_room else None
 
     def connection(self) -> UpstreamConnection:
         """The one for a call that begins now. Raises NotServed."""

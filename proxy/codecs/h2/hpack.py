@@ -156,6 +156,36 @@ class Decoder:
             raise HeaderListTooLarge(f"a header list of more than {self._list_limit} bytes")
         return bytes(out)
 
+    def decode(self, block: bytes) -> list[Header]:
+        """Raises HpackError, or HeaderListTooLarge with the table in step."""
+        headers: list[Header] = []
+        at, end, size = 0, len(block), 0
+        while at < end:
+            first = block[at]
+            if first & 0x80:
+                index, at = integer(block, at, 7)
+                header = self._entry(index)
+            elif first & 0xE0 == 0x20:
+                if headers or size:
+                    raise HpackError("a table size update after a header")
+                limit, at = integer(block, at, 5)
+                self._resize(limit)
+                continue
+            else:
+                indexed = first & 0x40 != 0
+                index, at = integer(block, at, 6 if indexed else 4)
+                name, at = (self._entry(index)[0], at) if index else string(block, at)
+                value, at = string(block, at)
+                header = (name, value)
+                if indexed:
+                    self._add(header)
+            size += len(header[0]) + len(header[1]) + ENTRY_OVERHEAD
+            if size <= self._list_limit:  # go on beyond it, to keep the table in step
+                headers.append(header)
+        if size > self._list_limit:
+            raise HeaderListTooLarge(f"a header list of more than {self._list_limit} bytes")
+        return headers
+
     def _entry(self, index: int) -> Header:
         if 1 <= index <= _STATIC_COUNT:
             return STATIC_TABLE[index - 1]

@@ -81,14 +81,14 @@ def call(both: Both) -> int:
 async def test_one_limit_for_both_protocols(whole: Callable[..., Whole], is_shared: bool) -> None:
     shared = shared_limit(2, 1) if is_shared else None
     one = whole(shared=shared, **({} if is_shared else {"container_concurrency": 2, "queue_depth": 1}))
-    rest, grpc, late, too_many = one.rest(), one.grpc(), one.rest(), one.grpc()
+    rest, grpc, late = one.rest(), one.grpc(), one.rest()
     rest.client.data_received(infer())
     await settle()
     answered = call(grpc)
     late.client.data_received(infer())
-    refused = call(too_many)
+    refused = call(grpc)
     assert (one.server.figures().running, one.server.figures().waiting) == (2, 1)
-    assert too_many.client.status(refused) == 14
+    assert grpc.client.status(refused) == 14
     grpc.triton.answer(answered, b"fine")
     grpc.exchange()
     if is_shared:
