@@ -5,7 +5,7 @@ import functools
 import re
 import statistics
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,9 @@ class _Soak:
         looking = asyncio.create_task(self._look())
         channels = [grpc.aio.insecure_channel(f"{one}:{GRPC_PORT}") for one in self._addresses]
         try:
-            await asyncio.gather(*self._clients(channels))
+            async with asyncio.TaskGroup() as clients:
+                for client in self._clients(channels):
+                    clients.create_task(client)
             faults = [*self._log.stalled, *await self._left_over(), *await self._narrowed(channels)]
         finally:
             looking.cancel()
@@ -105,8 +107,8 @@ class _Soak:
                 await channel.close(None)
         return self._result(faults)
 
-    def _clients(self, channels: Sequence[grpc.aio.Channel]) -> list[Awaitable[None]]:
-        found: list[Awaitable[None]] = []
+    def _clients(self, channels: Sequence[grpc.aio.Channel]) -> list[Coroutine[Any, Any, None]]:
+        found: list[Coroutine[Any, Any, None]] = []
         for one, channel in zip(self._soaked, channels, strict=True):
             stub = GRPCInferenceServiceStub(channel)
             stream, faithful, rest = (

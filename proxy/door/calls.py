@@ -14,6 +14,7 @@ from berth.contract.endpoint import Endpoint
 from proxy.codecs.grpc_status import Status
 from proxy.codecs.h2 import frames
 from proxy.codecs.h2.frames import Setting
+from proxy.codecs.h2.fields import split
 from proxy.codecs.h2.hpack import Decoder, Header, HeaderListTooLarge, HpackError, encode
 
 _CONNECT_SECONDS: Final = 5.0
@@ -188,7 +189,7 @@ class _Call:
 
     def _take_headers(self, flags: int, block: bytes) -> None:
         """Raises CallFailed for a status other than OK."""
-        found = dict(self._decoder.decode(block))
+        found = {field.name: field.value for field in split(self._decoder.plain(block))}
         http = found.get(b":status", b"200")
         if not flags & frames.END_STREAM:
             if http != b"200":

@@ -2,6 +2,8 @@
 
 import asyncio
 import queue
+import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -167,3 +169,27 @@ async def test_server_sent_events(served: Served) -> None:
     assert answer.startswith(b"HTTP/1.1 200"), answer
     assert answer.count(b"data: ") == 7, answer
     assert answer.count(b'"model_name":"count"') == 7, answer
+
+
+async def test_who_leaves_streams_of_answers_takes_triton_from_nobody(served: Served) -> None:
+    """Triton 2.51 dies within some tens of streams of a decoupled model that are reset under it."""
+    async with GrpcAioClient(f"{served.count}:{GRPC_PORT}") as client:
+
+        async def leave() -> None:
+            async def requests() -> AsyncIterator[dict[str, Any]]:
+                yield {"model_name": "count", "inputs": filled(GrpcInput, np.array([60], np.uint8))}
+                await asyncio.Event().wait()
+
+            answers = client.stream_infer(requests())
+            for _ in range(random.randint(1, 60)):
+                _, error = await anext(answers)
+                assert error is None
+            answers.cancel()
+
+        for _ in range(60):
+            await asyncio.gather(*(leave() for _ in range(4)))
+        whole = await client.get_model_metadata("count")
+        assert whole.name == "count"
+    async with GrpcAioClient(served.grpc) as client:
+        answer = await client.infer("echo", filled(GrpcInput))
+        assert np.array_equal(answer.as_numpy("OUT"), DATA)
