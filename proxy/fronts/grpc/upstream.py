@@ -97,9 +97,7 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     @property
     def has_room(self) -> bool:
         """Whether a call that is sent now goes out now."""
-        return (
-            self.is_writable and self.transport is not None and not self.is_retired and self.codec.can_open
-        )
+        return self.is_writable and self.transport is not None and not self.is_retired and self.codec.can_open
 
     def open(self, asker: Asker, block: bytes) -> Stream:
         """Begin a call. Raises Refused where Triton takes no more."""

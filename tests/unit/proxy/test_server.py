@@ -82,6 +82,7 @@ async def test_one_limit_for_both_protocols(whole: Callable[..., Whole], is_shar
     shared = shared_limit(2, 1) if is_shared else None
     one = whole(shared=shared, **({} if is_shared else {"container_concurrency": 2, "queue_depth": 1}))
     rest, grpc, late, too_many = one.rest(), one.grpc(), one.rest(), one.grpc()
+    too_many.triton = grpc.triton  # all clients have the same connection
     rest.client.data_received(infer())
     await settle()
     answered = call(grpc)
