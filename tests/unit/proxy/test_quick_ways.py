@@ -103,7 +103,7 @@ async def test_a_rest_request_like_the_one_before_it(monkeypatch: pytest.MonkeyP
                     await drive(pair, body)
             assert pair.to_client.sent == OK * 4, route
             assert pair.front.copy.admissions.running == 0
-            assert pair.copy.rest.received_bytes % 4 == 0
+            assert pair.front.copy.rest.received_bytes % 4 == 0
 
 
 UNUSUAL = {
