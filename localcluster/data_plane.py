@@ -106,7 +106,7 @@ async def agent(
 ) -> AsyncIterator[Agent]:
     """Runs it until the block ends."""
     one, server = Agent(gateway, control, copies), grpc.aio.server()
-    services.add_NodeAgentServicer_to_server(one, server)
+    services.add_NodeAgentServicer_to_server(one, server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(str(listen))
     await server.start()
     speaking = asyncio.create_task(one.speak())
