@@ -119,6 +119,19 @@ def test_a_pod_that_comes_back_is_not_drained() -> None:
     assert (planes.orders[-1].draining, planes.orders[-1].drained) == (frozenset(), frozenset())
 
 
+def test_what_an_agent_asked_ends_with_it_and_what_a_door_wishes_does_not() -> None:
+    one, planes = hub()
+    one.take_copies([copy_of("a"), copy_of("b"), copy_of("c")])
+    for uid in ("a", "b"):
+        one.drain(uid, 60, now=0)
+    planes.said = [Word(idle=frozenset({"b"}), wishes=frozenset({"c"}))]
+    one.step(1)
+    assert planes.orders[-1].drained == {"b"}
+    one.take_copies([copy_of("a"), copy_of("b"), copy_of("c")], anew=True)
+    one.step(2)
+    assert (planes.orders[-1].draining, planes.orders[-1].drained) == ({"c"}, frozenset())
+
+
 def test_one_death_is_one_however_many_processes_tell_of_it() -> None:
     one, _ = hub()
     one.take_copies([copy_of("a"), copy_of("b")])

@@ -157,6 +157,20 @@ async def test_only_so_much_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(process.log) == IN_A_TURN + 1
 
 
+async def test_no_piece_overtakes_one_that_is_kept_be_there_room_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 5)
+    process = Process()
+    connections = [process.connect("a") for _ in range(IN_A_TURN + 1)]
+    for connection, _, _ in connections:
+        connection.data_received(b"12345")
+    connections[-1][0].data_received(b"6789")  # had been read already
+    assert b"6789" not in [data for _, data in process.log]
+    assert await process.turn() == [("a", b"123456789")]
+    assert process.turns.has_room
+
+
 async def test_requests_that_had_come_already_wait_for_their_turn_too() -> None:
     process = Process()
     process.connect("a")
