@@ -187,6 +187,25 @@ async def test_requests_that_had_come_already_wait_for_their_turn_too() -> None:
     assert load.arrived == 0
 
 
+async def test_what_comes_does_not_overtake_requests_that_had_come_already() -> None:
+    process = Process()
+    connection, _, _ = process.connect("a")
+    process.turns.later(process._shares["a"][0], lambda: process.log.append(("a", b"first")))
+    connection.data_received(b"second")
+    assert process.log == []
+    assert await process.turn() == [("a", b"first"), ("a", b"second")]
+
+
+def test_calls_are_counted_on_when_their_count_begins_anew() -> None:
+    load = Load()
+    share = CopyShare(load)
+    load.arrived = 5
+    assert share.cost(1) == 5 * CALL_COST + 1
+    load.arrived = 3  # a second has passed
+    assert share.cost(1) == 3 * CALL_COST + 1
+    assert share.cost(1) == CALL_COST + 1
+
+
 async def test_answers_count_too() -> None:
     process = Process()
     connection, _, wire = process.connect("a")
