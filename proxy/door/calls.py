@@ -13,8 +13,8 @@ from typing import Final
 from berth.contract.endpoint import Endpoint
 from proxy.codecs.grpc_status import Status
 from proxy.codecs.h2 import frames
-from proxy.codecs.h2.frames import Setting
 from proxy.codecs.h2.fields import split
+from proxy.codecs.h2.frames import Setting
 from proxy.codecs.h2.hpack import Decoder, Header, HeaderListTooLarge, HpackError, encode
 
 _CONNECT_SECONDS: Final = 5.0
