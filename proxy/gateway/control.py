@@ -106,6 +106,7 @@ class _Agent(asyncio.Protocol):
         self._input: list[bytes] = []
         self._size = 0
         self._writable = True
+        self._is_known = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = _peer_uid(transport.get_extra_info("socket"))
@@ -133,12 +134,25 @@ class _Agent(asyncio.Protocol):
         while (end := data.find(b"\n")) >= 0:
             line, data = b"".join((*self._input, data[:end])), data[end + 1 :]
             self._input, self._size = [], 0
+            if not self._begins_well(line):
+                return
             self._control.take(line)
         self._input.append(data)
         self._size += len(data)
         if self._size > _LINE_BYTES:
             log.warning("the agent's word is too long", extra=fields(bytes=self._size))
             self.close()
+
+    def _begins_well(self, line: bytes) -> bool:
+        """Whoever begins with anything but an object is none of ours, and nothing that it says later is heard.
+
+        Code in Triton can lead Triton's socket here by a link: what clients ask would then come as orders.
+        """
+        self._is_known = self._is_known or line.startswith(b"{")
+        if not self._is_known:
+            log.warning("no agent at the control socket", extra=fields(bytes=len(line)))
+            self.close()
+        return self._is_known
 
     def say(self, news: dict[str, object]) -> bool:
         if self._transport is None or not self._writable:

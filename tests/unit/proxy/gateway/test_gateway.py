@@ -206,6 +206,16 @@ async def test_lines_that_cannot_be_read_change_nothing(start: Any, caplog: Any)
         assert await echoed(here, "a") == b"simple hello"
 
 
+async def test_who_begins_as_no_agent_does_is_not_heard(start: Any) -> None:
+    """HTTP/2 that was meant for Triton, with a client's bytes in it."""
+    async with start() as here, agent_at(here.path) as stranger:
+        stranger.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\n")
+        stranger.say({"copies": [copy_of("a").to_json()]})
+        with pytest.raises((EOFError, ConnectionError)):
+            await stranger.hears()
+        assert not here.gateway.hub.registry.is_told
+
+
 async def test_changed_limits_hold_at_once_and_nobody_loses_a_connection(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
         await known(here, agent, copy_of("a", limits=CopyLimits(container_concurrency=1)))
