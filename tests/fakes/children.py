@@ -35,4 +35,5 @@ def _noting() -> Iterator[None]:
 def no_child_is_left(_noting: None) -> Iterator[None]:
     before = _running()
     yield
-    assert [child.args for child in _running() - before] == []
+    left = [child.args for child in _running() - before]
+    assert left == [], left
