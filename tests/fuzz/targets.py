@@ -195,7 +195,7 @@ def infer_json(data: bytes) -> None:
     except BadJson:
         return
     _require_one_reading(written, len(data))
-    assert check_infer(written, FACTS, binary_bytes=len(data)) == written
+    assert check_infer(written, FACTS) == written
 
 
 def _require_one_reading(text: bytes, size: int) -> None:
