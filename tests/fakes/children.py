@@ -39,4 +39,4 @@ def no_child_is_left(_noting: None, request: pytest.FixtureRequest) -> Iterator[
     before = _running()
     yield
     left = [child.args for child in _running() - before if _CHECKER not in str(child.args)]
-    assert left == [] or request.node.get_closest_marker("keeps_child")
+    assert left == [] or request.node.get_closest_marker("keeps_child"), left
