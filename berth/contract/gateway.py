@@ -5,8 +5,9 @@ among them has ended. The gateway tells what it has seen. Of both, what is not u
 
     agent → gateway   {"copies": [Copy…]}                   all there are, at the start and at each change
                       {"drain": POD_UID, "seconds": S}      take nothing new for it; answered by "drained"; it is left
-                                                            out of the copies then until it may be used again
-    gateway → agent   {"drained": POD_UID}                  nothing of it is in Triton any more
+                                                            out of the copies then until it may be used again, as by
+                                                            an agent that names it when it comes anew
+    gateway → agent   {"drained": POD_UID}                  nothing of it is in Triton any more, or its time is up
                       {"tritonDied": {"suspects": [POD_UID…]}}   Triton went with requests of these in it
 """
 

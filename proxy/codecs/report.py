@@ -1,7 +1,8 @@
 """What a pod's door and its node's gateway tell each other on a REPORT connection: JSON, one object a line. Pure.
 
     gateway → door   {"notReady": null | REASON, "figures": {…}}  at once, at each change of readiness, each second
-                     {"drained": true}      nothing of the copy is in the gateway or in Triton any more
+                     {"drained": true}      nothing of the copy is in the gateway or in Triton any more, or the
+                                            time that the agent has set for it is up
     door → gateway   {"leaving": true}      the pod ends: not ready from now on, but everything is served as before
                      {"drain": true}        take nothing new, let what is there end; answered by "drained"
 

@@ -65,6 +65,7 @@ class Report:
 
     async def _listen(self, access: Access, backoff: Backoff) -> None:
         reader, writer = await _connected(access)
+        self._drained.clear()  # what was said on another connection was about what was there then
         try:
             for word in self._said:
                 writer.write(word)

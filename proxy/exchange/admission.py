@@ -60,10 +60,6 @@ class Admission:
         """Triton may be told of it: it has its slot, and somebody waits for the answer."""
         return self.state is _RUNNING
 
-    @property
-    def is_given_up(self) -> bool:
-        return self.state is _GIVEN_UP
-
     def grant(self) -> None:
         """Admissions' word: its turn has come."""
         self.state = _RUNNING

@@ -158,7 +158,7 @@ class ModelCopy:
     def tick(self, now: float) -> None:
         """Every second: close one period of the meter."""
         self.load = self._meter.report(now)
-        self.admissions.hand_out()  # of bytes that another process gave back nobody hears
+        self.admissions.hand_out()  # where processes share the limit, nobody hears of more room for bytes
 
     async def idle(self) -> None:
         """Return when nothing of it runs in Triton and nothing waits."""

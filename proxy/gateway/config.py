@@ -45,7 +45,7 @@ class GatewayOptions(opt.CommonOptions):
         metavar="N",
     )
     memory_budget: int = opt.option(
-        "of requests that are here and not with Triton yet, all models' together",
+        "what requests that are here and not with Triton yet may take, all models' together",
         default=256 * 1024**2,
         parse=opt.byte_count,
         metavar="QUANTITY",
@@ -58,21 +58,21 @@ class GatewayOptions(opt.CommonOptions):
         minimum=0.1,
     )
     most_json_bytes: int = opt.option(
-        "the same of max-json-bytes",
+        "the largest max-json-bytes that a model gets",
         default=64 * 1024**2,
         parse=opt.byte_count,
         metavar="QUANTITY",
         shown="64Mi",
     )
     most_request_bytes: int = opt.option(
-        "the same of max-request-bytes",
+        "the largest max-request-bytes that a model gets",
         default=64 * 1024**2,
         parse=opt.byte_count,
         metavar="QUANTITY",
         shown="64Mi",
     )
     most_inflight_bytes: int = opt.option(
-        "of one model's requests that are in Triton",
+        "what one model's requests may take of Triton's memory, in each worker",
         default=256 * 1024**2,
         parse=opt.byte_count,
         metavar="QUANTITY",

@@ -36,6 +36,8 @@ class Control:
     def __init__(self, path: UnixSocket, hub: Hub, changed: Callable[[], None]) -> None:
         self._path, self._hub, self._changed = path, hub, changed
         self._agent: _Agent | None = None
+        # It has not told yet which copies there are.
+        self._is_new = True
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> "Control":
@@ -62,7 +64,7 @@ class Control:
             log.debug("control socket is gone already", extra=fields(error=error))
 
     def came(self, agent: "_Agent") -> None:
-        before, self._agent = self._agent, agent
+        before, self._agent, self._is_new = self._agent, agent, True
         if before is not None:
             before.close()
         log.info("the agent is here")
@@ -92,7 +94,8 @@ class Control:
         copies = read_copies(told["copies"]) if "copies" in told else None
         drain = _drain(told) if "drain" in told else None
         if copies is not None:
-            self._hub.take_copies(copies)
+            self._hub.take_copies(copies, anew=self._is_new)
+            self._is_new = False
         if drain is not None:
             self._hub.drain(*drain, time.monotonic())
 

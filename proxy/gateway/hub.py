@@ -52,13 +52,15 @@ class Hub:
 
     # What is wanted.
 
-    def take_copies(self, copies: Iterable[Copy]) -> None:
-        """These are all that there are."""
+    def take_copies(self, copies: Iterable[Copy], *, anew: bool = False) -> None:
+        """These are all that there are. `anew`: it is an agent's first word, which knows nothing of another's wishes."""
+        if anew:
+            for uid in [uid for uid, until in self._draining.items() if not math.isinf(until)]:
+                self._serve_on(uid)
         changes = self.registry.apply(self._clipped(copy) for copy in copies)
         gone = {copy.pod_uid for copy in changes.ended}
         for uid in gone:
-            self._draining.pop(uid, None)
-            self._drained.discard(uid)
+            self._serve_on(uid)
         self.suspects.keep({copy.pod_uid for copy in self.registry})
         if changes.new or changes.ended:
             log.info("copies", extra=fields(all=len(self.registry), new=len(changes.new), ended=len(gone)))
@@ -73,6 +75,11 @@ class Hub:
             self.news.append({"drained": uid})
             return
         self._draining[uid] = min(self._draining.get(uid, math.inf), now + seconds)
+
+    def _serve_on(self, uid: str) -> None:
+        """Nobody wishes any more that it drain."""
+        self._draining.pop(uid, None)
+        self._drained.discard(uid)
 
     def triton_died(self, inside: Collection[str], now: float) -> None:
         """One of those that serve has seen it, with requests of these in it."""
@@ -93,8 +100,7 @@ class Hub:
                 self._draining.setdefault(uid, math.inf)
         # A door's wish holds while it is there: its container may be started anew, in the same pod.
         for uid in [uid for uid, until in self._draining.items() if math.isinf(until) and uid not in wishes]:
-            del self._draining[uid]
-            self._drained.discard(uid)
+            self._serve_on(uid)
         for uid, until in self._draining.items():
             if uid not in self._drained and (self._is_idle(uid, words) or now > until):
                 self._is_drained(uid, late=now > until)

@@ -31,7 +31,7 @@ class Orders:
     """To one that serves. By pod uid, but for `copies`.
 
     `held`: why a copy is kept from Triton. `draining`: to take nothing new. `drained`: of which nothing is left
-    in Triton, in any process.
+    in Triton, in any process, or whose time for it is up.
     """
 
     copies: tuple[Copy, ...] = ()

@@ -164,7 +164,7 @@ class TakesTurns(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         share = self._share
-        if (share.credit > 0 and not share.waiting) or not self._turns.has_room:
+        if (share.credit > 0 and not share.waiting) or not (self._kept or self._turns.has_room):
             self._inner.data_received(data)
             self._turns.spent(share, share.cost(len(data)))
         else:

@@ -302,7 +302,12 @@ class UpstreamPool:
     def _connect_for(self, asker: Asker) -> None:
         task = asyncio.create_task(self._connect(asker))
         self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        task.add_done_callback(self._tried)
+
+    def _tried(self, task: asyncio.Task[None]) -> None:
+        """What came of it is among all connections, or leaves its place to who waits."""
+        self._connecting.discard(task)
+        self._serve_next()
 
     async def _connect(self, asker: Asker) -> None:
         """To where Triton is; to where it has gone meanwhile, if that is elsewhere."""
@@ -322,7 +327,6 @@ class UpstreamPool:
                 upstream.abort()
                 reason = "Triton has moved"
         asker.response_lost(reason)
-        asyncio.get_running_loop().call_soon(self._serve_next)
 
     async def _connection(self, endpoint: Endpoint, asker: Asker) -> UpstreamHttp:
         make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, endpoint, asker)  # noqa: E731

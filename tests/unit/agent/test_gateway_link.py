@@ -152,6 +152,22 @@ async def test_of_a_gateway_that_is_away_there_is_nothing_to_drain(side: Side) -
         assert side.gateway.wishes == []
 
 
+async def test_what_the_gateway_is_told_no_more_is_drained_and_each_wish_is_said_once(side: Side) -> None:
+    side.gateway.drains = False
+    await side.gateway.start()
+    async with side.running():
+        await side.gateway.until(lambda gateway: side.uids() == ["a", "b"])
+        drain = asyncio.create_task(side.link.drain(A))
+        await side.gateway.until(lambda gateway: gateway.wishes == ["a"])
+        side.link.wake.set()
+        await asyncio.sleep(0.02)
+        assert side.gateway.wishes == ["a"]
+        side.copies = [copy("b")]  # its pod has gone, and what Triton had of it
+        side.link.wake.set()
+        async with asyncio.timeout(1):
+            await drain
+
+
 async def test_who_was_in_triton_when_it_died_is_heard(side: Side) -> None:
     await side.gateway.start()
     async with side.running():

@@ -128,6 +128,29 @@ def test_work_that_nobody_waits_for_does_not_pile_up() -> None:
     assert unlimited.admit(0.0, list).is_running
 
 
+def test_those_who_wait_wait_on_while_too_much_runs_that_nobody_waits_for() -> None:
+    limited, _ = admissions(MOST_GIVEN_UP + 1, 10)
+    *had, last = [limited.admit(0.0, list) for _ in range(MOST_GIVEN_UP + 1)]
+    waits = limited.admit(0.0, list)
+    for one in had:
+        one.give_up(0.0)
+    last.release(0.0)
+    assert waits.is_waiting
+    had[0].release(0.0)
+    assert waits.is_running
+
+
+def test_an_answer_that_comes_for_nobody_counts_until_it_is_gone() -> None:
+    limited, _ = admissions(1, 0)
+    one = limited.admit(0.0, list, cost_bytes=1)
+    one.give_up(0.0)
+    one.charge(5)
+    assert limited.bytes.used_bytes == 6
+    one.release(0.0)
+    one.charge(5)
+    assert limited.bytes.used_bytes == 0
+
+
 def test_a_queue_of_any_length_that_gives_back_at_once_what_it_is_given() -> None:
     """As when Triton is gone: each that is granted is refused in the same step."""
     limited, meter = admissions(1, 5000)
@@ -254,6 +277,30 @@ async def test_one_that_waits_for_bytes_does_not_spin_on_a_free_slot() -> None:
     second.release(0.0)
 
 
+async def test_what_ends_after_its_copy_touches_no_descriptor_that_another_has_by_then() -> None:
+    ended = shared_limit(1, 2)
+    limited = SharedAdmissions(LoadMeter(0.0, lambda: 0.0), *ended, bytes=Budget(100))
+    runs, waits = limited.admit(0.0, list), limited.admit(0.0, list)
+    limited.close()
+    assert not asyncio.get_running_loop().remove_reader(ended[0])  # nobody looks at it any more
+    others = shared_limit(5, 5)
+    assert others == ended  # the system gives the lowest number that is free
+    with pytest.raises(Refusal, match="the model has ended"):
+        limited.admit(0.0, list)
+    runs.release(0.0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert waits.is_waiting
+    waits.release(0.0)
+    assert (limited.running, limited.waiting) == (0, 0)
+    limited.close()
+    for one in others:
+        assert [os.eventfd_read(one) for _ in range(5)] == [1] * 5
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(one)
+        os.close(one)
+
+
 def test_however_much_one_part_takes_another_still_finds_room() -> None:
     whole = Budget(256)
     greedy, others = Budget(256, whole), [Budget(256, whole) for _ in range(20)]
@@ -270,8 +317,58 @@ def test_however_much_one_part_takes_another_still_finds_room() -> None:
     assert whole.used_bytes == 0
 
 
+def test_the_last_byte_of_a_budget_may_be_taken_and_no_further_one() -> None:
+    part = Budget(10)
+    assert part.take(10)
+    assert not part.take(1)
+
+
+def test_what_is_there_already_counts_in_the_whole_and_exceeds_it_for_all_its_parts() -> None:
+    whole = Budget(10)
+    large, small = Budget(100, whole), Budget(100, whole)
+    large.charge(10)
+    assert (whole.used_bytes, small.is_exceeded) == (10, False)
+    large.charge(1)
+    assert small.is_exceeded
+    assert not small.take(0)
+    large.give(11)
+    assert (whole.used_bytes, small.is_exceeded) == (0, False)
+
+
 def copy(*, concurrency: int = 1, depth: int | None = None) -> ModelCopy:
     return ModelCopy(Names(b"own", b"own"), CopyLimits(container_concurrency=concurrency, queue_depth=depth))
+
+
+async def test_more_room_for_bytes_is_given_to_those_who_wait_for_it() -> None:
+    own = ModelCopy(Names(b"own", b"own"), CopyLimits(max_inflight_bytes=10), shared=shared_limit(5, 5))
+    first, waits = Exchange(own, own.rest, 0.0), Exchange(own, own.rest, 0.0)
+    assert first.admit(0.0, list, 10)
+    assert not waits.admit(0.0, list, 10)
+    own.set_limits(CopyLimits(max_inflight_bytes=20))
+    own.tick(1.0)
+    assert waits.admission is not None
+    assert waits.admission.is_running
+    own.admissions.close()
+
+
+def test_what_is_on_its_way_is_bounded_for_a_copy_and_for_all_of_a_process() -> None:
+    whole = Budget(100)
+    one, other = (
+        ModelCopy(Names(b"own", b"own"), CopyLimits(max_inflight_bytes=10), process_budget=whole)
+        for _ in range(2)
+    )
+    held = Exchange(one, one.rest, 0.0)
+    held.hold(10)
+    with pytest.raises(Refusal, match=r"may take 10 B together \(--max-inflight-bytes\)"):
+        Exchange(one, one.rest, 0.0).hold(1)
+    one.set_limits(CopyLimits(max_inflight_bytes=200))
+    held.hold(40)
+    assert whole.used_bytes == 50
+    with pytest.raises(Refusal):
+        held.hold(1)  # it would have more than is left for all others
+    Exchange(other, other.rest, 0.0).hold(10)
+    held.let_all_go()
+    assert whole.used_bytes == 10
 
 
 async def test_questions_have_a_small_bound_of_their_own() -> None:

@@ -205,6 +205,16 @@ async def test_more_questions_than_connections_wait_for_each_other() -> None:
         await pool.close()
 
 
+async def test_one_that_cannot_be_reached_leaves_its_place_to_the_next() -> None:
+    nowhere = Endpoint("127.0.0.1", 1)
+    where = Whereabouts(Access(nowhere, nowhere))
+    pool = UpstreamPool(where, most=1)
+    async with asyncio.timeout(5):
+        asked = await asyncio.gather(*(fetch(pool, where, "/v2") for _ in range(5)), return_exceptions=True)
+    assert [type(one) for one in asked] == [NotServed] * 5
+    await pool.close()
+
+
 class Looked(Asked):
     """Says what it is told to say, look by look."""
 

@@ -29,7 +29,7 @@ def test_of_several_none_is_held_but_all_are_counted() -> None:
     suspects = Suspects()
     for now in range(5):
         suspects.triton_died({"a", "b"}, now)
-    assert suspects.held("a", 5) is None
+    assert (suspects.held("a", 5), suspects.held("b", 5)) == (None, None)
     assert suspects.deaths == {"a": 5, "b": 5}
 
 

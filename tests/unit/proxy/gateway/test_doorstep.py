@@ -100,8 +100,8 @@ async def test_an_unknown_ticket_and_whatever_is_no_preamble_end_at_the_first_by
         arrival.data_received(data)
         assert wire.aborted, data
         assert wire.sent == b""
-        assert here.turned_away[why] == before + 1
         arrival.data_received(b"more")  # on its way when it ended
+        assert here.turned_away[why] == before + 1
         arrival.connection_lost(None)
     assert not len(here.arrivals)
 
@@ -115,6 +115,23 @@ async def test_who_says_nothing_has_two_seconds(monkeypatch: pytest.MonkeyPatch)
         while not (silent.aborted and half.aborted):
             await asyncio.sleep(0.005)
     assert here.turned_away["late"] == 2
+
+
+async def test_who_comes_last_is_ended_too_though_nobody_comes_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PREAMBLE_SECONDS", 0.05)
+    here = step()
+    _, first = arrive(here)
+    await asyncio.sleep(0.03)
+    _, last = arrive(here, "10.0.0.2")
+    async with asyncio.timeout(5):
+        while not (first.aborted and last.aborted):
+            await asyncio.sleep(0.005)
+
+
+def test_two_seconds() -> None:
+    assert module.PREAMBLE_SECONDS == 2.0
 
 
 async def test_a_crowd_from_one_address_pushes_out_its_own() -> None:

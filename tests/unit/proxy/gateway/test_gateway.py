@@ -272,6 +272,18 @@ async def test_the_agent_drains_a_copy(start: Any) -> None:
         writer.close()
 
 
+async def test_an_agent_that_restarts_and_wants_the_copy_it_drained_gets_it_back(start: Any) -> None:
+    async with start() as here:
+        async with agent_at(here.path) as agent:
+            await known(here, agent, copy_of("a"))
+            agent.drain("a", 60)
+            assert await agent.hears() == {"drained": "a"}
+        async with agent_at(here.path) as agent:
+            agent.tell([copy_of("a")])
+            await until(lambda: not here.served("a").draining)
+            assert await echoed(here, "a") == b"simple hello"
+
+
 async def test_a_drain_has_an_end(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
         await known(here, agent, copy_of("a"))

@@ -65,11 +65,13 @@ def test_ceilings() -> None:
     assert (first.request_timeout_seconds, first.max_json_bytes) == (100, 10)
     assert (first.max_request_bytes, first.max_inflight_bytes) == (20, 40)
     assert (second.max_json_bytes, second.max_request_bytes, second.max_inflight_bytes) == (5, 15, 15)
+    small = CEILINGS.clip(CopyLimits(max_json_bytes=9, max_request_bytes=7))
+    assert (small.max_json_bytes, small.max_request_bytes) == (7, 7)  # nor does a packed one unpack to more
 
 
 def test_a_drain_is_over_when_it_is_in_every_process_or_its_time_is_up() -> None:
     one, planes = hub()
-    one.take_copies([copy_of("a"), copy_of("b")])
+    one.take_copies([copy_of("a"), copy_of("b"), copy_of("c")])
     planes.said = [Word(idle=frozenset({"a", "b"})), Word()]
     one.drain("a", 10, now=0)
     one.drain("b", 5, now=0)
@@ -88,6 +90,10 @@ def test_a_drain_is_over_when_it_is_in_every_process_or_its_time_is_up() -> None
     assert not one.is_draining
     one.drain("b", 5, now=6)
     one.drain("unknown", 5, now=6)
+    one.drain("c", 5, now=6)
+    one.drain("c", 100, now=7)  # asked again, it is no later
+    one.step(11.1)
+    assert one.news.pop() == {"drained": "c"}
     assert list(one.news)[2:] == [{"drained": "b"}, {"drained": "unknown"}]
 
 
@@ -117,6 +123,19 @@ def test_a_pod_that_comes_back_is_not_drained() -> None:
     one.take_copies([copy_of("a")])
     one.step(2)
     assert (planes.orders[-1].draining, planes.orders[-1].drained) == (frozenset(), frozenset())
+
+
+def test_what_an_agent_asked_ends_with_it_and_what_a_door_wishes_does_not() -> None:
+    one, planes = hub()
+    one.take_copies([copy_of("a"), copy_of("b"), copy_of("c")])
+    for uid in ("a", "b"):
+        one.drain(uid, 60, now=0)
+    planes.said = [Word(idle=frozenset({"b"}), wishes=frozenset({"c"}))]
+    one.step(1)
+    assert planes.orders[-1].drained == {"b"}
+    one.take_copies([copy_of("a"), copy_of("b"), copy_of("c")], anew=True)
+    one.step(2)
+    assert (planes.orders[-1].draining, planes.orders[-1].drained) == ({"c"}, frozenset())
 
 
 def test_one_death_is_one_however_many_processes_tell_of_it() -> None:
@@ -182,6 +201,10 @@ def test_new_changed_ended() -> None:
     moved = copy_of("b", server_name="simple-of-b-anew")
     changes = registry.apply([moved])
     assert (changes.new, changes.ended) == ((moved,), (a, other))
+    # So is one with another ticket, as when the node's secret was made anew: the old one opens nothing more.
+    anew = copy_of("b", server_name="simple-of-b-anew", ticket=bytes(32))
+    changes = registry.apply([anew])
+    assert (changes.new, changes.ended) == ((anew,), (moved,))
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,20 @@ async def test_only_so_much_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(process.log) == IN_A_TURN + 1
 
 
+async def test_no_piece_overtakes_one_that_is_kept_be_there_room_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 5)
+    process = Process()
+    connections = [process.connect("a") for _ in range(IN_A_TURN + 1)]
+    for connection, _, _ in connections:
+        connection.data_received(b"12345")
+    connections[-1][0].data_received(b"6789")  # had been read already
+    assert b"6789" not in [data for _, data in process.log]
+    assert await process.turn() == [("a", b"123456789")]
+    assert process.turns.has_room
+
+
 async def test_requests_that_had_come_already_wait_for_their_turn_too() -> None:
     process = Process()
     process.connect("a")
@@ -171,6 +185,25 @@ async def test_requests_that_had_come_already_wait_for_their_turn_too() -> None:
         quiet[0].data_received(b"here")
         assert process.log == [("quiet", b"here")]
     assert load.arrived == 0
+
+
+async def test_what_comes_does_not_overtake_requests_that_had_come_already() -> None:
+    process = Process()
+    connection, _, _ = process.connect("a")
+    process.turns.later(process._shares["a"][0], lambda: process.log.append(("a", b"first")))
+    connection.data_received(b"second")
+    assert process.log == []
+    assert await process.turn() == [("a", b"first"), ("a", b"second")]
+
+
+def test_calls_are_counted_on_when_their_count_begins_anew() -> None:
+    load = Load()
+    share = CopyShare(load)
+    load.arrived = 5
+    assert share.cost(1) == 5 * CALL_COST + 1
+    load.arrived = 3  # a second has passed
+    assert share.cost(1) == 3 * CALL_COST + 1
+    assert share.cost(1) == CALL_COST + 1
 
 
 async def test_answers_count_too() -> None:
