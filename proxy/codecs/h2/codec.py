@@ -305,10 +305,10 @@ class H2Codec(Sender, Generic[H, T]):
                     at = taken
                     continue
             if self._untold:
-                if kind == DATA and flags == END_STREAM and stop <= end:
-                    if self._take_content(data, at + HEAD_BYTES, stop, id):
-                        at = stop
-                        continue
+                is_usual = kind == DATA and flags == END_STREAM and stop <= end
+                if is_usual and self._take_content(data, at + HEAD_BYTES, stop, id):
+                    at = stop
+                    continue
                 if kind not in _CONCERN_NO_HEAD:
                     self._tell_heads()
             if length > MAX_FRAME:
