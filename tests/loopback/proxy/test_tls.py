@@ -10,7 +10,6 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime.errors import ConfigError
-from proxy.exchange.traffic import Traffic
 from proxy.fronts.listener import Listener
 from proxy.fronts.tls import Certificates
 from tests.loopback.proxy.test_process import Authority
@@ -22,8 +21,8 @@ class Greeter(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def listening(certificates: Certificates) -> AsyncIterator[Listener[Greeter]]:
-    listener: Listener[Greeter] = Listener(Greeter, Traffic(), what="--http-listen")
+async def listening(certificates: Certificates) -> AsyncIterator[Listener]:
+    listener = Listener(Greeter, what="--http-listen")
     await listener.start(Endpoint("127.0.0.1", 0), tls=certificates.http)
     yield listener
     await listener.stop()
