@@ -28,6 +28,7 @@ from proxy.codecs.h2.events import (
     Ended,
     Event,
     GoAway,
+    Headers,
     Reset,
     Trailers,
 )
@@ -47,6 +48,8 @@ from proxy.codecs.h2.frames import (
     MAX_STREAM_ID,
     MAX_WINDOW,
     PADDED,
+    PING,
+    WINDOW_UPDATE,
     ConnectionFailed,
     ErrorCode,
     Setting,
@@ -78,6 +81,9 @@ _BY_PEER: Final = -1
 # A connection that has not said a word of HTTP/2, or stopped in the middle of a header block.
 _PATIENT_SECONDS = 10.0
 
+# What clients say between heads and their content.
+_CONCERN_NO_HEAD = (WINDOW_UPDATE, PING)
+
 _SETTING = struct.Struct(">HI")
 
 
@@ -108,6 +114,9 @@ class H2Codec(Sender, Generic[H, T]):
         self._head_moulds: list[Mould[H]] = []
         self._trailer_moulds: list[Mould[T]] = []
         self._events: list[Event] = []
+        # Heads of this `receive` whose content may be in it as well: who asks many things at once often sends
+        # all heads first.
+        self._untold: dict[int, Headers] = {}
         self._connection_owed = 0
         self._wider_left = WIDER_BYTES
         self._read: Callable[[bytes, int], int] = self._read_frames
@@ -150,11 +159,14 @@ class H2Codec(Sender, Generic[H, T]):
         try:
             at = self._read(data, 0)
         except ConnectionFailed as error:
+            self._tell_heads()
             self._end(error.code, str(error))
         else:
             if at < len(data):
                 self._parts.append(data[at:])
                 self._parts_bytes = len(data) - at
+            if self._untold:
+                self._tell_heads()
         events, self._events = self._events, []
         return events
 
@@ -267,6 +279,16 @@ class H2Codec(Sender, Generic[H, T]):
         """
         raise NotImplementedError
 
+    def _take_content(self, data: bytes, start: int, stop: int, id: int) -> bool:
+        """What ends a stream whose head is still untold. False, with nothing done, where it is not the usual
+        thing."""
+        raise NotImplementedError
+
+    def _tell_heads(self) -> None:
+        """Their content comes later, or in another way."""
+        self._events += self._untold.values()
+        self._untold.clear()
+
     def _read_frames(self, data: bytes, at: int) -> int:
         """Handle every whole frame; returns where the first incomplete one begins."""
         end = len(data)
@@ -284,6 +306,13 @@ class H2Codec(Sender, Generic[H, T]):
                 if taken:
                     at = taken
                     continue
+            if self._untold:
+                is_usual = kind == DATA and flags == END_STREAM and stop <= end
+                if is_usual and self._take_content(data, at + HEAD_BYTES, stop, id):
+                    at = stop
+                    continue
+                if kind not in _CONCERN_NO_HEAD:
+                    self._tell_heads()
             if length > MAX_FRAME:
                 raise ConnectionFailed(
                     ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes; {MAX_FRAME} are taken"
@@ -627,6 +656,7 @@ class H2Codec(Sender, Generic[H, T]):
             self.patience.spend()
 
     def _stream_failed(self, error: StreamFailed) -> None:
+        self._tell_heads()
         self.patience.spend(RESET_COST)
         stream = self.streams.get(error.stream)
         self._remember_reset(error.stream, 0 if stream is None else stream.receive_left)

@@ -5,6 +5,7 @@ wherever it stands and what was decided about it once can be looked up by its by
 heard that, it may use the 4096 bytes of the protocol's default.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Final
@@ -267,28 +268,40 @@ def string(block: bytes, at: int) -> tuple[bytes, int]:
 
 def unpacked(text: bytes) -> bytes:
     """A string in Huffman code (RFC 7541, 5.2). Raises HpackError."""
-    out: list[bytes] = []
-    state, is_complete = 0, True
-    for byte in text:
-        step = _steps.get(state | byte) or _huffman_step(state | byte)
-        state, symbols, is_complete = step
-        out.append(symbols)
-    if not is_complete:
+    step = _BEGIN
+    unpacked = b"".join([(step := step[0][byte])[1] for byte in text])
+    if not step[0].may_end:
         raise HpackError("a Huffman string with more than padding at its end")
-    return b"".join(out)
+    return unpacked
 
 
-# From a state of the code (times 256) by a byte: the next state (times 256), what is emitted, and whether
-# a string may end there. Found once for each, as a whole table of 65536 is more than is ever used.
-_steps: Final[dict[int, tuple[int, bytes, bool]]] = {}
+class _State(dict[int, "_Step"]):
+    """Where a string may stand in the code: the step from there by each byte, found once for each, as a whole
+    table of 65536 is more than is ever used."""
+
+    def __init__(self, number: int, *, may_end: bool) -> None:
+        super().__init__()
+        self.number, self.may_end = number, may_end
+
+    def __missing__(self, byte: int) -> "_Step":
+        step = _huffman_step(self.number, byte)
+        if next(_found) < _MOST_STEPS:
+            self[byte] = step
+        return step
+
+
 _MOST_STEPS = 8192
+_found = itertools.count()
+# The state behind a byte, and what is emitted on the way.
+_Step = tuple[_State, bytes]
+_BEGIN: Final[_Step] = (_State(0, may_end=True), b"")
+_states: Final[dict[tuple[int, bool], _State]] = {(0, True): _BEGIN[0]}
 
 
-def _huffman_step(place: int) -> tuple[int, bytes, bool]:
+def _huffman_step(state: int, byte: int) -> _Step:
     # Imported with the first: its table is larger than all of a door, whose agent packs nothing.
     from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 
-    state, byte = divmod(place, 256)
     symbols = b""
     flags = 0
     for nibble in (byte >> 4, byte & 0x0F):
@@ -297,10 +310,10 @@ def _huffman_step(place: int) -> tuple[int, bytes, bool]:
             raise HpackError("a Huffman string with a code that does not exist")
         if flags & HUFFMAN_EMIT_SYMBOL:
             symbols += bytes([symbol])
-    step = (state << 8, symbols, flags & HUFFMAN_COMPLETE != 0)
-    if len(_steps) < _MOST_STEPS:
-        _steps[place] = step
-    return step
+    place = state, flags & HUFFMAN_COMPLETE != 0
+    if place not in _states:
+        _states[place] = _State(state, may_end=place[1])
+    return _states[place], symbols
 
 
 def _encode_integer(value: int, bits: int, pattern: int) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 from proxy.codecs.h2 import frames, hpack
 from proxy.codecs.h2.codec import CREDIT_BYTES, H2Codec
 from proxy.codecs.h2.events import Call, Headers
-from proxy.codecs.h2.fields import FieldReader, Malformed
+from proxy.codecs.h2.fields import FieldReader, Fields, Malformed
 from proxy.codecs.h2.flow import FIRST_WINDOW, Stream
 from proxy.codecs.h2.frames import (
     DATA,
@@ -104,14 +104,8 @@ class ServerCodec(H2Codec[H, T]):
         return self._read_frames(data, len(frames.PREFACE))
 
     def _take_usual(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
-        """A head and the one DATA frame that ends its stream."""
-        data_at = stop + HEAD_BYTES
-        if id != self.last_stream + 2 or data_at > end or not self._is_stateless:
-            return 0
-        high, low, kind, flags, data_id = read_head(data, stop)
-        size = high << 8 | low
-        whole: int = data_at + size
-        if flags != END_STREAM or kind != DATA or data_id != id or whole > end or size > FIRST_WINDOW:
+        """A head, and the one DATA frame that ends its stream, if that is the next; else its turn comes."""
+        if id != self.last_stream + 2 or not self._is_stateless:
             return 0
         if self._block is not None or self._is_going_away or len(self.streams) >= MAX_STREAMS:
             return 0
@@ -122,17 +116,45 @@ class ServerCodec(H2Codec[H, T]):
                 fields = self.heads.read(block, self._head_moulds)
             except (hpack.HpackError, hpack.HeaderListTooLarge, Malformed):
                 return 0  # the long way says what is wrong
-        if fields.length is not None and fields.length != size:
-            return 0
         self.last_stream = id
-        stream = self.streams[id] = _WholeRequest(self, id, self._peer_window)
+        data_at = stop + HEAD_BYTES
+        if data_at <= end:
+            high, low, kind, flags, data_id = read_head(data, stop)
+            size = high << 8 | low
+            whole: int = data_at + size
+            if (
+                kind == DATA
+                and data_id == id
+                and flags == END_STREAM
+                and whole <= end
+                and size <= FIRST_WINDOW
+                and (fields.length is None or fields.length == size)
+            ):
+                stream = self.streams[id] = _WholeRequest(self, id, self._peer_window)
+                self._took_whole(stream, fields, data, data_at, whole)
+                return whole
+        begun = self.streams[id] = Stream(self, id, self._peer_window)
+        begun.begun, begun.length = True, fields.length
+        self._untold[id] = Headers(begun, fields, False)
+        return stop
+
+    def _take_content(self, data: bytes, start: int, stop: int, id: int) -> bool:
+        head, size = self._untold.get(id), stop - start
+        if head is None or size > FIRST_WINDOW or head.fields.length not in (None, size):
+            return False
+        del self._untold[id]
+        head.stream.remote_done, head.stream.received = True, size
+        self._took_whole(head.stream, head.fields, data, start, stop)
+        return True
+
+    def _took_whole(self, stream: Stream, fields: Fields[H], data: bytes, start: int, stop: int) -> None:
+        size = stop - start
         self.patience.left += 2
         self._connection_owed += size
         if self._connection_owed >= CREDIT_BYTES:
             self._credit_connection(0)
-        content = data[data_at:whole] if size < VIEW_BYTES else sliced(data, data_at, whole)
+        content = data[start:stop] if size < VIEW_BYTES else sliced(data, start, stop)
         self._events.append(Call(stream, fields, content))
-        return whole
 
     def _take_block(self, id: int, block: bytes, *, end: bool) -> None:
         if id <= self.last_stream:

@@ -473,6 +473,7 @@ class Call:
             owned=None if codec.takes_now(self.stream, size) else Untaken(front.copy.budget, size, None),
         )
         self._finish(answer.trailers.kind.code, now)
+        self.up = None
 
     def answer_began(self, fields: Fields[AnswerKind], *, end: bool) -> None:
         front = self.front
@@ -638,6 +639,8 @@ class Call:
             self.front.watchers.discard(self)
         if in_triton:
             self.front.given_up.add(self)
+        if self.input_ended and self.stream.is_closed:
+            self.stream.owner = None  # a circle is the garbage collector's work, and it has enough
 
     def _finish_stream(self, now: float, *, in_triton: bool) -> None:
         asked, self.asked = self.asked, None

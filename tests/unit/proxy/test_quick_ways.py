@@ -3,7 +3,9 @@
 Nothing else would show that it is not taken: the slower way gives the same bytes.
 """
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -56,6 +58,33 @@ async def test_a_call_like_the_one_before_it(
         answered(both, stream)
     assert both.pair.running == 0
     assert both.pair.copy.grpc.codes == {"OK": 6}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_an_answered_call_leaves_nothing_to_the_garbage_collector(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    both, made = connect(), []
+    init = Call.__init__
+
+    def noted(one: Call, *of: Any) -> None:
+        made.append(weakref.ref(one))
+        init(one, *of)
+
+    monkeypatch.setattr(Call, "__init__", noted)
+    answered(both, call(both))
+    gc.disable()
+    try:
+        for _ in range(3):
+            stream = both.client.call()
+            if cut:
+                both.exchange()
+            both.client.send(stream, framed(request()), end=True)
+            both.exchange()
+            answered(both, stream)
+        assert [one() for one in made[1:]] == [None] * 3
+    finally:
+        gc.enable()
 
 
 async def test_a_message_of_a_stream_in_one_frame(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

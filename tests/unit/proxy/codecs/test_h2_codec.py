@@ -116,6 +116,59 @@ def test_a_call_cut_at_any_byte_says_the_same() -> None:
         assert heard(introduced(), [said[:cut], said[cut:]]) == told(events)
 
 
+def crowd(rng: random.Random) -> bytes:
+    """What many calls at once may say: the content of each comes some time after its head."""
+    out = bytearray(INTRODUCTION + frames.headers(1, hpack.NO_TABLE + head(), end_stream=True))
+    rest: list[list[bytes]] = []
+    stream = 3
+    while stream < 30 or rest:
+        if stream < 30 and rng.random() < 0.6:
+            length, trace = (b"content-length", b"5"), (b"traceparent", b"%d" % stream)
+            block = rng.choice([head(), head(), head(), head(length), head(trace)])
+            out += frames.headers(stream, block, end_stream=rng.random() < 0.1)
+            end = [frame(DATA, END_STREAM, stream, b"x" * rng.choice([0, 5, 5, 5, 300, 70_000]))]
+            ways = [end] * 6 + [
+                [frame(DATA, 0, stream, b"y"), *end],
+                [frames.reset(stream, ErrorCode.CANCEL)],
+                [frames.headers(stream, hpack.encode([(b"a", b"b")]), end_stream=True)],
+                [frame(WINDOW_UPDATE, 0, stream, u32(0))],
+                [*end, *end],
+            ]
+            rest.append(list(rng.choice(ways)))
+            stream += 2
+        elif rest:
+            left = rng.choice(rest)
+            out += left.pop(0)
+            rest = [one for one in rest if one]
+        if rng.random() < 0.2:
+            out += rng.choice([frame(PING, 0, 0, bytes(8)), frame(WINDOW_UPDATE, 0, 0, u32(9))])
+    return bytes(out)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_crowd_of_calls_says_the_same_however_it_is_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    said = crowd(rng)
+    whole = heard(server(), [said])
+    cuts = sorted(rng.randrange(len(said)) for _ in range(rng.choice([1, 3, 30, 300])))
+    pieces = [said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
+    assert heard(server(), pieces) == whole
+
+
+def test_calls_whose_heads_all_come_first_are_one_event_each() -> None:
+    said = b"".join(frames.headers(stream, head(), end_stream=False) for stream in (3, 5, 7))
+    said += frame(WINDOW_UPDATE, 0, 0, u32(9)) + frame(PING, 0, 0, bytes(8))
+    said += b"".join(frame(DATA, END_STREAM, stream, b"content") for stream in (5, 3, 7))
+    events = introduced().receive(said)
+    assert [event.stream.id for event in events if isinstance(event, Call)] == [5, 3, 7]
+    assert len(events) == 3
+
+
+def test_heads_are_told_before_what_ends_the_connection() -> None:
+    said = frames.headers(3, head(), end_stream=False) + frame(WINDOW_UPDATE, 0, 0, u32(0))
+    assert [type(event) for event in introduced().receive(said)] == [Headers, Ended]
+
+
 def asked() -> ClientCodec[Any, Any]:
     """A client that has asked something, of a server that keeps no table."""
     codec = client()
