@@ -43,13 +43,13 @@ async def test_a_request_that_is_too_long_is_told_the_limit_and_its_flag(connect
 
 
 async def test_requests_that_would_fill_triton_are_turned_away_until_there_is_room(connect: Connect) -> None:
-    first = connect(copy=own_copy(max_inflight_bytes=2 * MIB))
+    first = connect(copy=own_copy(max_inflight_bytes=3 * MIB))
     first.client.data_received(binary(MIB))
     await settle()
     late = RestPair(front=first.front)
     late.client.data_received(binary(MIB))
     assert late.to_client.sent.startswith(b"HTTP/1.1 503 ")
-    assert b"2 MiB that they may take together (--max-inflight-bytes)" in late.to_client.sent
+    assert b"3 MiB that they may take together (--max-inflight-bytes)" in late.to_client.sent
     assert b"Retry-After: 1" in late.to_client.sent
     huge = RestPair(front=first.front)
     huge.client.data_received(binary(2 * MIB)[:2000])
