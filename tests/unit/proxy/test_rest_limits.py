@@ -304,19 +304,22 @@ async def test_bodies_of_one_copy_that_take_long_to_check_do_not_keep_anothers_w
         return checking.Checked(body, 0)
 
     monkeypatch.setattr(checking.Checker, "_check", check)
-    ask = lambda body, whose: asyncio.create_task(checker.check(question, body, whose))  # type: ignore[arg-type]  # noqa: E731
-    crowd = [ask(b"crowd", "crowd") for _ in range(400)]
+
+    def asks(body: bytes, whose: object) -> "asyncio.Task[checking.Checked]":
+        return asyncio.create_task(checker.check(question, body, whose))  # type: ignore[arg-type]
+
+    crowd = [asks(b"crowd", "crowd") for _ in range(400)]
     await asyncio.sleep(0)
     for one in crowd[5:20]:
         one.cancel()
-    single = ask(b"single", "single")
+    single = asks(b"single", "single")
     assert (await single).tail == b"single"
     assert len(order) <= 4
     ends = await asyncio.gather(*crowd, return_exceptions=True)
     refused = [str(one) for one in ends if isinstance(one, Refusal)]
     assert len(refused) == 400 - 1 - 256
     assert "wait to be checked" in refused[0]
-    assert (await ask(b"late", "crowd")).tail == b"late"  # nothing is left behind
+    assert (await asks(b"late", "crowd")).tail == b"late"  # nothing is left behind
     checker.close()
 
 
