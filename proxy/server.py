@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from berth.runtime.tasks import supervise, wait_until_set
 from proxy.config import ProxyOptions
@@ -29,9 +30,13 @@ _POLL_CONNECTIONS = 4
 
 
 def own_copy(options: ProxyOptions, *, shared: tuple[int, int] | None = None) -> ModelCopy:
-    """The one model of a proxy by itself, which has one name. `shared`: as ModelCopy's."""
+    """The one model of a proxy by itself, which has one name. `shared`: as ModelCopy's.
+
+    Of what requests may take each worker has its part, so that all together keep to it.
+    """
     name = options.model.encode()
-    return ModelCopy(Names(name, name), options.limits, shared=shared)
+    limits = replace(options.limits, max_inflight_bytes=options.max_inflight_bytes // options.workers)
+    return ModelCopy(Names(name, name), limits, shared=shared)
 
 
 class Server:

@@ -135,7 +135,7 @@ class Bench:
         for scenario in chosen:
             by_peer = found[scenario.name]
             self.table[scenario.name] = {
-                name: statistics.median(figures) for name, figures in by_peer.items()
+                name: statistics.median(figures) for name, figures in by_peer.items() if figures
             }
             self.targets[scenario.name] = scenario.targets
 

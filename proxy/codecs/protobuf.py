@@ -12,6 +12,9 @@ from typing import Final, NamedTuple
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_NAME, _ID, _PARAMETERS, _INPUTS, _OUTPUTS = 1, 3, 4, 5, 6
 _TENSOR_NAME, _SHAPE = 1, 3
+_CONTENTS = 5
+# The beginning of a field that says how long it is.
+_BEGINNING_BYTES = 16
 _INPUT_PARAMETERS, _OUTPUT_PARAMETERS = 4, 2
 # What decides, of a request and of its tensors: everything else is passed over.
 _OF_INTEREST: Final[Mapping[int, frozenset[int]]] = {
@@ -165,7 +168,8 @@ class InferReader:
 
     `feed` raises AsksForSharedMemory or BadMessage, `finish` BadMessage if the message ended inside a
     field. `name` is the model's as far as it was read, `classified` the outputs of which classes are
-    wanted, `has_empty_input` whether some input's shape holds a 0. Contents of tensors are skipped.
+    wanted, `has_empty_input` whether some input's shape holds a 0. Contents of tensors are skipped; `lists`
+    tells those that are not raw: the field that they are made of, 0 for several, and their bytes.
     """
 
     __slots__ = (
@@ -179,6 +183,7 @@ class InferReader:
         "_wants_classes",
         "classified",
         "has_empty_input",
+        "lists",
         "name",
     )
 
@@ -186,6 +191,7 @@ class InferReader:
         self.name = b""
         self.classified: list[bytes] = []
         self.has_empty_input = False
+        self.lists: list[tuple[int, int]] = []
         # A field that has begun and is not whole, and how much of it there must be to go on.
         self._pending, self._need = bytearray(), 0
         # Bytes to come that are of no interest.
@@ -244,6 +250,11 @@ class InferReader:
                 self._begin_tensor(number, kind)
                 self._left, stop = stop - start, start
             elif kind == _BYTES and number not in _OF_INTEREST[tensor]:
+                if tensor == _INPUTS and number == _CONTENTS:
+                    if end - start < _BEGINNING_BYTES < stop - start:
+                        self._need = start - at + _BEGINNING_BYTES
+                        return at
+                    self._take_list(data, start, stop)
                 self._skip = stop - end
             else:
                 _require_small(number, stop - start)
@@ -266,7 +277,7 @@ class InferReader:
             if stop > end:
                 raise _beyond_tensor()
             count += 1
-            if inner in _OF_INTEREST[number]:
+            if inner in _OF_INTEREST[number] or inner == _CONTENTS:
                 self._take(number, inner, kind, data, start, stop)
             at = stop
             if count > MAX_FIELDS:
@@ -286,6 +297,8 @@ class InferReader:
 
     def _take(self, tensor: int, number: int, kind: int, data: bytes, start: int, stop: int) -> None:
         """A field that is whole, of a tensor or (0) of the message."""
+        if tensor == _INPUTS and number == _CONTENTS:
+            self._take_list(data, start, stop)
         if number not in _OF_INTEREST[tensor]:
             return
         if tensor == _INPUTS and number == _SHAPE and kind == _VARINT:  # a size that stands alone
@@ -303,6 +316,14 @@ class InferReader:
             self.name = content
         else:
             self._take_parameter(tensor, _last(content, _MAP_KEY, _ENTRY_FIELDS))
+
+    def _take_list(self, data: bytes, start: int, stop: int) -> None:
+        """Contents, of which the beginning is here."""
+        try:
+            number, _, _, end = read_field(data[start : start + _BEGINNING_BYTES], 0)
+        except BadMessage:
+            number, end = 0, 0
+        self.lists.append((number if end == stop - start else 0, stop - start))
 
     def _take_parameter(self, tensor: int, key: bytes) -> None:
         if key.startswith(_SHARED_MEMORY):

@@ -81,6 +81,12 @@ class Admission:
         self.state = _RELEASED
         self._home.released(self, state, now)
 
+    def grow(self, more_bytes: int) -> None:
+        """It costs so much more than was told. Raises Refusal where there is no room for that."""
+        if self.state is _RUNNING:
+            self._home.require_room(self.cost_bytes, more_bytes)
+            self.charge(more_bytes)
+
     def charge(self, size_bytes: int) -> None:
         """Triton holds so much more of it: an answer, say."""
         if self.state is _RUNNING or self.state is _GIVEN_UP:
@@ -213,6 +219,12 @@ class Admissions:
                 f"the request would take {format_bytes(cost_bytes)} of memory, and all requests together "
                 f"may take {format_bytes(self.bytes.limit_bytes)}{self._told_flag()}",
             )
+
+    def require_room(self, had_bytes: int, more_bytes: int) -> None:
+        """For an admission alone. Raises Refusal."""
+        self._require_possible(had_bytes + more_bytes)
+        if more_bytes > self.bytes.free_bytes:
+            self._refuse_for_want_of_room(more_bytes)
 
     def _refuse_for_want_of_room(self, cost_bytes: int) -> None:
         if cost_bytes > self.bytes.free_bytes:

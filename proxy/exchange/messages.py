@@ -13,6 +13,7 @@ from proxy.codecs import protobuf
 from proxy.codecs.classification import NO_CLASSES
 from proxy.codecs.grpc_status import Refused, Status, try_again
 from proxy.codecs.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack, unpack_beginning
+from proxy.exchange import cost
 from proxy.exchange.exchange import too_large
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
@@ -28,6 +29,8 @@ MODEL_READY: Final = f"/{SERVICE}/ModelReady"
 
 PREFIX_BYTES: Final = 5
 HOLD_BYTES: Final = 256 * 1024
+# Into a shorter message nobody looks to tell what it costs.
+_SHORT_BYTES: Final = 16 * 1024
 # Triton's own limit for gRPC messages.
 _MAX_MESSAGE = 2**31 - 1
 # Of an answer that is gathered so that the names in it can be replaced: a model's configuration, say.
@@ -100,10 +103,14 @@ class ModelFields:
 
 
 class Piece(NamedTuple):
-    """Bytes to pass on. `begins_bytes`: the size of the message that they begin, 0 if they are in its middle."""
+    """Bytes to pass on. `begins_bytes`: the size of the message that they begin, 0 if they are in its middle.
+
+    `cost_bytes`: what they let Triton take, as far as is known by then (`cost`): of the whole message, or more of it.
+    """
 
     data: bytes
     begins_bytes: int
+    cost_bytes: int
 
 
 class Guard(Protocol):
@@ -116,12 +123,19 @@ class Guard(Protocol):
         """Check a message; returns what goes on in its place, without what is appended. Raises Refused."""
         ...
 
+    def cost_bytes(self, message: bytes) -> int:
+        """What a message costs Triton that `whole` has let pass."""
+        ...
+
     def walker(self) -> "Walk | None":
         """For a message too long to be held; None if none may be."""
         ...
 
 
 class Walk(Protocol):
+    # What the message costs Triton beyond its size, as far as it was read.
+    extra_bytes: int
+
     def feed(self, piece: bytes) -> None:
         """Raises Refused."""
         ...
@@ -164,6 +178,16 @@ class InferGuard:
             raise
         return message
 
+    def cost_bytes(self, message: bytes) -> int:
+        if len(message) <= _SHORT_BYTES:
+            return cost.of_short_message(len(message))
+        reader = protobuf.InferReader()
+        try:
+            reader.feed(message)
+        except (protobuf.BadMessage, protobuf.AsksForSharedMemory) as error:
+            raise _refused(error) from error
+        return cost.of_message(len(message)) + _cost_of_lists(reader)
+
     def walker(self) -> Walk:
         return _InferWalk(self._name, self._facts)
 
@@ -171,12 +195,16 @@ class InferGuard:
 class _InferWalk:
     def __init__(self, own: bytes, facts: Callable[[], ModelFacts]) -> None:
         self._own, self._facts, self._reader = own, facts, protobuf.InferReader()
+        self.extra_bytes = 0
 
     def feed(self, piece: bytes) -> None:
         try:
             self._reader.feed(piece)
         except (protobuf.BadMessage, protobuf.AsksForSharedMemory) as error:
             raise _refused(error) from error
+        if self._reader.lists:
+            self.extra_bytes += _cost_of_lists(self._reader)
+            self._reader.lists.clear()
         # Clients write the name first: what names somebody else is refused before any of it goes on.
         if self._reader.name:
             _require_own(self._own, self._reader.name)
@@ -193,6 +221,10 @@ class _InferWalk:
         for output in self._reader.classified:
             if self._reader.has_empty_input or not self._facts().has_classes(output.decode(errors="replace")):
                 raise Refused(Status.INVALID_ARGUMENT, NO_CLASSES)
+
+
+def _cost_of_lists(reader: protobuf.InferReader) -> int:
+    return sum(cost.of_list(field, size) for field, size in reader.lists)
 
 
 class NameGuard:
@@ -213,6 +245,9 @@ class NameGuard:
             raise self._hidden(name)
         return message
 
+    def cost_bytes(self, message: bytes) -> int:
+        return len(message)
+
     def walker(self) -> None:
         return None
 
@@ -224,6 +259,9 @@ class AnyGuard:
 
     def whole(self, message: bytes) -> bytes:
         return message
+
+    def cost_bytes(self, message: bytes) -> int:
+        return len(message)
 
     def walker(self) -> None:
         return None
@@ -247,6 +285,8 @@ class MessageReader:
         self._walk: Walk | None = None
         self._prefix = b""
         self._passed = False
+        # What was told of its lists' cost.
+        self._charged = 0
         self.wants_final = False
 
     @property
@@ -320,18 +360,20 @@ class MessageReader:
             if flag:
                 message = inflate(message, self._encoding, self._inflate_limit)
             message = self._guard.whole(message)
+            cost_bytes = self._guard.cost_bytes(message)
         except Refused as refusal:
             return refusal
         if self._ask_final:
             self.wants_final = self.wants_final or _WANTS_FINAL in message
         size = len(message) + len(self._appended)
-        return Piece(b"".join((pack_prefix(0, size), message, self._appended)), PREFIX_BYTES + size)
+        whole = b"".join((pack_prefix(0, size), message, self._appended))
+        return Piece(whole, PREFIX_BYTES + size, cost_bytes)
 
     def _begin_stream(self, size: int) -> None:
         walk = self._guard.walker()
         if walk is None:
             raise Refused(Status.RESOURCE_EXHAUSTED, f"a request of {size} bytes")
-        self._walk, self._left, self._passed = walk, size, False
+        self._walk, self._left, self._passed, self._charged = walk, size, False, 0
         del self._buffer[:PREFIX_BYTES]
         self._prefix = pack_prefix(0, size + len(self._appended))
 
@@ -354,10 +396,12 @@ class MessageReader:
             return refusal
         if not self._left:
             mine += self._appended
+        more, self._charged = walk.extra_bytes - self._charged, walk.extra_bytes
         if self._passed:
-            return Piece(mine, 0)
+            return Piece(mine, 0, more)
         self._passed = True
-        return Piece(self._prefix + mine, PREFIX_BYTES + read_prefix(self._prefix)[1])
+        size = PREFIX_BYTES + read_prefix(self._prefix)[1]
+        return Piece(self._prefix + mine, size, cost.of_message(size) + more)
 
 
 _ERROR_MESSAGE, _INFER_RESPONSE = 1, 2

@@ -359,11 +359,17 @@ class Call:
             piece, held = outbox[0]
             if piece.begins_bytes:
                 try:
-                    if not self._is_admitted(piece.begins_bytes):
+                    if not self._is_admitted(piece.cost_bytes):
                         return
                 except Refusal as refusal:
                     self._drop_message(in_grpc(refusal))
                     continue
+            elif piece.cost_bytes:
+                try:
+                    self._cost_more(piece.cost_bytes)
+                except Refusal as refusal:  # a part of it is with Triton, which must never have the rest
+                    self.refuse(in_grpc(refusal))
+                    return
             up = self._opened()
             if up is None:
                 return
@@ -394,6 +400,12 @@ class Call:
             return False
         exchange.deadline = now + self.front.timeout_seconds
         return True
+
+    def _cost_more(self, more_bytes: int) -> None:
+        """The message that streams by is dearer than its beginning told. Raises Refusal."""
+        admission = self.admissions[-1] if self.admissions else self.exchange.admission
+        if admission is not None:
+            admission.grow(more_bytes)
 
     def _granted(self) -> None:
         """A slot is there. Not in this step: whoever gave it back is still at it."""

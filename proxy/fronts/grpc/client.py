@@ -12,6 +12,7 @@ from proxy.codecs.h2.events import Data, Ended, Event, Headers, Reset, Trailers
 from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import DEFAULT_MAX_FRAME, ErrorCode
 from proxy.codecs.h2.server import ServerCodec
+from proxy.exchange import cost
 from proxy.exchange.messages import PREFIX_BYTES, pack_prefix, read_prefix
 from proxy.fronts.grpc.call import Call, Stage
 from proxy.fronts.grpc.connection import H2Connection
@@ -224,7 +225,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             return False
         now = time.monotonic()
         call = Call(self, event.stream, fields, now)
-        if not call.exchange.admit_at_once(now, size + len(guard.appended)):
+        if not call.exchange.admit_at_once(now, cost.of_short_message(length)):
             return False
         if guard.appended:
             data = b"".join((pack_prefix(0, length + len(guard.appended)), message, guard.appended))

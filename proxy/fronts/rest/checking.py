@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from proxy.codecs.packing import BadPacking, UnpacksTooLarge, unpack
 from proxy.exchange import cost
 from proxy.exchange.copy import MAX_JSON_FLAG
 from proxy.exchange.model_facts import ModelFacts
+from proxy.exchange.refusal import Refusal, Why
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ INLINE_BYTES: Final = 64 * 1024
 # A check of so much takes less than 10 ms.
 _BESIDE_BYTES: Final = 1024 * 1024
 _ANSWER_SECONDS: Final = 30.0
+# Of one copy.
+_MOST_WAITING: Final = 256
 _sizes = struct.Struct(">QQ")
 
 
@@ -87,16 +91,54 @@ def inflated(data: bytes, encoding: str, limit: int) -> bytes:
 
 
 class Checker:
-    """Checks beside the loop, one after the other: long checks take turns with it, not it with many of them."""
+    """Checks beside the loop, one after the other: long checks take turns with it, not it with many of them.
+
+    The copies take turns: a small packed body may be as long to check as the largest, and one copy can have
+    thousands of them here.
+    """
 
     def __init__(self) -> None:
+        self._is_busy = False
+        self._waiting: OrderedDict[object, deque[asyncio.Future[None]]] = OrderedDict()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="check")
         self._helper: _Helper | None = None
 
-    async def check(self, question: Question, body: bytes) -> Checked:
-        """As `check`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._check, question, body)
+    async def check(self, question: Question, body: bytes, whose: object) -> Checked:
+        """As `check`, for a copy; raises Refusal too, where too many of its bodies wait for that."""
+        await self._turn(whose)
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._check, question, body)
+        finally:
+            self._next()
+
+    async def _turn(self, whose: object) -> None:
+        if not self._is_busy:
+            self._is_busy = True
+            return
+        waiting = self._waiting.setdefault(whose, deque())
+        if len(waiting) >= _MOST_WAITING:
+            raise Refusal(Why.NO_ROOM, f"{_MOST_WAITING} bodies wait to be checked already")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it has just come
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        """Of the copy whose turn it is, who has waited longest and still does."""
+        while self._waiting:
+            whose, waiting = self._waiting.popitem(last=False)
+            turn = waiting.popleft()
+            if waiting:
+                self._waiting[whose] = waiting
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._is_busy = False
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

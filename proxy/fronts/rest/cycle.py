@@ -271,7 +271,7 @@ class Cycle(Exchange):
 
     async def _check_beside(self, question: Question, body: bytes) -> None:
         try:
-            checked = await self._front.shared.checker.check(question, body)
+            checked = await self._front.shared.checker.check(question, body, self.copy)
             self._task = None
             self.state = State.WAIT
             self._admit(checked)
@@ -284,6 +284,8 @@ class Cycle(Exchange):
 
     def _admit(self, checked: Checked) -> None:
         """Raises Refusal."""
+        if self.asked.head.encoding != "identity":  # what was packed is here at its length now
+            self.hold(max(0, len(checked.tail) - self.held_bytes))
         self._checked = checked
         counted = self.asked.decision.route in COUNTED
         self._front.shared.where.require()

@@ -297,19 +297,19 @@ async def test_a_call_that_waits_is_held_to_its_first_window(connect: Connect) -
 
 
 async def test_what_all_clients_have_waiting_here_is_bounded(connect: Connect) -> None:
-    both = connect(limit=1, depth=100, max_inflight_bytes=100_000)
+    both = connect(limit=1, depth=100, max_inflight_bytes=200_000)
     bomb = gzip.compress(request(size=60_000))
-    streams = [both.client.call(grpc_encoding="gzip") for _ in range(4)]
+    streams = [both.client.call(grpc_encoding="gzip") for _ in range(6)]
     for stream in streams:
         both.client.send(stream, b"\x01" + len(bomb).to_bytes(4) + bomb, end=True)
         both.exchange()
-    # The first runs; one waits; what comes then is too much.
-    assert [both.client.status(stream) for stream in streams] == [None, None, 8, 8]
-    assert b"--max-inflight-bytes" in dict(both.client.headers[streams[2]])[b"grpc-message"]
-    for stream in streams[:2]:
+    # The first runs; three wait; what comes then is too much.
+    assert [both.client.status(stream) for stream in streams] == [None, None, None, None, 8, 8]
+    assert b"--max-inflight-bytes" in dict(both.client.headers[streams[4]])[b"grpc-message"]
+    for stream in streams[:4]:
         both.triton.answer(stream, b"")
         both.exchange()
-    assert [both.client.status(stream) for stream in streams[:2]] == [0, 0]
+    assert [both.client.status(stream) for stream in streams[:4]] == [0, 0, 0, 0]
     assert both.pair.held_bytes == 0
 
 

@@ -113,11 +113,11 @@ def test_a_dropped_message_is_dropped_to_its_end() -> None:
     one, data = reader(), framed(request(size=LONG))
     assert fed(one, data[:HOLD_BYTES])
     one.drop()
-    assert fed(one, data[HOLD_BYTES:] + framed(request())) == [
-        Piece(framed(request()), begins_bytes=len(framed(request())))
-    ]
+    (piece,) = fed(one, data[HOLD_BYTES:] + framed(request()))
+    assert isinstance(piece, Piece)
+    assert piece[:2] == (framed(request()), len(framed(request())))
     one.drop()  # between messages there is nothing to drop
-    assert fed(one, framed(request())) == [Piece(framed(request()), begins_bytes=len(framed(request())))]
+    assert fed(one, framed(request())) == [piece]
 
 
 def test_the_middle_of_a_long_tensor_is_passed_unread() -> None:
@@ -128,7 +128,7 @@ def test_the_middle_of_a_long_tensor_is_passed_unread() -> None:
     assert not one.skim(len(data) - 2000)  # its end is to be looked at
     assert one.skim(len(data) - 2001)
     assert not one.is_between_messages
-    assert fed(one, data[-1:]) == [Piece(data[-1:], begins_bytes=0)]
+    assert fed(one, data[-1:]) == [Piece(data[-1:], begins_bytes=0, cost_bytes=0)]
     assert one.is_between_messages
 
 
@@ -405,3 +405,40 @@ def test_a_refusal_in_a_stream_is_tritons_own_message() -> None:
         assert data[:5] == b"\0" + len(data[5:]).to_bytes(4)
         answer = pb.ModelStreamInferResponse.FromString(data[5:])
         assert (answer.error_message, answer.infer_response.id) == ("no", id)
+
+
+@pytest.mark.parametrize("sizes", [[1, 40], [700, 1, 9000], [10**9]])
+@pytest.mark.parametrize("count", [3, 40_000, LONG])
+@pytest.mark.parametrize(
+    ("contents", "value", "most"),
+    [
+        ("bool_contents", True, 5),
+        ("uint_contents", 1, 8),
+        ("int64_contents", 1, 18),
+        ("bytes_contents", b"", 19),
+    ],
+)
+def test_lists_cost_what_triton_makes_of_them(
+    contents: str, value: object, most: int, count: int, sizes: list[int]
+) -> None:
+    """Numbers of a byte each take four or eight there, and more than once; however the message comes."""
+    message = pb.ModelInferRequest(model_name="own")
+    tensor = message.inputs.add(name="IN", datatype="X", shape=[count])
+    getattr(tensor.contents, contents).extend([value] * count)
+    data = framed(message.SerializeToString())
+    one, costs, at, turn = reader(), 0, 0, 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)] if at < 9000 else MAX_FRAME
+        costs += sum(item.cost_bytes for item in fed(one, data[at : at + size]) if isinstance(item, Piece))
+        at, turn = at + size, turn + 1
+    assert (most - 1) * count <= costs
+    if count > 16 * 1024:  # else nobody looks, and it may be any
+        assert costs <= 37 * len(data)
+        assert contents == "bytes_contents" or costs < most * len(data)
+
+
+def test_a_tensor_as_it_is_costs_a_small_multiple() -> None:
+    """So 60 MiB are served where all requests may take 256."""
+    (piece, *_) = fed(reader(), framed(request(size=LONG)))
+    assert isinstance(piece, Piece)
+    assert LONG <= piece.cost_bytes <= 4 * LONG

@@ -1,7 +1,10 @@
 """Limits of a copy that clients of REST meet: slots, bytes, questions, connections; and all given back in the end."""
 
 import asyncio
+import gzip
+import json
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 from berth.contract.endpoint import Endpoint
 from proxy.codecs.http1 import HEADER_LENGTH
 from proxy.exchange.budget import Budget
+from proxy.exchange.refusal import Refusal
 from proxy.fronts.rest import checking
 from proxy.fronts.rest.front import RestShared
 from proxy.fronts.rest.upstream import UpstreamPool
@@ -43,13 +47,13 @@ async def test_a_request_that_is_too_long_is_told_the_limit_and_its_flag(connect
 
 
 async def test_requests_that_would_fill_triton_are_turned_away_until_there_is_room(connect: Connect) -> None:
-    first = connect(copy=own_copy(max_inflight_bytes=2 * MIB))
+    first = connect(copy=own_copy(max_inflight_bytes=3 * MIB))
     first.client.data_received(binary(MIB))
     await settle()
     late = RestPair(front=first.front)
     late.client.data_received(binary(MIB))
     assert late.to_client.sent.startswith(b"HTTP/1.1 503 ")
-    assert b"2 MiB that they may take together (--max-inflight-bytes)" in late.to_client.sent
+    assert b"3 MiB that they may take together (--max-inflight-bytes)" in late.to_client.sent
     assert b"Retry-After: 1" in late.to_client.sent
     huge = RestPair(front=first.front)
     huge.client.data_received(binary(2 * MIB)[:2000])
@@ -197,11 +201,11 @@ async def test_a_checking_process_that_dies_costs_no_request(monkeypatch: pytest
         is_infer=True, encoding="identity", header_length=None, left=0, facts=facts, max_json_bytes=MIB
     )
     body = LARGE % (900_000, b"1," * 899_999 + b"1")
-    first = await checker.check(question, body)
+    first = await checker.check(question, body, None)
     assert checker._helper is not None
     checker._helper._process.kill()
-    assert await checker.check(question, body) == first
-    assert await checker.check(question, body) == first
+    assert await checker.check(question, body, None) == first
+    assert await checker.check(question, body, None) == first
     checker.close()
 
 
@@ -287,3 +291,47 @@ async def test_the_quick_way_and_the_slow_one_are_one(connect: Connect, seed: in
     assert seen(quick) == seen(slow)
     assert quick.front.copy.rest.codes == slow.front.copy.rest.codes
     assert quick.front.copy.rest.received_bytes == slow.front.copy.rest.received_bytes
+
+
+async def test_bodies_of_one_copy_that_take_long_to_check_do_not_keep_anothers_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checker, question, order = checking.Checker(), object(), []
+
+    def check(self: object, question: object, body: bytes) -> checking.Checked:
+        order.append(body)
+        time.sleep(0.001)
+        return checking.Checked(body, 0)
+
+    monkeypatch.setattr(checking.Checker, "_check", check)
+
+    def asks(body: bytes, whose: object) -> "asyncio.Task[checking.Checked]":
+        return asyncio.create_task(checker.check(question, body, whose))  # type: ignore[arg-type]
+
+    crowd = [asks(b"crowd", "crowd") for _ in range(400)]
+    await asyncio.sleep(0)
+    for one in crowd[5:20]:
+        one.cancel()
+    single = asks(b"single", "single")
+    assert (await single).tail == b"single"
+    assert len(order) <= 4
+    ends = await asyncio.gather(*crowd, return_exceptions=True)
+    refused = [str(one) for one in ends if isinstance(one, Refusal)]
+    assert len(refused) == 400 - 1 - 256
+    assert "wait to be checked" in refused[0]
+    assert (await asks(b"late", "crowd")).tail == b"late"  # nothing is left behind
+    checker.close()
+
+
+async def test_what_a_packed_body_has_become_is_counted_while_it_waits(connect: Connect) -> None:
+    """Small ones of which each becomes a large one do not fill the memory before they have their slots."""
+    first = connect(copy=own_copy(limit=1, depth=100, max_inflight_bytes=100_000))
+    first.client.data_received(infer())
+    await settle()
+    waiting = [RestPair(front=first.front) for _ in range(6)]
+    body = json.dumps({"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["a" * 40_000]}]})
+    small = infer(gzip.compress(body.encode()), "own", "Content-Encoding: gzip")
+    for pair in waiting:
+        pair.client.data_received(small)
+        await settle()
+    assert [pair.to_client.sent[9:12] for pair in waiting] == [b"", b"", *[b"503"] * 4]

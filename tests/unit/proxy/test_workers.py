@@ -224,6 +224,14 @@ async def test_they_share_one_limit(stage: Stage, limit: int, slots: list[int] |
     assert len(os.listdir("/proc/self/fd")) == before  # the first process keeps none of them
 
 
+async def test_what_they_may_take_together_is_divided(stage: Stage) -> None:
+    wanted = options(workers=4, max_inflight_bytes=1000)
+    copy, where = own()
+    async with Crew(wanted, copy, where):
+        for budgets in zip(*((one.budget, one.admissions.bytes) for one in stage.copies), strict=True):
+            assert [one.limit_bytes for one in budgets] == [250] * 4
+
+
 async def test_a_worker_that_cannot_serve_is_told_with_its_reason(stage: Stage) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         wanted = options(http_listen=Endpoint("127.0.0.1", taken.getsockname()[1]))
