@@ -395,6 +395,7 @@ class AnswerReader:
         self._gathers = HOLD_BYTES if method in (INFER, STREAM_INFER) else _GATHER_BYTES
         self._buffer = bytearray()
         self._left = 0
+        self._whole_bytes = 0
 
     @staticmethod
     def is_needed(method: str, own: ModelFields) -> bool:
@@ -404,6 +405,11 @@ class AnswerReader:
     @property
     def gathered(self) -> int:
         return len(self._buffer)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """The size of a long answer that has begun, and is all that its request gets; 0 where there is none."""
+        return self._whole_bytes if self._left and not self._is_decoupled else 0
 
     def feed(self, payload: Buffer, *, show_marks: bool = True) -> tuple[bytes, int]:
         """What goes on to the client, and how many requests it completes."""
@@ -438,7 +444,7 @@ class AnswerReader:
         if shown is None:
             return None
         del self._buffer[: PREFIX_BYTES + seen]
-        self._left = size - seen
+        self._left, self._whole_bytes = size - seen, size
         if not self._is_decoupled:
             return shown, int(is_whole)
         is_final, is_mark = _finality_of(flag, beginning, size)

@@ -24,7 +24,7 @@ from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import ErrorCode
 from proxy.codecs.h2.sending import Buffer
 from proxy.codecs.h2.server import ServerCodec
-from proxy.exchange.admission import Admission
+from proxy.exchange.admission import LARGE_ANSWER_BYTES, Admission
 from proxy.exchange.budget import Budget
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.exchange import Exchange
@@ -36,6 +36,7 @@ from proxy.exchange.messages import (
     Piece,
     framed,
     in_grpc,
+    read_prefix,
     stream_error,
 )
 from proxy.exchange.policy import Verdict
@@ -144,6 +145,7 @@ class Call:
     # The client has said all; all of it has gone to Triton.
     input_ended = input_passed = False
     answer_begun = is_decoupled = watches = False
+    _answer_seen = False
     _deadline_step = 0
 
     def __init__(self, client: Client, stream: Stream, fields: Fields[CallKind], now: float) -> None:
@@ -490,6 +492,8 @@ class Call:
     def answer_data(self, data: Data) -> None:
         payload: Buffer = data.data
         finals = 0
+        if not self.kind.is_stream and not self._answer_seen:
+            self._look_at_size(payload)
         if self.answers is not None:
             payload, finals = self.answers.feed(data.data, show_marks=self._shows_marks)
         if self.stage is _ANSWERED or not payload:
@@ -498,6 +502,22 @@ class Call:
             self._send(payload, data)
         if finals:
             self._answered_messages(finals)
+        if self.admissions and self.answers is not None and self.answers.unfinished_bytes:
+            self.admissions[0].has_run(self.answers.unfinished_bytes)
+
+    def _look_at_size(self, beginning: Buffer) -> None:
+        """Of a unary answer that does not come in one piece."""
+        self._answer_seen = True
+        admission = self.exchange.admission
+        if (
+            admission is not None
+            and self.up is not None
+            and self.up.local_done
+            and len(beginning) >= PREFIX_BYTES
+        ):
+            size = read_prefix(beginning)[1]
+            if size > LARGE_ANSWER_BYTES:
+                admission.has_run(size)
 
     def answer_ended(self, fields: Fields[AnswerKind]) -> None:
         if self.stage is _ANSWERED:
