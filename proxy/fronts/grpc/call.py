@@ -34,6 +34,7 @@ from proxy.exchange.messages import (
     AnswerReader,
     MessageReader,
     Piece,
+    Unfinished,
     framed,
     in_grpc,
     read_prefix,
@@ -251,7 +252,8 @@ class Call:
             more = len(item.data) if isinstance(item, Piece) else 0
             if not self._hold(more - (before - reader.gathered)) or item is None:
                 break
-            self._take_item(item)
+            if not isinstance(item, Unfinished):
+                self._take_item(item)
             if self.client.is_out_of_breath:
                 return False
         self._settle_data()
