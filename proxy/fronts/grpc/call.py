@@ -461,6 +461,9 @@ class Call:
         if self.stage is _ANSWERED:
             self._triton_is_done(now)
             return
+        if self.kind.is_stream:
+            self._answer_in_parts(answer)
+            return
         data: Buffer | None = answer.data
         if self.kind.is_usual:
             data = front.own.usual_answer(bytes(answer.data))
@@ -477,6 +480,13 @@ class Call:
             owned=None if codec.takes_now(self.stream, size) else Untaken(front.copy.budget, size, None),
         )
         self._finish(answer.trailers.kind.code, now)
+
+    def _answer_in_parts(self, answer: Answer) -> None:
+        """Of a stream: it may have been begun here, and its messages are looked at one by one."""
+        answer.stream.arrived(len(answer.data))
+        self.answer_began(answer.fields, end=False)
+        self.answer_data(Data(answer.stream, answer.data, end=False))
+        self.answer_ended(answer.trailers)
 
     def answer_began(self, fields: Fields[AnswerKind], *, end: bool) -> None:
         front = self.front

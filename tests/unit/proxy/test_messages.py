@@ -45,7 +45,11 @@ def reader(encoding: str = "identity", *, ask_final: bool = False, limit: int = 
 
 def fed(one: MessageReader, data: bytes) -> list[Piece | Refused]:
     one.push(data)
-    return [item for item in iter(one.pull, None) if not isinstance(item, Unfinished)]
+    items: list[Piece | Refused] = []
+    while (item := one.pull()) is not None:
+        if not isinstance(item, Unfinished):
+            items.append(item)
+    return items
 
 
 def read(one: MessageReader, data: bytes, sizes: list[int]) -> tuple[bytes, list[str], list[bool]]:
