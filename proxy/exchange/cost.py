@@ -23,3 +23,8 @@ def of_json(text: bytes) -> int:
 def of_tensors(size_bytes: int) -> int:
     """Of what comes behind the JSON."""
     return size_bytes + size_bytes // 2
+
+
+def of_grpc_answer(size_bytes: int) -> int:
+    """Of a message that waits to be sent: Triton keeps it, and what it is as bytes on the wire."""
+    return 2 * size_bytes

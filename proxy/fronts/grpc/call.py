@@ -24,6 +24,7 @@ from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import ErrorCode
 from proxy.codecs.h2.sending import Buffer
 from proxy.codecs.h2.server import ServerCodec
+from proxy.exchange import cost
 from proxy.exchange.admission import LARGE_ANSWER_BYTES, Admission
 from proxy.exchange.budget import Budget
 from proxy.exchange.copy import ModelCopy
@@ -515,7 +516,7 @@ class Call:
         if finals:
             self._answered_messages(finals)
         if self.admissions and self.answers is not None and self.answers.unfinished_bytes:
-            self.admissions[0].has_run(self.answers.unfinished_bytes)
+            self.admissions[0].has_run(cost.of_grpc_answer(self.answers.unfinished_bytes))
 
     def _look_at_size(self, beginning: Buffer) -> None:
         """Of a unary answer that does not come in one piece."""
@@ -529,7 +530,7 @@ class Call:
         ):
             size = read_prefix(beginning)[1]
             if size > LARGE_ANSWER_BYTES:
-                admission.has_run(size)
+                admission.has_run(cost.of_grpc_answer(size))
 
     def answer_ended(self, fields: Fields[AnswerKind]) -> None:
         if self.stage is _ANSWERED:

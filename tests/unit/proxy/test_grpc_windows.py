@@ -392,7 +392,7 @@ async def test_who_takes_a_long_answer_slowly_keeps_nobody_waiting(connect: Conn
     both.exchange()
     assert both.triton.messages(next_one) == [request()]
     admissions = both.pair.front.copy.admissions
-    assert 300_000 < admissions.bytes.used_bytes < 310_000
+    assert 600_000 < admissions.bytes.used_bytes < 610_000
     both.triton.answer(next_one, b"ok")
     both.exchange()
     assert both.client.status(next_one) == 0
