@@ -22,6 +22,8 @@ QUEUE_FULL: Final = "pending request queue full"
 # Requests that Triton still has to run though nobody waits for them: where there is no limit, those who give
 # up and ask again must not pile up work for ever.
 MOST_GIVEN_UP: Final = 256
+# Answers up to here are taken from Triton at once, whoever reads them.
+LARGE_ANSWER_BYTES: Final = 64 * 1024
 
 
 class State(Enum):
@@ -30,10 +32,11 @@ class State(Enum):
     WAITING = auto()
     RUNNING = auto()
     GIVEN_UP = auto()  # nobody wants the answer any more, and Triton works on it all the same
+    TAKEN = auto()  # Triton has run it; its answer waits there to be taken
     RELEASED = auto()
 
 
-_WAITING, _RUNNING, _GIVEN_UP, _RELEASED = State
+_WAITING, _RUNNING, _GIVEN_UP, _TAKEN, _RELEASED = State
 
 
 class Admission:
@@ -85,13 +88,18 @@ class Admission:
         """It costs so much more than was told. Raises Refusal where there is no room for that."""
         if self.state is _RUNNING:
             self._home.require_room(self.cost_bytes, more_bytes)
-            self.charge(more_bytes)
+            self.cost_bytes += more_bytes
+            self._home.bytes.charge(more_bytes)
 
-    def charge(self, size_bytes: int) -> None:
-        """Triton holds so much more of it: an answer, say."""
-        if self.state is _RUNNING or self.state is _GIVEN_UP:
-            self.cost_bytes += size_bytes
-            self._home.bytes.charge(size_bytes)
+    def has_run(self, answer_bytes: int) -> None:
+        """Triton begins to tell an answer of so many bytes, and keeps it until it has been taken.
+
+        Who takes it slowly does so without the slot, which is for what Triton computes, but not without the bytes.
+        """
+        if self.state is _RUNNING:
+            self.state = _TAKEN
+            self.cost_bytes += answer_bytes
+            self._home.has_run(answer_bytes)
 
 
 def _nobody() -> None:
@@ -115,6 +123,8 @@ class Admissions:
         self._idle: asyncio.Event | None = None
         # Those that nobody waits for any more run as well.
         self.running = self.given_up = 0
+        # Those that Triton has run, with answers that somebody is still to take.
+        self._taken = 0
         self._hands_out = False
         # Why nobody is admitted for now, in words for clients.
         self.closed: str | None = None
@@ -172,14 +182,26 @@ class Admissions:
             if not self._waiting:
                 self._watch(False)
         else:
-            self.given_up -= was is _GIVEN_UP
-            self.running -= 1
             self.bytes.used_bytes -= admission.cost_bytes
-            self._give()
+            if was is _TAKEN:
+                self._taken -= 1
+            else:
+                self.given_up -= was is _GIVEN_UP
+                self.running -= 1
+                self._give()
         if self._waiting:
             self.hand_out()
         else:
             self._look_idle()
+
+    def has_run(self, answer_bytes: int) -> None:
+        """For an admission alone."""
+        self._taken += 1
+        self.running -= 1
+        self.bytes.charge(answer_bytes)
+        self._give()
+        if self._waiting:
+            self.hand_out()
 
     def resize(self, *, limit: int, queue_depth: int) -> None:
         """Other limits from now on; what runs and what waits already stays."""
@@ -206,8 +228,8 @@ class Admissions:
         """Nobody is admitted any more; what runs may still give back."""
 
     async def idle(self) -> None:
-        """Return when nothing runs and nothing waits. For one caller at a time."""
-        while self.running or self._waiting:
+        """Return when nothing runs, waits or is still to be taken. For one caller at a time."""
+        while self.running or self._waiting or self._taken:
             self._idle = asyncio.Event()
             await self._idle.wait()
         self._idle = None
@@ -266,7 +288,7 @@ class Admissions:
         """Whether anybody waits for what another process may give."""
 
     def _look_idle(self) -> None:
-        if self._idle is not None and not self.running and not self._waiting:
+        if self._idle is not None and not (self.running or self._waiting or self._taken):
             self._idle.set()
 
 

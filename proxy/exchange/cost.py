@@ -48,3 +48,8 @@ def of_list(field: int, size_bytes: int) -> int:
 def of_short_message(size_bytes: int) -> int:
     """Of a gRPC message into which nobody looks: it may be a list of the dearest kind."""
     return (_MESSAGE + _LISTED_MOST) * size_bytes
+
+
+def of_grpc_answer(size_bytes: int) -> int:
+    """Of a message that waits to be sent: Triton keeps it, and what it is as bytes on the wire."""
+    return 2 * size_bytes

@@ -7,13 +7,15 @@ streams by: should it turn out to be refused only at its end, it is never comple
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
 from proxy.codecs import protobuf
 from proxy.codecs.classification import NO_CLASSES
 from proxy.codecs.grpc_status import Refused, Status, try_again
-from proxy.codecs.packing import CODINGS, BadPacking, UnpacksTooLarge, unpack, unpack_beginning
+from proxy.codecs.packing import CODINGS, BadPacking, Unpacking, UnpacksTooLarge, unpack_beginning
 from proxy.exchange import cost
+from proxy.exchange.copy import MAX_JSON_FLAG
 from proxy.exchange.exchange import too_large
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
@@ -111,6 +113,12 @@ class Piece(NamedTuple):
     data: bytes
     begins_bytes: int
     cost_bytes: int
+
+
+class Unfinished(Enum):
+    """Of a message that is being unpacked, step by step."""
+
+    UNFINISHED = auto()
 
 
 class Guard(Protocol):
@@ -283,6 +291,7 @@ class MessageReader:
         # Of the message that streams by: bytes to come, how it is checked (None: it is refused).
         self._left = 0
         self._walk: Walk | None = None
+        self._unpacking: Unpacking | None = None
         self._prefix = b""
         self._passed = False
         # What was told of its lists' cost.
@@ -291,12 +300,12 @@ class MessageReader:
 
     @property
     def is_between_messages(self) -> bool:
-        return not self._buffer and not self._left
+        return not self._buffer and not self._left and self._unpacking is None
 
     @property
     def gathered(self) -> int:
         """Bytes that are here and have not been pulled."""
-        return len(self._buffer)
+        return len(self._buffer) + (0 if self._unpacking is None else self._unpacking.size_bytes)
 
     def skim(self, size: int) -> bool:
         """Whether so many bytes are the middle of a long tensor, to be passed on without a look."""
@@ -315,9 +324,11 @@ class MessageReader:
     def push(self, payload: Buffer) -> None:
         self._buffer += payload
 
-    def pull(self) -> Piece | Refused | None:
-        """None: more must come first. Raises Refused when the call cannot go on: a part of a message that is
+    def pull(self) -> Piece | Refused | Unfinished | None:
+        """None: more must come first. Unfinished: there is more to do before. Raises Refused when the call cannot go on: a part of a message that is
         refused has gone on, or one is so long that nobody wants the rest of it."""
+        if self._unpacking is not None:
+            return self._unpack(self._unpacking)
         while self._left and self._buffer:
             item = self._stream()
             if item is not None:
@@ -334,7 +345,10 @@ class MessageReader:
             return None
         message = bytes(memoryview(self._buffer)[PREFIX_BYTES:end])
         del self._buffer[:end]
-        return self._whole(flag, message)
+        if not flag:
+            return self._whole(message)
+        self._unpacking = Unpacking(message, self._encoding, self._inflate_limit)
+        return self._unpack(self._unpacking)
 
     def _require_readable(self, flag: int, size: int) -> None:
         if flag not in (0, 1):
@@ -348,17 +362,27 @@ class MessageReader:
         if flag and size > self._inflate_limit:
             raise Refused(
                 Status.RESOURCE_EXHAUSTED,
-                f"a compressed message of {size} bytes; {self._inflate_limit} are taken: send it as it is",
+                f"a compressed message of {size} bytes; {self._inflate_limit} are taken "
+                f"({MAX_JSON_FLAG}): send it as it is",
             )
         if size > self._message_limit:
             raise in_grpc(too_large(self._message_limit))
         if size > _MAX_MESSAGE - len(self._appended):
             raise Refused(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {_MAX_MESSAGE} are taken")
 
-    def _whole(self, flag: int, message: bytes) -> Piece | Refused:
+    def _unpack(self, unpacking: Unpacking) -> Piece | Refused | Unfinished:
+        """A step further."""
         try:
-            if flag:
-                message = inflate(message, self._encoding, self._inflate_limit)
+            if not unpacking.step():
+                return Unfinished.UNFINISHED
+        except (BadPacking, UnpacksTooLarge) as error:
+            self._unpacking = None
+            return _not_unpacked(error, self._inflate_limit)
+        self._unpacking = None
+        return self._whole(unpacking.content)
+
+    def _whole(self, message: bytes) -> Piece | Refused:
+        try:
             message = self._guard.whole(message)
             cost_bytes = self._guard.cost_bytes(message)
         except Refused as refusal:
@@ -439,6 +463,7 @@ class AnswerReader:
         self._gathers = HOLD_BYTES if method in (INFER, STREAM_INFER) else _GATHER_BYTES
         self._buffer = bytearray()
         self._left = 0
+        self._whole_bytes = 0
 
     @staticmethod
     def is_needed(method: str, own: ModelFields) -> bool:
@@ -448,6 +473,11 @@ class AnswerReader:
     @property
     def gathered(self) -> int:
         return len(self._buffer)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """The size of a long answer that has begun, and is all that its request gets; 0 where there is none."""
+        return self._whole_bytes if self._left and not self._is_decoupled else 0
 
     def feed(self, payload: Buffer, *, show_marks: bool = True) -> tuple[bytes, int]:
         """What goes on to the client, and how many requests it completes."""
@@ -482,7 +512,7 @@ class AnswerReader:
         if shown is None:
             return None
         del self._buffer[: PREFIX_BYTES + seen]
-        self._left = size - seen
+        self._left, self._whole_bytes = size - seen, size
         if not self._is_decoupled:
             return shown, int(is_whole)
         is_final, is_mark = _finality_of(flag, beginning, size)
@@ -568,15 +598,13 @@ def stream_error(message: str, request_id: bytes) -> bytes:
     return framed(protobuf.encode_bytes(_ERROR_MESSAGE, message.encode()) + response)
 
 
-def inflate(data: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack a message within a bound. Raises Refused."""
-    try:
-        return unpack(data, encoding, limit)
-    except BadPacking as error:
-        raise Refused(Status.INVALID_ARGUMENT, f"a message {error}") from error
-    except UnpacksTooLarge as error:
-        message = f"a compressed message unpacks to more than {limit} bytes"
-        raise Refused(Status.RESOURCE_EXHAUSTED, message) from error
+def _not_unpacked(error: BadPacking | UnpacksTooLarge, limit_bytes: int) -> Refused:
+    if isinstance(error, BadPacking):
+        return Refused(Status.INVALID_ARGUMENT, f"a message {error}")
+    message = (
+        f"a compressed message unpacks to more than {limit_bytes} bytes ({MAX_JSON_FLAG}): send it as it is"
+    )
+    return Refused(Status.RESOURCE_EXHAUSTED, message)
 
 
 def _require_own(own: bytes, name: bytes) -> None:

@@ -24,7 +24,8 @@ from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import ErrorCode
 from proxy.codecs.h2.sending import Buffer
 from proxy.codecs.h2.server import ServerCodec
-from proxy.exchange.admission import Admission
+from proxy.exchange import cost
+from proxy.exchange.admission import LARGE_ANSWER_BYTES, Admission
 from proxy.exchange.budget import Budget
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.exchange import Exchange
@@ -34,8 +35,10 @@ from proxy.exchange.messages import (
     AnswerReader,
     MessageReader,
     Piece,
+    Unfinished,
     framed,
     in_grpc,
+    read_prefix,
     stream_error,
 )
 from proxy.exchange.policy import Verdict
@@ -144,6 +147,7 @@ class Call:
     # The client has said all; all of it has gone to Triton.
     input_ended = input_passed = False
     answer_begun = is_decoupled = watches = False
+    _answer_seen = False
     _deadline_step = 0
 
     def __init__(self, client: Client, stream: Stream, fields: Fields[CallKind], now: float) -> None:
@@ -249,7 +253,8 @@ class Call:
             more = len(item.data) if isinstance(item, Piece) else 0
             if not self._hold(more - (before - reader.gathered)) or item is None:
                 break
-            self._take_item(item)
+            if not isinstance(item, Unfinished):
+                self._take_item(item)
             if self.client.is_out_of_breath:
                 return False
         self._settle_data()
@@ -469,6 +474,9 @@ class Call:
         if self.stage is _ANSWERED:
             self._triton_is_done(now)
             return
+        if self.kind.is_stream:
+            self._answer_in_parts(answer)
+            return
         data: Buffer | None = answer.data
         if self.kind.is_usual:
             data = front.own.usual_answer(bytes(answer.data))
@@ -487,6 +495,13 @@ class Call:
         self._finish(answer.trailers.kind.code, now)
         self.up = None
 
+    def _answer_in_parts(self, answer: Answer) -> None:
+        """Of a stream: it may have been begun here, and its messages are looked at one by one."""
+        answer.stream.arrived(len(answer.data))
+        self.answer_began(answer.fields, end=False)
+        self.answer_data(Data(answer.stream, answer.data, end=False))
+        self.answer_ended(answer.trailers)
+
     def answer_began(self, fields: Fields[AnswerKind], *, end: bool) -> None:
         front = self.front
         if not end and AnswerReader.is_needed(self.kind.method, front.own):
@@ -503,6 +518,8 @@ class Call:
     def answer_data(self, data: Data) -> None:
         payload: Buffer = data.data
         finals = 0
+        if not self.kind.is_stream and not self._answer_seen:
+            self._look_at_size(payload)
         if self.answers is not None:
             payload, finals = self.answers.feed(data.data, show_marks=self._shows_marks)
         if self.stage is _ANSWERED or not payload:
@@ -511,6 +528,22 @@ class Call:
             self._send(payload, data)
         if finals:
             self._answered_messages(finals)
+        if self.admissions and self.answers is not None and self.answers.unfinished_bytes:
+            self.admissions[0].has_run(cost.of_grpc_answer(self.answers.unfinished_bytes))
+
+    def _look_at_size(self, beginning: Buffer) -> None:
+        """Of a unary answer that does not come in one piece."""
+        self._answer_seen = True
+        admission = self.exchange.admission
+        if (
+            admission is not None
+            and self.up is not None
+            and self.up.local_done
+            and len(beginning) >= PREFIX_BYTES
+        ):
+            size = read_prefix(beginning)[1]
+            if size > LARGE_ANSWER_BYTES:
+                admission.has_run(cost.of_grpc_answer(size))
 
     def answer_ended(self, fields: Fields[AnswerKind]) -> None:
         if self.stage is _ANSWERED:

@@ -24,6 +24,7 @@ from proxy.codecs.http1 import (
 )
 from proxy.codecs.json_guard import BadJson, asks_for_ready_only
 from proxy.codecs.packing import CODINGS
+from proxy.exchange.admission import LARGE_ANSWER_BYTES
 from proxy.exchange.copy import MAX_JSON_FLAG
 from proxy.exchange.exchange import CLIENT_LEFT, Exchange
 from proxy.exchange.policy import COUNTED, Route, Verdict
@@ -43,7 +44,6 @@ _GATHERED_BYTES: Final = 256 * 1024
 _SWALLOW_BYTES: Final = 64 * 1024
 # A longer packed body is checked beside the loop.
 _INLINE_PACKED_BYTES: Final = 1024
-_LARGE_ANSWER_BYTES: Final = 64 * 1024
 # Small answers, which are rewritten whole.
 _WHOLE_BYTES: Final = 4 * 1024 * 1024
 # What nobody waits for keeps its slot: Triton goes on with it. One that is not done by then never will be.
@@ -361,8 +361,8 @@ class Cycle(Exchange):
         if self.state is State.STREAM or self._front.is_draining or client.is_last or not head.keeps_alive:
             closes = self.closes = True
         length, names, asked = head.length, self.copy.names, self.asked
-        if length is not None and length > _LARGE_ANSWER_BYTES and self.admission is not None:
-            self.admission.charge(length)  # Triton keeps it until it has been taken
+        if length is not None and length > LARGE_ANSWER_BYTES and self.admission is not None:
+            self.admission.has_run(length)
         if raw is not None and not closes and not asked.head.is_head:
             if names.are_same:
                 self.copy.rest.sent_bytes += len(body)

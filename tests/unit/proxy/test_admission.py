@@ -104,6 +104,27 @@ def test_a_limit_on_bytes_is_told_with_its_flag() -> None:
     assert meter.report(1.0).requests == 3
 
 
+async def test_an_answer_that_is_taken_slowly_keeps_its_bytes_and_not_the_slot() -> None:
+    limited, meter = admissions(1, 2, room=100)
+    first, second = limited.admit(0.0, list, cost_bytes=7), limited.admit(0.0, list)
+    first.has_run(120)
+    assert names(first, second) == ["taken", "waiting"]  # the answer takes all the room
+    assert (limited.running, limited.bytes.used_bytes, meter.concurrency) == (0, 127, 2)
+    idle = asyncio.create_task(limited.idle())
+    first.give_up(0.0)
+    first.release(0.0)
+    assert names(first, second) == ["released", "running"]
+    second.has_run(50)
+    third = limited.admit(0.0, list)
+    assert (names(second, third), limited.bytes.used_bytes) == (["taken", "running"], 50)
+    third.release(0.0)
+    await asyncio.sleep(0)
+    assert not idle.done()
+    second.release(0.0)
+    await asyncio.wait_for(idle, 1)
+    assert (limited.running, limited.bytes.used_bytes, meter.concurrency) == (0, 0, 0)
+
+
 def test_what_triton_works_on_keeps_its_slot_though_nobody_waits_for_it() -> None:
     limited, meter = admissions(1, 1)
     first, second = limited.admit(0.0, list, cost_bytes=7), limited.admit(0.0, list)
@@ -192,7 +213,7 @@ class _History:
         elif what < 0.9:
             rng.choice(self.all).release(0.0)  # perhaps again
         else:
-            rng.choice(live).charge(rng.randrange(5))
+            rng.choice(live).has_run(rng.randrange(5))
 
     def _arrive(self) -> None:
         index, cost = len(self.all), self.rng.randrange(30)
@@ -225,9 +246,10 @@ def test_slots_and_bytes_are_back_to_zero_after_any_history(seed: int, limit: in
             states.count(State.GIVEN_UP),
         )
         assert limited.waiting <= 4
-        used = sum(o.cost_bytes for o in history.all if o.state in (State.RUNNING, State.GIVEN_UP))
+        in_triton = (State.RUNNING, State.GIVEN_UP, State.TAKEN)
+        used = sum(o.cost_bytes for o in history.all if o.state in in_triton)
         assert limited.bytes.used_bytes == used
-        assert meter.concurrency == running + limited.waiting
+        assert meter.concurrency == running + limited.waiting + states.count(State.TAKEN)
         for index in history.granted:
             assert history.all[index].state is not State.WAITING
     history.end()

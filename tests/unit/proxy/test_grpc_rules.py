@@ -25,7 +25,7 @@ from proxy.codecs.h2.frames import (  # fmt: skip
     WINDOW_UPDATE,
     ErrorCode,
 )
-from proxy.exchange.messages import INFER, MODEL_READY, STATISTICS, STREAM_INFER, framed
+from proxy.exchange.messages import INFER, MODEL_READY, STATISTICS, STREAM_INFER, framed, stream_error
 from proxy.exchange.policy import HIDDEN_EXTENSIONS, SERVICE
 from proxy.exchange.refusal import NotServed
 from proxy.fronts.grpc.client import GrpcConnection
@@ -537,6 +537,28 @@ async def test_a_watch_ends_with_its_client_or_the_proxy(connect: Connect) -> No
     status = b"%d" % Status.UNAVAILABLE
     assert (b"grpc-status", status) in decoded(hpack.Decoder(allowed=0, list_limit=1000), block)
     assert not both.pair.front.watchers
+
+
+async def test_a_stream_that_began_with_a_refusal_ends_with_a_whole_answer(connect: Connect) -> None:
+    """Headers come once, though Triton says all of its part at once."""
+    both = connect()
+    for _ in range(2):  # from the second one on its blocks are known
+        usual = both.client.call()
+        both.client.send(usual, framed(request()), end=True)
+        both.exchange()
+        both.triton.answer(usual, b"fine")
+        both.exchange()
+    stream = both.client.call(STREAM_INFER)
+    both.client.send(stream, framed(request("other")))
+    both.client.send(stream, framed(request()), end=True)
+    both.exchange()
+    answer = pb.ModelStreamInferResponse(infer_response=pb.ModelInferResponse(id="7")).SerializeToString()
+    both.triton.answer(stream, answer)
+    both.exchange()
+    assert both.client.status(stream) == 0
+    refused = stream_error("Request for unknown model: 'other' is not found", b"")
+    assert both.client.data[stream] == refused + framed(answer)
+    assert both.pair.running == 0
 
 
 async def test_a_refusal_in_a_stream_is_a_message_or_the_status_that_was_asked_for(connect: Connect) -> None:

@@ -375,6 +375,34 @@ async def test_what_slow_readers_do_not_take_is_bounded(connect: Connect) -> Non
     assert 0 < len(both.client.resets) < 20  # those that were one too many
 
 
+@pytest.mark.parametrize("method", [INFER, STREAM_INFER])
+async def test_who_takes_a_long_answer_slowly_keeps_nobody_waiting(connect: Connect, method: str) -> None:
+    """It keeps the memory that its answer takes in Triton, not the slot."""
+    both = connect(limit=1, depth=5)
+    slow = both.client.call(method)
+    both.client.send(slow, framed(request()), end=True)
+    both.exchange()
+    next_one = both.client.call()
+    both.client.send(next_one, framed(request()), end=True)
+    both.exchange()
+    assert both.triton.messages(next_one) == []
+    answer = framed(b"\x12\x83\xc0\x12" + bytes(300_003) if method == STREAM_INFER else bytes(300_000))
+    both.triton.begin(slow)
+    both.triton.send(slow, answer[:16_000])
+    both.exchange()
+    assert both.triton.messages(next_one) == [request()]
+    admissions = both.pair.front.copy.admissions
+    assert 600_000 < admissions.bytes.used_bytes < 610_000
+    both.triton.answer(next_one, b"ok")
+    both.exchange()
+    assert both.client.status(next_one) == 0
+    both.client.h2.reset_stream(slow)
+    both.exchange()
+    both.triton.h2.reset_stream(both.triton.own(slow))
+    both.exchange()
+    assert (admissions.running, admissions.bytes.used_bytes) == (0, 0)
+
+
 async def test_a_call_begins_with_the_window_that_its_client_is_told(connect: Connect) -> None:
     both = connect()
     stream = both.client.call()

@@ -22,8 +22,8 @@ from proxy.exchange.messages import (
     ModelFields,
     NameGuard,
     Piece,
+    Unfinished,
     framed,
-    inflate,
     stream_error,
 )
 from proxy.exchange.model_facts import ModelFacts
@@ -45,7 +45,11 @@ def reader(encoding: str = "identity", *, ask_final: bool = False, limit: int = 
 
 def fed(one: MessageReader, data: bytes) -> list[Piece | Refused]:
     one.push(data)
-    return list(iter(one.pull, None))
+    items: list[Piece | Refused] = []
+    while (item := one.pull()) is not None:
+        if not isinstance(item, Unfinished):
+            items.append(item)
+    return items
 
 
 def read(one: MessageReader, data: bytes, sizes: list[int]) -> tuple[bytes, list[str], list[bool]]:
@@ -132,6 +136,22 @@ def test_the_middle_of_a_long_tensor_is_passed_unread() -> None:
     assert one.is_between_messages
 
 
+def test_a_packed_message_is_opened_step_by_step_and_counted_meanwhile() -> None:
+    """However much there is in few bytes, the loop has its turns."""
+    message = request(size=4_000_000)
+    one = reader("gzip", limit=5_000_000)
+    packed = gzip.compress(message)
+    one.push(b"\x01" + len(packed).to_bytes(4) + packed)
+    counted = []
+    while isinstance(item := one.pull(), Unfinished):
+        counted.append(one.gathered)
+        assert not one.is_between_messages
+    assert len(counted) > 10
+    assert max(after - before for before, after in itertools.pairwise(counted)) <= 256 * 1024
+    assert (item, one.gathered) == (Piece(framed(message), len(framed(message))), 0)
+    assert one.is_between_messages
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_packed_messages_go_on_unpacked(encoding: str, sizes: list[int]) -> None:
@@ -142,16 +162,26 @@ def test_packed_messages_go_on_unpacked(encoding: str, sizes: list[int]) -> None
     assert (out, refusals) == (framed(request()) * 3, [])
 
 
+def unpacked(packed: bytes) -> Piece | Refused:
+    (item,) = fed(reader("gzip"), b"\x01" + len(packed).to_bytes(4) + packed)
+    return item
+
+
 def test_packed_messages_are_bounded_packed_and_unpacked() -> None:
     fits, large = request(size=4900), request(size=5000)
     assert len(fits) <= 5000 < len(large)
-    assert inflate(gzip.compress(fits), "gzip", 5000) == fits
-    with pytest.raises(Refused, match="5000 bytes") as refused:
-        inflate(gzip.compress(large), "gzip", 5000)
-    assert refused.value.status is Status.RESOURCE_EXHAUSTED
-    with pytest.raises(Refused, match="not one whole gzip"):
-        inflate(gzip.compress(fits)[:-1], "gzip", 5000)
-    with pytest.raises(Refused, match="5001 bytes; 5000 are taken"):
+    assert unpacked(gzip.compress(fits)) == Piece(framed(fits), len(framed(fits)))
+    for packed, status, text in (
+        (gzip.compress(large), Status.RESOURCE_EXHAUSTED, "5000 bytes (--max-json-bytes)"),
+        (gzip.compress(fits)[:-1], Status.INVALID_ARGUMENT, "not one whole gzip"),
+        (gzip.compress(fits) + b"x", Status.INVALID_ARGUMENT, "not one whole gzip"),
+        (b"", Status.INVALID_ARGUMENT, "not one whole gzip"),
+    ):
+        refused = unpacked(packed)
+        assert isinstance(refused, Refused)
+        assert refused.status is status
+        assert text in str(refused)
+    with pytest.raises(Refused, match=r"5001 bytes; 5000 are taken \(--max-json-bytes\)"):
         fed(reader("gzip"), b"\x01" + (5001).to_bytes(4))
     assert fed(reader("gzip"), b"\x01" + (5000).to_bytes(4)) == []
     (refusal,) = fed(reader("gzip"), b"\x01\0\0\0\x01x")

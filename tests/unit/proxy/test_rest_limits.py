@@ -79,6 +79,23 @@ async def test_an_answer_that_is_not_taken_counts_as_triton_keeps_it(connect: Co
     assert pair.front.copy.admissions.bytes.used_bytes == 0
 
 
+async def test_who_takes_a_long_answer_slowly_keeps_nobody_waiting(connect: Connect) -> None:
+    slow = connect(limit=1, depth=5)
+    slow.client.data_received(infer())
+    await settle()
+    next_one = RestPair(front=slow.front)
+    next_one.client.data_received(infer())
+    await settle()
+    assert len(slow.tritons) == 1
+    slow.tritons[0].data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + bytes(10))
+    await settle()
+    slow.tritons[1].data_received(OK)
+    assert next_one.to_client.sent == OK
+    slow.tritons[0].data_received(bytes(999_990))
+    assert slow.to_client.sent.endswith(bytes(999_990))
+    assert (slow.front.copy.admissions.running, slow.front.copy.admissions.bytes.used_bytes) == (0, 0)
+
+
 async def test_slow_bodies_of_one_copy_leave_room_for_anothers(connect: Connect) -> None:
     process = Budget(100_000)
     greedy, quiet = (own_copy() for _ in range(2))
