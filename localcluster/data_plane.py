@@ -158,20 +158,32 @@ class Node:
     async def door(self, copy: Copy) -> str:
         """Open the door of a copy; its address. Raises RuntimeError if it does not listen."""
         address = f"{self.network}.1.{len(self.doors) + 2}"
-        token, log = self.directory / f"token-{copy.pod_uid}", self.directory / f"door-{copy.pod_uid}.log"
-        command = door_command(
-            copy,
-            agent=Endpoint(f"{self.network}.0.3", GATEWAY_PORT),
-            token=token,
-            http=f"{address}:{HTTP_PORT}",
-            grpc=f"{address}:{GRPC_PORT}",
-            admin=f"{address}:{ADMIN_PORT}",
-        )
-        process = await spawn(command, log=log, env=os.environ)
-        self.stack.push_async_callback(end, process, grace_seconds=0)
-        await until_ready(process, Endpoint(address, ADMIN_PORT), log)
-        self.doors[copy.pod_uid] = process
+        agent = Endpoint(f"{self.network}.0.3", GATEWAY_PORT)
+        opened = door_at(address, copy, agent=agent, directory=self.directory)
+        self.doors[copy.pod_uid] = await self.stack.enter_async_context(opened)
         return address
+
+
+@asynccontextmanager
+async def door_at(
+    address: str, copy: Copy, *, agent: Endpoint, directory: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A door that serves on this address. Raises RuntimeError if it does not."""
+    log = directory / f"door-{copy.pod_uid}.log"
+    command = door_command(
+        copy,
+        agent=agent,
+        token=directory / f"token-{copy.pod_uid}",
+        http=f"{address}:{HTTP_PORT}",
+        grpc=f"{address}:{GRPC_PORT}",
+        admin=f"{address}:{ADMIN_PORT}",
+    )
+    process = await spawn(command, log=log, env=os.environ)
+    try:
+        await until_ready(process, Endpoint(address, ADMIN_PORT), log)
+        yield process
+    finally:
+        await end(process, grace_seconds=0)
 
 
 @asynccontextmanager

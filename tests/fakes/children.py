@@ -1,6 +1,7 @@
 """A test that leaves a child behind fails itself: otherwise the garbage collector tells it of any later one.
 
 A directory whose tests share no children but by fixtures of a wider scope has `no_child_is_left` in its conftest.
+A test that starts what such a fixture ends is marked `keeps_child`.
 """
 
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 # Also asyncio's: what it starts is one of these, whose `returncode` is known as soon as the event loop knows it.
 _started: WeakSet[subprocess.Popen[Any]] = WeakSet()
 _start = subprocess.Popen.__init__
+# It begins with the first long body that some data plane gets, and ends with that plane.
+_CHECKER = "proxy.fronts.rest.checking"
 
 
 def _start_and_note(self: subprocess.Popen[Any], *arguments: Any, **more: Any) -> None:
@@ -32,7 +35,8 @@ def _noting() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_child_is_left(_noting: None) -> Iterator[None]:
+def no_child_is_left(_noting: None, request: pytest.FixtureRequest) -> Iterator[None]:
     before = _running()
     yield
-    assert [child.args for child in _running() - before] == []
+    left = [child.args for child in _running() - before if _CHECKER not in str(child.args)]
+    assert left == [] or request.node.get_closest_marker("keeps_child"), left

@@ -73,6 +73,8 @@ _BLOCK_BYTES = 64 * 1024
 _WHOLE_BELOW = 32 * 1024
 # Streams that were reset: what one end still says of them was on its way, or is said twice (Triton does).
 _REMEMBERED_RESETS = 1_000
+# Instead of what may be on its way: the peer itself has reset the stream.
+_BY_PEER: Final = -1
 # A connection that has not said a word of HTTP/2, or stopped in the middle of a header block.
 _PATIENT_SECONDS = 10.0
 
@@ -482,7 +484,7 @@ class H2Codec(Sender, Generic[H, T]):
         if id == 0 or self._is_idle(id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM of stream {id}, which is idle")
         stream = self.streams.get(id)
-        self._remember_reset(id, 0)
+        self._remember_reset(id, _BY_PEER)
         if stream is None:
             self.patience.spend()
             return
@@ -617,6 +619,8 @@ class H2Codec(Sender, Generic[H, T]):
         if id not in self._resets and id > self._forgotten_resets:
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, f"{what} on stream {id}, which is closed")
         on_its_way = self._resets.get(id, 0)
+        if on_its_way == _BY_PEER:  # nothing of it can have been on its way (RFC 9113, 5.1): told once
+            raise StreamFailed(id, ErrorCode.STREAM_CLOSED, f"{what} on stream {id}, after its RST_STREAM")
         if 0 < size <= on_its_way:
             self._resets[id] = on_its_way - size
         else:

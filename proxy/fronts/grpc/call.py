@@ -625,10 +625,11 @@ class Call:
 
         Triton does not stop what it has begun, so another in its place would be one too many; and Triton 2.51
         dies (SIGSEGV in its gRPC handler, within seconds) of many complete unary calls that are reset or
-        reach their deadline. Only a decoupled model's stream is told: it may go on for very long, and can stop.
+        reach their deadline, and (double free) of some tens of complete streams of a decoupled model. Only one
+        whose requests have not ended is told: it may go on for very long, and can stop.
         """
         if self.kind.is_stream:
-            return bool(self.admissions) and not self.is_decoupled
+            return bool(self.admissions) and (up.local_done or not self.is_decoupled)
         return up.local_done
 
     def _finish(self, code: str, now: float, *, in_triton: bool = False) -> None:

@@ -178,7 +178,6 @@ async def test_who_leaves_streams_of_answers_takes_triton_from_nobody(served: Se
         async def leave() -> None:
             async def requests() -> AsyncIterator[dict[str, Any]]:
                 yield {"model_name": "count", "inputs": filled(GrpcInput, np.array([60], np.uint8))}
-                await asyncio.Event().wait()
 
             answers = client.stream_infer(requests())
             for _ in range(random.randint(1, 60)):

@@ -355,6 +355,7 @@ async def test_a_limit_of_two_is_two_in_triton(place: Place) -> None:
     assert loop.time() - began > 0.85  # three rounds of 0.3 s
 
 
+@pytest.mark.keeps_child
 async def test_triton_dies_with_one_copy_alone_in_it(place: Place) -> None:
     """Twice: the agent hears of it each time, and then that copy is held, with the reason, and nobody else."""
     body = json.dumps({"inputs": [{"name": "IN", "shape": [1], "datatype": "UINT8", "data": [1]}]}).encode()

@@ -32,6 +32,8 @@ from berth.triton.admin import open_admin
 from berth.triton.keys import TritonKeys
 from localcluster import triton
 from localcluster.addresses import cluster_network
+from localcluster.data_plane import GATEWAY_PORT, GRPC_PORT, HTTP_PORT, door_at
+from localcluster.data_plane import agent as agent_of_copies
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.processes import end, spawn, tail
 from localcluster.samples import SIMPLE_MODEL
@@ -67,11 +69,11 @@ class Door:
     where: Whereabouts = field(default_factory=Whereabouts)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["proxy", "gateway"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["proxy", "gateway", "door"])
 async def door(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> AsyncIterator[Door]:
-    """The data plane of one model by itself; and one copy of a gateway's, through a door."""
+    """The data plane of one model by itself; one copy of a gateway's; and the same through a pod's door."""
     directory, keys = tmp_path_factory.mktemp("triton"), TritonKeys.generate()
     (directory / "models").mkdir()
     for name in ("mine", "theirs"):
@@ -94,8 +96,9 @@ async def door(
                     keys.inference_grpc_metadata,
                 )
             )
-            if request.param == "gateway":
-                async for running in serve_by_gateway(where, directory, keys, process):
+            if request.param != "proxy":
+                by_door = network if request.param == "door" else None
+                async for running in serve_by_gateway(where, directory, keys, process, by_door):
                     yield running
                 return
             async with open_upstream(own_copy(options("mine")), where) as upstream:
@@ -175,9 +178,16 @@ async def serve(
 
 
 async def serve_by_gateway(
-    where: Whereabouts, directory: Path, keys: TritonKeys, process: asyncio.subprocess.Process
+    where: Whereabouts,
+    directory: Path,
+    keys: TritonKeys,
+    process: asyncio.subprocess.Process,
+    by_door: str | None,
 ) -> AsyncIterator[Door]:
-    """Beside the other tenant's copy. The model has one name, so that what is said is Triton's to the byte."""
+    """Beside the other tenant's copy. The model has one name, so that what is said is Triton's to the byte.
+
+    `by_door`: the network of the agent and of a real door's process; without it a door of the tests' own.
+    """
     access = where.require()
     keys.write(directory)
     wanted = GatewayOptions(
@@ -193,14 +203,25 @@ async def serve_by_gateway(
     )
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(by_gateway(wanted))
-        agent = await stack.enter_async_context(agent_at(str(directory / "control")))
-        agent.tell([mine, theirs])
+        there, control = Endpoint("127.0.0.1", gateway.port), directory / "control"
+        if by_door is None:
+            agent = await stack.enter_async_context(agent_at(str(control)))
+            agent.tell([mine, theirs])
+        else:
+            listen = Endpoint(f"{by_door}.0.3", GATEWAY_PORT)
+            told = agent_of_copies(listen, gateway=there, control=control, copies=[mine, theirs])
+            await stack.enter_async_context(told)
         while "mine" not in gateway.hub.sums() or not gateway.hub.sums()["mine"].figures.model_ready:
             await asyncio.sleep(0.05)
         (copy,) = (one.copy for one in gateway._plane._node if one.told == mine)  # type: ignore[attr-defined]
         door = Door("", "", f"{access.http}", keys, process, copy, where=where)
-        door.http = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.REST))
-        door.grpc = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.GRPC))
+        if by_door is None:
+            door.http = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.REST))
+            door.grpc = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.GRPC))
+        else:
+            address = f"{by_door}.1.2"
+            await stack.enter_async_context(door_at(address, mine, agent=listen, directory=directory))
+            door.http, door.grpc = f"{address}:{HTTP_PORT}", f"{address}:{GRPC_PORT}"
         door.theirs = await statistics_of(door, "theirs")
         yield door
 
