@@ -43,5 +43,8 @@ class Budget:
 
     @property
     def is_exceeded(self) -> bool:
-        """More was charged than there is, here or in the whole."""
-        return self.used_bytes > self.limit_bytes or (self._parent is not None and self._parent.is_exceeded)
+        """More was charged than `take` would have given: of those that share a whole the greedy one's, no other's."""
+        parent = self._parent
+        return self.used_bytes > self.limit_bytes or (
+            parent is not None and self.used_bytes > parent.free_bytes
+        )

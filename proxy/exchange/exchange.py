@@ -105,9 +105,9 @@ def too_large(limit_bytes: int, flag: str = MAX_REQUEST_FLAG) -> Refusal:
 
 
 def no_room_here(copy: ModelCopy) -> Refusal:
-    """Bodies that are coming hold all that they may hold."""
+    """Bodies that are coming, and calls that are open, hold all that they may hold."""
     limit = format_bytes(copy.budget.limit_bytes)
     return Refusal(
         Why.NO_ROOM,
-        f"too many bodies are on their way at once: they may take {limit} together ({MAX_INFLIGHT_FLAG})",
+        f"too many requests are on their way at once: they may take {limit} together ({MAX_INFLIGHT_FLAG})",
     )

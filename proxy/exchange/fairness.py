@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-# What a call costs beside its bytes, and what a copy may take in one turn: under a millisecond.
+# What a call costs beside its bytes, and what a copy may take in one turn: four calls are under a millisecond.
+# Another copy's request waits for two turns, its own and its answer's; shorter ones would cost more than they help.
 CALL_COST: Final = 64 * 1024
-QUANTUM: Final = 16 * CALL_COST
+QUANTUM: Final = 4 * CALL_COST
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from proxy.exchange import cost
 from proxy.exchange.admission import LARGE_ANSWER_BYTES, Admission
 from proxy.exchange.budget import Budget
 from proxy.exchange.copy import ModelCopy
-from proxy.exchange.exchange import Exchange
+from proxy.exchange.exchange import Exchange, no_room_here
 from proxy.exchange.messages import (
     MODEL_READY,
     PREFIX_BYTES,
@@ -55,6 +55,8 @@ from proxy.fronts.grpc.head import (
 )
 from proxy.fronts.grpc.upstream import UpstreamConnection
 
+# What a call takes here while it is open, beside the headers that it came with.
+_OPEN_BYTES: Final = 1024
 _GRPC_ONLY: Final = b"this port takes gRPC calls: POST with content-type application/grpc\n"
 BEYOND_THE_MODEL: Final = "this call reaches beyond the model; the proxy does not offer it"
 
@@ -144,6 +146,8 @@ class Call:
     _data: Data | None = None
     _last_held: Held | None = None
     messages = 0
+    # Of the copy's budget, for being open; the usual call is Triton's at once, and has none.
+    _open_bytes = 0
     # The client has said all; all of it has gone to Triton.
     input_ended = input_passed = False
     answer_begun = is_decoupled = watches = False
@@ -183,6 +187,7 @@ class Call:
         kind, fields = self.kind, self.fields
         try:
             timeout = timeout_of(fields) if fields.values else None
+            self._take_room()
         except Refused as refusal:
             self.refuse(refusal)
             return
@@ -194,6 +199,13 @@ class Call:
             self.refuse(_too_much_metadata(list_bytes(fields), self.front.most_list_bytes))
         elif timeout is not None:
             self.watch_deadline(timeout)
+
+    def _take_room(self) -> None:
+        """A client may open thousands and say nothing more. Raises Refused."""
+        size = _OPEN_BYTES + len(self.fields.forwarded)
+        if not self.copy.budget.take(size):
+            raise in_grpc(no_room_here(self.copy))
+        self._open_bytes = size
 
     def watch_deadline(self, timeout_seconds: float) -> None:
         """The client's own deadline. Triton is told of it in streams alone: it would go on computing, and it
@@ -669,6 +681,9 @@ class Call:
     def _finish(self, code: str, now: float, *, in_triton: bool = False) -> None:
         """Once for each call: nothing of it waits, and it is counted."""
         self.stage = _ANSWERED
+        if self._open_bytes:
+            self.copy.budget.give(self._open_bytes)
+            self._open_bytes = 0
         if self._deadline_step:
             self._forget_deadline()
         if self.outbox:

@@ -74,6 +74,8 @@ class UpstreamHttp(asyncio.Protocol):
     def __init__(self, pool: "UpstreamPool", endpoint: Endpoint, asker: Asker) -> None:
         self._pool, self.endpoint = pool, endpoint
         self.asker: Asker | None = asker
+        # The copy that it counts for, until it waits in the pool or has gone.
+        self.counts_for: object | None = None
         self.transport: asyncio.Transport | None = None
         self._buffer = b""
         self._head: ResponseHead | None = None
@@ -207,7 +209,8 @@ Lost = Callable[[object], None]
 class UpstreamPool:
     """All connections to one Triton's REST port, for all copies of the process.
 
-    There are so many at most; who comes then waits, and the copies take turns.
+    There are so many at most; who comes then waits, and the copies take turns. One copy may have one more than
+    are free: whoever keeps many, by bodies and answers that never end, leaves as many for the others.
     """
 
     def __init__(
@@ -218,6 +221,8 @@ class UpstreamPool:
         self._idle: list[UpstreamHttp] = []
         self._all: set[UpstreamHttp] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+        # Connections in use, or being made, by copy.
+        self._in_use: dict[object, int] = {}
         self._waiting: OrderedDict[object, deque[Asker]] = OrderedDict()
         self._heads: Lookup[ResponseHead] = Lookup(entries=512, key_bytes=2048)
         where.follow(lambda _: self._drop_idle())
@@ -225,30 +230,56 @@ class UpstreamPool:
     def take(self, asker: Asker) -> UpstreamHttp | None:
         """A connection that is there; else None, and `connected` or `response_lost` follows. Raises NotServed."""
         self._where.require()
-        if self._idle:
+        whose = asker.whose
+        if self._idle and whose not in self._waiting:
             return self.take_idle(asker)
-        if len(self._all) + len(self._connecting) < self._most:
+        if whose not in self._waiting and self._has_room(whose):
             self._connect_for(asker)
         else:
-            self._waiting.setdefault(asker.whose, deque()).append(asker)
+            self._waiting.setdefault(whose, deque()).append(asker)
         return None
+
+    def _has_room(self, whose: object, returned: int = 0) -> bool:
+        """`returned`: so many are given back just now."""
+        free = self._most - len(self._all) - len(self._connecting) + len(self._idle) + returned
+        return free > 0 and self._in_use.get(whose, 0) <= free
 
     @property
     def has_idle(self) -> bool:
-        return bool(self._idle)
+        return bool(self._idle) and not self._waiting
 
     def take_idle(self, asker: Asker) -> UpstreamHttp:
         """One that waits; `has_idle` has said that there is one."""
         upstream = self._idle.pop()
         upstream.asker = asker
+        self._begin_use(upstream, asker.whose)
         return upstream
+
+    def _begin_use(self, upstream: UpstreamHttp, whose: object) -> None:
+        upstream.counts_for = whose
+        self._in_use[whose] = self._in_use.get(whose, 0) + 1
+
+    def _end_use(self, upstream: UpstreamHttp) -> None:
+        whose, upstream.counts_for = upstream.counts_for, None
+        if whose is not None:
+            self._count_off(whose)
+
+    def _count_off(self, whose: object) -> None:
+        left = self._in_use[whose] - 1
+        if left:
+            self._in_use[whose] = left
+        else:
+            del self._in_use[whose]
 
     def give_back(self, upstream: UpstreamHttp) -> None:
         access = self._where.access
         if access is None or upstream.endpoint != access.http:
             upstream.abort()
-        elif (asker := self._next()) is not None:
+            return
+        self._end_use(upstream)
+        if self._waiting and (asker := self._next(returned=1)) is not None:
             upstream.asker = asker
+            self._begin_use(upstream, asker.whose)
             asker.connected(upstream)
         elif len(self._idle) >= _KEPT_CONNECTIONS:
             upstream.abort()
@@ -259,6 +290,7 @@ class UpstreamPool:
         if upstream.asker is not None and upstream.request_done and self._lost is not None:
             self._lost(upstream.asker.whose)
         self._all.discard(upstream)
+        self._end_use(upstream)
         if upstream in self._idle:
             self._idle.remove(upstream)
         self._serve_next()
@@ -284,23 +316,32 @@ class UpstreamPool:
         for upstream in idle:
             upstream.abort()
 
-    def _next(self) -> Asker | None:
-        """Who is next: of the copy whose turn it is, who has waited longest and still does."""
-        while self._waiting:
+    def _next(self, *, returned: int = 0) -> Asker | None:
+        """Who is next: of the copy whose turn it is and that may have one more, who has waited longest and still does."""
+        for _ in range(len(self._waiting)):
             whose, askers = self._waiting.popitem(last=False)
-            asker = askers.popleft()
+            while askers and not askers[0].wants_connection:
+                askers.popleft()
+            asker = askers.popleft() if askers and self._has_room(whose, returned) else None
             if askers:
                 self._waiting[whose] = askers
-            if asker.wants_connection:
+            if asker is not None:
                 return asker
         return None
 
     def _serve_next(self) -> None:
-        if len(self._all) + len(self._connecting) < self._most and (asker := self._next()) is not None:
+        asker = self._next()
+        if asker is None:
+            return
+        if self._idle:
+            asker.connected(self.take_idle(asker))
+        else:
             self._connect_for(asker)
 
     def _connect_for(self, asker: Asker) -> None:
-        task = asyncio.create_task(self._connect(asker))
+        whose = asker.whose
+        self._in_use[whose] = self._in_use.get(whose, 0) + 1
+        task = asyncio.create_task(self._connect(asker, whose))
         self._connecting.add(task)
         task.add_done_callback(self._tried)
 
@@ -309,7 +350,7 @@ class UpstreamPool:
         self._connecting.discard(task)
         self._serve_next()
 
-    async def _connect(self, asker: Asker) -> None:
+    async def _connect(self, asker: Asker, whose: object) -> None:
         """To where Triton is; to where it has gone meanwhile, if that is elsewhere."""
         for _ in range(_CONNECT_TRIES):
             access = self._where.require()
@@ -322,10 +363,12 @@ class UpstreamPool:
             else:
                 if self._where.access is access:
                     self._all.add(upstream)
+                    upstream.counts_for = whose
                     asker.connected(upstream)
                     return
                 upstream.abort()
                 reason = "Triton has moved"
+        self._count_off(whose)
         asker.response_lost(reason)
 
     async def _connection(self, endpoint: Endpoint, asker: Asker) -> UpstreamHttp:

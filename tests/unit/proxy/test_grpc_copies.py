@@ -236,3 +236,21 @@ async def test_long_checks_take_turns_with_the_loop(node: Node, monkeypatch: pyt
     assert sent == [str(number) for number in range(20)]
     assert stream in node.triton.ended
     assert client.status(last) == 0
+
+
+async def test_calls_that_are_only_opened_take_their_copys_room() -> None:
+    """A client may open a thousand on each of thousands of connections, with long headers, and say no more."""
+    with triton_at_hand():
+        node = Node(max_request_bytes=64 * 1024, max_inflight_bytes=64 * 1024)
+        client, (copy, other) = node.clients[0], node.copies
+        streams = [client.call(STREAM_INFER, x_note="v" * 4000 + str(count)) for count in range(50)]
+        node.exchange()
+        assert copy.budget.used_bytes <= 64 * 1024
+        refused = [stream for stream in streams if stream in client.ended]
+        assert 30 < len(refused) < 50
+        assert client.status(refused[0]) == 8
+        assert not other.budget.used_bytes
+        for stream in set(streams) - set(refused):
+            client.h2.reset_stream(stream)
+        node.exchange()
+        assert not copy.budget.used_bytes

@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -284,3 +285,53 @@ async def test_what_is_known_of_a_model_is_asked_for_now_and_then(monkeypatch: p
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.5 * len(upstream.said)))
     await upstream.polled()
     assert upstream.configs == 10
+
+
+class Slow:
+    """A request that Triton's connection is for as long as it likes."""
+
+    takes_chunks = False
+
+    def __init__(self, whose: object) -> None:
+        self.whose = whose
+        self.upstream: Any = None
+        self.wants_connection = True
+
+    def connected(self, upstream: Any) -> None:
+        self.upstream, self.wants_connection = upstream, False
+
+    def response_lost(self, reason: str) -> None: ...
+
+    def upstream_writable(self) -> None: ...
+
+
+async def test_a_copy_that_keeps_its_connections_leaves_room_for_the_others() -> None:
+    """Answers that are read slowly, bodies that never end: half of all the connections, and one, is the most of one copy."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    where = Whereabouts(Access(Endpoint(*server.sockets[0].getsockname()[:2]), Endpoint("127.0.0.1", 1)))
+    pool = UpstreamPool(where, most=8)
+    greedy, other = [Slow("greedy") for _ in range(20)], Slow("other")
+    for one in greedy:
+        pool.take(one)
+    await asyncio.sleep(0.1)
+    assert sum(one.upstream is not None for one in greedy) == 5
+    pool.take(other)
+    async with asyncio.timeout(5):
+        while other.upstream is None:
+            await asyncio.sleep(0.01)
+    # Its own go on one by one as they end.
+    other.upstream.abort()
+    next(one for one in greedy if one.upstream is not None).upstream.abort()
+    async with asyncio.timeout(5):
+        while sum(one.upstream is not None for one in greedy) < 6:
+            await asyncio.sleep(0.01)
+    await pool.close()
+    await asyncio.sleep(0.1)
+    server.close()
+    await server.wait_closed()

@@ -102,7 +102,7 @@ def test_alone_it_waits_for_nobody() -> None:
     """No turn goes by without work while there is some."""
     loop = Loop("alone")
     loop.comes("alone", 100 * QUANTUM)
-    for _ in range(50):
+    for _ in range(3 * IN_A_TURN + 2):
         loop.comes("alone")
     assert sum(bool(loop.turn()) for _ in range(4)) == 4
     assert not loop.shares["alone"].waiting
@@ -110,7 +110,7 @@ def test_alone_it_waits_for_nobody() -> None:
 
 def test_order_is_kept_and_what_is_dropped_is_not_served() -> None:
     loop = Loop("a")
-    for number in range(IN_A_TURN + 6):
+    for number in range(IN_A_TURN + 3):
         loop.comes("a", CALL_COST + number)
     share = loop.shares["a"]
     first = share.waiting[0]

@@ -6,7 +6,7 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +338,28 @@ async def test_too_many_reports_of_one_pod_are_none_too_many_for_another(start: 
             writer.close()
         for _, writer in ours:
             writer.close()
+
+
+async def test_a_door_that_talks_without_end_is_not_listened_to(start: Any) -> None:
+    """What it says is nobody's turn: it has to be short, or all others wait for it."""
+    async with start() as here, agent_at(here.path) as agent:
+        await known(here, agent, copy_of("a"))
+        reader, writer = await connect(here.port, copy_of("a").ticket, Kind.REPORT)
+        writer.write(b'{"nothing":1}\n' * 5000 + b'{"drain":true}\n')
+        with suppress(ConnectionError):
+            async with asyncio.timeout(10):
+                while await reader.read(65536):
+                    pass
+        assert not here.served("a").draining
+        writer.close()
+        # Now and then a word is no flood, however long it goes on.
+        async with reports(here.port, copy_of("a").ticket) as door:
+            for _ in range(6):
+                door.writer.write(b'{"nothing":1}\n' * 200)
+                await asyncio.sleep(0.05)
+                here.node.tell_doors({})
+            door.ask_to_drain()
+            await until(lambda: here.served("a").draining)
 
 
 async def test_metrics_and_stat_of_all_copies(start: Any) -> None:
