@@ -132,10 +132,10 @@ class Served:
 
 
 def container_status(pod: Json, name: str) -> Json:
-    """Of a container or an init container."""
+    """Of a container or an init container. Raises KeyError until there is one."""
     status = pod["status"]
     everyone = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    found: Json = next(each for each in everyone if each["name"] == name)
+    found: Json = {each["name"]: each for each in everyone}[name]
     return found
 
 

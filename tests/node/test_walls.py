@@ -154,7 +154,7 @@ async def eventually_there(check: Callable[[], Awaitable[Json]]) -> Json:
     async def there() -> Json:
         try:
             return await check()
-        except (KeyError, StopIteration) as error:
+        except KeyError as error:
             raise AssertionError(f"{error} is not there") from error
 
     return await eventually(there, seconds=90)

@@ -161,17 +161,6 @@ def test_those_who_wait_wait_on_while_too_much_runs_that_nobody_waits_for() -> N
     assert waits.is_running
 
 
-def test_an_answer_that_comes_for_nobody_counts_until_it_is_gone() -> None:
-    limited, _ = admissions(1, 0)
-    one = limited.admit(0.0, list, cost_bytes=1)
-    one.give_up(0.0)
-    one.charge(5)
-    assert limited.bytes.used_bytes == 6
-    one.release(0.0)
-    one.charge(5)
-    assert limited.bytes.used_bytes == 0
-
-
 def test_a_queue_of_any_length_that_gives_back_at_once_what_it_is_given() -> None:
     """As when Triton is gone: each that is granted is refused in the same step."""
     limited, meter = admissions(1, 5000)

@@ -148,7 +148,8 @@ def test_a_packed_message_is_opened_step_by_step_and_counted_meanwhile() -> None
         assert not one.is_between_messages
     assert len(counted) > 10
     assert max(after - before for before, after in itertools.pairwise(counted)) <= 256 * 1024
-    assert (item, one.gathered) == (Piece(framed(message), len(framed(message))), 0)
+    assert isinstance(item, Piece)
+    assert (item.data, item.begins_bytes, one.gathered) == (framed(message), len(framed(message)), 0)
     assert one.is_between_messages
 
 
@@ -170,7 +171,9 @@ def unpacked(packed: bytes) -> Piece | Refused:
 def test_packed_messages_are_bounded_packed_and_unpacked() -> None:
     fits, large = request(size=4900), request(size=5000)
     assert len(fits) <= 5000 < len(large)
-    assert unpacked(gzip.compress(fits)) == Piece(framed(fits), len(framed(fits)))
+    taken = unpacked(gzip.compress(fits))
+    assert isinstance(taken, Piece)
+    assert (taken.data, taken.begins_bytes) == (framed(fits), len(framed(fits)))
     for packed, status, text in (
         (gzip.compress(large), Status.RESOURCE_EXHAUSTED, "5000 bytes (--max-json-bytes)"),
         (gzip.compress(fits)[:-1], Status.INVALID_ARGUMENT, "not one whole gzip"),
