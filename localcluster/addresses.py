@@ -3,16 +3,20 @@
 Node i is 127.X.i.1 and its pods are 127.X.i.2 to 127.X.i.254, so the same ports serve everywhere.
 """
 
+import errno
 import fcntl
 import os
+import random
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # 127.0 belongs to everybody, 127.1 is what people type.
 _FIRST, _LAST = 20, 250
+# Below those of connections that go out (net.ipv4.ip_local_port_range), above those that people choose.
+_FREE_PORTS, _TRIES = (12_000, 28_000), 100
 
 
 class NoFreeNetwork(Exception):
@@ -36,7 +40,10 @@ def cluster_network() -> Iterator[str]:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.create_server((host, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on at this moment, nor that the system gives to a connection that goes out:
+    who listens there, ends, and listens again finds it free."""
+    for _ in range(_TRIES):
+        port = random.randrange(*_FREE_PORTS)
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise OSError(errno.EADDRINUSE, f"no free port on {host} between {_FREE_PORTS[0]} and {_FREE_PORTS[1]}")

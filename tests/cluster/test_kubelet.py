@@ -201,7 +201,14 @@ async def test_termination_is_prestop_then_sigterm_then_sigkill(user: User, clus
     )
     await user.apply(bound("stubborn", main, terminationGracePeriodSeconds=2))
     pod = await said_by(user, "stubborn", "started")
-    pid = cluster.pid_of("default", "stubborn", "main")
+
+    async def its_pid() -> int:
+        try:
+            return cluster.pid_of("default", "stubborn", "main")
+        except ProcessLookupError as error:  # it may speak before its kubelet knows that it runs
+            raise AssertionError(str(error)) from error
+
+    pid = await eventually(its_pid)
     began = time.monotonic()
     await user.client.delete("/api/v1/namespaces/default/pods/stubborn")
     await user.gone_pod("stubborn")
