@@ -17,6 +17,8 @@ from pathlib import Path
 _FIRST, _LAST = 20, 250
 # Below those of connections that go out (net.ipv4.ip_local_port_range), above those that people choose.
 _FREE_PORTS, _TRIES = (12_000, 28_000), 100
+# Not the one that tests give seeds to: processes that run side by side would try the same ports.
+_chance = random.SystemRandom()
 
 
 class NoFreeNetwork(Exception):
@@ -40,10 +42,19 @@ def cluster_network() -> Iterator[str]:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on at this moment, nor that the system gives to a connection that goes out:
-    who listens there, ends, and listens again finds it free."""
-    for _ in range(_TRIES):
-        port = random.randrange(*_FREE_PORTS)
+    """As `free_ports`, one."""
+    return free_ports(host, 1)[0]
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports that nobody listens on at this moment, nor that the system gives to a connection that goes out:
+    who listens there, ends, and listens again finds them free. No two are the same."""
+    found: list[int] = []
+    for port in _chance.sample(range(*_FREE_PORTS), _TRIES):
         with suppress(OSError), socket.create_server((host, port)):
-            return port
-    raise OSError(errno.EADDRINUSE, f"no free port on {host} between {_FREE_PORTS[0]} and {_FREE_PORTS[1]}")
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError(
+        errno.EADDRINUSE, f"no {count} free ports on {host} from {_FREE_PORTS[0]} to {_FREE_PORTS[1]}"
+    )

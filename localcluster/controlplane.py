@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 
-from localcluster.addresses import free_port
+from localcluster.addresses import free_ports
 from localcluster.credentials import (
     make_serving_certificate,
     make_signing_key,
@@ -91,7 +91,7 @@ class ControlPlane:
         self._users = [self.admin, self._manager, *users]
         self._network = network
         self._etcd_port, self._peer_port, self._api_port, self._manager_port = (
-            (free_port(host) for _ in range(4)) if network is None else _USUAL_PORTS
+            free_ports(host, 4) if network is None else _USUAL_PORTS
         )
         self._children: dict[str, asyncio.subprocess.Process] = {}
 

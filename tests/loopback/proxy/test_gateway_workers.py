@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from berth.contract.gateway import CopyLimits
+from localcluster.addresses import free_ports
 from proxy.codecs.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
 from tests.fakes.doors import Refused, connect, reports
@@ -62,12 +63,6 @@ async def triton() -> AsyncIterator[Triton]:
         server.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-        return port
-
-
 class Running:
     def __init__(self, process: asyncio.subprocess.Process, port: int, admin: int, control: str) -> None:
         self.process, self.port, self.admin, self.control = process, port, admin, control
@@ -80,7 +75,7 @@ class Running:
 
 @asynccontextmanager
 async def gateway(directory: Path, triton_port: int, *flags: str) -> AsyncIterator[Running]:
-    port, admin, control = free_port(), free_port(), str(directory / "control")
+    (port, admin), control = free_ports("127.0.0.1", 2), str(directory / "control")
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

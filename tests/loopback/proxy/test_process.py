@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from localcluster.addresses import free_ports
 from localcluster.processes import reaping
 
 BODY = {"inputs": [{"name": "I", "shape": [1], "datatype": "INT32", "data": [1]}]}
@@ -74,7 +75,7 @@ async def running(directory: Path, *flags: str) -> AsyncIterator[tuple[Proxy, Up
     upstream = Upstream()
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
     triton = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    ports, log = free_ports(3), directory / "log"
+    ports, log = free_ports("127.0.0.1", 3), directory / "log"
     names = ("--http-listen", "--grpc-listen", "--admin-listen")
     listen = [word for name, port in zip(names, ports, strict=True) for word in (name, f"127.0.0.1:{port}")]
     with log.open("wb") as output:
@@ -94,16 +95,6 @@ async def running(directory: Path, *flags: str) -> AsyncIterator[tuple[Proxy, Up
             process.kill()
         await process.wait()
         server.close()
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 async def is_ready(proxy: Proxy) -> bool:

@@ -33,7 +33,7 @@ from berth.triton.admin import IndexState
 from berth.triton.keys import TritonKeys
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
-from localcluster.addresses import free_port
+from localcluster.addresses import free_ports
 from tests.fakes.agent_node import GPU, FakeTriton, on_server
 from tests.fakes.gateway_control import FakeGateway
 from tests.fakes.kube_api import EVENTS, LEASE, NODE, PODS, FakeApiServer
@@ -56,7 +56,7 @@ class World:
         self.repository.mkdir()
         self.scenario = directory / "gpus.yaml"
         self.scenario.write_text(SCENARIO)
-        self.listen, self.admin = (Endpoint("127.0.0.1", free_port("127.0.0.1")) for _ in range(2))
+        self.listen, self.admin = (Endpoint("127.0.0.1", port) for port in free_ports("127.0.0.1", 2))
         self.asked_triton_with: list[tuple[str, str]] = []
 
     def options(self, *flags: str) -> AgentOptions:
