@@ -28,6 +28,7 @@ COPY agent agent
 COPY binder binder
 COPY loader loader
 COPY proxy proxy
+COPY scaler scaler
 # Compiled once, here, so that no start of a process begins with it; checked by nothing, as nothing changes.
 RUN SOURCE_DATE_EPOCH=0 /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /build/bin/pip --python /opt/berth/bin/python install --no-cache-dir --no-compile --no-deps --no-index \

@@ -5,15 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from localcluster.binaries import go, go_environment
-from localcluster.building import BuildFailed, locked, progress, say
-from localcluster.paths import cache_directory
+from bench.builds import go_build, kept, key_of
+from localcluster.building import BuildFailed
 
 _MODULE: Final = Path(__file__).parent / "goclient"
 _H2SPEC: Final = "github.com/summerwind/h2spec/cmd/h2spec"
@@ -24,45 +20,22 @@ _LIBRARIES: Final = ("libb64.so.0d", "libcudart.so.12")
 
 def go_client() -> Path:
     """A client by grpc-go, connect-go or x/net's HTTP/2: goclient/main.go. Raises BuildFailed."""
-    return _kept("goclient", _key("go.mod", "go.sum", "main.go"), lambda to: _go_build(".", to))
+    return kept("goclient", _key("go.mod", "go.sum", "main.go"), lambda to: go_build(".", to, _MODULE))
 
 
 def h2spec() -> Path:
     """Raises BuildFailed."""
-    return _kept("h2spec", _key("go.mod", "go.sum"), lambda to: _go_build(_H2SPEC, to))
+    return kept("h2spec", _key("go.mod", "go.sum"), lambda to: go_build(_H2SPEC, to, _MODULE))
 
 
 def perf_analyzer() -> tuple[Path, dict[str, str]]:
     """Triton's own load generator, and the environment that it wants. Raises BuildFailed."""
-    home = _kept("perf_analyzer", hashlib.sha256(_TRITON_CLIENT.encode()).hexdigest()[:16], _install_perf)
+    home = kept("perf_analyzer", hashlib.sha256(_TRITON_CLIENT.encode()).hexdigest()[:16], _install_perf)
     return home / "perf_analyzer", {**os.environ, "LD_LIBRARY_PATH": str(home)}
 
 
-def _kept(name: str, key: str, make: Callable[[Path], None]) -> Path:
-    """What `make` has put there, now or earlier."""
-    target = cache_directory() / "clients" / f"{name}-{key}"
-    with locked(target.with_suffix(".lock")):
-        if not target.exists():
-            scratch = Path(tempfile.mkdtemp(dir=target.parent))
-            try:
-                make(scratch / name)
-                (scratch / name).rename(target)
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
-    return target
-
-
-def _key(*files: str) -> str:
-    return hashlib.sha256(b"".join((_MODULE / name).read_bytes() for name in files)).hexdigest()[:16]
-
-
-def _go_build(package: str, target: Path) -> None:
-    say(f"building {target.name} from Go modules: half a minute, once")
-    command = [go(), "build", "-trimpath", "-ldflags=-s -w", "-o", str(target), package]
-    with progress(time.monotonic()):
-        built = subprocess.run(command, cwd=_MODULE, env=go_environment(), capture_output=True, text=True)
-    if built.returncode:
-        raise BuildFailed(f"go build {package}: {built.stderr[-1000:]}")
+def _key(*names: str) -> str:
+    return key_of(*(_MODULE / name for name in names))
 
 
 def _install_perf(target: Path) -> None:

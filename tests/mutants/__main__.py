@@ -21,7 +21,7 @@ from tests.mutants.table import Table, progress, up_to_date
 from tests.mutants.trial import Court, Outcome
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("agent", "berth", "binder", "loader", "proxy")
+PACKAGES = ("agent", "berth", "binder", "loader", "proxy", "scaler")
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
 _GENERATED = ("berth/v1/", "berth/triton/wire/")
 

@@ -13,7 +13,7 @@ import pytest
 from berth.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"berth", "agent", "binder", "loader", "proxy"}
+PACKAGES = {"berth", "agent", "binder", "loader", "proxy", "scaler"}
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

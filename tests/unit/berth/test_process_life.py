@@ -518,7 +518,8 @@ def test_who_asks_is_told_every_command(argv: list[str], capsys: pytest.CaptureF
 
 
 def test_every_command_can_be_run() -> None:
-    names = ["agent", "binder", "loader", "proxy", "gateway", "top", "why", "would-fit", "upgrade-node"]
+    names = ["agent", "binder", "loader", "proxy", "gateway", "scaler"]
+    names += ["top", "why", "would-fit", "upgrade-node"]
     names += ["demo", "keys"]
     assert [*berth.cli.COMMANDS] == names
     for module, _ in berth.cli.COMMANDS.values():

@@ -38,7 +38,7 @@ def test_the_context_of_berths_image_is_what_dockerignore_lets_in() -> None:
         files
     )
     assert {path.partition("/")[0] for path in files if "/" in path} == {
-        *("agent", "berth", "binder", "loader", "proxy", "requirements"),
+        *("agent", "berth", "binder", "loader", "proxy", "requirements", "scaler"),
     }
     assert not any("__pycache__" in path for path in files)
 

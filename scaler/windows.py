@@ -1,0 +1,127 @@
+"""Averages over the last seconds, in buckets of one second as Knative keeps them: to the last rounding.
+
+Source: knative.dev/serving v0.49.1, pkg/autoscaler/aggregation/bucketing.go. Times are whole seconds since 1970, windows
+are in seconds. What is recorded twice in one second adds up. No clock is read here.
+"""
+
+import math
+from typing import Final, Protocol
+
+from scaler.go import power, round_to_micro
+
+# Longer ago than any window: nothing has been written yet.
+_NEVER: Final = -(1 << 62)
+# The weights of a window sum up to this much of 1; in a very long one each still loses a fifth a second.
+_LEFT_OUT: Final = 0.0001
+_LEAST_COEFFICIENT: Final = 0.2
+
+
+class Window(Protocol):
+    """What a model's load is averaged over."""
+
+    def record(self, second: int, value: float) -> None: ...
+    def average(self, second: int) -> float: ...
+    def is_empty(self, second: int) -> bool: ...
+    def resize(self, size: int, second: int) -> None: ...
+
+
+class LinearWindow:
+    """The plain average. A young window averages over what it has; seconds without a value count as 0 between two
+    others, and not at all at the end."""
+
+    __slots__ = ("_buckets", "_first", "_last", "_size", "_total")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._buckets = [0.0] * size
+        self._first = self._last = _NEVER
+        # Of all buckets. Sums and differences are made in Knative's order, as each rounds.
+        self._total = 0.0
+
+    def record(self, second: int, value: float) -> None:
+        """Older values count as long as they are within a window of the newest."""
+        last = self._last
+        if second != last:
+            if second + self._size <= last:
+                return
+            if self._first == _NEVER or second < self._first:
+                self._first = second
+            if second > last:
+                self._advance(second)
+        self._buckets[second % self._size] += value
+        self._total += value
+
+    def _advance(self, second: int) -> None:
+        if second - self._last >= self._size:
+            self._first = second
+            self._buckets = [0.0] * self._size
+            self._total = 0.0
+        else:
+            for passed in range(self._last + 1, second + 1):
+                self._total -= self._buckets[passed % self._size]
+                self._buckets[passed % self._size] = 0.0
+        self._last = second
+
+    def average(self, second: int) -> float:
+        """At most as many seconds are averaged over as lie between the first and the last value."""
+        late = second - self._last
+        seconds = self._last - self._first + 1
+        if late <= 0:
+            return round_to_micro(self._total / min(seconds, self._size))
+        if late >= self._size:
+            return 0.0
+        total = self._total
+        for passed in range(self._last + 1, second + 1):
+            total -= self._buckets[passed % self._size]
+        return round_to_micro(total / min(seconds, self._size - late))
+
+    def is_empty(self, second: int) -> bool:
+        """Whether the last value is older than the window. One second earlier it is not, and averages 0."""
+        return second - self._last > self._size
+
+    def resize(self, size: int, second: int) -> None:
+        """Another length from `second` on. The newest values stay, as if they had come all through the old window;
+        those of a window that had no value for its whole length do not."""
+        if size == self._size:
+            return
+        buckets, total = [0.0] * size, 0.0
+        if second - self._last <= self._size:
+            for place in range(self._last, self._last - min(size, self._size), -1):
+                buckets[place % size] = self._buckets[place % self._size]
+                total += self._buckets[place % self._size]
+            self._first = self._last - (self._size - 1)
+        else:
+            self._first = _NEVER
+        self._size, self._buckets, self._total = size, buckets, total
+
+
+class WeightedWindow(LinearWindow):
+    """Each second weighs less than the next one, by a constant factor. A young window reads low."""
+
+    __slots__ = ("_coefficient",)
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self._coefficient = coefficient(size)
+
+    def average(self, second: int) -> float:
+        late = max(second - self._last, 0)
+        if late > self._size:
+            return 0.0
+        decay = 1 - self._coefficient
+        weight = self._coefficient * power(decay, late) if late else self._coefficient
+        newest = self._last % self._size
+        average = 0.0
+        for value in (self._buckets[newest::-1] + self._buckets[:newest:-1])[: self._size - late]:
+            average += value * weight
+            weight *= decay
+        return average
+
+    def resize(self, size: int, second: int) -> None:
+        super().resize(size, second)
+        self._coefficient = coefficient(size)
+
+
+def coefficient(size: int) -> float:
+    """The weight of the newest second in a window of `size` (computeSmoothingCoeff)."""
+    return max(1 - math.pow(_LEFT_OUT, 1 / size), _LEAST_COEFFICIENT)

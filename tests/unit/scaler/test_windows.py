@@ -1,0 +1,168 @@
+"""Averages over windows: Knative's own cases (pkg/autoscaler/aggregation/*_test.go, metrics/collector_test.go)."""
+
+from typing import Any
+
+import pytest
+
+from scaler.defaults import Defaults
+from scaler.delay import DelayWindow
+from scaler.load import Load, Stat, extrapolated, sample_size
+from scaler.spec import spec_of
+from scaler.windows import LinearWindow, WeightedWindow, coefficient
+
+SECOND = 1_000_000_000
+
+
+def test_one_window_through_a_day() -> None:
+    window = LinearWindow(5)
+    told = []
+
+    def did(*values: tuple[int, float], at: int) -> None:
+        for second, value in values:
+            window.record(second, value)
+        told.append(window.average(at))
+
+    did((0, 1), at=0)
+    did((1, 2), (2, 3), (3, 4), (4, 5), at=4)
+    did(at=6)
+    did(at=10)
+    did((6, 91), at=6)
+    did((60, 1984), at=60)
+    did((57, 4), at=60)
+    did((61, 5), at=61)
+    did((58, 10), at=61)
+    did((55, 10), (56, 10), at=61)
+    did((66, 10), at=66)
+    assert told == [1, 3, 4, 0, 20.6, 1984, 497, 398.6, 400.6, 400.6, 10]
+
+
+def test_backwards() -> None:
+    window = LinearWindow(5)
+    for second in range(8, -1, -1):
+        window.record(second, 5)
+    assert window.average(5) == 5
+
+
+def test_other_lengths_in_between() -> None:
+    window = LinearWindow(5)
+    for second in range(6):
+        window.record(second, second + 1)
+    assert window.average(5) == 4
+    window.resize(10, 5)
+    assert window.average(5) == 4
+    window.record(6, 7)
+    assert window.average(6) == 4.5
+    window.resize(4, 6)
+    assert window.average(6) == 5.5
+
+
+def test_a_window_that_was_empty_is_empty_when_it_has_another_length() -> None:
+    window = LinearWindow(5)
+    window.record(5, 3)
+    window.resize(6, 11)
+    assert window.average(5) == 0
+    window.record(12, 4)
+    assert window.average(12) == 4
+
+
+def test_long_and_short() -> None:
+    long, short = LinearWindow(6), LinearWindow(2)
+    for second in range(10):
+        long.record(second, second + 5)
+        short.record(second, second + 5)
+    assert (long.average(9), short.average(9)) == (11.5, 13.5)
+
+
+def test_six_decimals_half_away_from_zero() -> None:
+    window = LinearWindow(60)
+    for second, value in ((1, 1), (2, 1), (3, 0)):
+        window.record(second, value)
+    assert window.average(3) == 0.666667
+    window = LinearWindow(60)
+    window.record(1, -0.0000005)
+    assert window.average(1) == -0.000001
+
+
+def test_a_second_before_it_is_empty_it_reads_zero() -> None:
+    window = LinearWindow(6)
+    window.record(10, 3)
+    assert [(window.is_empty(second), window.average(second)) for second in (15, 16, 17)] == [
+        (False, 3),
+        (False, 0),
+        (True, 0),
+    ]
+    assert LinearWindow(6).is_empty(0)
+    assert LinearWindow(6).average(0) == 0
+
+
+def test_weights() -> None:
+    window, c = WeightedWindow(5), coefficient(5)
+    window.record(0, 2)
+    assert (window.average(0), window.average(1)) == (2 * c, 2 * (c * (1 - c)))
+    window.record(1, 2)
+    assert window.average(1) == 2 * c + 2 * (c * (1 - c))
+    window = WeightedWindow(5)
+    for second, value in enumerate((2, 3, 4, 5, 6)):
+        window.record(second, value)
+    assert round(window.average(4), 3) == 5.812
+    assert window.average(14) == 0
+    window.resize(100, 4)
+    assert window.average(4) == pytest.approx(6 * 0.2 + 5 * 0.16 + 4 * 0.128 + 3 * 0.1024 + 2 * 0.08192)
+
+
+@pytest.mark.parametrize(("size", "weight"), [(6, 0.78456), (40, 0.20567), (60, 0.2), (100, 0.2)])
+def test_the_newest_weighs_most_in_a_short_window(size: int, weight: float) -> None:
+    assert round(coefficient(size), 5) == weight
+
+
+@pytest.mark.parametrize(
+    ("values", "largest"),
+    [
+        ([(0, 5)], 5),
+        ([(0, 6), (0, 5)], 6),
+        ([(0, 6), (2, 5)], 6),
+        ([(0, 5), (2, 8)], 8),
+        ([(0, 5), (12, 4)], 4),
+        ([(0, 5), (8, 4)], 5),
+        ([(0, 5), (10, 4)], 4),
+        ([(0, 5), (1, 5), (2, 3), (10, 2)], 3),
+    ],
+)
+def test_the_largest_of_five_slots(values: list[tuple[int, int]], largest: int) -> None:
+    window = DelayWindow(9)
+    assert [window.largest_with(second, value) for second, value in values][-1] == largest
+
+
+def load(**more: Any) -> Load:
+    return Load(spec_of({}, Defaults(), **more))
+
+
+def test_what_others_have_counted_counts_once() -> None:
+    stat = Stat(20, 5, 30, 10)
+    told = load()
+    told.record(stat, 0)
+    assert told.averages(0) == (15, 15)
+    rps = Load(spec_of({"autoscaling.knative.dev/metric": "rps"}, Defaults()))
+    rps.record(stat, 0)
+    assert rps.averages(0) == (20, 20)
+
+
+def test_reports_of_one_second_add_up() -> None:
+    told = load()
+    told.record(Stat(2), 5 * SECOND)
+    told.record(Stat(3), 5 * SECOND + SECOND - 1)
+    assert told.averages(5 * SECOND) == (5, 5)
+
+
+def test_nothing_is_known_after_a_window_without_reports() -> None:
+    assert load().averages(0) is None
+    assert load(scraped=False).averages(0) == (0, 0)
+    told = load()
+    told.record(Stat(1), 0)
+    assert told.averages(60 * SECOND) == (0, 0)
+    assert told.averages(61 * SECOND) is None
+
+
+def test_samples() -> None:
+    assert [sample_size(copies) for copies in (0, 1, 2, 5, 10, 100, 1000)] == [0, 1, 2, 4, 7, 14, 16]
+    assert extrapolated([Stat(1, 0, 10, 2), Stat(3, 1, 20, 4)], 5) == Stat(10, 2.5, 75, 15)
