@@ -73,15 +73,11 @@ class Replay:
         except BadLine as error:
             error.answered = op != "stat"
             raise
-
-    def _configure(self, op: str, name: Id, asked: Json) -> Json:
-        now_ns, ready = _now_ns(asked), _copies(asked)
-        try:
-            spec = _spec(asked)
-        except BadLine:
-            raise
         except InvalidValue as error:
             return {"err": str(error)}
+
+    def _configure(self, op: str, name: Id, asked: Json) -> Json:
+        now_ns, ready, spec = _now_ns(asked), _copies(asked), _spec(asked)
         if op == "new":
             self._models[name] = Model(spec, ready=ready, now_ns=now_ns)
         else:
@@ -102,7 +98,7 @@ class Replay:
 
     def _model(self, name: Id) -> Model:
         if name not in self._models:
-            raise BadLine(f"id: there is no {_shown(name)}; a line with op new makes it")
+            raise InvalidValue(f"id: there is no {_shown(name)}; a line with op new makes it")
         return self._models[name]
 
 

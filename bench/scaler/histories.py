@@ -31,6 +31,8 @@ _CHOICES: dict[str, Callable[[Random], object]] = {
     "initial-scale": lambda r: r.choice((1, 2, 5)),
     "max-scale": lambda r: r.choice((0, 5, 20)),
 }  # fmt: skip
+# One part in three, seven, eleven: what six decimals make of it is less.
+_JUST_BELOW = ("0.333333", "0.142857", "0.090909", "0.111111", "0.076923")
 _REFUSED = (
     ("window", "5s"), ("window", "6500ms"), ("target", "0"), ("target", "ten"), ("metric", "cpu"),
     ("panic-threshold-percentage", "109.9"), ("scale-down-delay", "1500ms"), ("activation-scale", "1"),
@@ -55,18 +57,29 @@ class History:
         self._clock_goes_back = chance.random() < 0.1
         self._ready = chance.choice((0, 1, 1, 2, 3, 20, 1000))
         self._load = self._target = 1.0
+        self._window = 60
+        # Averages of a few small numbers lie where six decimals decide.
+        self._small = chance.random() < 0.15
         self._reporters = chance.choice((1, 1, 1, 2, 3))
         self._whole = chance.random() < 0.6
 
     def lines(self, decisions: int) -> Iterator[str]:
         yield self._configuration("new")
         while decisions > 0:
-            if self._chance.random() < 0.01:
+            if self._chance.random() < 0.1:
                 yield from self._change()
             for _ in range(min(decisions, self._chance.choice((3, 10, 30)))):
                 yield from self._tick()
                 decisions -= 1
             self._next_phase()
+            if decisions > 0 and self._chance.random() < 0.1:
+                yield from self._silence()
+                decisions -= 1
+
+    def _silence(self) -> Iterator[str]:
+        """As long as a window, or about so."""
+        self._now += self._window + self._chance.choice((-1, 0, 0, 1))
+        yield _line(op="scale", id=self._name, t=self._now, ready=self._ready)
 
     def _change(self) -> Iterator[str]:
         if self._chance.random() < 0.2:
@@ -81,6 +94,10 @@ class History:
             GROUP + key: str(make(chance)) for key, make in _CHOICES.items() if chance.random() < 0.3
         }
         config = {key: str(make(chance)) for key, make in _CONFIG.items() if chance.random() < 0.2}
+        if self._small:
+            annotations[GROUP + "target"] = chance.choice(_JUST_BELOW)
+            annotations[GROUP + "target-utilization-percentage"] = "100"
+        self._window = int(annotations.get(GROUP + "window", config.get("stable-window", "60s"))[:-1])
         self._target = float(str(annotations.get(GROUP + "target", 100)))
         if chance.random() < (0.2 if op == "update" else 0.01):
             key, value = chance.choice(_REFUSED)
@@ -120,7 +137,8 @@ class History:
             moment = self._now
             if chance.random() < 0.05:
                 moment += chance.choice((-1, -2, -2, -5, -61, 1, 2))
-            value = self._load / self._reporters * chance.choice((1, 1, 1, chance.uniform(0.5, 1.5)))
+            load = chance.choice((0, 1, 1, 2)) if self._small else self._load
+            value = load / self._reporters * chance.choice((1, 1, 1, chance.uniform(0.5, 1.5)))
             value = float(round(value)) if self._whole and abs(value) < 1e15 else value
             proxied = chance.choice((0, 0, 0, value / 2, 1))
             yield _line(op="stat", id=self._name, t=moment, c=value, pc=proxied, n=value * 2, pn=proxied)
