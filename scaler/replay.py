@@ -181,7 +181,7 @@ def _read(line: str) -> Json:
     except (ValueError, RecursionError) as error:
         raise BadLine(f"{one_line(line, limit=80)!r} is not JSON: {error}") from None
     if not isinstance(asked, dict):
-        raise BadLine(f'{one_line(line, limit=80)!r} is not a JSON object; write {{"op": …}}')
+        raise BadLine(f'{one_line(line, limit=80)!r} is not a JSON object; write {{"op": ...}}')
     if asked.get("op") not in OPS:
         raise BadLine(f"op: {_shown(asked.get('op'))} is none; write one of {', '.join(OPS)}")
     return asked

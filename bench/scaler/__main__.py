@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from bench.scaler.decisions import SPECS, microseconds
 from bench.scaler.equality import compare, told
 
 
@@ -13,6 +14,10 @@ def main() -> None:
     equality.add_argument("--decisions", type=int, default=1_000_000)
     equality.add_argument("--seed", default="nightly")
     equality.set_defaults(run=_equality)
+    speed = commands.add_parser("decisions", help="CPU time of decisions and of what they are made from")
+    speed.add_argument("--models", type=int, default=1000)
+    speed.add_argument("--ticks", type=int, default=100)
+    speed.set_defaults(run=_decisions)
     options = parser.parse_args()
     sys.exit(options.run(options))
 
@@ -21,6 +26,14 @@ def _equality(options: argparse.Namespace) -> int:
     result = compare(options.seed, options.decisions)
     print(told(result))
     return 1 if result.differences else 0
+
+
+def _decisions(options: argparse.Namespace) -> int:
+    print("| | µs per decision | µs per report |\n|---|---|---|")
+    for name, annotations in SPECS.items():
+        decision, report = microseconds(annotations, options.models, options.ticks)
+        print(f"| {name} | {decision:.1f} | {report:.1f} |")
+    return 0
 
 
 if __name__ == "__main__":
