@@ -4,6 +4,7 @@ Source: knative.dev/serving v0.49.1, pkg/apis/autoscaling/{register,annotation_v
 refused here is what is there. The names of several words may also be written in camelCase, the hyphens win.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,8 @@ RPS: Final = "rps"
 WEIGHTED: Final = ("weighted-exponential", "weightedExponential")
 _ALGORITHMS: Final = ("linear", *WEIGHTED)
 _KEBAB_ONLY: Final = frozenset({"activation-scale", "class", "metric", "target", "window"})
+
+_CAPITAL: Final = re.compile(r"[A-Z]")
 
 Problems = Iterator[str]
 
@@ -60,6 +63,20 @@ class Annotations:
 def is_scaled(annotations: Mapping[str, str]) -> bool:
     """Whether a Deployment has asked for it at all: by a class."""
     return GROUP + "class" in annotations
+
+
+def of_deployment(template: Mapping[str, str], deployment: Mapping[str, str]) -> dict[str, str]:
+    """Those of autoscaling alone. What the pod template says counts, however either of them spells the name."""
+    own = {key: text for key, text in template.items() if key.startswith(GROUP)}
+    said = {_hyphenated(key) for key in own}
+    others = {key: text for key, text in deployment.items() if key.startswith(GROUP)}
+    return {key: text for key, text in others.items() if _hyphenated(key) not in said} | own
+
+
+def _hyphenated(key: str) -> str:
+    """The usual spelling of a name that has two."""
+    usual = _CAPITAL.sub(lambda found: "-" + found[0].lower(), key)
+    return key if usual.removeprefix(GROUP) in _KEBAB_ONLY else usual
 
 
 def check(annotations: Mapping[str, str], defaults: Defaults) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from berth.contract.errors import InvalidValue
-from scaler.annotations import is_scaled
+from scaler.annotations import is_scaled, of_deployment
 from scaler.defaults import BERTH, Defaults, read_defaults
 from scaler.spec import Spec, spec_of
 
@@ -138,6 +138,24 @@ def test_names_of_several_words_may_be_in_camel_case_and_hyphens_win() -> None:
     assert spec({"maxScale": "7", "max-scale": "8"}).bounds.max_scale == 8
     assert spec({"metricAggregationAlgorithm": "weightedExponential"}).weighted
     assert spec({"activationScale": "7"}).activation_scale == 0
+
+
+def test_the_pod_template_counts_before_the_deployment_however_it_is_spelt() -> None:
+    template = {GROUP + "maxScale": "3", GROUP + "target": "2", GROUP + "activationScale": "x", "other": "1"}
+    deployment = {
+        GROUP + "max-scale": "9",
+        GROUP + "target": "1",
+        GROUP + "activation-scale": "2",
+        GROUP + "window": "7s",
+    }
+    assert of_deployment(template, {**deployment, "another": "2"}) == {
+        GROUP + "maxScale": "3",
+        GROUP + "target": "2",
+        GROUP + "activationScale": "x",
+        GROUP + "activation-scale": "2",
+        GROUP + "window": "7s",
+    }
+    assert of_deployment(deployment, template) == {**deployment, GROUP + "activationScale": "x"}
 
 
 def test_a_class_asks_for_it() -> None:
