@@ -7,7 +7,8 @@ refused here is what is there. The names of several words may also be written in
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Final, TypeVar
 
 from berth.contract.errors import InvalidValue
 from scaler.defaults import HPA, KPA, TARGET_LEAST, WINDOW_LEAST_NS, WINDOW_MOST_NS, Defaults
@@ -23,6 +24,7 @@ _KEBAB_ONLY: Final = frozenset({"activation-scale", "class", "metric", "target",
 _CAPITAL: Final = re.compile(r"[A-Z]")
 
 Problems = Iterator[str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Annotations:
     def duration_ns(self, name: str) -> int | None:
         return self._read(name, parse_duration_ns)
 
-    def _read(self, name: str, parse: Callable[[str], Any]) -> Any:
+    def _read(self, name: str, parse: Callable[[str], T]) -> T | None:
         text = self.text(name)
         try:
             return None if text is None else parse(text)
@@ -115,10 +117,14 @@ _BOUNDS: Final = {
 
 def _numbers(given: Annotations) -> Problems:
     for name, (least, most) in _BOUNDS.items():
-        yield from _number(given, name, lambda x, a=least, b=most: x < a or x > b, f"{least:g} to {most:g}")
+        yield from _number(given, name, partial(_is_outside, least, most), f"{least:g} to {most:g}")
     yield from _number(given, "target", lambda x: x < TARGET_LEAST, f"a number from {TARGET_LEAST:g} on")
     right = "a number from 0 on, or -1 for no limit"
     yield from _number(given, "target-burst-capacity", lambda x: x < 0 and x != -1, right)
+
+
+def _is_outside(least: float, most: float, number: float) -> bool:
+    return number < least or number > most
 
 
 def _number(given: Annotations, name: str, is_wrong: Callable[[float], bool], right: str) -> Problems:
