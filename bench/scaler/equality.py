@@ -69,7 +69,7 @@ def _count(result: Compared, lines: list[str], ours: Json, theirs: Json) -> None
 def told(result: Compared) -> str:
     """For people."""
     lines = [
-        f"{result.decisions} decisions, {result.differences} different; {result.refused} annotations refused by both; "
+        f"{result.decisions} decisions, {result.differences} different; {result.refused} lines refused by both; "
         f"Berth's CPU {result.berth_cpu_seconds:.1f} s"
     ]
     for history, ours, theirs in result.differing:

@@ -52,9 +52,9 @@ def oracle() -> Iterator[Asked]:
 @pytest.mark.timeout(1800)
 def test_every_decision_of_random_histories() -> None:
     """As many as BERTH_DECISIONS says."""
-    result = compare(os.environ.get("BERTH_SEED", "every run"), DECISIONS)
+    result = compare(os.environ.get("BERTH_SEED", "every run"), DECISIONS * 51 // 50)
     assert result.differences == 0, told(result)
-    assert result.decisions >= 0.97 * DECISIONS, "the others had been refused"
+    assert result.decisions >= DECISIONS
     assert result.refused > 0
 
 
