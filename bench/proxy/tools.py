@@ -34,7 +34,8 @@ def h2spec() -> Path:
 
 def perf_analyzer() -> tuple[Path, dict[str, str]]:
     """Triton's own load generator, and the environment that it wants. Raises BuildFailed."""
-    home = _kept("perf_analyzer", hashlib.sha256(_TRITON_CLIENT.encode()).hexdigest()[:16], _install_perf)
+    made_of = " ".join((_TRITON_CLIENT, *_LIBRARIES))
+    home = _kept("perf_analyzer", hashlib.sha256(made_of.encode()).hexdigest()[:16], _install_perf)
     return home / "perf_analyzer", {**os.environ, "LD_LIBRARY_PATH": str(home)}
 
 
@@ -81,7 +82,7 @@ def _install_perf(target: Path) -> None:
     (target / "perf_analyzer").chmod(0o755)
     shutil.rmtree(target / "wheel")
     for library in _LIBRARIES:
-        (target / library).symlink_to(_of_pytriton(library))
+        shutil.copy(_of_pytriton(library), target / library)  # this environment may go before the cache does
 
 
 def _of_pytriton(library: str) -> Path:

@@ -79,7 +79,12 @@ async def test_who_asks_and_goes_away_takes_the_answer_from_nobody(node: Node) -
 
 @pytest.mark.parametrize(
     "answer",
-    [NotServed("Triton does not answer"), Answer(503, b'{"error": "x"}'), Answer(200, b"x"), Answer(200, b"[]")],
+    [
+        NotServed("Triton does not answer"),
+        Answer(503, b'{"error": "x"}'),
+        Answer(200, b"x"),
+        Answer(200, b"[]"),
+    ],
 )
 async def test_no_answer_is_not_kept(node: Node, answer: Answer | Exception) -> None:
     node.answer = answer
