@@ -10,12 +10,14 @@ from typing import Final
 
 from berth.contract.quantity import format_bytes
 from proxy.exchange.admission import Admission
-from proxy.exchange.copy import MAX_INFLIGHT_FLAG, MAX_REQUEST_FLAG, ModelCopy
+from proxy.exchange.copy import ModelCopy
 from proxy.exchange.refusal import Refusal, Why
 from proxy.exchange.traffic import Traffic
 
 # Codes for requests that nobody waits for any more; nginx's, where the protocol has none.
 CLIENT_LEFT: Final = "499"
+# Of a process in which models share what waits there.
+MEMORY_FLAG: Final = "--memory-budget of the node's gateway"
 
 
 class Exchange:
@@ -37,12 +39,12 @@ class Exchange:
         """Raises Refusal where no request may be so long."""
         limit = self.copy.limits.max_request_bytes
         if size_bytes > limit:
-            raise too_large(limit)
+            raise too_large(limit, self.copy.flags.request)
 
     def hold(self, size_bytes: int) -> None:
         """So many bytes of it have come and cannot go on yet. Raises Refusal where there is no room for them."""
         if not self.copy.budget.take(size_bytes):
-            raise no_room_here(self.copy)
+            raise no_room_here(self.copy, size_bytes)
         self.held_bytes += size_bytes
 
     def let_go(self, size_bytes: int) -> None:
@@ -100,14 +102,22 @@ class Exchange:
         return now > self.deadline
 
 
-def too_large(limit_bytes: int, flag: str = MAX_REQUEST_FLAG) -> Refusal:
+def too_large(limit_bytes: int, flag: str) -> Refusal:
     return Refusal(Why.TOO_LARGE, f"a request may have {format_bytes(limit_bytes)} ({flag})")
 
 
-def no_room_here(copy: ModelCopy) -> Refusal:
-    """Bodies that are coming, and calls that are open, hold all that they may hold."""
-    limit = format_bytes(copy.budget.limit_bytes)
+def no_room_here(copy: ModelCopy, size_bytes: int) -> Refusal:
+    """Bodies that are coming, and calls that are open, hold all that they may hold. `size_bytes` were one too many."""
+    own, whole = copy.budget, copy.budget.parent
+    if whole is None or own.used_bytes + size_bytes > own.limit_bytes:
+        who, limit_bytes, flag = "they", own.limit_bytes, copy.flags.inflight
+    else:
+        who, limit_bytes, flag = (
+            "those of all models, each no more than is free,",
+            whole.limit_bytes,
+            MEMORY_FLAG,
+        )
     return Refusal(
         Why.NO_ROOM,
-        f"too many requests are on their way at once: they may take {limit} together ({MAX_INFLIGHT_FLAG})",
+        f"too many requests are on their way at once: {who} may take {format_bytes(limit_bytes)} together ({flag})",
     )

@@ -204,7 +204,7 @@ class Call:
         """A client may open thousands and say nothing more. Raises Refused."""
         size = _OPEN_BYTES + len(self.fields.forwarded)
         if not self.copy.budget.take(size):
-            raise in_grpc(no_room_here(self.copy))
+            raise in_grpc(no_room_here(self.copy, size))
         self._open_bytes = size
 
     def watch_deadline(self, timeout_seconds: float) -> None:
@@ -293,6 +293,7 @@ class Call:
             inflate_limit=limits.max_json_bytes,
             message_limit=limits.max_request_bytes,
             ask_final=self.is_decoupled,
+            flags=front.copy.flags,
         )
 
     def _hold(self, size: int) -> bool:

@@ -25,7 +25,7 @@ from proxy.codecs.http1 import (
 from proxy.codecs.json_guard import BadJson, asks_for_ready_only
 from proxy.codecs.packing import CODINGS
 from proxy.exchange.admission import LARGE_ANSWER_BYTES
-from proxy.exchange.copy import MAX_JSON_FLAG
+from proxy.exchange.copy import ModelCopy
 from proxy.exchange.exchange import CLIENT_LEFT, Exchange
 from proxy.exchange.policy import COUNTED, Route, Verdict
 from proxy.exchange.refusal import NotServed, Refusal, Why
@@ -150,12 +150,12 @@ class Cycle(Exchange):
         max_json_bytes = self.copy.limits.max_json_bytes
         if head.header_length is None or head.is_chunked or head.encoding != "identity":
             if length > max_json_bytes:
-                raise _json_too_large(max_json_bytes)
+                raise _json_too_large(self.copy)
             return length
         if head.header_length > length:
             raise HttpRefused(400, f"{HEADER_LENGTH} is above Content-Length")
         if head.header_length > max_json_bytes:
-            raise _json_too_large(max_json_bytes)
+            raise _json_too_large(self.copy)
         return length if length <= _GATHERED_BYTES else head.header_length
 
     @property
@@ -189,7 +189,7 @@ class Cycle(Exchange):
         self._hold_left += len(body)
         if self._hold_left > self.copy.limits.max_json_bytes:
             self.closes = True
-            self.refuse(_json_too_large(self.copy.limits.max_json_bytes))
+            self.refuse(_json_too_large(self.copy))
             return b""
         if not self._keep(body):
             return b""
@@ -260,6 +260,7 @@ class Cycle(Exchange):
             left=self.body_left,
             facts=self.copy.facts,
             max_json_bytes=self.copy.limits.max_json_bytes,
+            json_flag=self.copy.flags.json,
         )
         if len(body) <= (INLINE_BYTES if head.encoding == "identity" else _INLINE_PACKED_BYTES):
             self._admit(check(question, body))
@@ -554,7 +555,9 @@ class Cycle(Exchange):
         else:
             if route is Route.INDEX:
                 if head.encoding != "identity":
-                    body = inflated(body, head.encoding, self.copy.limits.max_json_bytes)
+                    body = inflated(
+                        body, head.encoding, self.copy.limits.max_json_bytes, self.copy.flags.json
+                    )
                 work = front.index(only_ready=asks_for_ready_only(body))
             elif route is Route.ALL_STATS:
                 work = front.own_statistics()
@@ -619,11 +622,11 @@ class _LeftBehind:
             self._admission.release(time.monotonic())
 
 
-def _json_too_large(limit_bytes: int) -> HttpRefused:
+def _json_too_large(copy: ModelCopy) -> HttpRefused:
     return HttpRefused(
         413,
-        f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(limit_bytes)} "
-        f"({MAX_JSON_FLAG}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
+        f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(copy.limits.max_json_bytes)} "
+        f"({copy.flags.json}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
     )
 
 

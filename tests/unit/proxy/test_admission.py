@@ -375,7 +375,7 @@ def test_what_is_on_its_way_is_bounded_for_a_copy_and_for_all_of_a_process() -> 
     one.set_limits(CopyLimits(max_inflight_bytes=200))
     held.hold(40)
     assert whole.used_bytes == 50
-    with pytest.raises(Refusal):
+    with pytest.raises(Refusal, match=r"may take 100 B together \(--memory-budget of the node's gateway\)"):
         held.hold(1)  # it would have more than is left for all others
     Exchange(other, other.rest, 0.0).hold(10)
     held.let_all_go()

@@ -29,6 +29,7 @@ from proxy.exchange.messages import (
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
 from proxy.exchange.policy import SERVICE
+from proxy.exchange.refusal import Flags
 from tests.fakes.grpc_peers import request
 
 OWN = ModelFields(Names(b"own", b"own"))
@@ -425,9 +426,15 @@ def test_a_request_names_the_model_as_triton_does() -> None:
 
 def test_a_message_beyond_the_limit_is_refused_at_its_beginning() -> None:
     guard = InferGuard(OWN, lambda: FIXED)
-    one = MessageReader(guard, encoding="identity", inflate_limit=5000, message_limit=64 * 1024**2)
+    one = MessageReader(
+        guard,
+        encoding="identity",
+        inflate_limit=5000,
+        message_limit=64 * 1024**2,
+        flags=Flags(request="the flag of here"),
+    )
     one.push(b"\0" + (64 * 1024**2 + 1).to_bytes(4))
-    with pytest.raises(Refused, match=r"64 MiB.*--max-request-bytes") as refused:
+    with pytest.raises(Refused, match=r"64 MiB \(the flag of here\)") as refused:
         one.pull()
     assert refused.value.status is Status.RESOURCE_EXHAUSTED
 
