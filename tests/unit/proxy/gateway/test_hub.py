@@ -84,7 +84,7 @@ def test_ceilings() -> None:
             "--max-json-bytes, bounded by --most-json-bytes of the node's gateway",
         ),
         ({"max_request_bytes": 7}, "--max-request-bytes", "--max-request-bytes"),
-        ({"max_inflight_bytes": 15}, *2 * ("--most-inflight-bytes of the node's gateway",)),
+        ({"max_inflight_bytes": 8}, *2 * ("--most-inflight-bytes of the node's gateway",)),
     ],
 )
 def test_who_is_refused_is_told_what_its_operator_can_change(
