@@ -20,6 +20,8 @@ from proxy.exchange.traffic import Figures, Traffic
 # for a copy, and so many more wait. Each is a connection, and a thread of Triton's for a moment.
 _QUESTIONS, _QUESTIONS_WAITING = 8, 512
 _QUESTION_BYTES = 64 * 1024**2
+# Where requests have no limit, their bytes have: more clients than a model has send large ones at once.
+_WAITING_FOR_ROOM = 1000
 
 
 class ModelCopy:
@@ -178,4 +180,6 @@ class ModelCopy:
 
 
 def queue_depth(limits: CopyLimits) -> int:
-    return 10 * limits.container_concurrency if limits.queue_depth is None else limits.queue_depth
+    if limits.queue_depth is not None:
+        return limits.queue_depth
+    return 10 * limits.container_concurrency or _WAITING_FOR_ROOM

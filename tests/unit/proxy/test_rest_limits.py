@@ -52,14 +52,18 @@ async def test_a_request_that_is_too_long_is_told_the_limit_and_its_flag(connect
 async def test_each_limit_is_told_with_the_option_that_sets_it_here(connect: Connect) -> None:
     """A gateway has ceilings: what a pod's owner cannot raise is not told under the pod's own option."""
     flags = Flags(json="JSON", request="REQUEST", inflight="INFLIGHT")
-    limits = CopyLimits(max_json_bytes=MIB, max_request_bytes=2 * MIB, max_inflight_bytes=3 * MIB)
+    limits = CopyLimits(
+        queue_depth=0, max_json_bytes=MIB, max_request_bytes=2 * MIB, max_inflight_bytes=3 * MIB
+    )
     copy = ModelCopy(Names(b"own", b"own"), limits, flags_of=lambda _: flags)
     copy.triton_says(None)
 
     async def told(sent: bytes) -> bytes:
         pair = connect(copy=copy)
         pair.client.data_received(sent)
-        await settle()
+        async with asyncio.timeout(10):
+            while not pair.to_client.sent:  # a packed body is looked at beside the loop
+                await asyncio.sleep(0.001)
         return pair.to_client.sent
 
     assert b"2 MiB (REQUEST)" in await told(binary(2 * MIB)[:2000])
@@ -256,6 +260,23 @@ async def test_a_checking_process_that_dies_costs_no_request(monkeypatch: pytest
     assert await checker.check(question, body, None) == first
     assert await checker.check(question, body, None) == first
     checker.close()
+
+
+async def test_where_there_is_no_limit_a_burst_of_large_requests_waits_for_room(connect: Connect) -> None:
+    """What finds no room for its bytes is not turned away at once: an ordinary client sends some at a time."""
+    limits = CopyLimits(max_inflight_bytes=3 * MIB)
+    copy = ModelCopy(Names(b"own", b"own"), limits)
+    copy.triton_says(None)
+    first = connect(copy=copy)
+    burst = [first, *(RestPair(front=first.front) for _ in range(9))]
+    for pair in burst:
+        pair.client.data_received(binary(MIB))
+    await settle()
+    assert (copy.admissions.running, copy.admissions.waiting) == (1, 9)
+    for _ in burst:
+        await settle()
+        first.tritons[0].data_received(OK)
+    assert [pair.to_client.sent for pair in burst] == [OK] * 10
 
 
 @pytest.mark.parametrize("seed", range(40))
