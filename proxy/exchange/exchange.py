@@ -11,6 +11,7 @@ from typing import Final
 from berth.contract.quantity import format_bytes
 from proxy.exchange.admission import Admission
 from proxy.exchange.copy import ModelCopy
+from proxy.exchange.pace import Pace
 from proxy.exchange.refusal import Refusal, Why
 from proxy.exchange.traffic import Traffic
 
@@ -26,6 +27,7 @@ class Exchange:
     # As most requests are: what is never set costs nothing.
     admission: Admission | None = None
     held_bytes = 0
+    _pace: Pace | None = None
     # Counted: the client gets nothing more.
     is_answered = False
 
@@ -75,6 +77,16 @@ class Exchange:
         admissions = self.copy.admissions if counted else self.copy.questions
         self.admission = admissions.admit(now, granted, cost_bytes=cost_bytes, deadline=self.deadline)
         return not self.admission.is_waiting
+
+    def is_too_slow(self, received_bytes: int, now: float, *, is_awaited: bool) -> bool:
+        """Of a request that has its slot and is not all here: whether it keeps others waiting for too long.
+
+        Ask every second. `is_awaited`: nothing but its client keeps the next of it from coming.
+        """
+        if self._pace is None:
+            self._pace = Pace(received_bytes, now)
+        others_wait = is_awaited and self.copy.admissions.others_wait
+        return self._pace.is_too_slow(received_bytes, now, others_wait=others_wait)
 
     # Answered, refused, left: whichever comes first counts.
 

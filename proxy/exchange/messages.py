@@ -18,6 +18,7 @@ from proxy.exchange import cost
 from proxy.exchange.exchange import too_large
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
+from proxy.exchange.pace import BEGUN_BYTES
 from proxy.exchange.policy import SERVICE, unknown_model
 from proxy.exchange.refusal import Flags, Refusal, Why
 
@@ -322,10 +323,15 @@ class MessageReader:
         self._left -= size
         return True
 
+    @property
+    def is_half_passed(self) -> bool:
+        """The beginning of a long message has gone on, and its end has not."""
+        return self._passed
+
     def drop(self) -> None:
         """What has gone on of the message that streams by was dropped: so is what is still to come of it."""
-        if self._left and self._passed:
-            self._walk = None
+        if self._passed:
+            self._walk, self._passed = None, False
 
     def push(self, payload: Buffer) -> None:
         self._buffer += payload
@@ -344,6 +350,8 @@ class MessageReader:
         flag, size = read_prefix(self._buffer)
         self._require_readable(flag, size)
         if size > (self._inflate_limit if flag else HOLD_BYTES):
+            if len(self._buffer) < BEGUN_BYTES:
+                return None
             self._begin_stream(size)
             return self.pull()
         end = PREFIX_BYTES + size
@@ -427,9 +435,9 @@ class MessageReader:
         if not self._left:
             mine += self._appended
         more, self._charged = walk.extra_bytes - self._charged, walk.extra_bytes
-        if self._passed:
+        was_passed, self._passed = self._passed, self._left > 0
+        if was_passed:
             return Piece(mine, 0, more)
-        self._passed = True
         size = PREFIX_BYTES + read_prefix(self._prefix)[1]
         return Piece(self._prefix + mine, size, cost.of_message(size) + more)
 

@@ -651,6 +651,18 @@ class Call:
         if self.stage is not _ANSWERED:
             self._leave(Status.CANCELLED.name)
 
+    def is_too_slow(self, now: float) -> bool:
+        """Whether a message that Triton has the beginning of keeps others waiting for too long."""
+        return self._is_half_sent and self.exchange.is_too_slow(
+            self.stream.received, now, is_awaited=not self.stream.held
+        )
+
+    @property
+    def _is_half_sent(self) -> bool:
+        return (
+            self.reader is not None and self.reader.is_half_passed and not self.outbox and self.up is not None
+        )
+
     def out_of_time(self) -> None:
         """Triton has had its time for a call that nobody waits for."""
         if self.up is not None and self.upstream is not None:
@@ -660,6 +672,8 @@ class Call:
     def _leave(self, code: str) -> None:
         """It is over for the client; Triton may still have it."""
         up, in_triton = self.up, False
+        if self.admissions and self._is_half_sent:
+            self.admissions.pop().release(time.monotonic())  # Triton never begins it
         if up is not None and self.upstream is not None and not up.is_closed:
             in_triton = self._goes_on(up)
             if not in_triton:

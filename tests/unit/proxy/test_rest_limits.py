@@ -86,7 +86,7 @@ async def test_requests_that_would_fill_triton_are_turned_away_until_there_is_ro
     assert b"3 MiB that they may take together (--max-inflight-bytes)" in late.to_client.sent
     assert b"Retry-After: 1" in late.to_client.sent
     huge = RestPair(front=first.front)
-    huge.client.data_received(binary(2 * MIB)[:2000])
+    huge.client.data_received(binary(2 * MIB)[:100_000])
     assert huge.to_client.sent.startswith(b"HTTP/1.1 413 ")
     assert b"--max-inflight-bytes" in huge.to_client.sent
     first.tritons[0].data_received(OK)
