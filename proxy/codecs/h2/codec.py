@@ -234,6 +234,11 @@ class H2Codec(Sender, Generic[H, T]):
         return more
 
     @property
+    def kept_bytes(self) -> int:
+        """Of a frame, or of a header block, that has begun and is not whole."""
+        return self._parts_bytes + (0 if self._block is None else len(self._block[2]))
+
+    @property
     def receive_left(self) -> int:
         """What the peer may send on the connection."""
         return CONNECTION_WINDOW - self._connection_owed

@@ -10,7 +10,7 @@ from proxy.codecs.grpc_status import Refused, Status
 from proxy.codecs.h2.events import Call as WholeCall
 from proxy.codecs.h2.events import Data, Ended, Event, Headers, Reset, Trailers
 from proxy.codecs.h2.flow import Stream
-from proxy.codecs.h2.frames import DEFAULT_MAX_FRAME, ErrorCode
+from proxy.codecs.h2.frames import DEFAULT_MAX_FRAME, HEAD_BYTES, ErrorCode
 from proxy.codecs.h2.server import ServerCodec
 from proxy.exchange import cost
 from proxy.exchange.messages import PREFIX_BYTES, pack_prefix, read_prefix
@@ -22,6 +22,8 @@ from proxy.fronts.grpc.head import CallKind, list_bytes, timeout_of
 from proxy.fronts.tcp import keep_alive, unsent_bytes
 
 _IDLE_SECONDS: Final = 3600.0
+# Of what has begun to come so much is not counted: a frame of the usual size, cut anywhere.
+FREE_BYTES: Final = DEFAULT_MAX_FRAME + HEAD_BYTES
 # Messages are checked for so long in one turn of the loop, and then others have theirs.
 BREATH_SECONDS: Final = 0.01
 
@@ -37,6 +39,8 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         self.codec = ServerCodec(front.common.heads, front.common.trailers, wake=self.wake)
         self._quiet_since = time.monotonic()
         self._going_away = False
+        # Of the copy's budget, for what has begun to come.
+        self._kept_bytes = 0
         # What is still to be taken of what came, in later turns: a call goes on with what it has.
         self._backlog: deque[Event | Call] = deque()
         self._breath_from = 0.0
@@ -50,6 +54,19 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             self.is_closed = True
             return
         super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.on_events(self.codec.receive(data))
+        if self._kept_bytes or self.codec.kept_bytes > FREE_BYTES:
+            self._charge_kept()
+
+    def _charge_kept(self) -> None:
+        """A frame that never ends lies here for nothing."""
+        kept = 0 if self.is_closed else max(0, self.codec.kept_bytes - FREE_BYTES)
+        if self.front.copy.budget.change(self._kept_bytes, kept):
+            self._kept_bytes = kept
+        else:
+            self.fail(ErrorCode.ENHANCE_YOUR_CALM, "no memory for frames that are not whole")
 
     def pause_writing(self) -> None:
         """The client does not read: nothing more is taken from it."""
@@ -70,6 +87,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
 
     def on_lost(self, streams: list[Stream], reason: str) -> None:
         self._backlog.clear()
+        self._charge_kept()
         # First those that wait: what the others give back is not for them.
         for call in sorted(_calls(streams), key=lambda call: call.stage is not Stage.ASKED):
             call.client_left()
