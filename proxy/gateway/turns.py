@@ -8,7 +8,8 @@ from typing import Any, Final, Protocol, cast
 
 from proxy.exchange.fairness import CALL_COST, Share, Turns
 
-# What may be kept back in all; what comes beyond is served at once. It has been read, and lies in memory anyhow.
+# What may be kept back in all, of each copy no more than is then free. What comes beyond is served at once, for it
+# has been read and lies in memory anyhow; but its connection waits for its copy's turn before it is read again.
 _KEPT_BYTES: Final = 32 * 1024 * 1024
 
 
@@ -31,11 +32,11 @@ Serve = Callable[[], int]
 class CopyShare(Share[Serve]):
     """One copy's part."""
 
-    __slots__ = ("_arrived", "_load", "_sent_bytes")
+    __slots__ = ("_arrived", "_load", "_sent_bytes", "kept_bytes")
 
     def __init__(self, load: Load) -> None:
         super().__init__()
-        self._load = load
+        self._load, self.kept_bytes = load, 0
         self._arrived, self._sent_bytes = load.arrived, load.sent_bytes
 
     def cost(self, size: int) -> int:
@@ -56,9 +57,8 @@ class FairTurns:
         self._is_due = False
         self._kept_bytes = 0
 
-    @property
-    def has_room(self) -> bool:
-        return self._kept_bytes < _KEPT_BYTES
+    def has_room(self, share: CopyShare) -> bool:
+        return share.kept_bytes < _KEPT_BYTES - self._kept_bytes
 
     def spent(self, share: CopyShare, cost: int) -> None:
         self._turns.spend(share, cost)
@@ -77,15 +77,16 @@ class FairTurns:
 
     def keep_back(self, share: CopyShare, serve: Serve, size: int) -> None:
         """So many bytes wait for `serve`, which calls `took`."""
-        self._kept_bytes += size
+        self.took(share, -size)
         self._turns.wait(share, serve)
         self._want_turn()
 
-    def took(self, size: int) -> None:
+    def took(self, share: CopyShare, size: int) -> None:
         self._kept_bytes -= size
+        share.kept_bytes -= size
 
     def drop(self, share: CopyShare, serve: Serve, size: int) -> None:
-        self._kept_bytes -= size
+        self.took(share, size)
         self._turns.drop(share, serve)
 
     def _want_turn(self) -> None:
@@ -145,6 +146,8 @@ class TakesTurns(asyncio.Protocol):
     ) -> None:
         self._inner, self._share, self._turns, self._gone = inner, share, turns, gone
         self._kept = b""
+        # It has a place in the copy's queue.
+        self._waits = False
         self._gate: Gate | None = None
         # As the loop calls them; nothing stands between.
         self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
@@ -156,34 +159,42 @@ class TakesTurns(asyncio.Protocol):
         self._inner.connection_made(cast(asyncio.Transport, self._gate))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._kept:
-            self._turns.drop(self._share, self._serve_kept, len(self._kept))
-            self._kept = b""
+        self._leave_queue()
+        self._kept = b""
         self._inner.connection_lost(exc)
         self._gone()
 
     def data_received(self, data: bytes) -> None:
         share = self._share
-        if (share.credit > 0 and not share.waiting) or not (self._kept or self._turns.has_room):
+        if share.credit > 0 and not share.waiting:
             self._inner.data_received(data)
             self._turns.spent(share, share.cost(len(data)))
+        elif self._kept or self._turns.has_room(share):
+            self._wait(self._kept + data)  # what is kept had been read when the reading stopped
         else:
-            self._keep(data)
+            self._wait(b"")
+            self._inner.data_received(data)
+            self._turns.spent(share, share.cost(len(data)))
 
-    def _keep(self, data: bytes) -> None:
-        if self._kept:  # it had been read when the reading stopped
-            self._turns.drop(self._share, self._serve_kept, len(self._kept))
-            data = self._kept + data
-        self._kept = data
+    def _wait(self, data: bytes) -> None:
+        """For the copy's turn, with this."""
+        self._leave_queue()
+        self._kept, self._waits = data, True
         self._turns.keep_back(self._share, self._serve_kept, len(data))
         if self._gate is not None:
             self._gate.hold(True)
 
+    def _leave_queue(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._turns.drop(self._share, self._serve_kept, len(self._kept))
+
     def _serve_kept(self) -> int:
         """Its turn has come; returns what it cost."""
-        data, self._kept = self._kept, b""
-        self._turns.took(len(data))
-        self._inner.data_received(data)
+        data, self._kept, self._waits = self._kept, b"", False
+        self._turns.took(self._share, len(data))
+        if data:
+            self._inner.data_received(data)
         if self._gate is not None:
             self._gate.hold(False)
-        return self._share.cost(len(data))
+        return self._share.cost(len(data)) if data else 0

@@ -148,13 +148,38 @@ async def test_what_is_kept_of_a_connection_that_is_lost_goes_nowhere() -> None:
 
 
 async def test_only_so_much_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(module, "_KEPT_BYTES", 15)
     process = Process()
     connections = [process.connect("a") for _ in range(IN_A_TURN + 3)]
     for connection, _, _ in connections:
         connection.data_received(b"12345")
-    # Two are kept; the third finds no room and is served, out of its turn.
+    # Two are kept; the third finds no room and is served, out of its turn. It is not read before the next.
     assert len(process.log) == IN_A_TURN + 1
+    late, _, wire = connections[-1]
+    assert not wire.reading
+    late.data_received(b"67890")  # had been read already
+    assert len(process.log) == IN_A_TURN + 2
+    other = [process.connect("other")[0] for _ in range(IN_A_TURN + 1)]
+    for connection in other:
+        connection.data_received(b"12345")
+    assert len(process.log) == 2 * IN_A_TURN + 2  # what one copy has kept back takes no room from another
+    while process.turns._turns.has_waiting:
+        await process.turn()
+    assert all(wire.reading for _, _, wire in connections)
+    assert process.turns._kept_bytes == process._shares["a"][0].kept_bytes == 0
+
+
+async def test_one_that_was_served_out_of_its_turn_and_goes_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 0)
+    process = Process()
+    connections = [process.connect("a") for _ in range(IN_A_TURN + 1)]
+    for connection, _, _ in connections:
+        connection.data_received(b"12345")
+    connections[-1][0].connection_lost(None)
+    assert not process._shares["a"][0].waiting
+    assert await process.turn() == []
 
 
 async def test_no_piece_overtakes_one_that_is_kept_be_there_room_or_not(
@@ -168,7 +193,7 @@ async def test_no_piece_overtakes_one_that_is_kept_be_there_room_or_not(
     connections[-1][0].data_received(b"6789")  # had been read already
     assert b"6789" not in [data for _, data in process.log]
     assert await process.turn() == [("a", b"123456789")]
-    assert process.turns.has_room
+    assert process.turns._kept_bytes == 0
 
 
 async def test_requests_that_had_come_already_wait_for_their_turn_too() -> None:
