@@ -8,6 +8,7 @@ pkg/queue/breaker.go, which is not strictly FIFO.
 
 import asyncio
 import os
+import select
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum, auto
@@ -134,6 +135,11 @@ class Admissions:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def others_wait(self) -> bool:
+        """For what those that run have."""
+        return bool(self._waiting)
 
     def admit(
         self, now: float, granted: Callable[[], None], *, cost_bytes: int = 0, deadline: float = float("inf")
@@ -321,6 +327,11 @@ class SharedAdmissions(Admissions):
             os.close(self._slots)
             os.close(self._places)
 
+    @property
+    def others_wait(self) -> bool:
+        """Of another process nobody hears who waits there: perhaps, where no slot is free."""
+        return bool(self._waiting) or not (self._is_over or _is_above_zero(self._slots))
+
     def _take(self) -> bool:
         return not self._is_over and _decrement(self._slots)
 
@@ -351,6 +362,12 @@ def shared_limit(limit: int, queue_depth: int) -> tuple[int, int]:
     """Descriptors to give to every process."""
     flags = os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC
     return os.eventfd(limit, flags), os.eventfd(queue_depth, flags)
+
+
+def _is_above_zero(descriptor: int) -> bool:
+    look = select.poll()
+    look.register(descriptor, select.POLLIN)
+    return bool(look.poll(0))
 
 
 def _decrement(descriptor: int) -> bool:

@@ -202,7 +202,7 @@ class Call:
         """A client may open thousands and say nothing more. Raises Refused."""
         size = _OPEN_BYTES + len(self.fields.forwarded)
         if not self.copy.budget.take(size):
-            raise in_grpc(no_room_here(self.copy))
+            raise in_grpc(no_room_here(self.copy, size))
         self._open_bytes = size
 
     def watch_deadline(self, timeout_seconds: float) -> None:
@@ -291,6 +291,7 @@ class Call:
             inflate_limit=limits.max_json_bytes,
             message_limit=limits.max_request_bytes,
             ask_final=self.is_decoupled,
+            flags=front.copy.flags,
         )
 
     def _hold(self, size: int) -> bool:
@@ -644,6 +645,12 @@ class Call:
         """Reset, or gone."""
         if self.stage is not _ANSWERED:
             self._leave(Status.CANCELLED.name)
+
+    def is_too_slow(self, now: float) -> bool:
+        """Whether a message that Triton has the beginning of keeps others waiting for too long."""
+        return bool(self._unsent_bytes and not self.outbox) and self.exchange.is_too_slow(
+            self.stream.received, now, is_awaited=not self.stream.held
+        )
 
     def out_of_time(self) -> None:
         """Triton has had its time for a call that nobody waits for."""

@@ -14,6 +14,7 @@ from proxy.codecs.h2.frames import DEFAULT_MAX_FRAME, ErrorCode
 from proxy.codecs.h2.server import ServerCodec
 from proxy.exchange import cost
 from proxy.exchange.messages import PREFIX_BYTES, pack_prefix, read_prefix
+from proxy.exchange.pace import TOO_SLOW
 from proxy.fronts.grpc.call import Call, Stage
 from proxy.fronts.grpc.connection import H2Connection
 from proxy.fronts.grpc.front import GrpcFront
@@ -82,6 +83,8 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         self.on_events(self.codec.tick(now))
         for call in list(_calls(self.codec.streams.values())):
             if now <= call.exchange.deadline or call.may_rest:
+                if call.is_too_slow(now):
+                    call.refuse(Refused(Status.DEADLINE_EXCEEDED, TOO_SLOW))
                 continue
             if call.stage is _ANSWERED:  # and the client does not take the answer
                 self.codec.reset(call.stream, ErrorCode.CANCEL)

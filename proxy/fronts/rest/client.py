@@ -300,11 +300,11 @@ class RestConnection(asyncio.Protocol):
         elif self._at is _At.LINGER:
             if not self._still_delivers(now) and now - self._since > _LINGER_SECONDS:
                 self.abort()
-        elif cycle is not None and cycle.is_late(now):
-            if cycle.state is State.SWALLOW:
-                self.abort()
-            else:
-                cycle.too_late()
+        elif cycle is None or cycle.state is not State.SWALLOW:
+            if cycle is not None:
+                cycle.look_at_time(now)
+        elif cycle.is_late(now):
+            self.abort()
 
     def _still_delivers(self, now: float) -> bool:
         """Whether the client takes what it has not got yet: some of it every _STALLED_SECONDS."""

@@ -16,6 +16,7 @@ import pytest
 from proxy.codecs.h2.codec import CONNECTION_WINDOW, MAX_FRAME, H2Codec
 from proxy.codecs.h2.flow import FIRST_WINDOW
 from proxy.exchange.messages import INFER, STREAM_INFER, framed
+from proxy.exchange.pace import BEGUN_BYTES
 from proxy.fronts.grpc.call import _OPEN_BYTES, Stage
 from tests.fakes.data_plane import Wire
 from tests.fakes.grpc_peers import Both, Connect, Triton, request
@@ -329,6 +330,69 @@ async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(co
     both.pair.client.tick(now + 100_000)
     both.exchange()
     assert both.client.status(resting) is None
+
+
+@pytest.mark.parametrize("method", [INFER, STREAM_INFER])
+@pytest.mark.parametrize("others_wait", [False, True])
+async def test_a_slow_upload_gives_its_slot_up_for_others(
+    connect: Connect, *, method: str, others_wait: bool
+) -> None:
+    both = connect(limit=1, depth=9)
+    slow, other = both.client.call(method), both.client.call()
+    data = framed(request(size=600_000))
+    both.client.send(slow, data[: BEGUN_BYTES - 1])
+    both.exchange()
+    assert both.pair.running == 0  # who has only said that much will come keeps nobody waiting
+    both.client.send(slow, data[BEGUN_BYTES - 1 : 100_000])
+    both.exchange()
+    assert both.pair.running == 1
+    if others_wait:
+        both.client.send(other, framed(request()), end=True)
+        both.exchange()
+    now = time.monotonic()
+    for second in range(11):
+        both.pair.client.tick(now + second)
+        both.exchange()
+        assert both.client.status(slow) is None
+    both.pair.client.tick(now + 11)
+    both.exchange()
+    if not others_wait:
+        assert both.client.status(slow) is None
+        return
+    assert both.client.status(slow) == 4
+    assert b"too slowly" in dict(both.client.headers[slow])[b"grpc-message"]
+    both.triton.answer(other, b"ok")
+    both.exchange()
+    assert both.client.status(other) == 0
+    assert both.pair.running == 0
+
+
+async def test_a_stream_left_in_the_middle_of_a_message_keeps_no_slot_for_it(connect: Connect) -> None:
+    """Triton never begins it; what it has begun it ends."""
+    both = connect(limit=2, depth=9)
+    stream, other = both.client.call(STREAM_INFER), both.client.call()
+    both.client.send(stream, framed(request()))
+    both.client.send(stream, framed(request(size=600_000))[:100_000])
+    both.exchange()
+    assert both.pair.running == 2
+    both.client.h2.reset_stream(stream)
+    both.exchange()
+    assert both.pair.running == 1
+    both.triton.answer(stream, b"")
+    both.exchange()
+    assert both.pair.running == 0
+    half = both.client.call(STREAM_INFER)
+    both.client.send(half, framed(request(size=600_000))[:100_000])
+    both.exchange()
+    assert both.pair.running == 1
+    both.client.h2.reset_stream(half)
+    both.exchange()
+    assert both.pair.running == 0
+    both.client.send(other, framed(request()), end=True)
+    both.exchange()
+    both.triton.answer(other, b"")
+    both.exchange()
+    assert both.client.status(other) == 0
 
 
 async def test_a_client_that_reads_nothing_is_read_no_more_and_holds_up_nobody_else(connect: Connect) -> None:

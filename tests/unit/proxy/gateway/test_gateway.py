@@ -18,6 +18,8 @@ from berth.contract.gateway import CopyLimits
 from berth.runtime.errors import CannotStart
 from proxy.codecs.preamble import Kind
 from proxy.exchange.copy import ModelCopy
+from proxy.exchange.exchange import Exchange
+from proxy.exchange.refusal import Refusal
 from proxy.gateway import plane as plane_module
 from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
@@ -156,6 +158,18 @@ async def known(here: Here, agent: Agent, *copies: Any) -> None:
     agent.tell(copies)
     wanted = {copy.pod_uid for copy in copies}
     await until(lambda: set(here.node._by_uid) == wanted and here.gateway.hub.registry.is_told)
+
+
+async def test_a_refusal_names_the_gateways_own_ceiling_where_that_is_what_bounds(start: Any) -> None:
+    async with start(most_request_bytes=100) as here, agent_at(here.path) as agent:
+        await known(here, agent, copy_of("a"), copy_of("b", limits=CopyLimits(max_request_bytes=99)))
+        for uid, told in (
+            ("a", "bounded by --most-request-bytes of the node's gateway"),
+            ("b", r"\(--max-request-bytes\)"),
+        ):
+            copy = here.served(uid)
+            with pytest.raises(Refusal, match=told):
+                Exchange(copy, copy.rest, 0.0).require_size(101)
 
 
 async def test_a_ticket_opens_its_own_model_and_nothing_before_the_agent_has_told(start: Any) -> None:
