@@ -24,7 +24,7 @@ from proxy.codecs.http1 import (
 )
 from proxy.codecs.json_guard import BadJson, asks_for_ready_only
 from proxy.codecs.packing import CODINGS
-from proxy.exchange.admission import LARGE_ANSWER_BYTES
+from proxy.exchange.admission import GIVEN_UP_SECONDS, LARGE_ANSWER_BYTES
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.exchange import CLIENT_LEFT, Exchange
 from proxy.exchange.pace import BEGUN_BYTES, TOO_SLOW
@@ -48,8 +48,6 @@ _SWALLOW_BYTES: Final = 64 * 1024
 _INLINE_PACKED_BYTES: Final = 1024
 # Small answers, which are rewritten whole.
 _WHOLE_BYTES: Final = 4 * 1024 * 1024
-# What nobody waits for keeps its slot: Triton goes on with it. One that is not done by then never will be.
-_GIVEN_UP_SECONDS: Final = 3600.0
 
 
 _COMPUTES: Final = COUNTED - {Route.GENERATE_STREAM}
@@ -601,7 +599,7 @@ class _LeftBehind:
 
     def __init__(self, cycle: Cycle, front: RestFront, upstream: UpstreamHttp) -> None:
         self._admission, self._front, self._upstream = cycle.admission, front, upstream
-        self._until = time.monotonic() + _GIVEN_UP_SECONDS
+        self._until = time.monotonic() + GIVEN_UP_SECONDS
 
     @property
     def whose(self) -> object:
