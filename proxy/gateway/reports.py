@@ -21,7 +21,7 @@ class Report(asyncio.Protocol):
         wish: Callable[[], None],
         leave: Callable[[], None],
         lost: Callable[["Report"], None],
-        ask: Callable[[], None],
+        ask: Callable[["Report"], None],
     ) -> None:
         """`wish`: the door wants to drain; `leave`: it will soon; `lost`: it has gone; `ask`: for a first line."""
         self._wish, self._leave, self._lost, self._ask = wish, leave, lost, ask
@@ -32,7 +32,7 @@ class Report(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._ask()
+        self._ask(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
