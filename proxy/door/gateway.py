@@ -114,7 +114,7 @@ class Gateway:
     async def _connect(self, kind: Kind, first: bytes) -> tuple[asyncio.Transport, bytes]:
         """Raises NoGateway."""
         access = self.require()
-        knock = _Knock(Preamble(kind, access.ticket).to_bytes() + first)
+        knock = _Knock(Preamble(kind, access.ticket).to_bytes() + first, self._why_refused)
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 endpoint = access.endpoint
@@ -130,12 +130,19 @@ class Gateway:
         finally:
             knock.leave()
 
+    def _why_refused(self) -> str:
+        """It says no word to whoever it does not take; but it has told what it thinks of the copy."""
+        word = self.lately()
+        if word is None or word.not_ready is None:
+            return "the node's gateway does not take this pod's ticket"
+        return f"the node's gateway takes nothing new for this model: {word.not_ready}"
+
 
 class _Knock(asyncio.Protocol):
     """A connection until the gateway takes it."""
 
-    def __init__(self, greeting: bytes) -> None:
-        self._greeting = greeting
+    def __init__(self, greeting: bytes, why_refused: Callable[[], str]) -> None:
+        self._greeting, self._why_refused = greeting, why_refused
         self._transport: asyncio.Transport | None = None
         # With what the gateway has said since.
         self.taken: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -159,7 +166,7 @@ class _Knock(asyncio.Protocol):
 
     def _refused(self) -> None:
         if not self.taken.done():
-            self.taken.set_exception(NoGateway("the node's gateway does not take this pod's ticket"))
+            self.taken.set_exception(NoGateway(self._why_refused()))
 
     def give(self) -> asyncio.Transport:
         """It was taken, and is the caller's from now on."""

@@ -18,8 +18,8 @@ class Report(asyncio.Protocol):
 
     def __init__(
         self,
-        wish: Callable[[], None],
-        leave: Callable[[], None],
+        wish: Callable[["Report"], None],
+        leave: Callable[["Report"], None],
         lost: Callable[["Report"], None],
         ask: Callable[["Report"], None],
     ) -> None:
@@ -56,9 +56,9 @@ class Report(asyncio.Protocol):
     def _take(self, line: bytes) -> None:
         """What is not understood is left aside: a door may be newer."""
         if says(line, "leaving"):
-            self._leave()
+            self._leave(self)
         elif says(line, "drain"):
-            self._wish()
+            self._wish(self)
 
     def tell(self, not_ready: str | None, sum: Sum) -> None:
         self._said_bytes = len(self._input)

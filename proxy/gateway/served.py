@@ -61,9 +61,11 @@ class Served:
         self._reports_lately = 0
         self.connections = 0
         self._told_sum: Sum | None = None
-        # A copy whose door only says that it will leave is not ready, and serves whoever comes.
-        self.wishes_to_drain = self.is_draining = False
-        self.is_drained = False
+        # A copy whose door only says that it will leave is not ready, and serves whoever comes. What a door has
+        # said holds while it is there: its container may be started anew, in the same pod.
+        self._leaving: set[Report] = set()
+        self._wishing: set[Report] = set()
+        self.is_draining = self.is_drained = False
 
     def front(self, kind: Kind) -> Front:
         front = self._fronts.get(kind)
@@ -82,25 +84,33 @@ class Served:
 
     def report(self) -> Report:
         """One more connection for reports; the oldest goes where there are too many."""
-        report = Report(self._wish, self.copy.drain, self._reports_lost, self._tell)
+        report = Report(self._wish, self._leave, self._reports_lost, self._tell)
         self._reports.append(report)
         if len(self._reports) > _MOST_REPORTS:
             self._reports.pop(0).close()
         return report
 
-    def _wish(self) -> None:
-        self.wishes_to_drain = True
+    @property
+    def wishes_to_drain(self) -> bool:
+        return bool(self._wishing)
+
+    def _leave(self, report: Report) -> None:
+        self._leaving.add(report)
+        self.copy.drain()
+
+    def _wish(self, report: Report) -> None:
+        self._wishing.add(report)
         self._wished()
 
     def _reports_lost(self, report: Report) -> None:
         if report in self._reports:
             self._reports.remove(report)
-        if not self._reports:
-            if self.wishes_to_drain:
-                self.wishes_to_drain = False
-                self._wished()
-            elif not self.is_draining and self.copy.draining:
-                self.copy.serve_again()
+        self._leaving.discard(report)
+        if report in self._wishing:
+            self._wishing.discard(report)
+            self._wished()
+        if self.copy.draining and not (self.is_draining or self._leaving or self._wishing):
+            self.copy.serve_again()
 
     def tell(self, sum: Sum | None = None) -> None:
         """Tell the doors. `sum` is of all processes; without one, of this one or as told last."""

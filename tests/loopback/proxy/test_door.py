@@ -11,11 +11,13 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from proxy.codecs.preamble import ACCEPTED, PREAMBLE_BYTES, Kind
+from proxy.codecs.report import Told
 from proxy.door import port as port_module
 from proxy.door import splice
 from proxy.door.gateway import Access, Gateway
 from proxy.door.port import Port
 from proxy.door.splice import Crowd
+from proxy.exchange.traffic import Figures
 from tests.fakes.gateway import TICKET, FakeGateway, Serve, echo, gateway
 from tests.fakes.uv import on_uvloop
 
@@ -329,6 +331,8 @@ async def test_without_a_gateway_every_request_is_answered_503() -> None:
     async with gateway() as target, door(target) as one:
         target.ticket = bytes(32)  # another's now
         assert is_503(await rest_answer(one), b"does not take this pod's ticket")
+        one.way.said(Told("draining", Figures().to_json()).to_line())
+        assert is_503(await rest_answer(one), b"takes nothing new for this model: draining")
         await until(lambda: len(one.port) == 0)
 
 

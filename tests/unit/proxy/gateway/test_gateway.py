@@ -340,6 +340,22 @@ async def test_too_many_reports_of_one_pod_are_none_too_many_for_another(start: 
             writer.close()
 
 
+async def test_what_a_door_has_said_goes_with_it_though_another_is_there(start: Any) -> None:
+    """The container of a pod's door is started anew: whoever is left has not said that it ends."""
+    async with start() as here, agent_at(here.path) as agent:
+        await known(here, agent, copy_of("a"))
+        async with reports(here.port, copy_of("a").ticket) as stays:
+            for word in (b'{"drain":true}\n', b'{"leaving":true}\n'):
+                async with reports(here.port, copy_of("a").ticket) as goes:
+                    goes.writer.write(word)
+                    while (await stays.next()).get("notReady") != "draining":
+                        pass
+                async with asyncio.timeout(5):
+                    while (await stays.next()).get("notReady", "draining") is not None:
+                        pass
+                assert await echoed(here, "a")
+
+
 async def test_a_flood_of_reports_is_told_little(start: Any) -> None:
     """Each costs a line at once: what a pod's connections cost all the others is bounded in every second."""
     async with start() as here, agent_at(here.path) as agent:
