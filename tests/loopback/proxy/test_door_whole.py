@@ -99,7 +99,7 @@ class Door:
 
 @asynccontextmanager
 async def running(directory: Path, agent_port: int, *flags: str) -> AsyncIterator[Door]:
-    ports, log = free_ports(3), directory / "log"
+    ports, log = free_ports("127.0.0.1", 3), directory / "log"
     names = ("--http-listen", "--grpc-listen", "--admin-listen")
     listen = [word for name, port in zip(names, ports, strict=True) for word in (name, f"127.0.0.1:{port}")]
     token = directory / "token"
@@ -196,7 +196,7 @@ async def says(door: Door, why: str) -> bool:
 
 async def test_it_goes_on_while_the_agent_is_away_and_finds_a_gateway_that_restarts(tmp_path: Path) -> None:
     async with gateway() as target:
-        (agent_port,) = free_ports(1)
+        (agent_port,) = free_ports("127.0.0.1", 1)
         async with running(tmp_path, agent_port) as door:
             async with agent(agent_port) as (told, _):
                 told.tell(target)
