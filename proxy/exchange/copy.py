@@ -45,6 +45,8 @@ class ModelCopy:
         self.names, self.limits = names, limits
         self.facts = ModelFacts()
         self.rest, self.grpc = Traffic(), Traffic()
+        # Since the start, whatever was said to them.
+        self.calls = 0
         now = clock()
         self._meter = LoadMeter(now, wall)
         self.load = LoadReport(0.0, 0.0, 0.0, wall())
@@ -144,11 +146,6 @@ class ModelCopy:
         """Wake who waits for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
-
-    @property
-    def arrived(self) -> int:
-        """Requests since the last tick."""
-        return self._meter.arrived
 
     @property
     def sent_bytes(self) -> int:
