@@ -85,7 +85,7 @@ async def gateway_at(directory: Path) -> AsyncIterator[int]:
     socket_path = directory / "triton"
     upstream = ["taskset", "-c", "1", sys.executable, "-m", "bench.proxy.constant", address, str(socket_path)]
     gateway = [
-        *("taskset", "-c", "0", sys.executable, "-m", "berth.cli", "gateway", f"--triton-http={address}"),
+        *("nice", "-n", "-19", "taskset", "-c", "0", sys.executable, "-m", "berth.cli", "gateway", f"--triton-http={address}"),
         *(
             f"--triton-grpc=unix:{socket_path}",
             f"--listen={HOST}:{PORT}",
