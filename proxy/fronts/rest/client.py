@@ -125,8 +125,8 @@ class RestConnection(asyncio.Protocol):
 
     def _takes_more(self) -> bool:
         """Whether what the client sends next can go somewhere."""
-        if self._at is _At.HEAD:
-            return self.is_writable  # each request has an answer, which must go somewhere too
+        if self._at is _At.HEAD:  # each request has an answer, which must go somewhere too
+            return self.is_writable and len(self._input) <= HEAD_BYTES
         cycle = self._cycle
         if self._at is _At.REQUEST and cycle is not None and cycle.state is State.STREAM:
             return cycle.takes_more
@@ -188,10 +188,18 @@ class RestConnection(asyncio.Protocol):
         return True
 
     def _take(self, data: bytes) -> None:
+        has_begun = False
         while data:
             cycle = self._cycle
+            if self._at is _At.HEAD and has_begun and self.is_writable:
+                # Requests that are answered here may have come by the thousand: others are served between them.
+                self._input = data
+                self._front.later(self.read_on)
+                self.regulate()
+                return
             if self._at is _At.HEAD and self.is_writable:
                 data = self._take_head(data)
+                has_begun = True
             elif self._at is _At.REQUEST and cycle is not None and cycle.state in _TAKES_BODY:
                 data = cycle.take(data)
                 if cycle.state is State.DONE and self._cycle is cycle:
