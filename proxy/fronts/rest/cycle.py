@@ -24,9 +24,10 @@ from proxy.codecs.http1 import (
 )
 from proxy.codecs.json_guard import BadJson, asks_for_ready_only
 from proxy.codecs.packing import CODINGS
-from proxy.exchange.admission import LARGE_ANSWER_BYTES
-from proxy.exchange.copy import MAX_JSON_FLAG
+from proxy.exchange.admission import GIVEN_UP_SECONDS, LARGE_ANSWER_BYTES
+from proxy.exchange.copy import ModelCopy
 from proxy.exchange.exchange import CLIENT_LEFT, Exchange
+from proxy.exchange.pace import BEGUN_BYTES, TOO_SLOW
 from proxy.exchange.policy import COUNTED, Route, Verdict
 from proxy.exchange.refusal import NotServed, Refusal, Why
 from proxy.fronts.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 _RETRY: Final = {"Retry-After": "1"}
 _STATUS: Final = {Why.INVALID: 400, Why.TOO_LARGE: 413}
 # A body with tensors is gathered up to this size before it asks for a slot: who sends it slowly keeps nobody waiting.
+# A longer one asks when BEGUN_BYTES are here, and has to keep up with a pace.
 _GATHERED_BYTES: Final = 256 * 1024
 # A body that nobody wants is read to its end up to this size, to keep the connection.
 _SWALLOW_BYTES: Final = 64 * 1024
@@ -46,8 +48,6 @@ _SWALLOW_BYTES: Final = 64 * 1024
 _INLINE_PACKED_BYTES: Final = 1024
 # Small answers, which are rewritten whole.
 _WHOLE_BYTES: Final = 4 * 1024 * 1024
-# What nobody waits for keeps its slot: Triton goes on with it. One that is not done by then never will be.
-_GIVEN_UP_SECONDS: Final = 3600.0
 
 
 _COMPUTES: Final = COUNTED - {Route.GENERATE_STREAM}
@@ -150,13 +150,13 @@ class Cycle(Exchange):
         max_json_bytes = self.copy.limits.max_json_bytes
         if head.header_length is None or head.is_chunked or head.encoding != "identity":
             if length > max_json_bytes:
-                raise _json_too_large(max_json_bytes)
+                raise _json_too_large(self.copy)
             return length
         if head.header_length > length:
             raise HttpRefused(400, f"{HEADER_LENGTH} is above Content-Length")
         if head.header_length > max_json_bytes:
-            raise _json_too_large(max_json_bytes)
-        return length if length <= _GATHERED_BYTES else head.header_length
+            raise _json_too_large(self.copy)
+        return length if length <= _GATHERED_BYTES else max(head.header_length, BEGUN_BYTES)
 
     @property
     def takes_more(self) -> bool:
@@ -189,7 +189,7 @@ class Cycle(Exchange):
         self._hold_left += len(body)
         if self._hold_left > self.copy.limits.max_json_bytes:
             self.closes = True
-            self.refuse(_json_too_large(self.copy.limits.max_json_bytes))
+            self.refuse(_json_too_large(self.copy))
             return b""
         if not self._keep(body):
             return b""
@@ -260,8 +260,10 @@ class Cycle(Exchange):
             left=self.body_left,
             facts=self.copy.facts,
             max_json_bytes=self.copy.limits.max_json_bytes,
+            json_flag=self.copy.flags.json,
         )
-        if len(body) <= (INLINE_BYTES if head.encoding == "identity" else _INLINE_PACKED_BYTES):
+        json_bytes = len(body) if head.header_length is None else head.header_length
+        if json_bytes <= INLINE_BYTES if head.encoding == "identity" else len(body) <= _INLINE_PACKED_BYTES:
             self._admit(check(question, body))
             if not self.is_answered:
                 self._front.remember_usual(self._raw, self.asked)
@@ -533,14 +535,25 @@ class Cycle(Exchange):
         if client is not None:
             client.abort()
 
-    def too_late(self) -> None:
-        """It has taken as long as it may."""
+    def look_at_time(self, now: float) -> None:
+        """Called every second."""
+        if self.is_late(now):
+            self._out_of_time(504, "request timeout")
+        elif self.state is State.STREAM and self._is_upload_too_slow(now):
+            self._out_of_time(408, TOO_SLOW)
+
+    def _is_upload_too_slow(self, now: float) -> bool:
+        return self.is_too_slow(
+            (self.asked.head.length or 0) - self.body_left, now, is_awaited=self.takes_more
+        )
+
+    def _out_of_time(self, status: int, message: str) -> None:
         if self._begun is not None and self._whole is None:
-            self._cut("504")
+            self._cut(str(status))
         else:
             self._whole = None
             self.closes = True
-            self._answer_error(504, "request timeout")
+            self._answer_error(status, message)
 
     # Answers of our own.
 
@@ -554,7 +567,9 @@ class Cycle(Exchange):
         else:
             if route is Route.INDEX:
                 if head.encoding != "identity":
-                    body = inflated(body, head.encoding, self.copy.limits.max_json_bytes)
+                    body = inflated(
+                        body, head.encoding, self.copy.limits.max_json_bytes, self.copy.flags.json
+                    )
                 work = front.index(only_ready=asks_for_ready_only(body))
             elif route is Route.ALL_STATS:
                 work = front.own_statistics()
@@ -584,7 +599,7 @@ class _LeftBehind:
 
     def __init__(self, cycle: Cycle, front: RestFront, upstream: UpstreamHttp) -> None:
         self._admission, self._front, self._upstream = cycle.admission, front, upstream
-        self._until = time.monotonic() + _GIVEN_UP_SECONDS
+        self._until = time.monotonic() + GIVEN_UP_SECONDS
 
     @property
     def whose(self) -> object:
@@ -619,11 +634,11 @@ class _LeftBehind:
             self._admission.release(time.monotonic())
 
 
-def _json_too_large(limit_bytes: int) -> HttpRefused:
+def _json_too_large(copy: ModelCopy) -> HttpRefused:
     return HttpRefused(
         413,
-        f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(limit_bytes)} "
-        f"({MAX_JSON_FLAG}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
+        f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(copy.limits.max_json_bytes)} "
+        f"({copy.flags.json}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
     )
 
 

@@ -121,8 +121,9 @@ async def test_what_is_on_its_way_for_a_refused_call_is_not_held_against_its_cli
     (running,) = begin(both, 1)
     late = both.client.call()
     data = framed(request(size=600_000))
-    both.client.h2.send_data(late, data[:10_000])  # is refused, which the client does not know yet
-    for at in range(10_000, 60_000, 10):
+    for at in range(0, 70_000, 10_000):  # is refused, which the client does not know yet
+        both.client.h2.send_data(late, data[at : at + 10_000])
+    for at in range(70_000, 120_000, 10):
         both.client.h2.send_data(late, data[at : at + 10])
     both.pair.client.codec.patience.left = 10
     both.exchange()

@@ -69,6 +69,34 @@ def test_ceilings() -> None:
     assert (small.max_json_bytes, small.max_request_bytes) == (7, 7)  # nor does a packed one unpack to more
 
 
+@pytest.mark.parametrize(
+    ("asked", "whole", "json"),
+    [
+        (
+            {},
+            "--max-request-bytes, bounded by --most-request-bytes of the node's gateway",
+            "--max-json-bytes",
+        ),
+        ({"max_request_bytes": 19, "max_json_bytes": 9}, "--max-request-bytes", "--max-json-bytes"),
+        (
+            {"max_request_bytes": 19, "max_json_bytes": 11},
+            "--max-request-bytes",
+            "--max-json-bytes, bounded by --most-json-bytes of the node's gateway",
+        ),
+        ({"max_request_bytes": 7}, "--max-request-bytes", "--max-request-bytes"),
+        ({"max_inflight_bytes": 8}, *2 * ("--most-inflight-bytes of the node's gateway",)),
+    ],
+)
+def test_who_is_refused_is_told_what_its_operator_can_change(
+    asked: dict[str, int], whole: str, json: str
+) -> None:
+    """A pod that asks for more than a ceiling gets no more by asking again."""
+    limits = CEILINGS.clip(CopyLimits(**{"max_json_bytes": 9, **asked}))
+    flags = CEILINGS.flags(limits)
+    assert (flags.request, flags.json) == (whole, json)
+    assert flags.inflight == "--most-inflight-bytes of the node's gateway"
+
+
 def test_a_drain_is_over_when_it_is_in_every_process_or_its_time_is_up() -> None:
     one, planes = hub()
     one.take_copies([copy_of("a"), copy_of("b"), copy_of("c")])
