@@ -46,7 +46,7 @@ demo: controlplane
 	@$(BIN)/berth demo $(if $(KEEP),--keep)
 
 # What a real node needs: nothing where the machine cannot run one, a failure if that is in CI.
-node: $(STAMP)
+node: controlplane
 	@$(BIN)/python -m localcluster.node.prepare
 
 test: controlplane node
