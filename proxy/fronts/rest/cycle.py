@@ -367,11 +367,10 @@ class Cycle(Exchange):
         length, names, asked = head.length, self.copy.names, self.asked
         if length is not None and length > LARGE_ANSWER_BYTES and self.admission is not None:
             self.admission.has_run(length)
-        if raw is not None and not closes and not asked.head.is_head:
-            if names.are_same:
-                self.copy.rest.sent_bytes += len(body)
-                client.write(raw)
-                return
+        if raw is not None and not closes and not asked.head.is_head and names.are_same:
+            self.copy.rest.sent_bytes += len(body)
+            client.write(raw)
+            return
         if not names.are_same:
             way = way_of(asked.decision.route, head.status, length, is_chunked=head.is_chunked)
             if way is Way.WHOLE:
