@@ -20,9 +20,10 @@ import pytest
 
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
+from localcluster.addresses import free_ports
 from proxy.codecs.preamble import Kind
 from tests.fakes.gateway import TICKET, FakeGateway, gateway
-from tests.loopback.proxy.test_process import Authority, free_ports
+from tests.loopback.proxy.test_process import Authority
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
