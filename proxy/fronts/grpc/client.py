@@ -56,7 +56,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        self.on_events(self.codec.receive(data))
+        super().data_received(data)
         if self._kept_bytes or self.codec.kept_bytes > FREE_BYTES:
             self._charge_kept()
 
