@@ -3,14 +3,13 @@
 import asyncio
 import random
 import socket
-import struct
 import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bench.proxy.node import COPIES
 from proxy.codecs import protobuf
-from proxy.codecs.h2 import frames, hpack
+from proxy.codecs.h2 import hpack
 from proxy.codecs.h2.client import ClientCodec
 from proxy.codecs.h2.events import Answer, Data, Event, Headers, Reset, Trailers
 from proxy.codecs.h2.fields import FieldReader

@@ -29,7 +29,6 @@ from proxy.fronts.listener import Clients
 from proxy.fronts.triton import Lost, TritonGrpc
 from proxy.fronts.turn import Turn
 
-
 # Does something in another step of the loop.
 Later = Callable[[Callable[[], None]], None]
 
