@@ -33,6 +33,9 @@ _ANSWERED = Stage.ANSWERED
 class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     """One client of one copy."""
 
+    # Fewer than of answers: what all copies' calls wait for must not pile up behind one's new ones.
+    most_at_once = 8
+
     def __init__(self, front: GrpcFront) -> None:
         super().__init__(front.turn)
         self.front = front

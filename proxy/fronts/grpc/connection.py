@@ -19,7 +19,7 @@ class H2Connection(asyncio.Protocol, Generic[C]):
 
     codec: C
     # Frames: usual calls and answers, of which what came may hold a thousand; others are served between them.
-    most_at_once = 16
+    most_at_once = 64
 
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
