@@ -59,7 +59,7 @@ class Served:
         self.connections = 0
         self._told_sum: Sum | None = None
         # A copy whose door only says that it will leave is not ready, and serves whoever comes.
-        self.wishes_to_drain = self.is_draining = False
+        self.will_leave = self.wishes_to_drain = self.is_draining = False
         self.is_drained = False
 
     def front(self, kind: Kind) -> Front:
@@ -74,7 +74,7 @@ class Served:
 
     def report(self) -> Report:
         """One more connection for reports; the oldest goes where there are too many."""
-        report = Report(self._wish, self.copy.drain, self._reports_lost, self.tell)
+        report = Report(self._wish, self._announce_leave, self._reports_lost, self.tell)
         self._reports.append(report)
         if len(self._reports) > _MOST_REPORTS:
             self._reports.pop(0).close()
@@ -84,15 +84,25 @@ class Served:
         self.wishes_to_drain = True
         self._wished()
 
+    def _announce_leave(self) -> None:
+        self.will_leave = True
+        self.leave(True)
+        self._wished()
+
+    def leave(self, leaves: bool) -> None:
+        """Whether its door has said, in any process, that it will leave."""
+        if leaves and not self.copy.draining:
+            self.copy.drain()
+        elif not leaves and self.copy.draining and not (self.is_draining or self.will_leave):
+            self.copy.serve_again()
+
     def _reports_lost(self, report: Report) -> None:
         if report in self._reports:
             self._reports.remove(report)
-        if not self._reports:
-            if self.wishes_to_drain:
-                self.wishes_to_drain = False
-                self._wished()
-            elif not self.is_draining and self.copy.draining:
-                self.copy.serve_again()
+        if not self._reports and (self.wishes_to_drain or self.will_leave):
+            self.wishes_to_drain = self.will_leave = False
+            self.leave(False)
+            self._wished()
 
     def tell(self, sum: Sum | None = None) -> None:
         """Tell the doors. `sum` is of all processes; without one, of this one or as told last."""
