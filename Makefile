@@ -50,7 +50,7 @@ node: $(STAMP)
 	@$(BIN)/python -m localcluster.node.prepare
 
 test: controlplane node
-	@scripts/test $(BIN)/python $(ARGS)
+	@$(BIN)/python -m tests $(ARGS)
 
 e2e-node: controlplane node
 	@$(BIN)/python -m pytest -p no:cacheprovider tests/node $(ARGS)

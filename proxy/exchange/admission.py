@@ -23,6 +23,8 @@ QUEUE_FULL: Final = "pending request queue full"
 # Requests that Triton still has to run though nobody waits for them: where there is no limit, those who give
 # up and ask again must not pile up work for ever.
 MOST_GIVEN_UP: Final = 256
+# What nobody waits for keeps its slot: Triton goes on with it. One that is not done by then never will be.
+GIVEN_UP_SECONDS: Final = 3600.0
 # Answers up to here are taken from Triton at once, whoever reads them.
 LARGE_ANSWER_BYTES: Final = 64 * 1024
 

@@ -350,7 +350,7 @@ class MessageReader:
         flag, size = read_prefix(self._buffer)
         self._require_readable(flag, size)
         if size > (self._inflate_limit if flag else HOLD_BYTES):
-            if len(self._buffer) < BEGUN_BYTES:
+            if len(self._buffer) < BEGUN_BYTES and self._guard.walker() is not None:
                 return None
             self._begin_stream(size)
             return self.pull()

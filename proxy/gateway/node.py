@@ -110,7 +110,7 @@ class Node:
         if served is None:
             return None
         if preamble.kind is Kind.REPORT:
-            return served.report if not self._ends else None
+            return served.report if served.takes_report() and not self._ends else None
         if served.is_draining or not self.places.take(served.connections):
             return None
         served.connections += 1

@@ -3,6 +3,7 @@ turn of the loop is kept back, and its connection not read, until one of the nex
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
@@ -17,9 +18,7 @@ class Load(Protocol):
     """What a copy has cost so far."""
 
     @property
-    def arrived(self) -> int:
-        """Calls; it begins anew at times."""
-        ...
+    def calls(self) -> int: ...
 
     @property
     def sent_bytes(self) -> int: ...
@@ -32,27 +31,31 @@ Serve = Callable[[], int]
 class CopyShare(Share[Serve]):
     """One copy's part."""
 
-    __slots__ = ("_arrived", "_load", "_sent_bytes", "kept_bytes")
+    __slots__ = ("_calls", "_load", "_sent_bytes", "kept_bytes")
 
     def __init__(self, load: Load) -> None:
         super().__init__()
         self._load, self.kept_bytes = load, 0
-        self._arrived, self._sent_bytes = load.arrived, load.sent_bytes
+        self._calls, self._sent_bytes = load.calls, load.sent_bytes
 
-    def cost(self, size: int) -> int:
-        """What a piece of so many bytes has cost, with whatever else there was since the last."""
+    def cost(self, size: int, took_ns: int) -> int:
+        """What a piece of so many bytes has cost, with whatever else there was since the last.
+
+        A call and the time that it usually takes cost the same: what takes longer costs as much as that.
+        """
         load = self._load
-        arrived, sent = load.arrived, load.sent_bytes
-        calls = arrived - self._arrived if arrived >= self._arrived else arrived
+        calls, sent = load.calls, load.sent_bytes
         size += sent - self._sent_bytes
-        self._arrived, self._sent_bytes = arrived, sent
-        return size + (CALL_COST * calls if calls > 1 else CALL_COST)
+        size += CALL_COST * (calls - self._calls) or CALL_COST
+        self._calls, self._sent_bytes = calls, sent
+        return size if size > took_ns else took_ns
 
 
 class FairTurns:
     """All copies of the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.clock = clock
         self._turns: Turns[Serve] = Turns()
         self._is_due = False
         self._kept_bytes = 0
@@ -69,8 +72,9 @@ class FairTurns:
         """In one of the copy's next turns."""
 
         def serve() -> int:
+            began = self.clock()
             do()
-            return share.cost(0)
+            return share.cost(0, self.clock() - began)
 
         self._turns.wait(share, serve)
         self._want_turn()
@@ -165,16 +169,21 @@ class TakesTurns(asyncio.Protocol):
         self._gone()
 
     def data_received(self, data: bytes) -> None:
-        share = self._share
+        share, turns = self._share, self._turns
         if share.credit > 0 and not share.waiting:
-            self._inner.data_received(data)
-            self._turns.spent(share, share.cost(len(data)))
-        elif self._kept or self._turns.has_room(share):
+            turns.spent(share, self._serve(data))
+        elif self._kept or turns.has_room(share):
             self._wait(self._kept + data)  # what is kept had been read when the reading stopped
         else:
             self._wait(b"")
-            self._inner.data_received(data)
-            self._turns.spent(share, share.cost(len(data)))
+            turns.spent(share, self._serve(data))
+
+    def _serve(self, data: bytes) -> int:
+        """Returns what it cost."""
+        clock = self._turns.clock
+        began = clock()
+        self._inner.data_received(data)
+        return self._share.cost(len(data), clock() - began)
 
     def _wait(self, data: bytes) -> None:
         """For the copy's turn, with this."""
@@ -193,8 +202,7 @@ class TakesTurns(asyncio.Protocol):
         """Its turn has come; returns what it cost."""
         data, self._kept, self._waits = self._kept, b"", False
         self._turns.took(self._share, len(data))
-        if data:
-            self._inner.data_received(data)
+        cost = self._serve(data) if data else 0
         if self._gate is not None:
             self._gate.hold(False)
-        return self._share.cost(len(data)) if data else 0
+        return cost

@@ -80,7 +80,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     def _look_at_reading(self) -> None:
         if self.transport is None or self.is_closed:
             return
-        if self.is_writable and not self._backlog:
+        if self.is_writable and not self._rests:
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
@@ -164,12 +164,18 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             if self.is_closed:
                 return
 
+    def on_more(self) -> None:
+        self._rest()
+
     def _rest(self) -> None:
-        self._look_at_reading()
-        self.turn.then(self._go_on)
+        if not self._rests:
+            self._rests = True
+            self._look_at_reading()
+            self.front.later(self._go_on)
 
     def _go_on(self) -> None:
         """With what an earlier turn has left."""
+        self._rests = False
         self._breath_from = time.monotonic()
         backlog = self._backlog
         while backlog and not self.is_closed:
@@ -179,7 +185,10 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
                 backlog.appendleft(later)
                 self._rest()
                 return
-        self._look_at_reading()
+        if self.codec.has_more:
+            self.data_received(b"")
+        if not self._rests:
+            self._look_at_reading()
 
     @staticmethod
     def _advance(call: Call) -> Call | None:

@@ -10,6 +10,8 @@ from proxy.codecs.h2.frames import ErrorCode
 from proxy.fronts.turn import Turn
 
 _WRITE_HIGH = 256 * 1024
+# Frames: usual calls and answers, of which what came may hold a thousand; others are served between them.
+_MOST_AT_ONCE = 16
 
 C = TypeVar("C", bound=H2Codec[Any, Any])
 
@@ -24,6 +26,8 @@ class H2Connection(asyncio.Protocol, Generic[C]):
         self.transport: asyncio.Transport | None = None
         self.is_closed = False
         self.is_writable = True
+        # More of what came is taken in a later turn, which has been asked for.
+        self._rests = False
 
     def on_events(self, events: list[Event]) -> None:
         raise NotImplementedError
@@ -45,7 +49,24 @@ class H2Connection(asyncio.Protocol, Generic[C]):
         return False
 
     def data_received(self, data: bytes) -> None:
-        self.on_events(self.codec.receive(data))
+        self.on_events(self.codec.receive(data, _MOST_AT_ONCE))
+        if self.codec.has_more:
+            self.on_more()
+
+    def on_more(self) -> None:
+        """The codec has taken a part of what came, and is to be called again when others have had their turn."""
+        if self.transport is not None and not self._rests:
+            self._rests = True
+            self.transport.pause_reading()
+            self.turn.then(self._go_on)
+
+    def _go_on(self) -> None:
+        self._rests = False
+        if self.is_closed or self.transport is None:
+            return
+        self.data_received(b"")
+        if not self._rests and not self.is_closed:
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         self.is_writable = False

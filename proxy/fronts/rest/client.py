@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, cast
 
@@ -36,9 +37,11 @@ class _At(Enum):
 class RestConnection(asyncio.Protocol):
     """One client. `data_received` may be called before a read of its own, with what came with a preamble."""
 
+    # The transport's own.
+    write: Callable[[bytes], None]
+
     __slots__ = (
         "_at",
-        "_at_eof",
         "_charged_bytes",
         "_cycle",
         "_front",
@@ -48,7 +51,9 @@ class RestConnection(asyncio.Protocol):
         "_since",
         "_transport",
         "_unsent",
+        "at_eof",
         "is_writable",
+        "write",
     )
 
     def __init__(self, front: RestFront) -> None:
@@ -63,7 +68,7 @@ class RestConnection(asyncio.Protocol):
         self._since = time.monotonic()
         # When the head that is coming must be there; 0 while none has begun.
         self._head_deadline = 0.0
-        self.is_writable, self._paused, self._at_eof = True, False, False
+        self.is_writable, self._paused, self.at_eof = True, False, False
         # What of the last answer has not reached the client, when it was looked at last.
         self._unsent = 0
 
@@ -72,6 +77,7 @@ class RestConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self.write = self._transport.write
         keep_alive(transport)
         if not self._front.clients.connected(self):
             self._transport.abort()
@@ -87,7 +93,7 @@ class RestConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """A client that has said all it wants to may still wait for its answers; whatever is half said ends."""
-        self._at_eof = True
+        self.at_eof = True
         self._end_what_is_half_said()
         if self._at is _At.REQUEST:
             return not self._is_half_said
@@ -119,14 +125,10 @@ class RestConnection(asyncio.Protocol):
         if self._at is _At.HEAD:
             self.read_on()
 
-    def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
-
     def _takes_more(self) -> bool:
         """Whether what the client sends next can go somewhere."""
-        if self._at is _At.HEAD:
-            return self.is_writable  # each request has an answer, which must go somewhere too
+        if self._at is _At.HEAD:  # each request has an answer, which must go somewhere too
+            return self.is_writable and len(self._input) <= HEAD_BYTES
         cycle = self._cycle
         if self._at is _At.REQUEST and cycle is not None and cycle.state is State.STREAM:
             return cycle.takes_more
@@ -168,7 +170,7 @@ class RestConnection(asyncio.Protocol):
         shared, copy = front.shared, front.copy
         if shared.where.access is not front.usual_for or not shared.pool.has_idle:
             return False
-        if front.is_draining or not self.is_writable or self._at_eof:
+        if front.is_draining or not self.is_writable or self.at_eof:
             return False
         body = data[end:]
         try:
@@ -188,14 +190,22 @@ class RestConnection(asyncio.Protocol):
         return True
 
     def _take(self, data: bytes) -> None:
+        has_begun = False
         while data:
             cycle = self._cycle
+            if self._at is _At.HEAD and has_begun and self.is_writable:
+                # Requests that are answered here may have come by the thousand: others are served between them.
+                self._input = data
+                self._front.later(self.read_on)
+                self.regulate()
+                return
             if self._at is _At.HEAD and self.is_writable:
                 data = self._take_head(data)
+                has_begun = True
             elif self._at is _At.REQUEST and cycle is not None and cycle.state in _TAKES_BODY:
                 data = cycle.take(data)
                 if cycle.state is State.DONE and self._cycle is cycle:
-                    self._next_request()
+                    self._next_request(time.monotonic())
             elif self._at in (_At.LINGER, _At.ENDED):
                 return
             else:
@@ -273,20 +283,20 @@ class RestConnection(asyncio.Protocol):
         if data:
             self._keep(b"")
             self.data_received(data)
-        if self._at_eof:
+        if self.at_eof:
             self._end_what_is_half_said()
         self.regulate()
 
-    def answered(self, *, closes: bool, swallows: bool) -> None:
+    def answered(self, now: float, *, closes: bool, swallows: bool) -> None:
         """The answer has been written: go on with this connection, or not."""
         if self._at is _At.ENDED:
             return
-        if closes or self.is_last:
+        if closes or (self.at_eof and self.is_last):
             self._linger(unread=swallows)
         elif swallows:
             self.read_on()
         else:
-            self._next_request()
+            self._next_request(now)
             if self._input and self.is_writable:
                 # Not from here: a client that pipelines a thousand requests must not nest a thousand calls.
                 self._front.later(self.read_on)
@@ -294,11 +304,10 @@ class RestConnection(asyncio.Protocol):
     @property
     def is_last(self) -> bool:
         """The client will say nothing more."""
-        return self._at_eof and not self._input
+        return self.at_eof and not self._input
 
-    def _next_request(self) -> None:
-        self._at, self._cycle = _At.HEAD, None
-        self._since = time.monotonic()
+    def _next_request(self, now: float) -> None:
+        self._at, self._cycle, self._since = _At.HEAD, None, now
 
     def _linger(self, *, unread: bool = True) -> None:
         """Close for writing, and read a little longer if there is more: a reset would take the answer away."""
@@ -308,7 +317,7 @@ class RestConnection(asyncio.Protocol):
         self._keep(b"")
         if self._transport is None:
             return
-        if self._at_eof or not unread or not self._transport.can_write_eof():
+        if self.at_eof or not unread or not self._transport.can_write_eof():
             self._transport.close()
             return
         self._transport.write_eof()

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from proxy.codecs.preamble import Kind
+from proxy.codecs.preamble import ACCEPTED, PREAMBLE_BYTES, Kind
+from proxy.codecs.report import Told
 from proxy.door import port as port_module
 from proxy.door import splice
 from proxy.door.gateway import Access, Gateway
 from proxy.door.port import Port
 from proxy.door.splice import Crowd
+from proxy.exchange.traffic import Figures
 from tests.fakes.gateway import TICKET, FakeGateway, Serve, echo, gateway
 from tests.fakes.uv import on_uvloop
 
@@ -68,6 +70,36 @@ async def until(holds: Callable[[], Any]) -> None:
     async with asyncio.timeout(10):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+@on_uvloop
+async def test_clients_that_come_all_at_once_ask_the_gateway_in_file() -> None:
+    """It has room for so many only that it does not know yet, of all the node's pods."""
+    waiting, most, may_answer = 0, 0, asyncio.Event()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal waiting, most
+        waiting, most = waiting + 1, max(most, waiting + 1)
+        await reader.readexactly(PREAMBLE_BYTES + 1)
+        await may_answer.wait()
+        waiting -= 1
+        writer.write(ACCEPTED + b"y")
+        await reader.read(-1)
+        writer.close()
+
+    there = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with there, door(None, most=400) as one:
+        one.way.access = Access(Endpoint(*there.sockets[0].getsockname()[:2]), TICKET)
+        clients = [await one.client() for _ in range(300)]
+        for _, writer in clients:
+            writer.write(b"x")
+        await until(lambda: waiting == 64)
+        await asyncio.sleep(0.1)
+        may_answer.set()
+        for reader, writer in clients:
+            assert await reader.readexactly(1) == b"y"
+            writer.close()
+        assert most == 64
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -299,6 +331,8 @@ async def test_without_a_gateway_every_request_is_answered_503() -> None:
     async with gateway() as target, door(target) as one:
         target.ticket = bytes(32)  # another's now
         assert is_503(await rest_answer(one), b"does not take this pod's ticket")
+        one.way.said(Told("draining", Figures().to_json()).to_line())
+        assert is_503(await rest_answer(one), b"takes nothing new for this model: draining")
         await until(lambda: len(one.port) == 0)
 
 

@@ -410,11 +410,11 @@ async def test_a_client_that_reads_nothing_is_read_no_more_and_holds_up_nobody_e
     while (size := min(16_000, both.triton.h2.local_flow_control_window(both.triton.own(stream)))) > 0:
         both.triton.send(stream, b"x" * size)
         sent += size
+        assert sent < 2**20 + 2**17
         both.triton.exchange()
         both.triton.exchange()
     assert both.pair.to_client.paused
     assert not both.pair.to_triton[0].paused  # others' answers come there too
-    assert sent < 2**20 + 2**17
     both.pair.to_client.flow()
     assert not both.pair.to_client.paused
     both.exchange()

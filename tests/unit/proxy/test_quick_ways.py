@@ -4,6 +4,7 @@ Nothing else would show that it is not taken: the slower way gives the same byte
 """
 
 import gc
+import math
 import random
 import weakref
 from typing import Any
@@ -12,12 +13,19 @@ import pytest
 
 from proxy.codecs.http1 import HEADER_LENGTH
 from proxy.exchange.messages import INFER, STREAM_INFER, MessageReader, framed
+from proxy.fronts.grpc import client as grpc_client
 from proxy.fronts.grpc.call import Call
 from proxy.fronts.grpc.client import GrpcConnection
 from proxy.fronts.rest import client as rest_client
 from tests.fakes.data_plane import RestPair
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.unit.proxy.test_rest_bytes import OK, drive, infer
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_out_of_breath(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr(grpc_client, "BREATH_SECONDS", math.inf)
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch, cls: type[Any], *names: str) -> None:

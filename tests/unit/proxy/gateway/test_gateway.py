@@ -376,6 +376,43 @@ async def test_too_many_reports_of_one_pod_are_none_too_many_for_another(start: 
             writer.close()
 
 
+async def test_what_a_door_has_said_goes_with_it_though_another_is_there(start: Any) -> None:
+    """The container of a pod's door is started anew: whoever is left has not said that it ends."""
+    async with start() as here, agent_at(here.path) as agent:
+        await known(here, agent, copy_of("a"))
+        async with reports(here.port, copy_of("a").ticket) as stays:
+            for word in (b'{"drain":true}\n', b'{"leaving":true}\n'):
+                async with reports(here.port, copy_of("a").ticket) as goes:
+                    goes.writer.write(word)
+                    while (await stays.next()).get("notReady") != "draining":
+                        pass
+                async with asyncio.timeout(5):
+                    while (await stays.next()).get("notReady", "draining") is not None:
+                        pass
+                assert await echoed(here, "a")
+
+
+async def test_a_flood_of_reports_is_told_little(start: Any) -> None:
+    """Each costs a line at once: what a pod's connections cost all the others is bounded in every second."""
+    async with start() as here, agent_at(here.path) as agent:
+        await known(here, agent, copy_of("a"), copy_of("b"))
+        taken, began = 0, asyncio.get_running_loop().time()
+        for _ in range(400):
+            try:
+                reader, writer = await connect(here.port, copy_of("a").ticket, Kind.REPORT)
+            except Refused:
+                continue
+            taken += 1
+            assert b"notReady" in await reader.readline()
+            writer.close()
+        seconds = asyncio.get_running_loop().time() - began
+        assert 32 <= taken <= 32 * (seconds + 2)
+        async with reports(here.port, copy_of("b").ticket) as door:
+            assert (await door.next())["notReady"] is None
+        here.node.tick(0.0)
+        (await connect(here.port, copy_of("a").ticket, Kind.REPORT))[1].close()
+
+
 async def test_a_door_that_talks_without_end_is_not_listened_to(start: Any) -> None:
     """What it says is nobody's turn: it has to be short, or all others wait for it."""
     async with start() as here, agent_at(here.path) as agent:

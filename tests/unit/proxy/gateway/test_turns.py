@@ -14,7 +14,7 @@ IN_A_TURN = QUANTUM // CALL_COST
 
 class Load:
     def __init__(self) -> None:
-        self.arrived = self.sent_bytes = 0
+        self.calls = self.sent_bytes = 0
 
 
 class Wire:
@@ -51,12 +51,13 @@ class Inner(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._log.append((self._name, data))
-        self._load.arrived += self._calls
+        self._load.calls += self._calls
 
 
 class Process:
     def __init__(self) -> None:
-        self.turns = FairTurns()
+        self.now_ns = 0
+        self.turns = FairTurns(lambda: self.now_ns)
         self.log: list[tuple[str, bytes]] = []
         self.gone = 0
         self._shares: dict[str, tuple[CopyShare, Load]] = {}
@@ -209,7 +210,7 @@ async def test_requests_that_had_come_already_wait_for_their_turn_too() -> None:
         assert done == list(range(turn * IN_A_TURN))
         quiet[0].data_received(b"here")
         assert process.log == [("quiet", b"here")]
-    assert load.arrived == 0
+    assert load.calls == 0
 
 
 async def test_what_comes_does_not_overtake_requests_that_had_come_already() -> None:
@@ -221,14 +222,35 @@ async def test_what_comes_does_not_overtake_requests_that_had_come_already() -> 
     assert await process.turn() == [("a", b"first"), ("a", b"second")]
 
 
-def test_calls_are_counted_on_when_their_count_begins_anew() -> None:
+def test_a_piece_costs_its_bytes_and_calls_or_the_time_that_it_took() -> None:
     load = Load()
     share = CopyShare(load)
-    load.arrived = 5
-    assert share.cost(1) == 5 * CALL_COST + 1
-    load.arrived = 3  # a second has passed
-    assert share.cost(1) == 3 * CALL_COST + 1
-    assert share.cost(1) == CALL_COST + 1
+    load.calls = 5
+    assert share.cost(1, 0) == 5 * CALL_COST + 1
+    assert share.cost(1, 0) == CALL_COST + 1
+    assert share.cost(1, 10 * CALL_COST) == 10 * CALL_COST
+
+
+async def test_what_takes_long_counts_for_as_long() -> None:
+    """A check of a long body, say, that is one call as any other."""
+    process = Process()
+    slow, other = process.connect("slow"), process.connect("other")
+    take = slow[1].data_received
+
+    def take_long(data: bytes) -> None:
+        process.now_ns += 3 * QUANTUM
+        take(data)
+
+    slow[1].data_received = take_long  # type: ignore[method-assign]
+    slow[0].data_received(b"1")
+    slow[0].data_received(b"2")
+    process.turns.later(process._shares["slow"][0], lambda: None)
+    for _ in range(2 * IN_A_TURN):
+        process.connect("other")[0].data_received(b"x")
+    other[0].data_received(b"x")
+    assert [name for name, _ in await process.turn()] == ["other"] * IN_A_TURN
+    assert ("slow", b"2") not in await process.turn()
+    assert await process.turn() == [("slow", b"2")]
 
 
 async def test_answers_count_too() -> None:
