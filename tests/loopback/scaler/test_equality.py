@@ -19,6 +19,9 @@ from scaler.spec import Spec, spec_of
 from scaler.windows import WeightedWindow
 from tests.unit.scaler.test_go import DURATIONS, NO_DURATIONS, NO_NUMBERS, NUMBERS
 
+# The program may yet have to be built.
+pytestmark = pytest.mark.timeout(1800)
+
 DECISIONS = int(os.environ.get("BERTH_DECISIONS", "100000"))
 SECOND = 1_000_000_000
 TEXTS = (
@@ -49,7 +52,6 @@ def oracle() -> Iterator[Asked]:
         yield asked
 
 
-@pytest.mark.timeout(1800)
 def test_every_decision_of_random_histories() -> None:
     """As many as BERTH_DECISIONS says."""
     result = compare(os.environ.get("BERTH_SEED", "every run"), DECISIONS * 51 // 50)
