@@ -177,7 +177,7 @@ def _seconds(now_ns: int) -> int | float:
 
 def _read(line: str) -> Json:
     try:
-        asked = json.loads(line, parse_constant=_no_constant)
+        asked = _DECODER.decode(line)
     except (ValueError, RecursionError) as error:
         raise BadLine(f"{one_line(line, limit=80)!r} is not JSON: {error}") from None
     if not isinstance(asked, dict):
@@ -189,6 +189,9 @@ def _read(line: str) -> Json:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _spec(asked: Json) -> Spec:
