@@ -1,5 +1,6 @@
 """Fair turns between the copies of a process, at their sockets: what comes for one that has had its part of this
-turn of the loop is kept back, and its connection not read, until one of the next.
+turn of the loop is kept back until one of the next. A connection is not read as soon as more comes on it: to stop
+reading and begin again are calls of the system's, and who waits for its answer sends nothing meanwhile.
 """
 
 import asyncio
@@ -151,12 +152,11 @@ class TakesTurns(asyncio.Protocol):
         self._inner, self._share, self._turns, self._gone = inner, share, turns, gone
         self._kept = b""
         # It has a place in the copy's queue.
-        self._waits = False
+        self._waits = self._is_held = self._has_ended = False
         self._gate: Gate | None = None
         # As the loop calls them; nothing stands between.
         self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
         self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
-        self.eof_received = inner.eof_received  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._gate = Gate(cast(asyncio.Transport, transport))  # uvloop's is none by inheritance
@@ -168,13 +168,23 @@ class TakesTurns(asyncio.Protocol):
         self._inner.connection_lost(exc)
         self._gone()
 
+    def eof_received(self) -> bool | None:
+        if not self._kept:
+            return self._inner.eof_received()
+        self._has_ended = True  # to be told of behind what is kept
+        return True
+
     def data_received(self, data: bytes) -> None:
         share, turns = self._share, self._turns
         if share.credit > 0 and not share.waiting:
             turns.spent(share, self._serve(data))
-        elif self._kept or turns.has_room(share):
-            self._wait(self._kept + data)  # what is kept had been read when the reading stopped
+        elif self._kept:
+            self._hold()
+            self._wait(self._kept + data)
+        elif turns.has_room(share):
+            self._wait(data)
         else:
+            self._hold()
             self._wait(b"")
             turns.spent(share, self._serve(data))
 
@@ -190,6 +200,10 @@ class TakesTurns(asyncio.Protocol):
         self._leave_queue()
         self._kept, self._waits = data, True
         self._turns.keep_back(self._share, self._serve_kept, len(data))
+
+    def _hold(self) -> None:
+        """Nothing more is read until the copy's turn."""
+        self._is_held = True
         if self._gate is not None:
             self._gate.hold(True)
 
@@ -203,6 +217,10 @@ class TakesTurns(asyncio.Protocol):
         data, self._kept, self._waits = self._kept, b"", False
         self._turns.took(self._share, len(data))
         cost = self._serve(data) if data else 0
-        if self._gate is not None:
-            self._gate.hold(False)
+        gate = self._gate
+        if gate is not None and self._is_held:
+            self._is_held = False
+            gate.hold(False)
+        if gate is not None and self._has_ended and not self._inner.eof_received():
+            gate.transport.close()
         return cost
