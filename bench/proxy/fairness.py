@@ -110,10 +110,12 @@ async def gateway_at(directory: Path) -> AsyncIterator[int]:
         ),
         f"--admin-listen={HOST}:{ADMIN_PORT}",
     ]
-    with started(_first(upstream), log=directory / "upstream", ports=[(HOST, UPSTREAM_PORT)]):
-        with started(gateway, log=directory / "log", ports=[(HOST, ADMIN_PORT)]) as running:
-            async with told(directory / "control"):
-                yield running.pids[0]
+    with (
+        started(_first(upstream), log=directory / "upstream", ports=[(HOST, UPSTREAM_PORT)]),
+        started(gateway, log=directory / "log", ports=[(HOST, ADMIN_PORT)]) as running,
+    ):
+        async with told(directory / "control"):
+            yield running.pids[0]
 
 
 async def main(options: argparse.Namespace) -> None:

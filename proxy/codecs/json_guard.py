@@ -20,8 +20,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from proxy.codecs.classification import NO_CLASSES, KnowsOutputs
 
-# No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions.
-MAX_DEPTH = 100
+# No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions. What
+# is allowed beyond is room for a quick look (`_require_shallow`).
+MAX_DEPTH = 300
 MAX_DIMENSIONS = 64
 # Keys with their values, wherever they stand: thousands of tensors.
 MAX_MEMBERS = 50_000
@@ -44,7 +45,7 @@ _LENGTH_BYTES = 4
 _TOO_DEEP = f"JSON is nested deeper than {MAX_DEPTH}"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}:'))
 _WINDOW_BYTES = 64 * 1024
-_BLOCK_BYTES = 64
+_BLOCK_BYTES = 224
 _FLAT_STEPS = 4
 _AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 # Numbers that JSON does not have and Triton takes, and how they are spelt meanwhile, wherever they stand:
@@ -109,8 +110,7 @@ def check_generate(body: bytes) -> bytes:
     return _finite(body, _generate_anew)
 
 
-def _infer_anew(body: bytes, facts: KnowsOutputs, binary_bytes: int) -> bytes:
-    objects = _require_simple(body)
+def _infer_anew(body: bytes, objects: int, facts: KnowsOutputs, binary_bytes: int) -> bytes:
     request: _InferRequest = _decoded(_infer, body)
     is_plain = objects == _count_objects(request, facts)
     binary_left = binary_bytes
@@ -164,8 +164,7 @@ def _binary_size(tensor: _Tensor, index: int, elements: int, size: object) -> in
     return size
 
 
-def _generate_anew(body: bytes) -> bytes:
-    objects = _require_simple(body)
+def _generate_anew(body: bytes, objects: int) -> bytes:
     request: dict[str, Any] = _decoded(_generate, body)
     for key, value in request.items():
         if key == "parameters":
@@ -182,8 +181,9 @@ def _generate_anew(body: bytes) -> bytes:
 
 def _finite(body: bytes, write: Callable[..., bytes], *how: object) -> bytes:
     """Write a body anew that may hold numbers which JSON does not have. Raises BadJson."""
+    objects = _require_simple(body)  # no such number changes that
     try:
-        return write(body, *how)
+        return write(body, objects, *how)
     except BadJson:
         words = [(word, number) for word, number in _SPELT if word in body]
         if not words:
@@ -194,7 +194,7 @@ def _finite(body: bytes, write: Callable[..., bytes], *how: object) -> bytes:
         raise BadJson(f"a number with {_STEM.decode()} and NaN or Infinity in one request")
     for word, number in words:
         body = body.replace(word, number)
-    body = write(body, *how)
+    body = write(body, objects, *how)
     for word, number in words:
         body = body.replace(number, word)
     return body

@@ -7,7 +7,7 @@ faster than the slower side takes them. A request whose client has gone lives on
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from typing import Final, Protocol
 
@@ -336,6 +336,9 @@ class Cycle(Exchange):
         if client is not None:
             client.read_on()
 
+    def later(self, do: Callable[[], None]) -> None:
+        self._front.later(do)
+
     def upstream_writable(self) -> None:
         if self._upstream is not None and self._upstream.is_writable:
             self.let_all_go()
@@ -344,12 +347,12 @@ class Cycle(Exchange):
 
     def pause_answer(self) -> None:
         """The client does not take what is written to it."""
-        if self._upstream is not None and self._upstream.transport is not None:
-            self._upstream.transport.pause_reading()
+        if self._upstream is not None:
+            self._upstream.stop(True)
 
     def resume_answer(self) -> None:
-        if self._upstream is not None and self._upstream.transport is not None:
-            self._upstream.transport.resume_reading()
+        if self._upstream is not None:
+            self._upstream.stop(False)
 
     def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
         self._begun = head
@@ -519,8 +522,7 @@ class Cycle(Exchange):
         self._front.given_up.add(left)
         upstream.asker = left
         self._upstream = None
-        if upstream.transport is not None:
-            upstream.transport.resume_reading()
+        upstream.stop(False)
 
     def client_left(self) -> None:
         """The connection has gone."""
@@ -610,6 +612,9 @@ class _LeftBehind:
 
     def response_lost(self, reason: str) -> None:
         self._end()
+
+    def later(self, do: Callable[[], None]) -> None:
+        self._front.later(do)
 
     def upstream_writable(self) -> None: ...
 

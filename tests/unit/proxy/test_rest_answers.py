@@ -5,6 +5,7 @@ import gzip
 import json
 import time
 import zlib
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -242,6 +243,31 @@ async def test_only_so_many_connections_are_kept(connect: Connect, monkeypatch: 
     for upstream in list(pair.tritons):
         upstream.data_received(OK)
     assert [wire.open for wire in pair.to_triton] == [True, True, False, False]
+
+
+async def test_a_long_answer_is_taken_piece_by_piece_in_its_copys_turns(connect: Connect) -> None:
+    """Hundreds of them may be here at once, and others are served in between."""
+    pair = connect()
+    later: list[Callable[[], None]] = []
+    pair.front.later = later.append
+    pair.client.data_received(infer())
+    await settle()
+    (triton,), (wire,) = pair.tritons, pair.to_triton
+    size = 256 * 1024
+    triton.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (3 * size))
+    for _ in range(2):
+        triton.data_received(b"x" * size)
+        assert wire.paused
+        assert len(later) == 1
+        pair.client.pause_writing()
+        later.pop()()
+        assert wire.paused, "the client's own wish"
+        pair.client.resume_writing()
+        assert not wire.paused
+    triton.data_received(b"x" * size)
+    assert not wire.paused, "it is free for the next request"
+    assert not later
+    assert pair.to_client.sent.endswith(b"x" * 3 * size)
 
 
 # The connections themselves.
