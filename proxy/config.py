@@ -26,7 +26,11 @@ class ProxyOptions(opt.CommonOptions):
         metavar="N",
     )
     queue_depth: int | None = opt.option(
-        "requests that may wait", default=None, parse=opt.integer(maximum=10**7), metavar="N", shown="10 x N"
+        "requests that may wait, for one that ends or for memory",
+        default=None,
+        parse=opt.integer(maximum=10**7),
+        metavar="N",
+        shown="10 x container-concurrency, 1000 where that is 0",
     )
     # Knative's revision timeout.
     request_timeout: float = opt.seconds(

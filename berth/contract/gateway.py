@@ -27,7 +27,7 @@ _SERVER_NAME: Final = re.compile(r"(.+)-[0-9a-f]{12}")
 class CopyLimits:
     """What one copy may take, as its pod asks for; the gateway has ceilings of its own.
 
-    `container_concurrency` 0: no limit. `queue_depth` None: 10 x container_concurrency.
+    `container_concurrency` 0: no limit. `queue_depth` None: 10 x container_concurrency, or 1000 where that is 0.
     """
 
     container_concurrency: int = 0

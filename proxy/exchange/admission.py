@@ -8,6 +8,7 @@ pkg/queue/breaker.go, which is not strictly FIFO.
 
 import asyncio
 import os
+import select
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum, auto
@@ -22,6 +23,8 @@ QUEUE_FULL: Final = "pending request queue full"
 # Requests that Triton still has to run though nobody waits for them: where there is no limit, those who give
 # up and ask again must not pile up work for ever.
 MOST_GIVEN_UP: Final = 256
+# What nobody waits for keeps its slot: Triton goes on with it. One that is not done by then never will be.
+GIVEN_UP_SECONDS: Final = 3600.0
 # Answers up to here are taken from Triton at once, whoever reads them.
 LARGE_ANSWER_BYTES: Final = 64 * 1024
 
@@ -132,6 +135,11 @@ class Admissions:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def others_wait(self) -> bool:
+        """For what those that run have."""
+        return bool(self._waiting)
 
     def admit(
         self, now: float, granted: Callable[[], None], *, cost_bytes: int = 0, deadline: float = float("inf")
@@ -319,6 +327,11 @@ class SharedAdmissions(Admissions):
             os.close(self._slots)
             os.close(self._places)
 
+    @property
+    def others_wait(self) -> bool:
+        """Of another process nobody hears who waits there: perhaps, where no slot is free."""
+        return bool(self._waiting) or not (self._is_over or _is_above_zero(self._slots))
+
     def _take(self) -> bool:
         return not self._is_over and _decrement(self._slots)
 
@@ -349,6 +362,12 @@ def shared_limit(limit: int, queue_depth: int) -> tuple[int, int]:
     """Descriptors to give to every process."""
     flags = os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC
     return os.eventfd(limit, flags), os.eventfd(queue_depth, flags)
+
+
+def _is_above_zero(descriptor: int) -> bool:
+    look = select.poll()
+    look.register(descriptor, select.POLLIN)
+    return bool(look.poll(0))
 
 
 def _decrement(descriptor: int) -> bool:

@@ -6,7 +6,6 @@ A process has one of these (a proxy for one model) or hundreds, so each is small
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
 
 from berth.contract.gateway import CopyLimits
 from proxy.exchange.admission import Admissions, SharedAdmissions
@@ -14,15 +13,15 @@ from proxy.exchange.budget import Budget
 from proxy.exchange.load import LoadMeter, LoadReport
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
+from proxy.exchange.refusal import Flags
 from proxy.exchange.traffic import Figures, Traffic
 
-MAX_REQUEST_FLAG: Final = "--max-request-bytes"
-MAX_INFLIGHT_FLAG: Final = "--max-inflight-bytes"
-MAX_JSON_FLAG: Final = "--max-json-bytes"
 # Questions that take no slot (metadata, configuration, statistics, readiness): so many are with Triton at once,
 # for a copy, and so many more wait. Each is a connection, and a thread of Triton's for a moment.
 _QUESTIONS, _QUESTIONS_WAITING = 8, 512
 _QUESTION_BYTES = 64 * 1024**2
+# Where requests have no limit, their bytes have: more clients than a model has send large ones at once.
+_WAITING_FOR_ROOM = 1000
 
 
 class ModelCopy:
@@ -35,14 +34,17 @@ class ModelCopy:
         *,
         process_budget: Budget | None = None,
         shared: tuple[int, int] | None = None,
+        flags_of: Callable[[CopyLimits], Flags] = lambda limits: Flags(),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`process_budget`: what all copies of the process may hold together of bodies that are coming.
 
         `shared`: the limit is one with other processes' (`admission.shared_limit`).
+        `flags_of`: which options set such limits.
         """
         self.names, self.limits = names, limits
+        self._flags_of, self.flags = flags_of, flags_of(limits)
         self.facts = ModelFacts()
         self.rest, self.grpc = Traffic(), Traffic()
         # Since the start, whatever was said to them.
@@ -59,10 +61,10 @@ class ModelCopy:
                 limit=limits.container_concurrency,
                 queue_depth=queue_depth(limits),
                 bytes=in_triton,
-                bytes_flag=MAX_INFLIGHT_FLAG,
+                bytes_flag=self.flags.inflight,
             )
             if shared is None
-            else SharedAdmissions(self._meter, *shared, bytes=in_triton, bytes_flag=MAX_INFLIGHT_FLAG)
+            else SharedAdmissions(self._meter, *shared, bytes=in_triton, bytes_flag=self.flags.inflight)
         )
         # Of what takes no slot and is no load: nobody reads this meter.
         self.questions = Admissions(
@@ -79,7 +81,7 @@ class ModelCopy:
 
     def set_limits(self, limits: CopyLimits) -> None:
         """For whatever comes from now on; what is under way or waits already is not touched."""
-        self.limits = limits
+        self.limits, self.flags = limits, self._flags_of(limits)
         self.budget.limit_bytes = self.admissions.bytes.limit_bytes = limits.max_inflight_bytes
         self.admissions.resize(limit=limits.container_concurrency, queue_depth=queue_depth(limits))
 
@@ -175,4 +177,6 @@ class ModelCopy:
 
 
 def queue_depth(limits: CopyLimits) -> int:
-    return 10 * limits.container_concurrency if limits.queue_depth is None else limits.queue_depth
+    if limits.queue_depth is not None:
+        return limits.queue_depth
+    return 10 * limits.container_concurrency or _WAITING_FOR_ROOM

@@ -10,12 +10,15 @@ from typing import Final
 
 from berth.contract.quantity import format_bytes
 from proxy.exchange.admission import Admission
-from proxy.exchange.copy import MAX_INFLIGHT_FLAG, MAX_REQUEST_FLAG, ModelCopy
+from proxy.exchange.copy import ModelCopy
+from proxy.exchange.pace import Pace
 from proxy.exchange.refusal import Refusal, Why
 from proxy.exchange.traffic import Traffic
 
 # Codes for requests that nobody waits for any more; nginx's, where the protocol has none.
 CLIENT_LEFT: Final = "499"
+# Of a process in which models share what waits there.
+MEMORY_FLAG: Final = "--memory-budget of the node's gateway"
 
 
 class Exchange:
@@ -24,6 +27,7 @@ class Exchange:
     # As most requests are: what is never set costs nothing.
     admission: Admission | None = None
     held_bytes = 0
+    _pace: Pace | None = None
     # Counted: the client gets nothing more.
     is_answered = False
 
@@ -38,12 +42,12 @@ class Exchange:
         """Raises Refusal where no request may be so long."""
         limit = self.copy.limits.max_request_bytes
         if size_bytes > limit:
-            raise too_large(limit)
+            raise too_large(limit, self.copy.flags.request)
 
     def hold(self, size_bytes: int) -> None:
         """So many bytes of it have come and cannot go on yet. Raises Refusal where there is no room for them."""
         if not self.copy.budget.take(size_bytes):
-            raise no_room_here(self.copy)
+            raise no_room_here(self.copy, size_bytes)
         self.held_bytes += size_bytes
 
     def let_go(self, size_bytes: int) -> None:
@@ -75,6 +79,16 @@ class Exchange:
         self.admission = admissions.admit(now, granted, cost_bytes=cost_bytes, deadline=self.deadline)
         return not self.admission.is_waiting
 
+    def is_too_slow(self, received_bytes: int, now: float, *, is_awaited: bool) -> bool:
+        """Of a request that has its slot and is not all here: whether it keeps others waiting for too long.
+
+        Ask every second. `is_awaited`: nothing but its client keeps the next of it from coming.
+        """
+        if self._pace is None:
+            self._pace = Pace(received_bytes, now)
+        others_wait = is_awaited and self.copy.admissions.others_wait
+        return self._pace.is_too_slow(received_bytes, now, others_wait=others_wait)
+
     # Answered, refused, left: whichever comes first counts.
 
     def answered(self, code: str, now: float, *, in_triton: bool = False) -> None:
@@ -101,14 +115,22 @@ class Exchange:
         return now > self.deadline
 
 
-def too_large(limit_bytes: int, flag: str = MAX_REQUEST_FLAG) -> Refusal:
+def too_large(limit_bytes: int, flag: str) -> Refusal:
     return Refusal(Why.TOO_LARGE, f"a request may have {format_bytes(limit_bytes)} ({flag})")
 
 
-def no_room_here(copy: ModelCopy) -> Refusal:
-    """Bodies that are coming, and calls that are open, hold all that they may hold."""
-    limit = format_bytes(copy.budget.limit_bytes)
+def no_room_here(copy: ModelCopy, size_bytes: int) -> Refusal:
+    """Bodies that are coming, and calls that are open, hold all that they may hold. `size_bytes` were one too many."""
+    own, whole = copy.budget, copy.budget.parent
+    if whole is None or own.used_bytes + size_bytes > own.limit_bytes:
+        who, limit_bytes, flag = "they", own.limit_bytes, copy.flags.inflight
+    else:
+        who, limit_bytes, flag = (
+            "those of all models, each no more than is free,",
+            whole.limit_bytes,
+            MEMORY_FLAG,
+        )
     return Refusal(
         Why.NO_ROOM,
-        f"too many requests are on their way at once: they may take {limit} together ({MAX_INFLIGHT_FLAG})",
+        f"too many requests are on their way at once: {who} may take {format_bytes(limit_bytes)} together ({flag})",
     )

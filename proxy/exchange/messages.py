@@ -15,12 +15,12 @@ from proxy.codecs.classification import NO_CLASSES
 from proxy.codecs.grpc_status import Refused, Status, try_again
 from proxy.codecs.packing import CODINGS, BadPacking, Unpacking, UnpacksTooLarge, unpack_beginning
 from proxy.exchange import cost
-from proxy.exchange.copy import MAX_JSON_FLAG
 from proxy.exchange.exchange import too_large
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
+from proxy.exchange.pace import BEGUN_BYTES
 from proxy.exchange.policy import SERVICE, unknown_model
-from proxy.exchange.refusal import Refusal, Why
+from proxy.exchange.refusal import Flags, Refusal, Why
 
 INFER: Final = f"/{SERVICE}/ModelInfer"
 STREAM_INFER: Final = f"/{SERVICE}/ModelStreamInfer"
@@ -166,10 +166,7 @@ class InferGuard:
 
     def is_usual(self, message: bytes) -> bool:
         """Whether it may go on without a closer look; False is no verdict."""
-        try:
-            return not protobuf.needs_closer_look(message) and protobuf.model_name(message) == self._name
-        except protobuf.BadMessage:
-            return False
+        return not protobuf.needs_closer_look(message) and protobuf.names_just(message, self._own.public)
 
     def whole(self, message: bytes) -> bytes:
         try:
@@ -280,12 +277,19 @@ class MessageReader:
     in order, one at a time: each may take its time."""
 
     def __init__(
-        self, guard: Guard, *, encoding: str, inflate_limit: int, message_limit: int, ask_final: bool = False
+        self,
+        guard: Guard,
+        *,
+        encoding: str,
+        inflate_limit: int,
+        message_limit: int,
+        ask_final: bool = False,
+        flags: Flags = Flags(),
     ) -> None:
-        """The limits are those of one message: of a packed one, and of any."""
+        """The limits are those of one message: of a packed one, and of any. `flags`: what sets them."""
         self._guard, self._encoding = guard, encoding
         self._inflate_limit, self._message_limit = inflate_limit, message_limit
-        self._ask_final = ask_final
+        self._ask_final, self._flags = ask_final, flags
         self._appended = guard.appended + (FINAL_REQUEST if ask_final else b"")
         self._buffer = bytearray()
         # Of the message that streams by: bytes to come, how it is checked (None: it is refused).
@@ -316,10 +320,15 @@ class MessageReader:
         self._left -= size
         return True
 
+    @property
+    def is_half_passed(self) -> bool:
+        """The beginning of a long message has gone on, and its end has not."""
+        return self._passed
+
     def drop(self) -> None:
         """What has gone on of the message that streams by was dropped: so is what is still to come of it."""
-        if self._left and self._passed:
-            self._walk = None
+        if self._passed:
+            self._walk, self._passed = None, False
 
     def push(self, payload: Buffer) -> None:
         self._buffer += payload
@@ -338,6 +347,8 @@ class MessageReader:
         flag, size = read_prefix(self._buffer)
         self._require_readable(flag, size)
         if size > (self._inflate_limit if flag else HOLD_BYTES):
+            if len(self._buffer) < BEGUN_BYTES and self._guard.walker() is not None:
+                return None
             self._begin_stream(size)
             return self.pull()
         end = PREFIX_BYTES + size
@@ -363,10 +374,10 @@ class MessageReader:
             raise Refused(
                 Status.RESOURCE_EXHAUSTED,
                 f"a compressed message of {size} bytes; {self._inflate_limit} are taken "
-                f"({MAX_JSON_FLAG}): send it as it is",
+                f"({self._flags.json}): send it as it is",
             )
         if size > self._message_limit:
-            raise in_grpc(too_large(self._message_limit))
+            raise in_grpc(too_large(self._message_limit, self._flags.request))
         if size > _MAX_MESSAGE - len(self._appended):
             raise Refused(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {_MAX_MESSAGE} are taken")
 
@@ -377,7 +388,7 @@ class MessageReader:
                 return Unfinished.UNFINISHED
         except (BadPacking, UnpacksTooLarge) as error:
             self._unpacking = None
-            return _not_unpacked(error, self._inflate_limit)
+            return _not_unpacked(error, self._inflate_limit, self._flags.json)
         self._unpacking = None
         return self._whole(unpacking.content)
 
@@ -421,9 +432,9 @@ class MessageReader:
         if not self._left:
             mine += self._appended
         more, self._charged = walk.extra_bytes - self._charged, walk.extra_bytes
-        if self._passed:
+        was_passed, self._passed = self._passed, self._left > 0
+        if was_passed:
             return Piece(mine, 0, more)
-        self._passed = True
         size = PREFIX_BYTES + read_prefix(self._prefix)[1]
         return Piece(self._prefix + mine, size, cost.of_message(size) + more)
 
@@ -598,12 +609,10 @@ def stream_error(message: str, request_id: bytes) -> bytes:
     return framed(protobuf.encode_bytes(_ERROR_MESSAGE, message.encode()) + response)
 
 
-def _not_unpacked(error: BadPacking | UnpacksTooLarge, limit_bytes: int) -> Refused:
+def _not_unpacked(error: BadPacking | UnpacksTooLarge, limit_bytes: int, flag: str) -> Refused:
     if isinstance(error, BadPacking):
         return Refused(Status.INVALID_ARGUMENT, f"a message {error}")
-    message = (
-        f"a compressed message unpacks to more than {limit_bytes} bytes ({MAX_JSON_FLAG}): send it as it is"
-    )
+    message = f"a compressed message unpacks to more than {limit_bytes} bytes ({flag}): send it as it is"
     return Refused(Status.RESOURCE_EXHAUSTED, message)
 
 

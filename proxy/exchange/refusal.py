@@ -1,5 +1,6 @@
 """Why a request is not served, before either protocol puts it into its own words. Pure."""
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
 
@@ -11,6 +12,15 @@ class Why(Enum):
     NO_ROOM = auto()  # for its bytes; 503, RESOURCE_EXHAUSTED
     QUEUE_FULL = auto()  # 503, UNAVAILABLE
     NOT_SERVED = auto()  # Triton cannot be asked now; 503, UNAVAILABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Which option sets a limit, for those that are refused: what their operator may change. These are a pod's own."""
+
+    json: str = "--max-json-bytes"
+    request: str = "--max-request-bytes"
+    inflight: str = "--max-inflight-bytes"
 
 
 class Refusal(Exception):

@@ -116,7 +116,7 @@ class _Parts:
     def __init__(self, options: GatewayOptions, share: int, limit_of: LimitOf) -> None:
         self._where = Whereabouts(access_of(options))
         self._budget = Budget(options.memory_budget // share)
-        self._limit_of = limit_of
+        self._limit_of, self._flags_of = limit_of, options.ceilings.flags
         self._rest = RestShared(self._where, lost=self._broke)
         self._grpc = GrpcCommon(self._where, TritonQuestions(self._rest.pool, self._where), lost=self._broke)
         self._questions = UpstreamPool(self._where, most=_POLL_CONNECTIONS)
@@ -144,6 +144,7 @@ class _Parts:
             copy.limits,
             process_budget=self._budget,
             shared=self._limit_of(copy),
+            flags_of=self._flags_of,
         )
 
     def _make_front(self, kind: Kind, copy: ModelCopy, later: Later) -> Front:

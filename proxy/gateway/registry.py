@@ -6,6 +6,7 @@ from typing import Any
 
 from berth.contract.errors import InvalidValue
 from berth.contract.gateway import Copy, CopyLimits
+from proxy.exchange.refusal import Flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,28 @@ class Ceilings:
             max_request_bytes=request,
             max_inflight_bytes=inflight,
         )
+
+    def flags(self, clipped: CopyLimits) -> Flags:
+        """What sets these limits: to ask for more than a ceiling gets nobody anything.
+
+        Nor does a pod say what its requests may take together; what is then too small for all is so for one.
+        """
+        own = Flags()
+        inflight = "--most-inflight-bytes of the node's gateway"
+        request, json = own.request, own.json
+        if clipped.max_request_bytes >= clipped.max_inflight_bytes:
+            request = inflight
+        elif clipped.max_request_bytes >= self.max_request_bytes:
+            request = _no_more(own.request, "--most-request-bytes")
+        if clipped.max_json_bytes >= clipped.max_request_bytes:
+            json = request
+        elif clipped.max_json_bytes >= self.max_json_bytes:
+            json = _no_more(own.json, "--most-json-bytes")
+        return Flags(json=json, request=request, inflight=inflight)
+
+
+def _no_more(own: str, ceiling: str) -> str:
+    return f"{own}, bounded by {ceiling} of the node's gateway"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from proxy.codecs.h2.frames import ErrorCode
 from proxy.codecs.h2.sending import Buffer
 from proxy.codecs.h2.server import ServerCodec
 from proxy.exchange import cost
-from proxy.exchange.admission import LARGE_ANSWER_BYTES, Admission
+from proxy.exchange.admission import GIVEN_UP_SECONDS, LARGE_ANSWER_BYTES, Admission
 from proxy.exchange.budget import Budget
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.exchange import Exchange, no_room_here
@@ -49,7 +49,6 @@ from proxy.fronts.grpc.head import (
     CallKind,
     head_block,
     list_bytes,
-    timeout_field,
     timeout_of,
     trailers_block,
 )
@@ -153,6 +152,10 @@ class Call:
     answer_begun = is_decoupled = watches = False
     _answer_seen = False
     _deadline_step = 0
+    # Of the message that goes on piece by piece: what Triton has not got yet.
+    _unsent_bytes = 0
+    # When Triton has had its time for what nobody waits for, on time.monotonic.
+    given_up_until = 0.0
 
     def __init__(self, client: Client, stream: Stream, fields: Fields[CallKind], now: float) -> None:
         self.client, self.stream, self.fields, self.kind = client, stream, fields, fields.kind
@@ -162,11 +165,6 @@ class Call:
     @property
     def copy(self) -> ModelCopy:
         return self.front.copy
-
-    @property
-    def deadline(self) -> float:
-        """Until when Triton has time, on time.monotonic."""
-        return self.exchange.deadline
 
     @property
     def may_rest(self) -> bool:
@@ -204,12 +202,12 @@ class Call:
         """A client may open thousands and say nothing more. Raises Refused."""
         size = _OPEN_BYTES + len(self.fields.forwarded)
         if not self.copy.budget.take(size):
-            raise in_grpc(no_room_here(self.copy))
+            raise in_grpc(no_room_here(self.copy, size))
         self._open_bytes = size
 
     def watch_deadline(self, timeout_seconds: float) -> None:
-        """The client's own deadline. Triton is told of it in streams alone: it would go on computing, and it
-        dies of calls that end under its hands."""
+        """The client's own deadline. Triton is not told of it: it would go on computing, and it dies of calls
+        that end under its hands."""
         self._deadline_step = self.front.deadlines.set(self.exchange.began + timeout_seconds, self)
 
     def too_late(self) -> None:
@@ -293,6 +291,7 @@ class Call:
             inflate_limit=limits.max_json_bytes,
             message_limit=limits.max_request_bytes,
             ask_final=self.is_decoupled,
+            flags=front.copy.flags,
         )
 
     def _hold(self, size: int) -> bool:
@@ -338,6 +337,7 @@ class Call:
             held.carry(data)
             assert self.up is not None, "its first piece has gone on"
             assert self.upstream is not None
+            self._unsent_bytes -= len(data.data)
             self.upstream.send(self.up, data.data, end=False, owned=held)
         else:
             data.release()
@@ -400,6 +400,7 @@ class Call:
             assert self.reader is not None
             end = self.input_ended and not outbox and self.reader.is_between_messages
             self.input_passed = end
+            self._unsent_bytes += piece.begins_bytes - len(piece.data)
             self.upstream.send(up, piece.data, end=end, owned=held)
 
     def _is_admitted(self, cost_bytes: int) -> bool:
@@ -459,11 +460,6 @@ class Call:
             if size > upstream.most_list_bytes:
                 raise _too_much_metadata(size, upstream.most_list_bytes)
             block = kind.block + fields.forwarded + upstream.keys.block
-            if kind.is_stream and self._deadline_step:
-                timeout = timeout_of(fields)
-                assert timeout is not None
-                block += timeout_field(self.exchange.began + timeout - time.monotonic())
-                self._forget_deadline()
             self.up = upstream.open(self, block)
         except Refusal as refusal:
             self.refuse(in_grpc(refusal))
@@ -650,6 +646,12 @@ class Call:
         if self.stage is not _ANSWERED:
             self._leave(Status.CANCELLED.name)
 
+    def is_too_slow(self, now: float) -> bool:
+        """Whether a message that Triton has the beginning of keeps others waiting for too long."""
+        return bool(self._unsent_bytes and not self.outbox) and self.exchange.is_too_slow(
+            self.stream.received, now, is_awaited=not self.stream.held
+        )
+
     def out_of_time(self) -> None:
         """Triton has had its time for a call that nobody waits for."""
         if self.up is not None and self.upstream is not None:
@@ -659,6 +661,8 @@ class Call:
     def _leave(self, code: str) -> None:
         """It is over for the client; Triton may still have it."""
         up, in_triton = self.up, False
+        if self._unsent_bytes and self.admissions:
+            self._set_half_message_aside(self.admissions)
         if up is not None and self.upstream is not None and not up.is_closed:
             in_triton = self._goes_on(up)
             if not in_triton:
@@ -677,6 +681,12 @@ class Call:
         if self.kind.is_stream:
             return bool(self.admissions) and (up.local_done or not self.is_decoupled)
         return up.local_done
+
+    def _set_half_message_aside(self, admissions: deque[Admission]) -> None:
+        """Triton never runs the last message of a stream, whose end it will not get: it needs no slot. What
+        Triton has of it is there until it has run the others."""
+        half = self.exchange.admission = admissions.pop()
+        half.has_run(0)
 
     def _finish(self, code: str, now: float, *, in_triton: bool = False) -> None:
         """Once for each call: nothing of it waits, and it is counted."""
@@ -698,6 +708,7 @@ class Call:
         if self.watches:
             self.front.watchers.discard(self)
         if in_triton:
+            self.given_up_until = now + GIVEN_UP_SECONDS
             self.front.given_up.add(self)
         if self.input_ended and self.stream.is_closed:
             self.stream.owner = None  # a circle is the garbage collector's work, and it has enough

@@ -10,10 +10,11 @@ from proxy.codecs.grpc_status import Refused, Status
 from proxy.codecs.h2.events import Call as WholeCall
 from proxy.codecs.h2.events import Data, Ended, Event, Headers, Reset, Trailers
 from proxy.codecs.h2.flow import Stream
-from proxy.codecs.h2.frames import DEFAULT_MAX_FRAME, ErrorCode
+from proxy.codecs.h2.frames import DEFAULT_MAX_FRAME, HEAD_BYTES, ErrorCode
 from proxy.codecs.h2.server import ServerCodec
 from proxy.exchange import cost
 from proxy.exchange.messages import PREFIX_BYTES, pack_prefix, read_prefix
+from proxy.exchange.pace import TOO_SLOW
 from proxy.fronts.grpc.call import Call, Stage
 from proxy.fronts.grpc.connection import H2Connection
 from proxy.fronts.grpc.front import GrpcFront
@@ -21,6 +22,8 @@ from proxy.fronts.grpc.head import CallKind, list_bytes, timeout_of
 from proxy.fronts.tcp import keep_alive, unsent_bytes
 
 _IDLE_SECONDS: Final = 3600.0
+# Of what has begun to come so much is not counted: a frame of the usual size, cut anywhere.
+FREE_BYTES: Final = DEFAULT_MAX_FRAME + HEAD_BYTES
 # Messages are checked for so long in one turn of the loop, and then others have theirs.
 BREATH_SECONDS: Final = 0.01
 
@@ -39,6 +42,8 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         self.codec = ServerCodec(front.common.heads, front.common.trailers, wake=self.wake)
         self._quiet_since = time.monotonic()
         self._going_away = False
+        # Of the copy's budget, for what has begun to come.
+        self._kept_bytes = 0
         # What is still to be taken of what came, in later turns: a call goes on with what it has.
         self._backlog: deque[Event | Call] = deque()
         self._breath_from = 0.0
@@ -52,6 +57,19 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             self.is_closed = True
             return
         super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._kept_bytes or self.codec.kept_bytes > FREE_BYTES:
+            self._charge_kept()
+
+    def _charge_kept(self) -> None:
+        """A frame that never ends lies here for nothing."""
+        kept = 0 if self.is_closed else max(0, self.codec.kept_bytes - FREE_BYTES)
+        if self.front.copy.budget.change(self._kept_bytes, kept):
+            self._kept_bytes = kept
+        else:
+            self.fail(ErrorCode.ENHANCE_YOUR_CALM, "no memory for frames that are not whole")
 
     def pause_writing(self) -> None:
         """The client does not read: nothing more is taken from it."""
@@ -72,6 +90,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
 
     def on_lost(self, streams: list[Stream], reason: str) -> None:
         self._backlog.clear()
+        self._charge_kept()
         # First those that wait: what the others give back is not for them.
         for call in sorted(_calls(streams), key=lambda call: call.stage is not Stage.ASKED):
             call.client_left()
@@ -85,6 +104,8 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         self.on_events(self.codec.tick(now))
         for call in list(_calls(self.codec.streams.values())):
             if now <= call.exchange.deadline or call.may_rest:
+                if call.is_too_slow(now):
+                    call.refuse(Refused(Status.DEADLINE_EXCEEDED, TOO_SLOW))
                 continue
             if call.stage is _ANSWERED:  # and the client does not take the answer
                 self.codec.reset(call.stream, ErrorCode.CANCEL)

@@ -80,7 +80,7 @@ class LeftCall(Protocol):
     def out_of_time(self) -> None: ...
 
     @property
-    def deadline(self) -> float: ...
+    def given_up_until(self) -> float: ...
 
 
 class GrpcFront:
@@ -122,7 +122,7 @@ class GrpcFront:
         """Called every second: what has waited too long ends."""
         for connection in self.clients:
             connection.tick(now)
-        for call in [call for call in self.given_up if now > call.deadline]:
+        for call in [call for call in self.given_up if now > call.given_up_until]:
             call.out_of_time()
 
     def tell_watchers(self) -> None:

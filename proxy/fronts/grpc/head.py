@@ -18,9 +18,8 @@ from proxy.exchange.policy import Verdict, decide_rpc
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-# RFC 9113, 6.5.2: what a header counts in a list beside its characters; and what a deadline adds at most.
+# RFC 9113, 6.5.2: what a header counts in a list beside its characters.
 _OVERHEAD_BYTES = 32
-_TIMEOUT_BYTES = len(b"grpc-timeout99999999m") + _OVERHEAD_BYTES
 # A list that Triton's gRPC always takes; of longer ones it refuses some at random (C-core's soft limit).
 MOST_LIST_BYTES: Final = 8192
 _TYPES = (b"application/grpc", b"application/grpc+proto")
@@ -157,14 +156,7 @@ def timeout_of(fields: Fields[CallKind]) -> float | None:
 
 def list_bytes(fields: Fields[CallKind]) -> int:
     """What Triton counts a call's headers for, at most."""
-    return fields.kind.list_bytes + fields.list_bytes + (_TIMEOUT_BYTES if fields.values else 0)
-
-
-def timeout_field(seconds: float) -> bytes:
-    """At most eight digits (grpc/doc/PROTOCOL-HTTP2.md)."""
-    micros = max(1, round(seconds * 1e6))
-    text = b"%du" % micros if micros < 10**8 else b"%dm" % min(micros // 1000, 10**8 - 1)
-    return hpack.encode([(b"grpc-timeout", text)])
+    return fields.kind.list_bytes + fields.list_bytes
 
 
 def head_block(fields: Fields[AnswerKind], names: Names) -> bytes:

@@ -26,7 +26,6 @@ from proxy.codecs.http1 import HEADER_LENGTH, HttpRefused, write_lengths
 from proxy.codecs.json_guard import BadJson, check_generate, check_infer
 from proxy.codecs.packing import BadPacking, UnpacksTooLarge, unpack
 from proxy.exchange import cost
-from proxy.exchange.copy import MAX_JSON_FLAG
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.refusal import Refusal, Why
 
@@ -51,6 +50,7 @@ class Question:
     left: int
     facts: ModelFacts
     max_json_bytes: int
+    json_flag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Checked:
 def check(question: Question, held: bytes) -> Checked:
     """What goes on in the place of a body. Raises BadJson or HttpRefused. Touches nothing else."""
     if question.encoding != "identity":
-        held = inflated(held, question.encoding, question.max_json_bytes)
+        held = inflated(held, question.encoding, question.max_json_bytes, question.json_flag)
     if not question.is_infer:
         body = check_generate(held)
         return Checked(write_lengths(len(body), None) + body, cost.of_json(body))
@@ -79,14 +79,14 @@ def check(question: Question, held: bytes) -> Checked:
     return Checked(start + body + tensors, cost.of_json(body) + cost.of_tensors(binary))
 
 
-def inflated(data: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack a body within a bound. Raises HttpRefused."""
+def inflated(data: bytes, encoding: str, limit: int, flag: str) -> bytes:
+    """Unpack a body within a bound, which `flag` sets. Raises HttpRefused."""
     try:
         return unpack(data, encoding, limit)
     except BadPacking as error:
         raise HttpRefused(400, f"the body {error}") from error
     except UnpacksTooLarge as error:
-        message = f"the body unpacks to more than {format_bytes(limit)} ({MAX_JSON_FLAG})"
+        message = f"the body unpacks to more than {format_bytes(limit)} ({flag})"
         raise HttpRefused(413, message) from error
 
 

@@ -24,14 +24,15 @@ from proxy.codecs.http1 import (
 )
 from proxy.codecs.json_guard import BadJson, asks_for_ready_only
 from proxy.codecs.packing import CODINGS
-from proxy.exchange.admission import LARGE_ANSWER_BYTES
-from proxy.exchange.copy import MAX_JSON_FLAG
+from proxy.exchange.admission import GIVEN_UP_SECONDS, LARGE_ANSWER_BYTES
+from proxy.exchange.copy import ModelCopy
 from proxy.exchange.exchange import CLIENT_LEFT, Exchange
+from proxy.exchange.pace import BEGUN_BYTES, TOO_SLOW
 from proxy.exchange.policy import COUNTED, Route, Verdict
 from proxy.exchange.refusal import NotServed, Refusal, Why
 from proxy.fronts.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
 from proxy.fronts.rest.front import Asked, RestFront
-from proxy.fronts.rest.renaming import TENSORS, AsItComes, InPlace, Way, way_of
+from proxy.fronts.rest.renaming import AsItComes, InPlace, Way, way_of
 from proxy.fronts.rest.upstream import UpstreamHttp
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 _RETRY: Final = {"Retry-After": "1"}
 _STATUS: Final = {Why.INVALID: 400, Why.TOO_LARGE: 413}
 # A body with tensors is gathered up to this size before it asks for a slot: who sends it slowly keeps nobody waiting.
+# A longer one asks when BEGUN_BYTES are here, and has to keep up with a pace.
 _GATHERED_BYTES: Final = 256 * 1024
 # A body that nobody wants is read to its end up to this size, to keep the connection.
 _SWALLOW_BYTES: Final = 64 * 1024
@@ -46,8 +48,6 @@ _SWALLOW_BYTES: Final = 64 * 1024
 _INLINE_PACKED_BYTES: Final = 1024
 # Small answers, which are rewritten whole.
 _WHOLE_BYTES: Final = 4 * 1024 * 1024
-# What nobody waits for keeps its slot: Triton goes on with it. One that is not done by then never will be.
-_GIVEN_UP_SECONDS: Final = 3600.0
 
 
 _COMPUTES: Final = COUNTED - {Route.GENERATE_STREAM}
@@ -55,6 +55,8 @@ _COMPUTES: Final = COUNTED - {Route.GENERATE_STREAM}
 
 class Client(Protocol):
     """The connection that a request came on."""
+
+    at_eof: bool
 
     @property
     def is_last(self) -> bool:
@@ -74,7 +76,7 @@ class Client(Protocol):
         """Look at what has come meanwhile."""
         ...
 
-    def answered(self, *, closes: bool, swallows: bool) -> None:
+    def answered(self, now: float, *, closes: bool, swallows: bool) -> None:
         """The answer has been written. `swallows`: the rest of the body is still to come."""
         ...
 
@@ -150,13 +152,13 @@ class Cycle(Exchange):
         max_json_bytes = self.copy.limits.max_json_bytes
         if head.header_length is None or head.is_chunked or head.encoding != "identity":
             if length > max_json_bytes:
-                raise _json_too_large(max_json_bytes)
+                raise _json_too_large(self.copy)
             return length
         if head.header_length > length:
             raise HttpRefused(400, f"{HEADER_LENGTH} is above Content-Length")
         if head.header_length > max_json_bytes:
-            raise _json_too_large(max_json_bytes)
-        return length if length <= _GATHERED_BYTES else head.header_length
+            raise _json_too_large(self.copy)
+        return length if length <= _GATHERED_BYTES else max(head.header_length, BEGUN_BYTES)
 
     @property
     def takes_more(self) -> bool:
@@ -189,7 +191,7 @@ class Cycle(Exchange):
         self._hold_left += len(body)
         if self._hold_left > self.copy.limits.max_json_bytes:
             self.closes = True
-            self.refuse(_json_too_large(self.copy.limits.max_json_bytes))
+            self.refuse(_json_too_large(self.copy))
             return b""
         if not self._keep(body):
             return b""
@@ -260,8 +262,10 @@ class Cycle(Exchange):
             left=self.body_left,
             facts=self.copy.facts,
             max_json_bytes=self.copy.limits.max_json_bytes,
+            json_flag=self.copy.flags.json,
         )
-        if len(body) <= (INLINE_BYTES if head.encoding == "identity" else _INLINE_PACKED_BYTES):
+        json_bytes = len(body) if head.header_length is None else head.header_length
+        if json_bytes <= INLINE_BYTES if head.encoding == "identity" else len(body) <= _INLINE_PACKED_BYTES:
             self._admit(check(question, body))
             if not self.is_answered:
                 self._front.remember_usual(self._raw, self.asked)
@@ -366,15 +370,10 @@ class Cycle(Exchange):
         length, names, asked = head.length, self.copy.names, self.asked
         if length is not None and length > LARGE_ANSWER_BYTES and self.admission is not None:
             self.admission.has_run(length)
-        if raw is not None and not closes and not asked.head.is_head:
-            if names.are_same:
-                self.copy.rest.sent_bytes += len(body)
-                client.write(raw)
-                return
-            if len(body) == length and head.status == 200 and asked.decision.route in TENSORS:
-                self.copy.rest.sent_bytes += length
-                client.write(raw.replace(names.server_member, names.public_member, 1))
-                return
+        if raw is not None and not closes and not asked.head.is_head and names.are_same:
+            self.copy.rest.sent_bytes += len(body)
+            client.write(raw)
+            return
         if not names.are_same:
             way = way_of(asked.decision.route, head.status, length, is_chunked=head.is_chunked)
             if way is Way.WHOLE:
@@ -384,30 +383,57 @@ class Cycle(Exchange):
                 self._renamed = InPlace(names, head.json_bytes)
             elif way is Way.AS_IT_COMES:
                 self._renamed = AsItComes(names)
-        client.write(head.whole(closes=closes, chunked=asked.head.is_http11))
-        if body:
-            self.response_data(body)
+        if self._renamed is not None:
+            body = self._renamed.feed(body)
+        self._send(body, head.whole(closes=closes, chunked=asked.head.is_http11))
+
+    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        """What this does is what `response_begun` and `response_ended` would."""
+        self._upstream = None
+        client, names, asked = self._client, self.copy.names, self.asked
+        if (
+            client is None
+            or (self.closes or self._front.is_draining or client.at_eof or asked.head.is_head)
+            or not (names.are_same or (head.status == 200 and asked.has_tensors))
+        ):
+            self.response_begun(head, data[start:], data if head.plain_is_raw else None)
+            self.response_ended()
+            return
+        if not head.plain_is_raw:
+            data = b"%b\r\n%b" % (head.lines, data[start:])
+        if not names.are_same:
+            data = data.replace(names.server_member, names.public_member, 1)
+        now = time.monotonic()
+        self.copy.rest.sent_bytes += head.length or 0
+        client.write(data)
+        self.answered(head.code, now)
+        self.state = State.DONE
+        client.answered(now, closes=False, swallows=False)
 
     def response_data(self, data: bytes) -> None:
-        client = self._client
-        if client is None:
+        if self._client is None:
             return
-        if self.asked.decision.route is Route.GENERATE_STREAM:
-            self.deadline = time.monotonic() + self.copy.limits.request_timeout_seconds
         if self._whole is not None:
             self._gather(self._whole, data)
             return
         if self._renamed is not None:
             data = self._renamed.feed(data)
-        self._send_body(data)
+        self._send(data)
 
-    def _send_body(self, data: bytes) -> None:
-        if not data or self._client is None or self.asked.head.is_head:
-            return
-        self.copy.rest.sent_bytes += len(data)
-        if self._chunks_anew:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._client.write(data)
+    def _send(self, data: bytes, start: bytes = b"") -> None:
+        """The next of the body; `start`: what goes before its first."""
+        if self.asked.decision.route is Route.GENERATE_STREAM:
+            self.deadline = time.monotonic() + self.copy.limits.request_timeout_seconds
+        if self.asked.head.is_head:
+            data = b""
+        if data:
+            self.copy.rest.sent_bytes += len(data)
+            if self._chunks_anew:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+        if start:
+            data = start + data
+        if data and self._client is not None:
+            self._client.write(data)
 
     @property
     def _chunks_anew(self) -> bool:
@@ -434,7 +460,7 @@ class Cycle(Exchange):
             self.copy.rest.sent_bytes += len(body)
             client.write(start if self.asked.head.is_head else start + body)
         elif self._renamed is not None:
-            self._send_body(self._renamed.rest())
+            self._send(self._renamed.rest())
             if self._chunks_anew and not self.asked.head.is_head:
                 client.write(b"0\r\n\r\n")
         self.answered("502" if begun is None else begun.code, now)
@@ -492,7 +518,7 @@ class Cycle(Exchange):
             return
         swallows = bool(self.body_left or self._chunks is not None)
         self.state = State.SWALLOW if swallows and not self.closes else State.DONE
-        client.answered(closes=self.closes, swallows=swallows)
+        client.answered(time.monotonic(), closes=self.closes, swallows=swallows)
 
     def _leave(self, code: str) -> None:
         """Nobody waits for Triton's answer any more.
@@ -535,14 +561,25 @@ class Cycle(Exchange):
         if client is not None:
             client.abort()
 
-    def too_late(self) -> None:
-        """It has taken as long as it may."""
+    def look_at_time(self, now: float) -> None:
+        """Called every second."""
+        if self.is_late(now):
+            self._out_of_time(504, "request timeout")
+        elif self.state is State.STREAM and self._is_upload_too_slow(now):
+            self._out_of_time(408, TOO_SLOW)
+
+    def _is_upload_too_slow(self, now: float) -> bool:
+        return self.is_too_slow(
+            (self.asked.head.length or 0) - self.body_left, now, is_awaited=self.takes_more
+        )
+
+    def _out_of_time(self, status: int, message: str) -> None:
         if self._begun is not None and self._whole is None:
-            self._cut("504")
+            self._cut(str(status))
         else:
             self._whole = None
             self.closes = True
-            self._answer_error(504, "request timeout")
+            self._answer_error(status, message)
 
     # Answers of our own.
 
@@ -556,7 +593,9 @@ class Cycle(Exchange):
         else:
             if route is Route.INDEX:
                 if head.encoding != "identity":
-                    body = inflated(body, head.encoding, self.copy.limits.max_json_bytes)
+                    body = inflated(
+                        body, head.encoding, self.copy.limits.max_json_bytes, self.copy.flags.json
+                    )
                 work = front.index(only_ready=asks_for_ready_only(body))
             elif route is Route.ALL_STATS:
                 work = front.own_statistics()
@@ -586,7 +625,7 @@ class _LeftBehind:
 
     def __init__(self, cycle: Cycle, front: RestFront, upstream: UpstreamHttp) -> None:
         self._admission, self._front, self._upstream = cycle.admission, front, upstream
-        self._until = time.monotonic() + _GIVEN_UP_SECONDS
+        self._until = time.monotonic() + GIVEN_UP_SECONDS
 
     @property
     def whose(self) -> object:
@@ -604,6 +643,9 @@ class _LeftBehind:
         """It was, long ago."""
 
     def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None: ...
+
+    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        self._end()
 
     def response_data(self, data: bytes) -> None: ...
 
@@ -624,11 +666,11 @@ class _LeftBehind:
             self._admission.release(time.monotonic())
 
 
-def _json_too_large(limit_bytes: int) -> HttpRefused:
+def _json_too_large(copy: ModelCopy) -> HttpRefused:
     return HttpRefused(
         413,
-        f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(limit_bytes)} "
-        f"({MAX_JSON_FLAG}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
+        f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(copy.limits.max_json_bytes)} "
+        f"({copy.flags.json}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
     )
 
 

@@ -288,6 +288,25 @@ async def test_one_that_waits_for_bytes_does_not_spin_on_a_free_slot() -> None:
     second.release(0.0)
 
 
+async def test_whether_others_wait_is_known_of_other_processes_too() -> None:
+    descriptors = shared_limit(2, 5)
+    ours, theirs = (
+        SharedAdmissions(LoadMeter(0.0, lambda: 0.0), *map(os.dup, descriptors), bytes=Budget(100))
+        for _ in range(2)
+    )
+    running = ours.admit(0.0, list)
+    assert not ours.others_wait
+    theirs.admit(0.0, list)
+    assert ours.others_wait  # perhaps: no slot is free
+    running.release(0.0)
+    assert not ours.others_wait
+    ours.admit(0.0, list, cost_bytes=99)
+    ours.admit(0.0, list, cost_bytes=99)
+    assert ours.others_wait
+    theirs.close()
+    assert not theirs.others_wait
+
+
 async def test_what_ends_after_its_copy_touches_no_descriptor_that_another_has_by_then() -> None:
     ended = shared_limit(1, 2)
     limited = SharedAdmissions(LoadMeter(0.0, lambda: 0.0), *ended, bytes=Budget(100))
@@ -315,12 +334,12 @@ async def test_what_ends_after_its_copy_touches_no_descriptor_that_another_has_b
 def test_however_much_one_part_takes_another_still_finds_room() -> None:
     whole = Budget(256)
     greedy, others = Budget(256, whole), [Budget(256, whole) for _ in range(20)]
-    while greedy.take(1):
-        pass
+    for _ in range(1000):
+        greedy.take(1)
     assert greedy.used_bytes == 128
     for other in others[:3]:
-        while other.take(1):
-            pass
+        for _ in range(1000):
+            other.take(1)
         assert other.used_bytes >= 16
     assert others[-1].take(8)
     for part in (greedy, *others):
@@ -375,7 +394,7 @@ def test_what_is_on_its_way_is_bounded_for_a_copy_and_for_all_of_a_process() -> 
     one.set_limits(CopyLimits(max_inflight_bytes=200))
     held.hold(40)
     assert whole.used_bytes == 50
-    with pytest.raises(Refusal):
+    with pytest.raises(Refusal, match=r"may take 100 B together \(--memory-budget of the node's gateway\)"):
         held.hold(1)  # it would have more than is left for all others
     Exchange(other, other.rest, 0.0).hold(10)
     held.let_all_go()

@@ -83,7 +83,8 @@ def test_a_request_must_have_some_time() -> None:
 @pytest.mark.parametrize(
     ("argv", "waiting"),
     [
-        ((), 0),
+        ((), 1000),
+        (("--queue-depth", "0"), 0),
         (("--container-concurrency", "7"), 70),
         (("--container-concurrency", "7", "--queue-depth", "0"), 0),
         (("--container-concurrency", "7", "--queue-depth", "3"), 3),
@@ -97,7 +98,10 @@ def test_help_tells_the_defaults_that_are_in_force(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         parsed("--help")
     told = " ".join(capsys.readouterr().out.split())
-    assert "requests that may wait (default 10 x N" in told
+    assert (
+        "may wait, for one that ends or for memory (default 10 x container-concurrency, 1000 where that is 0"
+        in told
+    )
     assert (
         parse_bytes(told.partition("may unpack to (default ")[2].partition(";")[0]) == parsed().max_json_bytes
     )

@@ -52,7 +52,7 @@ async def test_however_it_is_cut_triton_gets_the_same(connect: Connect, seed: in
     count = rng.randrange(1, 4) if method == STREAM_INFER else 1
     messages = [request(size=rng.choice([0, 3, 5000, 400_000])) for _ in range(count)]
     stream, data = both.client.call(method), b"".join(map(framed, messages))
-    while data:
+    for _ in range(100_000):
         sizes = [1, 2, 7, 500, 16_000] if len(data) < 6000 else [500, 3000, 16_000, 16_000]
         size = min(rng.choice(sizes), both.client.h2.local_flow_control_window(stream) - 300)
         pad = rng.choice([None, 0, 1, 200])
@@ -64,6 +64,8 @@ async def test_however_it_is_cut_triton_gets_the_same(connect: Connect, seed: in
             if piece:
                 both.pair.receive(piece)
         both.exchange(1)
+        if not data:
+            break
     both.client.h2.end_stream(stream)
     both.exchange()
     assert both.triton.messages(stream) == messages
@@ -308,18 +310,79 @@ async def test_a_deadline_is_kept_and_a_unary_calls_is_not_told(connect: Connect
     assert both.pair.running == 0
 
 
-async def test_a_stream_that_has_waited_is_told_what_is_left_of_its_deadline(connect: Connect) -> None:
+@pytest.mark.parametrize("given_up_by", ["deadline", "request timeout", "cancel"])
+@pytest.mark.parametrize("method", [INFER, STREAM_INFER])
+async def test_what_triton_has_begun_keeps_its_slot_whatever_time_its_client_had(
+    connect: Connect, method: str, given_up_by: str
+) -> None:
+    """Triton does not stop for a deadline or a cancel: another in its place would be one too many."""
     both = connect(limit=1, depth=2)
-    first, patient = both.client.call(), both.client.call(STREAM_INFER, grpc_timeout="9S")
-    both.client.send(first, framed(request()), end=True)
-    both.client.send(patient, framed(request()))
+
+    def ask(**more: str) -> int:
+        stream: int = both.client.call(method, **more)
+        both.client.send(stream, framed(request()), end=True)
+        both.exchange()
+        return stream
+
+    late, now = ask(**({"grpc_timeout": "50m"} if given_up_by == "deadline" else {})), time.monotonic()
+    if given_up_by == "deadline":
+        await asyncio.sleep(0.1)
+    elif given_up_by == "cancel":
+        both.client.h2.reset_stream(late, ErrorCode.CANCEL)
+    else:
+        both.pair.front.tick(now + both.pair.front.timeout_seconds + 1)
     both.exchange()
-    await asyncio.sleep(0.1)
-    both.triton.answer(first, b"")
+    assert given_up_by == "cancel" or both.client.status(late) == 4
+    both.pair.front.tick(now + both.pair.front.timeout_seconds + 2)
+    patient = ask()
+    assert (list(both.triton.calls), both.triton.resets, both.pair.running) == ([late], set(), 1)
+    both.triton.answer(late, stream_response())
     both.exchange()
-    left = both.triton.calls[patient][b"grpc-timeout"]
-    assert left.endswith(b"u")
-    assert 8_000_000 < int(left[:-1]) < 8_950_000
+    assert patient in both.triton.calls
+    both.triton.answer(patient, stream_response())
+    both.exchange()
+    assert (both.pair.running, both.pair.front.given_up) == (0, set())
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("left_by", ["cancel", "half-close", "refusal"])
+async def test_a_stream_that_is_left_in_the_middle_of_a_message_keeps_no_slot_for_it(
+    connect: Connect, left_by: str, before: int
+) -> None:
+    """Triton never runs what it will not get the end of; what it has got whole it runs."""
+    both = connect(limit=before + 1, depth=2)
+    stream = both.client.call(STREAM_INFER)
+    for _ in range(before):
+        both.client.send(stream, framed(request()))
+    half = framed(request(size=400_000) + bytes(200_000))  # what stands behind the tensor is no field
+    for at in range(0, 300_000, 50_000):
+        both.client.send(stream, half[at : at + 50_000])
+        both.exchange()
+    assert both.pair.running == before + 1
+    if left_by == "cancel":
+        both.client.h2.reset_stream(stream, ErrorCode.CANCEL)
+    elif left_by == "half-close":
+        both.client.h2.end_stream(stream)
+    else:
+        for at in range(300_000, 450_000, 50_000):
+            both.client.send(stream, half[at : at + 50_000])
+            both.exchange()
+    both.exchange()
+    assert both.pair.running == before
+    next = both.client.call()
+    both.client.send(next, framed(request()), end=True)
+    both.exchange()
+    assert next in both.triton.calls
+    if before:
+        assert not both.triton.resets
+        both.triton.begin(stream)
+        both.triton.send(stream, framed(stream_response()))
+        both.exchange()
+    assert both.triton.resets == {stream}
+    both.triton.answer(next, b"")
+    both.exchange()
+    copy = both.pair.copy
+    assert (both.pair.running, both.pair.front.given_up, copy.admissions.bytes.used_bytes) == (0, set(), 0)
 
 
 async def test_without_a_limit_too_there_is_one_on_calls_that_nobody_waits_for(
@@ -363,7 +426,7 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_triton_is_done(
     both.exchange()
     if how != "reset":
         both.pair.client.connection_lost(None)
-    front.tick(time.monotonic() + 299)
+    front.tick(time.monotonic() + admission.GIVEN_UP_SECONDS - 1)
     both.pair.end_turn()
     assert (both.pair.running, both.triton.resets, both.pair.to_triton[0].open) == (1, set(), True)
     if how in ("reset", "gone"):
@@ -374,7 +437,7 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_triton_is_done(
     elif how == "Triton lost":
         upstream.connection_lost(None)
     else:
-        front.tick(time.monotonic() + 301)
+        front.tick(time.monotonic() + admission.GIVEN_UP_SECONDS + 1)
     both.pair.end_turn()
     assert (both.pair.running, front.given_up) == (0, set())
     assert both.pair.copy.grpc.codes == {"CANCELLED": 1}
@@ -543,9 +606,9 @@ async def test_a_slow_reader_holds_up_triton_and_nothing_grows(connect: Connect)
         size = min(room, 16_000)
         both.triton.h2.send_data(both.triton.own(stream), b"x" * size)
         sent += size
+        assert sent <= 2 * 512 * 1024
         both.pair.tritons[0].data_received(both.triton.h2.data_to_send())
         both.triton.h2.receive_data(both.pair.to_triton[0].take())
-    assert sent <= 2 * 512 * 1024
     assert len(both.pair.to_client.sent) < 70_000
     for _ in range(100):
         both.exchange(1)

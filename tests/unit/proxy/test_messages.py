@@ -28,7 +28,9 @@ from proxy.exchange.messages import (
 )
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
+from proxy.exchange.pace import BEGUN_BYTES
 from proxy.exchange.policy import SERVICE
+from proxy.exchange.refusal import Flags
 from tests.fakes.grpc_peers import request
 
 OWN = ModelFields(Names(b"own", b"own"))
@@ -92,7 +94,7 @@ def test_a_message_that_is_refused_is_left_out_and_the_others_go_on(sizes: list[
 
 
 def test_a_message_is_as_long_as_tritons_own_may_be() -> None:
-    assert fed(reader(), b"\0" + (2**31 - 1).to_bytes(4) + OWN.public)
+    assert fed(reader(), b"\0" + (2**31 - 1).to_bytes(4) + request(size=BEGUN_BYTES))
     with pytest.raises(Refused, match="are taken"):
         fed(reader(), b"\0" + (2**31).to_bytes(4) + OWN.public)
 
@@ -127,13 +129,18 @@ def test_a_dropped_message_is_dropped_to_its_end() -> None:
 def test_the_middle_of_a_long_tensor_is_passed_unread() -> None:
     one, data = reader(), framed(request(size=LONG))
     assert not one.skim(10)
-    fed(one, data[:1000])
+    assert not fed(one, data[: BEGUN_BYTES - 1])
+    assert not one.skim(1000)  # nothing of it has gone on yet
+    assert not one.is_half_passed
+    fed(one, data[BEGUN_BYTES - 1 : BEGUN_BYTES])
+    assert one.is_half_passed
     assert one.skim(1000)
-    assert not one.skim(len(data) - 2000)  # its end is to be looked at
-    assert one.skim(len(data) - 2001)
+    assert not one.skim(len(data) - BEGUN_BYTES - 1000)  # its end is to be looked at
+    assert one.skim(len(data) - BEGUN_BYTES - 1001)
     assert not one.is_between_messages
     assert fed(one, data[-1:]) == [Piece(data[-1:], begins_bytes=0, cost_bytes=0)]
     assert one.is_between_messages
+    assert not one.is_half_passed
 
 
 def test_a_packed_message_is_opened_step_by_step_and_counted_meanwhile() -> None:
@@ -425,9 +432,15 @@ def test_a_request_names_the_model_as_triton_does() -> None:
 
 def test_a_message_beyond_the_limit_is_refused_at_its_beginning() -> None:
     guard = InferGuard(OWN, lambda: FIXED)
-    one = MessageReader(guard, encoding="identity", inflate_limit=5000, message_limit=64 * 1024**2)
+    one = MessageReader(
+        guard,
+        encoding="identity",
+        inflate_limit=5000,
+        message_limit=64 * 1024**2,
+        flags=Flags(request="the flag of here"),
+    )
     one.push(b"\0" + (64 * 1024**2 + 1).to_bytes(4))
-    with pytest.raises(Refused, match=r"64 MiB.*--max-request-bytes") as refused:
+    with pytest.raises(Refused, match=r"64 MiB \(the flag of here\)") as refused:
         one.pull()
     assert refused.value.status is Status.RESOURCE_EXHAUSTED
 

@@ -14,9 +14,11 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from proxy.codecs.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
+from proxy.exchange.pace import BEGUN_BYTES
 from proxy.fronts.rest import client as rest_client
 from tests.fakes.data_plane import RestPair, settle
 
+MIB = 1024**2
 TENSOR = {"name": "I", "datatype": "INT32", "shape": [2], "data": [1, 2]}
 BODY = json.dumps({"inputs": [TENSOR]}, separators=(",", ":")).encode()
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -358,12 +360,12 @@ async def test_an_early_answer_ends_the_upload_and_the_connection(connect: Conne
     pair = connect()
     header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
     data = infer(header + b"x" * 300_000, "own", f"{HEADER_LENGTH}: {len(header)}")
-    pair.client.data_received(data[:5000])
+    pair.client.data_received(data[:100_000])
     await settle()
     pair.tritons[0].data_received(OK.replace(b"200 OK", b"400 Bad Request"))
     assert b"Connection: close" in pair.to_client.sent
     assert not pair.to_triton[0].open
-    pair.client.data_received(data[5000:] + infer())
+    pair.client.data_received(data[100_000:] + infer())
     await settle()
     assert len(pair.tritons) == 1
 
@@ -581,12 +583,12 @@ async def test_an_upload_is_no_faster_than_triton_takes_it(connect: Connect) -> 
     )
     data = infer(head + b"x" * 900_000, "own", f"{HEADER_LENGTH}: {len(head)}")
     pair.tritons[0].transport.set_write_buffer_limits(high=50)  # type: ignore[union-attr]
-    pair.client.data_received(data[:3000])
+    pair.client.data_received(data[:100_000])
     await settle()
     assert pair.to_client.paused
     pair.to_triton[0].drain()
     assert not pair.to_client.paused
-    pair.client.data_received(data[3000:-1])
+    pair.client.data_received(data[100_000:-1])
     assert pair.to_client.paused
     pair.to_triton[0].drain()
     assert not pair.to_client.paused
@@ -613,6 +615,81 @@ async def test_who_sends_a_small_body_slowly_keeps_no_slot(connect: Connect, is_
     first.tritons[0].data_received(OK)
     assert first.to_client.sent == OK
     assert first.front.copy.admissions.running == 0
+
+
+def long_upload(size: int = 4 * MIB) -> bytes:
+    head = (
+        b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[%d],"parameters":{"binary_data_size":%d}}]}'
+        % (size, size)
+    )
+    return infer(head + bytes(size), "own", f"{HEADER_LENGTH}: {len(head)}")
+
+
+async def test_who_only_says_that_a_large_body_will_come_keeps_no_slot(connect: Connect) -> None:
+    first = connect(limit=1, depth=9)
+    second = RestPair(front=first.front)
+    upload = long_upload()
+    first.client.data_received(upload[:BEGUN_BYTES])
+    await settle()
+    assert first.front.copy.admissions.running == 0
+    second.client.data_received(infer())
+    await settle()
+    first.tritons[0].data_received(OK)
+    assert second.to_client.sent == OK
+    first.client.data_received(upload[BEGUN_BYTES:])
+    await settle()
+    first.tritons[0].data_received(OK)
+    assert first.to_client.sent == OK
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+@pytest.mark.parametrize(("each_second", "lasts"), [(0, 11), (100 * 1024, 17), (300 * 1024, 60)])
+async def test_a_slow_upload_gives_its_slot_up_for_others(
+    connect: Connect, *, others_wait: bool, each_second: int, lasts: int
+) -> None:
+    """Ten seconds below the pace in all, and only those in which somebody waits for its slot."""
+    first = connect(limit=1, depth=9)
+    second = RestPair(front=first.front)
+    upload, at, now = long_upload(60 * MIB), 100_000, time.monotonic()
+    first.client.data_received(upload[:at])
+    await settle()
+    if others_wait:
+        second.client.data_received(infer())
+    second_until = None
+    for second_of in range(60):
+        first.client.tick(now + second_of)
+        if first.to_client.sent:
+            second_until = second_of
+            break
+        first.client.data_received(upload[at : at + each_second])
+        at += each_second
+    if not others_wait or lasts == 60:
+        assert second_until is None
+        return
+    assert second_until == lasts
+    assert first.to_client.sent.startswith(b"HTTP/1.1 408 ")
+    assert b"Connection: close" in first.to_client.sent
+    assert not first.to_triton[0].open  # what is not whole Triton never begins
+    await settle()
+    first.tritons[1].data_received(OK)
+    assert second.to_client.sent == OK
+
+
+async def test_an_upload_that_triton_does_not_take_is_not_too_slow(connect: Connect) -> None:
+    first = connect(limit=1, depth=9)
+    second = RestPair(front=first.front)
+    first.client.data_received(long_upload()[:100_000])
+    await settle()
+    second.client.data_received(infer())
+    first.tritons[0].pause_writing()
+    now = time.monotonic()
+    for second_of in range(60):
+        first.client.tick(now + second_of)
+    assert not first.to_client.sent
+    first.tritons[0].resume_writing()
+    for second_of in range(60, 72):
+        first.client.tick(now + second_of)
+    assert first.to_client.sent.startswith(b"HTTP/1.1 408 ")
 
 
 async def test_all_clients_together_hold_so_much_and_no_more(connect: Connect) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from berth.contract.endpoint import Endpoint
+from berth.contract.gateway import CopyLimits
 from proxy.codecs.http1 import HEADER_LENGTH
 from proxy.exchange.budget import Budget
-from proxy.exchange.refusal import Refusal
+from proxy.exchange.copy import ModelCopy
+from proxy.exchange.names import Names
+from proxy.exchange.refusal import Flags, Refusal
 from proxy.fronts.rest import checking
 from proxy.fronts.rest.front import RestShared
 from proxy.fronts.rest.upstream import UpstreamPool
@@ -46,6 +49,33 @@ async def test_a_request_that_is_too_long_is_told_the_limit_and_its_flag(connect
     assert not pair.tritons
 
 
+async def test_each_limit_is_told_with_the_option_that_sets_it_here(connect: Connect) -> None:
+    """A gateway has ceilings: what a pod's owner cannot raise is not told under the pod's own option."""
+    flags = Flags(json="JSON", request="REQUEST", inflight="INFLIGHT")
+    limits = CopyLimits(
+        queue_depth=0, max_json_bytes=MIB, max_request_bytes=2 * MIB, max_inflight_bytes=3 * MIB
+    )
+    copy = ModelCopy(Names(b"own", b"own"), limits, flags_of=lambda _: flags)
+    copy.triton_says(None)
+
+    async def told(sent: bytes) -> bytes:
+        pair = connect(copy=copy)
+        pair.client.data_received(sent)
+        async with asyncio.timeout(10):
+            while not pair.to_client.sent:  # a packed body is looked at beside the loop
+                await asyncio.sleep(0.001)
+        return pair.to_client.sent
+
+    assert b"2 MiB (REQUEST)" in await told(binary(2 * MIB)[:2000])
+    for kind in ("identity", "gzip"):
+        packed = bytes(MIB + 1) if kind == "identity" else gzip.compress(bytes(MIB + 1))
+        assert b"1 MiB (JSON)" in await told(infer(packed, "own", f"Content-Encoding: {kind}"))
+    for room in (copy.budget, copy.admissions.bytes):
+        room.charge(3 * MIB)
+        assert b"together (INFLIGHT)" in await told(infer())
+        room.give(3 * MIB)
+
+
 async def test_requests_that_would_fill_triton_are_turned_away_until_there_is_room(connect: Connect) -> None:
     first = connect(copy=own_copy(max_inflight_bytes=3 * MIB))
     first.client.data_received(binary(MIB))
@@ -56,7 +86,7 @@ async def test_requests_that_would_fill_triton_are_turned_away_until_there_is_ro
     assert b"3 MiB that they may take together (--max-inflight-bytes)" in late.to_client.sent
     assert b"Retry-After: 1" in late.to_client.sent
     huge = RestPair(front=first.front)
-    huge.client.data_received(binary(2 * MIB)[:2000])
+    huge.client.data_received(binary(2 * MIB)[:100_000])
     assert huge.to_client.sent.startswith(b"HTTP/1.1 413 ")
     assert b"--max-inflight-bytes" in huge.to_client.sent
     first.tritons[0].data_received(OK)
@@ -148,8 +178,8 @@ async def test_copies_take_turns_at_the_connections(connect: Connect) -> None:
     while not late.to_client.sent:
         first.tritons[0].data_received(OK)
         answers += 1
+        assert answers <= 3
         await settle()
-    assert answers <= 3
     assert len(first.tritons) == 1
 
 
@@ -215,7 +245,13 @@ def seen_whole(pair: RestPair, size: int) -> bool:
 async def test_a_checking_process_that_dies_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     checker, facts = checking.Checker(), own_copy().facts
     question = checking.Question(
-        is_infer=True, encoding="identity", header_length=None, left=0, facts=facts, max_json_bytes=MIB
+        is_infer=True,
+        encoding="identity",
+        header_length=None,
+        left=0,
+        facts=facts,
+        max_json_bytes=MIB,
+        json_flag="",
     )
     body = LARGE % (900_000, b"1," * 899_999 + b"1")
     first = await checker.check(question, body, None)
@@ -224,6 +260,47 @@ async def test_a_checking_process_that_dies_costs_no_request(monkeypatch: pytest
     assert await checker.check(question, body, None) == first
     assert await checker.check(question, body, None) == first
     checker.close()
+
+
+async def test_where_there_is_no_limit_a_burst_of_large_requests_waits_for_room(connect: Connect) -> None:
+    """What finds no room for its bytes is not turned away at once: an ordinary client sends some at a time."""
+    limits = CopyLimits(max_inflight_bytes=3 * MIB)
+    copy = ModelCopy(Names(b"own", b"own"), limits)
+    copy.triton_says(None)
+    first = connect(copy=copy)
+    burst = [first, *(RestPair(front=first.front) for _ in range(9))]
+    for pair in burst:
+        pair.client.data_received(binary(MIB))
+    await settle()
+    assert (copy.admissions.running, copy.admissions.waiting) == (1, 9)
+    for _ in burst:
+        await settle()
+        first.tritons[0].data_received(OK)
+    assert [pair.to_client.sent for pair in burst] == [OK] * 10
+
+
+@pytest.mark.parametrize("first_is", ["waiting", "with Triton", "not whole"])
+async def test_what_clients_send_ahead_is_bounded_for_all_of_them(connect: Connect, first_is: str) -> None:
+    first = connect(copy=own_copy(limit=1, depth=100, max_inflight_bytes=MIB))
+    if first_is != "with Triton":
+        first.client.data_received(infer())
+        await settle()
+    pairs = [RestPair(front=first.front) for _ in range(40)]
+    for pair in pairs:
+        if first_is == "not whole":
+            pair.client.data_received(b"GET /v2 HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 50_000)
+            continue
+        pair.client.data_received(infer())
+        for _ in range(10):
+            pair.client.data_received(infer() * 50)
+    await settle()
+    assert MIB * 3 // 4 < first.front.copy.budget.used_bytes <= MIB
+    lost = [pair for pair in pairs if not pair.to_client.open or b" 503 " in pair.to_client.sent]
+    assert 0 < len(lost) < len(pairs)
+    for pair in pairs:
+        pair.client.connection_lost(None)
+    first.client.connection_lost(None)
+    assert first.front.copy.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("seed", range(40))

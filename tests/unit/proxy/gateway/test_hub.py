@@ -1,6 +1,7 @@
 """What is told and what is done about it, without a socket and with the clock in hand."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,34 @@ def test_ceilings() -> None:
     assert (small.max_json_bytes, small.max_request_bytes) == (7, 7)  # nor does a packed one unpack to more
 
 
+@pytest.mark.parametrize(
+    ("asked", "whole", "json"),
+    [
+        (
+            {},
+            "--max-request-bytes, bounded by --most-request-bytes of the node's gateway",
+            "--max-json-bytes",
+        ),
+        ({"max_request_bytes": 19, "max_json_bytes": 9}, "--max-request-bytes", "--max-json-bytes"),
+        (
+            {"max_request_bytes": 19, "max_json_bytes": 11},
+            "--max-request-bytes",
+            "--max-json-bytes, bounded by --most-json-bytes of the node's gateway",
+        ),
+        ({"max_request_bytes": 7}, "--max-request-bytes", "--max-request-bytes"),
+        ({"max_inflight_bytes": 8}, *2 * ("--most-inflight-bytes of the node's gateway",)),
+    ],
+)
+def test_who_is_refused_is_told_what_its_operator_can_change(
+    asked: dict[str, int], whole: str, json: str
+) -> None:
+    """A pod that asks for more than a ceiling gets no more by asking again."""
+    limits = CEILINGS.clip(CopyLimits(**{"max_json_bytes": 9, **asked}))
+    flags = CEILINGS.flags(limits)
+    assert (flags.request, flags.json) == (whole, json)
+    assert flags.inflight == "--most-inflight-bytes of the node's gateway"
+
+
 def test_a_drain_is_over_when_it_is_in_every_process_or_its_time_is_up() -> None:
     one, planes = hub()
     one.take_copies([copy_of("a"), copy_of("b"), copy_of("c")])
@@ -112,6 +141,17 @@ def test_a_doors_wish_drains_and_the_agent_that_has_not_asked_is_not_told() -> N
     planes.said = [Word(idle=frozenset({"a"}))] * 2  # the door has gone: it may come again
     one.step(10_002)
     assert (planes.orders[-1].draining, planes.orders[-1].drained) == (frozenset(), frozenset())
+
+
+def test_a_door_that_will_leave_is_heard_by_all_processes() -> None:
+    one, planes = hub()
+    one.take_copies([copy_of("a"), copy_of("b")])
+    planes.said = [Word(leaving=frozenset({"a", "gone"})), Word()]
+    one.step(0)
+    assert (planes.orders[-1].leaving, planes.orders[-1].draining) == ({"a"}, frozenset())
+    planes.said = [Word(), Word()]
+    one.step(1)
+    assert planes.orders[-1].leaving == frozenset()
 
 
 def test_a_pod_that_comes_back_is_not_drained() -> None:
@@ -184,9 +224,22 @@ def test_one_sum_of_all_processes() -> None:
     assert (total.figures.running, total.figures.rest.codes) == (3, {"200": 2})
     assert total.load == LoadReport(3, 2.0, 10.0, 7.0)
     assert together([word("a", 1)], "c") is None
-    said = word("a", 3)
+    said = replace(
+        word("a", 3),
+        idle=frozenset("i"),
+        wishes=frozenset("w"),
+        leaving=frozenset("l"),
+        turned_away={"late": 1},
+        connections=2,
+    )
     assert Word.from_json(said.to_json()) == said
-    orders = Orders(copies=(copy_of("a"),), held={"a": "why"}, draining=frozenset("a"))
+    orders = Orders(
+        copies=(copy_of("a"),),
+        held={"a": "why"},
+        draining=frozenset("a"),
+        drained=frozenset("b"),
+        leaving=frozenset("l"),
+    )
     assert Orders.from_json(orders.to_json()) == orders
 
 
