@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import random
 import time
 import zlib
 from http import HTTPStatus
@@ -13,7 +14,7 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import CopyLimits
-from proxy.codecs.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH
+from proxy.codecs.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH, BadChunks, ChunkReader
 from proxy.exchange.access import Access, Whereabouts
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.names import Names
@@ -783,3 +784,28 @@ async def test_a_whole_answer_is_one_write_and_the_same_as_in_pieces(
         sent.append(b"".join(writes))
     assert sent[0] == sent[1]
     assert b'"model_name":"own"' in sent[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chunks_that_come_whole_are_read_as_those_in_bytes(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(50):
+        pieces = [
+            bytes(rng.choices(b"a\r\n0;", k=size)) for size in rng.choices([1, 2, 5, 17], k=rng.randrange(6))
+        ]
+        ends = [b"0\r\n\r\n", b"0\r\nA: b\r\n\r\nrest", b"", b"x"]
+        words = [b"%x%b\r\n%b\r\n" % (len(p), rng.choice([b"", b"", b";a", b" "]), p) for p in pieces]
+        body = b"".join(words) + rng.choice(ends)
+        assert read_chunks([body]) == read_chunks([body[at : at + 1] for at in range(len(body))])
+
+
+def read_chunks(pieces: list[bytes]) -> tuple[bytes, int, bool] | None:
+    """Content, size and whether it has ended; None: it is not chunked as it should be."""
+    reader, content, size = ChunkReader(), b"", 0
+    try:
+        for piece in pieces:
+            more, took = reader.feed(piece)
+            content, size = content + more, size + took
+    except BadChunks:
+        return None
+    return content, size, reader.is_done
