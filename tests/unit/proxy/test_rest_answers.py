@@ -794,7 +794,11 @@ def test_chunks_that_come_whole_are_read_as_those_in_bytes(seed: int) -> None:
             bytes(rng.choices(b"a\r\n0;", k=size)) for size in rng.choices([1, 2, 5, 17], k=rng.randrange(6))
         ]
         ends = [b"0\r\n\r\n", b"0\r\nA: b\r\n\r\nrest", b"", b"x"]
-        words = [b"%x%b\r\n%b\r\n" % (len(p), rng.choice([b"", b"", b";a", b" "]), p) for p in pieces]
+        words = [
+            b"%x%b\r\n%b%b"
+            % (len(p), rng.choice([b"", b"", b";a", b" "]), p, rng.choice([b"\r\n"] * 9 + [b"xx"]))
+            for p in pieces
+        ]
         body = b"".join(words) + rng.choice(ends)
         assert read_chunks([body]) == read_chunks([body[at : at + 1] for at in range(len(body))])
 
