@@ -26,6 +26,9 @@ COPIES = {uid: copy_of(uid) for uid in ("quiet", "flood")}
 @asynccontextmanager
 async def told(control: Path) -> AsyncIterator[None]:
     """As the agent would."""
+    async with asyncio.timeout(30):
+        while not control.exists():
+            await asyncio.sleep(0.05)
     _, writer = await asyncio.open_unix_connection(str(control))
     writer.write(json.dumps({"copies": [one.to_json() for one in COPIES.values()]}).encode() + b"\n")
     await asyncio.sleep(2)  # until they are ready

@@ -1,4 +1,7 @@
-"""Client programs that no package of Python holds: installed, or built once and cached."""
+"""Client programs that no package of Python holds: installed, or built once and cached.
+
+`python -m bench.proxy.tools` does so for those that tests want: minutes at first, a second when all are there.
+"""
 
 import hashlib
 import os
@@ -112,3 +115,11 @@ def _of_pytriton(library: str) -> Path:
         for found in directory.glob(f"nvidia_pytriton.libs/{stem}-*.so{version}*"):
             return found
     raise BuildFailed(f"nvidia-pytriton does not bring {library}")
+
+
+if __name__ == "__main__":
+    for tool in (curl, h2load, perf_analyzer, h2spec, go_client):
+        try:
+            tool()
+        except BuildFailed as error:  # whoever needs it fails, and nobody else
+            say(f"bench.proxy.tools: {error}")

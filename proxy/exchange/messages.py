@@ -166,10 +166,7 @@ class InferGuard:
 
     def is_usual(self, message: bytes) -> bool:
         """Whether it may go on without a closer look; False is no verdict."""
-        try:
-            return not protobuf.needs_closer_look(message) and protobuf.model_name(message) == self._name
-        except protobuf.BadMessage:
-            return False
+        return not protobuf.needs_closer_look(message) and protobuf.names_just(message, self._own.public)
 
     def whole(self, message: bytes) -> bytes:
         try:

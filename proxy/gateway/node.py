@@ -98,6 +98,7 @@ class Node:
             served.drain()
         elif served.is_draining:
             served.serve_again()
+        served.leave(uid in orders.leaving)
         if uid in orders.drained and not served.is_drained:
             served.is_drained = True
             served.tell()
@@ -149,6 +150,7 @@ class Node:
             sums={uid: one.sum for uid, one in served},
             idle=frozenset(uid for uid, one in served if one.is_draining and one.is_idle),
             wishes=frozenset(uid for uid, one in served if one.wishes_to_drain),
+            leaving=frozenset(uid for uid, one in served if one.will_leave),
             turned_away=dict(self.doorstep.turned_away),
             connections=self.places.taken,
         )

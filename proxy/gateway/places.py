@@ -55,7 +55,8 @@ class Arrivals(Generic[A]):
         self._by_source.setdefault(source, OrderedDict())[arrival] = None
         if len(self._all) <= self._most:
             return None
-        oldest = next(iter(max(self._by_source.values(), key=len)))
+        crowd = max(self._by_source.values(), key=len)
+        oldest = next(iter(crowd))
         self.remove(oldest)
         return oldest
 

@@ -65,6 +65,8 @@ class Served:
         # said holds while it is there: its container may be started anew, in the same pod.
         self._leaving: set[Report] = set()
         self._wishing: set[Report] = set()
+        # It has said so to any process.
+        self._is_leaving = False
         self.is_draining = self.is_drained = False
 
     def front(self, kind: Kind) -> Front:
@@ -84,7 +86,7 @@ class Served:
 
     def report(self) -> Report:
         """One more connection for reports; the oldest goes where there are too many."""
-        report = Report(self._wish, self._leave, self._reports_lost, self._tell)
+        report = Report(self._wish, self._announce_leave, self._reports_lost, self._tell)
         self._reports.append(report)
         if len(self._reports) > _MOST_REPORTS:
             self._reports.pop(0).close()
@@ -94,23 +96,39 @@ class Served:
     def wishes_to_drain(self) -> bool:
         return bool(self._wishing)
 
-    def _leave(self, report: Report) -> None:
-        self._leaving.add(report)
-        self.copy.drain()
+    @property
+    def will_leave(self) -> bool:
+        return bool(self._leaving)
 
     def _wish(self, report: Report) -> None:
         self._wishing.add(report)
         self._wished()
 
+    def _announce_leave(self, report: Report) -> None:
+        self._leaving.add(report)
+        self._look_at_leaving()
+        self._wished()
+
+    def leave(self, leaves: bool) -> None:
+        """Whether its door has said, to any process, that it will leave."""
+        self._is_leaving = leaves
+        self._look_at_leaving()
+
+    def _look_at_leaving(self) -> None:
+        leaves = self._is_leaving or self.will_leave
+        if leaves and not self.copy.draining:
+            self.copy.drain()
+        elif self.copy.draining and not (leaves or self.is_draining or self._wishing):
+            self.copy.serve_again()
+
     def _reports_lost(self, report: Report) -> None:
         if report in self._reports:
             self._reports.remove(report)
-        self._leaving.discard(report)
-        if report in self._wishing:
+        if report in self._wishing or report in self._leaving:
             self._wishing.discard(report)
+            self._leaving.discard(report)
             self._wished()
-        if self.copy.draining and not (self.is_draining or self._leaving or self._wishing):
-            self.copy.serve_again()
+        self._look_at_leaving()
 
     def tell(self, sum: Sum | None = None) -> None:
         """Tell the doors. `sum` is of all processes; without one, of this one or as told last."""

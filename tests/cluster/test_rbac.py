@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from berth.kube import paths
 from berth.kube.client import KubeClient
 from berth.kube.errors import Denied, NotFound
 from localcluster.cluster import LocalCluster
 from tests.cluster.accounts import agent_of, speaking_as
-from tests.e2e.support import eventually
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("leases")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": []}}
 FORBIDDEN = {
@@ -62,17 +60,6 @@ ACCOUNTS: dict[str, Callable[[LocalCluster, Path], AbstractAsyncContextManager[K
     "binder": lambda cluster, directory: speaking_as(cluster, "berth-binder", directory),
     "server": lambda cluster, directory: speaking_as(cluster, "berth-server", directory),
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def leases(cluster: LocalCluster) -> None:
-    """Every agent has its Lease: what is not there is refused to nobody."""
-
-    async def there() -> None:
-        for node in cluster.nodes:
-            await cluster.client.get(f"{LEASES}/berth-agent-{node}")
-
-    await eventually(there, what="the agents' Leases")
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,8 @@ class H2Codec(Sender, Generic[H, T]):
                 raise ConnectionFailed(
                     ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes; {MAX_FRAME} are taken"
                 )
-            self._require_order(kind, flags)
+            if self._block is not None or not self.has_settings:
+                self._require_order(kind, flags)
             if stop > end:
                 if kind == DATA and length >= _WHOLE_BELOW and not flags & PADDED:
                     self._begin_long(data, at + HEAD_BYTES, length, flags, id & MAX_STREAM_ID)
@@ -626,7 +627,13 @@ class H2Codec(Sender, Generic[H, T]):
         self.patience.spend_answer()
         size = read_u32(data, at + HEAD_BYTES)[0] & MAX_STREAM_ID
         if id == 0:
-            self._open_connection_window(size)
+            if size == 0:
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+            self._send_window += size
+            if self._send_window > MAX_WINDOW:
+                raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
+            if self._turns:
+                self._rouse()
             return
         stream = self.streams.get(id)
         if stream is None:
@@ -640,14 +647,6 @@ class H2Codec(Sender, Generic[H, T]):
             raise StreamFailed(id, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
         if stream.queue:
             self._wants_turn(stream)
-
-    def _open_connection_window(self, size: int) -> None:
-        if size == 0:
-            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-        self._send_window += size
-        if self._send_window > MAX_WINDOW:
-            raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
-        self._rouse()
 
     # Streams that are in error, or over.
 

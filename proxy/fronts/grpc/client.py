@@ -33,6 +33,9 @@ _ANSWERED = Stage.ANSWERED
 class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     """One client of one copy."""
 
+    # Fewer than of answers: what all copies' calls wait for must not pile up behind one's new ones.
+    most_at_once = 8
+
     def __init__(self, front: GrpcFront) -> None:
         super().__init__(front.turn)
         self.front = front
@@ -56,7 +59,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        self.on_events(self.codec.receive(data))
+        super().data_received(data)
         if self._kept_bytes or self.codec.kept_bytes > FREE_BYTES:
             self._charge_kept()
 

@@ -10,8 +10,6 @@ from proxy.codecs.h2.frames import ErrorCode
 from proxy.fronts.turn import Turn
 
 _WRITE_HIGH = 256 * 1024
-# Frames: usual calls and answers, of which what came may hold a thousand; others are served between them.
-_MOST_AT_ONCE = 16
 
 C = TypeVar("C", bound=H2Codec[Any, Any])
 
@@ -20,6 +18,8 @@ class H2Connection(asyncio.Protocol, Generic[C]):
     """What both ends share. `codec` is the subclass' to make, with `wake`."""
 
     codec: C
+    # Frames: usual calls and answers, of which what came may hold a thousand; others are served between them.
+    most_at_once = 64
 
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
@@ -49,7 +49,7 @@ class H2Connection(asyncio.Protocol, Generic[C]):
         return False
 
     def data_received(self, data: bytes) -> None:
-        self.on_events(self.codec.receive(data, _MOST_AT_ONCE))
+        self.on_events(self.codec.receive(data, self.most_at_once))
         if self.codec.has_more:
             self.on_more()
 

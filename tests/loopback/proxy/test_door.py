@@ -232,7 +232,7 @@ async def test_a_client_that_has_said_all_still_hears_the_answer() -> None:
         reader, writer = await one.client()
         writer.write(b"abc")
         writer.write_eof()
-        assert await asyncio.wait_for(reader.read(-1), 5) == b"cba"
+        assert await asyncio.wait_for(reader.read(-1), 30) == b"cba"
         writer.close()
         await until(lambda: len(one.port) == 0)
 
@@ -250,7 +250,7 @@ async def test_a_gateway_that_has_said_all_still_hears_the_client() -> None:
     async with gateway(answer_first) as target, door(target) as one:
         reader, writer = await one.client()
         writer.write(b"x")
-        assert await asyncio.wait_for(reader.read(-1), 5) == b"early"
+        assert await asyncio.wait_for(reader.read(-1), 30) == b"early"
         await asyncio.sleep(0.05)
         writer.write(b"rest")
         writer.close()
@@ -270,7 +270,7 @@ async def test_a_client_that_does_not_end_after_the_answer_is_ended(monkeypatch:
     async with gateway(answer) as target, door(target) as one:
         reader, writer = await one.client()
         writer.write(b"x")
-        assert await asyncio.wait_for(reader.read(-1), 5) == b"done"
+        assert await asyncio.wait_for(reader.read(-1), 30) == b"done"
         await until(lambda: len(one.port) == 0)
         writer.close()
 
@@ -293,7 +293,7 @@ async def test_a_client_that_goes_is_gone_for_the_gateway_too() -> None:
         writer.write(b"x")
         await reader.readline()
         writer.transport.abort()
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 30)
         await until(lambda: len(one.port) == 0)
 
 
@@ -303,7 +303,7 @@ REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n
 async def rest_answer(one: Door, request: bytes = REQUEST) -> bytes:
     reader, writer = await one.client()
     writer.write(request)
-    answer = await asyncio.wait_for(reader.read(-1), 5)
+    answer = await asyncio.wait_for(reader.read(-1), 30)
     writer.close()
     return answer
 
@@ -423,15 +423,15 @@ async def test_who_says_nothing_costs_no_connection_and_goes_for_who_does() -> N
         for _ in range(5):
             reader, writer = await one.client()
             writer.write(b"hello")
-            assert await asyncio.wait_for(reader.readexactly(5), 5) == b"hello"
+            assert await asyncio.wait_for(reader.readexactly(5), 30) == b"hello"
             speaking.append(writer)
         for reader, writer in silent:
-            assert await asyncio.wait_for(reader.read(-1), 5) == b""
+            assert await asyncio.wait_for(reader.read(-1), 30) == b""
             writer.close()
         reader, writer = await one.client()  # none of the others goes for it
         with pytest.raises(ConnectionResetError):
             writer.write(b"x")
-            assert await asyncio.wait_for(reader.read(-1), 5) == b""
+            assert await asyncio.wait_for(reader.read(-1), 30) == b""
             raise ConnectionResetError
         assert len(one.port) == 5
         for writer in speaking:
@@ -443,5 +443,5 @@ async def test_who_says_nothing_for_long_is_ended(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(port_module._SILENT_SECONDS, Kind.REST, 0.1)
     async with gateway() as target, door(target) as one:
         reader, _ = await one.client()
-        assert await asyncio.wait_for(reader.read(-1), 5) == b""
+        assert await asyncio.wait_for(reader.read(-1), 30) == b""
         assert len(one.port) == 0

@@ -218,7 +218,7 @@ async def test_it_goes_on_while_the_agent_is_away_and_finds_a_gateway_that_resta
 async def echoed(door: Door, text: bytes) -> bool:
     reader, writer = await asyncio.open_connection("127.0.0.1", door.http)
     writer.write(text)
-    answer = await asyncio.wait_for(reader.readexactly(len(text)), 5)
+    answer = await asyncio.wait_for(reader.readexactly(len(text)), 30)
     writer.close()
     return answer == text
 
@@ -338,7 +338,7 @@ async def test_a_client_authority_that_was_taken_out_is_trusted_no_more(tmp_path
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", door.http, ssl=context)
                 writer.write(b"hello")
-                answer = await asyncio.wait_for(reader.read(5), 5)
+                answer = await asyncio.wait_for(reader.read(5), 30)
                 writer.close()
             except (OSError, ssl.SSLError):
                 return False

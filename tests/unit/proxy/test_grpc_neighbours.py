@@ -6,6 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from h2.settings import SettingCodes
@@ -18,6 +19,7 @@ from proxy.codecs.h2.frames import ErrorCode, Setting
 from proxy.exchange.messages import INFER, STREAM_INFER, AnswerReader, ModelFields, framed
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
+from proxy.fronts.turn import Turn
 from tests.fakes.grpc_peers import Both, Connect, request
 
 _DEADLINE = hpack.encode(
@@ -55,6 +57,51 @@ def require_served(both: Both, streams: Iterable[int]) -> None:
         for stream in ready:
             assert (both.client.status(stream), both.client.data[stream]) == (0, framed(b"fine"))
         left -= ready
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+async def test_calls_that_come_at_once_are_taken_few_at_a_time(connect: Connect, heads_first: bool) -> None:
+    """Others, of other copies, are served in between."""
+    both = connect()
+    begin(both, 1)  # from now on there is a connection to Triton
+    later: list[Callable[[], None]] = []
+    both.pair.front.later = later.append
+    streams = []
+    for _ in range(100):
+        streams.append(both.client.call())
+        if not heads_first:
+            both.client.send(streams[-1], framed(request()), end=True)
+    for stream in streams if heads_first else ():
+        both.client.send(stream, framed(request()), end=True)
+    both.client.exchange()
+    running = [both.pair.running]
+    while later:
+        assert both.pair.to_client.paused
+        assert len(later) == 1
+        later.pop()()
+        running.append(both.pair.running)
+    assert not both.pair.to_client.paused
+    assert running[0] <= 1 + 16
+    assert all(more - less <= 16 for less, more in pairwise(running))
+    both.exchange()
+    require_served(both, streams)
+
+
+async def test_answers_that_come_at_once_are_taken_some_at_a_time(connect: Connect) -> None:
+    both = connect()
+    streams, (triton,) = begin(both, 500), both.pair.tritons
+    for stream in streams:
+        both.triton.answer(stream, b"fine")
+    triton.data_received(both.triton.h2.data_to_send())
+    running, turn = [500, both.pair.running], both.pair.front.turn
+    while both.pair.running:
+        Turn.end(turn)
+        running.append(both.pair.running)
+    steps = [less - more for less, more in pairwise(running)]
+    assert max(steps) <= 64
+    assert not both.pair.to_triton[0].paused
+    both.exchange()
+    assert all(both.client.status(stream) == 0 for stream in streams)
 
 
 @pytest.mark.parametrize("order", ["TRTRTRTR", "RRRRTRTR", "TTTTRRRR", "RTRTRTRT", "RRRRRRRT", "TR"])

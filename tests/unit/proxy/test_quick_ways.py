@@ -191,3 +191,26 @@ async def test_a_crowd_of_usual_calls_with_unusual_ones_between(connect: Connect
     while left := [one for one in streams if one not in both.client.ended]:
         answered(both, next(one for one in left if one in both.triton.ended))
     assert (both.pair.running, both.pair.held_bytes) == (0, 0)
+
+
+async def test_calls_and_answers_that_came_together_are_taken_in_part(connect: Connect) -> None:
+    """However many one read holds, others are served between."""
+    both = connect()
+    answered(both, call(both))
+    streams = []
+    for _ in range(50):
+        streams.append(both.client.call())
+        both.client.send(streams[-1], framed(request()), end=True)
+    both.pair.client.data_received(both.client.h2.data_to_send())
+    assert both.pair.running == GrpcConnection.most_at_once
+    both.exchange()
+    assert both.pair.running == 50
+    for stream in streams:
+        both.triton.h2.send_headers(both.triton.own(stream), [(":status", "200")])
+        both.triton.h2.send_data(both.triton.own(stream), framed(b"fine"))
+        both.triton.h2.send_headers(both.triton.own(stream), [("grpc-status", "0")], end_stream=True)
+    triton = both.pair.tritons[0]
+    triton.data_received(both.triton.h2.data_to_send())
+    assert both.pair.running == 50 - triton.most_at_once
+    both.exchange()
+    assert both.pair.running == 0

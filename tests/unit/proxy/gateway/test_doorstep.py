@@ -213,6 +213,7 @@ def test_any_history_of_arrivals(seed: int) -> None:
     late = arrivals.late(490.0)
     assert late == sorted(one for one in there if one < 490)
     assert len(arrivals) == len(there) - len(late)
+    assert arrivals._by_source.keys() == {its for one, its in there.items() if one not in late}
 
 
 def test_the_size_is_the_contracts() -> None:

@@ -17,6 +17,7 @@ from berth.contract.endpoint import Endpoint, UnixSocket
 from berth.contract.gateway import CopyLimits
 from berth.runtime.errors import CannotStart
 from proxy.codecs.preamble import Kind
+from proxy.codecs.report import LEAVING
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.exchange import Exchange
 from proxy.exchange.refusal import Refusal
@@ -24,6 +25,7 @@ from proxy.gateway import plane as plane_module
 from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
 from proxy.gateway.node import Node
+from proxy.gateway.orders import Orders
 from tests.fakes.agent_control import Agent, agent_at, copy_of
 from tests.fakes.doors import Refused, connect, reports
 
@@ -158,6 +160,26 @@ async def known(here: Here, agent: Agent, *copies: Any) -> None:
     agent.tell(copies)
     wanted = {copy.pod_uid for copy in copies}
     await until(lambda: set(here.node._by_uid) == wanted and here.gateway.hub.registry.is_told)
+
+
+async def test_a_door_that_will_leave_is_heard_in_every_process_and_served_meanwhile(start: Any) -> None:
+    async with start() as here, agent_at(here.path) as agent:
+        await known(here, agent, copy_of("a"))
+        copy, told = here.served("a"), here.node._by_uid["a"].told
+        here.node.obey(Orders(copies=(told,), leaving=frozenset({"a"})))  # it has said so to another process
+        assert copy.not_ready() == "draining"
+        assert await echoed(here, "a") == b"simple hello"
+        here.node.obey(Orders(copies=(told,)))
+        assert copy.not_ready() is None
+        async with reports(here.port, told.ticket) as door:
+            await door.next()
+            door.writer.write(LEAVING)
+            await until(lambda: here.node.word().leaving == {"a"})
+            assert copy.not_ready() == "draining"
+            here.node.obey(Orders(copies=(told,)))  # from before this process had said so
+            assert copy.not_ready() == "draining"
+        await until(lambda: copy.not_ready() is None)
+        assert here.node.word().leaving == frozenset()
 
 
 async def test_a_refusal_names_the_gateways_own_ceiling_where_that_is_what_bounds(start: Any) -> None:
