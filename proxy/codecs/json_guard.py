@@ -102,12 +102,20 @@ class BadJson(Exception):
 
 def check_infer(body: bytes, facts: KnowsOutputs, *, binary_bytes: int = 0) -> bytes:
     """An inference request, or the JSON header of a binary one with that many bytes behind it, written anew."""
-    return _finite(body, _infer_anew, facts, binary_bytes)
+    objects = _require_simple(body)  # numbers that JSON does not have change nothing in that
+    try:
+        return _infer_anew(body, objects, facts, binary_bytes)
+    except BadJson as error:
+        return _finite(error, body, objects, _infer_anew, facts, binary_bytes)
 
 
 def check_generate(body: bytes) -> bytes:
     """A generate request, written anew: flat keys that name tensors, and parameters."""
-    return _finite(body, _generate_anew)
+    objects = _require_simple(body)
+    try:
+        return _generate_anew(body, objects)
+    except BadJson as error:
+        return _finite(error, body, objects, _generate_anew)
 
 
 def _infer_anew(body: bytes, objects: int, facts: KnowsOutputs, binary_bytes: int) -> bytes:
@@ -135,12 +143,9 @@ def _require_content(tensor: _Tensor, index: int, available: int) -> int:
     elements = 1
     for size in sizes:
         elements *= size or 1  # a 0 makes the product 0, but the others may be multiplied before it
-    if 0 in sizes:
-        room = available
-    elif tensor.data is not UNSET:
-        room = (len(memoryview(tensor.data)) + 1) // 2  # a digit and a comma at least for each
-    else:
-        room = available  # binary_data_size tells more; without it Triton refuses
+    room = available  # without data binary_data_size tells more; without that Triton refuses
+    if tensor.data is not UNSET and 0 not in sizes:
+        room = (len(tensor.data) + 1) // 2  # a digit and a comma at least for each
     if elements > room:
         raise BadJson(f"inputs[{index}].shape declares more elements than its data can hold")
     if tensor.data is not UNSET and memoryview(tensor.data)[0] != _BRACKET:
@@ -179,15 +184,11 @@ def _generate_anew(body: bytes, objects: int) -> bytes:
     return _written(request, body)
 
 
-def _finite(body: bytes, write: Callable[..., bytes], *how: object) -> bytes:
-    """Write a body anew that may hold numbers which JSON does not have. Raises BadJson."""
-    objects = _require_simple(body)  # no such number changes that
-    try:
-        return write(body, objects, *how)
-    except BadJson:
-        words = [(word, number) for word, number in _SPELT if word in body]
-        if not words:
-            raise
+def _finite(error: BadJson, body: bytes, objects: int, write: Callable[..., bytes], *how: object) -> bytes:
+    """Write a body anew that may be refused only for numbers which JSON does not have. Raises BadJson."""
+    words = [(word, number) for word, number in _SPELT if word in body]
+    if not words:
+        raise error
     if len(body) > MAX_WORDS and sum(body.count(word) for word, _ in words) > MAX_WORDS:
         raise BadJson(f"more than {MAX_WORDS} times NaN or Infinity; the binary extension has room for more")
     if _STEM in body:

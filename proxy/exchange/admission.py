@@ -199,7 +199,7 @@ class Admissions:
                 self._give()
         if self._waiting:
             self.hand_out()
-        else:
+        elif self._idle is not None:
             self._look_idle()
 
     def has_run(self, answer_bytes: int) -> None:

@@ -106,6 +106,8 @@ class Cycle(Exchange):
     _upstream: UpstreamHttp | None = None
     _begun: ResponseHead | None = None
     _renamed: InPlace | AsItComes | None = None
+    # What goes on of the body is put into chunks here.
+    _chunks_anew = False
     _whole: list[bytes] | None = None
     _task: asyncio.Task[None] | None = None
 
@@ -383,6 +385,7 @@ class Cycle(Exchange):
                 self._renamed = InPlace(names, head.json_bytes)
             elif way is Way.AS_IT_COMES:
                 self._renamed = AsItComes(names)
+        self._chunks_anew = head.is_chunked and not names.are_same and asked.head.is_http11
         if self._renamed is not None:
             body = self._renamed.feed(body)
         self._send(body, head.whole(closes=closes, chunked=asked.head.is_http11))
@@ -434,12 +437,6 @@ class Cycle(Exchange):
             data = start + data
         if data and self._client is not None:
             self._client.write(data)
-
-    @property
-    def _chunks_anew(self) -> bool:
-        begun = self._begun
-        anew = begun is not None and begun.is_chunked and not self.copy.names.are_same
-        return anew and self.asked.head.is_http11
 
     def _gather(self, whole: list[bytes], data: bytes) -> None:
         whole.append(data)
