@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc.aio
 import pytest
 from aiohttp import ClientError, ClientSession
 from tritonclient.utils import InferenceServerException
@@ -237,15 +238,22 @@ async def test_models_serve_on_while_the_agent_is_away_and_when_it_is_back(user:
     (pod,) = await user.ready("lasting")
     agent = node_of(user, pod).agent
     ticket = await ticket_of_pod(user, pod, "lasting")
+
+    async def told_again() -> bytes:
+        try:
+            return await ticket_of_pod(user, pod, "lasting")
+        except grpc.aio.AioRpcError as error:
+            raise AssertionError(f"the agent is not back: {error.details()}") from error
+
     async with used(pod, "lasting") as failures:
         await agent.stop(grace_seconds=0)
         await asyncio.sleep(3)
         assert is_ready(await user.pod("lasting"))
         await agent.start()
+        assert await eventually(told_again) == ticket
         await user.ready("lasting")
         await asyncio.sleep(2)
     assert failures == []
-    assert await ticket_of_pod(user, pod, "lasting") == ticket
 
 
 async def test_a_killed_gateway_is_back_and_so_are_its_models_pods(user: User, source: str) -> None:
