@@ -246,8 +246,11 @@ class H2Codec(Sender, Generic[H, T]):
 
     @property
     def kept_bytes(self) -> int:
-        """Of a frame, or of a header block, that has begun and is not whole."""
-        return self._parts_bytes + (0 if self._block is None else len(self._block[2]))
+        """Of a frame, or of a header block, that has begun and is not whole; what is only to be taken in a later
+        turn is none."""
+        return (0 if self.has_more else self._parts_bytes) + (
+            0 if self._block is None else len(self._block[2])
+        )
 
     @property
     def receive_left(self) -> int:
