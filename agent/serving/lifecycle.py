@@ -298,7 +298,7 @@ class Lifecycle:
             await slot.rested.wait()
             await self._remove_if_at_fault(slot, record)
         if slot.phase is Phase.SERVING and slot.record is not None and not slot.record.served:
-            await self._learn(slot, slot.record.measured_bytes)  # an agent before has begun it
+            await self._learn(slot, model.measured_bytes)  # an agent before has begun it, or it was not noted
 
     def _admit(self, record: Record) -> Admitted:
         """Judged again before each load: the node's rules, and what an earlier agent let in, may be others.

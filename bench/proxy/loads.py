@@ -76,7 +76,8 @@ def rest_body(tensor_bytes: int) -> tuple[bytes, dict[str, str]]:
     if tensor_bytes < 1000:
         text = b'{"inputs":[{"name":"IN","shape":[3],"datatype":"UINT8","data":[1,2,3]}],"id":"0123456789"}'
         return text, {"Content-Type": "application/json"}
-    head = f'{{"inputs":[{{"name":"IN","shape":[{tensor_bytes}],"datatype":"UINT8"}}]}}'.encode()
+    tensor = {"name": "IN", "shape": [tensor_bytes], "datatype": "UINT8"}
+    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": tensor_bytes}}]}).encode()
     length = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
     return head + b"\1" * tensor_bytes, length
 

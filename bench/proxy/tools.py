@@ -1,4 +1,7 @@
-"""Client programs that no package of Python or Debian holds: built or installed once, and cached."""
+"""Client programs that no package of Python holds: installed, or built once and cached.
+
+`python -m bench.proxy.tools` does so for those that tests want: minutes at first, a second when all are there.
+"""
 
 import hashlib
 import os
@@ -13,6 +16,7 @@ from typing import Final
 
 from localcluster.binaries import go, go_environment
 from localcluster.building import BuildFailed, locked, progress, say
+from localcluster.debian import install
 from localcluster.paths import cache_directory
 
 _MODULE: Final = Path(__file__).parent / "goclient"
@@ -34,8 +38,28 @@ def h2spec() -> Path:
 
 def perf_analyzer() -> tuple[Path, dict[str, str]]:
     """Triton's own load generator, and the environment that it wants. Raises BuildFailed."""
-    home = _kept("perf_analyzer", hashlib.sha256(_TRITON_CLIENT.encode()).hexdigest()[:16], _install_perf)
+    made_of = " ".join((_TRITON_CLIENT, *_LIBRARIES))
+    home = _kept("perf_analyzer", hashlib.sha256(made_of.encode()).hexdigest()[:16], _install_perf)
     return home / "perf_analyzer", {**os.environ, "LD_LIBRARY_PATH": str(home)}
+
+
+def curl() -> str:
+    """Raises BuildFailed."""
+    return _of_debian("curl", "curl")
+
+
+def h2load() -> str:
+    """Raises BuildFailed."""
+    return _of_debian("h2load", "nghttp2-client")
+
+
+def _of_debian(program: str, package: str) -> str:
+    if shutil.which(program) is None:
+        install([package])
+    found = shutil.which(program)
+    if found is None:
+        raise BuildFailed(f"{program} is not here: install {package}")
+    return found
 
 
 def _kept(name: str, key: str, make: Callable[[Path], None]) -> Path:
@@ -81,7 +105,7 @@ def _install_perf(target: Path) -> None:
     (target / "perf_analyzer").chmod(0o755)
     shutil.rmtree(target / "wheel")
     for library in _LIBRARIES:
-        (target / library).symlink_to(_of_pytriton(library))
+        shutil.copy(_of_pytriton(library), target / library)  # this environment may go before the cache does
 
 
 def _of_pytriton(library: str) -> Path:
@@ -91,3 +115,11 @@ def _of_pytriton(library: str) -> Path:
         for found in directory.glob(f"nvidia_pytriton.libs/{stem}-*.so{version}*"):
             return found
     raise BuildFailed(f"nvidia-pytriton does not bring {library}")
+
+
+if __name__ == "__main__":
+    for tool in (curl, h2load, perf_analyzer, h2spec, go_client):
+        try:
+            tool()
+        except BuildFailed as error:  # whoever needs it fails, and nobody else
+            say(f"bench.proxy.tools: {error}")

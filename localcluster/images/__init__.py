@@ -24,12 +24,15 @@ from dataclasses import dataclass
 from localcluster.images import build, recipes
 from localcluster.images.build import Image
 
-__all__ = ["DEBIAN_PACKAGES", "Image", "Images", "images", "lacking"]
+__all__ = ["Image", "Images", "images", "lacking", "missing_packages"]
 
-# Program -> the package that has it.
-_PROGRAMS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap", "gcc": "gcc", "unshare": "util-linux"}
-DEBIAN_PACKAGES = (*sorted(set(_PROGRAMS.values())), "libc6-dev")
-"""What `apt-get install` needs for `lacking()` to find nothing, but for the rights."""
+# Program -> Debian's packages that it takes.
+_PROGRAMS = {
+    "buildah": ["buildah"],
+    "mmdebstrap": ["mmdebstrap"],
+    "gcc": ["gcc", "libc6-dev"],
+    "unshare": ["util-linux"],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +48,13 @@ def lacking() -> str | None:
         return f"images are built from a checkout of the repository, and {recipes.ROOT} is none"
     if os.geteuid() != 0:
         return "images are built by root only"
-    missing = [package for program, package in _PROGRAMS.items() if shutil.which(program) is None]
+    missing = missing_packages()
     return f"not installed: {' '.join(missing)}" if missing else None
+
+
+def missing_packages() -> list[str]:
+    """Debian's packages of programs that are not here."""
+    return [name for program, names in _PROGRAMS.items() if shutil.which(program) is None for name in names]
 
 
 async def images() -> Images:

@@ -32,6 +32,8 @@ _MAX_VARINT_BYTES = 10
 MAX_FIELDS: Final = 16_384
 # Of one entry of a map, which has two.
 _ENTRY_FIELDS = 16
+# Of length-delimited fields whose numbers need no second byte, beside the first: nearly all there are.
+_SHORT_KEYS_BUT_1: Final = frozenset(range(_MODEL_NAME + 1 << 3 | _BYTES, 0x80, 8))
 
 # What is kept of one field while a large message streams by: names, ids, parameters, small tensors.
 COLLECT_BYTES: Final = 64 * 1024
@@ -100,6 +102,25 @@ def fields(message: bytes, most: int = MAX_FIELDS) -> Iterator[Field]:
 def model_name(message: bytes) -> bytes:
     """Field 1 of a request: `name` or `model_name`; empty where it is absent."""
     return _last(message, _MODEL_NAME)
+
+
+def names_just(message: bytes, name_field: bytes) -> bool:
+    """Whether a request begins with this field 1 and has no other; False is no verdict. The quick way to what
+    `model_name` tells."""
+    if not message.startswith(name_field):
+        return False
+    at, end = len(name_field), len(message)
+    try:
+        while at < end:
+            if message[at] in _SHORT_KEYS_BUT_1 and message[at + 1] < 0x80:
+                at += 2 + message[at + 1]
+                continue
+            number, _, _, at = read_field(message, at)
+            if number == _MODEL_NAME:
+                return False
+    except (BadMessage, IndexError):
+        return False
+    return at == end
 
 
 def request_id(message: bytes) -> bytes:

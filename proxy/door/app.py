@@ -101,7 +101,7 @@ class Door:
         """Take nobody new; return when the gateway has nothing of the copy, and every client what it is to get."""
         self.rest.stop()
         self.grpc.stop()
-        await self._report.drain()
+        await self._report.drain(lambda: len(self._crowd) > 0)
         # Twice, for what the gateway had sent when it said so may not have been read before.
         looks = 0
         while looks < 2:

@@ -13,6 +13,9 @@ from proxy.exchange.traffic import Figures
 
 # For the connection and the gateway's word that it takes it, each time.
 ASK_SECONDS: Final = 2.0
+# Clients that come all at once go in file: the gateway has room for so many of a node's that it does not know yet.
+_ASKING: Final = 64
+_FILE_SECONDS: Final = 5.0
 # The gateway tells every second.
 STALE_SECONDS: Final = 3.0
 
@@ -50,6 +53,7 @@ class Gateway:
         self.word: Word | None = None
         # Why there is no word, as far as it is known.
         self.trouble = "it has not been asked yet"
+        self._file = asyncio.Semaphore(_ASKING)
 
     @property
     def access(self) -> Access | None:
@@ -96,15 +100,29 @@ class Gateway:
     async def connect(self, kind: Kind, first: bytes) -> tuple[asyncio.Transport, bytes]:
         """A connection that the gateway has taken, with `first` sent: its transport, which does not read, and
         what it has said since. Raises NoGateway."""
+        self.require()
+        try:
+            async with asyncio.timeout(_FILE_SECONDS):
+                await self._file.acquire()
+        except TimeoutError:
+            raise NoGateway("the node's gateway is busy") from None
+        try:
+            return await self._connect(kind, first)
+        finally:
+            self._file.release()
+
+    async def _connect(self, kind: Kind, first: bytes) -> tuple[asyncio.Transport, bytes]:
+        """Raises NoGateway."""
         access = self.require()
-        knock = _Knock(Preamble(kind, access.ticket).to_bytes() + first)
+        knock = _Knock(Preamble(kind, access.ticket).to_bytes() + first, self._why_refused)
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 endpoint = access.endpoint
                 await asyncio.get_running_loop().create_connection(
                     lambda: knock, endpoint.host, endpoint.port
                 )
-                return await knock.taken
+                early = await knock.taken
+            return knock.give(), early
         except TimeoutError:
             raise NoGateway("the node's gateway does not answer") from None
         except OSError as error:
@@ -112,16 +130,22 @@ class Gateway:
         finally:
             knock.leave()
 
+    def _why_refused(self) -> str:
+        """It says no word to whoever it does not take; but it has told what it thinks of the copy."""
+        word = self.lately()
+        if word is None or word.not_ready is None:
+            return "the node's gateway does not take this pod's ticket"
+        return f"the node's gateway takes nothing new for this model: {word.not_ready}"
+
 
 class _Knock(asyncio.Protocol):
     """A connection until the gateway takes it."""
 
-    def __init__(self, greeting: bytes) -> None:
-        self._greeting = greeting
+    def __init__(self, greeting: bytes, why_refused: Callable[[], str]) -> None:
+        self._greeting, self._why_refused = greeting, why_refused
         self._transport: asyncio.Transport | None = None
-        self.taken: asyncio.Future[tuple[asyncio.Transport, bytes]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        # With what the gateway has said since.
+        self.taken: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -135,19 +159,24 @@ class _Knock(asyncio.Protocol):
             self._refused()
             return
         transport.pause_reading()
-        self.taken.set_result((transport, data[1:]))
+        self.taken.set_result(data[1:])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._refused()
 
     def _refused(self) -> None:
         if not self.taken.done():
-            self.taken.set_exception(NoGateway("the node's gateway does not take this pod's ticket"))
+            self.taken.set_exception(NoGateway(self._why_refused()))
+
+    def give(self) -> asyncio.Transport:
+        """It was taken, and is the caller's from now on."""
+        transport, self._transport = self._transport, None
+        assert transport is not None
+        return transport
 
     def leave(self) -> None:
-        """End it, unless it was taken."""
-        taken = self.taken.done() and not self.taken.cancelled() and self.taken.exception() is None
-        if self._transport is not None and not taken:
+        """End it, unless it was given away."""
+        if self._transport is not None:
             self._transport.abort()
         self.taken.cancel()
 

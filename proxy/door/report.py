@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from berth.runtime.backoff import Backoff
@@ -90,11 +91,11 @@ class Report:
         """Tell that the pod is ending: not ready, but everything is served as before."""
         self._say(LEAVING)
 
-    async def drain(self) -> None:
+    async def drain(self, is_waited: Callable[[], bool]) -> None:
         """Have the gateway take nothing new for the copy; returns when nothing of it is left there, or nobody
-        knows."""
+        knows. `is_waited`: whether somebody still has a connection there; a gateway may be silent for a while."""
         self._say(DRAIN)
-        while self._gateway.lately() is not None:
+        while self._gateway.lately() is not None or is_waited():
             if await wait_until_set(self._drained, timeout_seconds=1.0):
                 return
 

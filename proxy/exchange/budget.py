@@ -37,6 +37,13 @@ class Budget:
         if self.parent is not None:
             self.parent.give(size_bytes)
 
+    def change(self, had_bytes: int, has_bytes: int) -> bool:
+        """What was taken is another size now; as `take`."""
+        if has_bytes <= had_bytes:
+            self.give(had_bytes - has_bytes)
+            return True
+        return self.take(has_bytes - had_bytes)
+
     @property
     def free_bytes(self) -> int:
         return self.limit_bytes - self.used_bytes

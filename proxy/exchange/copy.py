@@ -47,6 +47,8 @@ class ModelCopy:
         self._flags_of, self.flags = flags_of, flags_of(limits)
         self.facts = ModelFacts()
         self.rest, self.grpc = Traffic(), Traffic()
+        # Since the start, whatever was said to them.
+        self.calls = 0
         now = clock()
         self._meter = LoadMeter(now, wall)
         self.load = LoadReport(0.0, 0.0, 0.0, wall())
@@ -146,11 +148,6 @@ class ModelCopy:
         """Wake who waits for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
-
-    @property
-    def arrived(self) -> int:
-        """Requests since the last tick."""
-        return self._meter.arrived
 
     @property
     def sent_bytes(self) -> int:

@@ -32,6 +32,7 @@ class Exchange:
     is_answered = False
 
     def __init__(self, copy: ModelCopy, traffic: Traffic, began: float) -> None:
+        copy.calls += 1
         self.copy, self._traffic, self.began = copy, traffic, began
         self.deadline = began + copy.limits.request_timeout_seconds
 

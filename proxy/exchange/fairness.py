@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-# What a call costs beside its bytes, and what a copy may take in one turn: four calls are under a millisecond.
+# What a call costs beside its bytes, which is about how many nanoseconds one takes; and what a copy may take in one
+# turn: four calls are under a millisecond.
 # Another copy's request waits for two turns, its own and its answer's; shorter ones would cost more than they help.
 CALL_COST: Final = 64 * 1024
 QUANTUM: Final = 4 * CALL_COST

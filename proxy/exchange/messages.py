@@ -166,10 +166,7 @@ class InferGuard:
 
     def is_usual(self, message: bytes) -> bool:
         """Whether it may go on without a closer look; False is no verdict."""
-        try:
-            return not protobuf.needs_closer_look(message) and protobuf.model_name(message) == self._name
-        except protobuf.BadMessage:
-            return False
+        return not protobuf.needs_closer_look(message) and protobuf.names_just(message, self._own.public)
 
     def whole(self, message: bytes) -> bytes:
         try:
@@ -345,7 +342,7 @@ class MessageReader:
         flag, size = read_prefix(self._buffer)
         self._require_readable(flag, size)
         if size > (self._inflate_limit if flag else HOLD_BYTES):
-            if len(self._buffer) < BEGUN_BYTES:
+            if len(self._buffer) < BEGUN_BYTES and self._guard.walker() is not None:
                 return None
             self._begin_stream(size)
             return self.pull()

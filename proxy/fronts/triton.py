@@ -101,29 +101,34 @@ class TritonQuestions:
     """What gRPC clients ask that is answered here, from Triton's REST port. The server's own is asked once for
     all who ask within a while: it does not change."""
 
-    def __init__(self, pool: UpstreamPool, where: Whereabouts) -> None:
-        self._pool, self._where = pool, where
+    def __init__(
+        self, pool: UpstreamPool, where: Whereabouts, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pool, self._where, self._clock = pool, where, clock
         self._metadata: Mapping[str, Any] = {}
         self._read_at = -math.inf
         self._asking = asyncio.Lock()
 
     async def versions(self, copy: ModelCopy) -> list[str]:
         """Raises NotServed."""
-        found = (await self._json(f"/v2/models/{copy.names.server.decode()}")).get("versions")
+        _, data = await self._ask(f"/v2/models/{copy.names.server.decode()}")
+        found = data.get("versions")
         return [str(version) for version in found] if isinstance(found, list) else []
 
     async def server_metadata(self) -> Mapping[str, Any]:
         """Raises NotServed."""
         async with self._asking:
-            if time.monotonic() - self._read_at > _METADATA_SECONDS:
-                self._metadata = await self._json("/v2")
-                self._read_at = time.monotonic()
+            if self._clock() - self._read_at > _METADATA_SECONDS:
+                status, data = await self._ask("/v2")
+                if status != 200 or not data:
+                    raise NotServed(f"Triton does not tell of itself, but answers {status}")
+                self._metadata, self._read_at = data, self._clock()
         return self._metadata
 
-    async def _json(self, path: str) -> Mapping[str, Any]:
+    async def _ask(self, path: str) -> tuple[int, Mapping[str, Any]]:
         answer = await fetch(self._pool, self._where, path, seconds=_QUESTION_SECONDS)
         try:
             data = json.loads(answer.body)
         except ValueError as error:
             raise NotServed("Triton does not answer in JSON") from error
-        return data if isinstance(data, dict) else {}
+        return answer.status, data if isinstance(data, dict) else {}

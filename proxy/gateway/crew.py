@@ -107,9 +107,14 @@ class _Process:
         if "word" in said:
             before = self.word
             self.word, self.is_idle = Word.from_json(said["word"]), said["idle"]
-            if before is None or (before.idle, before.wishes) != (self.word.idle, self.word.wishes):
+            if before is None or _asks(before) != _asks(self.word):
                 self._crew.wake()
         self.spoke.set()
+
+
+def _asks(word: Word) -> tuple[frozenset[str], ...]:
+    """What something is to be done about at once."""
+    return word.idle, word.wishes, word.leaving
 
 
 class Crew:

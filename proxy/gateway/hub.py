@@ -42,6 +42,8 @@ class Hub:
         # When a copy that drains counts as drained whatever is left of it: never, where only its door asks.
         self._draining: dict[str, float] = {}
         self._drained: set[str] = set()
+        # Those whose doors have said that they will go.
+        self._leaving = frozenset[str]()
         self._orders: Orders | None = None
         # Of Triton's last death: when, and who was in it.
         self._died_at, self._inside = -math.inf, frozenset[str]()
@@ -94,6 +96,8 @@ class Hub:
         """`settle_seconds`: how long after Triton's death all that serve will have told."""
         words = self._planes.words()
         self._judge_death(now - settle_seconds)
+        leaving = frozenset[str]().union(*(word.leaving for word in words))
+        self._leaving = frozenset(uid for uid in leaving if self.registry.get(uid) is not None)
         wishes = frozenset[str]().union(*(word.wishes for word in words))
         for uid in wishes:
             if self.registry.get(uid) is not None:
@@ -136,6 +140,7 @@ class Hub:
             held={uid: hold.reason for uid, hold in held.items() if hold is not None},
             draining=frozenset(self._draining),
             drained=frozenset(self._drained),
+            leaving=self._leaving,
         )
         if self.registry.is_told and orders != self._orders:
             for uid in orders.held.keys() - (self._orders.held.keys() if self._orders else ()):

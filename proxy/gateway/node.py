@@ -98,6 +98,7 @@ class Node:
             served.drain()
         elif served.is_draining:
             served.serve_again()
+        served.leave(uid in orders.leaving)
         if uid in orders.drained and not served.is_drained:
             served.is_drained = True
             served.tell()
@@ -109,7 +110,7 @@ class Node:
         if served is None:
             return None
         if preamble.kind is Kind.REPORT:
-            return served.report if not self._ends else None
+            return served.report if served.takes_report() and not self._ends else None
         if served.is_draining or not self.places.take(served.connections):
             return None
         served.connections += 1
@@ -149,6 +150,7 @@ class Node:
             sums={uid: one.sum for uid, one in served},
             idle=frozenset(uid for uid, one in served if one.is_draining and one.is_idle),
             wishes=frozenset(uid for uid, one in served if one.wishes_to_drain),
+            leaving=frozenset(uid for uid, one in served if one.will_leave),
             turned_away=dict(self.doorstep.turned_away),
             connections=self.places.taken,
         )

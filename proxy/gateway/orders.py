@@ -31,13 +31,14 @@ class Orders:
     """To one that serves. By pod uid, but for `copies`.
 
     `held`: why a copy is kept from Triton. `draining`: to take nothing new. `drained`: of which nothing is left
-    in Triton, in any process, or whose time for it is up.
+    in Triton, in any process, or whose time for it is up. `leaving`: not ready, and served all the same.
     """
 
     copies: tuple[Copy, ...] = ()
     held: Mapping[str, str] = field(default_factory=dict)
     draining: frozenset[str] = frozenset()
     drained: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -45,6 +46,7 @@ class Orders:
             "held": dict(self.held),
             "draining": sorted(self.draining),
             "drained": sorted(self.drained),
+            "leaving": sorted(self.leaving),
         }
 
     @classmethod
@@ -54,6 +56,7 @@ class Orders:
             held=dict(data["held"]),
             draining=frozenset(data["draining"]),
             drained=frozenset(data["drained"]),
+            leaving=frozenset(data["leaving"]),
         )
 
 
@@ -61,12 +64,13 @@ class Orders:
 class Word:
     """From one that serves. `idle`: the copies that drain here and of which nothing is left here.
 
-    `wishes`: the copies whose doors have asked to drain. `turned_away`: connections that went without a word.
+    `wishes`: the copies whose doors have asked to drain. `leaving`: those whose doors will. `turned_away`: connections that went without a word.
     """
 
     sums: Mapping[str, Sum] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
     wishes: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
     turned_away: Mapping[str, int] = field(default_factory=dict)
     connections: int = 0
 
@@ -75,6 +79,7 @@ class Word:
             "sums": {uid: one.to_json() for uid, one in self.sums.items()},
             "idle": sorted(self.idle),
             "wishes": sorted(self.wishes),
+            "leaving": sorted(self.leaving),
             "turnedAway": dict(self.turned_away),
             "connections": self.connections,
         }
@@ -85,6 +90,7 @@ class Word:
             sums={uid: Sum.from_json(one) for uid, one in data["sums"].items()},
             idle=frozenset(data["idle"]),
             wishes=frozenset(data["wishes"]),
+            leaving=frozenset(data["leaving"]),
             turned_away=dict(data["turnedAway"]),
             connections=data["connections"],
         )

@@ -11,7 +11,6 @@ from typing import Final, Generic, TypeVar
 
 # Of those that have not said yet for whom they come.
 MOST_ARRIVALS: Final = 1024
-MOST_ARRIVALS_OF_ONE: Final = 128
 
 A = TypeVar("A", bound=Hashable)
 
@@ -34,10 +33,13 @@ class Places:
 
 
 class Arrivals(Generic[A]):
-    """Connections of which nobody knows yet whose they are, by the address that they come from, oldest first."""
+    """Connections of which nobody knows yet whose they are, by the address that they come from, oldest first.
 
-    def __init__(self, *, most: int = MOST_ARRIVALS, of_one: int = MOST_ARRIVALS_OF_ONE) -> None:
-        self._most, self._of_one = most, of_one
+    One address may have all the room that nobody else asks for: the clients of a pod may well come all at once.
+    """
+
+    def __init__(self, *, most: int = MOST_ARRIVALS) -> None:
+        self._most = most
         self._all: OrderedDict[A, tuple[str, float]] = OrderedDict()
         self._by_source: dict[str, OrderedDict[A, None]] = {}
 
@@ -47,15 +49,13 @@ class Arrivals(Generic[A]):
     def add(self, arrival: A, source: str, now: float) -> A | None:
         """One more; returns the one that has to go for it, which is not among them any more.
 
-        It is the oldest from the same address where that one has too many; else, where there are too many in
-        all, the oldest from the address that has the most.
+        Where there are too many it is the oldest from the address that has the most.
         """
         self._all[arrival] = (source, now)
-        mine = self._by_source.setdefault(source, OrderedDict())
-        mine[arrival] = None
-        if len(mine) <= self._of_one and len(self._all) <= self._most:
+        self._by_source.setdefault(source, OrderedDict())[arrival] = None
+        if len(self._all) <= self._most:
             return None
-        crowd = mine if len(mine) > self._of_one else max(self._by_source.values(), key=len)
+        crowd = max(self._by_source.values(), key=len)
         oldest = next(iter(crowd))
         self.remove(oldest)
         return oldest

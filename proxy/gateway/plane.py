@@ -150,7 +150,7 @@ class _Parts:
     def _make_front(self, kind: Kind, copy: ModelCopy, later: Later) -> Front:
         if kind is Kind.REST:
             return RestCopy(RestFront(self._rest, copy, later=later))
-        return GrpcCopy(GrpcFront(copy, self._grpc))
+        return GrpcCopy(GrpcFront(copy, self._grpc, later=later))
 
     def _broke(self, whose: object) -> None:
         """A connection to Triton with requests of this copy in it."""

@@ -18,10 +18,10 @@ class Report(asyncio.Protocol):
 
     def __init__(
         self,
-        wish: Callable[[], None],
-        leave: Callable[[], None],
+        wish: Callable[["Report"], None],
+        leave: Callable[["Report"], None],
         lost: Callable[["Report"], None],
-        ask: Callable[[], None],
+        ask: Callable[["Report"], None],
     ) -> None:
         """`wish`: the door wants to drain; `leave`: it will soon; `lost`: it has gone; `ask`: for a first line."""
         self._wish, self._leave, self._lost, self._ask = wish, leave, lost, ask
@@ -32,7 +32,7 @@ class Report(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._ask()
+        self._ask(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -56,9 +56,9 @@ class Report(asyncio.Protocol):
     def _take(self, line: bytes) -> None:
         """What is not understood is left aside: a door may be newer."""
         if says(line, "leaving"):
-            self._leave()
+            self._leave(self)
         elif says(line, "drain"):
-            self._wish()
+            self._wish(self)
 
     def tell(self, not_ready: str | None, sum: Sum) -> None:
         self._said_bytes = len(self._input)

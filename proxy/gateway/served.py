@@ -13,6 +13,8 @@ from proxy.gateway.turns import CopyShare, FairTurns
 
 # A door has one, and another while it notices that the first is gone.
 _MOST_REPORTS = 8
+# Each is told a line at once, and takes no turns with the other copies' requests.
+_MOST_REPORTS_A_SECOND = 32
 
 
 class Front(Protocol):
@@ -56,11 +58,16 @@ class Served:
         self._make_front, self._turns, self._wished = make_front, turns, wished
         self._fronts: dict[Kind, Front] = {}
         self._reports: list[Report] = []
+        self._reports_lately = 0
         self.connections = 0
         self._told_sum: Sum | None = None
-        # A copy whose door only says that it will leave is not ready, and serves whoever comes.
-        self.wishes_to_drain = self.is_draining = False
-        self.is_drained = False
+        # A copy whose door only says that it will leave is not ready, and serves whoever comes. What a door has
+        # said holds while it is there: its container may be started anew, in the same pod.
+        self._leaving: set[Report] = set()
+        self._wishing: set[Report] = set()
+        # It has said so to any process.
+        self._is_leaving = False
+        self.is_draining = self.is_drained = False
 
     def front(self, kind: Kind) -> Front:
         front = self._fronts.get(kind)
@@ -72,33 +79,65 @@ class Served:
 
     # Reports.
 
+    def takes_report(self) -> bool:
+        """Whether one more connection for reports is none too many in this second."""
+        self._reports_lately += 1
+        return self._reports_lately <= _MOST_REPORTS_A_SECOND
+
     def report(self) -> Report:
         """One more connection for reports; the oldest goes where there are too many."""
-        report = Report(self._wish, self.copy.drain, self._reports_lost, self.tell)
+        report = Report(self._wish, self._announce_leave, self._reports_lost, self._tell)
         self._reports.append(report)
         if len(self._reports) > _MOST_REPORTS:
             self._reports.pop(0).close()
         return report
 
-    def _wish(self) -> None:
-        self.wishes_to_drain = True
+    @property
+    def wishes_to_drain(self) -> bool:
+        return bool(self._wishing)
+
+    @property
+    def will_leave(self) -> bool:
+        return bool(self._leaving)
+
+    def _wish(self, report: Report) -> None:
+        self._wishing.add(report)
         self._wished()
+
+    def _announce_leave(self, report: Report) -> None:
+        self._leaving.add(report)
+        self._look_at_leaving()
+        self._wished()
+
+    def leave(self, leaves: bool) -> None:
+        """Whether its door has said, to any process, that it will leave."""
+        self._is_leaving = leaves
+        self._look_at_leaving()
+
+    def _look_at_leaving(self) -> None:
+        leaves = self._is_leaving or self.will_leave
+        if leaves and not self.copy.draining:
+            self.copy.drain()
+        elif self.copy.draining and not (leaves or self.is_draining or self._wishing):
+            self.copy.serve_again()
 
     def _reports_lost(self, report: Report) -> None:
         if report in self._reports:
             self._reports.remove(report)
-        if not self._reports:
-            if self.wishes_to_drain:
-                self.wishes_to_drain = False
-                self._wished()
-            elif not self.is_draining and self.copy.draining:
-                self.copy.serve_again()
+        if report in self._wishing or report in self._leaving:
+            self._wishing.discard(report)
+            self._leaving.discard(report)
+            self._wished()
+        self._look_at_leaving()
 
     def tell(self, sum: Sum | None = None) -> None:
         """Tell the doors. `sum` is of all processes; without one, of this one or as told last."""
         self._told_sum = sum or self._told_sum
+        self._tell(*self._reports)
+
+    def _tell(self, *reports: Report) -> None:
         sum = self._told_sum or self.sum
-        for report in self._reports:
+        for report in reports:
             report.tell(self.copy.not_ready(), sum)
             if self.is_drained:
                 report.tell_drained()
@@ -124,6 +163,8 @@ class Served:
     # Life.
 
     def tick(self, now: float) -> None:
+        """Every second."""
+        self._reports_lately = 0
         self.copy.tick(now)
         for front in self._fronts.values():
             front.tick(now)

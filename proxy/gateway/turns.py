@@ -1,14 +1,17 @@
 """Fair turns between the copies of a process, at their sockets: what comes for one that has had its part of this
-turn of the loop is kept back, and its connection not read, until one of the next.
+turn of the loop is kept back until one of the next. A connection is not read as soon as more comes on it: to stop
+reading and begin again are calls of the system's, and who waits for its answer sends nothing meanwhile.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
 from proxy.exchange.fairness import CALL_COST, Share, Turns
 
-# What may be kept back in all; what comes beyond is served at once. It has been read, and lies in memory anyhow.
+# What may be kept back in all, of each copy no more than is then free. What comes beyond is served at once, for it
+# has been read and lies in memory anyhow; but its connection waits for its copy's turn before it is read again.
 _KEPT_BYTES: Final = 32 * 1024 * 1024
 
 
@@ -16,9 +19,7 @@ class Load(Protocol):
     """What a copy has cost so far."""
 
     @property
-    def arrived(self) -> int:
-        """Calls; it begins anew at times."""
-        ...
+    def calls(self) -> int: ...
 
     @property
     def sent_bytes(self) -> int: ...
@@ -31,34 +32,37 @@ Serve = Callable[[], int]
 class CopyShare(Share[Serve]):
     """One copy's part."""
 
-    __slots__ = ("_arrived", "_load", "_sent_bytes")
+    __slots__ = ("_calls", "_load", "_sent_bytes", "kept_bytes")
 
     def __init__(self, load: Load) -> None:
         super().__init__()
-        self._load = load
-        self._arrived, self._sent_bytes = load.arrived, load.sent_bytes
+        self._load, self.kept_bytes = load, 0
+        self._calls, self._sent_bytes = load.calls, load.sent_bytes
 
-    def cost(self, size: int) -> int:
-        """What a piece of so many bytes has cost, with whatever else there was since the last."""
+    def cost(self, size: int, took_ns: int) -> int:
+        """What a piece of so many bytes has cost, with whatever else there was since the last.
+
+        A call and the time that it usually takes cost the same: what takes longer costs as much as that.
+        """
         load = self._load
-        arrived, sent = load.arrived, load.sent_bytes
-        calls = arrived - self._arrived if arrived >= self._arrived else arrived
+        calls, sent = load.calls, load.sent_bytes
         size += sent - self._sent_bytes
-        self._arrived, self._sent_bytes = arrived, sent
-        return size + (CALL_COST * calls if calls > 1 else CALL_COST)
+        size += CALL_COST * (calls - self._calls) or CALL_COST
+        self._calls, self._sent_bytes = calls, sent
+        return size if size > took_ns else took_ns
 
 
 class FairTurns:
     """All copies of the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.clock = clock
         self._turns: Turns[Serve] = Turns()
         self._is_due = False
         self._kept_bytes = 0
 
-    @property
-    def has_room(self) -> bool:
-        return self._kept_bytes < _KEPT_BYTES
+    def has_room(self, share: CopyShare) -> bool:
+        return share.kept_bytes < _KEPT_BYTES - self._kept_bytes
 
     def spent(self, share: CopyShare, cost: int) -> None:
         self._turns.spend(share, cost)
@@ -69,23 +73,25 @@ class FairTurns:
         """In one of the copy's next turns."""
 
         def serve() -> int:
+            began = self.clock()
             do()
-            return share.cost(0)
+            return share.cost(0, self.clock() - began)
 
         self._turns.wait(share, serve)
         self._want_turn()
 
     def keep_back(self, share: CopyShare, serve: Serve, size: int) -> None:
         """So many bytes wait for `serve`, which calls `took`."""
-        self._kept_bytes += size
+        self.took(share, -size)
         self._turns.wait(share, serve)
         self._want_turn()
 
-    def took(self, size: int) -> None:
+    def took(self, share: CopyShare, size: int) -> None:
         self._kept_bytes -= size
+        share.kept_bytes -= size
 
     def drop(self, share: CopyShare, serve: Serve, size: int) -> None:
-        self._kept_bytes -= size
+        self.took(share, size)
         self._turns.drop(share, serve)
 
     def _want_turn(self) -> None:
@@ -145,45 +151,76 @@ class TakesTurns(asyncio.Protocol):
     ) -> None:
         self._inner, self._share, self._turns, self._gone = inner, share, turns, gone
         self._kept = b""
+        # It has a place in the copy's queue.
+        self._waits = self._is_held = self._has_ended = False
         self._gate: Gate | None = None
         # As the loop calls them; nothing stands between.
         self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
         self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
-        self.eof_received = inner.eof_received  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._gate = Gate(cast(asyncio.Transport, transport))  # uvloop's is none by inheritance
         self._inner.connection_made(cast(asyncio.Transport, self._gate))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._kept:
-            self._turns.drop(self._share, self._serve_kept, len(self._kept))
-            self._kept = b""
+        self._leave_queue()
+        self._kept = b""
         self._inner.connection_lost(exc)
         self._gone()
 
-    def data_received(self, data: bytes) -> None:
-        share = self._share
-        if (share.credit > 0 and not share.waiting) or not (self._kept or self._turns.has_room):
-            self._inner.data_received(data)
-            self._turns.spent(share, share.cost(len(data)))
-        else:
-            self._keep(data)
+    def eof_received(self) -> bool | None:
+        if not self._kept:
+            return self._inner.eof_received()
+        self._has_ended = True  # to be told of behind what is kept
+        return True
 
-    def _keep(self, data: bytes) -> None:
-        if self._kept:  # it had been read when the reading stopped
-            self._turns.drop(self._share, self._serve_kept, len(self._kept))
-            data = self._kept + data
-        self._kept = data
+    def data_received(self, data: bytes) -> None:
+        share, turns = self._share, self._turns
+        if share.credit > 0 and not share.waiting:
+            turns.spent(share, self._serve(data))
+        elif self._kept:
+            self._hold()
+            self._wait(self._kept + data)
+        elif turns.has_room(share):
+            self._wait(data)
+        else:
+            self._hold()
+            self._wait(b"")
+            turns.spent(share, self._serve(data))
+
+    def _serve(self, data: bytes) -> int:
+        """Returns what it cost."""
+        clock = self._turns.clock
+        began = clock()
+        self._inner.data_received(data)
+        return self._share.cost(len(data), clock() - began)
+
+    def _wait(self, data: bytes) -> None:
+        """For the copy's turn, with this."""
+        self._leave_queue()
+        self._kept, self._waits = data, True
         self._turns.keep_back(self._share, self._serve_kept, len(data))
+
+    def _hold(self) -> None:
+        """Nothing more is read until the copy's turn."""
+        self._is_held = True
         if self._gate is not None:
             self._gate.hold(True)
 
+    def _leave_queue(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._turns.drop(self._share, self._serve_kept, len(self._kept))
+
     def _serve_kept(self) -> int:
         """Its turn has come; returns what it cost."""
-        data, self._kept = self._kept, b""
-        self._turns.took(len(data))
-        self._inner.data_received(data)
-        if self._gate is not None:
-            self._gate.hold(False)
-        return self._share.cost(len(data))
+        data, self._kept, self._waits = self._kept, b"", False
+        self._turns.took(self._share, len(data))
+        cost = self._serve(data) if data else 0
+        gate = self._gate
+        if gate is not None and self._is_held:
+            self._is_held = False
+            gate.hold(False)
+        if gate is not None and self._has_ended and not self._inner.eof_received():
+            gate.transport.close()
+        return cost

@@ -80,7 +80,7 @@ class User:
 
         await eventually(check, seconds=seconds, what=f"no pods of {app}")
 
-    async def gone_pod(self, name: str, seconds: float = 30) -> None:
+    async def gone_pod(self, name: str, seconds: float = 60) -> None:
         async def check() -> None:
             with suppress(NotFound):
                 await self.pod(name)
@@ -120,7 +120,7 @@ class User:
         listed = await self.client.get(paths.events("default"))
         return [e for e in listed["items"] if e["involvedObject"]["name"].startswith(f"{app}-")]
 
-    async def event(self, pod: Json, reason: str, *, seconds: float = 30) -> str:
+    async def event(self, pod: Json, reason: str, *, seconds: float = 60) -> str:
         """The newest message of one reason."""
 
         async def check() -> str:

@@ -8,8 +8,8 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -83,11 +83,13 @@ async def deploy_all(user: User, source: str) -> None:
 
 
 class SlowModel:
-    """The sample model, but for loads of three seconds, each of which has a file for as long as it lasts."""
+    """The sample model, but for loads that last for as long as they are held, each with a file while it does."""
 
     def __init__(self, store: Callable[[str, bytes], str], directory: Path) -> None:
         self._directory = directory
-        program = (SIMPLE_MODEL / "1" / "model.py").read_text() + _SLOWLY.format(directory=str(directory))
+        program = (SIMPLE_MODEL / "1" / "model.py").read_text() + _SLOWLY.format(
+            directory=str(directory), hold=_HOLD
+        )
         config = (SIMPLE_MODEL / "config.pbtxt").read_bytes()
         self.url = store("slow.tar.gz", packed(**{"config.pbtxt": config, "1/model.py": program.encode()}))
 
@@ -95,6 +97,16 @@ class SlowModel:
         """Of a load that was killed the file stays."""
         for path in self._directory.iterdir():
             path.unlink()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Loads that begin in the block do not end in it."""
+        hold = self._directory / _HOLD
+        hold.touch()
+        try:
+            yield
+        finally:
+            hold.unlink()
 
     async def loading(self, app: str) -> Path:
         """The file of the app's load, once it has begun."""
@@ -107,13 +119,16 @@ class SlowModel:
         return await eventually(check, seconds=120, what="a load to begin")
 
 
+_HOLD = "hold"
 _SLOWLY = """
     def initialize(self, args):
         import os, pathlib, time
 
-        mark = pathlib.Path({directory!r}, f"{{args['model_name']}}.{{os.getpid()}}")
+        directory = pathlib.Path({directory!r})
+        mark, until = directory / f"{{args['model_name']}}.{{os.getpid()}}", time.monotonic() + 100
         mark.touch()
-        time.sleep(3)
+        while (directory / {hold!r}).exists() and time.monotonic() < until:
+            time.sleep(0.05)
         mark.unlink()
 """
 
@@ -182,8 +197,9 @@ async def test_killed_in_mid_operation_again_and_again(user: User, slow: SlowMod
         if victim == "binder":
             await kill_with_a_pod_to_place(user, app, delete, rng.uniform(0, 0.05))
         else:
-            await delete
-            await kill_in_a_load(user, victim, app, bystander, slow)
+            with slow.held():
+                await delete
+                await kill_in_a_load(user, victim, app, bystander, slow)
         await settled(user)
 
 

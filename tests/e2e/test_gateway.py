@@ -103,7 +103,7 @@ async def test_a_ticket_opens_its_own_model_and_nothing_else(user: User, source:
     async def closed() -> None:
         assert await knock(user, "gpu-1", first, asking("/v2/models/mine")) == b""
 
-    await eventually(closed, seconds=20, what="the ticket of a deleted pod to open nothing")
+    await eventually(closed, seconds=60, what="the ticket of a deleted pod to open nothing")
     await infer_rest(f"{theirs['status']['podIP']}:9000", "theirs")
 
 
@@ -253,7 +253,7 @@ async def test_a_killed_gateway_is_back_and_so_are_its_models_pods(user: User, s
     (pod,) = await user.ready("through")
     gateway = node_of(user, pod).gateway
     await killed(gateway)
-    await serves(user, pod, "through", seconds=20)
+    await serves(user, pod, "through", seconds=60)
     again = await user.pod("through")
     assert [status["restartCount"] for status in again["status"]["containerStatuses"]] == [0]
 
@@ -268,7 +268,7 @@ async def test_without_a_gateway_a_door_says_so_and_its_pod_is_not_ready(user: U
         async def unready() -> None:
             assert not is_ready(await user.pod("closed"))
 
-        await eventually(unready, seconds=20, what="the pod not to be ready")
+        await eventually(unready, seconds=60, what="the pod not to be ready")
         status, _ = await get(f"http://{pod['status']['podIP']}:9000/v2/models/closed")
         assert status == 503
         with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
@@ -301,7 +301,7 @@ async def test_when_triton_dies_those_are_told_whose_requests_were_in_it(
         _, metrics = await get(f"http://{dreamer['status']['podIP']}:9090/metrics")
         assert re.search(r"^berth_proxy_running_requests 1(\.0)?$", metrics, re.M), metrics
 
-    await eventually(runs, seconds=20, what="the request to be in Triton")
+    await eventually(runs, seconds=60, what="the request to be in Triton")
     await killed(node.triton)
     with pytest.raises((AssertionError, ClientError)):
         await asked

@@ -61,8 +61,8 @@ async def test_a_killed_gateway_is_back_and_nothing_else_is_started_anew(
 ) -> None:
     server, pod = await user.daemon("berth-server"), await simple.pod()
     user.kill(server, "gateway", "berth")
-    after = await restarted(user, server, "gateway", seconds=20)
-    again = await simple.answers(seconds=30)
+    after = await restarted(user, server, "gateway", seconds=60)
+    again = await simple.answers(seconds=60)
     assert restarts(after, "triton") == restarts(server, "triton")
     assert again["metadata"]["uid"] == pod["metadata"]["uid"]
     assert restarts(again, "proxy") == restarts(pod, "proxy")

@@ -17,6 +17,7 @@ pile up here is what the streams' windows let through.
 """
 
 import struct
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
@@ -123,6 +124,8 @@ class H2Codec(Sender, Generic[H, T]):
         # What could not be read yet, and how much is wanted before it is looked at again.
         self._parts: list[bytes] = []
         self._parts_bytes, self._need = 0, HEAD_BYTES
+        # More has come than was taken: `receive` is to be called again, with nothing if need be.
+        self.has_more, self._most = False, sys.maxsize
         self._block: tuple[int, int, bytearray] | None = None
         # A long DATA frame of which this much is still to come, and the stream that takes it.
         self._rest, self._rest_flags = 0, 0
@@ -150,8 +153,13 @@ class H2Codec(Sender, Generic[H, T]):
 
     # In, and what ends it.
 
-    def receive(self, data: bytes) -> list[Event]:
-        """Whatever came. After the end: nothing, silently."""
+    def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
+        """Whatever came. After the end: nothing, silently.
+
+        `most`: frames that are taken at once, a usual call or answer counted as one; `has_more` tells whether
+        there are more, which may be thousands.
+        """
+        self.has_more, self._most = False, most
         if self._parts or len(data) < self._need:
             data = self._put_together(data)
         if self.is_closed or not data:
@@ -165,18 +173,19 @@ class H2Codec(Sender, Generic[H, T]):
             if at < len(data):
                 self._parts.append(data[at:])
                 self._parts_bytes = len(data) - at
-            if self._untold:
+            if self._untold and not self.has_more:
                 self._tell_heads()
         events, self._events = self._events, []
         return events
 
     def _put_together(self, data: bytes) -> bytes:
         """What came before with what has come; nothing while it is not enough."""
-        self._parts.append(data)
+        if data:
+            self._parts.append(data)
         self._parts_bytes += len(data)
         if self._parts_bytes < self._need:
             return b""
-        data = b"".join(self._parts)
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._parts_bytes = 0
         return data
@@ -234,6 +243,11 @@ class H2Codec(Sender, Generic[H, T]):
         return more
 
     @property
+    def kept_bytes(self) -> int:
+        """Of a frame, or of a header block, that has begun and is not whole."""
+        return self._parts_bytes + (0 if self._block is None else len(self._block[2]))
+
+    @property
     def receive_left(self) -> int:
         """What the peer may send on the connection."""
         return CONNECTION_WINDOW - self._connection_owed
@@ -254,6 +268,8 @@ class H2Codec(Sender, Generic[H, T]):
             self._close(stream)
         self._turns.clear()
         self._parts.clear()
+        self._untold.clear()
+        self.has_more = False
         self._rest_stream = None
         return streams
 
@@ -291,13 +307,17 @@ class H2Codec(Sender, Generic[H, T]):
 
     def _read_frames(self, data: bytes, at: int) -> int:
         """Handle every whole frame; returns where the first incomplete one begins."""
-        end = len(data)
+        end, left = len(data), self._most
         if self._rest:
             at = self._take_rest(data, at)
         while True:
             if end - at < HEAD_BYTES:
                 self._need = HEAD_BYTES
                 return at
+            if not left:
+                self._need, self.has_more = 1, True
+                return at
+            left -= 1
             high, low, kind, flags, id = read_head(data, at)
             length = high << 8 | low
             stop = at + HEAD_BYTES + length
@@ -317,7 +337,8 @@ class H2Codec(Sender, Generic[H, T]):
                 raise ConnectionFailed(
                     ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes; {MAX_FRAME} are taken"
                 )
-            self._require_order(kind, flags)
+            if self._block is not None or not self.has_settings:
+                self._require_order(kind, flags)
             if stop > end:
                 if kind == DATA and length >= _WHOLE_BELOW and not flags & PADDED:
                     self._begin_long(data, at + HEAD_BYTES, length, flags, id & MAX_STREAM_ID)
@@ -606,7 +627,13 @@ class H2Codec(Sender, Generic[H, T]):
         self.patience.spend_answer()
         size = read_u32(data, at + HEAD_BYTES)[0] & MAX_STREAM_ID
         if id == 0:
-            self._open_connection_window(size)
+            if size == 0:
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
+            self._send_window += size
+            if self._send_window > MAX_WINDOW:
+                raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
+            if self._turns:
+                self._rouse()
             return
         stream = self.streams.get(id)
         if stream is None:
@@ -620,14 +647,6 @@ class H2Codec(Sender, Generic[H, T]):
             raise StreamFailed(id, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
         if stream.queue:
             self._wants_turn(stream)
-
-    def _open_connection_window(self, size: int) -> None:
-        if size == 0:
-            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-        self._send_window += size
-        if self._send_window > MAX_WINDOW:
-            raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
-        self._rouse()
 
     # Streams that are in error, or over.
 

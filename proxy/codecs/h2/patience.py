@@ -1,5 +1,6 @@
 """How many frames that move no request forward a peer may send: in proportion to what it is sent."""
 
+from math import inf
 from typing import Final
 
 from proxy.codecs.h2.frames import ConnectionFailed, ErrorCode
@@ -20,16 +21,17 @@ BYTES_PER_ANSWER_LOG2: Final = 9
 class Patience:
     """One connection's. `left` grows by what is useful, `answers` by what we send: both by those who see it."""
 
-    __slots__ = ("_is_endless", "answers", "left")
+    __slots__ = ("_most", "answers", "left")
 
     def __init__(self, *, is_endless: bool) -> None:
         """`is_endless`: the peer is one of us, and may say what it likes as often as it likes."""
-        self.left, self.answers, self._is_endless = PATIENCE, 0, is_endless
+        self._most: float = inf if is_endless else PATIENCE
+        self.left, self.answers = self._most, inf if is_endless else 0
 
     def spend(self, cost: int = 1) -> None:
         """Raises ConnectionFailed."""
         self.left -= cost
-        if self.left < 0 and not self._is_endless:
+        if self.left < 0:
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
 
     def spend_answer(self) -> None:
@@ -41,4 +43,4 @@ class Patience:
 
     def calm_down(self) -> None:
         """A second has passed."""
-        self.left = min(PATIENCE, self.left + PER_SECOND)
+        self.left = min(self._most, self.left + PER_SECOND)

@@ -10,7 +10,7 @@ from proxy.codecs.grpc_status import Refused, Status
 from proxy.codecs.h2.events import Call as WholeCall
 from proxy.codecs.h2.events import Data, Ended, Event, Headers, Reset, Trailers
 from proxy.codecs.h2.flow import Stream
-from proxy.codecs.h2.frames import DEFAULT_MAX_FRAME, ErrorCode
+from proxy.codecs.h2.frames import DEFAULT_MAX_FRAME, HEAD_BYTES, ErrorCode
 from proxy.codecs.h2.server import ServerCodec
 from proxy.exchange import cost
 from proxy.exchange.messages import PREFIX_BYTES, pack_prefix, read_prefix
@@ -22,6 +22,8 @@ from proxy.fronts.grpc.head import CallKind, list_bytes, timeout_of
 from proxy.fronts.tcp import keep_alive, unsent_bytes
 
 _IDLE_SECONDS: Final = 3600.0
+# Of what has begun to come so much is not counted: a frame of the usual size, cut anywhere.
+FREE_BYTES: Final = DEFAULT_MAX_FRAME + HEAD_BYTES
 # Messages are checked for so long in one turn of the loop, and then others have theirs.
 BREATH_SECONDS: Final = 0.01
 
@@ -31,12 +33,17 @@ _ANSWERED = Stage.ANSWERED
 class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     """One client of one copy."""
 
+    # Fewer than of answers: what all copies' calls wait for must not pile up behind one's new ones.
+    most_at_once = 8
+
     def __init__(self, front: GrpcFront) -> None:
         super().__init__(front.turn)
         self.front = front
         self.codec = ServerCodec(front.common.heads, front.common.trailers, wake=self.wake)
         self._quiet_since = time.monotonic()
         self._going_away = False
+        # Of the copy's budget, for what has begun to come.
+        self._kept_bytes = 0
         # What is still to be taken of what came, in later turns: a call goes on with what it has.
         self._backlog: deque[Event | Call] = deque()
         self._breath_from = 0.0
@@ -51,6 +58,19 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             return
         super().connection_made(transport)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._kept_bytes or self.codec.kept_bytes > FREE_BYTES:
+            self._charge_kept()
+
+    def _charge_kept(self) -> None:
+        """A frame that never ends lies here for nothing."""
+        kept = 0 if self.is_closed else max(0, self.codec.kept_bytes - FREE_BYTES)
+        if self.front.copy.budget.change(self._kept_bytes, kept):
+            self._kept_bytes = kept
+        else:
+            self.fail(ErrorCode.ENHANCE_YOUR_CALM, "no memory for frames that are not whole")
+
     def pause_writing(self) -> None:
         """The client does not read: nothing more is taken from it."""
         super().pause_writing()
@@ -63,13 +83,14 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     def _look_at_reading(self) -> None:
         if self.transport is None or self.is_closed:
             return
-        if self.is_writable and not self._backlog:
+        if self.is_writable and not self._rests:
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
 
     def on_lost(self, streams: list[Stream], reason: str) -> None:
         self._backlog.clear()
+        self._charge_kept()
         # First those that wait: what the others give back is not for them.
         for call in sorted(_calls(streams), key=lambda call: call.stage is not Stage.ASKED):
             call.client_left()
@@ -146,12 +167,18 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             if self.is_closed:
                 return
 
+    def on_more(self) -> None:
+        self._rest()
+
     def _rest(self) -> None:
-        self._look_at_reading()
-        self.turn.then(self._go_on)
+        if not self._rests:
+            self._rests = True
+            self._look_at_reading()
+            self.front.later(self._go_on)
 
     def _go_on(self) -> None:
         """With what an earlier turn has left."""
+        self._rests = False
         self._breath_from = time.monotonic()
         backlog = self._backlog
         while backlog and not self.is_closed:
@@ -161,7 +188,10 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
                 backlog.appendleft(later)
                 self._rest()
                 return
-        self._look_at_reading()
+        if self.codec.has_more:
+            self.data_received(b"")
+        if not self._rests:
+            self._look_at_reading()
 
     @staticmethod
     def _advance(call: Call) -> Call | None:

@@ -18,12 +18,16 @@ class H2Connection(asyncio.Protocol, Generic[C]):
     """What both ends share. `codec` is the subclass' to make, with `wake`."""
 
     codec: C
+    # Frames: usual calls and answers, of which what came may hold a thousand; others are served between them.
+    most_at_once = 64
 
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
         self.transport: asyncio.Transport | None = None
         self.is_closed = False
         self.is_writable = True
+        # More of what came is taken in a later turn, which has been asked for.
+        self._rests = False
 
     def on_events(self, events: list[Event]) -> None:
         raise NotImplementedError
@@ -45,7 +49,24 @@ class H2Connection(asyncio.Protocol, Generic[C]):
         return False
 
     def data_received(self, data: bytes) -> None:
-        self.on_events(self.codec.receive(data))
+        self.on_events(self.codec.receive(data, self.most_at_once))
+        if self.codec.has_more:
+            self.on_more()
+
+    def on_more(self) -> None:
+        """The codec has taken a part of what came, and is to be called again when others have had their turn."""
+        if self.transport is not None and not self._rests:
+            self._rests = True
+            self.transport.pause_reading()
+            self.turn.then(self._go_on)
+
+    def _go_on(self) -> None:
+        self._rests = False
+        if self.is_closed or self.transport is None:
+            return
+        self.data_received(b"")
+        if not self._rests and not self.is_closed:
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         self.is_writable = False

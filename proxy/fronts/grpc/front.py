@@ -4,6 +4,7 @@ What is a process' (Triton, the turn, the deadlines, what is known of header blo
 that a copy more costs next to nothing.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from proxy.codecs.grpc_status import Refused, Status
@@ -27,6 +28,9 @@ from proxy.fronts.grpc.local import LocalAnswers, Questions
 from proxy.fronts.listener import Clients
 from proxy.fronts.triton import Lost, TritonGrpc
 from proxy.fronts.turn import Turn
+
+# Does something in another step of the loop.
+Later = Callable[[Callable[[], None]], None]
 
 
 class GrpcCommon:
@@ -82,8 +86,10 @@ class LeftCall(Protocol):
 class GrpcFront:
     """Serves one copy's gRPC clients: `GrpcConnection(front)` for each."""
 
-    def __init__(self, copy: ModelCopy, common: GrpcCommon) -> None:
+    def __init__(self, copy: ModelCopy, common: GrpcCommon, *, later: Later | None = None) -> None:
+        """`later`: what has come and was too much to be taken at once waits for its next turn."""
         self.copy, self.common = copy, common
+        self.later: Later = later or common.turn.then
         self.turn, self.deadlines, self.triton = common.turn, common.deadlines, common.triton
         self.most_list_bytes = MOST_LIST_BYTES
         self.own = ModelFields(copy.names)

@@ -78,6 +78,8 @@ class Watcher(Protocol):
 class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     """Opened at once: what is sent before it is connected waits in the codec."""
 
+    most_at_once = 32  # Triton opens its window again behind each answer
+
     def __init__(
         self, address: Address, keys: Keys, readers: AnswerReaders, turn: Turn, watcher: Watcher
     ) -> None:
@@ -97,7 +99,14 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     @property
     def has_room(self) -> bool:
         """Whether a call that is sent now goes out now."""
-        return self.is_writable and self.transport is not None and not self.is_retired and self.codec.can_open
+        codec = self.codec
+        return (
+            self.is_writable
+            and not self.is_retired
+            and self.transport is not None
+            and codec.is_usable
+            and len(codec.streams) < codec.peer_max_streams
+        )
 
     def open(self, asker: Asker, block: bytes) -> Stream:
         """Begin a call. Raises Refused where Triton takes no more."""

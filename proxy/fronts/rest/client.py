@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, cast
 
 from proxy.codecs.http1 import HEAD_BYTES, HEAD_END, BadRequest, require_hopeful, write_error
 from proxy.codecs.json_guard import BadJson, check_generate, check_infer
 from proxy.exchange import cost
+from proxy.exchange.exchange import no_room_here
 from proxy.fronts.rest.checking import INLINE_BYTES
 from proxy.fronts.rest.cycle import Cycle, State
 from proxy.fronts.rest.front import RestFront
@@ -20,6 +22,8 @@ _NEXT_SECONDS = 1.0
 _STALLED_SECONDS = 60.0
 # What a client may have sent ahead while its last request is still under way.
 _PIPELINE_BYTES = 256 * 1024
+# Of that so much is not counted: a request or two.
+_FREE_BYTES: Final = 16 * 1024
 _WRITE_HIGH: Final = 256 * 1024
 
 
@@ -33,9 +37,12 @@ class _At(Enum):
 class RestConnection(asyncio.Protocol):
     """One client. `data_received` may be called before a read of its own, with what came with a preamble."""
 
+    # The transport's own.
+    write: Callable[[bytes], None]
+
     __slots__ = (
         "_at",
-        "_at_eof",
+        "_charged_bytes",
         "_cycle",
         "_front",
         "_head_deadline",
@@ -44,7 +51,9 @@ class RestConnection(asyncio.Protocol):
         "_since",
         "_transport",
         "_unsent",
+        "at_eof",
         "is_writable",
+        "write",
     )
 
     def __init__(self, front: RestFront) -> None:
@@ -54,10 +63,12 @@ class RestConnection(asyncio.Protocol):
         self._cycle: Cycle | None = None
         # What has come and cannot be looked at yet.
         self._input = b""
+        # Of the copy's budget, for that.
+        self._charged_bytes = 0
         self._since = time.monotonic()
         # When the head that is coming must be there; 0 while none has begun.
         self._head_deadline = 0.0
-        self.is_writable, self._paused, self._at_eof = True, False, False
+        self.is_writable, self._paused, self.at_eof = True, False, False
         # What of the last answer has not reached the client, when it was looked at last.
         self._unsent = 0
 
@@ -66,6 +77,7 @@ class RestConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self.write = self._transport.write
         keep_alive(transport)
         if not self._front.clients.connected(self):
             self._transport.abort()
@@ -73,14 +85,15 @@ class RestConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         was, self._at = self._at, _At.ENDED
-        cycle, self._cycle, self._input = self._cycle, None, b""
+        cycle, self._cycle = self._cycle, None
+        self._keep(b"")
         if was is _At.REQUEST and cycle is not None:
             cycle.client_left()
         self._front.clients.disconnected(self)
 
     def eof_received(self) -> bool:
         """A client that has said all it wants to may still wait for its answers; whatever is half said ends."""
-        self._at_eof = True
+        self.at_eof = True
         self._end_what_is_half_said()
         if self._at is _At.REQUEST:
             return not self._is_half_said
@@ -112,14 +125,10 @@ class RestConnection(asyncio.Protocol):
         if self._at is _At.HEAD:
             self.read_on()
 
-    def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
-
     def _takes_more(self) -> bool:
         """Whether what the client sends next can go somewhere."""
-        if self._at is _At.HEAD:
-            return self.is_writable  # each request has an answer, which must go somewhere too
+        if self._at is _At.HEAD:  # each request has an answer, which must go somewhere too
+            return self.is_writable and len(self._input) <= HEAD_BYTES
         cycle = self._cycle
         if self._at is _At.REQUEST and cycle is not None and cycle.state is State.STREAM:
             return cycle.takes_more
@@ -140,7 +149,7 @@ class RestConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._input:
             data = self._input + data
-            self._input = b""
+            self._keep(b"")
         elif self._at is _At.HEAD and self._take_usual(data):
             return
         try:
@@ -161,7 +170,7 @@ class RestConnection(asyncio.Protocol):
         shared, copy = front.shared, front.copy
         if shared.where.access is not front.usual_for or not shared.pool.has_idle:
             return False
-        if front.is_draining or not self.is_writable or self._at_eof:
+        if front.is_draining or not self.is_writable or self.at_eof:
             return False
         body = data[end:]
         try:
@@ -181,21 +190,50 @@ class RestConnection(asyncio.Protocol):
         return True
 
     def _take(self, data: bytes) -> None:
+        has_begun = False
         while data:
             cycle = self._cycle
+            if self._at is _At.HEAD and has_begun and self.is_writable:
+                # Requests that are answered here may have come by the thousand: others are served between them.
+                self._input = data
+                self._front.later(self.read_on)
+                self.regulate()
+                return
             if self._at is _At.HEAD and self.is_writable:
                 data = self._take_head(data)
+                has_begun = True
             elif self._at is _At.REQUEST and cycle is not None and cycle.state in _TAKES_BODY:
                 data = cycle.take(data)
                 if cycle.state is State.DONE and self._cycle is cycle:
-                    self._next_request()
+                    self._next_request(time.monotonic())
             elif self._at in (_At.LINGER, _At.ENDED):
                 return
             else:
                 # For later: a body that waits for its slot, or the next request.
-                self._input = data
-                self.regulate()
+                if self._keep(data):
+                    self.regulate()
+                else:
+                    self._no_room()
                 return
+
+    def _keep(self, data: bytes) -> bool:
+        """Until it can be looked at. False: there is no room for it."""
+        charged = max(0, len(data) - _FREE_BYTES)
+        if charged != self._charged_bytes:
+            if not self._front.copy.budget.change(self._charged_bytes, charged):
+                return False
+            self._charged_bytes = charged
+        self._input = data
+        return True
+
+    def _no_room(self) -> None:
+        """For what was sent ahead."""
+        cycle = self._cycle
+        if self._at is _At.REQUEST and cycle is not None and not cycle.is_answered:
+            cycle.closes = True
+            cycle.refuse(no_room_here(self._front.copy, 1))
+        else:
+            self.abort()
 
     def _take_head(self, data: bytes) -> bytes:
         if data.startswith(b"\r\n"):  # RFC 9112, 2.2
@@ -210,7 +248,8 @@ class RestConnection(asyncio.Protocol):
             require_hopeful(data)
             if not self._head_deadline:
                 self._head_deadline = time.monotonic() + _HEAD_SECONDS
-            self._input = data
+            if not self._keep(data):
+                self._no_room()
             return b""
         self._head_deadline = 0.0
         raw = data[:end]
@@ -240,23 +279,24 @@ class RestConnection(asyncio.Protocol):
 
     def read_on(self) -> None:
         """Look at what has come meanwhile."""
-        data, self._input = self._input, b""
+        data = self._input
         if data:
+            self._keep(b"")
             self.data_received(data)
-        if self._at_eof:
+        if self.at_eof:
             self._end_what_is_half_said()
         self.regulate()
 
-    def answered(self, *, closes: bool, swallows: bool) -> None:
+    def answered(self, now: float, *, closes: bool, swallows: bool) -> None:
         """The answer has been written: go on with this connection, or not."""
         if self._at is _At.ENDED:
             return
-        if closes or self.is_last:
+        if closes or (self.at_eof and self.is_last):
             self._linger(unread=swallows)
         elif swallows:
             self.read_on()
         else:
-            self._next_request()
+            self._next_request(now)
             if self._input and self.is_writable:
                 # Not from here: a client that pipelines a thousand requests must not nest a thousand calls.
                 self._front.later(self.read_on)
@@ -264,20 +304,20 @@ class RestConnection(asyncio.Protocol):
     @property
     def is_last(self) -> bool:
         """The client will say nothing more."""
-        return self._at_eof and not self._input
+        return self.at_eof and not self._input
 
-    def _next_request(self) -> None:
-        self._at, self._cycle = _At.HEAD, None
-        self._since = time.monotonic()
+    def _next_request(self, now: float) -> None:
+        self._at, self._cycle, self._since = _At.HEAD, None, now
 
     def _linger(self, *, unread: bool = True) -> None:
         """Close for writing, and read a little longer if there is more: a reset would take the answer away."""
         if self._at is _At.ENDED:
             return
-        self._at, self._cycle, self._since, self._input = _At.LINGER, None, time.monotonic(), b""
+        self._at, self._cycle, self._since = _At.LINGER, None, time.monotonic()
+        self._keep(b"")
         if self._transport is None:
             return
-        if self._at_eof or not unread or not self._transport.can_write_eof():
+        if self.at_eof or not unread or not self._transport.can_write_eof():
             self._transport.close()
             return
         self._transport.write_eof()

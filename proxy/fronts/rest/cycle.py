@@ -32,7 +32,7 @@ from proxy.exchange.policy import COUNTED, Route, Verdict
 from proxy.exchange.refusal import NotServed, Refusal, Why
 from proxy.fronts.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
 from proxy.fronts.rest.front import Asked, RestFront
-from proxy.fronts.rest.renaming import TENSORS, AsItComes, InPlace, Way, way_of
+from proxy.fronts.rest.renaming import AsItComes, InPlace, Way, way_of
 from proxy.fronts.rest.upstream import UpstreamHttp
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ _COMPUTES: Final = COUNTED - {Route.GENERATE_STREAM}
 class Client(Protocol):
     """The connection that a request came on."""
 
+    at_eof: bool
+
     @property
     def is_last(self) -> bool:
         """The client will say nothing more."""
@@ -74,7 +76,7 @@ class Client(Protocol):
         """Look at what has come meanwhile."""
         ...
 
-    def answered(self, *, closes: bool, swallows: bool) -> None:
+    def answered(self, now: float, *, closes: bool, swallows: bool) -> None:
         """The answer has been written. `swallows`: the rest of the body is still to come."""
         ...
 
@@ -382,15 +384,10 @@ class Cycle(Exchange):
         length, names, asked = head.length, self.copy.names, self.asked
         if length is not None and length > LARGE_ANSWER_BYTES and self.admission is not None:
             self.admission.has_run(length)
-        if raw is not None and not closes and not asked.head.is_head:
-            if names.are_same:
-                self.copy.rest.sent_bytes += len(body)
-                client.write(raw)
-                return
-            if len(body) == length and head.status == 200 and asked.decision.route in TENSORS:
-                self.copy.rest.sent_bytes += length
-                client.write(raw.replace(names.server_member, names.public_member, 1))
-                return
+        if raw is not None and not closes and not asked.head.is_head and names.are_same:
+            self.copy.rest.sent_bytes += len(body)
+            client.write(raw)
+            return
         if not names.are_same:
             way = way_of(asked.decision.route, head.status, length, is_chunked=head.is_chunked)
             if way is Way.WHOLE:
@@ -400,30 +397,57 @@ class Cycle(Exchange):
                 self._renamed = InPlace(names, head.json_bytes)
             elif way is Way.AS_IT_COMES:
                 self._renamed = AsItComes(names)
-        client.write(head.whole(closes=closes, chunked=asked.head.is_http11))
-        if body:
-            self.response_data(body)
+        if self._renamed is not None:
+            body = self._renamed.feed(body)
+        self._send(body, head.whole(closes=closes, chunked=asked.head.is_http11))
+
+    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        """What this does is what `response_begun` and `response_ended` would."""
+        self._upstream = None
+        client, names, asked = self._client, self.copy.names, self.asked
+        if (
+            client is None
+            or (self.closes or self._front.is_draining or client.at_eof or asked.head.is_head)
+            or not (names.are_same or (head.status == 200 and asked.has_tensors))
+        ):
+            self.response_begun(head, data[start:], data if head.plain_is_raw else None)
+            self.response_ended()
+            return
+        if not head.plain_is_raw:
+            data = b"%b\r\n%b" % (head.lines, data[start:])
+        if not names.are_same:
+            data = data.replace(names.server_member, names.public_member, 1)
+        now = time.monotonic()
+        self.copy.rest.sent_bytes += head.length or 0
+        client.write(data)
+        self.answered(head.code, now)
+        self.state = State.DONE
+        client.answered(now, closes=False, swallows=False)
 
     def response_data(self, data: bytes) -> None:
-        client = self._client
-        if client is None:
+        if self._client is None:
             return
-        if self.asked.decision.route is Route.GENERATE_STREAM:
-            self.deadline = time.monotonic() + self.copy.limits.request_timeout_seconds
         if self._whole is not None:
             self._gather(self._whole, data)
             return
         if self._renamed is not None:
             data = self._renamed.feed(data)
-        self._send_body(data)
+        self._send(data)
 
-    def _send_body(self, data: bytes) -> None:
-        if not data or self._client is None or self.asked.head.is_head:
-            return
-        self.copy.rest.sent_bytes += len(data)
-        if self._chunks_anew:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._client.write(data)
+    def _send(self, data: bytes, start: bytes = b"") -> None:
+        """The next of the body; `start`: what goes before its first."""
+        if self.asked.decision.route is Route.GENERATE_STREAM:
+            self.deadline = time.monotonic() + self.copy.limits.request_timeout_seconds
+        if self.asked.head.is_head:
+            data = b""
+        if data:
+            self.copy.rest.sent_bytes += len(data)
+            if self._chunks_anew:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+        if start:
+            data = start + data
+        if data and self._client is not None:
+            self._client.write(data)
 
     @property
     def _chunks_anew(self) -> bool:
@@ -450,7 +474,7 @@ class Cycle(Exchange):
             self.copy.rest.sent_bytes += len(body)
             client.write(start if self.asked.head.is_head else start + body)
         elif self._renamed is not None:
-            self._send_body(self._renamed.rest())
+            self._send(self._renamed.rest())
             if self._chunks_anew and not self.asked.head.is_head:
                 client.write(b"0\r\n\r\n")
         self.answered("502" if begun is None else begun.code, now)
@@ -508,7 +532,7 @@ class Cycle(Exchange):
             return
         swallows = bool(self.body_left or self._chunks is not None)
         self.state = State.SWALLOW if swallows and not self.closes else State.DONE
-        client.answered(closes=self.closes, swallows=swallows)
+        client.answered(time.monotonic(), closes=self.closes, swallows=swallows)
 
     def _leave(self, code: str) -> None:
         """Nobody waits for Triton's answer any more.
@@ -634,6 +658,9 @@ class _LeftBehind:
         """It was, long ago."""
 
     def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None: ...
+
+    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        self._end()
 
     def response_data(self, data: bytes) -> None: ...
 

@@ -26,6 +26,7 @@ from proxy.exchange.policy import (
 from proxy.fronts.listener import Clients
 from proxy.fronts.rest.checking import Checker
 from proxy.fronts.rest.questions import Answer, fetch
+from proxy.fronts.rest.renaming import TENSORS
 from proxy.fronts.rest.upstream import Lost, UpstreamPool
 
 # Of a process: heads as they were read. Of a copy: what was decided about them.
@@ -70,10 +71,14 @@ class GivenUp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A head as it was read, and what the policy says to it, whichever model it names."""
+    """A head as it was read, and what the policy says to it, whichever model it names.
+
+    `has_tensors`: so has its answer, if all goes well.
+    """
 
     head: RequestHead
     decision: RestDecision
+    has_tensors: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,8 @@ class RestShared:
         asked = self._heads.get(raw)
         if asked is None:
             head = read_request(raw)
-            asked = Asked(head, decide_rest(head.method, head.path))
+            decision = decide_rest(head.method, head.path)
+            asked = Asked(head, decision, decision.route in TENSORS)
             self._heads.remember(raw, asked)
         return asked
 

@@ -85,6 +85,10 @@ class _Question:
         self._status = head.status
         self.response_data(body)
 
+    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        self.response_begun(head, data[start:], None)
+        self.response_ended()
+
     def response_data(self, data: bytes) -> None:
         self._parts.append(data)
         self._size += len(data)

@@ -53,6 +53,10 @@ class Asker(Protocol):
         """The head and the first of the body. `raw`: the bytes of both, if the head is to go out as it came."""
         ...
 
+    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        """All of an answer, as one piece: its body begins at `start`. The connection serves others already."""
+        ...
+
     def response_data(self, data: bytes) -> None: ...
 
     def response_ended(self) -> None:
@@ -71,6 +75,9 @@ class Asker(Protocol):
 class UpstreamHttp(asyncio.Protocol):
     """One connection. `asker` None: it waits in the pool."""
 
+    # The transport's own, once there is one.
+    write: Callable[[bytes], None]
+
     def __init__(self, pool: "UpstreamPool", endpoint: Endpoint, asker: Asker) -> None:
         self._pool, self.endpoint = pool, endpoint
         self.asker: Asker | None = asker
@@ -88,6 +95,7 @@ class UpstreamHttp(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self.write = self.transport.write
         keep_alive(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,10 +117,6 @@ class UpstreamHttp(asyncio.Protocol):
         self.is_writable = True
         if self.asker is not None:
             self.asker.upstream_writable()
-
-    def write(self, data: bytes) -> None:
-        assert self.transport is not None
-        self.transport.write(data)
 
     def abort(self) -> None:
         """End it and tell nobody."""
@@ -144,21 +148,25 @@ class UpstreamHttp(asyncio.Protocol):
                 raise BadResponse("its head is too long")
             self._buffer = data
             return
-        raw_head = data[:end]
-        head = self._pool.read_head(raw_head)
+        head = self._pool.read_head(data[:end])
+        size = len(data) - end
+        if head.length == size and self.request_done and head.keeps_alive and head.status >= 200:
+            # Given back first: whoever is let in by this answer's end finds it.
+            self.asker = None
+            self._pool.give_back(self)
+            asker.response_whole(head, data, end)
+            return
         if head.status < 200:
-            if end < len(data):
+            if size:
                 self._response(asker, data[end:])
             return
         self._head = head
         self._left = head.length
         self._chunks = ChunkReader() if head.is_chunked else None
-        size = len(data) - end
         if self._left is not None and not self._chunks and size > self._left:
             raise BadResponse("more body than its Content-Length")
-        same = head.plain_is_raw
         body, done = self._taken(asker, data[end:] if size else b"")
-        asker.response_begun(head, body, data if same else None)
+        asker.response_begun(head, body, data if head.plain_is_raw else None)
         if done and self.asker is asker:  # it may have ended this connection
             self._done(asker)
 
@@ -251,12 +259,12 @@ class UpstreamPool:
     def take_idle(self, asker: Asker) -> UpstreamHttp:
         """One that waits; `has_idle` has said that there is one."""
         upstream = self._idle.pop()
-        upstream.asker = asker
-        self._begin_use(upstream, asker.whose)
+        self._begin_use(upstream, asker)
         return upstream
 
-    def _begin_use(self, upstream: UpstreamHttp, whose: object) -> None:
-        upstream.counts_for = whose
+    def _begin_use(self, upstream: UpstreamHttp, asker: Asker) -> None:
+        whose = asker.whose
+        upstream.asker, upstream.counts_for = asker, whose
         self._in_use[whose] = self._in_use.get(whose, 0) + 1
 
     def _end_use(self, upstream: UpstreamHttp) -> None:
@@ -273,13 +281,12 @@ class UpstreamPool:
 
     def give_back(self, upstream: UpstreamHttp) -> None:
         access = self._where.access
-        if access is None or upstream.endpoint != access.http:
+        if access is None or upstream.endpoint is not access.http:
             upstream.abort()
             return
         self._end_use(upstream)
         if self._waiting and (asker := self._next(returned=1)) is not None:
-            upstream.asker = asker
-            self._begin_use(upstream, asker.whose)
+            self._begin_use(upstream, asker)
             asker.connected(upstream)
         elif len(self._idle) >= _KEPT_CONNECTIONS:
             upstream.abort()

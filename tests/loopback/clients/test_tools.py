@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.proxy import tools
 from bench.proxy.loads import INFER, framed
-from bench.proxy.tools import h2spec, perf_analyzer
 from localcluster.data_plane import GRPC_PORT, HTTP_PORT
 from tests.loopback.clients.conftest import Served
 from tests.loopback.clients.messages import message, run
@@ -20,8 +20,8 @@ SMALL = {"inputs": [{"name": "IN", "shape": [3], "datatype": "UINT8", "data": [1
 
 
 async def curl(*words: str) -> bytes:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec("curl", "-sS", "-m", "60", *words, stdout=pipe)
+    pipe, program = asyncio.subprocess.PIPE, await asyncio.to_thread(tools.curl)
+    process = await asyncio.create_subprocess_exec(program, "-sS", "-m", "60", *words, stdout=pipe)
     output, _ = await process.communicate()
     assert process.returncode == 0
     return output
@@ -60,8 +60,9 @@ async def test_curl_with_a_large_body_asks_first(served: Served, tmp_path: Path)
 async def test_h2load(served: Served, tmp_path: Path) -> None:
     body = tmp_path / "body"
     body.write_bytes(framed(message("echo", b"abc")))
+    program = await asyncio.to_thread(tools.h2load)
     output = await run(
-        *("h2load", "-n400", "-c4", "-m8", f"-d{body}", "-Hcontent-type: application/grpc", "-Hte: trailers"),
+        *(program, "-n400", "-c4", "-m8", f"-d{body}", "-Hcontent-type: application/grpc", "-Hte: trailers"),
         f"http://{served.grpc}{INFER}",
     )
     assert "400 done, 400 succeeded, 0 failed" in output, output
@@ -69,7 +70,7 @@ async def test_h2load(served: Served, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "grpc streaming"])
 async def test_perf_analyzer(served: Served, protocol: str) -> None:
-    program, environment = await asyncio.to_thread(perf_analyzer)
+    program, environment = await asyncio.to_thread(tools.perf_analyzer)
     kind, _, streaming = protocol.partition(" ")
     model, address, port = (
         ("count", served.count, GRPC_PORT) if streaming else ("echo", served.echo, GRPC_PORT)
@@ -94,7 +95,7 @@ EXPLAINED = {
 async def test_h2spec(served: Served, tmp_path: Path) -> None:
     """All of its cases: a client that breaks the protocol is told so, or cut off."""
     report = tmp_path / "report.xml"
-    program = await asyncio.to_thread(h2spec)
+    program = await asyncio.to_thread(tools.h2spec)
     process = await asyncio.create_subprocess_exec(
         *(str(program), "-h", served.echo, "-p", str(GRPC_PORT), "-o", "3", "-P", INFER, "-j", str(report)),
         stdout=asyncio.subprocess.DEVNULL,

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from proxy.codecs.preamble import Kind
+from proxy.codecs.preamble import ACCEPTED, PREAMBLE_BYTES, Kind
+from proxy.codecs.report import Told
 from proxy.door import port as port_module
 from proxy.door import splice
 from proxy.door.gateway import Access, Gateway
 from proxy.door.port import Port
 from proxy.door.splice import Crowd
+from proxy.exchange.traffic import Figures
 from tests.fakes.gateway import TICKET, FakeGateway, Serve, echo, gateway
 from tests.fakes.uv import on_uvloop
 
@@ -68,6 +70,36 @@ async def until(holds: Callable[[], Any]) -> None:
     async with asyncio.timeout(10):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+@on_uvloop
+async def test_clients_that_come_all_at_once_ask_the_gateway_in_file() -> None:
+    """It has room for so many only that it does not know yet, of all the node's pods."""
+    waiting, most, may_answer = 0, 0, asyncio.Event()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal waiting, most
+        waiting, most = waiting + 1, max(most, waiting + 1)
+        await reader.readexactly(PREAMBLE_BYTES + 1)
+        await may_answer.wait()
+        waiting -= 1
+        writer.write(ACCEPTED + b"y")
+        await reader.read(-1)
+        writer.close()
+
+    there = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with there, door(None, most=400) as one:
+        one.way.access = Access(Endpoint(*there.sockets[0].getsockname()[:2]), TICKET)
+        clients = [await one.client() for _ in range(300)]
+        for _, writer in clients:
+            writer.write(b"x")
+        await until(lambda: waiting == 64)
+        await asyncio.sleep(0.1)
+        may_answer.set()
+        for reader, writer in clients:
+            assert await reader.readexactly(1) == b"y"
+            writer.close()
+        assert most == 64
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -200,7 +232,7 @@ async def test_a_client_that_has_said_all_still_hears_the_answer() -> None:
         reader, writer = await one.client()
         writer.write(b"abc")
         writer.write_eof()
-        assert await asyncio.wait_for(reader.read(-1), 5) == b"cba"
+        assert await asyncio.wait_for(reader.read(-1), 30) == b"cba"
         writer.close()
         await until(lambda: len(one.port) == 0)
 
@@ -218,7 +250,7 @@ async def test_a_gateway_that_has_said_all_still_hears_the_client() -> None:
     async with gateway(answer_first) as target, door(target) as one:
         reader, writer = await one.client()
         writer.write(b"x")
-        assert await asyncio.wait_for(reader.read(-1), 5) == b"early"
+        assert await asyncio.wait_for(reader.read(-1), 30) == b"early"
         await asyncio.sleep(0.05)
         writer.write(b"rest")
         writer.close()
@@ -238,7 +270,7 @@ async def test_a_client_that_does_not_end_after_the_answer_is_ended(monkeypatch:
     async with gateway(answer) as target, door(target) as one:
         reader, writer = await one.client()
         writer.write(b"x")
-        assert await asyncio.wait_for(reader.read(-1), 5) == b"done"
+        assert await asyncio.wait_for(reader.read(-1), 30) == b"done"
         await until(lambda: len(one.port) == 0)
         writer.close()
 
@@ -261,7 +293,7 @@ async def test_a_client_that_goes_is_gone_for_the_gateway_too() -> None:
         writer.write(b"x")
         await reader.readline()
         writer.transport.abort()
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 30)
         await until(lambda: len(one.port) == 0)
 
 
@@ -271,7 +303,7 @@ REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n
 async def rest_answer(one: Door, request: bytes = REQUEST) -> bytes:
     reader, writer = await one.client()
     writer.write(request)
-    answer = await asyncio.wait_for(reader.read(-1), 5)
+    answer = await asyncio.wait_for(reader.read(-1), 30)
     writer.close()
     return answer
 
@@ -299,6 +331,8 @@ async def test_without_a_gateway_every_request_is_answered_503() -> None:
     async with gateway() as target, door(target) as one:
         target.ticket = bytes(32)  # another's now
         assert is_503(await rest_answer(one), b"does not take this pod's ticket")
+        one.way.said(Told("draining", Figures().to_json()).to_line())
+        assert is_503(await rest_answer(one), b"takes nothing new for this model: draining")
         await until(lambda: len(one.port) == 0)
 
 
@@ -389,15 +423,15 @@ async def test_who_says_nothing_costs_no_connection_and_goes_for_who_does() -> N
         for _ in range(5):
             reader, writer = await one.client()
             writer.write(b"hello")
-            assert await asyncio.wait_for(reader.readexactly(5), 5) == b"hello"
+            assert await asyncio.wait_for(reader.readexactly(5), 30) == b"hello"
             speaking.append(writer)
         for reader, writer in silent:
-            assert await asyncio.wait_for(reader.read(-1), 5) == b""
+            assert await asyncio.wait_for(reader.read(-1), 30) == b""
             writer.close()
         reader, writer = await one.client()  # none of the others goes for it
         with pytest.raises(ConnectionResetError):
             writer.write(b"x")
-            assert await asyncio.wait_for(reader.read(-1), 5) == b""
+            assert await asyncio.wait_for(reader.read(-1), 30) == b""
             raise ConnectionResetError
         assert len(one.port) == 5
         for writer in speaking:
@@ -409,5 +443,5 @@ async def test_who_says_nothing_for_long_is_ended(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(port_module._SILENT_SECONDS, Kind.REST, 0.1)
     async with gateway() as target, door(target) as one:
         reader, _ = await one.client()
-        assert await asyncio.wait_for(reader.read(-1), 5) == b""
+        assert await asyncio.wait_for(reader.read(-1), 30) == b""
         assert len(one.port) == 0

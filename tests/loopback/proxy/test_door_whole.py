@@ -20,9 +20,10 @@ import pytest
 
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
+from localcluster.addresses import free_ports
 from proxy.codecs.preamble import Kind
 from tests.fakes.gateway import TICKET, FakeGateway, gateway
-from tests.loopback.proxy.test_process import Authority, free_ports
+from tests.loopback.proxy.test_process import Authority
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
@@ -99,7 +100,7 @@ class Door:
 
 @asynccontextmanager
 async def running(directory: Path, agent_port: int, *flags: str) -> AsyncIterator[Door]:
-    ports, log = free_ports(3), directory / "log"
+    ports, log = free_ports("127.0.0.1", 3), directory / "log"
     names = ("--http-listen", "--grpc-listen", "--admin-listen")
     listen = [word for name, port in zip(names, ports, strict=True) for word in (name, f"127.0.0.1:{port}")]
     token = directory / "token"
@@ -196,7 +197,7 @@ async def says(door: Door, why: str) -> bool:
 
 async def test_it_goes_on_while_the_agent_is_away_and_finds_a_gateway_that_restarts(tmp_path: Path) -> None:
     async with gateway() as target:
-        (agent_port,) = free_ports(1)
+        (agent_port,) = free_ports("127.0.0.1", 1)
         async with running(tmp_path, agent_port) as door:
             async with agent(agent_port) as (told, _):
                 told.tell(target)
@@ -217,7 +218,7 @@ async def test_it_goes_on_while_the_agent_is_away_and_finds_a_gateway_that_resta
 async def echoed(door: Door, text: bytes) -> bool:
     reader, writer = await asyncio.open_connection("127.0.0.1", door.http)
     writer.write(text)
-    answer = await asyncio.wait_for(reader.readexactly(len(text)), 5)
+    answer = await asyncio.wait_for(reader.readexactly(len(text)), 30)
     writer.close()
     return answer == text
 
@@ -337,7 +338,7 @@ async def test_a_client_authority_that_was_taken_out_is_trusted_no_more(tmp_path
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", door.http, ssl=context)
                 writer.write(b"hello")
-                answer = await asyncio.wait_for(reader.read(5), 5)
+                answer = await asyncio.wait_for(reader.read(5), 30)
                 writer.close()
             except (OSError, ssl.SSLError):
                 return False

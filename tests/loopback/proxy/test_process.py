@@ -123,6 +123,11 @@ async def test_one_limit_and_one_report_whatever_the_number_of_workers(tmp_path:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector) as session:
             asked = [asyncio.create_task(proxy.infer(session)) for _ in range(12)]
+
+            async def full() -> bool:
+                return sum(task.done() for task in asked) >= 7
+
+            await until(full)
             done, waiting = await asyncio.wait(asked, timeout=2.5)
             assert [task.result() for task in done] == [503] * 7
             stat = json.loads((await proxy.get(proxy.admin, "/stat"))[1])
@@ -201,11 +206,21 @@ async def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
         upstream.gate.clear()
         async with aiohttp.ClientSession() as session:
             asked = asyncio.create_task(proxy.infer(session))
-            await asyncio.sleep(0.3)
-            for _ in range(2):
+
+            async def arrived() -> bool:
+                return upstream.running == 1
+
+            async def ending() -> bool:
+                try:
+                    await proxy.get(proxy.http, "/v2/health/live")
+                except aiohttp.ClientError:
+                    return True
+                return False
+
+            for reached in (arrived, ending):
+                await until(reached)
                 proxy.process.send_signal(signal.SIGTERM)
-                await asyncio.sleep(0.2)
-            assert await asyncio.wait_for(proxy.process.wait(), 3) == 128 + signal.SIGTERM
+            assert await asyncio.wait_for(proxy.process.wait(), 20) == 128 + signal.SIGTERM
             with pytest.raises(aiohttp.ClientError):
                 await asked
 

@@ -85,7 +85,7 @@ class Front:
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
     try:
-        return await asyncio.wait_for(reader.read(), 5)
+        return await asyncio.wait_for(reader.read(), 30)
     except ConnectionError:
         return b""
 
@@ -136,7 +136,7 @@ async def test_an_answer_that_breaks_off_is_never_finished_with_another(
     async with front.connected() as (reader, writer):
         writer.write(METADATA)
         with pytest.raises((ConnectionError, EOFError)):
-            while chunk := await asyncio.wait_for(reader.read(4096), 5):
+            while chunk := await asyncio.wait_for(reader.read(4096), 30):
                 received += chunk
             raise EOFError
     assert received.count(b"HTTP/1.1") <= 1
@@ -190,11 +190,11 @@ async def test_an_event_is_passed_on_when_it_comes(front: Front) -> None:
     ]
     async with front.connected() as (reader, writer):
         writer.write(EVENTS % b"1.1")
-        await asyncio.wait_for(reader.readuntil(b"data: {}\n\n"), 5)
+        await asyncio.wait_for(reader.readuntil(b"data: {}\n\n"), 30)
         assert front.rest.copy.admissions.running == 1  # it holds its slot to its end
         rest.set()
         await all_of(reader)
-    await asyncio.wait_for(front.rest.copy.admissions.idle(), 5)
+    await asyncio.wait_for(front.rest.copy.admissions.idle(), 30)
 
 
 async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(front: Front) -> None:

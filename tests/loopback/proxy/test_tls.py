@@ -32,7 +32,7 @@ async def is_served(port: int, context: ssl.SSLContext) -> bool:
     """A client whose certificate is not taken learns it with its first read."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-        greeting = await asyncio.wait_for(reader.read(5), 5)
+        greeting = await asyncio.wait_for(reader.read(5), 30)
         writer.close()
     except (OSError, ssl.SSLError):
         return False

@@ -93,6 +93,8 @@ def test_what_serves_on_a_broken_gpu_is_withheld_while_it_is() -> None:
     table.see("p1")
     table.readings = [replace(WHOLE, broken=True, reason="XID 79")]
     assert table.withheld() == {"p1": "GPU 0 (GPU-a): XID 79"}
+    table.readings = [replace(WHOLE, broken=True, reason="x" * 2000)]
+    assert len(table.withheld()["p1"] or "") == 512
     table.readings = []  # nobody can tell
     assert table.withheld() == {"p1": None}
 

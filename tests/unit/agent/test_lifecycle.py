@@ -1010,6 +1010,11 @@ async def test_a_model_serves_on_though_the_disk_is_too_full_to_note_it(
     model = await on_node.stage()
     await on_node.lifecycle.start_load(model)
     assert (model.state, on_node.triton.held[NAME]) == (ModelState.READY, IndexState.READY)
+    assert model.measured_bytes is not None  # nor is what it takes forgotten
+    monkeypatch.undo()
+    await on_node.lifecycle.start_load(model)
+    (record,) = on_node.repository.records().values()
+    assert (record.measured_bytes, record.served) == (model.measured_bytes, True)
 
 
 async def test_requests_are_taken_off_before_an_unload_and_once(on_node: Node) -> None:

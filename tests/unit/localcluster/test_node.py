@@ -2,6 +2,7 @@
 
 import pytest
 
+from localcluster import images
 from localcluster.node import prepare, probe, settings
 
 
@@ -30,6 +31,18 @@ def test_in_ci_a_machine_that_cannot_is_a_failure(monkeypatch: pytest.MonkeyPatc
 def test_a_missing_program_names_the_package_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program, path: None if program == "portmap" else f"/{program}")
     assert probe.missing_packages() == ["containernetworking-plugins"]
+
+
+def test_what_a_node_and_its_images_lack_is_installed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[set[str]] = []
+    monkeypatch.setattr("shutil.which", lambda program, path=None: None)
+    monkeypatch.setattr(prepare, "install", asked.append)
+    monkeypatch.setattr(probe, "lacking", lambda: "enough")
+    monkeypatch.delenv("CI", raising=False)
+    prepare.prepare()
+    (packages,) = asked
+    assert packages >= {"containerd", "runc", "buildah", "mmdebstrap", "gcc", "libc6-dev"}
+    assert packages == {*probe.missing_packages(), *images.missing_packages()}
 
 
 def test_pods_and_their_node_are_in_different_networks() -> None:

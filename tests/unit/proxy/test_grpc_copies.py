@@ -151,8 +151,8 @@ async def test_a_reader_that_stands_still_holds_up_nobody_else(node: Node) -> No
     while (room := node.triton.h2.local_flow_control_window(node.triton.own(slow))) > 0:
         node.triton.send(slow, b"z" * min(room, 16_000))
         sent += min(room, 16_000)
+        assert sent < 2**20
         node.triton.exchange()
-    assert sent < 2**20
     node.triton.answer(quick, answer_of(SERVERS[1], 10_000).SerializeToString())
     node.exchange()
     assert node.clients[1].status(quick) == 0

@@ -13,12 +13,13 @@ import h2.exceptions
 import h2.stream
 import pytest
 
+from proxy.codecs.h2 import frames
 from proxy.codecs.h2.codec import CONNECTION_WINDOW, MAX_FRAME, H2Codec
 from proxy.codecs.h2.flow import FIRST_WINDOW
 from proxy.exchange.messages import INFER, STREAM_INFER, framed
 from proxy.exchange.pace import BEGUN_BYTES
 from proxy.fronts.grpc.call import _OPEN_BYTES, Stage
-from tests.fakes.data_plane import Wire
+from tests.fakes.data_plane import GrpcPair, Wire
 from tests.fakes.grpc_peers import Both, Connect, Triton, request
 
 
@@ -411,15 +412,43 @@ async def test_a_client_that_reads_nothing_is_read_no_more_and_holds_up_nobody_e
     while (size := min(16_000, both.triton.h2.local_flow_control_window(both.triton.own(stream)))) > 0:
         both.triton.send(stream, b"x" * size)
         sent += size
+        assert sent < 2**20 + 2**17
         both.triton.exchange()
         both.triton.exchange()
     assert both.pair.to_client.paused
     assert not both.pair.to_triton[0].paused  # others' answers come there too
-    assert sent < 2**20 + 2**17
     both.pair.to_client.flow()
     assert not both.pair.to_client.paused
     both.exchange()
     assert len(both.client.data[stream]) == sent
+
+
+@pytest.mark.parametrize(
+    "kind", ["a header block", "its second part", "padded content", "a frame of no kind"]
+)
+async def test_what_is_not_whole_is_bounded_for_all_connections(connect: Connect, kind: str) -> None:
+    """It counts as what is on its way does; who sends whole frames is not concerned."""
+    first = connect(max_inflight_bytes=300_000)
+    begun = {
+        "a header block": frames.head(60_000, frames.HEADERS, 0, 1) + bytes(50_000),
+        "its second part": frames.head(20_000, frames.HEADERS, 0, 1)
+        + bytes(20_000)
+        + frames.head(40_000, frames.CONTINUATION, 0, 1)
+        + bytes(30_000),
+        "padded content": frames.head(60_000, frames.DATA, frames.PADDED, 1) + bytes(50_000),
+        "a frame of no kind": frames.head(60_000, 77, 0, 1) + bytes(50_000),
+    }[kind]
+    pairs = [GrpcPair(front=first.pair.front) for _ in range(20)]
+    for pair in pairs:
+        pair.receive(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frames.head(0, frames.SETTINGS, 0, 0))
+        for at in range(0, len(begun), 7000):
+            pair.receive(begun[at : at + 7000])
+    assert [pair.to_client.open for pair in pairs] == [True] * 8 + [False] * 12
+    assert 250_000 < first.pair.held_bytes <= 300_000
+    assert upload(first, 1, framed(request())) == 1
+    for pair in pairs[:8]:
+        pair.client.connection_lost(None)
+    assert first.pair.held_bytes == 0
 
 
 async def test_what_slow_readers_do_not_take_is_bounded(connect: Connect) -> None:

@@ -4,6 +4,7 @@ Nothing else would show that it is not taken: the slower way gives the same byte
 """
 
 import gc
+import math
 import random
 import weakref
 from typing import Any
@@ -12,12 +13,19 @@ import pytest
 
 from proxy.codecs.http1 import HEADER_LENGTH
 from proxy.exchange.messages import INFER, STREAM_INFER, MessageReader, framed
+from proxy.fronts.grpc import client as grpc_client
 from proxy.fronts.grpc.call import Call
 from proxy.fronts.grpc.client import GrpcConnection
 from proxy.fronts.rest import client as rest_client
 from tests.fakes.data_plane import RestPair
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.unit.proxy.test_rest_bytes import OK, drive, infer
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_out_of_breath(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr(grpc_client, "BREATH_SECONDS", math.inf)
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch, cls: type[Any], *names: str) -> None:
@@ -109,11 +117,11 @@ async def test_the_middle_of_a_long_tensor_is_not_looked_at(
 ) -> None:
     both, message = connect(), framed(request(size=600_000))
     stream = both.client.call()
-    for at in range(0, 64_000, 16_000):
+    for at in range(0, 80_000, 16_000):
         both.client.h2.send_data(stream, message[at : at + 16_000])
         both.exchange()
     forbid(monkeypatch, MessageReader, "push", "pull")
-    for at in range(64_000, 592_000, 16_000):
+    for at in range(80_000, 592_000, 16_000):
         both.client.h2.send_data(stream, message[at : at + 16_000])
         both.exchange()
     assert both.triton.data[stream] == message[:592_000]
@@ -183,3 +191,26 @@ async def test_a_crowd_of_usual_calls_with_unusual_ones_between(connect: Connect
     while left := [one for one in streams if one not in both.client.ended]:
         answered(both, next(one for one in left if one in both.triton.ended))
     assert (both.pair.running, both.pair.held_bytes) == (0, 0)
+
+
+async def test_calls_and_answers_that_came_together_are_taken_in_part(connect: Connect) -> None:
+    """However many one read holds, others are served between."""
+    both = connect()
+    answered(both, call(both))
+    streams = []
+    for _ in range(50):
+        streams.append(both.client.call())
+        both.client.send(streams[-1], framed(request()), end=True)
+    both.pair.client.data_received(both.client.h2.data_to_send())
+    assert both.pair.running == GrpcConnection.most_at_once
+    both.exchange()
+    assert both.pair.running == 50
+    for stream in streams:
+        both.triton.h2.send_headers(both.triton.own(stream), [(":status", "200")])
+        both.triton.h2.send_data(both.triton.own(stream), framed(b"fine"))
+        both.triton.h2.send_headers(both.triton.own(stream), [("grpc-status", "0")], end_stream=True)
+    triton = both.pair.tritons[0]
+    triton.data_received(both.triton.h2.data_to_send())
+    assert both.pair.running == 50 - triton.most_at_once
+    both.exchange()
+    assert both.pair.running == 0

@@ -275,6 +275,24 @@ async def test_pipelined_requests_go_on_one_by_one(connect: Connect) -> None:
     assert len(pair.tritons) == 1
 
 
+async def test_requests_that_are_answered_here_take_turns_with_whatever_else_there_is(
+    connect: Connect,
+) -> None:
+    pair = connect()
+    later: list[Callable[[], None]] = []
+    pair.front.later = later.append
+    count = 2000
+    pair.client.data_received(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n" * count)
+    assert pair.to_client.paused, "more than can be looked at soon is not read"
+    for answered in range(1, count):
+        assert pair.to_client.sent.count(b"HTTP/1.1 200") == answered
+        assert len(later) == 1
+        later.pop()()
+    assert pair.to_client.sent.count(b"HTTP/1.1 200") == count
+    assert not later
+    assert not pair.to_client.paused
+
+
 async def test_expect_is_answered_here_and_only_where_the_body_is_wanted(connect: Connect) -> None:
     pair = connect()
     head, _, body = infer(BODY, "own", "Expect: 100-continue").partition(b"\r\n\r\n")

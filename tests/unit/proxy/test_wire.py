@@ -147,6 +147,27 @@ def test_the_middle_of_a_tensor_needs_no_look() -> None:
     assert not protobuf.InferReader().skim(0)
 
 
+def test_the_quick_look_at_a_name_never_says_what_the_long_one_does_not() -> None:
+    chance, own = random.Random(3), KEY(1, b"own")
+    usual = pb.ModelInferRequest(model_name="own", id="7", raw_input_contents=[b"x" * 300, b""])
+    usual.inputs.add(name="I", datatype="UINT8", shape=[300])
+    assert protobuf.names_just(usual.SerializeToString(), own)
+    parts = [own, KEY(1, b"other"), b"\x08\x01", KEY(5, KEY(1, b"I")), KEY(7, b"x" * 200), b"\x98\x06\x05"]
+    parts += [b"\x8a\x00\x05other", b"\x0b", b"\xff", KEY(7, b"xx")[:-1], b"\x99\x06" + bytes(8)]
+    verdicts = set()
+    for _ in range(3000):
+        message = b"".join(chance.choices(parts, k=chance.randrange(4)))
+        message = own + message if chance.random() < 0.7 else message
+        try:
+            name = protobuf.model_name(message)
+        except protobuf.BadMessage:
+            name = b""
+        quick = protobuf.names_just(message, own)
+        assert not quick or name == b"own", message
+        verdicts.add((quick, name))
+    assert verdicts == {(True, b"own"), (False, b"own"), (False, b"other"), (False, b"")}
+
+
 @pytest.mark.parametrize("size", [0, 127, 128, 2**14 - 1, 2**14, 2**21 - 1, 2**21, 2**21 + 2**14])
 def test_sizes_are_read_quickly_and_written_as_protobuf_does(size: int) -> None:
     message = KEY(1, b"own") + KEY(7, b"x" * size)

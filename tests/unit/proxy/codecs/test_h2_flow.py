@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from proxy.codecs.h2 import frames
 from proxy.codecs.h2.client import ClientCodec
 from proxy.codecs.h2.codec import CONNECTION_WINDOW, WIDER_BYTES, H2Codec
 from proxy.codecs.h2.events import Answer, Call, Data, Ended, Event, Headers, Reset, Trailers
@@ -392,10 +393,10 @@ def test_output_that_waits_for_the_connections_window_is_told_of_when_it_opens()
     output(far)
     wake.calls = 0
     assert not far.has_output
-    far._open_connection_window(5)
+    far.receive(frames.window_update(0, 5))
     assert (wake.calls, far.has_output) == (1, True)
     output(far)
-    far._open_connection_window(5)
+    far.receive(frames.window_update(0, 5))
     assert wake.calls == 2
 
 

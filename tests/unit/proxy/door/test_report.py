@@ -1,7 +1,8 @@
 """The door's line to the gateway: what was said on one that has gone does not count on the next."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from proxy.door.gateway import Access, Gateway
@@ -10,8 +11,10 @@ from tests.fakes.gateway import FakeGateway
 
 
 @asynccontextmanager
-async def following(there: FakeGateway) -> AsyncIterator[tuple[Report, Gateway]]:
-    gateway = Gateway()
+async def following(
+    there: FakeGateway, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[tuple[Report, Gateway]]:
+    gateway = Gateway(clock)
     gateway.access = Access(there.endpoint, there.ticket)
     report = Report(gateway)
     work = asyncio.create_task(report.follow())
@@ -43,13 +46,32 @@ async def test_a_drain_is_over_when_the_gateway_that_was_asked_says_so() -> None
         await there.stop()
         await there.start()
         await heard(gateway)
-        drain = asyncio.create_task(report.drain())
+        drain = asyncio.create_task(report.drain(lambda: False))
         async with asyncio.timeout(5):
             while "drain" not in there.words:
                 await asyncio.sleep(0.005)
         await asyncio.sleep(0.02)
         assert not drain.done()
         there.drained()
+        async with asyncio.timeout(5):
+            await drain
+
+
+async def test_while_somebody_waits_a_silent_gateway_may_still_answer() -> None:
+    """It hangs for longer than its word is good: whoever has a request there is not left for that."""
+    there, waits = FakeGateway(), [True]
+    there.is_drained = False
+    await there.start()
+    now = [0.0]
+    async with following(there, clock=lambda: now[0]) as (report, gateway):
+        await heard(gateway)
+        there.is_silent = True
+        now[0] = 100.0
+        drain = asyncio.create_task(report.drain(lambda: waits[0]))
+        await asyncio.sleep(0.05)
+        assert gateway.lately() is None
+        assert not drain.done()
+        waits[0] = False
         async with asyncio.timeout(5):
             await drain
 

@@ -17,6 +17,7 @@ from berth.contract.endpoint import Endpoint, UnixSocket
 from berth.contract.gateway import CopyLimits
 from berth.runtime.errors import CannotStart
 from proxy.codecs.preamble import Kind
+from proxy.codecs.report import LEAVING
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.exchange import Exchange
 from proxy.exchange.refusal import Refusal
@@ -24,6 +25,7 @@ from proxy.gateway import plane as plane_module
 from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
 from proxy.gateway.node import Node
+from proxy.gateway.orders import Orders
 from tests.fakes.agent_control import Agent, agent_at, copy_of
 from tests.fakes.doors import Refused, connect, reports
 
@@ -158,6 +160,26 @@ async def known(here: Here, agent: Agent, *copies: Any) -> None:
     agent.tell(copies)
     wanted = {copy.pod_uid for copy in copies}
     await until(lambda: set(here.node._by_uid) == wanted and here.gateway.hub.registry.is_told)
+
+
+async def test_a_door_that_will_leave_is_heard_in_every_process_and_served_meanwhile(start: Any) -> None:
+    async with start() as here, agent_at(here.path) as agent:
+        await known(here, agent, copy_of("a"))
+        copy, told = here.served("a"), here.node._by_uid["a"].told
+        here.node.obey(Orders(copies=(told,), leaving=frozenset({"a"})))  # it has said so to another process
+        assert copy.not_ready() == "draining"
+        assert await echoed(here, "a") == b"simple hello"
+        here.node.obey(Orders(copies=(told,)))
+        assert copy.not_ready() is None
+        async with reports(here.port, told.ticket) as door:
+            await door.next()
+            door.writer.write(LEAVING)
+            await until(lambda: here.node.word().leaving == {"a"})
+            assert copy.not_ready() == "draining"
+            here.node.obey(Orders(copies=(told,)))  # from before this process had said so
+            assert copy.not_ready() == "draining"
+        await until(lambda: copy.not_ready() is None)
+        assert here.node.word().leaving == frozenset()
 
 
 async def test_a_refusal_names_the_gateways_own_ceiling_where_that_is_what_bounds(start: Any) -> None:
@@ -352,6 +374,43 @@ async def test_too_many_reports_of_one_pod_are_none_too_many_for_another(start: 
             writer.close()
         for _, writer in ours:
             writer.close()
+
+
+async def test_what_a_door_has_said_goes_with_it_though_another_is_there(start: Any) -> None:
+    """The container of a pod's door is started anew: whoever is left has not said that it ends."""
+    async with start() as here, agent_at(here.path) as agent:
+        await known(here, agent, copy_of("a"))
+        async with reports(here.port, copy_of("a").ticket) as stays:
+            for word in (b'{"drain":true}\n', b'{"leaving":true}\n'):
+                async with reports(here.port, copy_of("a").ticket) as goes:
+                    goes.writer.write(word)
+                    while (await stays.next()).get("notReady") != "draining":
+                        pass
+                async with asyncio.timeout(5):
+                    while (await stays.next()).get("notReady", "draining") is not None:
+                        pass
+                assert await echoed(here, "a")
+
+
+async def test_a_flood_of_reports_is_told_little(start: Any) -> None:
+    """Each costs a line at once: what a pod's connections cost all the others is bounded in every second."""
+    async with start() as here, agent_at(here.path) as agent:
+        await known(here, agent, copy_of("a"), copy_of("b"))
+        taken, began = 0, asyncio.get_running_loop().time()
+        for _ in range(400):
+            try:
+                reader, writer = await connect(here.port, copy_of("a").ticket, Kind.REPORT)
+            except Refused:
+                continue
+            taken += 1
+            assert b"notReady" in await reader.readline()
+            writer.close()
+        seconds = asyncio.get_running_loop().time() - began
+        assert 32 <= taken <= 32 * (seconds + 2)
+        async with reports(here.port, copy_of("b").ticket) as door:
+            assert (await door.next())["notReady"] is None
+        here.node.tick(0.0)
+        (await connect(here.port, copy_of("a").ticket, Kind.REPORT))[1].close()
 
 
 async def test_a_door_that_talks_without_end_is_not_listened_to(start: Any) -> None:

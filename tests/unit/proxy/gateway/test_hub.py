@@ -1,6 +1,7 @@
 """What is told and what is done about it, without a socket and with the clock in hand."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,6 +143,17 @@ def test_a_doors_wish_drains_and_the_agent_that_has_not_asked_is_not_told() -> N
     assert (planes.orders[-1].draining, planes.orders[-1].drained) == (frozenset(), frozenset())
 
 
+def test_a_door_that_will_leave_is_heard_by_all_processes() -> None:
+    one, planes = hub()
+    one.take_copies([copy_of("a"), copy_of("b")])
+    planes.said = [Word(leaving=frozenset({"a", "gone"})), Word()]
+    one.step(0)
+    assert (planes.orders[-1].leaving, planes.orders[-1].draining) == ({"a"}, frozenset())
+    planes.said = [Word(), Word()]
+    one.step(1)
+    assert planes.orders[-1].leaving == frozenset()
+
+
 def test_a_pod_that_comes_back_is_not_drained() -> None:
     one, planes = hub()
     one.take_copies([copy_of("a")])
@@ -212,9 +224,22 @@ def test_one_sum_of_all_processes() -> None:
     assert (total.figures.running, total.figures.rest.codes) == (3, {"200": 2})
     assert total.load == LoadReport(3, 2.0, 10.0, 7.0)
     assert together([word("a", 1)], "c") is None
-    said = word("a", 3)
+    said = replace(
+        word("a", 3),
+        idle=frozenset("i"),
+        wishes=frozenset("w"),
+        leaving=frozenset("l"),
+        turned_away={"late": 1},
+        connections=2,
+    )
     assert Word.from_json(said.to_json()) == said
-    orders = Orders(copies=(copy_of("a"),), held={"a": "why"}, draining=frozenset("a"))
+    orders = Orders(
+        copies=(copy_of("a"),),
+        held={"a": "why"},
+        draining=frozenset("a"),
+        drained=frozenset("b"),
+        leaving=frozenset("l"),
+    )
     assert Orders.from_json(orders.to_json()) == orders
 
 

@@ -14,7 +14,7 @@ IN_A_TURN = QUANTUM // CALL_COST
 
 class Load:
     def __init__(self) -> None:
-        self.arrived = self.sent_bytes = 0
+        self.calls = self.sent_bytes = 0
 
 
 class Wire:
@@ -34,6 +34,9 @@ class Wire:
     def write(self, data: bytes) -> None:
         self.sent.append(data)
 
+    def close(self) -> None:
+        self.closing = True
+
 
 class Inner(asyncio.Protocol):
     """A front end's connection: each piece is a call."""
@@ -41,7 +44,7 @@ class Inner(asyncio.Protocol):
     def __init__(self, log: list[tuple[str, bytes]], name: str, load: Load, calls: int) -> None:
         self._log, self._name, self._load, self._calls = log, name, load, calls
         self.transport: Any = None
-        self.lost = False
+        self.lost = self.stays = False
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -49,14 +52,19 @@ class Inner(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
 
+    def eof_received(self) -> bool:
+        self._log.append((self._name, b""))
+        return self.stays
+
     def data_received(self, data: bytes) -> None:
         self._log.append((self._name, data))
-        self._load.arrived += self._calls
+        self._load.calls += self._calls
 
 
 class Process:
     def __init__(self) -> None:
-        self.turns = FairTurns()
+        self.now_ns = 0
+        self.turns = FairTurns(lambda: self.now_ns)
         self.log: list[tuple[str, bytes]] = []
         self.gone = 0
         self._shares: dict[str, tuple[CopyShare, Load]] = {}
@@ -88,7 +96,7 @@ async def test_a_hundred_connections_of_one_copy_get_one_copys_part() -> None:
         connection.data_received(b"%d" % number)
     quiet[0].data_received(b"here")
     assert [name for name, _ in process.log] == ["flood"] * IN_A_TURN + ["quiet"]
-    assert [wire.reading for _, _, wire in flood] == [True] * IN_A_TURN + [False] * (100 - IN_A_TURN)
+    assert all(wire.reading for _, _, wire in flood)  # who waits for an answer sends nothing more
     served = [data for name, data in process.log if name == "flood"]
     for _ in range(100 // IN_A_TURN + 1):
         turn = await process.turn()
@@ -116,11 +124,13 @@ async def test_the_inner_protocol_stops_reading_for_its_own_reasons() -> None:
     for connection, _, _ in connections:
         connection.data_received(b"1")
     kept, inner, wire = connections[-1]
+    assert wire.reading
+    kept.data_received(b"2")  # it does not wait to be answered
     assert not wire.reading
     inner.transport.resume_reading()  # as a front does when its upstream is writable
     assert not wire.reading
     inner.transport.pause_reading()
-    assert await process.turn() == [("a", b"1")]
+    assert await process.turn() == [("a", b"12")]
     assert not wire.reading  # the front's own wish
     inner.transport.resume_reading()
     assert wire.reading
@@ -148,13 +158,38 @@ async def test_what_is_kept_of_a_connection_that_is_lost_goes_nowhere() -> None:
 
 
 async def test_only_so_much_is_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(module, "_KEPT_BYTES", 15)
     process = Process()
     connections = [process.connect("a") for _ in range(IN_A_TURN + 3)]
     for connection, _, _ in connections:
         connection.data_received(b"12345")
-    # Two are kept; the third finds no room and is served, out of its turn.
+    # Two are kept; the third finds no room and is served, out of its turn. It is not read before the next.
     assert len(process.log) == IN_A_TURN + 1
+    late, _, wire = connections[-1]
+    assert not wire.reading
+    late.data_received(b"67890")  # had been read already
+    assert len(process.log) == IN_A_TURN + 2
+    other = [process.connect("other")[0] for _ in range(IN_A_TURN + 1)]
+    for connection in other:
+        connection.data_received(b"12345")
+    assert len(process.log) == 2 * IN_A_TURN + 2  # what one copy has kept back takes no room from another
+    while process.turns._turns.has_waiting:
+        await process.turn()
+    assert all(wire.reading for _, _, wire in connections)
+    assert process.turns._kept_bytes == process._shares["a"][0].kept_bytes == 0
+
+
+async def test_one_that_was_served_out_of_its_turn_and_goes_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 0)
+    process = Process()
+    connections = [process.connect("a") for _ in range(IN_A_TURN + 1)]
+    for connection, _, _ in connections:
+        connection.data_received(b"12345")
+    connections[-1][0].connection_lost(None)
+    assert not process._shares["a"][0].waiting
+    assert await process.turn() == []
 
 
 async def test_no_piece_overtakes_one_that_is_kept_be_there_room_or_not(
@@ -168,7 +203,7 @@ async def test_no_piece_overtakes_one_that_is_kept_be_there_room_or_not(
     connections[-1][0].data_received(b"6789")  # had been read already
     assert b"6789" not in [data for _, data in process.log]
     assert await process.turn() == [("a", b"123456789")]
-    assert process.turns.has_room
+    assert process.turns._kept_bytes == 0
 
 
 async def test_requests_that_had_come_already_wait_for_their_turn_too() -> None:
@@ -184,7 +219,7 @@ async def test_requests_that_had_come_already_wait_for_their_turn_too() -> None:
         assert done == list(range(turn * IN_A_TURN))
         quiet[0].data_received(b"here")
         assert process.log == [("quiet", b"here")]
-    assert load.arrived == 0
+    assert load.calls == 0
 
 
 async def test_what_comes_does_not_overtake_requests_that_had_come_already() -> None:
@@ -196,23 +231,58 @@ async def test_what_comes_does_not_overtake_requests_that_had_come_already() -> 
     assert await process.turn() == [("a", b"first"), ("a", b"second")]
 
 
-def test_calls_are_counted_on_when_their_count_begins_anew() -> None:
+def test_a_piece_costs_its_bytes_and_calls_or_the_time_that_it_took() -> None:
     load = Load()
     share = CopyShare(load)
-    load.arrived = 5
-    assert share.cost(1) == 5 * CALL_COST + 1
-    load.arrived = 3  # a second has passed
-    assert share.cost(1) == 3 * CALL_COST + 1
-    assert share.cost(1) == CALL_COST + 1
+    load.calls = 5
+    assert share.cost(1, 0) == 5 * CALL_COST + 1
+    assert share.cost(1, 0) == CALL_COST + 1
+    assert share.cost(1, 10 * CALL_COST) == 10 * CALL_COST
+
+
+async def test_what_takes_long_counts_for_as_long() -> None:
+    """A check of a long body, say, that is one call as any other."""
+    process = Process()
+    slow, other = process.connect("slow"), process.connect("other")
+    take = slow[1].data_received
+
+    def take_long(data: bytes) -> None:
+        process.now_ns += 3 * QUANTUM
+        take(data)
+
+    slow[1].data_received = take_long  # type: ignore[method-assign]
+    slow[0].data_received(b"1")
+    slow[0].data_received(b"2")
+    process.turns.later(process._shares["slow"][0], lambda: None)
+    for _ in range(2 * IN_A_TURN):
+        process.connect("other")[0].data_received(b"x")
+    other[0].data_received(b"x")
+    assert [name for name, _ in await process.turn()] == ["other"] * IN_A_TURN
+    assert ("slow", b"2") not in await process.turn()
+    assert await process.turn() == [("slow", b"2")]
 
 
 async def test_answers_count_too() -> None:
     process = Process()
-    connection, _, wire = process.connect("a")
+    connection, _, _ = process.connect("a")
     connection.data_received(b"1")
     process._shares["a"][1].sent_bytes += 10 * QUANTUM
     connection.data_received(b"2")
     connection.data_received(b"3")
     assert [data for _, data in process.log] == [b"1", b"2"]
-    assert not wire.reading
     assert await process.turn() == [("a", b"3")]  # nobody else wants anything
+
+
+@pytest.mark.parametrize("stays", [False, True])
+async def test_a_clients_end_is_told_behind_what_is_kept(stays: bool) -> None:
+    process = Process()
+    connections = [process.connect("a") for _ in range(IN_A_TURN + 1)]
+    for connection, _, _ in connections:
+        connection.data_received(b"1")
+    kept, inner, wire = connections[-1]
+    inner.stays = stays
+    assert kept.eof_received()
+    assert ("a", b"") not in process.log
+    assert await process.turn() == [("a", b"1"), ("a", b"")]
+    assert wire.closing is not stays
+    assert connections[0][0].eof_received() is False  # nothing is kept of this one

@@ -1,0 +1,269 @@
+"""One process' copies without a socket: who gets in, what is said of them, how they end."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from berth.contract.gateway import Copy
+from proxy.codecs.preamble import Kind, Preamble
+from proxy.exchange.copy import ModelCopy
+from proxy.exchange.names import Names
+from proxy.gateway.node import ENDING_SECONDS, Node
+from proxy.gateway.orders import Orders
+from proxy.gateway.places import Arrivals
+from tests.fakes.agent_control import copy_of
+
+
+class Front:
+    """Records what it is told."""
+
+    def __init__(self) -> None:
+        self.ticks: list[float] = []
+        self.readiness_told = self.stops = self.closes = self.busy_connections = 0
+
+    def connection(self) -> asyncio.Protocol:
+        return asyncio.Protocol()
+
+    def tick(self, now: float) -> None:
+        self.ticks.append(now)
+
+    def readiness_changed(self) -> None:
+        self.readiness_told += 1
+
+    def stop_accepting(self) -> None:
+        self.stops += 1
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+class Wire(asyncio.Transport):
+    def __init__(self) -> None:
+        self.sent, self.aborted = b"", False
+
+    def write(self, data: Any) -> None:
+        self.sent += bytes(data)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+
+class Here:
+    def __init__(self, most_connections: int = 100) -> None:
+        self.fronts: list[Front] = []
+        self.watched: list[ModelCopy] = []
+        self.node = Node(
+            self._copy, self._front, self._watch, arrivals=Arrivals(), most_connections=most_connections
+        )
+
+    def _copy(self, told: Copy) -> ModelCopy:
+        copy = ModelCopy(Names(told.model.encode(), told.server_name.encode()), told.limits)
+        copy.triton_says(None)
+        return copy
+
+    def _front(self, *_: Any) -> Front:
+        self.fronts.append(Front())
+        return self.fronts[-1]
+
+    async def _watch(self, copy: ModelCopy) -> None:
+        self.watched.append(copy)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.watched.remove(copy)
+
+    def copy(self, uid: str) -> ModelCopy:
+        return self.node._by_uid[uid].copy
+
+    async def obey(self, orders: Orders) -> None:
+        self.node.obey(orders)
+        await asyncio.sleep(0)
+
+    def come(self, uid: str, kind: Kind = Kind.REST) -> Any:
+        """A connection, or None where it is turned away."""
+        make = self.node.welcome(Preamble(kind, copy_of(uid).ticket))
+        if make is None:
+            return None
+        protocol = make()
+        protocol.connection_made(Wire())
+        return protocol
+
+
+@pytest.fixture
+async def here() -> Any:
+    one = Here()
+    yield one
+    await one.node.close()
+
+
+def there(*uids: str, **more: Any) -> Orders:
+    return Orders(copies=tuple(copy_of(uid) for uid in uids), **more)
+
+
+async def test_a_copy_that_takes_all_places_it_can_get_leaves_some_for_others() -> None:
+    here = Here(most_connections=10)
+    await here.obey(there("a", "b"))
+    first = [here.come("a") for _ in range(10)]
+    assert sum(one is not None for one in first) == 5
+    assert here.come("b") is not None
+    assert here.node.word().connections == 6
+    for one in first[:5]:
+        one.connection_lost(None)
+    assert here.node.word().connections == 1
+    assert sum(here.come("a") is not None for _ in range(10)) == 5  # as many as before
+    await here.node.close()
+
+
+async def test_a_copy_that_has_ended_lets_nobody_in_and_goes_once_it_is_idle(here: Here) -> None:
+    await here.obey(there("a"))
+    here.come("a")
+    copy, (front,) = here.copy("a"), here.fronts
+    running = copy.admissions.admit(0.0, list)
+    await here.obey(there())
+    assert here.come("a") is None
+    assert here.come("a", Kind.REPORT) is None
+    assert (copy.not_ready(), front.stops) == ("draining", 1)
+    now = time.monotonic()
+    here.node.tick(now)
+    assert (front.closes, front.ticks) == (0, [now])
+    assert here.node.inside() == {"a"}  # what is left of it may still kill Triton
+    assert here.node.uids_of([copy]) == {"a"}
+    running.release(0.0)
+    front.busy_connections = 1
+    here.node.tick(now)
+    assert not front.closes  # an answer is still to be delivered
+    front.busy_connections = 0
+    here.node.tick(now)
+    assert front.closes == 1
+    assert not list(here.node)
+
+
+async def test_a_copy_that_has_ended_and_does_not_come_to_its_end_is_broken_off(here: Here) -> None:
+    await here.obey(there("a"))
+    here.come("a")
+    here.copy("a").admissions.admit(0.0, list)
+    await here.obey(there())
+    now = time.monotonic()
+    here.node.tick(now + ENDING_SECONDS - 1)
+    assert list(here.node)
+    here.node.tick(now + ENDING_SECONDS + 1)
+    assert not list(here.node)
+    assert here.fronts[0].closes == 1
+
+
+async def test_whoever_asks_triton_anything_is_inside(here: Here) -> None:
+    await here.obey(there("a", "b", "c"))
+    assert here.node.inside() == frozenset()
+    here.copy("a").admissions.admit(0.0, list)
+    here.copy("b").questions.admit(0.0, list)
+    assert here.node.inside() == {"a", "b"}
+    here.copy("a").admissions.running = 0
+
+
+async def test_what_the_agent_and_the_hub_say_of_a_copy_holds_until_they_say_another_thing(
+    here: Here,
+) -> None:
+    await here.obey(Orders(copies=(copy_of("a", withheld="its GPU"),)))
+    copy = here.copy("a")
+    assert copy.not_ready() == "its GPU"
+    await here.obey(there("a", held={"a": "it killed Triton"}))
+    assert copy.not_ready() == copy.admissions.closed == "it killed Triton"
+    await here.obey(there("a"))
+    assert (copy.not_ready(), copy.admissions.closed) == (None, None)
+
+
+async def test_at_the_end_nobody_comes_in_and_new_copies_drain_from_the_start(here: Here) -> None:
+    await here.obey(there("a"))
+    here.node.drain_all()
+    assert here.copy("a").not_ready() == "draining"
+    assert here.come("a") is None
+    assert here.come("a", Kind.REPORT) is None
+    await here.obey(there("a", "b"))
+    assert here.copy("b").not_ready() == "draining"
+    assert here.come("b") is None
+
+
+async def test_only_what_drains_is_said_to_be_idle(here: Here) -> None:
+    await here.obey(there("a", "b"))
+    assert here.node.word().idle == frozenset()
+    await here.obey(there("a", "b", draining=frozenset("a")))
+    assert here.node.word().idle == {"a"}
+    waiting = here.copy("a").admissions.admit(0.0, list)
+    assert here.node.word().idle == frozenset()
+    assert not here.node.is_idle
+    waiting.release(0.0)
+    here.come("b")
+    here.fronts[0].busy_connections = 2
+    assert here.node.word().sums["b"].figures.busy_connections == 2
+    assert not here.node.is_idle
+
+
+async def test_a_drain_is_told_once_and_taken_back_whole(here: Here) -> None:
+    await here.obey(there("a"))
+    here.come("a")
+    (front,) = here.fronts
+    draining = there("a", draining=frozenset("a"), drained=frozenset("a"))
+    report = here.come("a", Kind.REPORT)
+    for _ in range(3):
+        await here.obey(draining)
+    assert front.stops == 1
+    assert report._transport.sent.count(b'{"drained"') == 1
+    await here.obey(there("a"))
+    assert (front.closes, here.copy("a").not_ready()) == (1, None)
+    assert here.come("a") is not None
+    assert len(here.fronts) == 2
+    await here.obey(draining)
+    assert here.fronts[1].stops == 1
+    assert here.node._by_uid["a"].is_drained
+
+
+async def test_a_door_that_goes_is_forgotten_and_one_that_comes_too_often_has_its_oldest_ended(
+    here: Here,
+) -> None:
+    await here.obey(there("a"))
+    doors = [here.come("a", Kind.REPORT) for _ in range(9)]
+    wires = [door._transport for door in doors]
+    assert [wire.aborted for wire in wires] == [True] + [False] * 8
+    for door in doors:
+        door.connection_lost(None)
+    before = [wire.sent for wire in wires]
+    here.node.tell_doors({})
+    assert [wire.sent for wire in wires] == before
+
+
+async def test_fronts_hear_of_readiness_and_what_looks_after_a_copy_ends_with_it(here: Here) -> None:
+    await here.obey(there("a"))
+    here.come("a")
+    await asyncio.sleep(0)
+    (front,), copy = here.fronts, here.copy("a")
+    told = front.readiness_told
+    copy.triton_says("gone")
+    await asyncio.sleep(0)
+    assert front.readiness_told == told + 1
+    assert here.watched == [copy]
+    await here.obey(there())
+    here.node.tick(time.monotonic())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert here.watched == []
+
+
+async def test_limits_that_change_hold_for_what_comes_from_then_on(here: Here) -> None:
+    await here.obey(there("a"))
+    other = copy_of("a").limits.__class__(container_concurrency=3)
+    await here.obey(Orders(copies=(copy_of("a", limits=other),)))
+    assert here.copy("a").limits == other
+    await here.obey(there())
+    assert here.come("a") is None
+
+
+@pytest.fixture(autouse=True)
+def no_noise(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert not [record for record in caplog.records if record.exc_info]
