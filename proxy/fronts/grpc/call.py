@@ -418,7 +418,9 @@ class Call:
                 except Refusal as refusal:
                     self._drop_message(in_grpc(refusal))
                     continue
-            elif piece.cost_bytes:
+            elif len(piece.data) == self._unsent_bytes and not self._comes_back():
+                return
+            if piece.cost_bytes and not piece.begins_bytes:
                 try:
                     self._cost_more(piece.cost_bytes)
                 except Refusal as refusal:  # a part of it is with Triton, which must never have the rest
@@ -438,6 +440,8 @@ class Call:
             end = self.input_ended and not outbox and self.reader.is_between_messages
             self.input_passed = end
             self._unsent_bytes += piece.begins_bytes - len(piece.data)
+            if self._unsent_bytes and piece.begins_bytes:
+                self._steps_aside()
             self.upstream.send(up, piece.data, end=end, owned=held)
 
     def _is_admitted(self, cost_bytes: int) -> bool:
@@ -458,9 +462,25 @@ class Call:
 
     def _cost_more(self, more_bytes: int) -> None:
         """The message that streams by is dearer than its beginning told. Raises Refusal."""
-        admission = self.admissions[-1] if self.admissions else self.exchange.admission
+        admission = self._last_admission
         if admission is not None:
             admission.grow(more_bytes)
+
+    def _steps_aside(self) -> None:
+        """Triton has the beginning of a message: it needs no slot before its end."""
+        admission = self._last_admission
+        if admission is not None:
+            admission.step_aside()
+
+    def _comes_back(self) -> bool:
+        """Whether the end of a message may go on; if not, `_granted` tells."""
+        admission = self._last_admission
+        return admission is None or admission.come_back(self._granted)
+
+    @property
+    def _last_admission(self) -> Admission | None:
+        """Of the message that goes on piece by piece."""
+        return self.admissions[-1] if self.admissions else self.exchange.admission
 
     def _granted(self) -> None:
         """A slot is there. Not in this step: whoever gave it back is still at it."""
@@ -720,10 +740,10 @@ class Call:
         return up.local_done
 
     def _set_half_message_aside(self, admissions: deque[Admission]) -> None:
-        """Triton never runs the last message of a stream, whose end it will not get: it needs no slot. What
-        Triton has of it is there until it has run the others."""
-        half = self.exchange.admission = admissions.pop()
-        half.has_run(0)
+        """Triton never runs the last message of a stream, whose end it will not get. What it has of it is there
+        until it has run the others."""
+        self.exchange.admission = admissions.pop()
+        self.exchange.admission.step_aside()
 
     def _finish(self, code: str, now: float, *, in_triton: bool = False) -> None:
         """Once for each call: nothing of it waits, and it is counted."""

@@ -109,6 +109,8 @@ class Cycle(Exchange):
     # What goes on of the body is put into chunks here.
     _chunks_anew = False
     _whole: list[bytes] | None = None
+    # Of a body that is here and waits for its slot.
+    _last = b""
     _task: asyncio.Task[None] | None = None
 
     def __init__(self, client: Client, front: RestFront, asked: Asked, raw: bytes, now: float) -> None:
@@ -220,9 +222,22 @@ class Cycle(Exchange):
         assert upstream is not None
         self.body_left -= len(piece)
         self.copy.rest.received_bytes += len(piece)
-        if not self.body_left:
-            self.state = State.ANSWER
-            upstream.request_done = True
+        if self.body_left:
+            upstream.write(piece)
+        elif self.admission is None or self.admission.come_back(self._came_back):
+            self._send_last(upstream, piece)
+        else:
+            upstream.write(piece[:-1])
+            self.state, self._last = State.WAIT, piece[-1:]
+
+    def _came_back(self) -> None:
+        """Admission's word: there is a slot for what Triton has all but the last byte of."""
+        if self._upstream is not None:
+            self._send_last(self._upstream, self._last)
+
+    def _send_last(self, upstream: UpstreamHttp, piece: bytes) -> None:
+        self.state = State.ANSWER
+        upstream.request_done = True
         upstream.write(piece)
 
     def _take_unwanted(self, data: bytes) -> bytes:
@@ -334,6 +349,8 @@ class Cycle(Exchange):
         self._upstream, self._checked = upstream, None
         upstream.request_done = not self.body_left
         self.state = State.STREAM if self.body_left else State.ANSWER
+        if self.body_left and self.admission is not None:
+            self.admission.step_aside()
         client = self._client
         if client is not None and not client.is_writable:
             self.pause_answer()
