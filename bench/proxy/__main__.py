@@ -148,8 +148,11 @@ class Bench:
             direct = p99(int(upstream.rpartition(":")[2]))
             for peer in (BERTH, NODE, ENVOY):
                 _say(f"{peer.name}: p99 at 500/s")
-                with running(peer, directory, rest=_rest_of(upstream), grpc=upstream):
-                    found.setdefault(peer.name, []).append(p99(GRPC if grpc_call else HTTP) - direct)
+                try:
+                    with running(peer, directory, rest=_rest_of(upstream), grpc=upstream):
+                        found.setdefault(peer.name, []).append(p99(GRPC if grpc_call else HTTP) - direct)
+                except (Missing, RuntimeError) as error:
+                    _say(f"  not measured: {error}")
         return {name: statistics.median(figures) for name, figures in found.items()}
 
 

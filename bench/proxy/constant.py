@@ -22,7 +22,7 @@ from proxy.fronts.grpc.connection import H2Connection
 from proxy.fronts.grpc.head import CallKind, CallPolicy, DroppedPolicy
 from proxy.fronts.turn import Turn
 
-_BIG = 1024 * 1024
+_BIG_VALUES = b",".join([b"1"] * (512 * 1024))
 _LENGTH = b"content-length: "
 
 
@@ -55,7 +55,7 @@ class Rest(asyncio.Protocol):
 
     def _answer(self, request: bytes) -> None:
         name = request.split(b" ", 2)[1].split(b"/")[3:4] or [b""]
-        values = b",".join([b"1"] * (_BIG // 2)) if b'"big"' in request[:2000] else b"1,2,3"
+        values = _BIG_VALUES if b'"big"' in request[:2000] else b"1,2,3"
         body = (
             b'{"model_name":"%b","model_version":"1","outputs":[{"name":"OUT","datatype":"UINT8","shape":[3],'
             b'"data":[%b]}]}'

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import re
 import shutil
 import statistics
@@ -68,7 +69,7 @@ def rest(target: Running, *, tensor_bytes: int, connections: int, seconds: float
         lines += [f'wrk.headers["{name}"] = "{value}"' for name, value in headers.items()]
         script.write_text("\n".join(lines))
         url = f"http://{HOST}:{HTTP}/v2/models/{MODEL}/infer"
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script), url]
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{_whole(seconds)}s", "-s", str(script), url]
         return _measured(target, command, _wrk_count)
 
 
@@ -87,8 +88,8 @@ def unary(target: Running, *, tensor_bytes: int, connections: int, streams: int,
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "body").write_bytes(framed_request(tensor_bytes))
         command = [
-            *("h2load", "-t1", f"-c{connections}", f"-m{streams}", "-D", f"{seconds:g}", "--warm-up-time=0"),
-            *("-d", f"{directory}/body", "-w", "24", "-W", "24"),
+            *("h2load", "-t1", f"-c{connections}", f"-m{streams}", "-D", _whole(seconds)),
+            *("--warm-up-time=0", "-d", f"{directory}/body", "-w", "24", "-W", "24"),
             *("-H", "content-type: application/grpc", "-H", "te: trailers", f"http://{HOST}:{GRPC}{INFER}"),
         ]
         return _measured(target, command, _h2load_count)
@@ -164,13 +165,13 @@ def latency(port: int, *, grpc_call: bool, per_second: int, seconds: float) -> t
         (Path(directory) / "body").write_bytes(body)
         path = INFER if grpc_call else f"/v2/models/{MODEL}/infer"
         command = [
-            *("h2load", "-t1", "-c4", "-m1", f"--rps={per_second / 4:g}", "-D", f"{seconds:g}"),
+            *("h2load", "-t1", "-c4", "-m1", f"--rps={per_second / 4:g}", "-D", _whole(seconds)),
             *("--warm-up-time=0", "-d", f"{directory}/body", f"--log-file={directory}/log"),
             *([] if grpc_call else ["--h1"]),
             *(word for name, value in headers.items() for word in ("-H", f"{name}: {value}")),
             f"http://{HOST}:{port}{path}",
         ]
-        subprocess.run(command, check=True, capture_output=True, timeout=seconds + 60)
+        _output(command, timeout_seconds=seconds + 60)
         lines = (Path(directory) / "log").read_text().splitlines()
     micros = sorted(int(line.split("\t")[2]) for line in lines if line.split("\t")[1] == "200")
     return statistics.median(micros), micros[int(len(micros) * 0.99)]
@@ -195,9 +196,26 @@ def framed(request: pb.ModelInferRequest) -> bytes:
 
 def _measured(target: Running, command: Sequence[str], count: Callable[[str], float]) -> Cost:
     before, began = target.cpu_seconds(), time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    told = _output(command, timeout_seconds=300)
     seconds = time.monotonic() - began
-    return Cost(target.cpu_seconds() - before, count(done.stdout), seconds)
+    return Cost(target.cpu_seconds() - before, count(told), seconds)
+
+
+def _output(command: Sequence[str], *, timeout_seconds: float) -> str:
+    """What a client has printed. Raises RuntimeError with what it says is wrong."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_seconds)
+    except subprocess.CalledProcessError as error:
+        told = (error.stderr or error.stdout)[-500:]
+        raise RuntimeError(f"{command[0]} ended with {error.returncode}: {told}") from error
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{command[0]} has not ended after {timeout_seconds:g} s") from error
+    return done.stdout
+
+
+def _whole(seconds: float) -> str:
+    """wrk and h2load know no parts of a second."""
+    return str(math.ceil(seconds))
 
 
 def _wrk_count(output: str) -> int:

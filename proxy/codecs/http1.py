@@ -364,8 +364,9 @@ class ChunkReader:
 
     def feed(self, data: bytes) -> tuple[bytes, int]:
         """What came of the body, and how many bytes of `data` belong to it. Raises BadChunks."""
-        out, at = [], 0
+        out, at = list[bytes](), 0
         while at < len(data) and not self.is_done:
+            at = self._whole_chunks(data, at, out)
             if self._left > 2:  # the last two are the line end
                 piece = data[at : at + self._left - 2]
                 out.append(piece)
@@ -381,6 +382,19 @@ class ChunkReader:
                 line, self._line = self._line, b""
                 self._take(line)
         return b"".join(out), at
+
+    def _whole_chunks(self, data: bytes, at: int, out: list[bytes]) -> int:
+        """Take the chunks that are here whole, as most are; returns where what is not begins."""
+        if self._left or self._line or self._in_trailers:
+            return at
+        while (match := self._SIZE.match(data, at)) is not None:
+            start = match.end()
+            end = start + int(match[1], 16)
+            if end == start or data[end : end + 2] != b"\r\n" or start - at > self._LINE_BYTES:
+                break
+            out.append(data[start:end])
+            at = end + 2
+        return at
 
     def _take(self, line: bytes) -> None:
         if self._left:

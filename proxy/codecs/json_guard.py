@@ -20,8 +20,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from proxy.codecs.classification import NO_CLASSES, KnowsOutputs
 
-# No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions.
-MAX_DEPTH = 100
+# No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions. What
+# is allowed beyond is room for a quick look (`_require_shallow`).
+MAX_DEPTH = 300
 MAX_DIMENSIONS = 64
 # Keys with their values, wherever they stand: thousands of tensors.
 MAX_MEMBERS = 50_000
@@ -44,7 +45,7 @@ _LENGTH_BYTES = 4
 _TOO_DEEP = f"JSON is nested deeper than {MAX_DEPTH}"
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}:'))
 _WINDOW_BYTES = 64 * 1024
-_BLOCK_BYTES = 64
+_BLOCK_BYTES = 224
 _FLAT_STEPS = 4
 _AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 # Numbers that JSON does not have and Triton takes, and how they are spelt meanwhile, wherever they stand:
@@ -101,16 +102,23 @@ class BadJson(Exception):
 
 def check_infer(body: bytes, facts: KnowsOutputs, *, binary_bytes: int = 0) -> bytes:
     """An inference request, or the JSON header of a binary one with that many bytes behind it, written anew."""
-    return _finite(body, _infer_anew, facts, binary_bytes)
+    objects = _require_simple(body)  # numbers that JSON does not have change nothing in that
+    try:
+        return _infer_anew(body, objects, facts, binary_bytes)
+    except BadJson as error:
+        return _finite(error, body, objects, _infer_anew, facts, binary_bytes)
 
 
 def check_generate(body: bytes) -> bytes:
     """A generate request, written anew: flat keys that name tensors, and parameters."""
-    return _finite(body, _generate_anew)
-
-
-def _infer_anew(body: bytes, facts: KnowsOutputs, binary_bytes: int) -> bytes:
     objects = _require_simple(body)
+    try:
+        return _generate_anew(body, objects)
+    except BadJson as error:
+        return _finite(error, body, objects, _generate_anew)
+
+
+def _infer_anew(body: bytes, objects: int, facts: KnowsOutputs, binary_bytes: int) -> bytes:
     request: _InferRequest = _decoded(_infer, body)
     is_plain = objects == _count_objects(request, facts)
     binary_left = binary_bytes
@@ -135,12 +143,9 @@ def _require_content(tensor: _Tensor, index: int, available: int) -> int:
     elements = 1
     for size in sizes:
         elements *= size or 1  # a 0 makes the product 0, but the others may be multiplied before it
-    if 0 in sizes:
-        room = available
-    elif tensor.data is not UNSET:
-        room = (len(memoryview(tensor.data)) + 1) // 2  # a digit and a comma at least for each
-    else:
-        room = available  # binary_data_size tells more; without it Triton refuses
+    room = available  # without data binary_data_size tells more; without that Triton refuses
+    if tensor.data is not UNSET and 0 not in sizes:
+        room = (len(tensor.data) + 1) // 2  # a digit and a comma at least for each
     if elements > room:
         raise BadJson(f"inputs[{index}].shape declares more elements than its data can hold")
     if tensor.data is not UNSET and memoryview(tensor.data)[0] != _BRACKET:
@@ -164,8 +169,7 @@ def _binary_size(tensor: _Tensor, index: int, elements: int, size: object) -> in
     return size
 
 
-def _generate_anew(body: bytes) -> bytes:
-    objects = _require_simple(body)
+def _generate_anew(body: bytes, objects: int) -> bytes:
     request: dict[str, Any] = _decoded(_generate, body)
     for key, value in request.items():
         if key == "parameters":
@@ -180,21 +184,18 @@ def _generate_anew(body: bytes) -> bytes:
     return _written(request, body)
 
 
-def _finite(body: bytes, write: Callable[..., bytes], *how: object) -> bytes:
-    """Write a body anew that may hold numbers which JSON does not have. Raises BadJson."""
-    try:
-        return write(body, *how)
-    except BadJson:
-        words = [(word, number) for word, number in _SPELT if word in body]
-        if not words:
-            raise
+def _finite(error: BadJson, body: bytes, objects: int, write: Callable[..., bytes], *how: object) -> bytes:
+    """Write a body anew that may be refused only for numbers which JSON does not have. Raises BadJson."""
+    words = [(word, number) for word, number in _SPELT if word in body]
+    if not words:
+        raise error
     if len(body) > MAX_WORDS and sum(body.count(word) for word, _ in words) > MAX_WORDS:
         raise BadJson(f"more than {MAX_WORDS} times NaN or Infinity; the binary extension has room for more")
     if _STEM in body:
         raise BadJson(f"a number with {_STEM.decode()} and NaN or Infinity in one request")
     for word, number in words:
         body = body.replace(word, number)
-    body = write(body, *how)
+    body = write(body, objects, *how)
     for word, number in words:
         body = body.replace(number, word)
     return body

@@ -2,13 +2,13 @@
 
 REST and gRPC share one of these for each copy of a model. What is given back goes to the one that has waited
 longest, in the same step, so nobody overtakes. The limit is hard: a request that Triton works on keeps its
-slot until Triton is done with it, whoever still waits for the answer. Modelled on Knative's
+slot until Triton is done with it, whoever still waits for the answer. A slot is for that alone: who sends a
+long request, or takes a long answer, keeps Triton's memory and no slot meanwhile. Modelled on Knative's
 pkg/queue/breaker.go, which is not strictly FIFO.
 """
 
 import asyncio
 import os
-import select
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum, auto
@@ -30,16 +30,17 @@ LARGE_ANSWER_BYTES: Final = 64 * 1024
 
 
 class State(Enum):
-    """Of an admission, in this order; none comes twice."""
+    """Of an admission."""
 
     WAITING = auto()
     RUNNING = auto()
     GIVEN_UP = auto()  # nobody wants the answer any more, and Triton works on it all the same
-    TAKEN = auto()  # Triton has run it; its answer waits there to be taken
+    ASIDE = auto()  # Triton has bytes of it and nothing to compute: half a request, or an answer to be taken
+    RETURNING = auto()  # the request is whole now but for a last bit, which waits for the slot
     RELEASED = auto()
 
 
-_WAITING, _RUNNING, _GIVEN_UP, _TAKEN, _RELEASED = State
+_WAITING, _RUNNING, _GIVEN_UP, _ASIDE, _RETURNING, _RELEASED = State
 
 
 class Admission:
@@ -63,7 +64,21 @@ class Admission:
 
     @property
     def is_running(self) -> bool:
-        """Triton may be told of it: it has its slot, and somebody waits for the answer."""
+        """Triton may be told all of it: it has its slot, and somebody waits for the answer."""
+        return self.state is _RUNNING
+
+    def step_aside(self) -> None:
+        """The rest of it is still to come: until `come_back` Triton has nothing to compute, and it needs no slot."""
+        self.has_run(0)
+
+    def come_back(self, granted: Callable[[], None]) -> bool:
+        """The rest of it is here. True: it has a slot again. False: `granted` tells, before any that has not begun."""
+        if self.state is _ASIDE:
+            self._granted = granted
+            if self._home.came_back(self):
+                self.state = _RUNNING
+            else:
+                self.state = _RETURNING
         return self.state is _RUNNING
 
     def grant(self) -> None:
@@ -76,6 +91,9 @@ class Admission:
         if self.state is _RUNNING:
             self.state = _GIVEN_UP
             self._home.given_up += 1
+        elif self.state is _RETURNING:
+            self.state = _ASIDE
+            self._home.stays_away(self)
         elif self.state is _WAITING:
             self.release(now)
 
@@ -89,7 +107,7 @@ class Admission:
 
     def grow(self, more_bytes: int) -> None:
         """It costs so much more than was told. Raises Refusal where there is no room for that."""
-        if self.state is _RUNNING:
+        if self.state in (_RUNNING, _ASIDE):
             self._home.require_room(self.cost_bytes, more_bytes)
             self.cost_bytes += more_bytes
             self._home.bytes.charge(more_bytes)
@@ -100,7 +118,7 @@ class Admission:
         Who takes it slowly does so without the slot, which is for what Triton computes, but not without the bytes.
         """
         if self.state is _RUNNING:
-            self.state = _TAKEN
+            self.state = _ASIDE
             self.cost_bytes += answer_bytes
             self._home.has_run(answer_bytes)
 
@@ -122,24 +140,26 @@ class Admissions:
         self._meter, self._limit, self._depth = meter, limit, queue_depth
         self.bytes, self._bytes_flag = bytes, bytes_flag
         self._waiting: OrderedDict[Admission, None] = OrderedDict()
+        # Those that have begun, and need a slot again: before all others.
+        self._returning: OrderedDict[Admission, None] = OrderedDict()
         # Only while somebody waits for nothing to be there.
         self._idle: asyncio.Event | None = None
         # Those that nobody waits for any more run as well.
         self.running = self.given_up = 0
-        # Those that Triton has run, with answers that somebody is still to take.
-        self._taken = 0
+        # Those that have bytes and no slot.
+        self._aside = 0
         self._hands_out = False
         # Why nobody is admitted for now, in words for clients.
         self.closed: str | None = None
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._returning)
 
     @property
-    def others_wait(self) -> bool:
-        """For what those that run have."""
-        return bool(self._waiting)
+    def others_wait_for_room(self) -> bool:
+        """For the bytes of those that are in Triton."""
+        return bool(self._waiting) and next(iter(self._waiting)).cost_bytes > self.bytes.free_bytes
 
     def admit(
         self, now: float, granted: Callable[[], None], *, cost_bytes: int = 0, deadline: float = float("inf")
@@ -170,7 +190,7 @@ class Admissions:
         self, now: float, *, cost_bytes: int = 0, deadline: float = float("inf")
     ) -> Admission | None:
         """An admission that runs, if there is room and nobody waits for it."""
-        if self._waiting or self.given_up >= MOST_GIVEN_UP or self.closed is not None:
+        if self._waiting or self._returning or self.given_up >= MOST_GIVEN_UP or self.closed is not None:
             return None
         room = self.bytes
         used = room.used_bytes + cost_bytes
@@ -187,29 +207,47 @@ class Admissions:
         if was is _WAITING:
             del self._waiting[admission]
             self._give_place()
-            if not self._waiting:
-                self._watch(False)
         else:
             self.bytes.used_bytes -= admission.cost_bytes
-            if was is _TAKEN:
-                self._taken -= 1
+            if was is _ASIDE:
+                self._aside -= 1
+            elif was is _RETURNING:
+                self.stays_away(admission)
+                self._aside -= 1
             else:
                 self.given_up -= was is _GIVEN_UP
                 self.running -= 1
                 self._give()
-        if self._waiting:
+        if self._waiting or self._returning:
             self.hand_out()
-        else:
+            return
+        if was is _WAITING or was is _RETURNING:
+            self._watch(False)
+        if self._idle is not None:
             self._look_idle()
 
     def has_run(self, answer_bytes: int) -> None:
         """For an admission alone."""
-        self._taken += 1
+        self._aside += 1
         self.running -= 1
         self.bytes.charge(answer_bytes)
         self._give()
-        if self._waiting:
+        if self._waiting or self._returning:
             self.hand_out()
+
+    def came_back(self, admission: Admission) -> bool:
+        """For an admission alone: whether there is a slot for it; else it waits."""
+        if not self._returning and self._take():
+            self._aside -= 1
+            self.running += 1
+            return True
+        self._returning[admission] = None
+        self._watch(True)
+        return False
+
+    def stays_away(self, admission: Admission) -> None:
+        """For an admission alone."""
+        del self._returning[admission]
 
     def resize(self, *, limit: int, queue_depth: int) -> None:
         """Other limits from now on; what runs and what waits already stays."""
@@ -221,23 +259,36 @@ class Admissions:
         if self._hands_out:  # one that gives back at once what it was given: the loop below sees it
             return
         self._hands_out = True
-        while self._waiting and self.given_up < MOST_GIVEN_UP:
-            admission = next(iter(self._waiting))
-            if not self._take_all(admission.cost_bytes):
-                break
-            del self._waiting[admission]
-            self._give_place()
+        while (admission := self._next()) is not None:
             admission.grant()
         self._hands_out = False
-        self._watch(bool(self._waiting))
+        self._watch(bool(self._waiting or self._returning))
         self._look_idle()
+
+    def _next(self) -> Admission | None:
+        """The next that has all it needs by now."""
+        if self._returning:
+            if not self._take():
+                return None
+            admission, _ = self._returning.popitem(last=False)
+            self._aside -= 1
+            self.running += 1
+            return admission
+        if not self._waiting or self.given_up >= MOST_GIVEN_UP:
+            return None
+        admission = next(iter(self._waiting))
+        if not self._take_all(admission.cost_bytes):
+            return None
+        del self._waiting[admission]
+        self._give_place()
+        return admission
 
     def close(self) -> None:
         """Nobody is admitted any more; what runs may still give back."""
 
     async def idle(self) -> None:
         """Return when nothing runs, waits or is still to be taken. For one caller at a time."""
-        while self.running or self._waiting or self._taken:
+        while self.running or self._waiting or self._aside:
             self._idle = asyncio.Event()
             await self._idle.wait()
         self._idle = None
@@ -296,7 +347,7 @@ class Admissions:
         """Whether anybody waits for what another process may give."""
 
     def _look_idle(self) -> None:
-        if self._idle is not None and not (self.running or self._waiting or self._taken):
+        if self._idle is not None and not (self.running or self._waiting or self._aside):
             self._idle.set()
 
 
@@ -327,11 +378,6 @@ class SharedAdmissions(Admissions):
             os.close(self._slots)
             os.close(self._places)
 
-    @property
-    def others_wait(self) -> bool:
-        """Of another process nobody hears who waits there: perhaps, where no slot is free."""
-        return bool(self._waiting) or not (self._is_over or _is_above_zero(self._slots))
-
     def _take(self) -> bool:
         return not self._is_over and _decrement(self._slots)
 
@@ -348,9 +394,7 @@ class SharedAdmissions(Admissions):
 
     def _watch(self, waiting: bool) -> None:
         # A slot that is free is no news to one that waits for bytes: what gives those back hands out.
-        waits = (
-            waiting and not self._is_over and next(iter(self._waiting)).cost_bytes <= self.bytes.free_bytes
-        )
+        waits = waiting and not self._is_over and (bool(self._returning) or not self.others_wait_for_room)
         if waits and not self._watching:
             asyncio.get_running_loop().add_reader(self._slots, self.hand_out)
         elif self._watching and not waits:
@@ -362,12 +406,6 @@ def shared_limit(limit: int, queue_depth: int) -> tuple[int, int]:
     """Descriptors to give to every process."""
     flags = os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC
     return os.eventfd(limit, flags), os.eventfd(queue_depth, flags)
-
-
-def _is_above_zero(descriptor: int) -> bool:
-    look = select.poll()
-    look.register(descriptor, select.POLLIN)
-    return bool(look.poll(0))
 
 
 def _decrement(descriptor: int) -> bool:

@@ -80,13 +80,13 @@ class Exchange:
         return not self.admission.is_waiting
 
     def is_too_slow(self, received_bytes: int, now: float, *, is_awaited: bool) -> bool:
-        """Of a request that has its slot and is not all here: whether it keeps others waiting for too long.
+        """Of a request that has begun and is not all here: whether it keeps others waiting for too long.
 
         Ask every second. `is_awaited`: nothing but its client keeps the next of it from coming.
         """
         if self._pace is None:
             self._pace = Pace(received_bytes, now)
-        others_wait = is_awaited and self.copy.admissions.others_wait
+        others_wait = is_awaited and self.copy.admissions.others_wait_for_room
         return self._pace.is_too_slow(received_bytes, now, others_wait=others_wait)
 
     # Answered, refused, left: whichever comes first counts.

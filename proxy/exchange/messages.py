@@ -320,11 +320,6 @@ class MessageReader:
         self._left -= size
         return True
 
-    @property
-    def is_half_passed(self) -> bool:
-        """The beginning of a long message has gone on, and its end has not."""
-        return self._passed
-
     def drop(self) -> None:
         """What has gone on of the message that streams by was dropped: so is what is still to come of it."""
         if self._passed:

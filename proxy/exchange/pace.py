@@ -1,7 +1,7 @@
-"""How slowly a request may come to its end while others wait for the slot that it has. Pure.
+"""How slowly a request may come to its end while others wait for the memory that it has in Triton. Pure.
 
-Triton has the beginning of it and does nothing with that; without a bound a few clients that stop sending keep
-a model from all others until their time is up.
+Triton has the beginning of it and does nothing with that; without a bound a few clients that stop sending long
+requests keep a model from all others until their time is up.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ BEGUN_BYTES: Final = 64 * 1024
 # So long in all, and as much longer as what comes takes at this pace.
 PATIENCE_SECONDS: Final = 10.0
 BYTES_PER_SECOND: Final = 256 * 1024
-TOO_SLOW: Final = "the request came too slowly (below 256 KiB/s for 10 s) while others waited for its place"
+TOO_SLOW: Final = "the request came too slowly (below 256 KiB/s for 10 s) while others waited for its memory"
 
 
 class Pace:

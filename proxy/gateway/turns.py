@@ -58,16 +58,13 @@ class FairTurns:
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
         self._turns: Turns[Serve] = Turns()
+        # To be called with what a share's piece has cost; where no credit is left after that, `want_turn`.
+        self.spend = self._turns.spend
         self._is_due = False
         self._kept_bytes = 0
 
     def has_room(self, share: CopyShare) -> bool:
         return share.kept_bytes < _KEPT_BYTES - self._kept_bytes
-
-    def spent(self, share: CopyShare, cost: int) -> None:
-        self._turns.spend(share, cost)
-        if share.credit <= 0:
-            self._want_turn()
 
     def later(self, share: CopyShare, do: Callable[[], None]) -> None:
         """In one of the copy's next turns."""
@@ -78,13 +75,13 @@ class FairTurns:
             return share.cost(0, self.clock() - began)
 
         self._turns.wait(share, serve)
-        self._want_turn()
+        self.want_turn()
 
     def keep_back(self, share: CopyShare, serve: Serve, size: int) -> None:
         """So many bytes wait for `serve`, which calls `took`."""
         self.took(share, -size)
         self._turns.wait(share, serve)
-        self._want_turn()
+        self.want_turn()
 
     def took(self, share: CopyShare, size: int) -> None:
         self._kept_bytes -= size
@@ -94,7 +91,7 @@ class FairTurns:
         self.took(share, size)
         self._turns.drop(share, serve)
 
-    def _want_turn(self) -> None:
+    def want_turn(self) -> None:
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._turn)
@@ -103,7 +100,7 @@ class FairTurns:
         self._is_due = False
         self._turns.next_turn(lambda serve: serve())
         if self._turns.has_waiting:
-            self._want_turn()
+            self.want_turn()
 
 
 class Gate:
@@ -177,7 +174,9 @@ class TakesTurns(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         share, turns = self._share, self._turns
         if share.credit > 0 and not share.waiting:
-            turns.spent(share, self._serve(data))
+            turns.spend(share, self._serve(data))
+            if share.credit <= 0:
+                turns.want_turn()
         elif self._kept:
             self._hold()
             self._wait(self._kept + data)
@@ -185,8 +184,8 @@ class TakesTurns(asyncio.Protocol):
             self._wait(data)
         else:
             self._hold()
-            self._wait(b"")
-            turns.spent(share, self._serve(data))
+            self._wait(b"")  # it wants a turn
+            turns.spend(share, self._serve(data))
 
     def _serve(self, data: bytes) -> int:
         """Returns what it cost."""

@@ -88,6 +88,9 @@ class Wire:
     def can_write_eof(self) -> bool:
         return True
 
+    def is_closing(self) -> bool:
+        return not self.open or self.ended
+
     def pause_reading(self) -> None:
         self.paused = True
 

@@ -75,6 +75,8 @@ WIDER_BYTES = 12 * 1024 * 1024
 _BLOCK_BYTES = 64 * 1024
 # Content that comes in parts is handed on in parts where its frame is longer.
 _WHOLE_BELOW = 32 * 1024
+# Of headers, which are read field by field: a longer block counts as so many frames (`receive`).
+_PLAIN_BLOCK_BYTES: Final = 512
 # Streams that were reset: what one end still says of them was on its way, or is said twice (Triton does).
 _REMEMBERED_RESETS = 1_000
 # Instead of what may be on its way: the peer itself has reset the stream.
@@ -244,8 +246,11 @@ class H2Codec(Sender, Generic[H, T]):
 
     @property
     def kept_bytes(self) -> int:
-        """Of a frame, or of a header block, that has begun and is not whole."""
-        return self._parts_bytes + (0 if self._block is None else len(self._block[2]))
+        """Of a frame, or of a header block, that has begun and is not whole; what is only to be taken in a later
+        turn is none."""
+        return (0 if self.has_more else self._parts_bytes) + (
+            0 if self._block is None else len(self._block[2])
+        )
 
     @property
     def receive_left(self) -> int:
@@ -314,13 +319,15 @@ class H2Codec(Sender, Generic[H, T]):
             if end - at < HEAD_BYTES:
                 self._need = HEAD_BYTES
                 return at
-            if not left:
+            if left <= 0:
                 self._need, self.has_more = 1, True
                 return at
             left -= 1
             high, low, kind, flags, id = read_head(data, at)
             length = high << 8 | low
             stop = at + HEAD_BYTES + length
+            if length > _PLAIN_BLOCK_BYTES and kind == HEADERS:
+                left -= length // _PLAIN_BLOCK_BYTES
             if kind == HEADERS and flags == END_HEADERS and stop <= end:
                 taken = self._take_usual(data, at, stop, end, id)
                 if taken:

@@ -143,16 +143,20 @@ class Sender:
 
     def _write_data(self, stream: Stream, data: Buffer, *, end: bool, owned: Any) -> None:
         """The windows have been looked at."""
-        size, at, most = len(data), 0, self._peer_max_frame
+        size, most = len(data), self._peer_max_frame
         self._charge(stream, size)
-        view = data if size <= most else memoryview(data)
-        while size - at > most:
-            self._write(frames.head(most, DATA, 0, stream.id))
-            self._write(view[at : at + most])
-            at += most
-        self._write(frames.head(size - at, DATA, END_STREAM if end else 0, stream.id))
+        if size > most:
+            view, full, last = (
+                memoryview(data),
+                frames.head(most, DATA, 0, stream.id),
+                (size - 1) // most * most,
+            )
+            for at in range(0, last, most):
+                self._out += full, view[at : at + most]
+            data = view[last:]
+        self._write(frames.head(len(data), DATA, END_STREAM if end else 0, stream.id))
         if size:
-            self._write(view[at:] if at else view)
+            self._write(data)
         if owned is not None:
             self._written.append(owned)
         if end:

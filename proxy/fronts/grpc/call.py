@@ -21,7 +21,7 @@ from proxy.codecs.h2 import hpack
 from proxy.codecs.h2.events import Answer, Data
 from proxy.codecs.h2.fields import Fields
 from proxy.codecs.h2.flow import Stream
-from proxy.codecs.h2.frames import ErrorCode
+from proxy.codecs.h2.frames import DEFAULT_MAX_FRAME, ErrorCode
 from proxy.codecs.h2.sending import Buffer
 from proxy.codecs.h2.server import ServerCodec
 from proxy.exchange import cost
@@ -38,6 +38,7 @@ from proxy.exchange.messages import (
     Unfinished,
     framed,
     in_grpc,
+    pack_prefix,
     read_prefix,
     stream_error,
 )
@@ -221,6 +222,8 @@ class Call:
         if self.stage is _ANSWERED:
             data.release()
             return True
+        if self.up is not None and self._takes_usual(data):
+            return True
         self.input_ended = data.end
         size, reader = len(data.data), self.reader
         if self.kind.verdict is Verdict.DENY:
@@ -239,6 +242,40 @@ class Call:
             reader.push(data.data)
         self._data, self._last_held = data, None
         return self.advance()
+
+    def _takes_usual(self, data: Data) -> bool:
+        """The usual message of a stream that Triton has goes on at once: whole, in one frame, and nothing keeps it
+        waiting. It does what the long way would; False, with nothing done, where it is for that to decide."""
+        reader, up, upstream, payload = self.reader, self.up, self.upstream, data.data
+        size = len(payload)
+        if not self.kind.is_stream or data.end or self.is_decoupled or self.outbox or self._data is not None:
+            return False
+        if reader is None or not reader.is_between_messages or not PREFIX_BYTES <= size <= DEFAULT_MAX_FRAME:
+            return False
+        front, (packed, length) = self.front, read_prefix(payload)
+        guard, message = front.infer_guard, bytes(payload[PREFIX_BYTES:])
+        if packed or length != len(message) or length > front.copy.limits.max_request_bytes:
+            return False
+        assert up is not None, "asked of no other"
+        assert upstream is not None
+        if not guard.is_usual(message) or not upstream.codec.takes_now(up, size + len(guard.appended)):
+            return False
+        now = time.monotonic()
+        deadline = now + front.timeout_seconds
+        admission = front.copy.admissions.admit_at_once(
+            now, cost_bytes=cost.of_short_message(length), deadline=deadline
+        )
+        if admission is None:
+            return False
+        if self.admissions is None:
+            self.admissions = deque()
+        self.admissions.append(admission)
+        self.exchange.deadline = deadline
+        self.messages += 1
+        if guard.appended:
+            payload = b"".join((pack_prefix(0, length + len(guard.appended)), message, guard.appended))
+        upstream.send(up, payload, end=False, owned=data)
+        return True
 
     def take_whole(self, payload: Buffer) -> bool:
         """All of its content; as `take`."""
@@ -381,7 +418,9 @@ class Call:
                 except Refusal as refusal:
                     self._drop_message(in_grpc(refusal))
                     continue
-            elif piece.cost_bytes:
+            elif len(piece.data) == self._unsent_bytes and not self._comes_back():
+                return
+            if piece.cost_bytes and not piece.begins_bytes:
                 try:
                     self._cost_more(piece.cost_bytes)
                 except Refusal as refusal:  # a part of it is with Triton, which must never have the rest
@@ -401,6 +440,8 @@ class Call:
             end = self.input_ended and not outbox and self.reader.is_between_messages
             self.input_passed = end
             self._unsent_bytes += piece.begins_bytes - len(piece.data)
+            if self._unsent_bytes and piece.begins_bytes:
+                self._steps_aside()
             self.upstream.send(up, piece.data, end=end, owned=held)
 
     def _is_admitted(self, cost_bytes: int) -> bool:
@@ -421,9 +462,25 @@ class Call:
 
     def _cost_more(self, more_bytes: int) -> None:
         """The message that streams by is dearer than its beginning told. Raises Refusal."""
-        admission = self.admissions[-1] if self.admissions else self.exchange.admission
+        admission = self._last_admission
         if admission is not None:
             admission.grow(more_bytes)
+
+    def _steps_aside(self) -> None:
+        """Triton has the beginning of a message: it needs no slot before its end."""
+        admission = self._last_admission
+        if admission is not None:
+            admission.step_aside()
+
+    def _comes_back(self) -> bool:
+        """Whether the end of a message may go on; if not, `_granted` tells."""
+        admission = self._last_admission
+        return admission is None or admission.come_back(self._granted)
+
+    @property
+    def _last_admission(self) -> Admission | None:
+        """Of the message that goes on piece by piece."""
+        return self.admissions[-1] if self.admissions else self.exchange.admission
 
     def _granted(self) -> None:
         """A slot is there. Not in this step: whoever gave it back is still at it."""
@@ -683,10 +740,10 @@ class Call:
         return up.local_done
 
     def _set_half_message_aside(self, admissions: deque[Admission]) -> None:
-        """Triton never runs the last message of a stream, whose end it will not get: it needs no slot. What
-        Triton has of it is there until it has run the others."""
-        half = self.exchange.admission = admissions.pop()
-        half.has_run(0)
+        """Triton never runs the last message of a stream, whose end it will not get. What it has of it is there
+        until it has run the others."""
+        self.exchange.admission = admissions.pop()
+        self.exchange.admission.step_aside()
 
     def _finish(self, code: str, now: float, *, in_triton: bool = False) -> None:
         """Once for each call: nothing of it waits, and it is counted."""

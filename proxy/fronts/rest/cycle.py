@@ -7,7 +7,7 @@ faster than the slower side takes them. A request whose client has gone lives on
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from typing import Final, Protocol
 
@@ -106,7 +106,11 @@ class Cycle(Exchange):
     _upstream: UpstreamHttp | None = None
     _begun: ResponseHead | None = None
     _renamed: InPlace | AsItComes | None = None
+    # What goes on of the body is put into chunks here.
+    _chunks_anew = False
     _whole: list[bytes] | None = None
+    # Of a body that is here and waits for its slot.
+    _last = b""
     _task: asyncio.Task[None] | None = None
 
     def __init__(self, client: Client, front: RestFront, asked: Asked, raw: bytes, now: float) -> None:
@@ -218,9 +222,22 @@ class Cycle(Exchange):
         assert upstream is not None
         self.body_left -= len(piece)
         self.copy.rest.received_bytes += len(piece)
-        if not self.body_left:
-            self.state = State.ANSWER
-            upstream.request_done = True
+        if self.body_left:
+            upstream.write(piece)
+        elif self.admission is None or self.admission.come_back(self._came_back):
+            self._send_last(upstream, piece)
+        else:
+            upstream.write(piece[:-1])
+            self.state, self._last = State.WAIT, piece[-1:]
+
+    def _came_back(self) -> None:
+        """Admission's word: there is a slot for what Triton has all but the last byte of."""
+        if self._upstream is not None:
+            self._send_last(self._upstream, self._last)
+
+    def _send_last(self, upstream: UpstreamHttp, piece: bytes) -> None:
+        self.state = State.ANSWER
+        upstream.request_done = True
         upstream.write(piece)
 
     def _take_unwanted(self, data: bytes) -> bytes:
@@ -332,6 +349,8 @@ class Cycle(Exchange):
         self._upstream, self._checked = upstream, None
         upstream.request_done = not self.body_left
         self.state = State.STREAM if self.body_left else State.ANSWER
+        if self.body_left and self.admission is not None:
+            self.admission.step_aside()
         client = self._client
         if client is not None and not client.is_writable:
             self.pause_answer()
@@ -339,6 +358,9 @@ class Cycle(Exchange):
         self.upstream_writable()
         if client is not None:
             client.read_on()
+
+    def later(self, do: Callable[[], None]) -> None:
+        self._front.later(do)
 
     def upstream_writable(self) -> None:
         if self._upstream is not None and self._upstream.is_writable:
@@ -348,12 +370,12 @@ class Cycle(Exchange):
 
     def pause_answer(self) -> None:
         """The client does not take what is written to it."""
-        if self._upstream is not None and self._upstream.transport is not None:
-            self._upstream.transport.pause_reading()
+        if self._upstream is not None:
+            self._upstream.stop(True)
 
     def resume_answer(self) -> None:
-        if self._upstream is not None and self._upstream.transport is not None:
-            self._upstream.transport.resume_reading()
+        if self._upstream is not None:
+            self._upstream.stop(False)
 
     def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
         self._begun = head
@@ -380,6 +402,7 @@ class Cycle(Exchange):
                 self._renamed = InPlace(names, head.json_bytes)
             elif way is Way.AS_IT_COMES:
                 self._renamed = AsItComes(names)
+        self._chunks_anew = head.is_chunked and not names.are_same and asked.head.is_http11
         if self._renamed is not None:
             body = self._renamed.feed(body)
         self._send(body, head.whole(closes=closes, chunked=asked.head.is_http11))
@@ -431,12 +454,6 @@ class Cycle(Exchange):
             data = start + data
         if data and self._client is not None:
             self._client.write(data)
-
-    @property
-    def _chunks_anew(self) -> bool:
-        begun = self._begun
-        anew = begun is not None and begun.is_chunked and not self.copy.names.are_same
-        return anew and self.asked.head.is_http11
 
     def _gather(self, whole: list[bytes], data: bytes) -> None:
         whole.append(data)
@@ -545,8 +562,7 @@ class Cycle(Exchange):
         self._front.given_up.add(left)
         upstream.asker = left
         self._upstream = None
-        if upstream.transport is not None:
-            upstream.transport.resume_reading()
+        upstream.stop(False)
 
     def client_left(self) -> None:
         """The connection has gone."""
@@ -652,6 +668,9 @@ class _LeftBehind:
 
     def response_lost(self, reason: str) -> None:
         self._end()
+
+    def later(self, do: Callable[[], None]) -> None:
+        self._front.later(do)
 
     def upstream_writable(self) -> None: ...
 

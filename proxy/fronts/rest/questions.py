@@ -1,6 +1,7 @@
 """Small questions to Triton's REST port of the proxy's own: asked, and the whole answer waited for."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -103,6 +104,9 @@ class _Question:
     def response_lost(self, reason: str) -> None:
         self._upstream = None
         self._fail(NotServed(f"Triton does not answer: {reason}"))
+
+    def later(self, do: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(do)
 
     def upstream_writable(self) -> None:
         """All has been written at once."""

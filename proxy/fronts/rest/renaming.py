@@ -25,6 +25,8 @@ def way_of(route: Route | None, status: int, length: int | None, *, is_chunked: 
     """None: there is nothing in it to change. `length`: of the body, None where its end tells."""
     if length == 0:
         return None
+    if route is Route.GENERATE_STREAM and is_chunked:
+        return Way.AS_IT_COMES  # the status is its first event's, and others follow
     if status == 200 and route in TENSORS:
         return Way.AS_IT_COMES if is_chunked or length is None else Way.IN_PLACE
     return Way.WHOLE

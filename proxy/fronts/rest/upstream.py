@@ -25,6 +25,8 @@ _CONNECT_TRIES = 3
 _MOST_CONNECTIONS = 2048
 _KEPT_CONNECTIONS = 128
 _WRITE_HIGH: Final = 256 * 1024
+# After so much of a body others have their turn: hundreds of long answers may be here at once.
+_LONG_BYTES: Final = 64 * 1024
 
 
 class Asker(Protocol):
@@ -67,6 +69,10 @@ class Asker(Protocol):
         """There will be no (more of an) answer."""
         ...
 
+    def later(self, do: Callable[[], None]) -> None:
+        """In one of its copy's next turns."""
+        ...
+
     def upstream_writable(self) -> None:
         """The connection takes more of the request, or no more: `is_writable` tells."""
         ...
@@ -91,6 +97,8 @@ class UpstreamHttp(asyncio.Protocol):
         # The request has been written to its end: only then may the connection serve another.
         self.request_done = False
         self.is_writable = True
+        # Why it is not read: its asker takes nothing more; it waits for its turn.
+        self._is_stopped = self._waits = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
@@ -117,6 +125,30 @@ class UpstreamHttp(asyncio.Protocol):
         self.is_writable = True
         if self.asker is not None:
             self.asker.upstream_writable()
+
+    def stop(self, stopped: bool) -> None:
+        """Read no more of the answer, or go on."""
+        self._is_stopped = stopped
+        self._regulate()
+
+    def _wait(self, asker: Asker) -> None:
+        if not self._waits:
+            self._waits = True
+            self._regulate()
+            asker.later(self._go_on)
+
+    def _go_on(self) -> None:
+        self._waits = False
+        self._regulate()
+
+    def _regulate(self) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if self._is_stopped or self._waits:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
     def abort(self) -> None:
         """End it and tell nobody."""
@@ -177,9 +209,14 @@ class UpstreamHttp(asyncio.Protocol):
             self.abort()
             asker.response_lost(str(error))
             return
+        size = len(data)
         asker.response_data(data)
-        if done and self.asker is asker:
+        if self.asker is not asker:
+            return
+        if done:
             self._done(asker)
+        elif size >= _LONG_BYTES:
+            self._wait(asker)
 
     def _taken(self, asker: Asker, data: bytes) -> tuple[bytes, bool]:
         """Count off a piece of the body: what goes on of it, and whether it is the last. Raises BadResponse."""

@@ -108,7 +108,7 @@ async def test_an_answer_that_is_taken_slowly_keeps_its_bytes_and_not_the_slot()
     limited, meter = admissions(1, 2, room=100)
     first, second = limited.admit(0.0, list, cost_bytes=7), limited.admit(0.0, list)
     first.has_run(120)
-    assert names(first, second) == ["taken", "waiting"]  # the answer takes all the room
+    assert names(first, second) == ["aside", "waiting"]  # the answer takes all the room
     assert (limited.running, limited.bytes.used_bytes, meter.concurrency) == (0, 127, 2)
     idle = asyncio.create_task(limited.idle())
     first.give_up(0.0)
@@ -116,7 +116,7 @@ async def test_an_answer_that_is_taken_slowly_keeps_its_bytes_and_not_the_slot()
     assert names(first, second) == ["released", "running"]
     second.has_run(50)
     third = limited.admit(0.0, list)
-    assert (names(second, third), limited.bytes.used_bytes) == (["taken", "running"], 50)
+    assert (names(second, third), limited.bytes.used_bytes) == (["aside", "running"], 50)
     third.release(0.0)
     await asyncio.sleep(0)
     assert not idle.done()
@@ -199,10 +199,19 @@ class _History:
             rng.choice(live).release(0.0)
         elif what < 0.85:
             rng.choice(live).give_up(0.0)
-        elif what < 0.9:
+        elif what < 0.88:
             rng.choice(self.all).release(0.0)  # perhaps again
+        elif what < 0.92:
+            rng.choice(live).step_aside()
+        elif what < 0.97:
+            self._come_back(rng.choice(live))
         else:
             rng.choice(live).has_run(rng.randrange(5))
+
+    def _come_back(self, one: Admission) -> None:
+        was, has_slot = one.state, one.come_back(list)
+        assert has_slot is (one.state is State.RUNNING)
+        assert was is not State.ASIDE or has_slot or one.state is State.RETURNING
 
     def _arrive(self) -> None:
         index, cost = len(self.all), self.rng.randrange(30)
@@ -231,14 +240,15 @@ def test_slots_and_bytes_are_back_to_zero_after_any_history(seed: int, limit: in
         assert limited.running == running
         assert not limit or running <= limit
         assert (limited.waiting, limited.given_up) == (
-            states.count(State.WAITING),
+            states.count(State.WAITING) + states.count(State.RETURNING),
             states.count(State.GIVEN_UP),
         )
-        assert limited.waiting <= 4
-        in_triton = (State.RUNNING, State.GIVEN_UP, State.TAKEN)
+        assert states.count(State.WAITING) <= 4
+        assert not states.count(State.RETURNING) or running == limit
+        in_triton = (State.RUNNING, State.GIVEN_UP, State.ASIDE, State.RETURNING)
         used = sum(o.cost_bytes for o in history.all if o.state in in_triton)
         assert limited.bytes.used_bytes == used
-        assert meter.concurrency == running + limited.waiting + states.count(State.TAKEN)
+        assert meter.concurrency == running + limited.waiting + states.count(State.ASIDE)
         for index in history.granted:
             assert history.all[index].state is not State.WAITING
     history.end()
@@ -259,7 +269,7 @@ async def test_one_limit_for_several_processes(seed: int) -> None:
         if history.rng.random() < 0.3:
             await asyncio.sleep(0)  # each hears of slots that others give back
         assert sum(one.running for one in homes) <= 3
-        assert sum(one.waiting for one in homes) <= 4
+        assert sum(one.state is State.WAITING for one in history.all) <= 4
     history.end()
     await asyncio.sleep(0)
     assert [(one.running, one.waiting, one.bytes.used_bytes) for one in homes] == [(0, 0, 0)] * 3
@@ -288,23 +298,73 @@ async def test_one_that_waits_for_bytes_does_not_spin_on_a_free_slot() -> None:
     second.release(0.0)
 
 
-async def test_whether_others_wait_is_known_of_other_processes_too() -> None:
-    descriptors = shared_limit(2, 5)
+def test_others_wait_for_room_where_a_slot_alone_would_not_do() -> None:
+    limited, _ = admissions(2, 5, room=100)
+    first = limited.admit(0.0, list, cost_bytes=60)
+    assert not limited.others_wait_for_room
+    limited.admit(0.0, list, cost_bytes=50)
+    assert limited.others_wait_for_room
+    first.release(0.0)
+    assert not limited.others_wait_for_room
+
+
+def test_what_is_not_whole_yet_needs_no_slot_and_comes_back_before_all_that_wait() -> None:
+    limited, meter = admissions(1, 5, room=100)
+    told: list[str] = []
+    first = limited.admit(0.0, list, cost_bytes=40)
+    first.step_aside()
+    second = limited.admit(0.0, list, cost_bytes=40)
+    third = limited.admit(0.0, lambda: told.append("third"))
+    assert (names(first, second, third), limited.bytes.used_bytes) == (["aside", "running", "waiting"], 80)
+    assert not first.come_back(lambda: told.append("first"))
+    assert (limited.running, limited.waiting, meter.concurrency) == (1, 2, 3)
+    assert limited.admit_at_once(0.0) is None
+    second.step_aside()
+    assert (told, names(first, second, third)) == (["first"], ["running", "aside", "waiting"])
+    assert first.come_back(list)  # it has its slot
+    second.come_back(lambda: told.append("second"))
+    second.give_up(0.0)  # nobody waits for it: it needs no slot, and what Triton has of it stays
+    first.release(0.0)
+    assert (told, names(second, third)) == (["first", "third"], ["aside", "running"])
+    assert limited.bytes.used_bytes == 40
+    second.grow(20)
+    third.release(0.0)
+    assert second.come_back(list)
+    second.release(0.0)
+    assert (limited.running, limited.waiting, limited.bytes.used_bytes, meter.concurrency) == (0, 0, 0, 0)
+
+
+def test_those_that_come_back_do_so_in_their_order() -> None:
+    limited, _ = admissions(1, 5)
+    aside = [limited.admit(0.0, list) for _ in range(1)]
+    for _ in range(3):
+        aside[-1].step_aside()
+        aside.append(limited.admit(0.0, list))
+    told: list[int] = []
+    for number in (2, 0, 1):
+        aside[number].come_back(lambda number=number: told.append(number))  # type: ignore[misc]
+    for one in (3, 2, 0, 1):
+        aside[one].release(0.0)
+    assert told == [2, 0, 1]
+
+
+async def test_what_comes_back_hears_of_a_slot_that_another_process_gives() -> None:
+    descriptors = shared_limit(1, 5)
     ours, theirs = (
         SharedAdmissions(LoadMeter(0.0, lambda: 0.0), *map(os.dup, descriptors), bytes=Budget(100))
         for _ in range(2)
     )
-    running = ours.admit(0.0, list)
-    assert not ours.others_wait
-    theirs.admit(0.0, list)
-    assert ours.others_wait  # perhaps: no slot is free
-    running.release(0.0)
-    assert not ours.others_wait
-    ours.admit(0.0, list, cost_bytes=99)
-    ours.admit(0.0, list, cost_bytes=99)
-    assert ours.others_wait
+    mine = ours.admit(0.0, list)
+    mine.step_aside()
+    other = theirs.admit(0.0, list)
+    assert other.is_running
+    assert not mine.come_back(list)
+    other.release(0.0)
+    await asyncio.sleep(0.01)
+    assert mine.is_running
+    mine.release(0.0)
+    ours.close()
     theirs.close()
-    assert not theirs.others_wait
 
 
 async def test_what_ends_after_its_copy_touches_no_descriptor_that_another_has_by_then() -> None:

@@ -131,16 +131,13 @@ def test_the_middle_of_a_long_tensor_is_passed_unread() -> None:
     assert not one.skim(10)
     assert not fed(one, data[: BEGUN_BYTES - 1])
     assert not one.skim(1000)  # nothing of it has gone on yet
-    assert not one.is_half_passed
     fed(one, data[BEGUN_BYTES - 1 : BEGUN_BYTES])
-    assert one.is_half_passed
     assert one.skim(1000)
     assert not one.skim(len(data) - BEGUN_BYTES - 1000)  # its end is to be looked at
     assert one.skim(len(data) - BEGUN_BYTES - 1001)
     assert not one.is_between_messages
     assert fed(one, data[-1:]) == [Piece(data[-1:], begins_bytes=0, cost_bytes=0)]
     assert one.is_between_messages
-    assert not one.is_half_passed
 
 
 def test_a_packed_message_is_opened_step_by_step_and_counted_meanwhile() -> None:

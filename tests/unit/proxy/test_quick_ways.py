@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from proxy.codecs.http1 import HEADER_LENGTH
+from proxy.codecs.protobuf import encode_bytes
 from proxy.exchange.messages import INFER, STREAM_INFER, MessageReader, framed
+from proxy.exchange.names import Names
 from proxy.fronts.grpc import client as grpc_client
 from proxy.fronts.grpc.call import Call
 from proxy.fronts.grpc.client import GrpcConnection
@@ -135,7 +137,7 @@ async def test_a_rest_request_like_the_one_before_it(monkeypatch: pytest.MonkeyP
             await drive(pair, body)
             with monkeypatch.context() as patch:
                 forbid(patch, rest_client.RestConnection, "_take")
-                forbid(patch, rest_client.Cycle, "begin", "connected")
+                forbid(patch, rest_client.Cycle, "begin", "connected", "response_begun", "response_ended")
                 for _ in range(3):
                     await drive(pair, body)
             assert pair.to_client.sent == OK * 4, route
@@ -214,3 +216,40 @@ async def test_calls_and_answers_that_came_together_are_taken_in_part(connect: C
     assert both.pair.running == 50 - triton.most_at_once
     both.exchange()
     assert both.pair.running == 0
+
+
+@pytest.mark.parametrize("server", [b"own", b"own-of-pod-1"])
+async def test_the_messages_of_a_stream_go_on_at_once(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, server: bytes
+) -> None:
+    """As they would by the long way, which takes those that have to wait."""
+
+    async def told(**quick: Any) -> tuple[bytes, dict[str, int], int]:
+        with monkeypatch.context() as patched:
+            for name, value in quick.items():
+                patched.setattr(Call, name, value)
+            both = connect(limit=2, depth=1, names=Names(b"own", server))
+            stream = call(both, STREAM_INFER)
+            if not quick:
+                forbid(patched, MessageReader, "push")
+            both.client.send(stream, framed(request(size=7)))
+            both.exchange()
+            patched.undo()
+            for size in (8, 9):  # one waits for a slot, one behind it
+                both.client.send(stream, framed(request(size=size)))
+                both.exchange()
+            assert (both.pair.running, both.pair.waiting) == (2, 1)
+            both.triton.h2.send_headers(both.triton.own(stream), [(":status", "200")])
+            for _ in range(4):
+                assert both.pair.running
+                both.triton.h2.send_data(both.triton.own(stream), framed(encode_bytes(2, b"")))
+                both.exchange()
+            assert (both.pair.running, both.pair.waiting) == (0, 0)
+            both.client.send(stream, b"", end=True)
+            both.exchange()
+            return both.triton.data[stream], dict(both.pair.copy.grpc.codes), len(both.client.data[stream])
+
+    def slowly(*_: Any) -> bool:
+        return False
+
+    assert await told() == await told(_takes_usual=slowly)

@@ -644,16 +644,18 @@ async def test_who_only_says_that_a_large_body_will_come_keeps_no_slot(connect: 
 
 @pytest.mark.parametrize("others_wait", [False, True])
 @pytest.mark.parametrize(("each_second", "lasts"), [(0, 11), (100 * 1024, 17), (300 * 1024, 60)])
-async def test_a_slow_upload_gives_its_slot_up_for_others(
+async def test_a_slow_upload_gives_its_memory_up_for_others(
     connect: Connect, *, others_wait: bool, each_second: int, lasts: int
 ) -> None:
-    """Ten seconds below the pace in all, and only those in which somebody waits for its slot."""
+    """Ten seconds below the pace in all, and only those in which somebody waits for its memory."""
     first = connect(limit=1, depth=9)
     second = RestPair(front=first.front)
+    room = first.front.copy.admissions.bytes
     upload, at, now = long_upload(60 * MIB), 100_000, time.monotonic()
     first.client.data_received(upload[:at])
     await settle()
     if others_wait:
+        room.limit_bytes = room.used_bytes
         second.client.data_received(infer())
     second_until = None
     for second_of in range(60):
@@ -675,11 +677,60 @@ async def test_a_slow_upload_gives_its_slot_up_for_others(
     assert second.to_client.sent == OK
 
 
+@pytest.mark.parametrize("cut", [2, 50_000])
+@pytest.mark.parametrize("then", ["served", "late", "gone", "answered early"])
+async def test_a_long_body_needs_its_slot_at_its_end_alone(connect: Connect, then: str, cut: int) -> None:
+    """Who sends it slowly keeps nobody waiting; and Triton, which begins it with its last byte, runs no more at once."""
+    first = connect(limit=1, depth=9)
+    front, (second, third) = first.front, (RestPair(front=first.front) for _ in range(2))
+    admitted, upload = front.copy.admissions, long_upload(600_000)
+    first.client.data_received(upload[:-cut])
+    await settle()
+    upstream, to_triton = first.tritons[0], first.to_triton[0]
+    second.client.data_received(infer())
+    third.client.data_received(infer())
+    await settle()
+    assert (len(first.tritons), admitted.running, admitted.waiting) == (2, 1, 1)
+    first.client.data_received(upload[-cut:] + infer())
+    body = upload.partition(b"\r\n\r\n")[2]
+    assert to_triton.sent.endswith(body[-50_000:-1])
+    assert not to_triton.sent.endswith(body)
+    assert (admitted.running, admitted.waiting) == (1, 2)
+    if then == "served":
+        first.tritons[1].data_received(OK)
+        assert to_triton.sent.endswith(body)
+        assert not third.to_client.sent
+        upstream.data_received(OK)
+    elif then == "late":
+        first.client.tick(time.monotonic() + 301)
+        assert first.to_client.sent.startswith(b"HTTP/1.1 504 ")
+        assert not to_triton.open
+    elif then == "gone":
+        first.client.connection_lost(None)
+        assert not to_triton.open
+    else:
+        upstream.data_received(OK)
+        assert first.to_client.sent == OK
+        assert not to_triton.open  # it still waits for the last byte
+    for _ in range(4):
+        await settle()
+        for one in list(first.tritons):
+            if one.asker is not None and one.transport is not None:
+                one.data_received(OK)
+    assert (second.to_client.sent, third.to_client.sent) == (OK, OK)
+    if then in ("served", "answered early"):
+        assert first.to_client.sent == OK * 2
+    assert (admitted.running, admitted.waiting, admitted.bytes.used_bytes) == (0, 0, 0)
+    assert front.copy.budget.used_bytes == 0
+
+
 async def test_an_upload_that_triton_does_not_take_is_not_too_slow(connect: Connect) -> None:
     first = connect(limit=1, depth=9)
     second = RestPair(front=first.front)
     first.client.data_received(long_upload()[:100_000])
     await settle()
+    room = first.front.copy.admissions.bytes
+    room.limit_bytes = room.used_bytes
     second.client.data_received(infer())
     first.tritons[0].pause_writing()
     now = time.monotonic()

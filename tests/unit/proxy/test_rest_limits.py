@@ -267,6 +267,7 @@ async def test_where_there_is_no_limit_a_burst_of_large_requests_waits_for_room(
     limits = CopyLimits(max_inflight_bytes=3 * MIB)
     copy = ModelCopy(Names(b"own", b"own"), limits)
     copy.triton_says(None)
+    copy.budget.limit_bytes = 64 * MIB  # these clients send all at once, and no transport holds them up
     first = connect(copy=copy)
     burst = [first, *(RestPair(front=first.front) for _ in range(9))]
     for pair in burst:

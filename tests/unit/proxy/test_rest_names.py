@@ -142,6 +142,18 @@ async def test_events_carry_the_public_name_however_they_are_cut(connect: Any, v
         assert content == events.replace(NAMES.server, NAMES.public)
 
 
+async def test_events_come_as_they_are_said_though_the_first_is_an_error(connect: Any) -> None:
+    """Triton takes an answer's status from its first event; the others may be a long time in coming."""
+    more = ("Transfer-Encoding: chunked", "Content-Type: text/event-stream")
+    said = answer(
+        chunked(b'data: {"error":"%b broke"}\n\n' % NAMES.server, 40), *more, status="400 Bad Request"
+    )
+    begun = said.removesuffix(b"0\r\n\r\n")
+    told = await served(connect(), infer(b"{}", route="generate_stream"), begun, None)
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert b'data: {"error":"own broke"}\n\n' in told
+
+
 async def test_an_answer_that_is_too_long_to_be_rewritten_is_no_answer(connect: Any) -> None:
     pair = connect()
     told = await served(pair, ask("GET /v2/models/own/config"), answer(b"x" * (4 * 1024**2 + 1)), 100)
@@ -164,6 +176,8 @@ async def test_own_answers_are_renamed_too(connect: Any) -> None:
 def test_each_answer_has_its_way() -> None:
     assert way_of(Route.INFER, 200, 9, is_chunked=False) is Way.IN_PLACE
     assert way_of(Route.GENERATE_STREAM, 200, None, is_chunked=True) is Way.AS_IT_COMES
+    assert way_of(Route.GENERATE_STREAM, 400, None, is_chunked=True) is Way.AS_IT_COMES
+    assert way_of(Route.GENERATE_STREAM, 400, 9, is_chunked=False) is Way.WHOLE
     assert way_of(Route.INFER, 400, 9, is_chunked=False) is Way.WHOLE
     assert way_of(Route.CONFIG, 200, 9, is_chunked=False) is Way.WHOLE
     assert way_of(Route.MODEL_READY, 200, 0, is_chunked=False) is None

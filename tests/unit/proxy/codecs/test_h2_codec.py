@@ -760,3 +760,15 @@ def test_a_server_of_another_make_is_asked(seed: int) -> None:
             break
     assert answers == {id: content + b"!" for id, content in asked.items()}
     assert not codec.streams
+
+
+def test_a_long_block_of_headers_is_as_much_as_many_calls() -> None:
+    """A thousand fields take as long as hundreds of usual heads."""
+    codec = introduced()
+    block = head(*((b"x%d" % number, b"") for number in range(1000)))
+    streams = [frames.headers(stream, block, end_stream=True) for stream in range(3, 23, 2)]
+    assert len(codec.receive(b"".join(streams), 8)) == 1
+    for _ in range(9):
+        assert codec.has_more
+        assert len(codec.receive(b"", 8)) == 1
+    assert not codec.has_more

@@ -66,6 +66,7 @@ def test_readiness_is_what_agent_and_gateway_say() -> None:
     gateway.withheld = "XID"
     assert gateway.not_ready() == "XID"
     gateway.withheld = None
+    assert STALE_SECONDS == 3.0
     now[0] += STALE_SECONDS
     assert gateway.not_ready() is None
     now[0] += 0.001

@@ -32,13 +32,13 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_all_who_were_inside_at_the_first_sign_are_named_once() -> None:
     triton = Triton(False, True, True)
-    triton.inside = {"a", "b"}
+    triton.inside = {"a", "b", "d"}
     triton.watch.broke({"a"})
     triton.inside = set()  # their requests end with their connections
     triton.watch.broke({"b"})
     triton.watch.broke({"c"})
     await asyncio.sleep(0.05)
-    assert triton.deaths == [{"a", "b", "c"}]
+    assert triton.deaths == [{"a", "b", "c", "d"}]
     await triton.watch.close()
 
 

@@ -21,6 +21,7 @@ from proxy.codecs.report import LEAVING
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.exchange import Exchange
 from proxy.exchange.refusal import Refusal
+from proxy.gateway import control as control_module
 from proxy.gateway import plane as plane_module
 from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
@@ -537,4 +538,15 @@ async def test_at_the_end_what_is_under_way_is_waited_for(start: Any) -> None:
         assert not ending.done()
         next(iter(here.fronts.values())).work[0].release(0.0)
         await ending
+        writer.close()
+
+
+async def test_a_word_that_never_ends_is_not_waited_for(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_module, "_LINE_BYTES", 1000)
+    async with start() as here:
+        reader, writer = await asyncio.open_unix_connection(here.path)
+        writer.write(b"{" + b" " * 2000)
+        async with asyncio.timeout(10):
+            with suppress(ConnectionError):
+                assert await reader.read(1) == b""
         writer.close()

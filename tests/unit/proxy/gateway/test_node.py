@@ -1,6 +1,8 @@
 """One process' copies without a socket: who gets in, what is said of them, how they end."""
 
 import asyncio
+import json
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,10 +11,13 @@ import pytest
 
 from berth.contract.gateway import Copy
 from proxy.codecs.preamble import Kind, Preamble
+from proxy.exchange.admission import shared_limit
 from proxy.exchange.copy import ModelCopy
+from proxy.exchange.load import LoadReport
 from proxy.exchange.names import Names
+from proxy.exchange.traffic import Figures
 from proxy.gateway.node import ENDING_SECONDS, Node
-from proxy.gateway.orders import Orders
+from proxy.gateway.orders import Orders, Sum
 from proxy.gateway.places import Arrivals
 from tests.fakes.agent_control import copy_of
 
@@ -50,6 +55,9 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         self.aborted = True
 
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
     def is_closing(self) -> bool:
         return self.aborted
 
@@ -58,12 +66,15 @@ class Here:
     def __init__(self, most_connections: int = 100) -> None:
         self.fronts: list[Front] = []
         self.watched: list[ModelCopy] = []
+        self.shared: tuple[int, int] | None = None
         self.node = Node(
             self._copy, self._front, self._watch, arrivals=Arrivals(), most_connections=most_connections
         )
 
     def _copy(self, told: Copy) -> ModelCopy:
-        copy = ModelCopy(Names(told.model.encode(), told.server_name.encode()), told.limits)
+        copy = ModelCopy(
+            Names(told.model.encode(), told.server_name.encode()), told.limits, shared=self.shared
+        )
         copy.triton_says(None)
         return copy
 
@@ -267,3 +278,61 @@ async def test_limits_that_change_hold_for_what_comes_from_then_on(here: Here) -
 def no_noise(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def lines(report: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in report._transport.sent.splitlines()]
+
+
+async def test_a_door_is_told_the_sums_of_all_processes_at_each_change_too(here: Here) -> None:
+    await here.obey(there("a"))
+    report = here.come("a", Kind.REPORT)
+    figures = Figures(running=7)
+    here.node.tell_doors({"a": Sum(figures, LoadReport(0.0, 0.0, 0.0, 0.0))})
+    here.copy("a").triton_says("gone")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    last = lines(report)[-1]
+    assert last["notReady"] == "gone"
+    assert last["figures"] == figures.to_json()
+
+
+async def test_a_door_that_reads_nothing_has_no_more_waiting_and_hears_of_the_drain_later(here: Here) -> None:
+    await here.obey(there("a"))
+    report = here.come("a", Kind.REPORT)
+    report.pause_writing()
+    before = report._transport.sent
+    await here.obey(there("a", draining=frozenset("a"), drained=frozenset("a")))
+    here.node.tell_doors({})
+    assert report._transport.sent == before
+    report.resume_writing()
+    here.node.tell_doors({})
+    assert b'{"drained"' in report._transport.sent
+
+
+async def test_a_drain_of_a_copy_that_was_drained_once_is_another(here: Here) -> None:
+    await here.obey(there("a", draining=frozenset("a"), drained=frozenset("a")))
+    await here.obey(there("a"))
+    await here.obey(there("a", draining=frozenset("a")))
+    report = here.come("a", Kind.REPORT)
+    here.node.tell_doors({})
+    assert b'{"drained"' not in report._transport.sent
+
+
+async def test_the_end_of_a_process_ends_those_who_have_not_said_for_whom_they_come(here: Here) -> None:
+    wire, arrival = Wire(), here.node.doorstep.arrival()
+    arrival.connection_made(wire)
+    await here.node.close()
+    assert wire.aborted
+
+
+async def test_a_copy_gives_the_descriptors_of_its_shared_limit_back() -> None:
+    here, descriptors = Here(), shared_limit(1, 1)
+    here.shared = descriptors
+    await here.obey(there("a"))
+    await here.obey(there())
+    here.node.tick(time.monotonic())
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    await here.node.close()
