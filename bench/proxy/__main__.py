@@ -214,10 +214,12 @@ def _with_idle_connections(one: Running) -> float:
 def _slow_reader(directory: Path, upstream: str) -> dict[str, float]:
     """A client that takes 64 KiB every 10 ms of an answer of 1 GiB."""
     found = {}
+    body, _ = loads.rest_body(3)
+    head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
     for peer in (BERTH, GATEWAY, DOOR):
         with running(peer, directory, rest=upstream, grpc=upstream) as one:
             with socket.create_connection((HOST, HTTP)) as reader:
-                reader.sendall(b"GET /v2/models/mine/config HTTP/1.1\r\nHost: h\r\n\r\n")
+                reader.sendall(head.encode() + body)
                 for _ in range(300):
                     assert reader.recv(65536)
                     time.sleep(0.01)

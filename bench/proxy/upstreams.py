@@ -172,7 +172,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             await reader.readexactly(size)
             if b"generate_stream" in head:
                 await _events(writer)
-            elif b"/config " in head:
+            elif b"/infer " in head:
                 await _large(writer)
             else:
                 writer.write(
