@@ -188,7 +188,9 @@ sys.exit(None if answers > 100 and not failures else f"{answers} answers; {failu
 
 async def test_a_rolling_update_loses_no_request(user: NodeUser, source: str) -> None:
     """Without an id two pods of one model may be on a node, each with its own in Triton."""
-    rolling = model_deployment("rolling", source=source, gpu_mem="1Gi")
+    # The kube-proxy of a busy machine hears of a pod's end seconds later.
+    patient = ("--drain-delay=12",)
+    rolling = model_deployment("rolling", source=source, gpu_mem="1Gi", proxy_args=patient)
     template = rolling["spec"]["template"]
     del template["metadata"]["annotations"][KEYS.model_id]
     rolling["spec"]["strategy"] = {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
