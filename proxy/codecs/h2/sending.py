@@ -146,11 +146,8 @@ class Sender:
         size, most = len(data), self._peer_max_frame
         self._charge(stream, size)
         if size > most:
-            view, full, last = (
-                memoryview(data),
-                frames.head(most, DATA, 0, stream.id),
-                (size - 1) // most * most,
-            )
+            view, full = memoryview(data), frames.head(most, DATA, 0, stream.id)
+            last = (size - 1) // most * most
             for at in range(0, last, most):
                 self._out += full, view[at : at + most]
             data = view[last:]

@@ -99,14 +99,7 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     @property
     def has_room(self) -> bool:
         """Whether a call that is sent now goes out now."""
-        codec = self.codec
-        return (
-            self.is_writable
-            and not self.is_retired
-            and self.transport is not None
-            and codec.is_usable
-            and len(codec.streams) < codec.peer_max_streams
-        )
+        return self.is_writable and not self.is_retired and self.transport is not None and self.codec.can_open
 
     def open(self, asker: Asker, block: bytes) -> Stream:
         """Begin a call. Raises Refused where Triton takes no more."""

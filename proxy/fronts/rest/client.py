@@ -195,9 +195,8 @@ class RestConnection(asyncio.Protocol):
             cycle = self._cycle
             if self._at is _At.HEAD and has_begun and self.is_writable:
                 # Requests that are answered here may have come by the thousand: others are served between them.
-                self._input = data
-                self._front.later(self.read_on)
-                self.regulate()
+                if self._put_off(data):
+                    self._front.later(self.read_on)
                 return
             if self._at is _At.HEAD and self.is_writable:
                 data = self._take_head(data)
@@ -210,11 +209,16 @@ class RestConnection(asyncio.Protocol):
                 return
             else:
                 # For later: a body that waits for its slot, or the next request.
-                if self._keep(data):
-                    self.regulate()
-                else:
-                    self._no_room()
+                self._put_off(data)
                 return
+
+    def _put_off(self, data: bytes) -> bool:
+        """Look at it later. False: there is no room for it, which is told."""
+        if not self._keep(data):
+            self._no_room()
+            return False
+        self.regulate()
+        return True
 
     def _keep(self, data: bytes) -> bool:
         """Until it can be looked at. False: there is no room for it."""
@@ -340,10 +344,9 @@ class RestConnection(asyncio.Protocol):
         elif self._at is _At.LINGER:
             if not self._still_delivers(now) and now - self._since > _LINGER_SECONDS:
                 self.abort()
-        elif cycle is None or cycle.state is not State.SWALLOW:
-            if cycle is not None:
-                cycle.look_at_time(now)
-        elif cycle.is_late(now):
+        elif cycle is not None and cycle.state is not State.SWALLOW:
+            cycle.look_at_time(now)
+        elif cycle is not None and cycle.is_late(now):
             self.abort()
 
     def _still_delivers(self, now: float) -> bool:

@@ -304,6 +304,19 @@ async def test_what_clients_send_ahead_is_bounded_for_all_of_them(connect: Conne
     assert first.front.copy.budget.used_bytes == 0
 
 
+async def test_what_is_answered_here_one_by_one_is_charged_while_it_waits(connect: Connect) -> None:
+    pair = connect(copy=own_copy(limit=1, depth=1, max_inflight_bytes=MIB))
+    asked = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
+    pair.client.data_received(asked * 2000)
+    assert 50_000 < pair.front.copy.budget.used_bytes < len(asked) * 2000
+    pair.client.connection_lost(None)
+    assert pair.front.copy.budget.used_bytes == 0
+    full = RestPair(front=pair.front)
+    pair.front.copy.budget.take(MIB)
+    full.client.data_received(asked * 2000)
+    assert not full.to_client.open
+
+
 @pytest.mark.parametrize("seed", range(40))
 async def test_slots_and_bytes_are_back_after_any_history(connect: Connect, seed: int) -> None:
     """Clients that come, go, wait, are late and send in pieces; a Triton that answers, breaks off and is slow."""
