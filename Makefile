@@ -20,7 +20,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
-GENERATED := berth/v1/node_agent_pb2.py berth/v1/node_agent_pb2.pyi berth/v1/node_agent_pb2_grpc.py \
+GENERATED := $(foreach name,externalscaler node_agent scaler,$(addprefix berth/v1/$(name)_,pb2.py pb2.pyi pb2_grpc.py)) \
 	$(addprefix berth/triton/wire/,model_config_pb2.py model_config_pb2.pyi \
 	grpc_service_pb2.py grpc_service_pb2.pyi grpc_service_pb2_grpc.py)
 
@@ -49,10 +49,10 @@ demo: controlplane
 node: controlplane
 	@$(BIN)/python -m localcluster.node.prepare
 
-# Programs that tests let loose on the proxy, and one that decides as Knative does. After the node: Debian's packages come one by one.
+# Programs that tests let loose on the proxy, one that decides as Knative does, and one that asks as KEDA does. After the node: Debian's packages come one by one.
 clients: node
 	@$(BIN)/python -m bench.proxy.tools
-	@$(BIN)/python -m bench.scaler oracle
+	@$(BIN)/python -m bench.scaler clients
 
 test: controlplane node clients
 	@$(BIN)/python -m tests $(ARGS)
@@ -75,14 +75,14 @@ format: $(STAMP)
 
 generate: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. \
-		protos/berth/v1/node_agent.proto
+		protos/berth/v1/*.proto
 	@scripts/triton-wire $(BIN)/python berth/triton/wire
 
 # Generated code is checked in so that nobody needs protoc to install Berth; it must not go stale.
 generated: $(STAMP)
 	@rm -rf build/generated && mkdir -p build/generated
 	@$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=build/generated --pyi_out=build/generated \
-		--grpc_python_out=build/generated protos/berth/v1/node_agent.proto
+		--grpc_python_out=build/generated protos/berth/v1/*.proto
 	@scripts/triton-wire $(BIN)/python build/generated/berth/triton/wire
 	@for file in $(GENERATED); do cmp build/generated/$$file $$file || { echo "stale: make generate" >&2; exit 1; }; done
 

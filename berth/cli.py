@@ -12,7 +12,12 @@ COMMANDS = {
     "loader": ("loader.app", "bring a model's files to the agent and wait until it serves"),
     "proxy": ("proxy.command", "the door to one model: REST and gRPC, isolated and limited"),
     "gateway": ("proxy.gateway.app", "the one way to a node's Triton, for all its models"),
-    "scaler": ("scaler.app", "decide how many copies models want, as Knative's autoscaler does"),
+    "activator": (
+        "proxy.activator.app",
+        "hold requests of models without a copy, wake them, hand the requests on",
+    ),
+    "scaler": ("scaler.command", "decide how many copies models want, as Knative's autoscaler does"),
+    "scale": ("scaler.scale", "how many copies a model wants and has, and why"),
     "top": ("binder.top", "GPUs, models, requested and measured memory of the cluster"),
     "why": ("binder.why", "why a pod is pending or does not serve yet, and what comes next"),
     "would-fit": ("binder.would_fit", "whether a pod that does not exist yet would find a place, and where"),

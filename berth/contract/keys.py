@@ -68,6 +68,38 @@ class Keys:
         return f"{self.prefix}model-loaded"
 
     @property
+    def scaled(self) -> str:
+        """Deployment annotation written by the scaler: what it wants and what became of it, as JSON
+        (berth.contract.scaling.Scaled)."""
+        return f"{self.prefix}scaled"
+
+    @property
+    def overflow_pods(self) -> str:
+        """Deployment annotation: so many copies may be Pending for want of room, for a node autoscaler to see."""
+        return f"{self.prefix}overflow-pods"
+
+    @property
+    def hold_timeout(self) -> str:
+        """Deployment annotation: seconds (or a Go duration) that a request waits for a copy; at most 600 s."""
+        return f"{self.prefix}hold-timeout"
+
+    @property
+    def hold_requests(self) -> str:
+        """Deployment annotation: how many requests wait for a copy at once."""
+        return f"{self.prefix}hold-requests"
+
+    @property
+    def hold_bytes(self) -> str:
+        """Deployment annotation: what they may take together, as a quantity."""
+        return f"{self.prefix}hold-bytes"
+
+    @property
+    def clients(self) -> str:
+        """Deployment annotation: comma list of namespaces whose pods may call a model that sleeps, or `*`; its own
+        where absent."""
+        return f"{self.prefix}clients"
+
+    @property
     def node_total(self) -> str:
         """Node annotation: integer bytes, sum over healthy GPUs."""
         return f"{self.prefix}gpu-mem-total"

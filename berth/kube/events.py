@@ -1,4 +1,4 @@
-"""Events on pods, aggregated: the same thing said again raises a count instead of a new object."""
+"""Events on pods and other objects, aggregated: the same thing said again raises a count instead of a new object."""
 
 import asyncio
 import logging
@@ -28,8 +28,22 @@ _MESSAGE_LIMIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """An object that is no pod."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class _Note:
-    pod: PodRef
+    about: PodRef | ObjectRef
     type: EventType
     reason: str
     message: str
@@ -52,13 +66,13 @@ class EventRecorder:
         self._queues: list[asyncio.Queue[_Note]] = [asyncio.Queue(_QUEUE_LIMIT) for _ in range(_WRITERS)]
         self._known: OrderedDict[_Note, _Known] = OrderedDict()
 
-    def record(self, pod: PodRef, type: EventType, reason: str, message: str) -> None:
-        """Say something about a pod. Never waits, never raises."""
+    def record(self, about: PodRef | ObjectRef, type: EventType, reason: str, message: str) -> None:
+        """Say something about a pod or another object. Never waits, never raises."""
         try:
-            queue = self._queues[hash(pod.uid) % _WRITERS]
-            queue.put_nowait(_Note(pod, type, reason, message[:_MESSAGE_LIMIT]))
+            queue = self._queues[hash(about.uid) % _WRITERS]
+            queue.put_nowait(_Note(about, type, reason, message[:_MESSAGE_LIMIT]))
         except asyncio.QueueFull:
-            log.warning("event lost: queue full", extra=fields(pod=pod, reason=reason))
+            log.warning("event lost: queue full", extra=fields(about=about, reason=reason))
 
     async def run(self) -> None:
         """Write events for ever."""
@@ -82,7 +96,7 @@ class EventRecorder:
         try:
             await self._write(note)
         except KubeError as error:
-            log.warning("event lost", extra=fields(pod=note.pod, reason=note.reason, error=error))
+            log.warning("event lost", extra=fields(about=note.about, reason=note.reason, error=error))
         finally:
             queue.task_done()
 
@@ -91,11 +105,11 @@ class EventRecorder:
         if known is not None and await self._raise_count(known):
             self._known.move_to_end(note)
             return
-        created = await self._client.create(paths.events(note.pod.namespace), self._body(note))
+        created = await self._client.create(paths.events(note.about.namespace), self._body(note))
         name = (created.get("metadata") or {}).get("name")
         if name is None:
             return  # whatever has answered: the next one like it is created anew
-        self._known[note] = _Known(f"{paths.events(note.pod.namespace)}/{name}", 1)
+        self._known[note] = _Known(f"{paths.events(note.about.namespace)}/{name}", 1)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
 
@@ -110,17 +124,18 @@ class EventRecorder:
         return True
 
     def _body(self, note: _Note) -> JsonObject:
-        stamp = rfc3339(self._now())
+        stamp, about = rfc3339(self._now()), note.about
+        version, kind = ("v1", "Pod") if isinstance(about, PodRef) else (about.api_version, about.kind)
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{note.pod.name[:200]}.", "namespace": note.pod.namespace},
+            "metadata": {"generateName": f"{about.name[:200]}.", "namespace": about.namespace},
             "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": note.pod.namespace,
-                "name": note.pod.name,
-                "uid": note.pod.uid,
+                "apiVersion": version,
+                "kind": kind,
+                "namespace": about.namespace,
+                "name": about.name,
+                "uid": about.uid,
             },
             "type": note.type,
             "reason": note.reason,

@@ -16,7 +16,7 @@ class KubeOptions(CommonOptions):
         metavar="FILE",
     )
     system_namespace: str = option(
-        "namespace of the binders' Lease; the agents' are in NAME-nodes",
+        "namespace of Berth's parts and their Leases; the agents' are in NAME-nodes",
         default="berth-system",
         metavar="NAME",
     )

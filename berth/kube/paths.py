@@ -8,6 +8,10 @@ VOLUMES = "/api/v1/persistentvolumes"
 CLAIMS = "/api/v1/persistentvolumeclaims"
 STORAGE_CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
+DEPLOYMENTS = "/apis/apps/v1/deployments"
+SERVICES = "/api/v1/services"
+ENDPOINT_SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
@@ -33,3 +37,11 @@ def leases(namespace: str) -> str:
 
 def lease(namespace: str, name: str) -> str:
     return f"{leases(namespace)}/{name}"
+
+
+def deployment(namespace: str, name: str) -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"
+
+
+def endpoint_slice(namespace: str, name: str) -> str:
+    return f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices/{name}"

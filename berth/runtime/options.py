@@ -102,6 +102,14 @@ def percentage(text: str) -> float:
     return int(digits) / 100
 
 
+def origin(text: str) -> str:
+    """A parser of `http://HOST:PORT`, brackets around IPv6 alone: Go's clients follow no one to `http://[10.0.0.7]:8481`."""
+    scheme, separator, address = text.removesuffix("/").partition("://")
+    if not separator or scheme != "http":
+        raise InvalidValue(f"{text!r} is not http://HOST:PORT")
+    return f"http://{Endpoint.parse(address)}"
+
+
 def choice(*allowed: str) -> Parser:
     """A parser that takes one of a few words."""
 

@@ -1,0 +1,337 @@
+"""What scaler, activator, binder and gateways tell each other of models and their copies, and what the scaler writes
+on a Deployment.
+
+    gateway → scaler      GET /stat                    [CopyLoad…], every copy of the node
+    scaler → binder       POST /placeable              PlaceableRequest → PlaceableAnswer
+    scaler ↔ activator    berth.v1.Scaler/Attend       Assignment, Report (protos/berth/v1/scaler.proto)
+    scaler → Deployment   annotation `…scaled`         Scaled
+
+A model is a Deployment of model pods; times are seconds since 1970 where nothing else is said.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from berth.contract.errors import InvalidValue
+
+SCALER_AUDIENCE: Final = "berth-scaler"
+BINDER_AUDIENCE: Final = "berth-binder"
+# Who writes its EndpointSlices.
+SLICE_MANAGER: Final = "berth-scaler"
+# Ports of the activators: one for a model and protocol.
+ACTIVATOR_PORTS: Final = range(20000, 30000)
+
+
+class ModelKey(NamedTuple):
+    """A Deployment of model pods."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> "ModelKey":
+        """Raises InvalidValue."""
+        namespace, slash, name = text.partition("/")
+        if not (namespace and slash and name) or "/" in name:
+            raise InvalidValue(f"{text!r} is not NAMESPACE/NAME of a Deployment")
+        return cls(namespace, name)
+
+
+# What a gateway tells.
+
+
+class CopyLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One copy's last closed second. `second` grows by one for each: a reader that comes twice sees one second
+    twice, one that is late misses some.
+
+    `request_count`: arrivals a second, the refused ones too. `waiting` and `in_triton`: requests, now.
+    `last_arrival`: 0 where none has come yet.
+    """
+
+    namespace: str
+    pod_name: str
+    pod_uid: str = ""
+    model: str = ""
+    second: int = 0
+    average_concurrent_requests: float = 0.0
+    request_count: float = 0.0
+    waiting: int = 0
+    in_triton: int = 0
+    # 0: no limit.
+    container_concurrency: int = 0
+    last_arrival: int = 0
+    process_uptime: float = 0.0
+    timestamp: int = 0
+
+
+# What may be placed.
+
+
+# Models of one question to the binder.
+MOST_ASKED: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceableModel:
+    """Of one model: how many copies it wants, has ready (`running`) and has bound but not ready (`starting`).
+    `template`: the Deployment's pod template; equal ones have an equal `template_hash`."""
+
+    model: ModelKey
+    wanted: int
+    running: int
+    starting: int
+    priority: int
+    template: Mapping[str, Any]
+    template_hash: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": str(self.model),
+            "wanted": self.wanted,
+            "running": self.running,
+            "starting": self.starting,
+            "priority": self.priority,
+            "template": self.template,
+            "templateHash": self.template_hash,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceableRequest:
+    """`idle`: pods ("namespace/name") that may go for a model of their priority or above, the least recently used
+    first."""
+
+    models: tuple[PlaceableModel, ...]
+    idle: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"models": [model.to_json() for model in self.models], "idle": list(self.idle)}
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "PlaceableRequest":
+        """Raises InvalidValue."""
+        told = _decoded(text, _Asked)
+        return cls(models=tuple(one.value() for one in told.models), idle=tuple(told.idle))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placeable:
+    """Of one model's missing copies: as many fit `now`; one more if these idle pods go; so many fit on no node
+    even if all else went. `reason`: why the others do not, in the words of the binder's explanations."""
+
+    model: ModelKey
+    now: int
+    if_idle_go: tuple[str, ...] = ()
+    never: int = 0
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": str(self.model),
+            "now": self.now,
+            "ifIdleGo": list(self.if_idle_go),
+            "never": self.never,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceableAnswer:
+    """From one snapshot of the cluster. `generation` grows with every change of it that the binder has seen."""
+
+    generation: int
+    models: Mapping[ModelKey, Placeable] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"generation": self.generation, "models": [one.to_json() for one in self.models.values()]}
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "PlaceableAnswer":
+        """Raises InvalidValue."""
+        told = _decoded(text, _Answered)
+        return cls(
+            generation=told.generation, models={one.model: one for one in map(_Found.value, told.models)}
+        )
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Wire = TypeVar("_Wire")
+
+
+class _AskedModel(msgspec.Struct, frozen=True, rename="camel"):
+    model: str
+    wanted: _Count
+    running: _Count
+    starting: _Count
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+    template: dict[str, Any]
+    template_hash: str
+
+    def value(self) -> PlaceableModel:
+        return PlaceableModel(
+            model=ModelKey.parse(self.model),
+            wanted=self.wanted,
+            running=self.running,
+            starting=self.starting,
+            priority=self.priority,
+            template=self.template,
+            template_hash=self.template_hash,
+        )
+
+
+class _Asked(msgspec.Struct, frozen=True, rename="camel"):
+    models: list[_AskedModel]
+    idle: list[str] = []
+
+
+class _Found(msgspec.Struct, frozen=True, rename="camel"):
+    model: str
+    now: _Count
+    if_idle_go: list[str] = []
+    never: _Count = 0
+    reason: str = ""
+
+    def value(self) -> Placeable:
+        return Placeable(
+            model=ModelKey.parse(self.model),
+            now=self.now,
+            if_idle_go=tuple(self.if_idle_go),
+            never=self.never,
+            reason=self.reason,
+        )
+
+
+class _Answered(msgspec.Struct, frozen=True, rename="camel"):
+    generation: Annotated[int, msgspec.Meta(ge=0)]
+    models: list[_Found]
+
+
+def _decoded(text: bytes, kind: type[_Wire]) -> _Wire:
+    """Raises InvalidValue."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidValue(f"not what is expected: {error}") from error
+
+
+# Scaler and activator.
+
+
+class HoldState(Enum):
+    """What an activator does with a model's requests."""
+
+    HOLD = "hold"  # no copy is ready: keep them, wake it
+    FORWARD = (
+        "forward"  # its Service leads to the copies again: serve what still comes, ask clients to reconnect
+    )
+    OFF = "off"  # the port closes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldLimits:
+    """Of one model on one activator."""
+
+    requests: int = 10_000
+    bytes: int = 64 * 1024**2
+    seconds: float = 300.0
+    wakes_per_second: float = 1.0
+    wake_burst: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodEndpoint:
+    """A copy, told from its binding on. `slots`: how many requests it takes at once from all activators together;
+    port 0: it does not serve that protocol."""
+
+    uid: str
+    name: str
+    address: str
+    rest_port: int
+    grpc_port: int
+    slots: int
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What an activator is to do for one model; a later `version` replaces an earlier one.
+
+    `public_name`: as the model's clients call it. Ports 0: none. `tls`: bytes are passed on as they come.
+    `clients`: namespaces whose pods may call, "*" all. `hopeless`: why no copy will ever come, for its clients.
+    `share`: how many activators hold for this model: each has that part of the slots.
+    """
+
+    version: int
+    model: ModelKey
+    public_name: str
+    state: HoldState
+    rest_port: int
+    grpc_port: int
+    tls: bool = False
+    endpoints: tuple[PodEndpoint, ...] = ()
+    limits: HoldLimits = HoldLimits()
+    clients: frozenset[str] = frozenset()
+    hopeless: str = ""
+    share: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Of one model on one activator, each second while it holds, and at once when it begins to.
+
+    `held`: now; `average_held`, `arrived`, `forwarded`: of the time since the last report. What has been forwarded
+    is counted again by the copy that takes it. `wake`: a request waits that a copy must come for. Ports: as they
+    are open, 0: not.
+    """
+
+    version: int
+    model: ModelKey
+    held: int
+    average_held: float
+    arrived: float
+    forwarded: float
+    held_bytes: int
+    oldest_seconds: float
+    wake: bool
+    rest_port: int
+    grpc_port: int
+
+
+# What people read on a Deployment.
+
+
+class Scaled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The annotation `…scaled`, as JSON: what was decided last and what became of it. A scaler that starts goes on
+    from `activity`, `since` and `initialised`."""
+
+    version: int = 1
+    # By the decider and its bounds; None: nothing is known yet.
+    wanted: int | None = None
+    written: int | None = None
+    ready: int = 0
+    # Of `wanted`, what cannot be placed.
+    clipped: int = 0
+    why: str = ""
+    in_panic: bool = False
+    # Knative's Active: Unknown (activating), True, False.
+    activity: str = "Unknown"
+    since: float = 0.0
+    initialised: bool = False
+
+    def to_text(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> "Scaled":
+        """Raises InvalidValue."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise InvalidValue(f"not what the scaler writes: {error}") from error
