@@ -62,6 +62,10 @@ class Admission:
     def is_waiting(self) -> bool:
         return self.state is _WAITING
 
+    def is_overdue(self, now: float) -> bool:
+        """It has waited for longer than it may."""
+        return self.state is _WAITING and now > self.deadline
+
     @property
     def is_running(self) -> bool:
         """Triton may be told all of it: it has its slot, and somebody waits for the answer."""

@@ -34,6 +34,7 @@ class ModelCopy:
         *,
         process_budget: Budget | None = None,
         shared: tuple[int, int] | None = None,
+        admissions: Callable[[LoadMeter], Admissions] | None = None,
         flags_of: Callable[[CopyLimits], Flags] = lambda limits: Flags(),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -41,6 +42,7 @@ class ModelCopy:
         """`process_budget`: what all copies of the process may hold together of bodies that are coming.
 
         `shared`: the limit is one with other processes' (`admission.shared_limit`).
+        `admissions`: makes what admits where it is not these limits that do.
         `flags_of`: which options set such limits.
         """
         self.names, self.limits = names, limits
@@ -55,17 +57,20 @@ class ModelCopy:
         # Of requests that have come and not gone on to Triton.
         self.budget = Budget(limits.max_inflight_bytes, process_budget)
         in_triton = Budget(limits.max_inflight_bytes)
-        self.admissions = (
-            Admissions(
+        if admissions is not None:
+            self.admissions = admissions(self._meter)
+        elif shared is not None:
+            self.admissions = SharedAdmissions(
+                self._meter, *shared, bytes=in_triton, bytes_flag=self.flags.inflight
+            )
+        else:
+            self.admissions = Admissions(
                 self._meter,
                 limit=limits.container_concurrency,
                 queue_depth=queue_depth(limits),
                 bytes=in_triton,
                 bytes_flag=self.flags.inflight,
             )
-            if shared is None
-            else SharedAdmissions(self._meter, *shared, bytes=in_triton, bytes_flag=self.flags.inflight)
-        )
         # Of what takes no slot and is no load: nobody reads this meter.
         self.questions = Admissions(
             LoadMeter(now, wall),
@@ -78,6 +83,10 @@ class ModelCopy:
         self.draining = False
         self._triton_says: str | None = "the model has not been asked for yet"
         self._changed = asyncio.Event()
+
+    def turned_away(self) -> None:
+        """A request was, before it could ask to be admitted, because too many are here."""
+        self._meter.refused()
 
     def set_limits(self, limits: CopyLimits) -> None:
         """For whatever comes from now on; what is under way or waits already is not touched."""

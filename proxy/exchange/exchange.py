@@ -47,8 +47,17 @@ class Exchange:
     def hold(self, size_bytes: int) -> None:
         """So many bytes of it have come and cannot go on yet. Raises Refusal where there is no room for them."""
         if not self.copy.budget.take(size_bytes):
-            raise no_room_here(self.copy, size_bytes)
+            raise self.no_room(size_bytes)
         self.held_bytes += size_bytes
+
+    def no_room(self, size_bytes: int) -> Refusal:
+        """Bodies that are coming, and calls that are open, hold all that they may hold: `size_bytes` were too many.
+
+        That is load, of which the scaler must hear, unless it has of this request already.
+        """
+        if self.admission is None:
+            self.copy.turned_away()
+        return _no_room_here(self.copy, size_bytes)
 
     def let_go(self, size_bytes: int) -> None:
         """So many bytes of what is held have gone on, or were dropped."""
@@ -112,15 +121,15 @@ class Exchange:
             self.admission.release(now)
 
     def is_late(self, now: float) -> bool:
-        return now > self.deadline
+        admission = self.admission
+        return now > self.deadline or (admission is not None and admission.is_overdue(now))
 
 
 def too_large(limit_bytes: int, flag: str) -> Refusal:
     return Refusal(Why.TOO_LARGE, f"a request may have {format_bytes(limit_bytes)} ({flag})")
 
 
-def no_room_here(copy: ModelCopy, size_bytes: int) -> Refusal:
-    """Bodies that are coming, and calls that are open, hold all that they may hold. `size_bytes` were one too many."""
+def _no_room_here(copy: ModelCopy, size_bytes: int) -> Refusal:
     own, whole = copy.budget, copy.budget.parent
     if whole is None or own.used_bytes + size_bytes > own.limit_bytes:
         who, limit_bytes, flag = "they", own.limit_bytes, copy.flags.inflight

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """One period's figures."""
+    """One period's figures. Of a scaler that reads now and then: `second` grows by one with each period, so that what
+    is read twice counts once, and what was missed is known to be. Times are seconds since 1970."""
 
     average_concurrency: float
     requests: float
     uptime_seconds: float
     timestamp: float
+    second: int = 0
+    # At most a period too late; 0: none has arrived yet.
+    last_arrival: float = 0.0
 
 
 class LoadMeter:
@@ -30,6 +34,9 @@ class LoadMeter:
         self._began = self._period_start = self._last = now
         self._area = 0.0
         self._arrived = 0
+        # Of its start: a process that comes anew goes on above its predecessor.
+        self._second = int(wall())
+        self._last_arrival = 0.0
         self.concurrency = 0
 
     def enter(self, now: float) -> None:
@@ -58,8 +65,12 @@ class LoadMeter:
         seconds = self._last - self._period_start
         average = self._area / seconds if seconds > 0 else float(self.concurrency)
         rate = self._arrived / seconds if seconds > 0 else float(self._arrived)
+        closed = self._wall()
+        if self._arrived:
+            self._last_arrival = closed
+        self._second += 1
         self._period_start, self._area, self._arrived = self._last, 0.0, 0
-        return LoadReport(average, rate, self._last - self._began, self._wall())
+        return LoadReport(average, rate, self._last - self._began, closed, self._second, self._last_arrival)
 
 
 def encode_stat(report: LoadReport, *, pod_name: str) -> bytes:

@@ -66,7 +66,8 @@ def in_grpc(refusal: Refusal, request_id: bytes = b"") -> Refused:
     status = _STATUSES.get(refusal.why)
     if status is None:
         return try_again(str(refusal), request_id=request_id)
-    return Refused(status, str(refusal), request_id=request_id)
+    again = {"retry_after": "1"} if refusal.why is Why.NO_ROOM else {}
+    return Refused(status, str(refusal), request_id=request_id, **again)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """`is_decoupled`: one request may have many answers, which decides when it is done."""
+    """`is_decoupled`: one request may have many answers, which decides when it is done. `is_known` False: who has
+    the model knows its outputs, and will look."""
 
     is_decoupled: bool = False
     fixed_outputs: frozenset[str] = frozenset()
+    is_known: bool = True
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> "ModelFacts":
@@ -28,7 +30,7 @@ class ModelFacts:
 
     def has_classes(self, output: str) -> bool:
         """Whether an output cannot be empty, if no input is."""
-        return output in self.fixed_outputs
+        return not self.is_known or output in self.fixed_outputs
 
 
 def _is_fixed(dims: object) -> bool:

@@ -92,10 +92,10 @@ class Gateway:
     async def _stat(self, request: web.Request) -> web.Response:
         """Every copy's last second, as protobuf if asked for, else JSON."""
         sums = self.hub.sums()
-        loads = [(copy, sums[copy.pod_uid].load) for copy in self.hub.registry if copy.pod_uid in sums]
+        told = [(copy, sums[copy.pod_uid]) for copy in self.hub.registry if copy.pod_uid in sums]
         if "application/protobuf" in request.headers.get("Accept", ""):
-            return web.Response(body=stats_protobuf(loads), content_type="application/protobuf")
-        return web.json_response(stats_json(loads))
+            return web.Response(body=stats_protobuf(told), content_type="application/protobuf")
+        return web.Response(body=stats_json(told), content_type="application/json")
 
     async def end(self, seconds: float) -> None:
         """Let what is under way come to its end, within a bound."""

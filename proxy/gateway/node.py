@@ -112,6 +112,7 @@ class Node:
         if preamble.kind is Kind.REPORT:
             return served.report if served.takes_report() and not self._ends else None
         if served.is_draining or not self.places.take(served.connections):
+            served.copy.turned_away()
             return None
         served.connections += 1
         front = served.front(preamble.kind)

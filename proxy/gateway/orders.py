@@ -110,5 +110,8 @@ def together(words: list[Word], uid: str) -> Sum | None:
         sum(one.requests for one in loads),
         max(one.uptime_seconds for one in loads),
         max(one.timestamp for one in loads),
+        # What all have closed.
+        min(one.second for one in loads),
+        max(one.last_arrival for one in loads),
     )
     return Sum(total, load)

@@ -1,41 +1,52 @@
 """Every copy's load of the last second in one answer, as Knative's autoscaler knows it. Pure.
 
-As JSON a list; as protobuf Knative's WireStatMessages (serving, pkg/autoscaler/metrics/stat.proto): messages=1
+As JSON a list, with what Berth's own scaler goes by (`berth.contract.scaling`); as protobuf Knative's WireStatMessages (serving, pkg/autoscaler/metrics/stat.proto): messages=1
 of namespace=1, name=2 and stat=3.
 """
 
 from collections.abc import Iterable
-from typing import Any
+
+import msgspec
 
 from berth.contract.gateway import Copy
+from berth.contract.scaling import CopyLoad
 from proxy.codecs import protobuf
-from proxy.exchange.load import LoadReport, encode_stat
+from proxy.exchange.load import encode_stat
+from proxy.gateway.orders import Sum
 
-Loads = Iterable[tuple[Copy, LoadReport]]
-
-
-def stats_json(loads: Loads) -> list[dict[str, Any]]:
-    return [
-        {
-            "namespace": copy.namespace,
-            "podName": copy.pod,
-            "model": copy.model,
-            "averageConcurrentRequests": load.average_concurrency,
-            "requestCount": load.requests,
-            "processUptime": load.uptime_seconds,
-            "timestamp": int(load.timestamp),
-        }
-        for copy, load in loads
-    ]
+Sums = Iterable[tuple[Copy, Sum]]
 
 
-def stats_protobuf(loads: Loads) -> bytes:
+def stats_json(sums: Sums) -> bytes:
+    return msgspec.json.encode([_copy_load(copy, sum) for copy, sum in sums])
+
+
+def _copy_load(copy: Copy, sum: Sum) -> CopyLoad:
+    load, figures = sum.load, sum.figures
+    return CopyLoad(
+        namespace=copy.namespace,
+        pod_name=copy.pod,
+        pod_uid=copy.pod_uid,
+        model=copy.model,
+        second=load.second,
+        average_concurrent_requests=load.average_concurrency,
+        request_count=load.requests,
+        waiting=figures.waiting,
+        in_triton=figures.running,
+        container_concurrency=copy.limits.container_concurrency,
+        last_arrival=int(load.last_arrival),
+        process_uptime=load.uptime_seconds,
+        timestamp=int(load.timestamp),
+    )
+
+
+def stats_protobuf(sums: Sums) -> bytes:
     return b"".join(
         protobuf.encode_bytes(
             1,
             protobuf.encode_bytes(1, copy.namespace.encode())
             + protobuf.encode_bytes(2, copy.model.encode())
-            + protobuf.encode_bytes(3, encode_stat(load, pod_name=copy.pod)),
+            + protobuf.encode_bytes(3, encode_stat(sum.load, pod_name=copy.pod)),
         )
-        for copy, load in loads
+        for copy, sum in sums
     )

@@ -345,6 +345,8 @@ async def test_a_door_hears_of_its_copy_alone_and_drains_it(start: Any) -> None:
                 "requests",
                 "uptime_seconds",
                 "timestamp",
+                "second",
+                "last_arrival",
             }
             agent.tell([copy_of("a", withheld="the GPU is broken"), copy_of("b")])
             assert (await door.next())["notReady"] == "the GPU is broken"
@@ -452,7 +454,10 @@ async def test_metrics_and_stat_of_all_copies(start: Any) -> None:
         assert "berth_gateway_copies 2.0" in text
         assert "process_resident_memory_bytes" in text
         status, text = await get(here, "/stat")
-        assert [one["podName"] for one in json.loads(text)] == ["pod-a", "pod-b"]
+        told = json.loads(text)
+        assert [(one["podName"], one["podUid"]) for one in told] == [("pod-a", "a"), ("pod-b", "b")]
+        loads = ("waiting", "inTriton", "containerConcurrency", "lastArrival")
+        assert [[one[key] for key in loads] for one in told] == [[0, 0, 0, 0]] * 2
         status, text = await get(here, "/stat", Accept="application/protobuf")
         assert text.startswith("\n")
         assert "pod-a" in text

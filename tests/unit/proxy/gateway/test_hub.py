@@ -217,12 +217,14 @@ def test_one_sum_of_all_processes() -> None:
     def word(uid: str, count: int) -> Word:
         figures = Figures(running=count)
         figures.rest.answered("200", 0.1)
-        return Word(sums={uid: Sum(figures, LoadReport(count, 1.0, 5.0 * count, 7.0))})
+        return Word(sums={uid: Sum(figures, LoadReport(count, 1.0, 5.0 * count, 7.0, 10 + count, count))})
 
     total = together([word("a", 1), word("a", 2), word("b", 9)], "a")
     assert total is not None
     assert (total.figures.running, total.figures.rest.codes) == (3, {"200": 2})
-    assert total.load == LoadReport(3, 2.0, 10.0, 7.0)
+    assert total.load == LoadReport(
+        3, 2.0, 10.0, 7.0, second=11, last_arrival=2
+    )  # a second that both have closed
     assert together([word("a", 1)], "c") is None
     said = replace(
         word("a", 3),
