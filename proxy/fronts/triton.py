@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from berth.runtime.logs import fields
 from proxy.exchange.access import Access, Whereabouts
@@ -31,6 +31,35 @@ _LONGEST_PAUSE_SECONDS: Final = 2.0
 Lost = Callable[[ModelCopy], None]
 
 
+class Caller(Protocol):
+    """A call that has not begun."""
+
+    @property
+    def wants_connection(self) -> bool:
+        """Whether `connected` is still waited for."""
+        ...
+
+    def connected(self) -> None:
+        """There is a connection now: ask again."""
+        ...
+
+    def answer_broke(self, reason: str) -> None:
+        """There will be none."""
+        ...
+
+
+class Upstreams(Protocol):
+    """Where calls go."""
+
+    def at_hand(self) -> UpstreamConnection | None:
+        """A connection, if what is sent on it goes out now."""
+        ...
+
+    def connection(self, caller: Caller) -> UpstreamConnection | None:
+        """For a call that begins now. None: `connected` follows, or `answer_broke`. Raises NotServed."""
+        ...
+
+
 class TritonGrpc:
     """One connection for all calls, made when it is needed; a new one takes over when it can take no more."""
 
@@ -50,7 +79,7 @@ class TritonGrpc:
         current = self._current
         return current if current is not None and current.has_room else None
 
-    def connection(self) -> UpstreamConnection:
+    def connection(self, caller: Caller | None = None) -> UpstreamConnection:
         """The one for a call that begins now. Raises NotServed."""
         current = self._current
         if current is not None and current.is_usable:

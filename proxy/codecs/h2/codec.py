@@ -225,6 +225,11 @@ class H2Codec(Sender, Generic[H, T]):
             owned.release()
         return streams
 
+    def announce_leaving(self, message: str = "") -> None:
+        """A GOAWAY that leaves none out (RFC 9113, 6.8): the peer is to open no more, and what it has opened is taken."""
+        if not self.is_closed and not self._is_going_away:
+            self._write(frames.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR, message))
+
     def go_away(self, message: str = "") -> None:
         """GOAWAY with NO_ERROR: new streams of the peer are refused, those there are go on."""
         if not self.is_closed and not self._is_going_away:

@@ -28,7 +28,7 @@ from proxy.exchange import cost
 from proxy.exchange.admission import GIVEN_UP_SECONDS, LARGE_ANSWER_BYTES, Admission
 from proxy.exchange.budget import Budget
 from proxy.exchange.copy import ModelCopy
-from proxy.exchange.exchange import Exchange, no_room_here
+from proxy.exchange.exchange import Exchange
 from proxy.exchange.messages import (
     MODEL_READY,
     PREFIX_BYTES,
@@ -203,7 +203,7 @@ class Call:
         """A client may open thousands and say nothing more. Raises Refused."""
         size = _OPEN_BYTES + len(self.fields.forwarded)
         if not self.copy.budget.take(size):
-            raise in_grpc(no_room_here(self.copy, size))
+            raise in_grpc(self.exchange.no_room(size))
         self._open_bytes = size
 
     def watch_deadline(self, timeout_seconds: float) -> None:
@@ -357,7 +357,7 @@ class Call:
                 self.refuse(Refused(Status.INVALID_ARGUMENT, "a unary call takes one message"))
                 return
             self.messages += 1
-        if self.kind.verdict is not Verdict.ALLOW:
+        if self.kind.verdict is not Verdict.ALLOW or self.front.local.takes(self.kind):
             self.exchange.let_go(len(item.data))
             self.front.local.answer(self, item.data[PREFIX_BYTES:])
             return
@@ -505,14 +505,16 @@ class Call:
         self._refuse_message(refusal)
 
     def _opened(self) -> Stream | None:
-        """The call at Triton, which begins now if it has not. None: it cannot, and is refused."""
+        """The call at Triton, which begins now if it has not. None: it cannot, and is refused or waits."""
         if self.up is not None:
             return self.up
         front, kind, fields = self.front, self.kind, self.fields
         try:
             if kind.method == MODEL_READY and front.copy.not_ready() is not None:
                 raise Refused(Status.NOT_FOUND, "not ready")  # told as ready: false
-            upstream = front.triton.connection()
+            upstream = front.triton.connection(self)
+            if upstream is None:
+                return None
             size = list_bytes(fields) + upstream.keys.list_bytes
             if size > upstream.most_list_bytes:
                 raise _too_much_metadata(size, upstream.most_list_bytes)
@@ -526,6 +528,14 @@ class Call:
             return None
         self.upstream, self.stage = upstream, _FORWARDED
         return self.up
+
+    @property
+    def wants_connection(self) -> bool:
+        return self.stage is _ASKED
+
+    def connected(self) -> None:
+        """There is a connection to begin on."""
+        self.front.turn.then(self._go_on)
 
     def forwarded(self, upstream: UpstreamConnection, up: Stream) -> None:
         """It has gone on in one piece."""
@@ -702,6 +712,13 @@ class Call:
         """Reset, or gone."""
         if self.stage is not _ANSWERED:
             self._leave(Status.CANCELLED.name)
+
+    def is_late(self, now: float) -> bool:
+        exchange = self.exchange
+        if exchange.is_late(now) or (self.asked is not None and self.asked.is_overdue(now)):
+            return True
+        has_come = self.stage is not _ASKED or self.kind.is_stream or exchange.admission is not None
+        return not has_come and now - exchange.began > self.front.arrival_seconds
 
     def is_too_slow(self, now: float) -> bool:
         """Whether a message that Triton has the beginning of keeps others waiting for too long."""

@@ -1,6 +1,7 @@
 """A gRPC client's connection: its calls to the own model, and what concerns them all."""
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,8 @@ from proxy.fronts.grpc.head import CallKind, list_bytes, timeout_of
 from proxy.fronts.tcp import keep_alive, unsent_bytes
 
 _IDLE_SECONDS: Final = 3600.0
+# A client has heard by then that it is to leave.
+_LEAVING_SECONDS: Final = 1.0
 # Of what has begun to come so much is not counted: a frame of the usual size, cut anywhere.
 FREE_BYTES: Final = DEFAULT_MAX_FRAME + HEAD_BYTES
 # Messages are checked for so long in one turn of the loop, and then others have theirs.
@@ -42,6 +45,8 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         self.codec = ServerCodec(front.common.heads, front.common.trailers, wake=self.wake)
         self._quiet_since = time.monotonic()
         self._going_away = False
+        # When it goes away, having said so before.
+        self._leaves_at = math.inf
         # Of the copy's budget, for what has begun to come.
         self._kept_bytes = 0
         # What is still to be taken of what came, in later turns: a call goes on with what it has.
@@ -102,8 +107,10 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     def tick(self, now: float) -> None:
         """Called every second: what has waited too long ends."""
         self.on_events(self.codec.tick(now))
+        if now > self._leaves_at:
+            self.go_away()
         for call in list(_calls(self.codec.streams.values())):
-            if now <= call.exchange.deadline or call.may_rest:
+            if not call.is_late(now) or call.may_rest:
                 if call.is_too_slow(now):
                     call.refuse(Refused(Status.DEADLINE_EXCEEDED, TOO_SLOW))
                 continue
@@ -115,6 +122,12 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             self._quiet_since = now
         elif now - self._quiet_since > _IDLE_SECONDS or (self._going_away and not self._is_delivering):
             self.fail(ErrorCode.NO_ERROR, "idle")
+
+    def ask_to_leave(self) -> None:
+        """New calls are to go elsewhere. Those that are on their way are taken: it goes away a little later."""
+        if not self.is_closed and not self._going_away and self._leaves_at == math.inf:
+            self._leaves_at = time.monotonic() + _LEAVING_SECONDS
+            self.codec.announce_leaving("draining")
 
     def go_away(self) -> None:
         """Take no more calls; the connection ends with its last."""

@@ -4,6 +4,7 @@ What is a process' (Triton, the turn, the deadlines, what is known of header blo
 that a copy more costs next to nothing.
 """
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,9 +25,9 @@ from proxy.exchange.messages import (
 from proxy.exchange.policy import Verdict, unknown_model
 from proxy.fronts.deadlines import Deadlines
 from proxy.fronts.grpc.head import MOST_LIST_BYTES, CallKind, CallPolicy, DroppedPolicy
-from proxy.fronts.grpc.local import LocalAnswers, Questions
+from proxy.fronts.grpc.local import Local, LocalAnswers, Questions
 from proxy.fronts.listener import Clients
-from proxy.fronts.triton import Lost, TritonGrpc
+from proxy.fronts.triton import Lost, TritonGrpc, Upstreams
 from proxy.fronts.turn import Turn
 
 # Does something in another step of the loop.
@@ -67,6 +68,8 @@ class Connection(Protocol):
 
     def tick(self, now: float) -> None: ...
 
+    def ask_to_leave(self) -> None: ...
+
     def go_away(self) -> None: ...
 
     def abort(self, reason: str) -> None: ...
@@ -86,18 +89,31 @@ class LeftCall(Protocol):
 class GrpcFront:
     """Serves one copy's gRPC clients: `GrpcConnection(front)` for each."""
 
-    def __init__(self, copy: ModelCopy, common: GrpcCommon, *, later: Later | None = None) -> None:
-        """`later`: what has come and was too much to be taken at once waits for its next turn."""
+    # So long may take what must be here before a unary call can ask for its turn; its own time bounds it anyhow.
+    arrival_seconds = math.inf
+
+    def __init__(
+        self,
+        copy: ModelCopy,
+        common: GrpcCommon,
+        *,
+        later: Later | None = None,
+        triton: Upstreams | None = None,
+        local: Local | None = None,
+    ) -> None:
+        """`later`: what has come and was too much to be taken at once waits for its next turn. `triton`, `local`:
+        who serves and answers for this copy alone, if not for all."""
         self.copy, self.common = copy, common
         self.later: Later = later or common.turn.then
-        self.turn, self.deadlines, self.triton = common.turn, common.deadlines, common.triton
+        self.turn, self.deadlines = common.turn, common.deadlines
+        self.triton: Upstreams = triton or common.triton
         self.most_list_bytes = MOST_LIST_BYTES
         self.own = ModelFields(copy.names)
         self.infer_guard = InferGuard(self.own, lambda: copy.facts)
         self._named = NameGuard(self.own, _not_found)
         self._statistics = NameGuard(self.own, _not_available, fill=True)
         self._any = AnyGuard()
-        self.local = LocalAnswers(copy, common.questions, copy.not_ready)
+        self.local: Local = local or LocalAnswers(copy, common.questions, copy.not_ready)
         self.watchers = self.local.watchers
         self.clients: Clients[Connection] = Clients(copy.grpc)
         self.given_up: set[LeftCall] = set()
@@ -128,6 +144,11 @@ class GrpcFront:
     def tell_watchers(self) -> None:
         """Readiness has changed."""
         self.local.tell_watchers()
+
+    def ask_to_leave(self) -> None:
+        """Every client is told to go elsewhere with its next call; what is on its way is taken."""
+        for connection in self.clients:
+            connection.ask_to_leave()
 
     def stop_accepting(self) -> None:
         """Every client is told; connections end with their last call."""

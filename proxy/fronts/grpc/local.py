@@ -46,6 +46,22 @@ class Answerable(Protocol):
     def refuse(self, refusal: Refused) -> None: ...
 
 
+class Local(Protocol):
+    """What answers calls here. `watchers`: calls that want to hear of each change of readiness."""
+
+    watchers: set[Answerable]
+
+    def takes(self, kind: CallKind) -> bool:
+        """Whether a call is to be answered here that may be Triton's."""
+        ...
+
+    def answer(self, call: Answerable, message: bytes) -> None: ...
+
+    def tell_watchers(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class LocalAnswers:
     """For the clients of one copy. `watchers`: calls that want to hear of each change of readiness."""
 
@@ -53,6 +69,9 @@ class LocalAnswers:
         self._copy, self._questions, self._not_ready = copy, questions, not_ready
         self.watchers: set[Answerable] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def takes(self, kind: CallKind) -> bool:
+        return False
 
     def answer(self, call: Answerable, message: bytes) -> None:
         method = call.kind.method

@@ -134,6 +134,11 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     def tick(self, now: float) -> None:
         self.on_events(self.codec.tick(now))
 
+    async def connected(self) -> bool:
+        """Wait until it is, or cannot be."""
+        await asyncio.wait([self._connecting])
+        return self.transport is not None and not self.is_closed
+
     async def closed(self, reason: str) -> None:
         self.abort(reason)
         await asyncio.gather(self._connecting, return_exceptions=True)

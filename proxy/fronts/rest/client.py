@@ -9,7 +9,6 @@ from typing import Final, cast
 from proxy.codecs.http1 import HEAD_BYTES, HEAD_END, BadRequest, require_hopeful, write_error
 from proxy.codecs.json_guard import BadJson, check_generate, check_infer
 from proxy.exchange import cost
-from proxy.exchange.exchange import no_room_here
 from proxy.fronts.rest.checking import INLINE_BYTES
 from proxy.fronts.rest.cycle import Cycle, State
 from proxy.fronts.rest.front import RestFront
@@ -96,13 +95,18 @@ class RestConnection(asyncio.Protocol):
         self.at_eof = True
         self._end_what_is_half_said()
         if self._at is _At.REQUEST:
-            return not self._is_half_said
+            return not self._is_half_said and (self._front.waits_for_half_closed or not self._waits)
         return self._at is not _At.ENDED
 
     @property
     def _is_half_said(self) -> bool:
         cycle = self._cycle
         return cycle is not None and cycle.state in (State.HOLD, State.STREAM, State.SWALLOW)
+
+    @property
+    def _waits(self) -> bool:
+        """For a slot, or a connection."""
+        return self._cycle is not None and self._cycle.state is State.WAIT
 
     def _end_what_is_half_said(self) -> None:
         """After the client's end: the rest of what has begun will never come."""
@@ -167,8 +171,8 @@ class RestConnection(asyncio.Protocol):
         usual = front.usual.get(data[:end])
         if usual is None or len(data) - end != usual.length or usual.length > INLINE_BYTES:
             return False
-        shared, copy = front.shared, front.copy
-        if shared.where.access is not front.usual_for or not shared.pool.has_idle:
+        copy, pool = front.copy, front.pool
+        if front.where.access is not front.usual_for or not pool.has_idle:
             return False
         if front.is_draining or not self.is_writable or self.at_eof:
             return False
@@ -184,7 +188,7 @@ class RestConnection(asyncio.Protocol):
         self._at, self._cycle, self._since = _At.REQUEST, cycle, now
         copy.rest.received_bytes += usual.length
         cycle.go_at_once(
-            shared.pool.take_idle(cycle),
+            pool.take_idle(cycle),
             b"%bContent-Length: %d\r\n\r\n%b" % (usual.start, len(body), body),
         )
         return True
@@ -235,7 +239,7 @@ class RestConnection(asyncio.Protocol):
         cycle = self._cycle
         if self._at is _At.REQUEST and cycle is not None and not cycle.is_answered:
             cycle.closes = True
-            cycle.refuse(no_room_here(self._front.copy, 1))
+            cycle.refuse(cycle.no_room(1))
         else:
             self.abort()
 
@@ -337,7 +341,7 @@ class RestConnection(asyncio.Protocol):
             elif self._is_delivering:
                 if not self._still_delivers(now):
                     self.abort()
-            elif self._front.is_draining:
+            elif self._front.is_draining and self._front.ends_idle:
                 self.end_if_idle()
             elif now - self._since > _IDLE_SECONDS:
                 self.abort()

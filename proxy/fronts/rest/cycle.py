@@ -264,6 +264,8 @@ class Cycle(Exchange):
                 self._answer_locally(body)
             elif self._front.takes_body(self.asked.decision.route):
                 self._check(body)
+            elif (own := self._front.own_answer(self.asked.decision)) is not None:
+                self._answer(*own)
             else:
                 self._admit(Checked(b"\r\n", 0))
         except (BadJson, HttpRefused, Refusal) as error:
@@ -292,7 +294,7 @@ class Cycle(Exchange):
 
     async def _check_beside(self, question: Question, body: bytes) -> None:
         try:
-            checked = await self._front.shared.checker.check(question, body, self.copy)
+            checked = await self._checked_beside(question, body)
             self._task = None
             self.state = State.WAIT
             self._admit(checked)
@@ -303,13 +305,21 @@ class Cycle(Exchange):
             self._task = None
             self._failed(failure)
 
+    async def _checked_beside(self, question: Question, body: bytes) -> Checked:
+        """Raises BadJson, HttpRefused or Refusal."""
+        try:
+            return await self._front.shared.checker.check(question, body, self.copy)
+        except Refusal:  # too many wait for that: load as well
+            self.copy.turned_away()
+            raise
+
     def _admit(self, checked: Checked) -> None:
         """Raises Refusal."""
         if self.asked.head.encoding != "identity":  # what was packed is here at its length now
             self.hold(max(0, len(checked.tail) - self.held_bytes))
         self._checked = checked
         counted = self.asked.decision.route in COUNTED
-        self._front.shared.where.require()
+        self._front.where.require()
         if self.admit(time.monotonic(), self._granted, checked.cost_bytes, counted=counted):
             self._connect()
 
@@ -322,7 +332,7 @@ class Cycle(Exchange):
 
     def _connect(self) -> None:
         """Raises NotServed."""
-        upstream = self._front.shared.pool.take(self)
+        upstream = self._front.pool.take(self)
         if upstream is not None:
             self.connected(upstream)
 
@@ -342,7 +352,7 @@ class Cycle(Exchange):
         return self.asked.head.is_http11 and self.copy.names.are_same
 
     def connected(self, upstream: UpstreamHttp) -> None:
-        access, checked = self._front.shared.where.access, self._checked
+        access, checked = self._front.where.access, self._checked
         if not self.wants_connection or access is None or checked is None:
             upstream.abort()
             return
@@ -577,7 +587,7 @@ class Cycle(Exchange):
 
     def look_at_time(self, now: float) -> None:
         """Called every second."""
-        if self.is_late(now):
+        if self.is_late(now) or (self.state is State.HOLD and now - self.began > self._front.arrival_seconds):
             self._out_of_time(504, "request timeout")
         elif self.state is State.STREAM and self._is_upload_too_slow(now):
             self._out_of_time(408, TOO_SLOW)

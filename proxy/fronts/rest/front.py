@@ -5,6 +5,7 @@ A head that has been read once is looked up.
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from proxy.fronts.listener import Clients
 from proxy.fronts.rest.checking import Checker
 from proxy.fronts.rest.questions import Answer, fetch
 from proxy.fronts.rest.renaming import TENSORS
-from proxy.fronts.rest.upstream import Lost, UpstreamPool
+from proxy.fronts.rest.upstream import Lost, Pool, UpstreamPool
 
 # Of a process: heads as they were read. Of a copy: what was decided about them.
 _HEADS, _HEAD_BYTES = 1024, 4096
@@ -127,11 +128,29 @@ class RestShared:
 class RestFront:
     """Serves REST clients of one copy. What all its connections share."""
 
-    def __init__(self, shared: RestShared, copy: ModelCopy, *, later: Later = _soon) -> None:
-        """`later`: what a request that had come already waits for, once it is its turn."""
+    # A client that has said all it wants to, and has closed its half, may still wait for its turn.
+    waits_for_half_closed = True
+    # So long may take what must be here before a request can ask for its turn; its own time bounds it anyhow.
+    arrival_seconds = math.inf
+
+    def __init__(
+        self,
+        shared: RestShared,
+        copy: ModelCopy,
+        *,
+        later: Later = _soon,
+        where: Whereabouts | None = None,
+        pool: Pool | None = None,
+    ) -> None:
+        """`later`: what a request that had come already waits for, once it is its turn. `where`, `pool`: of this
+        copy alone, if not of all."""
         self.shared, self.copy, self.later = shared, copy, later
+        self.where: Whereabouts = where or shared.where
+        self.pool: Pool = pool or shared.pool
         self.clients: Clients[Connected] = Clients(copy.rest)
         self.is_draining = False
+        # While it drains: a client that asks just then would lose its request.
+        self.ends_idle = True
         # Requests whose clients have gone, or were told that it took too long, while Triton works on them.
         self.given_up: set[GivenUp] = set()
         # Heads whose requests go on as they came, good for one way of reaching Triton.
@@ -159,7 +178,7 @@ class RestFront:
 
     def remember_usual(self, raw: bytes, asked: Asked) -> None:
         """After a request of this head has passed every check of a head."""
-        head, access = asked.head, self.shared.where.access
+        head, access = asked.head, self.where.access
         if head.length is None or head.encoding != "identity" or head.header_length is not None:
             return
         if head.keeps_alive and not head.expects_continue and access is not None:
@@ -204,6 +223,10 @@ class RestFront:
 
     # Answers of our own.
 
+    def own_answer(self, decision: RestDecision) -> tuple[int, bytes] | None:
+        """To a question about the model, where it is not for Triton to answer."""
+        return None
+
     async def index(self, *, only_ready: bool) -> tuple[int, bytes]:
         """The own model's rows, in the words of Triton's index."""
         name = self.copy.names.public.decode()
@@ -240,7 +263,7 @@ class RestFront:
         try:
             if admission.is_waiting:
                 await turn
-            return await fetch(self.shared.pool, self.shared.where, path, seconds=_QUESTION_SECONDS)
+            return await fetch(self.pool, self.where, path, seconds=_QUESTION_SECONDS)
         finally:
             admission.release(loop.time())
 

@@ -8,7 +8,7 @@ from typing import Final
 from proxy.codecs.http1 import ResponseHead, write_start
 from proxy.exchange.access import Whereabouts
 from proxy.exchange.refusal import NotServed
-from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
+from proxy.fronts.rest.upstream import Pool, UpstreamHttp
 
 ANSWER_SECONDS: Final = 1.0
 _ANSWER_BYTES = 4 * 1024 * 1024
@@ -26,9 +26,7 @@ class Answer:
     body: bytes
 
 
-async def fetch(
-    pool: UpstreamPool, where: Whereabouts, path: str, *, seconds: float = ANSWER_SECONDS
-) -> Answer:
+async def fetch(pool: Pool, where: Whereabouts, path: str, *, seconds: float = ANSWER_SECONDS) -> Answer:
     """Ask with GET. Raises NotServed."""
     question = _Question(where, path)
     question.begin(pool)
@@ -59,7 +57,7 @@ class _Question:
     def wants_connection(self) -> bool:
         return not self.answer.done()
 
-    def begin(self, pool: UpstreamPool) -> None:
+    def begin(self, pool: Pool) -> None:
         """Raises NotServed."""
         upstream = pool.take(self)
         if upstream is not None:

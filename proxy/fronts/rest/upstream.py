@@ -78,6 +78,21 @@ class Asker(Protocol):
         ...
 
 
+class Pool(Protocol):
+    """Where connections come from."""
+
+    def take(self, asker: Asker) -> "UpstreamHttp | None":
+        """A connection that is there; else None, and `connected` or `response_lost` follows. Raises NotServed."""
+        ...
+
+    @property
+    def has_idle(self) -> bool: ...
+
+    def take_idle(self, asker: Asker) -> "UpstreamHttp":
+        """One that waits; `has_idle` has just said that there is one."""
+        ...
+
+
 class UpstreamHttp(asyncio.Protocol):
     """One connection. `asker` None: it waits in the pool."""
 
@@ -283,6 +298,11 @@ class UpstreamPool:
         else:
             self._waiting.setdefault(whose, deque()).append(asker)
         return None
+
+    @property
+    def in_use(self) -> int:
+        """Connections with a request, or being made for one."""
+        return len(self._all) + len(self._connecting) - len(self._idle)
 
     def _has_room(self, whose: object, returned: int = 0) -> bool:
         """`returned`: so many are given back just now."""

@@ -198,7 +198,7 @@ async def test_a_stream_that_was_given_up_keeps_its_slots_until_its_messages_are
 async def test_triton_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
     with triton_at_hand():
         pair = GrpcPair()
-        triton = pair.front.triton
+        triton = pair.front.common.triton
         made: list[UpstreamConnection] = []
 
         def fail() -> None:

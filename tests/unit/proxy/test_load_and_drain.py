@@ -38,10 +38,27 @@ def test_average_concurrency_is_weighted_by_time() -> None:
     meter.leave(0.75)
     report = meter.report(1.0)
     assert report == LoadReport(
-        average_concurrency=(0.25 * 1 + 0.25 * 2 + 0.25 * 1), requests=2.0, uptime_seconds=1.0, timestamp=42.0
+        average_concurrency=(0.25 * 1 + 0.25 * 2 + 0.25 * 1),
+        requests=2.0,
+        uptime_seconds=1.0,
+        timestamp=42.0,
+        second=43,
+        last_arrival=42.0,
     )
     later = meter.report(2.0)  # one is still in flight, and has arrived before
     assert (later.average_concurrency, later.requests) == (1.0, 0)
+
+
+def test_each_period_has_a_number_of_its_own_and_tells_when_somebody_came_last() -> None:
+    walls = iter([100.5, 101.5, 101.6, 50.0, 104.0])
+    meter = LoadMeter(0.0, lambda: next(walls))
+    assert [(one.second, one.last_arrival) for one in (meter.report(1.0),)] == [(101, 0.0)]
+    meter.enter(1.5)
+    first, then = meter.report(2.0), meter.report(3.0)  # the second one while it is still in flight
+    assert [(one.second, one.last_arrival) for one in (first, then)] == [(102, 101.6), (103, 101.6)]
+    meter.refused()
+    last = meter.report(4.0)
+    assert (last.second, last.last_arrival) == (104, 104.0)
 
 
 def test_knatives_stat_on_the_wire() -> None:

@@ -18,9 +18,8 @@ from proxy.exchange.copy import ModelCopy
 from proxy.exchange.names import Names
 from proxy.exchange.refusal import Flags, Refusal
 from proxy.fronts.rest import checking
-from proxy.fronts.rest.front import RestShared
+from proxy.fronts.rest.front import RestFront, RestShared
 from proxy.fronts.rest.upstream import UpstreamPool
-from tests.fakes import data_plane
 from tests.fakes.data_plane import RestPair, here, own_copy, settle
 from tests.unit.proxy.test_rest_answers import Connect, ask
 from tests.unit.proxy.test_rest_bytes import BODY, OK, infer, seen
@@ -162,11 +161,8 @@ async def test_copies_take_turns_at_the_connections(connect: Connect) -> None:
     shared = RestShared(here())
     shared.pool = UpstreamPool(shared.where, most=1)
     crowd, single = own_copy(), own_copy()
-    first = RestPair(copy=crowd)
-    first.front.shared = shared
-    front, other = first.front, RestPair(copy=single).front
-    other.shared = shared
-    data_plane._POOLS[shared.pool] = first
+    front, other = RestFront(shared, crowd), RestFront(shared, single)
+    first = RestPair(front=front)
     pairs = [RestPair(front=front) for _ in range(20)]
     for pair in pairs:
         pair.client.data_received(infer())
