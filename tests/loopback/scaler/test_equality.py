@@ -13,10 +13,10 @@ from bench.scaler.equality import compare, told
 from bench.scaler.histories import GROUP, histories
 from bench.scaler.oracle import Asked, asking
 from berth.contract.errors import InvalidValue
-from scaler.defaults import read_defaults
-from scaler.load import Load, Stat
-from scaler.spec import Spec, spec_of
-from scaler.windows import WeightedWindow
+from scaler.decision.defaults import read_defaults
+from scaler.decision.load import Load, Stat
+from scaler.decision.spec import Spec, spec_of
+from scaler.decision.windows import WeightedWindow
 from tests.unit.scaler.test_go import DURATIONS, NO_DURATIONS, NO_NUMBERS, NUMBERS
 
 # The program may yet have to be built.

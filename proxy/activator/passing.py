@@ -1,0 +1,230 @@
+"""TLS that is not ours to end: a client's connection waits for a copy as one request, and is then joined to one.
+
+All that is read of it before is its ClientHello (RFC 8446, 4.1.2): what does not begin with one wakes nobody.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, cast
+
+from proxy.activator.hold import Hold
+from proxy.activator.pods import Pod, Pods
+from proxy.door.splice import Crowd, Joined
+from proxy.exchange.admission import Admission
+from proxy.exchange.budget import Budget
+from proxy.exchange.refusal import Refusal
+from proxy.fronts.tcp import keep_alive
+
+_HELLO_SECONDS: Final = 10.0
+_CONNECT_SECONDS: Final = 5.0
+# A record of the handshake: its kind, version 3.x, its length; then a ClientHello.
+_HEAD_BYTES: Final = 6
+_RECORD_BYTES: Final = 16 * 1024
+_HANDSHAKE, _CLIENT_HELLO = 22, 1
+
+
+class NotHello(Exception):
+    """It is no TLS client."""
+
+
+def whole_hello(data: bytes) -> bool:
+    """Whether the first record is here. Raises NotHello."""
+    if data[0] != _HANDSHAKE or (len(data) > 1 and data[1] != 3):
+        raise NotHello
+    if len(data) < _HEAD_BYTES:
+        return False
+    size = int.from_bytes(data[3:5])
+    if data[5] != _CLIENT_HELLO or not 4 <= size <= _RECORD_BYTES:
+        raise NotHello
+    return len(data) >= 5 + size
+
+
+class Passing:
+    """All clients of one port."""
+
+    def __init__(
+        self, hold: Hold, pods: Pods, crowd: Crowd, room: Budget, port_of: Callable[[Pod], int]
+    ) -> None:
+        """`room`: connections of this model. `port_of`: of a copy."""
+        self.hold, self.pods, self.crowd, self.room, self.port_of = hold, pods, crowd, room, port_of
+        self._clients: dict[PassingClient, None] = {}
+
+    def connection(self) -> "PassingClient":
+        return PassingClient(self)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def came(self, client: "PassingClient") -> bool:
+        if not self.room.take(1):
+            silent = next((one for one in self._clients if one.is_silent), None)
+            if silent is None:
+                return False
+            silent.leave()
+            if not self.room.take(1):
+                return False
+        self._clients[client] = None
+        return True
+
+    def left(self, client: "PassingClient") -> None:
+        if client in self._clients:
+            del self._clients[client]
+            self.room.give(1)
+
+    def tick(self, now: float) -> None:
+        for client in list(self._clients):
+            client.tick(now)
+
+    def end_waiting(self) -> None:
+        """Nobody is to come for them."""
+        for client in list(self._clients):
+            if not client.is_joined:
+                client.leave()
+
+    def close(self) -> None:
+        for client in list(self._clients):
+            client.leave()
+
+
+class PassingClient(asyncio.Protocol):
+    """One client, until it is joined to a copy; then it only counts."""
+
+    def __init__(self, passing: Passing) -> None:
+        self._passing = passing
+        self._transport: asyncio.Transport | None = None
+        self._hello = b""
+        self._since = time.monotonic()
+        self._admission: Admission | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._joined: Joined | None = None
+        self._pod: Pod | None = None
+        self._has_left = False
+
+    @property
+    def is_silent(self) -> bool:
+        return self._admission is None and not self.is_joined
+
+    @property
+    def is_joined(self) -> bool:
+        return self._joined is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        keep_alive(transport)
+        if not self._passing.came(self):
+            self._has_left = True
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._has_left or self._transport is None:
+            return
+        self._hello += data
+        if self._admission is not None:  # it was on its way when reading was stopped
+            return
+        try:
+            if whole_hello(self._hello):
+                self._transport.pause_reading()
+                self._wait()
+        except (NotHello, Refusal):  # there is no way to tell it
+            self.leave()
+
+    def _wait(self) -> None:
+        """Raises Refusal."""
+        self._admission = self._passing.hold.admit(time.monotonic(), self._granted)
+        if self._admission.is_running:
+            self._granted()
+
+    def _granted(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._join())
+
+    async def _join(self) -> None:
+        passing, client = self._passing, self._transport
+        while not self._has_left and client is not None:
+            pod = passing.pods.pick()
+            if pod is None:
+                self._wait_again()
+                return
+            try:
+                gateway, early = await self._connected(pod)
+            except (OSError, TimeoutError):
+                pod.could_not_be_reached()
+                continue
+            self._splice(client, gateway, early, pod)
+            return
+
+    def _wait_again(self) -> None:
+        """Its copy has just gone, or none is to come."""
+        self._release()
+        try:
+            if self._passing.pods.refusal is not None:
+                self.leave()
+            else:
+                self._wait()
+        except Refusal:
+            self.leave()
+
+    async def _connected(self, pod: Pod) -> tuple[asyncio.Transport, bytes]:
+        """And what it has said already. Raises OSError or TimeoutError."""
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            transport, begun = await asyncio.get_running_loop().create_connection(
+                _Begun, pod.told.address, self._passing.port_of(pod)
+            )
+        return transport, begun.early
+
+    def _splice(self, client: asyncio.Transport, gateway: asyncio.Transport, early: bytes, pod: Pod) -> None:
+        if self._has_left:
+            gateway.abort()
+            return
+        self._pod = pod
+        pod.spliced += 1
+        keep_alive(gateway)
+        hello, self._hello = self._hello, b""
+        gateway.write(hello)
+        self._joined = Joined(
+            client, gateway, self._passing.crowd, early=early, unanswered=None, ended=self.leave
+        )
+        self._release()
+
+    def tick(self, now: float) -> None:
+        admission = self._admission
+        is_late = self.is_silent and now - self._since > _HELLO_SECONDS
+        if is_late or (admission is not None and admission.is_overdue(now)):
+            self.leave()
+
+    def eof_received(self) -> None:
+        """It has said nothing that could be answered: it is closed."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """End it at once."""
+        if self._has_left:
+            return
+        self._has_left = True
+        self._release()
+        if self._task is not None and self._joined is None:
+            self._task.cancel()
+        if self._pod is not None:
+            self._pod.spliced -= 1
+        if self._joined is not None:
+            self._joined.abort()
+        elif self._transport is not None:
+            self._transport.abort()
+        self._passing.left(self)
+
+    def _release(self) -> None:
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            admission.release(time.monotonic())
+
+
+class _Begun(asyncio.Protocol):
+    """A copy's connection until it is joined."""
+
+    def __init__(self) -> None:
+        self.early = b""
+
+    def data_received(self, data: bytes) -> None:
+        self.early += data

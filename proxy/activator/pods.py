@@ -1,0 +1,480 @@
+"""A model's copies as the activator knows them: which may be asked now, and which is asked next.
+
+Each is asked by itself whether it serves, from the moment at which it has a place: the cluster's own word of it comes
+late. A request that has its slot goes to a copy that has one too and stays there; one that has not gone yet when its
+copy turns out to be gone goes to another, or waits for one.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
+
+from berth.contract.endpoint import Endpoint
+from berth.contract.scaling import PodEndpoint
+from berth.runtime.logs import fields
+from berth.runtime.tasks import wait_until_set
+from proxy.activator.answers import Memory
+from proxy.codecs.http1 import ResponseHead
+from proxy.exchange.access import Access, Whereabouts
+from proxy.exchange.copy import ModelCopy
+from proxy.exchange.refusal import NotServed
+from proxy.fronts.grpc.head import Keys
+from proxy.fronts.grpc.upstream import AnswerReaders, UpstreamConnection
+from proxy.fronts.rest.questions import Silent, fetch
+from proxy.fronts.rest.upstream import Asker, UpstreamHttp, UpstreamPool
+from proxy.fronts.triton import Caller
+from proxy.fronts.turn import Turn
+
+log = logging.getLogger(__name__)
+
+# How often one is asked that does not serve yet, at first and after a while, and one that does.
+_SOON_SECONDS: Final = 0.05
+_SOON_TIMES: Final = 1200
+_LATER_SECONDS: Final = 0.2
+_OPEN_SECONDS: Final = 1.0
+# Nothing listens here: connections of a copy that has gone are not kept.
+_NOWHERE: Final = Access(Endpoint("0.0.0.0", 0), Endpoint("0.0.0.0", 0))  # noqa: S104  # nobody binds it
+
+
+class Pod:
+    """One copy. `is_open`: it serves, as far as anybody knows."""
+
+    def __init__(
+        self,
+        told: PodEndpoint,
+        memory: Memory | None,
+        turn: Turn,
+        readers: AnswerReaders,
+        changed: Callable[["Pod"], None],
+    ) -> None:
+        """`memory`: of what it tells of its model; None: what it says cannot be read (TLS)."""
+        self.told, self._memory = told, memory
+        self.slots = max(1, told.slots)
+        self._has_told = False
+        self._turn, self._readers, self._changed = turn, readers, changed
+        self._where = Whereabouts(
+            Access(Endpoint(told.address, told.rest_port), Endpoint(told.address, told.grpc_port))
+        )
+        self.rest = UpstreamPool(self._where)
+        self.questions = UpstreamPool(self._where, most=1)
+        self._grpc: UpstreamConnection | None = None
+        self._connections: set[UpstreamConnection] = set()
+        self.is_open = False
+        # Connections that are spliced, where it is TLS.
+        self.spliced = 0
+        self._asked = 0
+        self._look = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+
+    @property
+    def free(self) -> int:
+        """Slots; below 0 where it has more than it takes at once."""
+        free = self.slots - self.rest.in_use - self.spliced
+        for connection in self._connections:
+            free -= len(connection.codec.streams)
+        return free
+
+    def tell(self, told: PodEndpoint) -> None:
+        """What is known of it now; its addresses are as they were."""
+        if told != self.told:
+            self.told, self.slots = told, max(1, told.slots)
+            self.look_again()
+
+    def look_again(self) -> None:
+        self._asked = 0
+        self._look.set()
+
+    def could_not_be_reached(self) -> None:
+        """By a request."""
+        if self.is_open:
+            self._set_open(False)
+        self._look.set()
+
+    # gRPC.
+
+    def at_hand(self) -> UpstreamConnection | None:
+        grpc = self._grpc
+        return grpc if grpc is not None and grpc.has_room else None
+
+    def usable(self) -> UpstreamConnection | None:
+        grpc = self._grpc
+        if grpc is None or not grpc.is_usable or grpc.transport is None:
+            self._look.set()
+            return None
+        return grpc
+
+    def connection_over(self, connection: UpstreamConnection, copies: list[ModelCopy]) -> None:
+        self._connections.discard(connection)
+        if connection is self._grpc:
+            self._grpc = None
+            self.could_not_be_reached()
+
+    async def _has_grpc(self) -> bool:
+        grpc = self._grpc
+        if grpc is None or not grpc.is_usable:
+            if grpc is not None:
+                grpc.retire()
+            access = self._where.require()
+            grpc = UpstreamConnection(access.grpc, Keys({}), self._readers, self._turn, self)
+            self._grpc = grpc
+            self._connections.add(grpc)
+        return grpc.transport is not None or await grpc.connected()
+
+    # Whether it serves.
+
+    async def _follow(self) -> None:
+        while True:
+            self._look.clear()
+            try:
+                self._set_open(await self._serves())
+                if self.is_open and not self._has_told and self._memory is not None:
+                    await self._remember(self._memory)
+            except Exception as error:  # of one look
+                log.error("a pod could not be asked", exc_info=error, extra=fields(pod=self.told.name))
+                self._set_open(False)
+            await wait_until_set(self._look, timeout_seconds=self._pause() * random.uniform(0.8, 1.2))
+
+    async def _remember(self, memory: Memory) -> None:
+        """What is told of the model when there is no copy."""
+        for path in memory.paths if self.told.rest_port else ():
+            try:
+                memory.remember(path, await fetch(self.questions, self._where, path))
+            except NotServed:
+                return
+        self._has_told = True
+
+    def _pause(self) -> float:
+        self._asked += 1
+        if self.is_open:
+            return _OPEN_SECONDS
+        return _SOON_SECONDS if self._asked < _SOON_TIMES else _LATER_SECONDS
+
+    async def _serves(self) -> bool:
+        if self._memory is None:
+            return self.told.ready
+        if not (await self._says_ready(self._memory.ready_path) if self.told.rest_port else self.told.ready):
+            return False
+        return not self.told.grpc_port or await self._has_grpc()
+
+    async def _says_ready(self, path: str) -> bool:
+        try:
+            answer = await fetch(self.questions, self._where, path)
+        except Silent:
+            return self.is_open
+        except NotServed:
+            return False
+        return answer.status == 200
+
+    def _set_open(self, is_open: bool) -> None:
+        if is_open != self.is_open:
+            self.is_open = is_open
+            self._asked = 0
+            self._changed(self)
+
+    # The end.
+
+    def retire(self) -> None:
+        """It gets no more requests; those that it has end there."""
+        self._task.cancel()
+        self.is_open = False
+        self._where.move(_NOWHERE)
+        grpc, self._grpc = self._grpc, None
+        if grpc is not None:
+            grpc.retire()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.rest.in_use and not self._connections
+
+    def tick(self, now: float) -> None:
+        for connection in list(self._connections):
+            connection.tick(now)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for connection in list(self._connections):
+            await connection.closed("the activator ends")
+        await self.rest.close()
+        await self.questions.close()
+
+
+class Sought(Protocol):
+    """Who counts those that wait for a copy again."""
+
+    def seeks(self, now: float) -> None: ...
+
+    def has_found(self, now: float) -> None: ...
+
+
+class Pods:
+    """All copies of one model: a `rest.upstream.Pool` and a `triton.Upstreams`, and no other model's."""
+
+    def __init__(
+        self,
+        memory: Memory | None,
+        turn: Turn,
+        readers: AnswerReaders,
+        changed: Callable[[], None],
+        sought: Sought,
+        *,
+        patience_seconds: float,
+    ) -> None:
+        """`changed`: which are open, or their slots. `sought`: told of requests that had their slot and wait for a
+        copy again, for so long at most."""
+        self._memory, self._turn, self._readers = memory, turn, readers
+        self._changed, self._sought = changed, sought
+        self._pods: dict[tuple[str, str, int, int], Pod] = {}
+        self._open: list[Pod] = []
+        # Those that end the requests that they have.
+        self._retired: set[Pod] = set()
+        # By whose they are.
+        self._seekers: dict[object, _Seeker | _SeekingCall] = {}
+        self.patience_seconds = patience_seconds
+        self._turn_of = 0
+        self._next: Pod | None = None
+        # Why nobody is to wait for a copy.
+        self.refusal: str | None = None
+
+    def __iter__(self) -> Iterator[Pod]:
+        return iter(list(self._pods.values()))
+
+    @property
+    def any_open(self) -> bool:
+        return bool(self._open)
+
+    def slots(self, share: int) -> int:
+        """Of those that are open, of which this activator is one of so many that may use them."""
+        return sum(max(1, pod.slots // share) for pod in self._open)
+
+    def assign(self, endpoints: Iterable[PodEndpoint]) -> None:
+        """These and no others."""
+        told = {(one.uid, one.address, one.rest_port, one.grpc_port): one for one in endpoints}
+        for key in self._pods.keys() - told.keys():
+            pod = self._pods.pop(key)
+            pod.retire()
+            self._retired.add(pod)
+        for key, one in told.items():
+            if key in self._pods:
+                self._pods[key].tell(one)
+            else:
+                self._pods[key] = Pod(one, self._memory, self._turn, self._readers, self._pod_changed)
+        self._look_at_open()
+
+    def refuse(self, reason: str | None) -> None:
+        """Nobody is to wait for a copy, and why; None: whoever comes may wait."""
+        self.refusal = reason
+        if reason is not None:
+            for seeker in self._take_seekers():
+                seeker.give_up(reason)
+
+    def _pod_changed(self, pod: Pod) -> None:
+        log.info("a pod opened" if pod.is_open else "a pod closed", extra=fields(pod=pod.told.name))
+        self._look_at_open()
+
+    def _look_at_open(self) -> None:
+        self._open = [pod for pod in self._pods.values() if pod.is_open]
+        self._next = None
+        if self._open:
+            for seeker in self._take_seekers():
+                seeker.go_on()
+        self._changed()
+
+    def _take_seekers(self) -> list["_Seeker | _SeekingCall"]:
+        seekers, self._seekers = list(self._seekers.values()), {}
+        for _ in seekers:
+            self._sought.has_found(time.monotonic())
+        return seekers
+
+    def look_again(self) -> None:
+        """Somebody waits."""
+        for pod in self._pods.values():
+            if not pod.is_open:
+                pod.look_again()
+
+    # Which is next.
+
+    def pick(self) -> Pod | None:
+        """Of the next two in turn the one with more free slots; if they have none, of all the one with the most."""
+        found = self._open
+        if len(found) < 2:
+            return found[0] if found else None
+        self._turn_of = place = (self._turn_of + 1) % len(found)
+        pod, other = found[place], found[place - 1]
+        free, others = pod.free, other.free
+        if others > free:
+            pod, free = other, others
+        return pod if free > 0 else max(found, key=_free)
+
+    # REST.
+
+    @property
+    def has_idle(self) -> bool:
+        pod = self._next = self.pick()
+        return pod is not None and pod.rest.has_idle
+
+    def take_idle(self, asker: Asker) -> UpstreamHttp:
+        assert self._next is not None, "has_idle has said so"
+        return self._next.rest.take_idle(asker)
+
+    def take(self, asker: Asker) -> UpstreamHttp | None:
+        """As UpstreamPool's. Raises NotServed."""
+        if self.refusal is not None:
+            raise NotServed(self.refusal)
+        pod = self.pick()
+        if pod is not None and pod.rest.has_idle:
+            return pod.rest.take_idle(asker)
+        seeker = _Seeker(self, asker)
+        if pod is None:
+            self._wait(asker, seeker)
+        else:
+            seeker.ask(pod)
+        return None
+
+    def seek_again(self, seeker: "_Seeker") -> None:
+        """Its copy could not be reached."""
+        if not seeker.wants_connection:
+            return
+        pod = self.pick()
+        if pod is not None:
+            seeker.ask(pod)
+        elif self.refusal is not None:
+            seeker.give_up(self.refusal)
+        else:
+            self._wait(seeker.asker, seeker)
+
+    def _wait(self, whose: object, seeker: "_Seeker | _SeekingCall") -> None:
+        if whose not in self._seekers:
+            seeker.since = time.monotonic()
+            self._seekers[whose] = seeker
+            self._sought.seeks(seeker.since)
+
+    # gRPC.
+
+    def at_hand(self) -> UpstreamConnection | None:
+        pod = self.pick()
+        return None if pod is None else pod.at_hand()
+
+    def connection(self, caller: Caller) -> UpstreamConnection | None:
+        """As `triton.Upstreams`'. Raises NotServed."""
+        if self.refusal is not None:
+            raise NotServed(self.refusal)
+        while (pod := self.pick()) is not None:
+            usable = pod.usable()
+            if usable is not None:
+                return usable
+            pod.could_not_be_reached()  # it is none of the open ones any more
+        self._wait(caller, _SeekingCall(caller))
+        return None
+
+    def tick(self, now: float) -> None:
+        """Every second."""
+        for pod in [*self._pods.values(), *self._retired]:
+            pod.tick(now)
+        self._retired = {pod for pod in self._retired if not pod.is_idle}
+        for whose, seeker in list(self._seekers.items()):
+            is_late = now - seeker.since > self.patience_seconds
+            if (is_late or not seeker.wants_connection) and self._seekers.pop(whose, None) is not None:
+                self._sought.has_found(now)
+                if is_late:
+                    seeker.give_up("no copy of the model has come")
+
+    async def close(self) -> None:
+        self._seekers.clear()
+        for pod in [*self._pods.values(), *self._retired]:
+            await pod.close()
+
+
+def _free(pod: Pod) -> int:
+    return pod.free
+
+
+class _Seeker:
+    """A request that has its slot and no connection yet: it stands in for its asker until it has one."""
+
+    takes_chunks = False
+    since = 0.0
+
+    def __init__(self, pods: Pods, asker: Asker) -> None:
+        self._pods, self.asker = pods, asker
+        self._pod: Pod | None = None
+
+    def ask(self, pod: Pod) -> None:
+        self._pod = pod
+        try:
+            upstream = pod.rest.take(self)
+        except NotServed as error:
+            self.response_lost(str(error))
+            return
+        if upstream is not None:
+            self.connected(upstream)
+
+    def go_on(self) -> None:
+        """There is a copy again."""
+        self._pods.seek_again(self)
+
+    def give_up(self, reason: str) -> None:
+        if self.wants_connection:
+            self.asker.response_lost(reason)
+
+    @property
+    def whose(self) -> object:
+        return self.asker.whose
+
+    @property
+    def wants_connection(self) -> bool:
+        return self.asker.wants_connection
+
+    def connected(self, upstream: UpstreamHttp) -> None:
+        if not self.wants_connection:
+            upstream.abort()
+            return
+        upstream.asker = self.asker
+        self.asker.connected(upstream)
+
+    def response_lost(self, reason: str) -> None:
+        """Nothing of the request has gone: another copy can have it."""
+        if self._pods.refusal is not None:
+            self.give_up(self._pods.refusal)
+            return
+        if self._pod is not None:
+            self._pod.could_not_be_reached()
+        self._pods.seek_again(self)
+
+    def later(self, do: Callable[[], None]) -> None:
+        self.asker.later(do)
+
+    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
+        """Nothing was asked yet."""
+
+    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None: ...
+
+    def response_data(self, data: bytes) -> None: ...
+
+    def response_ended(self) -> None: ...
+
+    def upstream_writable(self) -> None: ...
+
+
+class _SeekingCall:
+    """A call that has its slot and no copy."""
+
+    since = 0.0
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    @property
+    def wants_connection(self) -> bool:
+        return self._caller.wants_connection
+
+    def go_on(self) -> None:
+        if self.wants_connection:
+            self._caller.connected()
+
+    def give_up(self, reason: str) -> None:
+        if self.wants_connection:
+            self._caller.answer_broke(reason)

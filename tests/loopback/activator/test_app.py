@@ -1,0 +1,255 @@
+"""`berth activator` as its operator sees it: a process that attaches to a scaler, holds, wakes, tells and ends."""
+
+import asyncio
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from berth.contract.endpoint import Endpoint
+from berth.contract.scaling import HoldState, ModelKey
+from proxy.activator.app import ActivatorProcess, serving
+from proxy.activator.config import ActivatorOptions
+from scaler.activation.ports import PortPair
+from scaler.activation.sources import keep_source
+from tests.fakes.pods import FakePod
+from tests.fakes.scaler import Core, Scaler, assignment, until
+from tests.loopback.activator.conftest import free_port
+from tests.loopback.activator.test_hold import BODY
+
+OWN = ModelKey("a", "own")
+PAIR = PortPair(20000, 20001)
+CLIENT = "127.0.0.1"
+
+
+class Stage:
+    """A scaler, and the address of an activator that nobody else on this machine has."""
+
+    def __init__(self, scaler: Scaler, token: Path) -> None:
+        self.scaler, self.token = scaler, token
+        self.address = f"127.{random.randrange(64, 250)}.{random.randrange(256)}.{random.randrange(1, 250)}"
+        scaler.activation.callers.addresses = frozenset({self.address})
+        token.write_text("berth-system/act-1")
+        self.want()
+
+    def want(self, **more: Any) -> None:
+        told = {"public_name": "own", "rest_port": PAIR.rest, "grpc_port": PAIR.grpc, **more}
+        self.scaler.core.wanted[OWN] = assignment(OWN, **told)
+        self.scaler.core.tell(OWN)
+
+    def know(self, address: str = CLIENT, namespace: str = "a") -> None:
+        meta = {"uid": address, "namespace": namespace, "name": "client"}
+        self.scaler.sources.set_pod(keep_source({"metadata": meta, "status": {"podIP": address}}))
+        self.scaler.attendance.sources_changed()
+
+    @property
+    def options(self) -> ActivatorOptions:
+        return ActivatorOptions(
+            scaler=self.scaler.endpoint,
+            token_file=self.token,
+            address=self.address,
+            admin_listen=Endpoint("127.0.0.1", 0),
+            drain_delay=0.2,
+            drain_timeout=5.0,
+        )
+
+    @property
+    def flags(self) -> list[str]:
+        said = self.options
+        return [
+            f"--scaler={said.scaler}",
+            f"--token-file={said.token_file}",
+            f"--address={said.address}",
+            "--drain-delay=4",
+            "--drain-timeout=60",
+        ]
+
+    async def listens(self) -> None:
+        board = self.scaler.activators
+        await until(lambda: board.listening(board, OWN, PAIR) == {self.address}, seconds=60)
+
+    async def ask(self) -> tuple[int, Any]:
+        url = f"http://{self.address}:{PAIR.rest}/v2/models/own/infer"
+        async with aiohttp.ClientSession() as session, session.post(url, data=BODY) as answer:
+            return answer.status, await answer.json(content_type=None)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    async with Scaler(Core()).up() as scaler:
+        yield Stage(scaler, tmp_path / "token")
+
+
+@pytest.fixture
+async def pod() -> AsyncIterator[FakePod]:
+    made = await FakePod().start()
+    yield made
+    await made.die()
+
+
+@asynccontextmanager
+async def running(stage: Stage) -> AsyncIterator[ActivatorProcess]:
+    async with serving(stage.options) as activator:
+        yield activator
+
+
+async def scraped(port: int) -> str:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+        return await answer.text()
+
+
+async def ready(port: int) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_a_request_wakes_its_model_is_held_and_answered(stage: Stage, pod: FakePod) -> None:
+    stage.know()
+    async with running(stage) as activator:
+        await stage.listens()
+        asked = asyncio.create_task(stage.ask())
+        reports = stage.scaler.core.reports
+        await until(lambda: reports)
+        assert (reports[0][1].wake, reports[0][1].held) == (True, 1)
+        text = await scraped(activator.admin.port)
+        assert 'berth_activator_held_requests{model="own",namespace="a"} 1.0' in text
+        assert 'berth_activator_wakes_total{model="own",namespace="a"} 1.0' in text
+        stage.want(endpoints=(pod.told(ready=False),))
+        assert (await asked)[0] == 200
+        # Each second what is held, and once that nothing is any more.
+        await until(lambda: reports[-1][1].held == 0)
+        assert sum(report.arrived for _, report in reports) == 1
+        assert sum(report.forwarded for _, report in reports) == 1
+        text = await scraped(activator.admin.port)
+        assert 'berth_activator_forwarded_requests_total{model="own",namespace="a"} 1.0' in text
+        for phase in ("placed", "started", "forwarded"):
+            if phase != "placed":  # it may have been placed and serving between two looks
+                assert f'berth_activator_wake_seconds_bucket{{le="+Inf",phase="{phase}"}}' in text
+        assert "berth_activator_scaler_attached 1.0" in text
+
+
+async def test_who_is_not_known_wakes_nobody(stage: Stage) -> None:
+    stage.know("127.0.0.9")
+    async with running(stage) as activator:
+        await stage.listens()
+        with pytest.raises(aiohttp.ClientError):
+            await stage.ask()
+        stage.know(CLIENT, "b")
+        await asyncio.sleep(0.1)
+        with pytest.raises(aiohttp.ClientError):
+            await stage.ask()
+        assert stage.scaler.core.reports == []
+        text = await scraped(activator.admin.port)
+        assert 'refused_requests_total{model="own",namespace="a",reason="stranger"} 2.0' in text
+        stage.want(clients=frozenset({"*"}))
+        await asyncio.sleep(0.1)
+        asked = asyncio.create_task(stage.ask())
+        await until(lambda: stage.scaler.core.reports)
+        asked.cancel()
+
+
+async def test_it_is_ready_from_the_first_word_on_whether_or_not_a_scaler_is_there(
+    stage: Stage, pod: FakePod
+) -> None:
+    stage.know()
+    options = stage.options
+    async with Scaler(Core(leads=False)).up() as idle:
+        idle.callers.addresses = frozenset({stage.address})
+        stage.scaler, other = idle, stage.scaler
+        async with running(stage) as activator:
+            await until(lambda: idle.callers.asked)
+            assert await ready(activator.admin.port) == (
+                503,
+                "no scaler has told yet which models there are\n",
+            )
+            idle.core.leads, idle.core.wanted = True, other.core.wanted
+            stage.know()
+            await stage.listens()
+            assert await ready(activator.admin.port) == (200, "ok\n")
+            stage.want(endpoints=(pod.told(),))
+            assert (await stage.ask())[0] == 200
+            # It is killed, and for good.
+            idle.attendance.end()
+            idle.core.leads = False
+            await until(lambda: not activator.link.is_attached)
+            assert await ready(activator.admin.port) == (200, "ok\n")
+            assert (await stage.ask())[0] == 200
+    assert options.address == stage.address
+
+
+async def test_what_is_held_outlives_the_scaler(stage: Stage, pod: FakePod) -> None:
+    """Killed between the request and the copy: the next one is told of what waits, and brings the copy."""
+    stage.know()
+    async with running(stage) as activator:
+        await stage.listens()
+        asked = asyncio.create_task(stage.ask())
+        await until(lambda: stage.scaler.core.reports)
+        stage.scaler.attendance.end()
+        stage.scaler.core.leads = False
+        await until(lambda: not activator.link.is_attached)
+        stage.scaler.core.reports.clear()
+        await asyncio.sleep(0.3)
+        assert not asked.done()
+        stage.scaler.core.leads = True
+        await until(lambda: stage.scaler.core.reports)
+        assert (stage.scaler.core.reports[0][1].held, stage.scaler.core.reports[0][1].wake) == (1, True)
+        stage.want(endpoints=(pod.told(),))
+        assert (await asked)[0] == 200
+
+
+async def test_a_process_ends_in_order(stage: Stage, pod: FakePod) -> None:
+    """SIGTERM: out of the slices first, serving on; then nobody new; what is held comes to its end."""
+    stage.know()
+    admin = free_port()
+    command = [sys.executable, "-m", "berth.cli", "activator", *stage.flags]
+    process = await asyncio.create_subprocess_exec(*command, f"--admin-listen=127.0.0.1:{admin}")
+    try:
+        async with asyncio.timeout(120):
+            await stage.listens()
+            asked = asyncio.create_task(stage.ask())
+            await until(lambda: stage.scaler.core.reports)
+            process.send_signal(signal.SIGTERM)
+            (one,) = stage.scaler.activators
+            await until(lambda: one.leaving)
+            assert (await ready(admin))[0] == 503
+            # Not out of every kube-proxy yet: whoever comes is served.
+            late = asyncio.create_task(stage.ask())
+            await until(lambda: any(report.held == 2 for _, report in stage.scaler.core.reports))
+            # Its ports close, and are told to be closed, before what is held has ended.
+            await until(lambda: not one.open)
+            with pytest.raises(aiohttp.ClientError):
+                await stage.ask()
+            stage.want(state=HoldState.FORWARD, endpoints=(pod.told(),))
+            assert [(await asked)[0], (await late)[0]] == [200, 200]
+            assert await process.wait() == 0
+        await until(lambda: not list(stage.scaler.activators))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "--scaler is required"),
+        (["--scaler=x"], "--scaler: 'x' is not HOST:PORT"),
+        (["--scaler=x:1", "--token-file=t", "--address=host"], "--address: 'host' is not an address"),
+        (["--scaler=x:1", "--token-file=t", "--address=10.0.0.1", "--most-held=0"], "--most-held: '0'"),
+    ],
+)
+def test_bad_options_are_told_in_one_line(
+    flags: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from berth.cli import main
+
+    assert main(["activator", *flags]) == 2
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]

@@ -1,0 +1,144 @@
+"""Who is let in at a model's port, and who waits at it unread until its address is told."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import uvloop
+
+from proxy.activator.port import Doorstep, Port
+from tests.loopback.activator.conftest import free_port, until
+
+HERE = "127.0.0.1"
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+class Gate:
+    """A port, and who is known."""
+
+    def __init__(self, doorstep: Doorstep) -> None:
+        self.known: set[str] = set()
+        self.doorstep = doorstep
+        self.made = 0
+        self.port = Port(self._make, self.known.__contains__, doorstep)
+
+    def _make(self) -> Echo:
+        self.made += 1
+        return Echo()
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(HERE, self.port.number)
+
+
+@asynccontextmanager
+async def gate(doorstep: Doorstep | None = None) -> AsyncIterator[Gate]:
+    one = Gate(Doorstep() if doorstep is None else doorstep)
+    await one.port.open(HERE, free_port())
+    try:
+        yield one
+    finally:
+        one.port.close()
+
+
+def run(factory: Callable[[], Any], main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main)
+
+
+async def ended(reader: asyncio.StreamReader) -> None:
+    async with asyncio.timeout(20):
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+def test_who_is_known_a_moment_later_has_lost_nothing(factory: Any) -> None:
+    async def main() -> None:
+        async with gate() as one:
+            reader, writer = await one.connect()
+            writer.write(b"first")
+            await asyncio.sleep(0.1)
+            assert (one.made, len(one.doorstep)) == (0, 1)
+            writer.write(b" words")
+            one.known.add(HERE)
+            async with asyncio.timeout(20):
+                assert await reader.readexactly(11) == b"first words"
+            writer.close()
+            assert (one.made, one.port.refused, len(one.doorstep)) == (1, 0, 0)
+
+    run(factory, main())
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+def test_who_stays_a_stranger_is_refused_unread(factory: Any) -> None:
+    async def main() -> None:
+        async with gate() as one:
+            began = time.monotonic()
+            reader, writer = await one.connect()
+            writer.write(b"x" * 1000)
+            await ended(reader)
+            assert time.monotonic() - began >= 1.9
+            assert (one.made, one.port.refused, len(one.doorstep)) == (0, 1, 0)
+            writer.close()
+
+    run(factory, main())
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+def test_strangers_that_leave_and_ports_that_close_leave_nobody_waiting(factory: Any) -> None:
+    async def main() -> None:
+        async with gate() as one:
+            for _ in range(20):
+                _, writer = await one.connect()
+                writer.close()
+            held, stays = await one.connect()
+            await until(lambda: len(one.doorstep) > 0)
+            one.known.add(HERE)  # too late: the port's model is not here any more
+            one.port.close()
+            assert len(one.doorstep) == len(one.port.waiting) == 0
+            await ended(held)
+            stays.close()
+            assert one.made == 0
+
+    run(factory, main())
+
+
+@pytest.mark.parametrize(("most", "most_each"), [(3, 64), (64, 3)])
+async def test_strangers_have_no_more_room_than_their_own(most: int, most_each: int) -> None:
+    async with gate(Doorstep(most, most_each)) as one:
+        crowd = [await one.connect() for _ in range(10)]
+        await until(lambda: one.port.refused == 7)
+        assert len(one.doorstep) == 3
+        one.known.add(HERE)
+        reader, writer = await one.connect()
+        writer.write(b"hi")
+        async with asyncio.timeout(20):
+            assert await reader.readexactly(2) == b"hi"
+        await until(lambda: len(one.doorstep) == 0)
+        assert one.made == 4
+        for _, each in [*crowd, (reader, writer)]:
+            each.close()
+
+
+def test_an_address_has_its_own_part_of_the_doorstep() -> None:
+    doorstep = Doorstep(most=4, most_each=2)
+    assert [doorstep.enter("10.0.0.1") for _ in range(3)] == [True, True, False]
+    assert [doorstep.enter("10.0.0.2") for _ in range(2)] == [True, True]
+    assert not doorstep.enter("10.0.0.3")
+    doorstep.leave("10.0.0.1")
+    assert doorstep.enter("10.0.0.3")
+    for address in ("10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.3"):
+        doorstep.leave(address)
+    assert len(doorstep) == 0
+    assert doorstep.enter("10.0.0.1")

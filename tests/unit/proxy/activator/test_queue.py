@@ -1,0 +1,287 @@
+"""The queue in which requests wait for a copy: a limit that moves, its bounds, and what is counted. Without sockets."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from berth.contract.scaling import HoldLimits
+from proxy.activator.hold import TENANT_WAKE_BURST, TOO_MANY_WAKES, WAKE_BURST, Bounds, Bucket, Hold
+from proxy.activator.passing import NotHello, whole_hello
+from proxy.exchange.admission import Admission
+from proxy.exchange.budget import Budget
+from proxy.exchange.load import LoadMeter
+from proxy.exchange.refusal import Refusal, Why
+
+
+class Queue:
+    """A hold whose clock a test moves."""
+
+    def __init__(self, bounds: Bounds | None = None, **limits: Any) -> None:
+        self.now = 100.0
+        self.woken = 0
+        self.order: list[int] = []
+        self.meter = LoadMeter(self.now, lambda: 0.0)
+        self.hold = Hold(
+            self.meter, HoldLimits(**limits), bounds or Bounds(), self._wake, clock=lambda: self.now
+        )
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def ask(self, number: int = 0) -> Admission:
+        return self.hold.admit(self.now, lambda: self.order.append(number))
+
+    def refused(self) -> Refusal:
+        with pytest.raises(Refusal) as refusal:
+            self.ask()
+        return refusal.value
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+def test_no_copy_is_not_no_limit(queue: Queue) -> None:
+    asked = [queue.ask(i) for i in range(5)]
+    assert all(one.is_waiting for one in asked)
+    assert queue.hold.admit_at_once(queue.now) is None
+    queue.hold.allow(2)
+    assert [one.is_running for one in asked] == [True, True, False, False, False]
+    asked[0].release(queue.now)
+    assert queue.order == [0, 1, 2]
+    queue.hold.allow(0)
+    asked[1].release(queue.now)
+    asked[2].release(queue.now)
+    assert queue.order == [0, 1, 2]
+    assert asked[3].is_waiting
+
+
+def test_what_is_released_is_bounded_by_the_slots_at_every_step(queue: Queue) -> None:
+    asked = [queue.ask(i) for i in range(100)]
+    for slots in (3, 7, 2, 5):
+        queue.hold.allow(slots)
+        for _ in range(20):
+            running = [one for one in asked if one.is_running]
+            assert len(running) <= 7
+            assert queue.hold.running == len(running)
+            running[0].release(queue.now)
+            assert queue.hold.running <= max(slots, len(running) - 1)
+    assert queue.order == list(range(len(queue.order)))
+
+
+def test_the_first_that_waits_wakes_and_the_others_do_not(queue: Queue) -> None:
+    first = queue.ask()
+    assert (queue.woken, queue.hold.wakes) == (1, True)
+    queue.ask()
+    first.release(queue.now)
+    queue.ask()
+    assert queue.woken == 1
+
+
+def test_who_waits_for_a_busy_copy_wakes_nobody_until_the_copy_goes(queue: Queue) -> None:
+    queue.hold.allow(1)
+    queue.ask()
+    queue.ask()
+    assert (queue.woken, queue.hold.wakes, queue.hold.held) == (0, False, 1)
+    queue.hold.allow(0)
+    assert (queue.woken, queue.hold.wakes) == (1, True)
+
+
+def test_one_that_had_its_slot_and_lost_its_copy_is_held_again(queue: Queue) -> None:
+    queue.hold.allow(1)
+    queue.ask()
+    queue.hold.allow(0)
+    assert queue.woken == 0, "it runs"
+    queue.hold.seeks(queue.now)
+    assert (queue.woken, queue.hold.held, queue.hold.wakes) == (1, 1, True)
+    queue.hold.has_found(queue.now)
+    assert (queue.hold.held, queue.hold.wakes) == (0, False)
+
+
+def test_it_is_held_for_so_long_and_no_longer() -> None:
+    queue = Queue(seconds=5.0)
+    asked = queue.ask()
+    assert not asked.is_overdue(queue.now + 5.0)
+    assert asked.is_overdue(queue.now + 5.1)
+    queue.hold.allow(1)
+    assert not asked.is_overdue(queue.now + 100), "it is in a copy"
+    queue.now += 2
+    queue.ask()
+    queue.now += 1.5
+    assert queue.hold.look(queue.now).oldest_seconds == pytest.approx(1.5)
+
+
+def test_so_many_wait_and_no_more() -> None:
+    queue = Queue(requests=2)
+    first = queue.ask()
+    queue.ask()
+    refusal = queue.refused()
+    assert (refusal.why, str(refusal)) == (
+        Why.NO_ROOM,
+        "2 requests wait for a copy of the model already (hold-requests)",
+    )
+    first.release(queue.now)
+    queue.ask()
+    queue.hold.allow(10)
+    assert queue.ask().is_running, "who has a slot needs no place"
+
+
+def test_one_model_leaves_places_for_the_others() -> None:
+    bounds = Bounds(places=Budget(8))
+    greedy, other = Queue(bounds), Queue(bounds)
+    for _ in range(4):
+        greedy.ask()
+    assert str(greedy.refused()) == "too many requests of all models wait for a copy already"
+    assert other.ask().is_waiting
+    greedy.hold.allow(4)
+    assert bounds.places.used_bytes == 1
+
+
+def test_however_many_models_a_tenant_has_another_finds_room() -> None:
+    bounds = Bounds(places=Budget(90), memory=Budget(90), connections=Budget(90))
+    tenant, other = bounds.of_tenant(), bounds.of_tenant()
+    for kind in ("places", "memory", "connections"):
+        whole, theirs = getattr(bounds, kind), getattr(tenant, kind)
+        greedy = [Budget(1000, theirs) for _ in range(20)]
+        alone = next(count for count in range(100) if not greedy[0].take(1))
+        assert alone == 45, "one model has what it had"
+        taken = alone + sum(one.take(1) for one in greedy for _ in range(100))
+        assert (taken, whole.used_bytes, theirs.used_bytes) == (60, 60, 60)
+        modest = Budget(1000, getattr(other, kind))
+        assert sum(modest.take(1) for _ in range(100)) == 15
+        modest.give(15)
+        for one in greedy:
+            one.give(one.used_bytes)
+        assert (whole.used_bytes, theirs.used_bytes) == (0, 0)
+
+
+def test_however_many_models_a_tenant_wakes_another_is_woken() -> None:
+    bounds = Bounds()
+    tenant, other = bounds.of_tenant(), bounds.of_tenant()
+    woken = 0
+    while tenant.wakes.has_one(100.0):
+        tenant.wakes.take()
+        woken += 1
+    assert woken == TENANT_WAKE_BURST
+    for _ in range(WAKE_BURST - TENANT_WAKE_BURST):
+        assert other.wakes.has_one(100.0)
+        other.wakes.take()
+    assert not other.wakes.has_one(100.0)
+
+
+def test_a_model_is_woken_so_often_and_no_more() -> None:
+    queue = Queue(wakes_per_second=1.0, wake_burst=2)
+    for _ in range(2):
+        queue.ask().release(queue.now)
+    assert str(queue.refused()) == TOO_MANY_WAKES
+    assert queue.woken == 2
+    queue.now += 1
+    queue.ask()
+    assert queue.woken == 3
+    queue.ask()  # beside one that waits: nobody is woken by it
+    assert queue.woken == 3
+
+
+def test_other_limits_count_for_whatever_comes_from_then_on() -> None:
+    queue = Queue(requests=1, seconds=5.0, wakes_per_second=1.0, wake_burst=1)
+    first = queue.ask()
+    assert queue.refused().why is Why.NO_ROOM
+    queue.hold.set_limits(HoldLimits(requests=2, seconds=9.0, wakes_per_second=10.0, wake_burst=2))
+    second = queue.ask()
+    assert first.is_overdue(queue.now + 5.1)
+    assert not second.is_overdue(queue.now + 9.0)
+    assert second.is_overdue(queue.now + 9.1)
+    first.release(queue.now)
+    second.release(queue.now)
+    queue.now += 0.5  # tokens by the new rate, half of one by the old
+    assert queue.ask().is_waiting
+
+
+def test_a_client_that_waits_for_less_long_is_held_for_less_long() -> None:
+    queue = Queue(seconds=5.0)
+    asked = queue.hold.admit(queue.now, lambda: None, deadline=queue.now + 1)
+    assert asked.is_overdue(queue.now + 1.1)
+
+
+def test_all_models_together_are_woken_so_often_and_no_more() -> None:
+    bounds = Bounds(wakes=Bucket(1.0, 3))
+    queues = [Queue(bounds) for _ in range(4)]
+    for one in queues[:3]:
+        one.ask()
+    assert str(queues[3].refused()) == TOO_MANY_WAKES
+    # What is refused takes nothing of its model's own.
+    queues[3].now += 1
+    assert queues[3].ask().is_waiting
+
+
+def test_a_hopeless_model_holds_nobody(queue: Queue) -> None:
+    asked = [queue.ask(i) for i in range(3)]
+    queue.hold.closed = "never"
+    assert str(queue.refused()) == "never"
+    assert (queue.woken, queue.hold.wakes) == (1, False)
+    queue.hold.let_all_go()
+    assert queue.order == [0, 1, 2], "each is told, and ends"
+    for one in asked:
+        one.release(queue.now)
+    assert (queue.hold.held, queue.hold.running, queue.hold.slots) == (0, 0, 0)
+    queue.hold.closed = None
+    assert queue.ask().is_waiting
+
+
+def test_every_request_arrives_once_and_is_forwarded_at_most_once() -> None:
+    queue = Queue(requests=3)
+    asked = [queue.ask() for _ in range(3)]
+    queue.refused()
+    queue.now += 1
+    counted = queue.hold.look(queue.now)
+    assert (counted.held, counted.arrived, counted.forwarded) == (3, 4, 0)
+    assert counted.average_held == pytest.approx(3.0)
+    queue.meter.report(queue.now)
+    queue.hold.allow(2)
+    asked[2].release(queue.now)  # it left
+    queue.now += 2
+    asked[0].release(queue.now)
+    queue.ask()
+    counted = queue.hold.look(queue.now)
+    assert (counted.held, counted.arrived, counted.forwarded) == (0, 1, 3)
+    assert counted.average_held == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("order", [lambda asked: asked, lambda asked: asked[::-1]])
+def test_all_is_given_back(order: Callable[[list[Admission]], list[Admission]]) -> None:
+    bounds = Bounds()
+    queue = Queue(bounds)
+    asked = [queue.ask() for _ in range(10)]
+    queue.hold.allow(4)
+    for one in order(asked):
+        one.release(queue.now)
+        one.release(queue.now)
+    assert (queue.hold.held, queue.hold.running, bounds.places.used_bytes) == (0, 0, 0)
+
+
+HELLO = b"\x16\x03\x01\x00\x05\x01\x00\x00\x01x"
+
+
+def test_a_hello_is_whole_with_its_first_record() -> None:
+    for size in range(1, len(HELLO)):
+        assert not whole_hello(HELLO[:size])
+    assert whole_hello(HELLO)
+    assert whole_hello(HELLO + b"more")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1",
+        b"\x15\x03\x01",
+        b"\x16\x02\x00",
+        HELLO.replace(b"\x00\x05\x01", b"\x00\x05\x02"),
+        HELLO.replace(b"\x00\x05", b"\x00\x03"),
+        HELLO.replace(b"\x00\x05", b"\xff\xff"),
+    ],
+)
+def test_what_is_no_hello_is_seen_at_once(data: bytes) -> None:
+    with pytest.raises(NotHello):
+        whole_hello(data)

@@ -1,0 +1,172 @@
+"""Whoever was turned away was load: of every way to be refused for want of room the scaler hears as of an arrival, once."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from berth.contract.gateway import CopyLimits
+from proxy.codecs.preamble import Kind, Preamble
+from proxy.exchange.copy import ModelCopy
+from proxy.exchange.messages import framed
+from proxy.exchange.names import Names
+from proxy.exchange.refusal import NotServed, Refusal, Why
+from proxy.fronts.rest import checking
+from proxy.gateway.node import Node
+from proxy.gateway.orders import Orders
+from proxy.gateway.places import Arrivals
+from tests.fakes.agent_control import copy_of
+from tests.fakes.data_plane import GrpcPair, RestPair, own_copy, settle, triton_at_hand
+from tests.fakes.grpc_peers import Client, request
+from tests.unit.proxy.test_rest_bytes import infer
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def triton() -> Any:
+    with RestPair.triton_at_hand(), triton_at_hand():
+        yield
+
+
+def nobody() -> None:
+    """Told of a slot."""
+
+
+def arrived(copy: ModelCopy) -> int:
+    return copy._meter.arrived
+
+
+def rest(copy: ModelCopy, sent: bytes = b"") -> RestPair:
+    pair = RestPair(copy=copy)
+    pair.client.data_received(sent or infer())
+    return pair
+
+
+def call(copy: ModelCopy) -> GrpcPair:
+    pair = GrpcPair(copy=copy)
+    client = Client(pair)
+    client.send(client.call(), framed(request()), end=True)
+    client.exchange()
+    return pair
+
+
+async def full_queue() -> ModelCopy:
+    copy = own_copy(limit=1, depth=0)
+    copy.admissions.admit(0.0, nobody)
+    return rest(copy).front.copy
+
+
+async def no_room_in_triton() -> ModelCopy:
+    copy = own_copy(limit=1, depth=0)
+    copy.admissions.bytes.charge(copy.limits.max_inflight_bytes)
+    copy._meter.refused()  # the other ways have one that is there already
+    return rest(copy).front.copy
+
+
+async def no_room_for_what_comes() -> ModelCopy:
+    copy = own_copy()
+    copy._meter.refused()
+    copy.budget.charge(copy.limits.max_inflight_bytes)
+    return rest(copy, infer()[:-1]).front.copy
+
+
+async def no_room_for_a_call() -> ModelCopy:
+    copy = own_copy()
+    copy._meter.refused()
+    copy.budget.charge(copy.limits.max_inflight_bytes)
+    call(copy)
+    return copy
+
+
+async def held_back() -> ModelCopy:
+    copy = own_copy()
+    copy._meter.refused()
+    copy.held = "Triton died with a request of it"
+    return rest(copy).front.copy
+
+
+async def too_many_to_check() -> ModelCopy:
+    copy = own_copy(max_json_bytes=MIB)
+    copy._meter.refused()
+    pair = RestPair(copy=copy)
+
+    async def full(*_: Any) -> Any:
+        raise Refusal(Why.NO_ROOM, "256 bodies wait to be checked already")
+
+    pair.front.shared.checker.check = full  # type: ignore[method-assign, assignment]
+    pair.client.data_received(infer(b"1" * (checking.INLINE_BYTES + 1)))
+    await settle()
+    return copy
+
+
+async def out_of_time_in_the_queue() -> ModelCopy:
+    copy = own_copy(limit=1, depth=5)
+    copy.admissions.admit(0.0, nobody)
+    pair = rest(copy)
+    pair.client.tick(1e12)
+    return copy
+
+
+async def out_of_time_in_the_queue_of_calls() -> ModelCopy:
+    copy = own_copy(limit=1, depth=5)
+    copy.admissions.admit(0.0, nobody)
+    call(copy).client.tick(1e12)
+    return copy
+
+
+async def no_triton() -> ModelCopy:
+    copy = own_copy()
+    copy._meter.refused()
+    pair = RestPair(copy=copy)
+
+    def away(*_: Any) -> Any:
+        raise NotServed("Triton does not answer")
+
+    pair.front.shared.pool.take = away  # type: ignore[method-assign, assignment]
+    pair.client.data_received(infer())
+    return copy
+
+
+WAYS = (
+    full_queue,
+    no_room_in_triton,
+    no_room_for_what_comes,
+    no_room_for_a_call,
+    held_back,
+    too_many_to_check,
+    out_of_time_in_the_queue,
+    out_of_time_in_the_queue_of_calls,
+    no_triton,
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_who_is_turned_away_has_arrived(way: Callable[[], Awaitable[ModelCopy]], triton: Any) -> None:
+    """One that is there, and one that is refused."""
+    copy = await way()
+    assert arrived(copy) == 2
+    refused = {**copy.rest.codes, **copy.grpc.codes}
+    assert sum(refused.values()) == 1
+    assert not refused.keys() & {"200", "OK"}
+
+
+@pytest.mark.parametrize("draining", [True, False])
+async def test_a_connection_that_finds_no_place_or_no_copy_has_arrived(draining: bool) -> None:
+    made: list[ModelCopy] = []
+
+    def make(told: Any) -> ModelCopy:
+        made.append(ModelCopy(Names(b"m", b"m"), CopyLimits()))
+        return made[-1]
+
+    async def watch(_: ModelCopy) -> None:
+        await asyncio.Event().wait()
+
+    node = Node(make, lambda *_: None, watch, arrivals=Arrivals(), most_connections=0)  # type: ignore[arg-type]
+    node.obey(Orders(copies=(copy_of("a"),), draining=frozenset("a") if draining else frozenset()))
+    await asyncio.sleep(0)
+    assert node.welcome(Preamble(Kind.REST, copy_of("a").ticket)) is None
+    assert node.welcome(Preamble(Kind.GRPC, copy_of("b").ticket)) is None  # nobody's
+    assert arrived(made[0]) == 1
+    await node.close()
