@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from berth.contract.quantity import format_bytes
+from berth.kube.command import OutputOptions, console, plain
 from binder.cluster import Cluster
 from binder.decision import Placement
 from binder.demand import Demand
 from binder.explain import NodeVerdict, sentence, summary, verdicts
 from binder.progress import Progress
 from binder.remedy import remedy
-from binder.top import OutputOptions, console, plain
 
 _CLOSE_LOOKS = 32
 _MESSAGE_LIMIT = 4000

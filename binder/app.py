@@ -13,6 +13,7 @@ import numpy
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from berth.contract.endpoint import Endpoint
 from berth.kube import paths
 from berth.kube.client import WRITE_SECONDS, KubeClient, open_client, require_reachable
 from berth.kube.election import Election
@@ -28,6 +29,7 @@ from binder.cluster import slim
 from binder.config import BinderOptions
 from binder.extender import Extender
 from binder.metrics import BinderMetrics
+from binder.placeable_api import PlaceableApi
 from binder.residents import residents
 from binder.scheduler import Scheduler
 from binder.strategies import make_strategy
@@ -49,15 +51,16 @@ async def main(options: BinderOptions, stop: asyncio.Event) -> None:
     async with open_client(options.kubeconfig) as client:
         await require_reachable(client, what_for="listing nodes", path=paths.NODES, limit="1")
         events = EventRecorder(client, component=options.scheduler_name)
+        metrics = BinderMetrics(registry)
         scheduler = Scheduler(
             client,
             keys=options.key_prefix,
             scheduler_name=options.scheduler_name,
             strategy=make_strategy(options.strategy, numpy.random.default_rng()),
             events=events,
-            metrics=BinderMetrics(registry),
+            metrics=metrics,
         )
-        await _Binder(options, client, scheduler, events, registry).run(stop)
+        await _Binder(options, client, scheduler, events, metrics, registry).run(stop)
 
 
 class _Binder:
@@ -69,11 +72,12 @@ class _Binder:
         client: KubeClient,
         scheduler: Scheduler,
         events: EventRecorder,
+        metrics: BinderMetrics,
         registry: CollectorRegistry,
     ) -> None:
         self._options, self._client, self._scheduler, self._events = options, client, scheduler, events
-        self._registry = registry
-        self._leader = ""
+        self._metrics, self._registry = metrics, registry
+        self._leader = ""  # its identity
         self._informers = {
             source.name: Informer(
                 client,
@@ -93,7 +97,7 @@ class _Binder:
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`. Raises LeadershipLost when another replica may have taken over."""
         admin = AdminServer(self._options.admin_listen, not_ready=self._not_ready, registry=self._registry)
-        async with admin, self._extender(), supervise() as tasks:
+        async with admin, self._extender(), self._placeables(), supervise() as tasks:
             for name, informer in self._informers.items():
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
@@ -112,7 +116,7 @@ class _Binder:
             self._client,
             namespace=self._options.system_namespace,
             name=LEASE,
-            identity=_identity(self._options.extender_url),
+            identity=_identity(self._options.extender_url, self._options.placeable_url),
         )
         # Asked before every Binding: a process that was stopped for a while learns of it here first, and
         # what is written last is written before anybody else can lead.
@@ -161,18 +165,30 @@ class _Binder:
         if listen is None:
             yield
             return
-        extender = Extender(self._scheduler, self._options.key_prefix, lambda: self._leader)
-        runner = web.AppRunner(extender.application(), access_log=None, shutdown_timeout=5.0)
-        await runner.setup()
-        try:
-            with starting("--extender-listen", listen):
-                await web.TCPSite(runner, listen.host, listen.port).start()
+        extender = Extender(self._scheduler, self._options.key_prefix, lambda: _extender_of(self._leader))
+        async with _serving(extender.application(), listen, "--extender-listen"):
             yield
-        finally:
-            await runner.cleanup()
+
+    @asynccontextmanager
+    async def _placeables(self) -> AsyncIterator[None]:
+        """Answer the scaler for as long as the replica runs, if that is wanted."""
+        listen = self._options.placeable_listen
+        if listen is None:
+            yield
+            return
+        api = PlaceableApi(
+            self._scheduler,
+            self._options.key_prefix,
+            self._client,
+            self._metrics,
+            system_namespace=self._options.system_namespace,
+            leader=lambda: _placeable_of(self._leader),
+        )
+        async with _serving(api.application(), listen, "--placeable-listen"):
+            yield
 
     def _on_leader(self, change: Change) -> None:
-        self._leader = _url_of((change.object.get("spec") or {}).get("holderIdentity") or "")
+        self._leader = (change.object.get("spec") or {}).get("holderIdentity") or ""
 
     async def _synced(self) -> None:
         for informer in self._informers.values():
@@ -205,12 +221,30 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
-def _identity(url: str | None) -> str:
+@asynccontextmanager
+async def _serving(application: web.Application, listen: Endpoint, option: str) -> AsyncIterator[None]:
+    """Raises CannotStart when the port is taken."""
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=5.0)
+    await runner.setup()
+    try:
+        with starting(option, listen):
+            await web.TCPSite(runner, listen.host, listen.port).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _identity(extender_url: str | None, placeable_url: str | None) -> str:
     """Unique for each life of each replica: a restarted one must not pass for its predecessor. Ends in
-    where its extender can be reached, after an @."""
+    where its extender can be reached, after an @; before that, after a comma, where the scaler is answered."""
     identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    return f"{identity}@{url}" if url else identity
+    identity = f"{identity},{placeable_url}" if placeable_url else identity
+    return f"{identity}@{extender_url}" if extender_url else identity
 
 
-def _url_of(identity: str) -> str:
+def _extender_of(identity: str) -> str:
     return identity.partition("@")[2].rstrip("/")
+
+
+def _placeable_of(identity: str) -> str:
+    return identity.partition("@")[0].partition(",")[2].rstrip("/")

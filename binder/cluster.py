@@ -26,6 +26,7 @@ from binder.notices import told
 from binder.quarantine import Quarantines, Template, template_of
 from binder.state import ClusterState
 from binder.strategies import Strategy, make_strategy
+from binder.supposing import Supposing
 from binder.volumes import Volumes
 
 JsonObject = dict[str, Any]
@@ -62,14 +63,16 @@ class Cluster:
         self.namespaces_turned: set[str] = set()
         self.namespaces: dict[str, Labels] = {}
         self._heartbeats = Heartbeats(keys.report_behind)
+        self._strategy = strategy or make_strategy("binpack", np.random.default_rng())
+        self._excluded = excluded
         self.decider = Decider(
             self.state,
-            strategy or make_strategy("binpack", np.random.default_rng()),
+            self._strategy,
             clock=clock,
             volumes=self.volumes,
             namespaces=self.namespaces,
             excluded=excluded,
-            quarantined=lambda demand: self.quarantines.because(demand.template),
+            quarantined=self._quarantined,
         )
 
     def sources(self, system_namespace: str) -> tuple[Source, ...]:
@@ -85,6 +88,22 @@ class Cluster:
             Source("poddisruptionbudgets", paths.BUDGETS, self.on_budget),
             Source("pods", paths.PODS, self.on_pod),
         )
+
+    def supposing(self) -> Supposing:
+        """A decider for questions that begin with "if"."""
+        return Supposing(
+            self.decider,
+            self.state,
+            self._strategy,
+            clock=self._clock,
+            volumes=self.volumes,
+            namespaces=self.namespaces,
+            excluded=self._excluded,
+            quarantined=self._quarantined,
+        )
+
+    def _quarantined(self, demand: Demand) -> str:
+        return self.quarantines.because(demand.template)
 
     def is_fresh(self, node: NodeName) -> bool:
         """The heartbeat of the node's agent is alive."""

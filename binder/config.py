@@ -3,20 +3,10 @@
 from dataclasses import dataclass
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.errors import InvalidValue
 from berth.contract.keys import SCHEDULER_NAME
 from berth.kube.options import KubeOptions
 from berth.runtime import options as opt
 from binder.strategies import STRATEGIES
-
-
-def _origin(text: str) -> str:
-    """`http://HOST:PORT`, brackets around IPv6 alone: kube-scheduler follows no one to `http://[10.0.0.7]:8481`.
-    Raises InvalidValue."""
-    scheme, separator, address = text.removesuffix("/").partition("://")
-    if not separator or scheme != "http":
-        raise InvalidValue(f"{text!r} is not http://HOST:PORT")
-    return f"http://{Endpoint.parse(address)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +30,16 @@ class BinderOptions(KubeOptions):
     extender_url: str | None = opt.option(
         "where other replicas send such calls while this one leads, e.g. http://POD_IP:8481",
         default=None,
-        parse=_origin,
+        parse=opt.origin,
+        metavar="URL",
+    )
+    placeable_listen: Endpoint | None = opt.endpoint(
+        "also answer the scaler, which copies may be placed, here; unset: no answers"
+    )
+    placeable_url: str | None = opt.option(
+        "where other replicas send the scaler while this one leads, e.g. http://POD_IP:8482",
+        default=None,
+        parse=opt.origin,
         metavar="URL",
     )
     leader_elect: bool = opt.switch("place pods only while holding the Lease berth-binder", default=True)

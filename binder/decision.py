@@ -35,7 +35,7 @@ from binder.reasons import Kind, Reason
 from binder.state import ClusterState
 from binder.strategies import Strategy, best_gpus
 from binder.table import Bools, Floats, Ints, NodeTable
-from binder.topology import NodePolicy, Surroundings, misfits, wishes
+from binder.topology import NodePolicy, Pods, Surroundings, misfits, wishes
 from binder.volumes import Volumes
 
 log = logging.getLogger(__name__)
@@ -79,14 +79,16 @@ class Decider:
         namespaces: Mapping[str, Labels] | None = None,
         excluded: Callable[[Demand], Iterable[NodeName]] = lambda _: (),
         quarantined: Callable[[Demand], str] = lambda _: "",
+        pods: Pods | None = None,
+        table: NodeTable | None = None,
     ) -> None:
-        self.state, self.table = state, NodeTable()
+        self.state, self.table = state, NodeTable() if table is None else table
         self.volumes = volumes or Volumes()
         self._strategy, self._rankings = strategy, Rankings(strategy)
         self._clock, self._excluded, self._quarantined = clock, excluded, quarantined
         for view in state.views():
             self.table.put(view)
-        self._around = Surroundings(state.pods, namespaces if namespaces is not None else {})
+        self._around = Surroundings(pods or state.pods, namespaces if namespaces is not None else {})
 
     def decide(self, demand: Demand) -> Placement | Refusal:
         """Choose among all nodes and their GPUs."""
@@ -173,9 +175,16 @@ class Decider:
         if because := self.volumes.refusal(demand):
             return because
         for claim in self.volumes.exclusive(demand):
-            if self.state.claims[demand.model.ref.namespace, claim]:
+            if self.is_claimed(demand.model.ref.namespace, claim):
                 return Reason(Kind.VOLUME_IN_USE, f"claim {claim!r} is ReadWriteOncePod and in use")
         return None
+
+    def labels_of(self, namespace: str) -> Labels:
+        return self._around.labels_of(namespace)
+
+    def is_claimed(self, namespace: str, claim: str) -> bool:
+        """A pod that has a node mounts this volume claim."""
+        return bool(self.state.claims[namespace, claim])
 
     def _codes(self, ranking: Ranking, demand: Demand) -> Codes:
         """The shape's codes, and what depends on who the pod is and on the time."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from berth.contract.quantity import format_bytes
 from berth.contract.report import CODE_BACKENDS, GpuReport
@@ -76,7 +77,7 @@ def reason(decider: Decider, demand: Demand, row: int, kind: Kind) -> Reason:
     """Why one node refuses, with what would be right."""
     view = decider.table.view(row)
     if kind is Kind.GPU_MEMORY:
-        short = demand.shape.request_bytes - int(_best_free(decider.table, demand)[row])
+        short = demand.shape.request_bytes - int(_best_free(decider.table, demand, np.array([row]))[0])
         return Reason(kind, f"{format_bytes(short)} short on {_the_gpu(demand)}", short)
     because = decider.because(demand)
     if because is not None and because.kind is kind:
@@ -90,7 +91,7 @@ def _nearest(decider: Decider, demand: Demand, refusal: Refusal, kind: Kind) -> 
     table = decider.table
     rows = np.flatnonzero((refusal.codes == CODE[kind]) & table.live)
     if kind is Kind.GPU_MEMORY:
-        row = rows[_best_free(table, demand)[rows].argmax()]
+        row = rows[_best_free(table, demand, rows).argmax()]
     elif kind is Kind.RESOURCE:
         row = rows[_resource_shortage(table, demand)[rows].argmin()]
     elif kind in _TOLD:
@@ -101,11 +102,13 @@ def _nearest(decider: Decider, demand: Demand, refusal: Refusal, kind: Kind) -> 
     return f" ({detail})" if detail else ""
 
 
-def _best_free(table: NodeTable, demand: Demand) -> Ints:
-    """What is free on the GPU of each node that decides: with several asked for, on the last of them."""
-    count = demand.shape.gpu_count
-    free = np.sort(table.free, axis=1)
-    best: Ints = free[:, -count] if count <= free.shape[1] else np.full(len(free), -1)
+def _best_free(table: NodeTable, demand: Demand, rows: NDArray[np.intp]) -> Ints:
+    """What is free on the GPU of each of these nodes that decides: with several asked for, on the last of them."""
+    count, free = demand.shape.gpu_count, table.free[rows]
+    if count == 1:
+        best: Ints = free.max(axis=1)
+    else:
+        best = np.sort(free, axis=1)[:, -count] if count <= free.shape[1] else np.full(len(free), -1)
     return best
 
 

@@ -27,21 +27,18 @@ Codes = NDArray[np.int8]
 FITS = 0
 CODE: dict[Kind, int] = {kind: number for number, kind in enumerate(Kind, start=1)}
 KIND: dict[int, Kind] = {number: kind for kind, number in CODE.items()}
-_NO_CODE = 127
 
 
 def first_failing(
     rows: int, misfits: Iterable[tuple[Kind, Bools | None]], codes: Codes | None = None
 ) -> Codes:
     """The codes with these rules added: the earliest kind stands."""
-    worst = np.full(rows, _NO_CODE, np.int8)
-    if codes is not None:
-        worst[codes != FITS] = codes[codes != FITS]
+    # One less each, in 8 bits without a sign: FITS is the largest then, and the earliest kind the least.
+    worst = np.full(rows, 255, np.uint8) if codes is None else codes.view(np.uint8) - np.uint8(1)
     for kind, fails in misfits:
         if fails is not None:
-            np.putmask(worst, fails & (worst > CODE[kind]), CODE[kind])
-    worst[worst == _NO_CODE] = FITS
-    return worst
+            np.minimum(worst, np.uint8(CODE[kind] - 1), out=worst, where=fails)
+    return (worst + np.uint8(1)).view(np.int8)
 
 
 def standing_codes(table: NodeTable, shape: Shape, rows: Rows) -> Codes:
@@ -107,6 +104,8 @@ def gpu_fit(table: NodeTable, shape: Shape, rows: Rows) -> GpuFit:
     if not short.any():
         return GpuFit(after, fits, ())
     known = usable.sum(axis=1) >= count
+    if known.all():
+        return GpuFit(after, fits, ((Kind.GPU_MEMORY, short),))
     return GpuFit(
         after,
         fits,
@@ -142,6 +141,8 @@ def _service_codes(table: NodeTable, shape: Shape, rows: Rows) -> Codes:
 def code_misfits(table: NodeTable, demand: Demand) -> Iterator[tuple[Kind, Bools]]:
     """Nodes whose code rule keeps namespaces apart, and where the pod's would not be the only one beside
     code."""
+    if not any(one is not None and one.code is CodeRule.NAMESPACE for one in table.service.values):
+        return
     rows = table.all_rows
     apart = table.service.map(rows, lambda one: one is not None and one.code is CodeRule.NAMESPACE, np.bool_)
     if not apart.any():

@@ -43,9 +43,9 @@ class Prices:
 
     def value(self, gpu_model: NDArray[np.int32], free: NDArray[np.int64]) -> Floats:
         """Worth of GPUs with so many free bytes. A remainder is rounded down to a cell."""
-        cells = free * self.cells_per_byte[gpu_model] + 1e-6
-        worth: Floats = self.values[gpu_model, np.clip(cells, 0, CELLS).astype(np.int32)]
-        return worth
+        cells = free * self.cells_per_byte.take(gpu_model) + 1e-6
+        cell = np.minimum(np.maximum(cells, 0.0), CELLS).astype(np.int32)
+        return self.values.take(gpu_model * (CELLS + 1) + cell)
 
     def share(self, gpu_model: NDArray[np.int32], free: Floats) -> Floats:
         """Free bytes as a share of the GPU."""

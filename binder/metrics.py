@@ -35,6 +35,12 @@ class BinderMetrics:
             buckets=_BIND_BUCKETS,
             registry=registry,
         )
+        self.placeable_seconds = Histogram(
+            "berth_binder_placeable_seconds",
+            "work on one answer to the scaler, what may be placed",
+            buckets=_DECISION_BUCKETS,
+            registry=registry,
+        )
         self.leader = Gauge("berth_binder_leader", "1 while this replica places pods", registry=registry)
         self._refusals = Counter(
             "berth_binder_refusals", "nodes that refused a pod at a try", ("reason",), registry=registry

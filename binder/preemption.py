@@ -79,7 +79,7 @@ def find_sacrifice(
     """The cheapest way to make room for the pod on one of these nodes; None where there is none. Only
     those who `may_go` go, and never more than the budgets allow."""
     found: list[Sacrifice] = []
-    questions = _Questions(decider, demand)
+    questions = Questions(decider, demand)
     for node in nodes:
         if (one := _on_node(questions, node, may_go, budgets)) is not None:
             found.append(one)
@@ -88,7 +88,7 @@ def find_sacrifice(
     return min(found, key=lambda one: one.cost, default=None)
 
 
-class _Questions:
+class Questions:
     """Whether a pod has a place on a node without some of the pods there. `asked`: how many there were."""
 
     def __init__(self, decider: Decider, demand: Demand) -> None:
@@ -130,7 +130,7 @@ def promising(
 
 
 def _on_node(
-    questions: _Questions, node: NodeName, may_go: Callable[[Holder], bool], budgets: Budgets
+    questions: Questions, node: NodeName, may_go: Callable[[Holder], bool], budgets: Budgets
 ) -> Sacrifice | None:
     decider = questions.decider
     victims = sorted(
@@ -143,7 +143,7 @@ def _on_node(
     )
     if not victims or questions.place(node, victims) is None:
         return None
-    going = _without_those_who_can_stay(
+    going = without_those_who_can_stay(
         victims,
         _to_give_back(decider, victims, budgets),
         enough=lambda rest: bool(rest) and questions.place(node, rest) is not None,
@@ -154,7 +154,7 @@ def _on_node(
     return Sacrifice(placement, tuple(going))
 
 
-def _without_those_who_can_stay(
+def without_those_who_can_stay(
     going: list[Holder], candidates: list[Holder], *, enough: Callable[[list[Holder]], bool]
 ) -> list[Holder]:
     """Give back one after the other, as long as the others' end is `enough`. By halves, because most can
@@ -166,8 +166,8 @@ def _without_those_who_can_stay(
     if len(candidates) == 1:
         return going
     half = len(candidates) // 2
-    going = _without_those_who_can_stay(going, candidates[:half], enough=enough)
-    return _without_those_who_can_stay(going, candidates[half:], enough=enough)
+    going = without_those_who_can_stay(going, candidates[:half], enough=enough)
+    return without_those_who_can_stay(going, candidates[half:], enough=enough)
 
 
 def _to_give_back(decider: Decider, victims: list[Holder], budgets: Budgets) -> list[Holder]:

@@ -145,6 +145,11 @@ class SchedulingQueue:
         """Those that were refused and may be woken."""
         return (one for one in self._waiting.values() if one.stand is not None and not one.demand.gated)
 
+    def hopeful(self) -> list[Demand]:
+        """Those that have a reason to be tried, now or after a pause, in their order."""
+        found = [one for one in self._waiting.values() if one.has_reason and not one.demand.gated]
+        return [one.demand for one in sorted(found, key=lambda one: one.order)]
+
     def wake(self, waiting: Waiting, hope: Hope) -> None:
         """Something may have helped this pod: try it as soon as its pause is over."""
         before = (waiting.due, waiting.has_reason)

@@ -440,6 +440,11 @@ class Scheduler:
             fitting = np.flatnonzero(decider.codes(demand) == FITS)
             return [decider.table.view(int(row)).facts.name for row in fitting]
 
+    def about_to_be_placed(self) -> list[Demand]:
+        """Pods that wait and may have a place by now, in their order."""
+        self._wake_queue()
+        return self.queue.hopeful()
+
     async def read(self, path: str) -> JsonObject:
         """One object as it is now. Raises KubeError."""
         return await self._client.get(path)

@@ -16,7 +16,7 @@ Besides, whatever a report lists is held, also when this binder never saw its po
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -239,8 +239,12 @@ class ClusterState:
         """One node. Kept until something on it changes."""
         view = self._views.get(name)
         if view is None:
-            view = self._views[name] = self._make_view(name)
+            view = self._views[name] = self._make_view(name, self._hidden)
         return view
+
+    def view_without(self, name: NodeName, uids: Collection[PodUid]) -> NodeView:
+        """One node as if these pods and their models were not there. Nothing is kept of it."""
+        return self._make_view(name, self._hidden.union(uids))
 
     def living_on(self, node: NodeName) -> list[Holder]:
         """The pods on a node that are bound or assumed."""
@@ -274,21 +278,21 @@ class ClusterState:
                 self.pods.put(uid, pod)
             self._touch(*nodes)
 
-    def _make_view(self, name: NodeName) -> NodeView:
+    def _make_view(self, name: NodeName, hidden: frozenset[PodUid]) -> NodeView:
         facts = self._nodes[name]
-        uids = self._by_node.get(name, set()) - self._hidden
+        uids = self._by_node.get(name, set()) - hidden
         here = {uid: holder for uid in uids if (holder := self._present(uid)) is not None}
         holders = here | {uid: self._ghosts[uid].holder for uid in uids if uid in self._ghosts}
         report = facts.report
         models = () if report is None else report.models
-        listed = {model.pod_uid: model for model in models if model.pod_uid not in self._hidden}
+        listed = {model.pod_uid: model for model in models if model.pod_uid not in hidden}
         gpus = frozenset(gpu.uuid for gpu in report.gpus) if report is not None else frozenset()
         held, anywhere = held_by_gpu(holders, listed, gpus)
         here_now, coders = tenants(holders, listed)
         told = None if report is None else report.code.namespace
         # The report speaks of all that are there; whether its code goes with those who are taken out of
         # account, their namespaces say.
-        if told is not None and (told in here_now or not self._hidden):
+        if told is not None and (told in here_now or not hidden):
             coders |= {told}
         return NodeView(
             facts=facts,

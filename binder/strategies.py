@@ -6,6 +6,7 @@ node half full (4 points of the allocated share on the openb trace).
 
 from collections.abc import Callable
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -30,8 +31,8 @@ class Strategy(Protocol):
         """(rows, GPUs): what putting one share of the pod on each GPU does. `after`: bytes free then."""
 
     def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
-        """(rows): what putting the whole pod on a node does. Asked right after `gains`, of the same rows; `gain`
-        and `left`: the gain of each node's best GPUs, and the bytes that stay free on them, each together."""
+        """(rows): what putting the whole pod on a node does. `gain` and `left`: the gain of each node's best GPUs, and
+        the bytes that stay free on them, each together."""
 
 
 class Simple:
@@ -54,8 +55,7 @@ class LeastFragmentation:
         self.version = 0
         self.arrivals = Arrivals()
         self._prices: Prices | None = None
-        # What `gains` was last asked of, and what its GPUs were worth: `score` needs the same at once.
-        self._weighed: tuple[Rows, Floats] | None = None
+        self._worths: WeakKeyDictionary[NodeTable, _Worths] = WeakKeyDictionary()
 
     def learn(self, prices: Prices) -> None:
         """Decide by these from now on."""
@@ -63,28 +63,28 @@ class LeastFragmentation:
         self.version += 1
 
     def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: Ints) -> Floats:
-        prices, models = self._current(table), table.gpu_model[rows]
-        worth = prices.value(models, table.free[rows])
-        self._weighed = rows, worth
-        gains: Floats = prices.value(models, after) - worth
+        prices = self._current(table)
+        gains: Floats = prices.value(table.gpu_model[rows], after) - self._of(table, prices).gpus[rows]
         return gains
 
     def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         prices, asked = self._current(table), dict(shape.amounts)
-        assert self._weighed is not None
-        assert self._weighed[0] is rows
-        worth = np.where(table.condition[rows] == USABLE, self._weighed[1], 0.0).sum(axis=1)
-        before, after = worth, worth + gain
+        worths = self._of(table, prices)
+        after = worths.filled[rows] + gain
         for unit, per_gpu in prices.per_gpu.items():
             if per_gpu > 0:
-                spare = table.left(unit)[rows]
-                before = np.minimum(before, spare / per_gpu)
-                after = np.minimum(after, (spare - asked.get(unit, 0)) / per_gpu)
+                after = np.minimum(after, (table.left(unit)[rows] - asked.get(unit, 0)) / per_gpu)
         gpus = shape.gpu_count * shape.request_bytes / prices.mean_bytes
-        model = table.gpu_model[rows][:, 0]
-        rare, unfilled = prices.scarcity[model] * gpus, _BEST_FIT * prices.share(model, left)
-        score: Floats = np.round(after - before - rare - unfilled, _DECIMALS)
+        model = table.gpu_model[rows, 0]
+        rare, unfilled = prices.scarcity.take(model) * gpus, _BEST_FIT * prices.share(model, left)
+        score: Floats = (after - worths.nodes[rows] - rare - unfilled).round(_DECIMALS)
         return score
+
+    def _of(self, table: NodeTable, prices: Prices) -> "_Worths":
+        worths = self._worths.get(table)
+        if worths is None or not worths.follow(table, prices):
+            worths = self._worths[table] = _Worths(table, prices)
+        return worths
 
     def _current(self, table: NodeTable) -> Prices:
         """Prices for every GPU model there is; of a model that is new, by what is known. To learn takes too
@@ -96,6 +96,36 @@ class LeastFragmentation:
             self.arrivals.outdate()
         assert self._prices is not None
         return self._prices
+
+
+class _Worths:
+    """What everything is worth as it is, whoever asks: kept, and found anew only where nodes changed.
+
+    `gpus` (rows, GPUs); `filled` (rows): of the usable ones together; `nodes` (rows): Φ.
+    """
+
+    def __init__(self, table: NodeTable, prices: Prices) -> None:
+        self._prices, self._clock = prices, table.clock
+        rows, width = table.free.shape
+        self.gpus, self.filled, self.nodes = np.empty((rows, width)), np.empty(rows), np.empty(rows)
+        self._weigh(table, table.all_rows)
+
+    def follow(self, table: NodeTable, prices: Prices) -> bool:
+        """False if it must be made anew."""
+        if prices is not self._prices or self.gpus.shape != table.free.shape:
+            return False
+        if table.clock != self._clock:
+            self._weigh(table, table.changed_since(self._clock))
+            self._clock = table.clock
+        return True
+
+    def _weigh(self, table: NodeTable, rows: Rows) -> None:
+        gpus = self._prices.value(table.gpu_model[rows], table.free[rows])
+        filled = nodes = np.where(table.condition[rows] == USABLE, gpus, 0.0).sum(axis=1)
+        for unit, per_gpu in self._prices.per_gpu.items():
+            if per_gpu > 0:
+                nodes = np.minimum(nodes, table.left(unit)[rows] / per_gpu)
+        self.gpus[rows], self.filled[rows], self.nodes[rows] = gpus, filled, nodes
 
 
 def make_strategy(name: str, random: np.random.Generator) -> Strategy:
@@ -130,5 +160,6 @@ def best_together(gains: Floats, fits: Bools, after: Ints, count: int) -> tuple[
 
 def best_gpus(gains: Floats, fits: Bools, after: Ints, count: int) -> list[int]:
     """One row's GPUs to take: the most gain, then the least left, then the first."""
-    order = np.lexsort((np.arange(len(gains)), after, -np.round(gains, _DECIMALS)))
-    return [int(slot) for slot in order if fits[slot]][:count]
+    gain, left = gains.round(_DECIMALS).tolist(), after.tolist()
+    fitting = (slot for slot, fit in enumerate(fits.tolist()) if fit)
+    return sorted(fitting, key=lambda slot: (-gain[slot], left[slot]))[:count]

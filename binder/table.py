@@ -89,7 +89,8 @@ class Service:
 class NodeTable:
     """Rows are given out in order of arrival and used again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, like: "NodeTable | None" = None) -> None:
+        """`like`: GPU models have its numbers, so that what is known of them there counts here, too."""
         self.row_of: dict[NodeName, int] = {}
         self._spare: list[int] = []
         self.clock = 0
@@ -105,8 +106,8 @@ class NodeTable:
         self._condition: NDArray[np.int8] = np.full((capacity, self._width), ABSENT, np.int8, order="F")
         # Which GPUs are alike: (product, bytes) to a number. Before any node has reported a GPU there is
         # one model already, that of the GPUs that are not there.
-        self.models: list[tuple[str, int]] = [("", 0)]
-        self._model_of: dict[tuple[str, int], int] = {}
+        self.models: list[tuple[str, int]] = [("", 0)] if like is None else like.models
+        self._model_of: dict[tuple[str, int], int] = {} if like is None else like._model_of
         self._gpu_model: NDArray[np.int32] = np.zeros((capacity, self._width), np.int32, order="F")
         # By resource and by label: what pods have asked about, the last used ones.
         self._left: OrderedDict[str, Ints] = OrderedDict()
@@ -207,14 +208,17 @@ class NodeTable:
         self._changed[row] = self.clock
         if not supposed and eases(before, view):
             self._eased[row] = self.clock
-        if before is None or (before.facts is not view.facts and _moves(before.facts, view.facts)):
+        same = before is not None and before.facts is view.facts
+        if before is None or (not same and _moves(before.facts, view.facts)):
             self._moved[row] = self.clock
             self._place(row, view.facts)
         self.tenants.set(row, _only(view.tenants))
         self.coders.set(row, _only(view.coders))
         self._index(row, before, view)
         self._views[row] = view
-        self._weigh(row, view)
+        if not same:
+            self._measure(row, view)
+        self._weigh(row, before if same else None, view)
 
     def drop(self, name: NodeName) -> None:
         """The node is gone."""
@@ -231,6 +235,29 @@ class NodeTable:
         self._forget_gpus(row)
         self._deadline[row] = -np.inf
         self._spare.append(row)
+
+    def unlike(self, other: "NodeTable", rows: Iterable[int]) -> list[int]:
+        """Which of another table's rows are not here as they are there."""
+        return [row for row in rows if row >= len(self) or self._views[row] is not other._views[row]]
+
+    def mirror(self, other: "NodeTable", rows: Iterable[int]) -> None:
+        """Take some of another table's rows as they are there, under the same numbers: equal figures are decided
+        by the row. Whoever mirrors takes every row from that table."""
+        for row in rows:
+            before, view = self._views[row] if row < len(self) else None, other._views[row]
+            if before is not None and (view is None or view.facts.name != before.facts.name):
+                self.drop(before.facts.name)
+            if view is not None and view is not before:
+                if self.row_of.get(view.facts.name, row) != row:
+                    self.drop(view.facts.name)
+                self._seat(view.facts.name, row)
+                self.put(view, supposed=True)
+        self._spare.clear()
+
+    def mirror_heartbeats(self, other: "NodeTable") -> None:
+        """Of the rows that are mirrored."""
+        rows = min(len(self), len(other))
+        self._deadline[:rows] = other._deadline[:rows]
 
     def beat(self, name: NodeName, deadline: float) -> None:
         """The node's heartbeat counts until then. It may be heard before the node is known."""
@@ -260,20 +287,26 @@ class NodeTable:
         self.cordon.set(row, facts.unschedulable or None)
         self.service.set(row, service_of(facts))
 
-    def _weigh(self, row: int, view: NodeView) -> None:
-        for resource, left in self._left.items():
-            left[row] = _within_64_bits(view.left_of(resource))
+    def _measure(self, row: int, view: NodeView) -> None:
+        """What the node has, whatever its pods take of it."""
         for resource, amounts in self._allocatable.items():
             amounts[row] = _within_64_bits(view.facts.allocatable.get(resource, 0))
-        gpus = view.gpus
-        if len(gpus) > self._width:
-            self._widen(len(gpus))
+        if len(view.gpus) > self._width:
+            self._widen(len(view.gpus))
         self._forget_gpus(row)
-        for slot, gpu in enumerate(gpus):
+        for slot, gpu in enumerate(view.gpus):
+            self._gpu_model[row, slot] = self._model(gpu)
+
+    def _weigh(self, row: int, before: NodeView | None, view: NodeView) -> None:
+        """What is left of it. `before`: how it was, if the node is the same: then most of its GPUs are as they were."""
+        for resource, left in self._left.items():
+            left[row] = _within_64_bits(view.left_of(resource))
+        for slot, gpu in enumerate(view.gpus):
+            if before is not None and before.held_on(gpu.uuid) == view.held_on(gpu.uuid):
+                continue
             free = view.free_on(gpu)
             self._condition[row, slot] = SICK if not gpu.healthy else UNKNOWN if free is None else USABLE
             self._free[row, slot] = NOT_KNOWN if free is None else _within_64_bits(max(free, NOT_KNOWN))
-            self._gpu_model[row, slot] = self._model(gpu)
 
     def _forget_gpus(self, row: int) -> None:
         self._free[row], self._condition[row], self._gpu_model[row] = NOT_KNOWN, ABSENT, NO_MODEL
@@ -297,17 +330,18 @@ class NodeTable:
         row = self.row_of.get(name)
         if row is not None:
             return row
-        if self._spare:
-            row = self._spare.pop()
-        else:
-            row = len(self._views)
+        row = self._spare.pop() if self._spare else len(self._views)
+        self._seat(name, row)
+        return row
+
+    def _seat(self, name: NodeName, row: int) -> None:
+        while row >= len(self._views):
             self._views.append(None)
-            if row >= self._capacity:
-                self._lengthen()
+        while row >= self._capacity:
+            self._lengthen()
         self.row_of[name] = row
         self._live[row] = True
         self._deadline[row] = self._deadlines.get(name, -np.inf)
-        return row
 
     def _lengthen(self) -> None:
         capacity = self._capacity = 2 * self._capacity

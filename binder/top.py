@@ -6,18 +6,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from berth.contract.keys import Keys
 from berth.contract.quantity import format_bytes
 from berth.contract.report import GpuReport, ModelReport
-from berth.contract.text import LINE_LIMIT, one_line
 from berth.kube.client import KubeClient, open_client
+from berth.kube.command import OutputOptions, console, plain
 from berth.kube.errors import KubeError
-from berth.kube.options import KubeOptions
-from berth.runtime import options as opt
 from berth.runtime.errors import CannotStart
 from berth.runtime.process import run_process
 from binder.reasons import Kind
@@ -59,9 +57,6 @@ class ModelLine:
     failure: str | None = None  # of a failed load, what it means for other nodes
 
 
-_PIPE_WIDTH = 1000
-
-
 @dataclass(frozen=True, slots=True)
 class NodeLines:
     """One node. `trouble` says why its figures must not be trusted, or is empty."""
@@ -82,20 +77,6 @@ class ClusterView:
         return json.dumps(_camel(dataclasses.asdict(self)), indent=2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputOptions(KubeOptions):
-    """Where to read from and how to show it."""
-
-    output: str = opt.option(
-        "a table for people or JSON for programs",
-        default="table",
-        parse=opt.choice("table", "json"),
-        metavar="table|json",
-        short="-o",
-    )
-    log_level: str = opt.log_level("error")
-
-
 def run(argv: Sequence[str]) -> int:
     """Entry point of `berth top`."""
     return run_process("top", SUMMARY, OutputOptions, main, argv)
@@ -111,12 +92,6 @@ async def main(options: OutputOptions, _: asyncio.Event) -> None:
         print(view.to_json())
     else:
         console().print(table(view))
-
-
-def console() -> Console:
-    """Standard output: a terminal with its width, and a pipe or file with room for every word."""
-    terminal = Console(soft_wrap=True)
-    return terminal if terminal.is_terminal else Console(soft_wrap=True, width=_PIPE_WIDTH)
 
 
 async def collect(client: KubeClient, keys: Keys, namespace: str) -> ClusterView:
@@ -218,11 +193,6 @@ def _model_row(node: NodeLines, model: ModelLine) -> list[Text]:
         model.state if model.failure is None else f"{model.state} ({model.failure})",
     )
     return [plain(part) for part in parts]
-
-
-def plain(text: str, *, limit: int = LINE_LIMIT) -> Text:
-    """Text that somebody else may have written, fit for a terminal."""
-    return Text(one_line(text, limit=limit))
 
 
 def _figure(count: int | None) -> str:

@@ -6,14 +6,15 @@ plugins/podtopologyspread/filtering.go.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from berth.contract.ids import NodeName
 from binder.demand import Demand
-from binder.labels import Labels
+from binder.labels import Labels, Selector
 from binder.neighbours import Spread, Term
-from binder.pod_index import PodIndex
+from binder.pod_index import Neighbour
 from binder.reasons import Kind
 from binder.table import Bools, Floats, Ints, NodeTable
 
@@ -22,11 +23,21 @@ from binder.table import Bools, Floats, Ints, NodeTable
 _SPREAD_WEIGHT = 50
 
 
+class Pods(Protocol):
+    """Pods that have a node, as `PodIndex` finds them."""
+
+    def matching(self, term: Term, namespaces: Mapping[str, Labels]) -> Iterator[Neighbour]: ...
+
+    def in_namespace(self, namespace: str, selector: Selector | None) -> Iterator[Neighbour]: ...
+
+    def terms_against(self, labels: Labels) -> Iterator[tuple[Term, Mapping[NodeName, int]]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """The pods that have a node, and their namespaces' labels."""
 
-    pods: PodIndex
+    pods: Pods
     namespaces: Mapping[str, Labels]
 
     def labels_of(self, namespace: str) -> Labels:

@@ -12,14 +12,13 @@ from berth.contract.keys import agent_lease_name, agent_lease_namespace
 from berth.contract.pod import PodRef
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
+from berth.kube.command import OutputOptions, console, object_name, plain
 from berth.kube.errors import Conflict, KubeError, NotFound
 from berth.runtime import options as opt
 from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
 from binder.evictions import evict
-from binder.top import OutputOptions, console, plain
 from binder.upgrade import AGENT, SERVER, Action, Cordon, Evict, Look, Replace, Uncordon, Upgrade, pods_of
-from binder.why import object_name
 
 SUMMARY = """Replace the pods of berth-server and berth-agent on one node that are not of their DaemonSets' last
 revision; the DaemonSets themselves replace none (updateStrategy OnDelete). A new Triton loads all models anew, so

@@ -1,19 +1,19 @@
 """`berth why POD`: why a pod has no place, node by node and GPU by GPU; and how far one is that has a place."""
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from berth.contract.errors import InvalidPod, InvalidValue
+from berth.contract.errors import InvalidPod
 from berth.contract.ids import NodeName
 from berth.contract.keys import SCHEDULER_NAME, agent_lease_name, agent_lease_namespace
 from berth.contract.pod import has_ended, is_deleting, node_of
 from berth.contract.text import one_line
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
+from berth.kube.command import OutputOptions, object_name
 from berth.kube.errors import Denied, KubeError, NotFound
 from berth.kube.times import parse_time, utc_now
 from berth.runtime import options as opt
@@ -24,20 +24,10 @@ from binder.demand import parse_demand
 from binder.pod_facts import Facts, JsonObject, Unread, conditions
 from binder.progress import progress
 from binder.snapshot import read_cluster
-from binder.top import OutputOptions
 
 SUMMARY = """Say why a pod does not serve. Of a pod without a node: what each node and GPU lacks, and what would make it
 fit. Of a pod with a node: its stage (scheduled, loader-failing, staging, staged, loading, failed, loaded, ready, lost,
 unloading, ended), since when, why it is not further, and what Berth does next."""
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
-
-
-def object_name(text: str) -> str:
-    """Raises InvalidValue for what cannot be the name of an object."""
-    if not _NAME.fullmatch(text):
-        hint = "; the namespace goes with -n" if "/" in text else ""
-        raise InvalidValue(f"{text[:253]!r} is not the name of an object in Kubernetes{hint}")
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)

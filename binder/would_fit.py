@@ -11,6 +11,7 @@ import yaml
 
 from berth.contract.errors import InvalidPod
 from berth.kube.client import open_client
+from berth.kube.command import OutputOptions
 from berth.kube.errors import KubeError
 from berth.runtime import options as opt
 from berth.runtime.errors import EXIT_CRASH, CannotStart, ConfigError
@@ -18,7 +19,6 @@ from berth.runtime.process import run_process
 from binder.answer import judge, tell
 from binder.demand import parse_demand
 from binder.snapshot import read_cluster
-from binder.top import OutputOptions
 
 SUMMARY = "Say whether a pod that does not exist yet would fit, and where. Exit code 1 if not."
 

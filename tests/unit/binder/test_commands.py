@@ -15,6 +15,7 @@ from berth.contract.ids import GpuUuid
 from berth.contract.keys import agent_lease_namespace
 from berth.contract.report import ModelState, TritonReport
 from berth.kube import paths
+from berth.kube.command import OutputOptions
 from berth.kube.times import micro_time
 from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.options import parse_options
@@ -24,7 +25,7 @@ from tests.fakes.reader import Reader
 
 Json = dict[str, Any]
 COMMANDS = {
-    "top": (top.OutputOptions, top.main),
+    "top": (OutputOptions, top.main),
     "why": (why.WhyOptions, why.main),
     "would-fit": (would_fit.WouldFitOptions, would_fit.main),
 }

@@ -14,6 +14,7 @@ from binder.cutting_stock import CELLS, remainder_values
 from binder.decision import Placement
 from binder.demand import Shape, parse_demand
 from binder.market import Arrivals, Ask, Market, Prices, extended, price
+from binder.ranking import Ranking
 from binder.strategies import LeastFragmentation
 from binder.table import NodeTable
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
@@ -350,3 +351,33 @@ def test_a_gpu_whose_cpu_would_be_used_up_is_worth_nothing_more(cpu: str, chosen
     outcome = cluster.decider.decide(one)
     assert isinstance(outcome, Placement)
     assert outcome.node == chosen
+
+
+def test_what_is_kept_of_the_nodes_worth_is_what_it_would_be_found_to_be() -> None:
+    """As pods come and go, as nodes come with more GPUs, and as prices change."""
+    strategy, chance = LeastFragmentation(), random.Random(3)
+    cluster = cluster_of(strategy, *(node(f"n{n}", says=report(gpu(f"GPU-{n}"))) for n in range(3)))
+    placed = []
+    for step in range(60):
+        if step in (20, 40):
+            name = f"new{step}"
+            gpus = [gpu(f"GPU-{name}-{slot}", total=(8 + step) * GIB) for slot in range(step // 10)]
+            cluster.state.set_node(node(name, says=report(*gpus)))
+            cluster.decider.table.beat(NodeName(name), 1.0)
+        if step == 30:
+            strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+        demand = parse_demand(pod(f"p{step}", mem=f"{chance.choice((1, 2, 3, 5))}Gi"), KEYS)
+        strategy.arrivals.note(demand.shape)
+        found = cluster.decider.scores(demand)
+        fresh = LeastFragmentation()
+        assert strategy._prices is not None
+        fresh.learn(strategy._prices)
+        anew = Ranking(demand.shape)
+        anew.renew(cluster.decider.table, fresh)
+        assert (found == anew.score).all()
+        outcome = cluster.decider.decide(demand)
+        if isinstance(outcome, Placement):
+            cluster.state.assume(demand, outcome.node, outcome.gpu)
+            placed.append(demand.model.ref.uid)
+        if placed and chance.random() < 0.4:
+            cluster.state.forget(placed.pop(chance.randrange(len(placed))))

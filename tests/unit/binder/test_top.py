@@ -2,7 +2,8 @@
 
 import pytest
 
-from binder.top import ClusterView, GpuLine, ModelLine, NodeLines, console, table
+from berth.kube.command import console
+from binder.top import ClusterView, GpuLine, ModelLine, NodeLines, table
 from tests.fakes.objects import GIB
 
 

@@ -1,0 +1,237 @@
+"""What an answer to the scaler costs: 256 models on clusters of several sizes, and the pods that are placed meanwhile.
+
+No sockets: the question as its JSON on the one side, the answer as a value on the other.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from bench.binder import objects
+from bench.binder.core import _bound_pods, _demands, _kind, _nodes
+from berth.contract.scaling import ModelKey, PlaceableAnswer, PlaceableModel, PlaceableRequest
+from berth.kube.informer import Change, ChangeKind
+from binder.cluster import slim
+from binder.decision import Placement
+from binder.metrics import BinderMetrics
+from binder.placeable import Placeables
+from binder.placeable_api import PlaceableApi
+from binder.scheduler import Scheduler
+from binder.strategies import LeastFragmentation
+
+SIZES = (100, 1000, 5000)
+_MODELS, _ROUNDS = 256, 6
+# Copies that each model wants.
+_CASES = {"one copy each": 1, "four copies each": 4, "none fits": 1, "one idle pod goes for each": 1}
+_PODS, _ASK_SECONDS = 2000, 2.0
+
+
+def run(options: argparse.Namespace) -> int:
+    sizes = [options.nodes] if options.nodes else list(SIZES)
+    print(
+        "| nodes | 256 models, all different | CPU ms, least | median | longest step ms | one plain decision µs |"
+    )
+    print("|---|---|---|---|---|---|")
+    found = []
+    for size in sizes:
+        bench = _Bench(size)
+        decision = bench.decision_us()
+        for case, wanted in _CASES.items():
+            row = {"nodes": size, "case": case, **bench.measure(case, wanted), "decision_us": decision}
+            found.append(row)
+            print("| " + " | ".join(str(value) for value in row.values()) + " |", flush=True)
+    throughput = asyncio.run(_throughput(sizes[0] if len(sizes) == 1 else 1000))
+    print(f"\n{throughput}")
+    if options.json:
+        options.json.write_text(json.dumps({"answers": found, "throughput": throughput}, indent=2))
+    return 0
+
+
+class _Api:
+    """Takes every Binding, and tells the scheduler at once."""
+
+    async def create(self, path: str, body: Any) -> Any:
+        return {}
+
+    async def patch(self, *_: Any, **__: Any) -> Any:
+        return {}
+
+
+class _Events:
+    def record(self, *_: object) -> None:
+        pass
+
+
+class _Bench:
+    def __init__(self, size: int) -> None:
+        self.metrics = BinderMetrics(CollectorRegistry())
+        self.scheduler = Scheduler(
+            _Api(),  # type: ignore[arg-type]
+            keys=objects.KEYS,
+            scheduler_name="trtis-scheduler",
+            strategy=LeastFragmentation(),
+            events=_Events(),  # type: ignore[arg-type]
+            metrics=self.metrics,
+        )
+        for node in _nodes(size):
+            self.scheduler.on_node(Change(ChangeKind.SET, node))
+        for index in range(size):
+            self.scheduler.cluster.on_lease(Change(ChangeKind.SET, objects.lease(index)))
+        for pod in _bound_pods(size):
+            self.scheduler.cluster.on_pod(Change(ChangeKind.SET, slim(pod)))
+        self.placeables = Placeables(
+            self.scheduler.cluster,
+            objects.KEYS,
+            pending=self.scheduler.about_to_be_placed,
+            aside=self.scheduler.room.aside,
+        )
+        self.scheduler.cluster.decider.refresh()
+        gc.collect()
+        gc.freeze()  # as the binder does
+
+    def measure(self, case: str, wanted: int) -> dict[str, float]:
+        text = _question(wanted, too_much=case in ("none fits",), idle=self._idle() if "idle" in case else ())
+        used, longest = [], []
+        for _ in range(_ROUNDS):
+            began = time.process_time()
+            answer, step = _finished(self.placeables, PlaceableRequest.from_json(text))
+            used.append((time.process_time() - began) * 1e3)
+            longest.append(step * 1e3)
+            _require(case, wanted, answer)
+        return {
+            "cpu_ms": round(min(used), 1),
+            "median_ms": round(statistics.median(used), 1),
+            "longest_step_ms": round(statistics.median(longest), 1),
+        }
+
+    def decision_us(self) -> float:
+        """Of as many pods of the same kinds, each assumed and forgotten again."""
+        decider, state = self.scheduler.cluster.decider, self.scheduler.state
+        times = []
+        for demand in _demands("usual mix", 2 * _MODELS):
+            began = time.process_time()
+            outcome = decider.decide(demand)
+            if isinstance(outcome, Placement):
+                state.assume(demand, outcome.node, outcome.gpu)
+                state.forget(demand.model.ref.uid)
+            times.append((time.process_time() - began) * 1e6)
+        return round(statistics.fmean(times[_MODELS:]), 1)
+
+    def _idle(self) -> tuple[str, ...]:
+        state = self.scheduler.state
+        nodes = list(self.scheduler.cluster.decider.table.row_of)
+        names = [f"{h.ref.namespace}/{h.ref.name}" for node in nodes for h in state.living_on(node)]
+        return tuple(random.Random(1).sample(names, min(1024, len(names))))
+
+
+def _question(wanted: int, *, too_much: bool, idle: tuple[str, ...]) -> bytes:
+    """Each model asks for bytes of its own."""
+    chance, models = random.Random(1), []
+    for number in range(_MODELS):
+        pod = json.loads(_kind(number, chance))
+        limits = pod["spec"]["containers"][0]["resources"]["limits"]
+        size = (
+            (objects.GPU_GIB + 1) * 1024
+            if too_much
+            else objects.GPU_GIB * 1024 - number
+            if idle
+            else 2048 + number
+        )
+        limits[objects.KEYS.gpu_mem] = f"{size}Mi"
+        models.append(
+            PlaceableModel(
+                model=ModelKey(pod["metadata"]["namespace"], f"m{number}"),
+                wanted=wanted,
+                running=0,
+                starting=0,
+                priority=0,
+                template={"metadata": pod["metadata"], "spec": pod["spec"]},
+                template_hash=f"{number} {size}",
+            )
+        )
+    return json.dumps(PlaceableRequest(models=tuple(models), idle=idle).to_json()).encode()
+
+
+def _require(case: str, wanted: int, answer: PlaceableAnswer) -> None:
+    given = sum(one.now for one in answer.models.values())
+    if case in ("one copy each", "four copies each") and given != wanted * _MODELS:
+        raise SystemExit(f"bench.binder placeable: {case}: {given} copies were given")
+    if case == "none fits" and given:
+        raise SystemExit(f"bench.binder placeable: {case}: {given} copies were given")
+
+
+def _finished(placeables: Placeables, request: PlaceableRequest) -> tuple[PlaceableAnswer, float]:
+    """The answer, and how long its longest step took."""
+    steps, longest = placeables.answer(request), 0.0
+    while True:
+        began = time.perf_counter()
+        try:
+            next(steps)
+        except StopIteration as done:
+            answer: PlaceableAnswer = done.value
+            return answer, longest
+        longest = max(longest, time.perf_counter() - began)
+
+
+async def _throughput(size: int) -> dict[str, float]:
+    """Pods placed a second of processor time, with and without a scaler that asks for 256 models every two seconds: in
+    turns, because the machine is never quiet. The answers' own time is in it."""
+    found: dict[str, list[float]] = {"pods_per_s_unasked": [], "pods_per_s_asked": []}
+    answers = 0
+    for _ in range(3):
+        for name, rates in found.items():
+            rate, times = await _one_throughput(size, asked=name == "pods_per_s_asked")
+            rates.append(rate)
+            answers += times
+    figures = {name: round(statistics.median(rates), 1) for name, rates in found.items()}
+    return figures | {
+        "asked_over_unasked": round(figures["pods_per_s_asked"] / figures["pods_per_s_unasked"], 3),
+        "answers": answers,
+    }
+
+
+async def _one_throughput(size: int, *, asked: bool) -> tuple[float, int]:
+    bench = _Bench(size)
+    api = PlaceableApi(
+        bench.scheduler,
+        objects.KEYS,
+        bench.scheduler._client,
+        bench.metrics,
+        system_namespace="berth-system",
+        leader=lambda: "",
+    )
+    question = PlaceableRequest.from_json(_question(1, too_much=True, idle=()))
+    answers = 0
+
+    async def asks() -> None:
+        nonlocal answers
+        while True:
+            await api._answered(question)
+            answers += 1
+            await asyncio.sleep(_ASK_SECONDS)
+
+    for demand in _demands("usual mix", _PODS):
+        bench.scheduler.queue.put(demand)
+    began = time.process_time()
+    scheduler = asyncio.create_task(bench.scheduler.run())
+    asking = asyncio.create_task(asks()) if asked else None
+    await asyncio.sleep(0)
+    await _until(lambda: bench.scheduler.queue.seconds_to_next() != 0.0)
+    rate = _PODS / (time.process_time() - began)
+    for task in filter(None, (asking, scheduler)):
+        task.cancel()
+    await asyncio.gather(*filter(None, (asking, scheduler)), return_exceptions=True)
+    return rate, answers
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.02)

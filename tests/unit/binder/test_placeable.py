@@ -1,0 +1,674 @@
+"""What may be placed: what is promised the scheduler keeps, no more and no less."""
+
+import asyncio
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import GpuUuid, NodeName, PodUid
+from berth.contract.report import CodeReport, CodeRule
+from berth.contract.scaling import ModelKey, Placeable, PlaceableAnswer, PlaceableModel, PlaceableRequest
+from berth.kube.informer import Change, ChangeKind
+from binder.cluster import Cluster
+from binder.decision import Placement
+from binder.demand import parse_demand
+from binder.metrics import BinderMetrics
+from binder.placeable import Placeables, Steps
+from binder.preemption import Questions
+from binder.scheduler import Scheduler
+from binder.strategies import make_strategy
+from binder.supposing import with_copy
+from tests.fakes.binder import Events
+from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+
+Json = dict[str, Any]
+
+
+def cluster_of(nodes: dict[str, Sequence[int]], *pods: Json, **changes: Any) -> Cluster:
+    """Nodes with GPUs of so many GiB."""
+    cluster = Cluster(KEYS, clock=lambda: 0.0)
+    for name, sizes in nodes.items():
+        gpus = [gpu(f"{name}-{i}", total=size * GIB, index=i) for i, size in enumerate(sizes)]
+        cluster.state.set_node(node(name, says=report(*gpus), **changes))
+        cluster.decider.table.beat(NodeName(name), np.inf)
+    for one in pods:
+        cluster.state.set_pod(one)
+    return cluster
+
+
+def bound(uid: str, on: str, gib: int, slot: int = 0, **more: Any) -> Json:
+    return pod(uid, mem=f"{gib}Gi", on=on, choice=GpuChoice(GpuUuid(f"{on}-{slot}"), slot, gib * GIB), **more)
+
+
+def template(gib: int = 4, *, model_id: str | None = None, labels: Json | None = None, **spec: Any) -> Json:
+    made = pod("t", mem=f"{gib}Gi", annotations={KEYS.model_id: model_id}, **spec)
+    return {
+        "metadata": {"annotations": made["metadata"]["annotations"], "labels": labels or {}},
+        "spec": made["spec"],
+    }
+
+
+def model(
+    name: str,
+    wanted: int,
+    gib: int = 4,
+    *,
+    running: int = 0,
+    starting: int = 0,
+    priority: int = 0,
+    **more: Any,
+) -> PlaceableModel:
+    return PlaceableModel(
+        model=ModelKey("team", name),
+        wanted=wanted,
+        running=running,
+        starting=starting,
+        priority=priority,
+        template=template(gib, **more),
+        template_hash=name,
+    )
+
+
+def finish(steps: Steps) -> PlaceableAnswer:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            answer: PlaceableAnswer = done.value
+            return answer
+
+
+def ask(
+    cluster: Cluster, *models: PlaceableModel, idle: Iterable[str] = (), pending: Sequence[Json] = ()
+) -> dict[str, Placeable]:
+    waiting = [parse_demand(one, KEYS) for one in pending]
+    placeables = Placeables(cluster, KEYS, pending=lambda: waiting, aside=lambda _: [])
+    answer = finish(placeables.answer(PlaceableRequest(models=models, idle=tuple(idle))))
+    return {key.name: one for key, one in answer.models.items()}
+
+
+def given(cluster: Cluster, *models: PlaceableModel, **more: Any) -> dict[str, int]:
+    return {name: one.now for name, one in ask(cluster, *models, **more).items()}
+
+
+# Who is served, and in which order.
+
+
+def test_copies_are_given_as_far_as_there_is_room_and_the_rest_is_told_in_the_binders_words() -> None:
+    found = ask(cluster_of({"n1": [16]}), model("a", 5))["a"]
+    assert (found.now, found.never) == (4, 1)
+    assert found.reason == "0/1 nodes: 1 GPUMemoryInsufficient (4 GiB short on the best GPU)"
+
+
+def test_what_is_there_or_bound_is_not_given_again() -> None:
+    assert given(cluster_of({"n1": [64]}), model("a", 5, running=2, starting=1)) == {"a": 2}
+    assert given(cluster_of({"n1": [64]}), model("a", 2, running=2, starting=1)) == {"a": 0}
+
+
+# Four places. (name, wanted, running, priority) → given.
+ORDER: dict[str, tuple[list[tuple[str, int, int, int]], dict[str, int]]] = {
+    "the higher priority first, to the last copy": (
+        [("a", 4, 0, 0), ("b", 3, 0, 1)],
+        {"a": 1, "b": 3},
+    ),
+    "equal priority and equal deficit share": ([("a", 4, 0, 0), ("b", 4, 0, 0)], {"a": 2, "b": 2}),
+    "by name where all is equal": (
+        [("c", 1, 0, 0), ("b", 1, 0, 0), ("a", 1, 0, 0), ("e", 1, 0, 0), ("d", 1, 0, 0)],
+        {"a": 1, "b": 1, "c": 1, "d": 1, "e": 0},
+    ),
+    "the larger part of what is wanted first": ([("a", 8, 4, 0), ("b", 4, 0, 0)], {"a": 1, "b": 3}),
+    "the part counts, not the number": ([("a", 10, 0, 0), ("b", 2, 0, 0)], {"a": 3, "b": 1}),
+    "a part of a part": ([("a", 16, 8, 0), ("b", 4, 1, 0)], {"a": 2, "b": 2}),
+    "a negative priority is the last": ([("a", 3, 0, -1), ("b", 3, 0, 0)], {"a": 1, "b": 3}),
+}
+
+
+@pytest.mark.parametrize("case", ORDER)
+def test_models_that_compete_are_served_in_one_order(case: str) -> None:
+    models, expected = ORDER[case]
+    asked = [model(name, wanted, running=running, priority=p) for name, wanted, running, p in models]
+    for order in (asked, asked[::-1]):
+        assert given(cluster_of({"n1": [8], "n2": [8]}), *order) == expected
+
+
+def test_a_model_that_finds_no_place_holds_up_nobody() -> None:
+    asked = (model("big", 2, 17, priority=9), model("small", 4))
+    assert given(cluster_of({"n1": [16]}), *asked) == {"big": 0, "small": 4}
+
+
+def test_all_models_are_judged_by_one_snapshot_and_nothing_of_it_is_left() -> None:
+    cluster = cluster_of({"n1": [16]})
+    cluster.decider.refresh()
+    clock, eased = cluster.decider.table.clock, cluster.decider.table.eased_since(0).tolist()
+    placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _: [])
+    request = PlaceableRequest(models=(model("a", 3), model("b", 3)))
+    first = finish(placeables.answer(request))
+    assert sum(one.now for one in first.models.values()) == 4
+    assert finish(placeables.answer(request)) == first
+    assert first.generation == clock
+    steps = placeables.answer(request)
+    for _ in range(5):
+        next(steps)
+    cluster.state.set_node(node("n2", says=report(gpu("n2-0"))))  # in the midst of it
+    steps.close()  # the caller has gone
+    cluster.state.remove_node(NodeName("n2"))
+    assert finish(placeables.answer(request)).models == first.models
+    assert cluster.decider.table.eased_since(0).tolist() == eased, "somebody would be woken for nothing"
+    assert cluster.state.assumed_count == 0
+
+
+def test_a_pod_that_waits_is_served_before_any_copy_even_of_a_higher_priority() -> None:
+    """Else one memory would be promised twice."""
+    cluster = cluster_of({"n1": [16]})
+    assert given(cluster, model("a", 4, priority=9), pending=[pod("p", mem="12Gi")]) == {"a": 1}
+    refused = [pod(f"p{i}", mem="17Gi") for i in range(3)]
+    assert given(cluster, model("a", 4), pending=refused) == {"a": 4}
+
+
+def test_a_pod_whose_place_is_being_made_takes_no_second_one() -> None:
+    cluster, waits = cluster_of({"n1": [16], "n2": [16]}), pod("p", mem="12Gi")
+    place = GpuChoice(GpuUuid("n1-0"), 0, 12 * GIB)
+    cluster.state.nominate(parse_demand(waits, KEYS), NodeName("n1"), place)
+    assert given(cluster, model("a", 9), pending=[waits]) == {"a": 5}
+
+
+def test_what_is_reserved_and_does_not_count_for_a_pod_does_not_count_for_a_copy() -> None:
+    cluster, place = cluster_of({"n1": [16]}), GpuChoice(GpuUuid("n1-0"), 0, 12 * GIB)
+    cluster.state.nominate(parse_demand(pod("p", mem="12Gi"), KEYS), NodeName("n1"), place)
+    for aside, copies in (([], 1), ([PodUid("p")], 4)):
+        placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _, aside=aside: aside)
+        answer = finish(placeables.answer(PlaceableRequest(models=(model("a", 9),))))
+        assert [one.now for one in answer.models.values()] == [copies]
+
+
+def test_a_models_own_waiting_pods_are_among_those_that_it_asks_for() -> None:
+    cluster, labels = cluster_of({"n1": [16]}), {"app": "a"}
+    own = pod("a-1", mem="4Gi")
+    own["metadata"]["labels"] = {**labels, "pod-template-hash": "x"}
+    assert given(cluster, model("a", 9, labels=labels), pending=[own]) == {"a": 4}
+    assert given(cluster, model("a", 9, labels={"app": "b"}), pending=[own]) == {"a": 3}
+    assert given(cluster, model("a", 1, labels=labels), pending=[own, own | {}]) == {"a": 1}
+
+
+def test_so_many_pods_that_wait_are_served_first_that_nothing_is_promised() -> None:
+    pending = [pod(f"p{i}") for i in range(1025)]
+    found = ask(cluster_of({"n1": [16]}), model("a", 1), pending=pending)["a"]
+    assert (found.now, found.never, found.reason) == (0, 0, "1025 pods wait to be placed first")
+
+
+# Rules.
+
+
+RULES: dict[str, tuple[Json, Json, int]] = {
+    "one of a model id on a node": ({}, {"model_id": "m"}, 2),
+    "anti-affinity to itself": (
+        {},
+        {
+            "labels": {"app": "a"},
+            "affinity": {
+                "podAntiAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "labelSelector": {"matchLabels": {"app": "a"}},
+                            "topologyKey": "kubernetes.io/hostname",
+                        }
+                    ]
+                }
+            },
+        },
+        2,
+    ),
+    "a taint": ({"taints": [{"key": "k", "effect": "NoSchedule"}]}, {}, 0),
+    "a cordon": ({"unschedulable": True}, {}, 0),
+    "CPU": ({"allocatable": {"cpu": "2", "memory": "8Gi", "pods": "10"}}, {"requests": {"cpu": "1500m"}}, 2),
+    "pods": ({"allocatable": {"cpu": "2", "memory": "8Gi", "pods": "3"}}, {}, 6),
+    "a claim that is not there": (
+        {},
+        {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
+        0,
+    ),
+    "a host port": ({}, {"containers": [{"name": "c", "ports": [{"hostPort": 80}]}]}, 2),
+}
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_every_rule_of_a_decision_counts(case: str) -> None:
+    nodes, asks, expected = RULES[case]
+    cluster = cluster_of({"n1": [16, 16], "n2": [16, 16]}, **nodes)
+    assert given(cluster, model("a", 99, **asks)) == {"a": expected}
+
+
+def test_a_model_that_cannot_be_read_is_told_so_and_the_others_are_answered() -> None:
+    broken = replace(model("a", 2), template={"spec": {"containers": 7}})
+    annotated = template()
+    annotated["metadata"]["annotations"][KEYS.gpu_count] = "many"
+    wrong = replace(model("b", 2), template=annotated)
+    unhashable = replace(
+        model("d", 2), template={"metadata": {"labels": {"a": ["b"]}}, "spec": template()["spec"]}
+    )
+    found = ask(cluster_of({"n1": [16]}), broken, wrong, model("c", 2), unhashable)
+    assert found["c"].now == 2
+    for name, said in (
+        ("a", "the pod template cannot be read"),
+        ("b", "the pod cannot be placed: "),
+        ("d", "the pod template"),
+    ):
+        assert (found[name].now, found[name].never) == (0, 2)
+        assert found[name].reason.startswith(said)
+
+
+# What no node will ever take.
+
+
+NEVER: dict[str, tuple[Json, int, int]] = {
+    "more than any GPU has": ({"gib": 17}, 3, 3),
+    "as many as the GPUs hold when they are empty": ({"gib": 8}, 9, 4),
+    "one of an id on each node": ({"gib": 1, "model_id": "m"}, 3, 1),
+    "more GPUs than any node has": ({"gib": 1, "annotations": "3"}, 2, 2),
+    "two GPUs for each copy": ({"gib": 8, "annotations": "2"}, 3, 2),
+    "a product that is not there": ({"gib": 1, "product": "H100"}, 1, 1),
+    "a label that no node has": ({"gib": 1, "nodeSelector": {"a": "b"}}, 1, 1),
+    "a field that is not decided": ({"gib": 1, "resourceClaims": [{"name": "c"}]}, 1, 1),
+    "a claim that may come": (
+        {"gib": 1, "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]},
+        1,
+        0,
+    ),
+    "all that fits": ({"gib": 16}, 3, 1),
+}
+
+
+@pytest.mark.parametrize("case", NEVER)
+def test_never_is_what_no_node_takes_even_when_it_is_empty(case: str) -> None:
+    """n1 has 16 and 8 GiB, n2 16; all of it is taken."""
+    asks, wanted, never = NEVER[case]
+    asks = dict(asks)
+    count, product = asks.pop("annotations", None), asks.pop("product", None)
+    cluster = cluster_of(
+        {"n1": [16, 8], "n2": [16]}, bound("x", "n1", 16), bound("y", "n1", 8, 1), bound("z", "n2", 16)
+    )
+    one = model("a", wanted, **asks)
+    marks = {KEYS.gpu_count: count, KEYS.gpu_product: product}
+    one.template["metadata"]["annotations"].update({k: v for k, v in marks.items() if v})
+    found = ask(cluster, one)["a"]
+    assert (found.now, found.never) == (0, never)
+    assert found.reason.startswith("0/2 nodes: ")
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        {"unschedulable": True},
+        {"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]},
+    ],
+)
+def test_a_node_that_comes_back_is_no_never(trouble: Json) -> None:
+    found = ask(cluster_of({"n1": [16]}, **trouble), model("a", 1))["a"]
+    assert (found.now, found.never) == (0, 0)
+    lasting = cluster_of({"n1": [16]}, taints=[{"key": "mine", "effect": "NoSchedule"}])
+    assert ask(lasting, model("a", 1))["a"].never == 1
+
+
+def test_a_node_without_a_heartbeat_is_no_never() -> None:
+    cluster = cluster_of({"n1": [16]})
+    cluster.decider.table.beat(NodeName("n1"), -np.inf)
+    assert ask(cluster, model("a", 2))["a"].never == 0
+
+
+def test_a_copy_on_a_cordoned_node_is_one_of_those_that_there_are() -> None:
+    cluster = cluster_of({"n1": [16], "n2": [16]}, bound("x", "n2", 16))
+    cluster.state.set_node(node("n3", says=report(gpu("n3-0")), labels={"zone": "old"}))
+    cluster.decider.table.beat(NodeName("n3"), np.inf)
+    one = model("a", 3, model_id="m", running=1, nodeSelector={"kubernetes.io/hostname": "n1"})
+    mine = bound("a-1", "n3", 4, annotations={KEYS.model_id: "m"})
+    cluster.state.set_pod(mine)
+    assert (ask(cluster, one)["a"].now, ask(cluster, one)["a"].never) == (1, 1)
+
+
+# Who is idle and goes.
+
+
+def idle_cluster() -> Cluster:
+    """n1 is full of three, n2 of one large one that is used, n3 of one that is idle."""
+    return cluster_of(
+        {"n1": [16], "n2": [16], "n3": [16]},
+        bound("a1", "n1", 4),
+        bound("a2", "n1", 4),
+        bound("a3", "n1", 8),
+        bound("busy", "n2", 16),
+        bound("c", "n3", 16),
+    )
+
+
+IDLE: dict[str, tuple[int, list[str], tuple[str, ...]]] = {
+    "the one that was not used for longest": (4, ["c", "a2", "a1", "a3"], ("c",)),
+    "one rather than two": (8, ["a1", "a2", "a3", "c"], ("a3",)),
+    "none where it does not help": (8, ["a1"], ()),
+    "two where it must be": (8, ["a1", "a2"], ("a1", "a2")),
+    "never who is not named": (16, ["a1", "a2"], ()),
+    "three, if there is nothing else": (16, ["a1", "a3", "a2"], ("a1", "a3", "a2")),
+    "names of nobody": (8, ["nobody", "a3"], ("a3",)),
+}
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_the_fewest_idle_pods_go_the_least_recently_used_first(case: str) -> None:
+    gib, idle, expected = IDLE[case]
+    found = ask(idle_cluster(), model("new", 2, gib), idle=[f"team/{name}" for name in idle])["new"]
+    assert found.now == 0
+    assert set(found.if_idle_go) == {f"team/{name}" for name in expected}
+
+
+def test_an_idle_pod_of_a_higher_priority_stays_and_one_that_goes_already_is_not_named() -> None:
+    cluster = cluster_of({"n1": [16]}, bound("x", "n1", 16, priority=5))
+    for priority, expected in ((4, ()), (5, ("team/x",)), (6, ("team/x",))):
+        assert ask(cluster, model("a", 1, priority=priority), idle=["team/x"])["a"].if_idle_go == expected
+    going = bound("x", "n1", 16)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert ask(cluster_of({"n1": [16]}, going), model("a", 1), idle=["team/x"])["a"].if_idle_go == ()
+
+
+def test_two_models_are_not_told_of_one_idle_pod() -> None:
+    idle = ["team/c", "team/a3", "team/busy"]
+    found = ask(idle_cluster(), model("x", 1, 8), model("y", 1, 8), idle=idle)
+    assert found["x"].if_idle_go == ("team/c",)
+    assert found["y"].if_idle_go == (), "what x leaves of it is enough for y"
+    found = ask(idle_cluster(), model("x", 1, 16), model("y", 1, 8), idle=idle)
+    assert (found["x"].if_idle_go, found["y"].if_idle_go) == (("team/c",), ("team/a3",))
+
+
+def test_nobody_goes_where_there_is_room() -> None:
+    cluster = cluster_of({"n1": [16]}, bound("x", "n1", 8))
+    found = ask(cluster, model("a", 1, 8), idle=["team/x"])["a"]
+    assert (found.now, found.if_idle_go) == (1, ())
+
+
+def random_full_cluster(chance: random.Random) -> tuple[Cluster, list[str]]:
+    sizes = {
+        f"n{i}": [chance.choice((6, 8, 12)) for _ in range(chance.randint(1, 3))]
+        for i in range(chance.randint(1, 3))
+    }
+    pods, names = [], []
+    for name, gpus in sizes.items():
+        for slot, size in enumerate(gpus):
+            left = size
+            while left > 0 and len(pods) < 14:
+                take = chance.randint(1, left)
+                uid = f"p{len(pods)}"
+                pods.append(bound(uid, name, take, slot, priority=chance.randint(0, 1)))
+                if chance.random() < 0.7:
+                    names.append(f"team/{uid}")
+                left -= take
+    chance.shuffle(names)
+    return cluster_of(sizes, *pods), names
+
+
+def brute_force(cluster: Cluster, asks: PlaceableModel, idle: list[str]) -> tuple[int, list[int]] | None:
+    """How few have to go, and the best of the smallest groups: by who was used last of it."""
+    demand = parse_demand(
+        {
+            "metadata": {"namespace": "team", "name": "x", "uid": "x", **asks.template["metadata"]},
+            "spec": asks.template["spec"],
+        },
+        KEYS,
+    )
+    questions = Questions(cluster.decider, demand)
+    by_node: dict[str, list[int]] = {}
+    holders = {
+        f"team/{h.ref.name}": h
+        for name in cluster.decider.table.row_of
+        for h in cluster.state.living_on(name)
+    }
+    for rank, name in enumerate(idle):
+        if holders[name].priority <= asks.priority:
+            by_node.setdefault(holders[name].node, []).append(rank)
+    found = []
+    for name, ranks in by_node.items():
+        for size in range(1, len(ranks) + 1):
+            for group in combinations(ranks, size):
+                if questions.place(NodeName(name), [holders[idle[rank]] for rank in group]) is not None:
+                    found.append((size, sorted(group, reverse=True)))
+    return min(found, default=None)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_nobody_goes_who_need_not(seed: int) -> None:
+    chance = random.Random(seed)
+    cluster, idle = random_full_cluster(chance)
+    asks = model("new", 1, chance.randint(1, 12), priority=chance.randint(0, 1))
+    if chance.random() < 0.3:
+        asks.template["metadata"]["annotations"][KEYS.gpu_count] = "2"
+    cluster.decider.refresh()
+    answer = ask(cluster, asks, idle=idle)["new"]
+    expected = None if answer.now else brute_force(cluster, asks, idle)
+    ranks = sorted((idle.index(name) for name in answer.if_idle_go), reverse=True)
+    assert (None if not ranks else (len(ranks), ranks)) == expected
+
+
+# The mirror decides as the scheduler does.
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_node_with_a_copy_more_is_what_the_state_makes_of_it(seed: int) -> None:
+    chance = random.Random(seed)
+    rule = chance.choice(
+        (CodeReport(), CodeReport(CodeRule.NAMESPACE), CodeReport(CodeRule.NAMESPACE, "team"))
+    )
+    cluster = Cluster(KEYS, clock=lambda: 0.0)
+    cluster.state.set_node(node(says=report(gpu("n1-0"), gpu("n1-1", index=1), code=rule)))
+    cluster.decider.table.beat(NodeName("n1"), np.inf)
+    for number in range(4):
+        asks = pod(
+            f"p{number}",
+            mem=f"{chance.randint(0, 4)}Gi",
+            requests={"cpu": f"{chance.randint(0, 900)}m"},
+            annotations={
+                KEYS.model_id: chance.choice((None, f"m{number}")),
+                KEYS.requirements: chance.choice((None, "python")),
+                KEYS.gpu_count: chance.choice(("1", "2")),
+            },
+        )
+        asks["metadata"]["namespace"] = chance.choice(("team", "team", "other"))
+        asks["spec"]["containers"][0]["ports"] = [
+            {"hostPort": 8000 + number, "protocol": "TCP"}
+        ] * chance.randint(0, 1)
+        demand = parse_demand(asks, KEYS)
+        outcome = cluster.decider.decide(demand)
+        if isinstance(outcome, Placement):
+            expected = with_copy(cluster.state.view(outcome.node), demand, outcome.gpu)
+            cluster.state.assume(demand, outcome.node, outcome.gpu)
+            assert cluster.state.view(outcome.node) == expected
+
+
+class Api:
+    """Takes every Binding."""
+
+    def __init__(self) -> None:
+        self.bound: list[str] = []
+
+    async def create(self, path: str, body: Json) -> Json:
+        if path.endswith("/binding"):
+            self.bound.append(body["metadata"]["uid"])
+        return {}
+
+    async def get(self, path: str) -> Json:
+        raise AssertionError(path)
+
+    async def patch(self, *_: object, **__: object) -> Json:
+        return {}
+
+
+class World:
+    """A scheduler with nodes, pods and pods that wait, drawn by chance; and models that want copies."""
+
+    def __init__(self, seed: int, strategy: str) -> None:
+        self.chance = random.Random(seed)
+        self.api = Api()
+        self.scheduler = Scheduler(
+            self.api,  # type: ignore[arg-type]
+            keys=KEYS,
+            scheduler_name="trtis-scheduler",
+            strategy=make_strategy(strategy, np.random.default_rng(1)),
+            events=Events(),  # type: ignore[arg-type]
+            metrics=BinderMetrics(CollectorRegistry()),
+            clock=lambda: 0.0,
+        )
+        self._made = 0
+        for number in range(self.chance.randint(1, 6)):
+            self._node(f"n{number}")
+        for _ in range(self.chance.randint(0, 8)):
+            self._bind()
+        self._touch_nodes()
+        for _ in range(self.chance.choice((0, 0, 1, 4))):
+            self.create(self._template(), priority=self.chance.randint(0, 2), created="2025")
+        self.models = [
+            model(
+                f"m{number}",
+                self.chance.randint(1, 6),
+                priority=self.chance.choice((0, 0, 1)),
+            )
+            for number in range(self.chance.randint(1, 5))
+        ]
+        self.models = [replace(one, template=self._template(one.model.name)) for one in self.models]
+
+    def _node(self, name: str) -> None:
+        chance = self.chance
+        gpus = [
+            gpu(
+                f"{name}-{i}",
+                total=chance.choice((8, 16, 24)) * GIB,
+                index=i,
+                foreign_bytes=chance.choice((0, 0, GIB)),
+            )
+            for i in range(chance.randint(1, 4))
+        ]
+        facts: Json = {"labels": {"zone": chance.choice("ab")}}
+        if chance.random() < 0.15:
+            facts["taints"] = [{"key": "k", "value": "v", "effect": "NoSchedule"}]
+        if chance.random() < 0.1:
+            facts["unschedulable"] = True
+        rule = CodeReport(chance.choice((CodeRule.ANY, CodeRule.ANY, CodeRule.NAMESPACE)))
+        facts["allocatable"] = {
+            "cpu": str(chance.randint(1, 8)),
+            "memory": "64Gi",
+            "pods": str(chance.randint(3, 12)),
+        }
+        self.scheduler.on_node(Change(ChangeKind.SET, node(name, says=report(*gpus, code=rule), **facts)))
+        if chance.random() > 0.1:
+            self.scheduler.cluster.decider.table.beat(NodeName(name), np.inf)
+
+    def _touch_nodes(self) -> None:
+        self.scheduler.cluster.decider.refresh()
+
+    def _template(self, name: str = "p") -> Json:
+        chance = self.chance
+        requests = {"cpu": f"{chance.choice((0, 100, 900))}m"}
+        made = template(
+            chance.choice((1, 3, 4, 7, 8, 12)),
+            model_id=chance.choice((None, name)),
+            labels={"app": name},
+            requests=requests,
+            preemptionPolicy="Never",
+        )
+        if chance.random() < 0.2:
+            made["metadata"]["annotations"][KEYS.gpu_count] = "2"
+        if chance.random() < 0.2:
+            made["metadata"]["annotations"][KEYS.requirements] = "python"
+        if chance.random() < 0.2:
+            made["spec"]["nodeSelector"] = {"zone": "a"}
+        if chance.random() < 0.3:
+            term = {
+                "labelSelector": {"matchLabels": {"app": chance.choice((name, "m0"))}},
+                "topologyKey": "kubernetes.io/hostname",
+            }
+            made["spec"]["affinity"] = {
+                "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+            }
+        if chance.random() < 0.3:
+            made["spec"]["tolerations"] = [{"operator": "Exists"}]
+        return made
+
+    def _bind(self) -> None:
+        demand = parse_demand(self._pod(self._template(), 0, "2024"), KEYS)
+        outcome = self.scheduler.cluster.decider.decide(demand)
+        if isinstance(outcome, Placement):
+            self.scheduler.state.assume(demand, outcome.node, outcome.gpu)
+
+    def _pod(self, made: Json, priority: int, created: str) -> Json:
+        self._made += 1
+        uid = f"p{self._made:05}"
+        meta = {
+            "namespace": "team",
+            "name": uid,
+            "uid": uid,
+            "creationTimestamp": f"{created}-{self._made:05}",
+        }
+        return {
+            "metadata": {**meta, **made["metadata"]},
+            "spec": {**made["spec"], "priority": priority, "schedulerName": "trtis-scheduler"},
+            "status": {"phase": "Pending"},
+        }
+
+    def create(self, made: Json, *, priority: int, created: str) -> str:
+        one = self._pod(made, priority, created)
+        self.scheduler.on_pod(Change(ChangeKind.SET, one))
+        return str(one["metadata"]["uid"])
+
+    def copy(self, one: PlaceableModel) -> str:
+        return self.create(dict(one.template), priority=one.priority, created="2026")
+
+    def places(self, uid: str) -> bool:
+        return self.scheduler.state.has_place(PodUid(uid))
+
+    async def settle(self) -> None:
+        for _ in range(4 * len(self.scheduler.queue) + 8):
+            self.scheduler.step()
+            await asyncio.sleep(0)
+
+
+def in_order(models: Sequence[PlaceableModel], answer: dict[str, Placeable]) -> list[PlaceableModel]:
+    """The copies that were promised, in the order of the promise; written out anew, from the words of the rule."""
+    found, given_to = [], dict.fromkeys((one.model.name for one in models), 0)
+    while left := [one for one in models if given_to[one.model.name] < answer[one.model.name].now]:
+        best = min(
+            left,
+            key=lambda one: (
+                -one.priority,
+                -(one.wanted - given_to[one.model.name]) / one.wanted,
+                str(one.model),
+            ),
+        )
+        given_to[best.model.name] += 1
+        found.append(best)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["binpack", "spread"])
+@pytest.mark.parametrize("seed", range(40))
+async def test_what_is_promised_is_placed_and_one_more_is_not(seed: int, strategy: str) -> None:
+    world = World(seed, strategy)
+    cluster = world.scheduler.cluster
+    placeables = Placeables(
+        cluster, KEYS, pending=world.scheduler.about_to_be_placed, aside=world.scheduler.room.aside
+    )
+    answer = finish(placeables.answer(PlaceableRequest(models=tuple(world.models))))
+    found = {key.name: one for key, one in answer.models.items()}
+    await world.settle()  # those who waited
+    copies = [(one, world.copy(one)) for one in in_order(world.models, found)]
+    await world.settle()
+    assert [one.model.name for one, uid in copies if not world.places(uid)] == []
+    for one in world.models:
+        told = found[one.model.name]
+        assert bool(told.reason) == (told.now < one.wanted), told
+        if told.now < one.wanted:
+            more = world.copy(one)
+            await world.settle()
+            assert not world.places(more), told
+    await world.scheduler.abandon()

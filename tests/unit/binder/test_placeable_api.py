@@ -1,0 +1,461 @@
+"""`POST /placeable` as a port: who may ask, what is refused, and that placing pods goes on meanwhile."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry
+
+from berth.contract.ids import NodeName, PodUid
+from berth.contract.scaling import PlaceableAnswer, PlaceableRequest
+from berth.kube.errors import response_error
+from berth.kube.informer import Change, ChangeKind
+from binder import placeable_api
+from binder.metrics import BinderMetrics
+from binder.placeable_api import PlaceableApi
+from binder.scheduler import Scheduler
+from binder.strategies import make_strategy
+from scaler.placeable import BinderClient
+from tests.fakes.binder import Events
+from tests.fakes.objects import KEYS, gpu, node, pod, report
+from tests.unit.binder.test_placeable import model
+
+Json = dict[str, Any]
+SCALER = "system:serviceaccount:berth-system:berth-scaler"
+
+
+class Api:
+    """Knows whose token each is."""
+
+    def __init__(self) -> None:
+        self.users = {"good": SCALER, "other": "system:serviceaccount:team:berth-scaler"}
+        self.reviews: list[Json] = []
+        self.fail = False
+
+    async def create(self, path: str, body: Json) -> Json:
+        self.reviews.append(body)
+        if self.fail:
+            raise response_error(500, "InternalError", path)
+        user = self.users.get(body["spec"]["token"])
+        extra = {f"authentication.kubernetes.io/pod-{key}": ["x"] for key in ("name", "uid")}
+        return {
+            "status": {
+                "authenticated": user is not None,
+                "audiences": body["spec"]["audiences"],
+                "user": {"username": user, "extra": extra},
+            }
+        }
+
+
+class Port:
+    """A replica that answers, and what it takes of time."""
+
+    def __init__(self, *, leader: str = "") -> None:
+        self.api, self.now, self.pauses = Api(), 0.0, list[float]()
+        self.registry = CollectorRegistry()
+        metrics = BinderMetrics(self.registry)
+        self.scheduler = Scheduler(
+            self.api,  # type: ignore[arg-type]
+            keys=KEYS,
+            scheduler_name="trtis-scheduler",
+            strategy=make_strategy("binpack", np.random.default_rng(1)),
+            events=Events(),  # type: ignore[arg-type]
+            metrics=metrics,
+        )
+        self.scheduler.on_node(Change(ChangeKind.SET, node("n1", says=report(gpu("n1-0")))))
+        self.scheduler.cluster.decider.table.beat(NodeName("n1"), np.inf)
+        self.scheduler.leads = not leader
+        self.port = PlaceableApi(
+            self.scheduler,
+            KEYS,
+            self.api,  # type: ignore[arg-type]
+            metrics,
+            system_namespace="berth-system",
+            leader=lambda: leader,
+            clock=lambda: self.now,
+            sleep=self.sleep,
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[TestClient[web.Request, web.Application]]:
+        async with TestClient(TestServer(self.port.application())) as client:
+            yield client
+
+
+BODY = PlaceableRequest(models=(model("a", 5),)).to_json()
+
+
+async def post(port: Port, body: Any = BODY, *, token: str = "good", **more: Any) -> tuple[int, Json]:
+    async with port.serving() as client:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        answer = await client.post("/placeable", data=data, headers=headers | more.pop("headers", {}), **more)
+        try:
+            return answer.status, await answer.json()
+        except (aiohttp.ContentTypeError, ValueError):
+            return answer.status, {}
+
+
+async def test_the_scaler_is_answered() -> None:
+    port = Port()
+    status, answer = await post(port)
+    assert status == 200
+    (found,) = answer["models"]
+    assert (found["model"], found["now"], found["never"]) == ("team/a", 4, 1)
+    assert PlaceableAnswer.from_json(json.dumps(answer).encode()).to_json() == answer
+    assert port.api.reviews[0]["spec"] == {"token": "good", "audiences": ["berth-binder"]}
+    assert port.registry.get_sample_value("berth_binder_placeable_seconds_count") == 1
+
+
+@pytest.mark.parametrize(
+    ("token", "status", "said"),
+    [
+        ("", 401, "berth-binder"),
+        ("forged", 401, "does not accept"),
+        ("other", 403, "system:serviceaccount:team:berth-scaler may not ask"),
+        ("x" * 5000, 401, "not a token"),
+        ("a\xe9b", 401, "not a token"),
+    ],
+)
+async def test_nobody_else_is(token: str, status: int, said: str) -> None:
+    found, answer = await post(Port(), token=token)
+    assert found == status
+    assert said in answer["error"]
+    assert "forged" not in answer["error"]
+
+
+async def test_what_was_said_of_a_token_is_remembered_for_a_while() -> None:
+    port = Port()
+    for _ in range(3):
+        assert (await post(port))[0] == 200
+    assert len(port.api.reviews) == 1
+    port.now += 31
+    port.api.users.clear()
+    assert (await post(port))[0] == 401
+    assert (await post(port))[0] == 401
+    assert len(port.api.reviews) == 2
+    port.now += 6
+    port.api.users["good"] = SCALER
+    assert (await post(port))[0] == 200
+
+
+async def test_guessed_tokens_cost_the_api_server_little_and_the_scaler_nothing() -> None:
+    port = Port()
+    assert (await post(port))[0] == 200
+    found = [(await post(port, token=f"guess{number}"))[0] for number in range(20)]
+    assert found.count(401) < 8
+    assert found[-1] == 429
+    assert (await post(port))[0] == 200
+
+
+async def test_nobody_is_believed_while_the_api_server_cannot_tell() -> None:
+    port = Port()
+    port.api.fail = True
+    status, _ = await post(port)
+    assert status == 503
+    port.api.fail = False
+    assert (await post(port))[0] == 200
+
+
+def with_model(**changes: Any) -> Json:
+    return {"models": [BODY["models"][0] | changes]}
+
+
+HOSTILE: dict[str, Any] = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "deep": b'{"models":' + b"[" * 100_000,
+    "not UTF-8": b'{"models":[{"model":"\xff"}]}',
+    "a list": [],
+    "no models": {},
+    "models of another kind": {"models": {"a": 1}},
+    "a model without fields": {"models": [{}]},
+    "a name that is none": with_model(model="team"),
+    "a name with two slashes": with_model(model="team/a/b"),
+    "a negative number": with_model(wanted=-1),
+    "a number that is huge": with_model(wanted=2**64),
+    "a fraction": with_model(wanted=1.5),
+    "NaN": json.dumps(with_model()).replace('"wanted": 5', '"wanted": NaN').encode(),
+    "a template of text": with_model(template="x"),
+    "the same twice": {"models": BODY["models"] * 2},
+    "idle pods of numbers": {**BODY, "idle": [1]},
+    "too many idle pods": {**BODY, "idle": ["a/b"] * 9000},
+    "too many models": {
+        "models": [BODY["models"][0] | {"model": f"a/m{i}", "template": {}} for i in range(5000)]
+    },
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_what_is_no_question_is_one_clear_error(case: str) -> None:
+    port = Port()
+    status, answer = await post(port, HOSTILE[case])
+    assert status == 400, answer
+    assert answer["error"]
+    assert (await post(port))[0] == 200
+
+
+async def test_a_body_that_is_too_large_is_refused_packed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placeable_api, "_BODY_BYTES", 64 * 1024)
+    large = json.dumps({**BODY, "more": "x" * 200_000}).encode()
+    assert (await post(Port(), large))[0] == 413
+    packed = gzip.compress(large)
+    assert (await post(Port(), packed, headers={"Content-Encoding": "gzip"}))[0] in (400, 413)
+
+
+async def test_a_body_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placeable_api, "_BODY_SECONDS", 0.05)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(5)
+
+    async with Port().serving() as client:
+        answer = await client.post("/placeable", data=slowly(), headers={"Authorization": "Bearer good"})
+        assert answer.status == 408
+
+
+ODD: list[Json] = [
+    {},
+    {"spec": None},
+    {"spec": {"containers": "x"}},
+    {"spec": {"containers": [{"resources": {"limits": {KEYS.gpu_mem: "-1"}}}]}},
+    {"metadata": [], "spec": {"containers": []}},
+    {"metadata": {"labels": {"a": 1}, "annotations": {KEYS.gpu_count: 1}}, "spec": {"containers": []}},
+    {"spec": {"containers": [], "tolerations": [1]}},
+    {"spec": {"containers": [], "tolerations": [{"key": ["x"], "operator": "Equal"}]}},
+    {"spec": {"containers": [], "nodeSelector": {"a": {"b": "c"}}}},
+    {"spec": {"containers": [], "nodeSelector": ["a"]}},
+    {
+        "spec": {
+            "containers": [],
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": 7}},
+        }
+    },
+    {"spec": {"containers": [], "topologySpreadConstraints": [{"topologyKey": {}, "labelSelector": {}}]}},
+    {"spec": {"containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": {}}}]}},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_one_odd_template_spoils_no_other_models_answer(odd: Json) -> None:
+    """Also where it breaks only in the midst of a decision."""
+    strange = BODY["models"][0] | {"model": "team/odd", "template": odd, "templateHash": "odd", "priority": 9}
+    status, answer = await post(Port(), {"models": [strange, *BODY["models"]]})
+    assert status == 200
+    found = {one["model"]: one for one in answer["models"]}
+    assert found["team/a"]["now"] + found["team/odd"]["now"] >= 4
+    assert found["team/odd"]["now"] > 0 or found["team/odd"]["reason"]
+
+
+async def test_a_standby_sends_its_caller_to_the_leader_or_says_that_there_is_none() -> None:
+    async with Port(leader="http://10.0.0.7:8482").serving() as client:
+        answer = await client.post("/placeable", data=b"{}", allow_redirects=False)
+        assert (answer.status, answer.headers["Location"]) == (307, "http://10.0.0.7:8482/placeable")
+    port = Port()
+    port.scheduler.leads = False
+    status, answer_of = await post(port)
+    assert (status, answer_of["error"]) == (503, "no replica of the binder leads")
+
+
+async def test_an_answer_leaves_most_of_the_time_to_pods_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading of the clock takes a millisecond here."""
+    port = Port()
+    port.scheduler.on_pod(Change(ChangeKind.SET, pod("waits", mem="17Gi")))
+    monkeypatch.setattr(port.port, "_clock", lambda: setattr(port, "now", port.now + 0.001) or port.now)
+    body = PlaceableRequest(models=tuple(model(f"m{i}", 1, 17) for i in range(50))).to_json()
+    assert (await post(port, body))[0] == 200
+    slices = [pause for pause in port.pauses if pause > 0]
+    assert len(slices) > 15
+    assert max(slices) < 0.010  # as long as the slice before, and none of them much longer than it should be
+    port.pauses.clear()
+    assert (await post(port))[0] == 200
+    assert port.pauses[0] > 19 * sum(slices) * 0.9
+    port.scheduler.queue.remove(PodUid("waits"))
+    port.pauses.clear()
+    assert (await post(port, body))[0] == 200
+    assert len(port.pauses) > 15
+    assert set(port.pauses) == {0.0}, "nobody else has anything to do"
+
+
+async def test_a_leader_that_is_none_any_more_gives_no_answer() -> None:
+    port = Port()
+
+    port.scheduler.on_pod(Change(ChangeKind.SET, pod("waits", mem="17Gi")))
+
+    async def deposed(seconds: float) -> None:
+        port.scheduler.leads = False
+
+    port.port._sleep = deposed
+    assert (await post(port))[0] == 503
+
+
+async def test_only_so_many_wait() -> None:
+    port, go = Port(), asyncio.Event()
+    port.scheduler.on_pod(Change(ChangeKind.SET, pod("waits", mem="17Gi")))
+
+    async def held(_: float) -> None:
+        await go.wait()
+
+    port.port._sleep = held
+    async with port.serving() as client:
+        headers = {"Authorization": "Bearer good"}
+        asked = [asyncio.create_task(client.post("/placeable", json=BODY, headers=headers)) for _ in range(9)]
+        while sum(task.done() for task in asked) < 5:
+            await asyncio.sleep(0.001)
+        go.set()
+        found = sorted([answer.status for answer in await asyncio.gather(*asked)])
+    assert found == [200] * 4 + [429] * 5
+
+
+# The client.
+
+
+class Binders:
+    """Replicas on ports of their own."""
+
+    def __init__(self, *handlers: Callable[[web.Request], Any]) -> None:
+        self.servers = []
+        for handler in handlers:
+            app = web.Application()
+            app.router.add_post("/placeable", handler)
+            self.servers.append(TestServer(app))
+
+    async def __aenter__(self) -> list[str]:
+        for server in self.servers:
+            await server.start_server()
+        return [f"http://127.0.0.1:{server.port}" for server in self.servers]
+
+    async def __aexit__(self, *_: object) -> None:
+        for server in self.servers:
+            await server.close()
+
+
+ANSWER = {
+    "generation": 7,
+    "models": [{"model": "team/a", "now": 2, "ifIdleGo": ["team/x"], "never": 1, "reason": "why"}],
+}
+ASKED = PlaceableRequest(models=(model("a", 5),))
+
+
+async def test_the_client_follows_the_leader_and_asks_it_from_then_on() -> None:
+    seen: list[str] = []
+    urls: list[str] = []
+
+    async def leads(request: web.Request) -> web.Response:
+        seen.append("leader")
+        assert request.headers["Authorization"] == "Bearer t"
+        assert PlaceableRequest.from_json(await request.read()) == ASKED
+        return web.json_response(ANSWER)
+
+    async def stands_by(request: web.Request) -> web.Response:
+        seen.append("standby")
+        return web.Response(status=307, headers={"Location": f"{urls[0]}/placeable"})
+
+    async with Binders(leads, stands_by) as found, aiohttp.ClientSession() as session:
+        urls += found
+        client = BinderClient(session, urls[1], lambda: "t\n")
+        for _ in range(2):
+            answer = await client.ask(ASKED)
+            assert answer is not None
+            assert answer.to_json() == ANSWER
+        assert seen == ["standby", "leader", "leader"]
+
+
+async def test_a_leader_that_has_gone_is_looked_for_anew() -> None:
+    urls: list[str] = []
+    leads_now = 0
+
+    def replica(number: int) -> Callable[[web.Request], Any]:
+        async def answer(_: web.Request) -> web.Response:
+            if number == leads_now:
+                return web.json_response(ANSWER)
+            return web.Response(status=307, headers={"Location": f"{urls[leads_now]}/placeable"})
+
+        return answer
+
+    binders = Binders(replica(0), replica(1))
+    async with binders as found, aiohttp.ClientSession() as session:
+        urls += found
+        client = BinderClient(session, urls[1], lambda: "t")
+        assert await client.ask(ASKED) is not None
+        await binders.servers[0].close()
+        leads_now = 1
+        assert await client.ask(ASKED) is not None
+        leads_now = 0
+        assert await client.ask(ASKED) is None
+
+
+def answering(status: int, body: bytes = b"", **headers: str) -> Callable[[web.Request], Any]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, body=body, headers=headers)
+
+    return answer
+
+
+NO_ANSWERS = {
+    "an error": answering(500, b"x" * 100_000),
+    "busy": answering(429),
+    "no JSON": answering(200, b"<html>"),
+    "another JSON": answering(200, b"[]"),
+    "a name that is none": answering(200, b'{"generation": 1, "models": [{"model": "a", "now": 1}]}'),
+    "a negative number": answering(200, b'{"generation": 1, "models": [{"model": "a/b", "now": -1}]}'),
+    "nowhere to go": answering(307),
+    "to another path": answering(307, Location="http://127.0.0.1:1/secret"),
+    "to another scheme": answering(307, Location="file:///placeable"),
+    "to what is no URL": answering(307, Location="http://[/placeable"),
+    "with a password": answering(307, Location="http://a:b@127.0.0.1:1/placeable"),
+    "in a circle": answering(307, Location="/placeable"),
+}
+
+
+@pytest.mark.parametrize("case", NO_ANSWERS)
+async def test_what_is_no_answer_is_none(case: str) -> None:
+    async with Binders(NO_ANSWERS[case]) as (url,), aiohttp.ClientSession() as session:
+        client = BinderClient(session, url, lambda: "t")
+        assert await client.ask(ASKED) is None
+
+
+async def test_replicas_that_name_each_other_are_not_followed_for_ever() -> None:
+    urls: list[str] = []
+    asked = [0]
+
+    async def points(_: web.Request) -> web.Response:
+        asked[0] += 1
+        return web.Response(status=307, headers={"Location": f"{urls[0]}/placeable"})
+
+    async with Binders(points) as found, aiohttp.ClientSession() as session:
+        urls += found
+        assert await BinderClient(session, urls[0], lambda: "t").ask(ASKED) is None
+    assert asked[0] == 3
+
+
+async def test_a_binder_that_never_answers_and_a_token_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scaler.placeable.ANSWER_SECONDS", 0.05)
+
+    async def hangs(_: web.Request) -> web.Response:
+        await asyncio.sleep(5)
+        return web.Response()
+
+    def no_token() -> str:
+        raise FileNotFoundError("token")
+
+    async with Binders(hangs) as (url,), aiohttp.ClientSession() as session:
+        assert await BinderClient(session, url, lambda: "t").ask(ASKED) is None
+        assert await BinderClient(session, url, no_token).ask(ASKED) is None
+        assert await BinderClient(session, "http://127.0.0.1:1", lambda: "t").ask(ASKED) is None
