@@ -1,0 +1,225 @@
+"""All models' switches, with the Services and EndpointSlices that they need. Pure: the informers tell it what there is,
+it tells the core who takes a model's requests, the writer which slices to write, the activators what to hold.
+
+Only what opted-in namespaces have needs to be told; a Service finds its models by their pods' labels.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from typing import TypeVar
+
+from berth.contract.scaling import ModelKey
+from scaler.activation.activators import Activators
+from scaler.activation.ports import Ports
+from scaler.activation.slices import (
+    DoorPorts,
+    Json,
+    Service,
+    ServiceRef,
+    is_ours,
+    leads_to,
+    read_slice,
+    ready_copies,
+    ref_of,
+    service_named,
+    service_of,
+)
+from scaler.activation.switch import MOST_SERVICES, Asked, Delete, Outcome, Seen, Switch
+from scaler.go import SECOND_NS
+
+_Item = tuple[str, str, str]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Of a model's pods: what Services select them by, and where they take requests."""
+
+    labels: Mapping[str, str]
+    door: DoorPorts
+
+
+class Switchboard:
+    """`began_ns`: since when this scaler leads."""
+
+    def __init__(self, *, began_ns: int, ports: Ports | None = None) -> None:
+        self.activators = Activators(began_ns=began_ns)
+        # Models that something has happened to; whoever looks at them takes them out.
+        self.changed: set[ModelKey] = set()
+        self._ports = Ports() if ports is None else ports
+        self._switches: dict[ModelKey, Switch] = {}
+        self._templates: dict[ModelKey, Template] = {}
+        self._services: dict[ServiceRef, Json] = {}
+        self._slices: dict[ServiceRef, dict[str, Json]] = defaultdict(dict)
+        # By (namespace, label, value): a Service under one item of its selector, a model under each of its labels.
+        self._selecting: dict[_Item, set[ServiceRef]] = defaultdict(set)
+        self._labelled: dict[_Item, set[ModelKey]] = defaultdict(set)
+
+    # What there is.
+
+    def set_model(self, model: ModelKey, template: Template) -> None:
+        if self._templates.get(model) != template:
+            self._forget_template(model)
+            self._templates[model] = template
+            for item in _items(model.namespace, template.labels):
+                self._labelled[item].add(model)
+            self._touch(model)
+        self._switches.setdefault(model, Switch(model, self._ports))
+
+    def model_gone(self, model: ModelKey, now_ns: int) -> None:
+        """Nobody scales it any more: its slices are strays from now on, and its ports free after a while."""
+        self._touch(model)
+        self._forget_template(model)
+        self._switches.pop(model, None)
+        self._ports.gone(model, now_ns)
+        self.changed.discard(model)
+
+    def set_service(self, service: Json) -> None:
+        """Whom it led to before is to be looked at as well."""
+        ref = ref_of(service)
+        self._forget_service(ref)
+        self._services[ref] = service
+        if (item := _selected_by(service)) is not None:
+            self._selecting[item].add(ref)
+        self._touch_service(ref)
+
+    def service_gone(self, service: Json) -> None:
+        ref = ref_of(service)
+        if ref in self._services and _uid(self._services[ref]) == _uid(service):
+            self._forget_service(ref)
+
+    def set_slice(self, one: Json) -> None:
+        if (ref := service_named(one)) is not None:
+            self._slices[ref][_uid(one)] = one
+            self._touch_service(ref)
+
+    def slice_gone(self, one: Json) -> None:
+        if (ref := service_named(one)) is not None and ref in self._slices:
+            self._slices[ref].pop(_uid(one), None)
+            if not self._slices[ref]:
+                del self._slices[ref]
+            self._touch_service(ref)
+
+    # What follows.
+
+    def adopt(self) -> None:
+        """Once, when everything there is has been told, before the first look. The oldest slices first: whoever could
+        write one with another model's ports has written it later."""
+        seen = {model: self._seen(model) for model in self._switches}
+        ages = {model: min((one.since_ns for one in seen[model] if one.ours), default=0) for model in seen}
+        for model in sorted(seen, key=lambda model: (ages[model], model)):
+            self._switches[model].adopt(seen[model])
+
+    def look(self, asked: Asked, now_ns: int) -> Outcome:
+        """At one model, which has been set."""
+        self.changed.discard(asked.model)
+        services = self._seen(asked.model)
+        return self._switches[asked.model].look(asked, services, self.activators, now_ns)
+
+    def strays(self, now_ns: int) -> tuple[Delete, ...]:
+        """Slices of ours that nothing needs any more: their model or their Service is another. Call it every few
+        seconds; it also lets go of what has been gone for long."""
+        self._ports.expire(now_ns)
+        self.activators.expire(now_ns)
+        found = []
+        for ref, slices in self._slices.items():
+            ours = [one for one in slices.values() if is_ours(one)]
+            if ours and not self._is_needed(ref):
+                found += [Delete(read) for one in ours if (read := read_slice(one)) is not None]
+        return tuple(found)
+
+    def _is_needed(self, ref: ServiceRef) -> bool:
+        service = self._services.get(ref)
+        if service is None:
+            return False
+        return any(service_of(service, self._templates[model].door) for model in self._models_of(service))
+
+    def _seen(self, model: ModelKey) -> list[Seen]:
+        """Of many Services one more than a model may have: a look costs no more."""
+        door, found = self._templates[model].door, list[Seen]()
+        for ref in sorted(self._services_of(model), key=lambda one: one.name):
+            service = service_of(self._services[ref], door)
+            if service is not None:
+                found.append(self._seen_service(model, service))
+            if len(found) > MOST_SERVICES:
+                break
+        return found
+
+    def _seen_service(self, model: ModelKey, service: Service) -> Seen:
+        slices = self._slices.get(service.ref, {}).values()
+        ours = [(read, one) for one in slices if is_ours(one) and (read := read_slice(one)) is not None]
+        others = (other for other in self._models_of(self._services[service.ref]) if other != model)
+        return Seen(
+            service,
+            ready_copies(slices),
+            ours=ours[0][0] if ours else None,
+            since_ns=_created_ns(ours[0][1]) if ours else 0,
+            shared_with=next(others, None),
+        )
+
+    def _services_of(self, model: ModelKey) -> Iterator[ServiceRef]:
+        labels = self._templates[model].labels
+        for item in _items(model.namespace, labels):
+            for ref in self._selecting.get(item, ()):
+                if leads_to(self._services[ref], labels):
+                    yield ref
+
+    def _models_of(self, service: Json) -> Iterator[ModelKey]:
+        item = _selected_by(service)
+        for model in self._labelled.get(item, ()) if item is not None else ():
+            if leads_to(service, self._templates[model].labels):
+                yield model
+
+    def _touch(self, model: ModelKey) -> None:
+        """A model that comes or goes changes the one that shares a Service with it. Where more do, each of them still has
+        another: of a tenant's many models that share many Services each would else be looked at for each."""
+        self.changed.add(model)
+        if model in self._templates:
+            for ref in islice(self._services_of(model), MOST_SERVICES + 1):
+                sharing = set(islice(self._models_of(self._services[ref]), 3))
+                if len(sharing) < 3:
+                    self.changed |= sharing
+
+    def _touch_service(self, ref: ServiceRef) -> None:
+        if ref in self._services:
+            self.changed |= set(self._models_of(self._services[ref]))
+
+    def _forget_template(self, model: ModelKey) -> None:
+        template = self._templates.pop(model, None)
+        for item in _items(model.namespace, {} if template is None else template.labels):
+            _discard(self._labelled, item, model)
+
+    def _forget_service(self, ref: ServiceRef) -> None:
+        self._touch_service(ref)
+        service = self._services.pop(ref, None)
+        if service is not None and (item := _selected_by(service)) is not None:
+            _discard(self._selecting, item, ref)
+
+
+def _items(namespace: str, labels: Mapping[str, str]) -> Iterator[_Item]:
+    return ((namespace, key, value) for key, value in labels.items())
+
+
+def _selected_by(service: Json) -> _Item | None:
+    selector = service.get("spec", {}).get("selector")
+    return min(_items(ref_of(service).namespace, selector)) if selector else None
+
+
+def _uid(one: Json) -> str:
+    uid: str = one["metadata"]["uid"]
+    return uid
+
+
+def _created_ns(one: Json) -> int:
+    """The API server's time; 0 where it says none."""
+    text = one["metadata"].get("creationTimestamp")
+    return int(datetime.fromisoformat(text).timestamp()) * SECOND_NS if text else 0
+
+
+def _discard(index: dict[_Item, set[_T]], item: _Item, one: _T) -> None:
+    index[item].discard(one)
+    if not index[item]:
+        del index[item]

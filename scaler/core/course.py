@@ -1,0 +1,299 @@
+"""One model's course: what is decided of it, how far it is on its way to or from zero, what of it must outlive a step. Pure.
+
+The decider is told of its load alone. What comes behind it (bounds, activity, the way to zero) is told nothing but the last
+decision, as in Knative's reconciler, so that the decider's answers are Knative's whatever the cluster does.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from berth.contract.scaling import ModelKey, Scaled
+from scaler.core.clip import Ceiling, Clipped
+from scaler.core.deployments import Deployment
+from scaler.core.holding import Holding
+from scaler.core.models_view import KEPT, DecisionView
+from scaler.core.pods import Counts, Pod, PodState
+from scaler.core.wakes import Wakes
+from scaler.decision.bounds import UNKNOWN, Activity, State, Step, activity, bounded, ready_to_be_active, step
+from scaler.decision.load import Averages, Stat
+from scaler.decision.model import Model
+from scaler.decision.windows import LinearWindow
+from scaler.go import SECOND_NS
+
+# For so long nobody wakes a model whose copies have failed for good: what has failed may have been mended in its place.
+FAILED_NS: Final = 600 * SECOND_NS
+# A node that could hold it may come.
+NO_PLACE_NS: Final = 60 * SECOND_NS
+# Copies that were asked for and are not seen count as on their way for so long.
+_PROMISE_NS: Final = 10 * SECOND_NS
+_LATEST_SECONDS: Final = 1e10
+
+
+@dataclass(frozen=True, slots=True)
+class _Hopeless:
+    why: str
+    until_ns: int
+    template_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """What has become of leading a model's requests to the activators: `proven_ns`, since when they get there; `quiet`:
+    and no copy has had one for a while. `trouble`: why they cannot be led there."""
+
+    proven_ns: int | None = None
+    quiet: bool = False
+    trouble: str = ""
+
+
+class Course:
+    """Times are nanoseconds since 1970."""
+
+    def __init__(self, deployment: Deployment, *, ready: int, now_ns: int) -> None:
+        """Goes on where the annotation says that the last scaler was."""
+        told = deployment.told
+        self.deployment = deployment
+        self.model = Model(deployment.spec, ready=ready, now_ns=now_ns)
+        self.waiting = _Waiting(deployment.spec.stable_window_seconds, deployment.spec.panic_window_seconds)
+        self._recorded_ns = 0
+        # The decider's last word, and what the bounds made of it.
+        self.desired = UNKNOWN
+        self.step = Step(UNKNOWN, write=False)
+        self.activity = Activity.ACTIVATING if told is None else _activity_of(told.activity)
+        self.since_ns = now_ns if told is None else min(_ns(told.since), now_ns)
+        self.initialised = told is not None and told.initialised
+        # Of the activation, without the time in which a copy was on its way.
+        self._activating_ns = 0
+        self._stepped_ns = now_ns
+        # Its requests are to go to the activators; None before the first step.
+        self.away: bool | None = None
+        # Why the last copy does not go; "": nothing keeps it.
+        self.kept_for = ""
+        self.path = Path()
+        self.holding = Holding()
+        self.wakes = Wakes()
+        self._hopeless: _Hopeless | None = None
+        # What there is room for, and what of the wanted copies is asked for.
+        self.ceiling: Ceiling | None = None
+        self.clipped = Clipped(UNKNOWN)
+        self._promised, self._promised_ns = deployment.replicas, now_ns
+        # Of a retained model, the copies that are left to it.
+        self.evicted_to: int | None = None
+        # The number that was last told to be written.
+        self.asked_for = deployment.replicas
+        # When the binder was last asked for its copies.
+        self.asked_ns = 0
+        self.decisions: deque[DecisionView] = deque(maxlen=KEPT)
+        # When people were last told: of each kind of event, and by the annotation.
+        self.told_ns: dict[str, int] = {}
+
+    @property
+    def key(self) -> ModelKey:
+        return self.deployment.key
+
+    # A step.
+
+    def record(self, stat: Stat, now_ns: int) -> None:
+        """The load of one second; several of one second add up."""
+        self.model.record(stat, now_ns)
+        self._recorded_ns = now_ns
+
+    def decide(self, *, ready: int, now_ns: int) -> None:
+        """Without a decision the last one stands. A number below 0 is none: somebody's target is no number. Nor does one
+        count that is made in the one second in which a window without a value reads 0 and is not empty yet."""
+        decision = self.model.decide(ready=ready, now_ns=now_ns)
+        window_ns = self.deployment.spec.stable_window_seconds * SECOND_NS
+        if decision is not None and now_ns // SECOND_NS * SECOND_NS - self._recorded_ns < window_ns:
+            self.desired = max(decision.desired, UNKNOWN)
+
+    def advance(self, counts: Counts, pods: Iterable[Pod], now_ns: int) -> bool:
+        """What becomes of the last decision. True if it has changed who is to take its requests."""
+        self._count_activation(counts, now_ns)
+        if counts.ready > 0:
+            self._hopeless = None
+        else:
+            self._look_for_failure(pods, now_ns)
+        self.step = self._step(counts, now_ns)
+        bounds = self.deployment.spec.bounds
+        after = activity(
+            bounds, self.activity, wanted=self.step.copies, ready=counts.ready, initialised=self.initialised
+        )
+        if after is not self.activity:
+            self.activity, self.since_ns, self._activating_ns = after, now_ns, 0
+        if counts.ready >= ready_to_be_active(bounds, initialised=self.initialised):
+            self.initialised = True
+        return self._switch(counts)
+
+    def _count_activation(self, counts: Counts, now_ns: int) -> None:
+        """A copy that waits for its place or loads stops the clock: what takes long is not what fails."""
+        if self.activity is Activity.ACTIVATING and counts.on_their_way == 0:
+            self._activating_ns += now_ns - self._stepped_ns
+        self._stepped_ns = now_ns
+
+    def _step(self, counts: Counts, now_ns: int) -> Step:
+        spec = self.deployment.spec
+        if counts.ready == 0 and self.hopeless(now_ns) and self._may_be_zero():
+            return Step(0, write=True)
+        self.kept_for = ""
+        if self.path.trouble and self.desired == 0 and self.deployment.replicas > 0:
+            # Nobody could wake it again. One that is at zero stays there all the same.
+            self.kept_for = self.path.trouble
+            spec = replace(spec, bounds=replace(spec.bounds, scale_to_zero=False))
+        activating, proven = self.activity is Activity.ACTIVATING, self.is_proven(now_ns)
+        state = State(
+            activity=self.activity,
+            since_ns=now_ns - self._activating_ns if activating else self.since_ns,
+            initialised=self.initialised,
+            proxied_since_ns=now_ns - spec.bounds.grace_period_ns if proven else None,
+            proven=proven,
+        )
+        return step(spec, state, self.desired, now_ns)
+
+    def is_proven(self, now_ns: int) -> bool:
+        """Whether nobody sends its copies a request any more: theirs have gone to the activators for the grace period,
+        or copies have had none since. Knative's rule looks at the way alone, however lately it was laid."""
+        since_ns = self.path.proven_ns
+        if since_ns is None:
+            return False
+        return self.path.quiet or now_ns - since_ns >= self.deployment.spec.bounds.grace_period_ns
+
+    def _may_be_zero(self) -> bool:
+        bounds = self.deployment.spec.bounds
+        return bounds.scale_to_zero and bounded(bounds, 0, initialised=self.initialised) == 0
+
+    def is_away(self, counts: Counts) -> bool:
+        """Whether its requests go past the copies: while none is ready, and before the last one goes."""
+        return counts.ready == 0 or self.activity is Activity.INACTIVE
+
+    def _switch(self, counts: Counts) -> bool:
+        before, self.away = self.away, self.is_away(counts)
+        if not self.away:
+            self.path = Path()
+        return self.away is not before
+
+    def configure(self, deployment: Deployment, *, ready: int, now_ns: int) -> bool | None:
+        """The Deployment as it is now. Of its decider: None, nothing has changed; False, other values; True, a new one:
+        what Knative's takes at its beginning only is a new revision's there."""
+        before, self.deployment = self.deployment.spec, deployment
+        after = deployment.spec
+        if after == before:
+            return None
+        self.waiting.resize(after.stable_window_seconds, after.panic_window_seconds, now_ns // SECOND_NS)
+        kept = after.weighted == before.weighted
+        if kept and after.scale_down_delay_seconds == before.scale_down_delay_seconds:
+            self.model.update(after, now_ns)
+            return False
+        self.model = Model(after, ready=ready, now_ns=now_ns)
+        return True
+
+    # Hope.
+
+    def hopeless(self, now_ns: int) -> str:
+        """Why no copy will ever serve; "" while one may. Another template is another hope."""
+        found = self._hopeless
+        if found is None or now_ns >= found.until_ns or found.template_hash != self.deployment.template_hash:
+            return ""
+        return found.why
+
+    def _look_for_failure(self, pods: Iterable[Pod], now_ns: int) -> None:
+        for pod in pods:
+            if pod.hopeless and pod.state is not PodState.LEAVING:
+                self._hopeless = _Hopeless(pod.hopeless, now_ns + FAILED_NS, self.deployment.template_hash)
+
+    def has_no_place(self, why: str, now_ns: int) -> None:
+        """No node could hold a copy, even an empty one."""
+        self._hopeless = _Hopeless(why, now_ns + NO_PLACE_NS, self.deployment.template_hash)
+
+    # What has been asked for.
+
+    def lacks(self, counts: Counts) -> bool:
+        """Whether more copies are wanted than have a place."""
+        return self.step.write and self.step.copies > counts.bound
+
+    def promised(self, now_ns: int) -> int:
+        """Copies that were asked for because they had a place."""
+        if now_ns - self._promised_ns < _PROMISE_NS:
+            return self._promised
+        return min(self._promised, self.deployment.replicas)
+
+    def owed(self, now_ns: int) -> int:
+        """Of those, what is still on its way to be seen."""
+        return self._promised if now_ns - self._promised_ns < _PROMISE_NS else 0
+
+    def limit_to_promise(self) -> None:
+        if self.ceiling is not None:
+            self.ceiling = replace(self.ceiling, copies=min(self.ceiling.copies, self._promised))
+
+    def promise(self, copies: int, now_ns: int) -> None:
+        if copies != self._promised:
+            self._promised, self._promised_ns = copies, now_ns
+
+    def is_due(self, what: str, pause_ns: int, now_ns: int) -> bool:
+        """Whether people may be told again; if so they are."""
+        last_ns = self.told_ns.get(what)
+        if last_ns is not None and now_ns - last_ns < pause_ns:
+            return False
+        self.told_ns[what] = now_ns
+        return True
+
+    def scaled(self, counts: Counts, copies: int, now_ns: int) -> Scaled:
+        """What people read on the Deployment, and the next scaler."""
+        return Scaled(
+            wanted=known(self.step.copies),
+            written=copies,
+            ready=counts.ready,
+            clipped=self.clipped.by,
+            why=self.why(now_ns),
+            in_panic=self.model.in_panic,
+            activity=self.activity.value,
+            since=self.since_ns / SECOND_NS,
+            initialised=self.initialised,
+        )
+
+    def why(self, now_ns: int) -> str:
+        """It has not as many copies as are wanted."""
+        if hopeless := self.hopeless(now_ns):
+            return hopeless
+        if self.clipped.by > 0:
+            return self.clipped.why
+        return self.path.trouble if self.away else ""
+
+
+class _Waiting:
+    """Requests that wait, in copies and activators, over both windows. None decides by it but other autoscalers."""
+
+    __slots__ = ("panic", "stable")
+
+    def __init__(self, stable: int, panic: int) -> None:
+        self.stable, self.panic = LinearWindow(stable), LinearWindow(panic)
+
+    def record(self, second: int, waiting: float) -> None:
+        self.stable.record(second, waiting)
+        self.panic.record(second, waiting)
+
+    def averages(self, second: int) -> Averages | None:
+        if self.stable.is_empty(second):
+            return None
+        return Averages(self.stable.average(second), self.panic.average(second))
+
+    def resize(self, stable: int, panic: int, second: int) -> None:
+        self.stable.resize(stable, second)
+        self.panic.resize(panic, second)
+
+
+def known(copies: int) -> int | None:
+    return None if copies < 0 else copies
+
+
+def _activity_of(text: str) -> Activity:
+    try:
+        return Activity(text)
+    except ValueError:
+        return Activity.ACTIVATING
+
+
+def _ns(seconds: float) -> int:
+    """Of a time that anybody may have written."""
+    return int(seconds * SECOND_NS) if 0 <= seconds <= _LATEST_SECONDS else 0

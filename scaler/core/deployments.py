@@ -1,0 +1,299 @@
+"""A Deployment that asked to be scaled: what its annotations and its template say. Pure.
+
+Autoscaling's annotations and Berth's options may stand on the pod template or on the Deployment; the template's count. How
+many requests a copy takes at once, and where, stands in the proxy's own arguments, so that there is one truth.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from berth.contract.errors import InvalidValue
+from berth.contract.keys import Keys
+from berth.contract.quantity import parse_bytes
+from berth.contract.scaling import HoldLimits, ModelKey, Scaled
+from berth.contract.text import one_line
+from scaler.activation.slices import DoorPorts
+from scaler.core.plan import Kind
+from scaler.core.pods import JsonObject, picked
+from scaler.decision.annotations import GROUP, Annotations, of_deployment
+from scaler.decision.defaults import HPA, KPA, Defaults
+from scaler.decision.spec import Spec, spec_of
+from scaler.go import SECOND_NS, parse_duration_ns, parse_float, parse_int
+
+CLASS: Final = GROUP + "class"
+UNTIL_NEEDED: Final = "until-needed"
+_RETENTION: Final = "scale-to-zero-pod-retention-period"
+_FOR_EVER_NS: Final = 1 << 62
+_REST_PORT, _GRPC_PORT = 9000, 9001
+_MOST_REQUESTS: Final = 10**6
+_MOST_HOLD_SECONDS: Final = 600.0
+_MOST_OVERFLOW: Final = 1000
+# What one tenant writes is told to all activators, and to the binder with what all others ask: none may be so large that
+# the others' words have no room beside it.
+_MOST_CLIENTS: Final = 64
+_LONGEST_NAME: Final = 255
+MOST_TEMPLATE_BYTES: Final = 128 * 1024
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?|\*", re.ASCII)
+_KINDS: Final = {KPA: Kind.KPA, HPA: Kind.HPA}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proxy:
+    """What the template's proxy is told by its arguments, or by its environment."""
+
+    model: str = ""
+    container_concurrency: int = 0
+    tls: bool = False
+    door: DoorPorts = DoorPorts(_REST_PORT, _GRPC_PORT, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Berth's own annotations. `until_needed`: idle copies stay until their memory is."""
+
+    limits: HoldLimits = HoldLimits()
+    clients: frozenset[str] = frozenset()
+    overflow_pods: int = 0
+    until_needed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """`annotations`: those of autoscaling that its spec was made from. `told`: the scaler's own annotation, as found."""
+
+    key: ModelKey
+    uid: str
+    kind: Kind
+    annotations: Mapping[str, str]
+    spec: Spec
+    options: Options
+    proxy: Proxy
+    public_name: str
+    template: JsonObject = field(repr=False)
+    template_hash: str
+    # As JSON.
+    template_bytes: int
+    replicas: int = 0
+    told: Scaled | None = None
+
+    @property
+    def class_name(self) -> str:
+        return self.annotations[CLASS]
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Of its pods."""
+        return (self.template.get("metadata") or {}).get("labels") or {}
+
+    @property
+    def slots(self) -> int:
+        """How many requests a copy takes at once from those who hold them."""
+        return self.proxy.container_concurrency or max(math.ceil(min(2 * self.spec.target, 1e6)), 1)
+
+
+def keep_deployment(item: JsonObject) -> dict[str, Any]:
+    """What a mirror needs to keep of a Deployment."""
+    return {
+        "metadata": picked(item["metadata"], "name", "namespace", "uid", "resourceVersion", "annotations"),
+        "spec": picked(item.get("spec") or {}, "replicas", "template"),
+    }
+
+
+def merged_annotations(template: JsonObject, own: Mapping[str, str], keys: Keys) -> dict[str, str]:
+    """Autoscaling's and Berth's options, and nothing else."""
+    of_template = (template.get("metadata") or {}).get("annotations") or {}
+    names = (keys.overflow_pods, keys.hold_timeout, keys.hold_requests, keys.hold_bytes, keys.clients)
+    return of_deployment(of_template, own) | picked(own, *names) | picked(of_template, *names)
+
+
+def read_deployment(
+    key: ModelKey,
+    uid: str,
+    annotations: Mapping[str, str],
+    template: JsonObject,
+    *,
+    defaults: Defaults,
+    keys: Keys,
+) -> Deployment:
+    """`annotations`: merged ones. Raises InvalidValue that names what is wrong and what would be right."""
+    autoscaling = {name: text for name, text in annotations.items() if name.startswith(GROUP)}
+    retention = Annotations(autoscaling).key(_RETENTION)
+    until_needed = autoscaling.get(retention) == UNTIL_NEEDED
+    if until_needed:
+        del autoscaling[retention]
+    proxy = read_proxy(template)
+    text = template_text(template)
+    if len(text) > MOST_TEMPLATE_BYTES:
+        raise InvalidValue(
+            f"the pod template has {len(text)} bytes; a model that is scaled has {MOST_TEMPLATE_BYTES} at most"
+        )
+    return Deployment(
+        key=key,
+        uid=uid,
+        kind=_KINDS.get(autoscaling[CLASS], Kind.EXTERNAL),
+        annotations=autoscaling,
+        spec=_spec(autoscaling, defaults, proxy, until_needed=until_needed),
+        options=_options(annotations, keys, key.namespace, until_needed=until_needed),
+        proxy=proxy,
+        public_name=_public_name(proxy, template, keys) or key.name,
+        template=template,
+        template_hash=text_hash(text),
+        template_bytes=len(text),
+    )
+
+
+def template_text(template: JsonObject) -> str:
+    """Canonical, of ASCII."""
+    return json.dumps(template, sort_keys=True, separators=(",", ":"))
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_told(text: str | None) -> Scaled | None:
+    """Whoever may change the Deployment can write anything there; it concerns that model alone."""
+    try:
+        return None if text is None else Scaled.from_text(text)
+    except InvalidValue:
+        return None
+
+
+def _spec(given: Mapping[str, str], defaults: Defaults, proxy: Proxy, *, until_needed: bool) -> Spec:
+    spec = spec_of(given, defaults, container_concurrency=proxy.container_concurrency)
+    if spec.target_burst_capacity != 0:
+        name = Annotations(given).key("target-burst-capacity")
+        raise InvalidValue(
+            f"{name}: requests go to the copies themselves while one is ready, and no activator stays between; write 0"
+        )
+    if until_needed:
+        return replace(spec, bounds=replace(spec.bounds, retention_ns=_FOR_EVER_NS))
+    return spec
+
+
+def _options(given: Mapping[str, str], keys: Keys, namespace: str, *, until_needed: bool) -> Options:
+    usual = HoldLimits()
+    limits = replace(
+        usual,
+        requests=_whole(given, keys.hold_requests, usual.requests, least=1, most=_MOST_REQUESTS),
+        bytes=_bytes(given, keys.hold_bytes, usual.bytes),
+        seconds=_seconds(given, keys.hold_timeout, usual.seconds),
+    )
+    return Options(
+        limits=limits,
+        clients=_clients(given, keys.clients, namespace),
+        overflow_pods=_whole(given, keys.overflow_pods, 0, least=0, most=_MOST_OVERFLOW),
+        until_needed=until_needed,
+    )
+
+
+def _whole(given: Mapping[str, str], key: str, usual: int, *, least: int, most: int) -> int:
+    if (text := given.get(key)) is None:
+        return usual
+    try:
+        value = parse_int(text)
+    except InvalidValue:
+        value = least - 1
+    if not least <= value <= most:
+        raise _wrong(key, text, f"a whole number, {least} to {most}")
+    return value
+
+
+def _bytes(given: Mapping[str, str], key: str, usual: int) -> int:
+    if (text := given.get(key)) is None:
+        return usual
+    try:
+        value = parse_bytes(text)
+    except InvalidValue:
+        value = 0
+    if value <= 0:
+        raise _wrong(key, text, "a quantity such as 64Mi")
+    return value
+
+
+def _seconds(given: Mapping[str, str], key: str, usual: float) -> float:
+    """Seconds, or one of Go's durations."""
+    if (text := given.get(key)) is None:
+        return usual
+    try:
+        seconds = parse_duration_ns(text) / SECOND_NS if text[-1:] in ("s", "m", "h") else parse_float(text)
+    except InvalidValue:
+        seconds = math.nan
+    if not 0 < seconds <= _MOST_HOLD_SECONDS:
+        raise _wrong(key, text, f"seconds, more than 0 and at most {_MOST_HOLD_SECONDS:g}")
+    return seconds
+
+
+def _wrong(key: str, text: str, right: str) -> InvalidValue:
+    return InvalidValue(f"{key}: {one_line(text, limit=80)!r} does not go; write {right}")
+
+
+def _clients(given: Mapping[str, str], key: str, namespace: str) -> frozenset[str]:
+    """Its own namespace is always among them."""
+    text = given.get(key, "")
+    names = {part.strip() for part in text.split(",")} - {""}
+    if len(names) > _MOST_CLIENTS or not all(map(_NAMESPACE.fullmatch, names)):
+        raise _wrong(key, text, f"at most {_MOST_CLIENTS} namespaces, as in a,b, or * for all")
+    return frozenset(names | {namespace})
+
+
+# The template's proxy.
+
+
+def read_proxy(template: JsonObject) -> Proxy:
+    """A template without one has what a proxy has that is told nothing. Raises InvalidValue for a limit that is none."""
+    for container in (template.get("spec") or {}).get("containers") or ():
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        if "proxy" in words:
+            return _proxy(_flags(words[words.index("proxy") + 1 :]), container)
+    return Proxy()
+
+
+def _flags(words: Sequence[str]) -> dict[str, str]:
+    """`--name=value` and `--name value`; the last one counts."""
+    flags: dict[str, str] = {}
+    name = None
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, flags_value = word[2:].partition("=")
+            flags[flag] = flags_value
+            name = None if equals else flag
+        elif name is not None:
+            flags[name], name = word, None
+    return flags
+
+
+def _proxy(flags: Mapping[str, str], container: JsonObject) -> Proxy:
+    variables = {one.get("name", ""): one.get("value", "") for one in container.get("env") or ()}
+
+    def said(flag: str) -> str:
+        return flags.get(flag) or variables.get("BERTH_PROXY_" + flag.upper().replace("-", "_")) or ""
+
+    limit = "container-concurrency"
+    given = {f"--{limit}": said(limit)} if said(limit) else {}
+    named = {one["name"]: one["containerPort"] for one in container.get("ports") or () if one.get("name")}
+    return Proxy(
+        model=said("model"),
+        container_concurrency=_whole(given, f"--{limit}", 0, least=0, most=_MOST_REQUESTS),
+        tls=bool(said("tls-cert")),
+        door=DoorPorts(_port(said("http-listen"), _REST_PORT), _port(said("grpc-listen"), _GRPC_PORT), named),
+    )
+
+
+def _port(listen: str, usual: int) -> int:
+    text = listen.rpartition(":")[2]
+    return int(text) if text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65536 else usual
+
+
+def _public_name(proxy: Proxy, template: JsonObject, keys: Keys) -> str:
+    """Raises InvalidValue."""
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    name = proxy.model or annotations.get(keys.model_name) or annotations.get(keys.model_id) or ""
+    if len(name) > _LONGEST_NAME:
+        raise InvalidValue(f"the model's name has {len(name)} characters; {_LONGEST_NAME} at most are served")
+    return name

@@ -1,0 +1,258 @@
+"""What is there: Deployments that asked to be scaled, and their pods. Pure.
+
+    fleet.observe_deployment(object) / deployment_gone(object), and so for pods and priority classes
+
+take objects as the API server gives them, or what `keep_deployment` and `keep_pod` leave of them. Annotations that do not
+go make a `Complaint`, and the last good reading stays.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from berth.contract.errors import InvalidValue
+from berth.contract.keys import Keys
+from berth.contract.scaling import ModelKey, PodEndpoint
+from scaler.core.deployments import (
+    Deployment,
+    keep_deployment,
+    merged_annotations,
+    read_deployment,
+    read_told,
+    template_text,
+    text_hash,
+)
+from scaler.core.pods import Counts, JsonObject, Pod, PodState, counted, keep_pod, read_pod
+from scaler.decision.annotations import is_scaled
+from scaler.decision.defaults import Defaults
+
+__all__ = ["Complaint", "Counts", "Deployment", "Fleet", "Pod", "PodState", "keep_deployment", "keep_pod"]
+
+_MOST_COMPLAINTS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What somebody has written on a Deployment and does not go."""
+
+    key: ModelKey
+    uid: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What was last made of a Deployment's annotations and template. `deployment`: the last good one; `refused`: why
+    these are not."""
+
+    uid: str
+    annotations: Mapping[str, str]
+    template: JsonObject
+    deployment: Deployment | None
+    refused: str = ""
+
+
+class Fleet:
+    """By their names. Nothing is read twice that has not changed: a Deployment changes with each of its pods."""
+
+    def __init__(self, defaults: Defaults, keys: Keys | None = None) -> None:
+        self.defaults = defaults
+        self.keys = keys or Keys()
+        self._readings: dict[ModelKey, _Reading] = {}
+        self._deployments: dict[ModelKey, Deployment] = {}
+        self._pods: dict[str, Pod] = {}
+        self._pods_of: dict[ModelKey, dict[str, Pod]] = {}
+        # Found when they are first asked for, until one of the model's pods changes.
+        self._counts: dict[ModelKey, Counts] = {}
+        self._ready: dict[ModelKey, tuple[Pod, ...]] = {}
+        # Value, and whether it is everybody's who names none.
+        self._classes: dict[str, tuple[int, bool]] = {}
+        # Of the last pod of each model that said one.
+        self._priorities: dict[ModelKey, int] = {}
+        self._complaints: list[Complaint] = []
+
+    # Deployments.
+
+    @property
+    def deployments(self) -> Mapping[ModelKey, Deployment]:
+        """Those that are scaled: they asked for it, and once at least in words that go."""
+        return self._deployments
+
+    def observe_deployment(self, item: JsonObject) -> None:
+        """New or different."""
+        key, meta, spec = _key(item), item["metadata"], item.get("spec") or {}
+        own, template = meta.get("annotations") or {}, spec.get("template") or {}
+        annotations = merged_annotations(template, own, self.keys)
+        if not is_scaled(annotations):
+            self._forget(key)
+            return
+        reading = self._readings[key] = self._read(key, meta.get("uid", ""), annotations, template)
+        if reading.deployment is None:
+            self._deployments.pop(key, None)
+            return
+        self._deployments[key] = replace(
+            reading.deployment,
+            replicas=int(spec.get("replicas", 1)),
+            told=read_told(own.get(self.keys.scaled)),
+        )
+
+    def deployment_gone(self, item: JsonObject) -> None:
+        """A successor of its name is another."""
+        key = _key(item)
+        reading = self._readings.get(key)
+        if reading is not None and reading.uid == item["metadata"].get("uid", ""):
+            self._forget(key)
+        if reading is None or key not in self._deployments:
+            self._priorities.pop(key, None)
+
+    def refused(self, key: ModelKey) -> str:
+        """Why the annotations that it has now are not those it is scaled by; "": they are."""
+        reading = self._readings.get(key)
+        return "" if reading is None else reading.refused
+
+    def complaints(self) -> list[Complaint]:
+        """Each once."""
+        told, self._complaints = self._complaints, []
+        return told
+
+    def _forget(self, key: ModelKey) -> None:
+        self._readings.pop(key, None)
+        self._deployments.pop(key, None)
+        self._changed(key)
+
+    def _read(
+        self, key: ModelKey, uid: str, annotations: Mapping[str, str], template: JsonObject
+    ) -> _Reading:
+        known = self._readings.get(key)
+        if known is not None and known.uid != uid:
+            known = None
+        if known is not None and known.annotations == annotations and known.template == template:
+            return known
+        try:
+            deployment = read_deployment(
+                key, uid, annotations, template, defaults=self.defaults, keys=self.keys
+            )
+        except InvalidValue as error:
+            return self._refused(key, uid, annotations, template, known, str(error))
+        return _Reading(uid, annotations, template, deployment)
+
+    def _refused(
+        self,
+        key: ModelKey,
+        uid: str,
+        annotations: Mapping[str, str],
+        template: JsonObject,
+        known: _Reading | None,
+        why: str,
+    ) -> _Reading:
+        """What is to be placed is the new template all the same."""
+        if (known is None or known.refused != why) and len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.append(Complaint(key, uid, why))
+        good = None if known is None else known.deployment
+        if good is not None:
+            text = template_text(template)
+            good = replace(good, template=template, template_hash=text_hash(text), template_bytes=len(text))
+        return _Reading(uid, annotations, template, good, why)
+
+    # Pods.
+
+    def observe_pod(self, item: JsonObject, now_ns: int) -> None:
+        """New or different, seen now."""
+        pod = read_pod(item, self.keys)
+        if pod is None:
+            self.pod_gone(item)
+            return
+        before = self._pods.get(pod.uid)
+        if before is not None and before.key != pod.key:
+            self.pod_gone(item)
+        pod = self._pods[pod.uid] = _stamped(pod, before, now_ns)
+        self._pods_of.setdefault(pod.key, {})[pod.uid] = pod
+        self._changed(pod.key)
+        if pod.priority is not None:
+            self._priorities[pod.key] = pod.priority
+
+    def pod_gone(self, item: JsonObject) -> None:
+        pod = self._pods.pop(item["metadata"].get("uid", ""), None)
+        if pod is not None:
+            self._changed(pod.key)
+            of_model = self._pods_of[pod.key]
+            del of_model[pod.uid]
+            if not of_model:
+                del self._pods_of[pod.key]
+
+    def _changed(self, key: ModelKey) -> None:
+        self._counts.pop(key, None)
+        self._ready.pop(key, None)
+
+    def pod(self, uid: str) -> Pod | None:
+        return self._pods.get(uid)
+
+    def pods(self, key: ModelKey) -> Iterator[Pod]:
+        return iter(self._pods_of.get(key, {}).values())
+
+    def ready(self, key: ModelKey) -> Sequence[Pod]:
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = tuple(pod for pod in self.pods(key) if pod.state is PodState.READY)
+        return ready
+
+    def counts(self, key: ModelKey) -> Counts:
+        counts = self._counts.get(key)
+        if counts is None:
+            counts = self._counts[key] = counted(self.pods(key))
+        return counts
+
+    def endpoints(self, key: ModelKey) -> tuple[PodEndpoint, ...]:
+        """Copies that have an address, ready or not."""
+        deployment = self._deployments.get(key)
+        if deployment is None:
+            return ()
+        door = deployment.proxy.door
+        return tuple(
+            PodEndpoint(
+                uid=pod.uid,
+                name=pod.name,
+                address=pod.address,
+                rest_port=door.rest,
+                grpc_port=door.grpc,
+                slots=deployment.slots,
+                ready=pod.state is PodState.READY,
+            )
+            for pod in self.pods(key)
+            if pod.address and pod.state in (PodState.READY, PodState.STARTING)
+        )
+
+    # Priorities.
+
+    def observe_priority_class(self, item: JsonObject) -> None:
+        """New or different."""
+        self._classes[item["metadata"]["name"]] = int(item.get("value", 0)), bool(item.get("globalDefault"))
+
+    def priority_class_gone(self, item: JsonObject) -> None:
+        self._classes.pop(item["metadata"]["name"], None)
+
+    def priority(self, key: ModelKey) -> int:
+        """As a pod of it would get it, as far as that is known; else as its last one had it."""
+        deployment = self._deployments.get(key)
+        name = (
+            None if deployment is None else (deployment.template.get("spec") or {}).get("priorityClassName")
+        )
+        if name in self._classes:
+            return self._classes[name][0]
+        if key in self._priorities:
+            return self._priorities[key]
+        return next((value for value, is_default in self._classes.values() if is_default and not name), 0)
+
+
+def _key(item: JsonObject) -> ModelKey:
+    return ModelKey(item["metadata"].get("namespace", ""), item["metadata"]["name"])
+
+
+def _stamped(pod: Pod, before: Pod | None, now_ns: int) -> Pod:
+    bound_ns = before.bound_ns if before is not None else None
+    ready_ns = before.ready_ns if before is not None else None
+    return replace(
+        pod,
+        bound_ns=now_ns if bound_ns is None and pod.node else bound_ns,
+        ready_ns=now_ns if ready_ns is None and pod.state is PodState.READY else ready_ns,
+    )

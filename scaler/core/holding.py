@@ -1,0 +1,55 @@
+"""What activators hold, as the load that the decider is told: Knative's reports, made of Berth's. Pure.
+
+Source: knative.dev/serving v0.49.1, pkg/activator/handler/concurrency_reporter.go. The first request of a model is told at
+once, as one request, so that a copy is asked for at once; the report that follows says the rest of its time. What has been
+forwarded is counted by the copy that took it.
+"""
+
+import math
+
+from berth.contract.scaling import Report
+from scaler.decision.load import Stat
+
+
+class Holding:
+    """Of one model, by activators."""
+
+    __slots__ = ("_first", "_held")
+
+    def __init__(self) -> None:
+        self._held: dict[str, int] = {}
+        # Activators whose first request has been told and not yet been taken off.
+        self._first: set[str] = set()
+
+    @property
+    def held(self) -> int:
+        return sum(self._held.values())
+
+    def told(self, activator: str, report: Report) -> Stat | None:
+        """The load that a report stands for; None for what cannot be one."""
+        figures = report.average_held, report.arrived, report.forwarded
+        if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
+            return None
+        is_first = report.wake and activator not in self._held and max(report.held, report.average_held) > 0
+        if report.held > 0 or is_first:
+            self._held[activator] = report.held
+        else:
+            self._held.pop(activator, None)
+        return Stat(
+            self._concurrency(activator, report.average_held, is_first), 0.0, report.arrived, report.forwarded
+        )
+
+    def _concurrency(self, activator: str, average: float, is_first: bool) -> float:
+        """What is counted for a first request is taken off the time that it is in."""
+        if is_first:
+            if average < 1.0:
+                self._first.add(activator)
+            return max(average, 1.0)
+        if activator not in self._first:
+            return average
+        self._first.discard(activator)
+        return max(average - 1.0, 0.0)
+
+    def gone(self, activator: str) -> None:
+        self._held.pop(activator, None)
+        self._first.discard(activator)

@@ -1,0 +1,172 @@
+"""What others are shown of the models that are scaled: figures of one moment, which nobody can change through them.
+
+Whoever shows them (metrics, external metrics, KEDA, `berth scale`) keeps no figures of its own and decides nothing.
+What is not known is None, never 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from berth.contract.scaling import ModelKey
+from scaler.decision.bounds import Activity
+from scaler.decision.spec import Spec
+
+Json = dict[str, Any]
+
+# Of one model's decisions and wakes, as many are kept to be shown.
+KEPT: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """Over the stable and the panic window, of all copies together."""
+
+    stable: float | None = None
+    panic: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecisionView:
+    """One decision, and what became of it. Kept where it differs from the one before."""
+
+    at_ns: int
+    # Of the decider, before any bound.
+    desired: int
+    # Within the bounds of the annotations.
+    wanted: int
+    # What of it could be placed.
+    written: int
+    ready: int
+    in_panic: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WakeView:
+    """One way from zero to the first answer. `phases`: seconds each, in their order; one that is not over is not there."""
+
+    at_ns: int
+    phases: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelView:
+    """One Deployment that has asked to be scaled."""
+
+    model: ModelKey
+    # `autoscaling.knative.dev/class`.
+    kind: str
+    # The last good annotations; None: there were none yet.
+    spec: Spec | None
+    # Why those that it has now are refused.
+    invalid: str = ""
+    # Copies that serve.
+    ready: int = 0
+    # The Deployment's own `replicas`.
+    replicas: int | None = None
+    desired: int | None = None
+    wanted: int | None = None
+    written: int | None = None
+    # How many of the wanted copies are not asked for, because they could not be placed, and why.
+    clipped: int = 0
+    why: str = ""
+    concurrency: Averages = Averages()
+    requests_per_second: Averages = Averages()
+    # Requests that are in their copies' queues, or held by an activator.
+    waiting: Averages = Averages()
+    in_panic: bool = False
+    activity: Activity = Activity.ACTIVATING
+    # In `activity`.
+    since_ns: int = 0
+    # Requests that wait at the activators for a first copy.
+    held: int = 0
+    # The newest comes last.
+    decisions: tuple[DecisionView, ...] = ()
+    wakes: tuple[WakeView, ...] = ()
+
+
+class ModelsView(Protocol):
+    """All of them. Asking costs what is shown, so that who asks for one model pays for one."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process decides. One that does not knows no figures, and shows none."""
+        ...
+
+    def names(self, namespace: str) -> Sequence[str]:
+        """Of the Deployments of this namespace that have asked to be scaled."""
+        ...
+
+    def view(self, model: ModelKey) -> ModelView | None:
+        """None: there is no such Deployment, or it has not asked."""
+        ...
+
+
+def models_path(model: ModelKey) -> str:
+    """Of the admin port: what `to_json` gives."""
+    return f"/models/{model.namespace}/{model.name}"
+
+
+def to_json(view: ModelView) -> Json:
+    """What `GET /models/NAMESPACE/NAME` answers and `berth scale -o json` shows."""
+    return {
+        "namespace": view.model.namespace,
+        "model": view.model.name,
+        "class": view.kind,
+        "invalid": view.invalid,
+        "spec": None if view.spec is None else _spec(view.spec),
+        "ready": view.ready,
+        "replicas": view.replicas,
+        "desired": view.desired,
+        "wanted": view.wanted,
+        "written": view.written,
+        "clipped": view.clipped,
+        "why": view.why,
+        "concurrency": _averages(view.concurrency),
+        "requestsPerSecond": _averages(view.requests_per_second),
+        "waiting": _averages(view.waiting),
+        "inPanic": view.in_panic,
+        "activity": view.activity.value,
+        "since": _time(view.since_ns),
+        "held": view.held,
+        "decisions": [_decision(one) for one in view.decisions],
+        "wakes": [{"at": _time(one.at_ns), "phases": dict(one.phases)} for one in view.wakes],
+    }
+
+
+def _spec(spec: Spec) -> Json:
+    return {
+        "metric": spec.metric,
+        "target": spec.target,
+        "stableWindowSeconds": spec.stable_window_seconds,
+        "panicWindowSeconds": spec.panic_window_seconds,
+        "panicThreshold": spec.panic_threshold,
+        "scaleDownDelaySeconds": spec.scale_down_delay_seconds,
+        "minScale": spec.bounds.min_scale,
+        "maxScale": spec.bounds.max_scale,
+        "initialScale": spec.bounds.initial_scale,
+        "scaleToZero": spec.bounds.scale_to_zero,
+    }
+
+
+def _averages(of: Averages) -> Json:
+    return {"stable": of.stable, "panic": of.panic}
+
+
+def _decision(of: DecisionView) -> Json:
+    return {
+        "at": _time(of.at_ns),
+        "desired": of.desired,
+        "wanted": of.wanted,
+        "written": of.written,
+        "ready": of.ready,
+        "inPanic": of.in_panic,
+        "why": of.why,
+    }
+
+
+def _time(ns: int) -> str | None:
+    """As Kubernetes writes times; 0 is none."""
+    return datetime.fromtimestamp(ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if ns else None

@@ -1,0 +1,96 @@
+"""From what gateways tell of single copies to one stat a model and second. Pure.
+
+Source of the sample and of what becomes of it: knative.dev/serving v0.49.1, pkg/autoscaler/metrics/stats_scraper.go.
+"""
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from berth.contract.scaling import CopyLoad, ModelKey
+from scaler.decision.load import Stat, extrapolated, sample_size
+
+# More than any copy has; a sum of what all copies of a cluster tell is still exact.
+_MOST: Final = 1e9
+
+_LOADS: Final = msgspec.json.Decoder(list[CopyLoad])
+_ROWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_LOAD: Final = msgspec.json.Decoder(CopyLoad)
+
+
+def read_loads(body: bytes) -> tuple[list[CopyLoad], int]:
+    """What a gateway tells, and how many of its rows say nothing that can be. Raises msgspec.DecodeError for what is
+    no list."""
+    try:
+        loads = _LOADS.decode(body)
+        left_aside = 0
+    except msgspec.ValidationError:
+        rows = _ROWS.decode(body)
+        loads = list(_readable(rows))
+        left_aside = len(rows) - len(loads)
+    sane = [load for load in loads if _is_sane(load)]
+    return sane, left_aside + len(loads) - len(sane)
+
+
+def _readable(rows: Iterable[msgspec.Raw]) -> Iterator[CopyLoad]:
+    for row in rows:
+        try:
+            yield _LOAD.decode(row)
+        except msgspec.DecodeError:
+            continue
+
+
+def _is_sane(load: CopyLoad) -> bool:
+    return (
+        0.0 <= load.average_concurrent_requests <= _MOST
+        and 0.0 <= load.request_count <= _MOST
+        and 0 <= load.waiting <= _MOST
+        and 0 <= load.in_triton <= _MOST
+    )
+
+
+class Seconds:
+    """By the copies' pod uids."""
+
+    def __init__(self) -> None:
+        # The last second that was told of each copy, and those of them that came since the last `close`.
+        self.latest: dict[str, CopyLoad] = {}
+        self._fresh: dict[str, CopyLoad] = {}
+
+    def take(self, loads: Iterable[CopyLoad], copies: Container[str]) -> bool:
+        """What one gateway has told, of whose node these are the copies: it is not believed about others.
+
+        Returns whether anything of it was new: a second that is told twice counts once.
+        """
+        news = False
+        for load in loads:
+            uid = load.pod_uid
+            if uid not in copies:
+                continue
+            known = self.latest.get(uid)
+            # Another, not a later one: the clock of a node that starts anew may have gone back.
+            if known is None or known.second != load.second:
+                self.latest[uid] = self._fresh[uid] = load
+                news = True
+        return news
+
+    def close(self, ready: Mapping[ModelKey, Sequence[str]]) -> dict[ModelKey, Stat]:
+        """The load of a second of those models whose ready copies told enough of it. Of the others nothing is known."""
+        fresh, self._fresh = self._fresh, {}
+        stats = {}
+        for model, copies in ready.items():
+            sample = [_stat(fresh[uid]) for uid in copies if uid in fresh]
+            if sample and len(sample) >= sample_size(len(copies)):
+                stats[model] = extrapolated(sample, len(copies))
+        return stats
+
+    def keep(self, copies: Container[str]) -> None:
+        """All others have ended."""
+        for uid in [uid for uid in self.latest if uid not in copies]:
+            del self.latest[uid]
+            self._fresh.pop(uid, None)
+
+
+def _stat(load: CopyLoad) -> Stat:
+    return Stat(concurrency=load.average_concurrent_requests, requests=load.request_count)

@@ -1,0 +1,420 @@
+"""The scaler itself, without its I/O: what is told goes in, what is to be done comes out. Pure.
+
+    fleet = Fleet(read_defaults(BERTH), keys)      # told by informers, whose lists are complete before what follows
+    scaler = Scaler(fleet, now_ns)
+
+    scaler.heard(loads, copies, now_ns)            # a gateway has answered; the Scraper's `take`
+    scaler.held(activator, report, now_ns)         # an activator has reported            → actions
+    scaler.activator_gone(activator)               # its stream has ended
+    scaler.asked(model, now_ns)                    # what the model's switch is to look at, each second and after `Switched`
+    scaler.led(model, path)                        # what came of it
+    scaler.second(now_ns)                          # once a second
+    scaler.step(now_ns)                            # every two seconds                    → actions
+    scaler.question(now_ns)                        # after what gives actions: what to ask the binder, or None
+    scaler.answered(question, answer, now_ns)      # None: it did not answer              → actions
+
+An action that is still needed is told again by the next step, so a writer needs no memory beyond the newest one of each
+model. Where more copies are wanted than have a place, `WriteScale` comes with the binder's answer: ask at once, and one
+question at a time.
+
+`now_ns` is nanoseconds since 1970 on a clock that does not jump: the wall's at the start, monotonic from there on. One that
+goes back goes on here from where it was.
+"""
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Final
+
+from berth.contract.scaling import (
+    MOST_ASKED,
+    CopyLoad,
+    ModelKey,
+    Placeable,
+    PlaceableAnswer,
+    PlaceableModel,
+    PlaceableRequest,
+    Report,
+)
+from scaler.activation.switch import Asked
+from scaler.core.clip import ceiling_of
+from scaler.core.copies import Copies
+from scaler.core.course import Course, Path, known
+from scaler.core.deployments import MOST_TEMPLATE_BYTES
+from scaler.core.fleet import Fleet
+from scaler.core.models_view import Averages as Shown
+from scaler.core.models_view import ModelView
+from scaler.core.outcome import Outcomes, event_on
+from scaler.core.plan import Action, Event, Kind, NoRecord, Record, Switched, Woke
+from scaler.core.retention import Evictions, Idle, least_recently_used
+from scaler.decision.bounds import Activity
+from scaler.decision.load import Averages, Stat
+from scaler.go import SECOND_NS
+
+TICK_SECONDS: Final = 2.0
+_MILLISECOND_NS: Final = 1_000_000
+# Of a question's templates; the binder reads twice as much.
+_QUESTION_BYTES: Final = 8 * 1024**2
+# What the binder counts to.
+_MOST_COPIES: Final = 2**31 - 1
+
+
+class Scaler:
+    """All models of one leader. Whoever leads next goes on with what stands on the Deployments."""
+
+    def __init__(self, fleet: Fleet, now_ns: int, record: Record | None = None) -> None:
+        """`record`: who writes down what the deciders are told."""
+        self._fleet = fleet
+        self._record: Record = record or NoRecord()
+        self._now_ns, self._set_back_ns = now_ns, 0
+        self._courses: dict[ModelKey, Course] = {}
+        self._copies = Copies(fleet)
+        self._evictions = Evictions()
+        self._outcomes = Outcomes(fleet, self._copies, self._evictions)
+        # Models whose copies are not asked for before the binder has answered.
+        self._unanswered: set[ModelKey] = set()
+        # Since when no question has been answered.
+        self._silent_since_ns: int | None = None
+
+    # What is told.
+
+    def heard(self, loads: Iterable[CopyLoad], copies: Container[str], now_ns: int) -> bool:
+        """What a gateway says, who may speak of these copies (their uids); whether anything of it was new."""
+        return self._copies.heard(loads, copies, self._now(now_ns))
+
+    def held(self, activator: str, report: Report, now_ns: int) -> list[Action]:
+        """What an activator holds of one model. The first request of one that is at zero decides at once."""
+        now_ns = self._now(now_ns)
+        course = self._course(report.model, now_ns)
+        stat = None if course is None else course.holding.told(activator, report)
+        if course is None or stat is None:
+            return []
+        self._tell(course, stat, now_ns)
+        woke: list[Action] = self._served(course, report, now_ns)
+        if stat.concurrency <= 0 or course.desired > 0 or course.hopeless(now_ns):
+            return woke
+        if self._fleet.counts(course.key).ready == 0:
+            course.wakes.begin(now_ns)
+        return [*woke, *self._stepped(course, now_ns)]
+
+    def activator_gone(self, activator: str) -> None:
+        for course in self._courses.values():
+            course.holding.gone(activator)
+
+    def led(self, model: ModelKey, path: Path) -> None:
+        """Whether the model's requests get to the activators, if they are to."""
+        course = self._courses.get(model)
+        if course is not None:
+            course.path = path if course.is_away(self._fleet.counts(model)) else Path()
+
+    def second(self, now_ns: int) -> None:
+        """What the copies have told in the last second becomes their models' load. Of a model without a copy that
+        nobody waits for there is none, so that what was woken in vain goes again."""
+        now_ns = self._now(now_ns)
+        courses = self._all(now_ns)
+        stats = self._copies.second(course.key for course in courses)
+        for course in courses:
+            stat, ready = stats.get(course.key), self._fleet.counts(course.key).ready
+            if stat is None and ready == 0 and course.desired > 0 and course.holding.held == 0:
+                stat = Stat()
+            if stat is not None:
+                self._tell(course, stat, now_ns)
+            waiting = self._copies.waiting(course.key, now_ns)
+            if waiting is not None:
+                course.waiting.record(now_ns // SECOND_NS, waiting + course.holding.held)
+
+    def _tell(self, course: Course, stat: Stat, now_ns: int) -> None:
+        """In whole seconds, as the windows are."""
+        second_ns = now_ns // SECOND_NS * SECOND_NS
+        self._record.stat(course.key, second_ns, stat)
+        course.record(stat, second_ns)
+
+    def _served(self, course: Course, report: Report, now_ns: int) -> list[Action]:
+        if report.forwarded <= 0 or not course.wakes.under_way:
+            return []
+        course.wakes.seen(self._fleet.pods(course.key))
+        wake = course.wakes.served(now_ns)
+        return [] if wake is None else [Woke(model=course.key, wake=wake)]
+
+    # What is to be done.
+
+    def step(self, now_ns: int) -> list[Action]:
+        """One decision for each model, and what comes of it."""
+        now_ns = self._now(now_ns)
+        actions: list[Action] = [*self._complaints(), *self._gone()]
+        self._copies.forget_gone()
+        self._evictions.forget_done(lambda uid: self._fleet.pod(uid) is not None, now_ns)
+        for course in self._all(now_ns):
+            actions += self._stepped(course, now_ns)
+        return actions
+
+    def question(self, now_ns: int) -> PlaceableRequest | None:
+        """All models that lack copies, if one of them waits for an answer."""
+        now_ns = self._now(now_ns)
+        self._unanswered &= self._courses.keys()
+        if not self._unanswered:
+            return None
+        lacking = (course for course in self._courses.values() if self._lacks(course))
+        asked = tuple(self._asked_of(course, now_ns) for course in _as_many_as_go(lacking))
+        if not asked:
+            self._unanswered.clear()
+            return None
+        if self._silent_since_ns is None:
+            self._silent_since_ns = now_ns
+        idle = least_recently_used(self._idle(now_ns))
+        return PlaceableRequest(models=asked, idle=tuple(copy.full_name for copy in idle))
+
+    def answered(
+        self, question: PlaceableRequest, answer: PlaceableAnswer | None, now_ns: int
+    ) -> list[Action]:
+        """What the binder says to a question; None: it says nothing, and its last word counts."""
+        now_ns = self._now(now_ns)
+        if answer is not None:
+            self._silent_since_ns = None
+            for course in self._courses.values():
+                course.ceiling = None
+        told = {} if answer is None else answer.models
+        for asked in question.models:
+            self._unanswered.discard(asked.model)
+            if asked.model in self._courses and asked.model in told:
+                self._courses[asked.model].ceiling = ceiling_of(asked, told[asked.model])
+        self._keep_promises(question, now_ns)
+        actions: list[Action] = []
+        for asked in question.models:
+            if asked.model in self._courses:
+                actions += self._placed(asked, told.get(asked.model), now_ns)
+        return actions
+
+    # What is known.
+
+    def names(self, namespace: str) -> Sequence[str]:
+        """Of the Deployments of this namespace that have asked to be scaled."""
+        return [key.name for key in self._courses if key.namespace == namespace]
+
+    def models(self) -> Sequence[ModelKey]:
+        return list(self._courses)
+
+    def asked(self, model: ModelKey, now_ns: int) -> Asked | None:
+        """Who is to take the model's requests, and what activators need to know for it. None: it is not scaled."""
+        course = self._courses.get(model)
+        if course is None or course.away is None or model not in self._fleet.deployments:
+            return None
+        deployment = course.deployment
+        return Asked(
+            model=model,
+            away=course.is_away(self._fleet.counts(model)),
+            public_name=deployment.public_name,
+            endpoints=self._fleet.endpoints(model),
+            tls=deployment.proxy.tls,
+            limits=deployment.options.limits,
+            clients=deployment.options.clients,
+            hopeless=course.hopeless(now_ns),
+            last_arrival_ns=self._copies.last_arrival_ns(model, now_ns),
+        )
+
+    def view(self, model: ModelKey) -> ModelView | None:
+        course = self._courses.get(model)
+        if course is None:
+            return None
+        deployment, now_ns = course.deployment, self._now_ns
+        course.wakes.seen(self._fleet.pods(model))
+        concurrency, requests = course.model.averages(now_ns)
+        return ModelView(
+            model=model,
+            kind=deployment.class_name,
+            spec=deployment.spec,
+            invalid=self._fleet.refused(model),
+            ready=self._fleet.counts(model).ready,
+            replicas=deployment.replicas,
+            desired=known(course.desired),
+            wanted=known(course.step.copies),
+            written=course.asked_for,
+            clipped=course.clipped.by,
+            why=course.why(now_ns),
+            concurrency=_shown(concurrency),
+            requests_per_second=_shown(requests),
+            waiting=_shown(course.waiting.averages(now_ns // SECOND_NS)),
+            in_panic=course.model.in_panic,
+            activity=course.activity,
+            since_ns=course.since_ns,
+            held=course.holding.held,
+            decisions=tuple(course.decisions),
+            wakes=course.wakes.views(),
+        )
+
+    @property
+    def binder_silent_ns(self) -> int:
+        """For how long no question has been answered."""
+        return 0 if self._silent_since_ns is None else self._now_ns - self._silent_since_ns
+
+    # One model.
+
+    def _now(self, now_ns: int) -> int:
+        """Never back: a clock that is set back goes on from where it was. In whole milliseconds, so that what a record
+        says of a time makes the same decisions."""
+        now_ns = now_ns // _MILLISECOND_NS * _MILLISECOND_NS + self._set_back_ns
+        if now_ns < self._now_ns:
+            self._set_back_ns += self._now_ns - now_ns
+        self._now_ns = max(self._now_ns, now_ns)
+        return self._now_ns
+
+    def _all(self, now_ns: int) -> list[Course]:
+        found = (self._course(key, now_ns) for key in self._fleet.deployments)
+        return [course for course in found if course is not None]
+
+    def _course(self, key: ModelKey, now_ns: int) -> Course | None:
+        """Made when it is first needed, and told of its Deployment as it is now."""
+        deployment, course = self._fleet.deployments.get(key), self._courses.get(key)
+        if deployment is None:
+            return None
+        if course is not None and course.deployment is deployment:
+            return course
+        ready = self._fleet.counts(key).ready
+        if course is None or course.deployment.uid != deployment.uid:
+            course = self._courses[key] = Course(deployment, ready=ready, now_ns=now_ns)
+            is_new: bool | None = True
+        else:
+            is_new = course.configure(deployment, ready=ready, now_ns=now_ns)
+        if is_new is not None:
+            self._record.model(
+                key,
+                now_ns,
+                is_new=is_new,
+                ready=ready,
+                annotations=deployment.annotations,
+                container_concurrency=deployment.proxy.container_concurrency,
+            )
+        return course
+
+    def _stepped(self, course: Course, now_ns: int) -> list[Action]:
+        counts = self._fleet.counts(course.key)
+        self._record.scale(course.key, now_ns, ready=counts.ready)
+        course.decide(ready=counts.ready, now_ns=now_ns)
+        is_switched = course.advance(counts, self._fleet.pods(course.key), now_ns)
+        actions: list[Action] = [Switched(model=course.key)] if is_switched else []
+        if course.lacks(counts):
+            self._unanswered.add(course.key)
+            return actions
+        return actions + self._outcome(course, now_ns)
+
+    def _outcome(self, course: Course, now_ns: int) -> list[Action]:
+        return self._outcomes.of(course, now_ns, silent_ns=self.binder_silent_ns)
+
+    # Room.
+
+    def _lacks(self, course: Course) -> bool:
+        return course.lacks(self._fleet.counts(course.key))
+
+    def _asked_of(self, course: Course, now_ns: int) -> PlaceableModel:
+        course.asked_ns = now_ns
+        counts = self._fleet.counts(course.key)
+        return PlaceableModel(
+            model=course.key,
+            wanted=min(course.step.copies, _MOST_COPIES),
+            running=counts.ready,
+            starting=counts.starting,
+            priority=self._fleet.priority(course.key),
+            template=course.deployment.template,
+            template_hash=course.deployment.template_hash,
+        )
+
+    def _keep_promises(self, question: PlaceableRequest, now_ns: int) -> None:
+        """Copies that had a place a moment ago and are not bound yet take it, whoever it has been offered to since: what
+        is new has to wait until all of them have one."""
+        courses = [self._courses[asked.model] for asked in question.models if asked.model in self._courses]
+        if any(self._is_owed(course, now_ns) for course in courses):
+            for course in courses:
+                course.limit_to_promise()
+
+    def _is_owed(self, course: Course, now_ns: int) -> bool:
+        unschedulable = self._fleet.counts(course.key).unschedulable
+        return course.ceiling is not None and course.ceiling.copies < course.owed(now_ns) - unschedulable
+
+    def _placed(self, asked: PlaceableModel, placeable: Placeable | None, now_ns: int) -> list[Action]:
+        course = self._courses[asked.model]
+        actions: list[Action] = []
+        if placeable is not None and course.ceiling is not None:
+            if course.ceiling.never and self._fleet.counts(course.key).bound == 0:
+                course.has_no_place(placeable.reason, now_ns)
+            if course.ceiling.copies < asked.wanted and placeable.if_idle_go:
+                actions += self._make_room(asked, placeable.if_idle_go, now_ns)
+        return actions + self._outcome(course, now_ns)
+
+    def _make_room(self, asked: PlaceableModel, named: Sequence[str], now_ns: int) -> list[Action]:
+        idle = {copy.full_name: copy for copy in self._idle(now_ns)}
+        actions: list[Action] = []
+        going = self._evictions.chosen(asked.model, asked.priority, named, idle, now_ns)
+        for copy in going:
+            victim = self._courses[copy.model]
+            left = victim.deployment.replicas if victim.evicted_to is None else victim.evicted_to
+            victim.evicted_to = max(left - 1, 0)
+            actions.append(
+                event_on(
+                    victim, "Normal", "MadeRoom", f"{copy.pod} was idle, and {asked.model} needs its memory"
+                )
+            )
+        for model in {copy.model for copy in going}:
+            actions += self._outcome(self._courses[model], now_ns)
+        return actions
+
+    def _idle(self, now_ns: int) -> Iterator[Idle]:
+        """Copies that stay until they are needed, of models whose requests have gone to the activators for so long that
+        nobody sends a copy one any more."""
+        for key, course in self._courses.items():
+            if not _may_make_room(course, now_ns):
+                continue
+            priority = self._fleet.priority(key)
+            for pod, load in self._copies.idle(key, now_ns):
+                last_ns = load.last_arrival * SECOND_NS
+                yield Idle(pod=pod.name, uid=pod.uid, model=key, priority=priority, last_used_ns=last_ns)
+
+    # Deployments.
+
+    def _complaints(self) -> Iterator[Event]:
+        for complaint in self._fleet.complaints():
+            yield Event(
+                model=complaint.key,
+                uid=complaint.uid,
+                type="Warning",
+                reason="InvalidAnnotation",
+                message=complaint.text,
+            )
+
+    def _gone(self) -> Iterator[Switched]:
+        """Whose class has been taken away keeps its copies as they are."""
+        for key, course in list(self._courses.items()):
+            deployment = self._fleet.deployments.get(key)
+            if deployment is None or deployment.uid != course.deployment.uid:
+                del self._courses[key]
+                self._record.gone(key)
+                yield Switched(model=key)
+
+
+def _as_many_as_go(courses: Iterable[Course]) -> Iterator[Course]:
+    """Into one question: one of each namespace, then another of each, so that however many a tenant has, and however
+    large, all others are asked for. Of its own those that have not been asked for the longest time."""
+    by_namespace: dict[str, list[Course]] = defaultdict(list)
+    for course in courses:
+        if course.deployment.template_bytes <= MOST_TEMPLATE_BYTES:
+            by_namespace[course.key.namespace].append(course)
+    for found in by_namespace.values():
+        found.sort(key=lambda course: course.asked_ns)
+    left, room = MOST_ASKED, _QUESTION_BYTES
+    for turn in zip_longest(*by_namespace.values()):
+        for course in filter(None, turn):
+            left, room = left - 1, room - course.deployment.template_bytes
+            if left < 0 or room < 0:
+                return
+            yield course
+
+
+def _may_make_room(course: Course, now_ns: int) -> bool:
+    deployment = course.deployment
+    if not deployment.options.until_needed or deployment.kind is not Kind.KPA or course.desired != 0:
+        return False
+    return course.activity is Activity.INACTIVE and course.holding.held == 0 and course.is_proven(now_ns)
+
+
+def _shown(averages: Averages | None) -> Shown:
+    # What sums and differences leave of an empty window may be a little less than nothing, and round to -0.0.
+    return Shown() if averages is None else Shown(averages.stable + 0.0, averages.panic + 0.0)

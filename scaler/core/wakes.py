@@ -1,0 +1,87 @@
+"""How long a model's way took from its first request at zero to the first answer, by phases. Pure.
+
+decide  until copies are asked for        place  until the first one has a node
+load    until it is ready                 serve  until a request that was held is passed on
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Final
+
+from scaler.core.models_view import KEPT, WakeView
+from scaler.core.pods import Pod
+from scaler.go import SECOND_NS
+
+PHASES: Final = ("decide", "place", "load", "serve")
+
+
+class Wakes:
+    """Of one model. A wake ends with its last phase, or when nobody is served that way any more."""
+
+    __slots__ = ("_ends_ns", "_over")
+
+    def __init__(self) -> None:
+        self._over: deque[WakeView] = deque(maxlen=KEPT)
+        # Of the wake that is under way: when it began, then the end of each phase that is over.
+        self._ends_ns: list[int] = []
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._ends_ns)
+
+    def begin(self, now_ns: int) -> None:
+        if not self._ends_ns:
+            self._ends_ns = [now_ns]
+
+    def asked(self, now_ns: int) -> None:
+        """Copies have been asked for."""
+        self._reach(1, now_ns)
+
+    def seen(self, pods: Iterable[Pod]) -> None:
+        """What has become of them."""
+        if not self._ends_ns:
+            return
+        began_ns = self._ends_ns[0]
+        new = [pod for pod in pods if pod.bound_ns is None or pod.bound_ns >= began_ns]
+        bound = min((pod.bound_ns for pod in new if pod.bound_ns is not None), default=None)
+        ready = min((pod.ready_ns for pod in new if pod.ready_ns is not None), default=None)
+        if bound is not None:
+            self._reach(2, bound)
+        if ready is not None:
+            self._reach(3, ready)
+
+    def served(self, now_ns: int) -> WakeView | None:
+        """A request has been passed on: the wake is over, if there was one."""
+        if len(self._ends_ns) == 1:  # a copy was there all the time
+            self.end()
+            return None
+        if not self._ends_ns:
+            return None
+        while len(self._ends_ns) <= len(PHASES):
+            self._ends_ns.append(max(now_ns, self._ends_ns[-1]))
+        return self.end()
+
+    def end(self) -> WakeView | None:
+        """Whatever it has come to."""
+        view = self._view()
+        if view is not None:
+            self._over.append(view)
+        self._ends_ns = []
+        return view
+
+    def views(self) -> tuple[WakeView, ...]:
+        """The newest last, the one that is under way among them."""
+        view = self._view()
+        return (*self._over, view) if view is not None else tuple(self._over)
+
+    def _reach(self, phase: int, at_ns: int) -> None:
+        if len(self._ends_ns) == phase:
+            self._ends_ns.append(max(at_ns, self._ends_ns[-1]))
+
+    def _view(self) -> WakeView | None:
+        if not self._ends_ns:
+            return None
+        ends = self._ends_ns
+        seconds = [(end - begin) / SECOND_NS for begin, end in pairwise(ends)]
+        return WakeView(at_ns=ends[0], phases=tuple(zip(PHASES, seconds, strict=False)))

@@ -1,0 +1,85 @@
+"""How many copies a model wants: Knative's decision, to the last rounding.
+
+Source: knative.dev/serving v0.49.1, pkg/autoscaler/scaling/autoscaler.go, `newAutoscaler` and `Scale`. It is decided every two
+seconds. What becomes of a decision (bounds, room, the way to zero) is decided elsewhere and never told to this one.
+"""
+
+from dataclasses import dataclass
+
+from scaler.decision.delay import DelayWindow
+from scaler.decision.load import Averages
+from scaler.decision.spec import Spec
+from scaler.go import SECOND_NS, ceil, floor, larger, smaller, to_int32
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many copies are wanted, and by how many requests the ready ones could take a burst; less than 0: they could
+    not."""
+
+    desired: int
+    excess_burst_capacity: int
+
+
+class Decider:
+    """Of one model. Whoever begins with several ready copies begins in panic, which keeps them until windows that have
+    just begun are filled."""
+
+    __slots__ = ("_delay", "_most_in_panic", "_panic_since_ns", "_spec")
+
+    def __init__(self, spec: Spec, *, ready: int, now_ns: int) -> None:
+        self._spec = spec
+        self._panic_since_ns = now_ns if ready > 1 else None
+        self._most_in_panic = ready
+        # A later update neither makes, nor resizes, nor drops it.
+        delay = spec.scale_down_delay_seconds
+        self._delay = DelayWindow(delay) if delay > 0 else None
+
+    @property
+    def in_panic(self) -> bool:
+        return self._panic_since_ns is not None
+
+    def update(self, spec: Spec) -> None:
+        self._spec = spec
+
+    def decide(self, averages: Averages, *, ready: int, now_ns: int) -> Decision:
+        """`ready`: copies that serve. Without averages there is no decision, and the last one stands."""
+        spec, counted = self._spec, float(max(ready, 1))
+        stable = ceil(averages.stable / spec.target)
+        panic = ceil(averages.panic / spec.target)
+        self._panic_or_not(panic / counted >= spec.panic_threshold, now_ns)
+        desired = _wanted(spec, stable, counted)
+        if self._panic_since_ns is not None:
+            self._most_in_panic = max(self._most_in_panic, desired, _wanted(spec, panic, counted))
+            desired = self._most_in_panic
+        if spec.reachable and self._delay is not None:
+            desired = self._delay.largest_with(now_ns // SECOND_NS, desired)
+        return Decision(desired, _excess_burst_capacity(spec, ready, averages.panic))
+
+    def _panic_or_not(self, is_over: bool, now_ns: int) -> None:
+        if is_over:
+            self._panic_since_ns = now_ns
+        elif self._panic_since_ns is not None and self._is_over_since(now_ns):
+            self._panic_since_ns = None
+            self._most_in_panic = 0
+
+    def _is_over_since(self, now_ns: int) -> bool:
+        """Whether a whole stable window has passed, so that the surge stands in it."""
+        assert self._panic_since_ns is not None
+        return self._panic_since_ns + self._spec.stable_window_seconds * SECOND_NS < now_ns
+
+
+def _wanted(spec: Spec, wanted: float, counted: float) -> int:
+    """No faster up or down than the rates allow, and not fewer than the activation scale unless it is none."""
+    most = ceil(spec.max_scale_up_rate * counted)
+    least = floor(counted / spec.max_scale_down_rate) if spec.reachable else 0.0
+    copies = to_int32(smaller(larger(wanted, least), most))
+    return max(copies, spec.activation_scale) if spec.activation_scale > 1 and wanted > 0 else copies
+
+
+def _excess_burst_capacity(spec: Spec, ready: int, panic: float) -> int:
+    """By concurrency's panic average, or by that of requests where they are the metric."""
+    burst = spec.target_burst_capacity
+    if burst == 0:
+        return 0
+    return to_int32(floor(ready * spec.total - burst - panic)) if burst > 0 else -1

@@ -1,0 +1,105 @@
+"""A model's load over its windows: concurrency and requests, over the stable and the panic window.
+
+Source: knative.dev/serving v0.49.1, pkg/autoscaler/metrics/{collector,stats_scraper,sample_size}.go.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from scaler.decision.annotations import RPS
+from scaler.decision.spec import Spec
+from scaler.decision.windows import LinearWindow, WeightedWindow, Window
+from scaler.go import SECOND_NS, ceil
+
+# 1.96² × 100 / 5²: a mean within 5 with a confidence of 95 % where the variance is 100 (sample_size.go).
+_SAMPLE_OF_MANY: Final = 1.96 * 1.96 * 100.0 / (5.0 * 5.0)
+
+
+class Stat(NamedTuple):
+    """Of one second: the average number of requests at once and how many came. The proxied ones have been counted by
+    who passed them on."""
+
+    concurrency: float = 0.0
+    proxied_concurrency: float = 0.0
+    requests: float = 0.0
+    proxied_requests: float = 0.0
+
+
+def sample_size(copies: int) -> int:
+    """Of so many copies, how many are enough to know the load of all."""
+    if copies <= 3:
+        return max(copies, 0)
+    return int(ceil(copies * _SAMPLE_OF_MANY / (copies + _SAMPLE_OF_MANY - 1)))
+
+
+def extrapolated(sample: Sequence[Stat], copies: int) -> Stat:
+    """The load of all copies, from that of some, which are not none."""
+    totals = [0.0, 0.0, 0.0, 0.0]
+    for stat in sample:
+        totals[0] += stat.concurrency
+        totals[1] += stat.proxied_concurrency
+        totals[2] += stat.requests
+        totals[3] += stat.proxied_requests
+    return Stat(*(total / len(sample) * copies for total in totals))
+
+
+class Averages(NamedTuple):
+    """Of the metric that counts, over both windows."""
+
+    stable: float
+    panic: float
+
+
+class _Metric:
+    """One figure over both windows."""
+
+    __slots__ = ("panic", "stable")
+
+    def __init__(self, spec: Spec) -> None:
+        kind = WeightedWindow if spec.weighted else LinearWindow
+        self.stable: Window = kind(spec.stable_window_seconds)
+        self.panic: Window = kind(spec.panic_window_seconds)
+
+    def record(self, second: int, value: float) -> None:
+        self.stable.record(second, value)
+        self.panic.record(second, value)
+
+    def resize(self, spec: Spec, second: int) -> None:
+        self.stable.resize(spec.stable_window_seconds, second)
+        self.panic.resize(spec.panic_window_seconds, second)
+
+
+class Load:
+    """What has been told of one model."""
+
+    __slots__ = ("_concurrency", "_requests", "_spec")
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._concurrency = _Metric(spec)
+        self._requests = _Metric(spec)
+
+    def update(self, spec: Spec, now_ns: int) -> None:
+        """Another length of the windows. How they weigh stays as it was in the beginning."""
+        self._spec = spec
+        self._concurrency.resize(spec, now_ns // SECOND_NS)
+        self._requests.resize(spec, now_ns // SECOND_NS)
+
+    def record(self, stat: Stat, now_ns: int) -> None:
+        second = now_ns // SECOND_NS
+        self._concurrency.record(second, stat.concurrency - stat.proxied_concurrency)
+        self._requests.record(second, stat.requests - stat.proxied_requests)
+
+    def averages(self, now_ns: int) -> Averages | None:
+        """None if nothing is known: the copies are asked, and none has told anything for a whole window."""
+        return self._averages(self._requests if self._spec.metric == RPS else self._concurrency, now_ns)
+
+    def of_both(self, now_ns: int) -> tuple[Averages | None, Averages | None]:
+        """Of concurrency and of requests, whichever of them counts."""
+        return self._averages(self._concurrency, now_ns), self._averages(self._requests, now_ns)
+
+    def _averages(self, metric: _Metric, now_ns: int) -> Averages | None:
+        second = now_ns // SECOND_NS
+        if self._spec.scraped and metric.stable.is_empty(second):
+            return None
+        return Averages(metric.stable.average(second), metric.panic.average(second))
