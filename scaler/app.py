@@ -1,88 +1,288 @@
-"""The scaler's composition root. As yet it decides what it is told to, from a file or a pipe."""
+"""The scaler's composition root: watches, leadership, what a leader does, and the order in which it ends."""
 
 import asyncio
-import json
+import gc
+import logging
 import os
-import signal
-import sys
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
-from berth.runtime.errors import ConfigError, Failed
-from berth.runtime.process import run_process
-from scaler.config import ScalerOptions
-from scaler.replay import BadLine, Json, Replay
+import aiohttp
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-SUMMARY = """Decide how many copies models want, equal to Knative's autoscaler. The lines of --replay are told in
-docs/operating.md; each is answered by one line at once. Exit code 1 if one of them could not be read."""
-# More than all annotations of an object may be.
-_LINE_BYTES = 1 << 20
+from berth.contract.endpoint import Endpoint
+from berth.contract.errors import InvalidValue
+from berth.kube import paths
+from berth.kube.client import WRITE_SECONDS, KubeClient, open_client, require_reachable
+from berth.kube.election import Election
+from berth.kube.errors import KubeError
+from berth.kube.events import EventRecorder
+from berth.kube.informer import Change, Informer
+from berth.runtime.admin import AdminServer
+from berth.runtime.backoff import Backoff
+from berth.runtime.errors import ConfigError
+from berth.runtime.logs import fields
+from berth.runtime.tasks import first_of, supervise
+from scaler.activation.attend import Attendance, serving
+from scaler.activation.callers import TokenCallers
+from scaler.config import LEASE, ScalerOptions
+from scaler.core.fleet import Fleet
+from scaler.core.plan import NoRecord, Record
+from scaler.core.tick import Scaler
+from scaler.decision.defaults import BERTH, read_defaults
+from scaler.go import SECOND_NS
+from scaler.live import Binder, Clock, Live
+from scaler.metrics import ScalerMetrics
+from scaler.placeable import BinderClient
+from scaler.recorder import Recorder
+from scaler.route import Route
+from scaler.scrape import Scraper, scraping_session
+from scaler.show.showing import Showing
+from scaler.watch import Watch
+from scaler.writer import Writer
+
+log = logging.getLogger(__name__)
+
+_FLUSH_SECONDS = 2.0
 
 
-def run(argv: Sequence[str]) -> int:
-    """Entry point of `berth scaler`."""
-    return run_process("scaler", SUMMARY, ScalerOptions, main, argv)
+async def main(options: ScalerOptions, stop: asyncio.Event) -> None:
+    """Scale until `stop`."""
+    config = read_config(options.config)
+    async with open_client(options.kubeconfig) as client, aiohttp.ClientSession() as session:
+        await require_reachable(client, what_for="listing Deployments", path=paths.DEPLOYMENTS, limit="1")
+        binder = BinderClient(session, options.binder, options.binder_token.read_text)
+        with recording(options.record, config) as record:
+            await Replica(options, config, client, binder, record).run(stop)
 
 
-async def main(options: ScalerOptions, _: asyncio.Event) -> None:
-    # Nothing is awaited here: a signal ends what it finds, be it in a read.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().remove_signal_handler(number)
-    _replay_named(options.replay)
-
-
-def _replay_named(name: str) -> None:
-    """A file, or standard input for `-`."""
+def read_config(directory: Path | None) -> dict[str, str]:
+    """Knative's ConfigMap, over Berth's own defaults. Raises ConfigError."""
+    given: dict[str, str] = {}
     try:
-        if name == "-":
-            replay(sys.stdin.buffer, "standard input")
-        else:
-            with open(name, "rb") as file:
-                replay(file, name)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise Failed("nobody reads the answers any more") from None
+        for file in sorted(directory.iterdir()) if directory is not None else ():
+            # A mounted ConfigMap has hidden directories of its own.
+            if not file.name.startswith((".", "_")) and file.is_file():
+                given[file.name] = file.read_text(encoding="utf-8").strip()
+        config = {**BERTH, **given}
+        read_defaults(config)
     except OSError as error:
-        raise ConfigError(f"--replay: {name}: {error.strerror or error}") from error
+        raise ConfigError(f"--config: {directory}: {error.strerror or error}") from error
+    except (UnicodeError, InvalidValue) as error:
+        raise ConfigError(f"--config: {directory}: {error}") from error
+    return config
 
 
-def replay(lines: BinaryIO, source: str) -> None:
-    """Answer each line on standard output before the next one is read. Raises Failed if one could not be read."""
-    core, bad, first = Replay(), 0, ""
-    for number, line in _numbered(lines):
-        try:
-            answer = core.answer(_text(line))
-        except BadLine as error:
-            said = f"line {number}: {error}"
-            bad, first = bad + 1, first or said
-            answer = {"err": said} if error.answered else None
-        if answer is not None:
-            _say(answer)
-    if bad:
-        raise Failed(f"{source}: {bad} of its lines could not be read, the first: {first}")
-
-
-def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank; of one that is too long, its beginning."""
-    number = 0
-    while line := lines.readline(_LINE_BYTES + 1):
-        number += 1
-        rest = line
-        while len(rest) > _LINE_BYTES and not rest.endswith(b"\n"):
-            rest = lines.readline(_LINE_BYTES + 1)
-        if line.strip():
-            yield number, line
-
-
-def _text(line: bytes) -> str:
-    if len(line) > _LINE_BYTES:
-        raise BadLine(f"it is longer than {_LINE_BYTES} bytes")
+@contextmanager
+def recording(path: Path | None, config: Mapping[str, str]) -> Iterator[Record]:
+    """Raises ConfigError."""
+    if path is None:
+        yield NoRecord()
+        return
     try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise BadLine(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
+        recorder = Recorder(path, config)
+    except OSError as error:
+        raise ConfigError(f"--record: {path}: {error.strerror or error}") from error
+    with closing(recorder):
+        yield recorder
 
 
-def _say(answer: Json) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+class Replica:
+    """The wired parts of one replica. Its mirrors are warm whether it leads or not; the rest is a leader's."""
+
+    def __init__(
+        self,
+        options: ScalerOptions,
+        config: Mapping[str, str],
+        client: KubeClient,
+        binder: Binder,
+        record: Record,
+    ) -> None:
+        """`config`: as `read_config` gives it."""
+        self._options, self._client = options, client
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._metrics = ScalerMetrics(self._registry)
+        self._events = EventRecorder(client, component="berth-scaler")
+        self._clock = Clock()
+        self._fleet = Fleet(read_defaults(config), options.key_prefix)
+        self._core = Scaler(self._fleet, self._clock(), record)
+        self._writer = Writer(client, options.key_prefix, self._metrics)
+        self._live = Live(self._core, self._writer, binder, self._events, self._metrics, self._clock)
+        self._leader = ""
+        self._route = Route(
+            self._fleet,
+            self._core,
+            put=self._writer.put,
+            act=self._live.act,
+            leader=lambda: self._leader,
+            clock_ns=self._clock,
+        )
+        self._live.switched = self._route.switched
+        self._attendance = self._route.stream = Attendance(
+            self._route,
+            TokenCallers(client, system_namespace=options.system_namespace),
+            self._route.board.activators,
+            self._route.sources,
+            clock_ns=self._clock,
+        )
+        self._watch = Watch(
+            client,
+            self._fleet,
+            self._route,
+            system_namespace=options.system_namespace,
+            clock_ns=self._clock,
+        )
+        self._lease = Informer(
+            client,
+            paths.leases(options.system_namespace),
+            params={"fieldSelector": f"metadata.name={LEASE}"},
+            on_change=self._on_lease,
+        )
+        self._showing = Showing(
+            options, self._core, client, leader=lambda: self._leader.rpartition(":")[0].strip("[]")
+        )
+        self._live.decided = self._showing.look
+        self._route.held = lambda model: self._showing.look((model,))
+        self._metrics.follow(
+            self._core,
+            writes_waiting=lambda: self._writer.waiting,
+            binder_silent_seconds=lambda: self._core.binder_silent_ns / SECOND_NS,
+            activators=lambda: len(self._route.board.activators),
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`. Raises LeadershipLost when another replica may have taken over."""
+        admin = AdminServer(
+            self._options.admin_listen,
+            not_ready=self._not_ready,
+            registry=self._registry,
+            routes=self._showing.routes(),
+        )
+        async with (
+            admin,
+            serving(self._attendance, self._options.attend_listen) as port,
+            supervise() as tasks,
+        ):
+            for name, informer in self._informers().items():
+                tasks.eternal(name, informer.run())
+            tasks.eternal("events", self._events.run())
+            tasks.eternal("figures", self._showing.run())
+            await _either(asyncio.create_task(self._synced()), stop)
+            _spare_the_collector()
+            if self._options.leader_elect:
+                await self._elect(port, stop)
+            else:
+                await self._lead(stop)
+
+    def _informers(self) -> dict[str, Informer]:
+        own = {"leader": self._lease} if self._options.leader_elect else {}
+        return {**self._watch.informers, **own}
+
+    # Leadership.
+
+    async def _elect(self, port: int, stop: asyncio.Event) -> None:
+        """A standby keeps its mirrors warm; a leader scales for as long as it is sure to lead."""
+        election = Election(
+            self._client,
+            namespace=self._options.system_namespace,
+            name=LEASE,
+            identity=identity(Endpoint(self._options.attend_listen.host, port)),
+        )
+        # Asked before every write: a process that was stopped for a while learns of it here first, and what is
+        # written last is written before anybody else can lead.
+        self._writer.may_write = lambda: election.is_certain(for_seconds=WRITE_SECONDS)
+        try:
+            await _either(asyncio.create_task(election.acquire()), stop)
+            if stop.is_set():
+                return
+            async with supervise() as tasks:
+                tasks.eternal("leadership", election.hold())
+                await self._lead(stop)
+        finally:
+            # A Lease with writes that may still be carried out is left to run out, which takes longer than they can.
+            await self._writer.close()
+            if not self._writer.in_doubt:
+                await asyncio.shield(election.release())
+
+    async def _lead(self, stop: asyncio.Event) -> None:
+        await _either(asyncio.create_task(self._catch_up()), stop)
+        if stop.is_set():
+            return
+        log.info("scaling models", extra=fields(models=len(self._fleet.deployments)))
+        self._metrics.leader.set(1)
+        first = self._core.step(self._clock())
+        self._route.begin(self._clock())
+        self._live.act(first)
+        try:
+            async with scraping_session() as session, self._showing.leading(), supervise() as tasks:
+                scraper = Scraper(session, self._watch.gateways, self._live.heard, self._metrics)
+                tasks.eternal("scrape", scraper.run())
+                tasks.eternal("routes", self._route.run())
+                tasks.eternal("decisions", self._live.run())
+                await stop.wait()
+        finally:
+            self._metrics.leader.set(0)
+            self._route.end()
+        await self._writer.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await self._events.flush()
+
+    async def _catch_up(self) -> None:
+        """The last leader may have written what our watches have not shown yet."""
+        backoff = Backoff(initial_seconds=0.2, cap_seconds=2.0)
+        for name in ("services", "endpointslices", "deployments", "pods"):
+            while True:
+                try:
+                    await self._watch.informers[name].relist()
+                    break
+                except KubeError as error:
+                    log.warning("not caught up yet", extra=fields(what=name, error=error))
+                    await asyncio.sleep(backoff.next())
+
+    def _on_lease(self, change: Change) -> None:
+        self._leader = address_of((change.object.get("spec") or {}).get("holderIdentity") or "")
+
+    async def _synced(self) -> None:
+        for informer in self._informers().values():
+            await informer.synced.wait()
+
+    def _not_ready(self) -> str | None:
+        """A standby is ready: it can take over."""
+        missing = [name for name, one in self._informers().items() if not one.synced.is_set()]
+        return f"not mirrored yet: {', '.join(missing)}" if missing else None
+
+
+async def _either(work: "asyncio.Task[None]", stop: asyncio.Event) -> None:
+    """Wait for the work or for `stop`, whichever is first; raises what the work raises."""
+    done = asyncio.Event()
+    work.add_done_callback(lambda _: done.set())
+    try:
+        await first_of(done, stop)
+    finally:
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})
+    if work.done() and not work.cancelled():
+        work.result()
+
+
+def _spare_the_collector() -> None:
+    """What has been mirrored stays: to look through all of it for cycles again and again finds nothing."""
+    gc.collect()
+    gc.freeze()
+
+
+def identity(attend: Endpoint) -> str:
+    """Unique for each life of each replica; ends in where its activators reach it, after an @, where that is told."""
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    return name if attend.host in ("0.0.0.0", "::", "") else f"{name}@{attend}"  # noqa: S104
+
+
+def address_of(identity: str) -> str:
+    return identity.partition("@")[2]

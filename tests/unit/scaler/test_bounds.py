@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from scaler.bounds import UNKNOWN, Activity, State, Step, activity, ready_to_be_active, step
-from scaler.defaults import read_defaults
-from scaler.spec import Spec, spec_of
+from scaler.decision.bounds import UNKNOWN, Activity, State, Step, activity, ready_to_be_active, step
+from scaler.decision.defaults import read_defaults
+from scaler.decision.spec import Spec, spec_of
 
 SECOND = 1_000_000_000
 GRACE, WINDOW, NOW = 30, 60, 10_000

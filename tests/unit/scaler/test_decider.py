@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from scaler.decider import Decider
-from scaler.defaults import Defaults
-from scaler.load import Averages
-from scaler.spec import Spec, spec_of
+from scaler.decision.decider import Decider
+from scaler.decision.defaults import Defaults
+from scaler.decision.load import Averages
+from scaler.decision.spec import Spec, spec_of
 
 SECOND = 1_000_000_000
 ZERO = spec_of({}, Defaults())

@@ -3,9 +3,9 @@
 import pytest
 
 from berth.contract.errors import InvalidValue
-from scaler.annotations import is_scaled, of_deployment
-from scaler.defaults import BERTH, Defaults, read_defaults
-from scaler.spec import Spec, spec_of
+from scaler.decision.annotations import is_scaled, of_deployment
+from scaler.decision.defaults import BERTH, Defaults, read_defaults
+from scaler.decision.spec import Spec, spec_of
 
 GROUP = "autoscaling.knative.dev/"
 KPA, HPA = "kpa.autoscaling.knative.dev", "hpa.autoscaling.knative.dev"

@@ -13,54 +13,54 @@ from typing import Any
 import pytest
 
 from bench.scaler.histories import histories
-from scaler.replay import Replay
+from scaler.decision.replay import Replay
 
 ROOT = Path(__file__).parents[3]
 # File, what stands there once, what stands there instead.
 MISTAKES = {
-    "the threshold must be passed": ("decider", "panic / counted >= spec", "panic / counted > spec"),
-    "panic is over a moment earlier": ("decider", "SECOND_NS < now_ns", "SECOND_NS <= now_ns"),
-    "panic is over a second later": ("decider", "SECOND_NS < now_ns", "SECOND_NS + SECOND_NS < now_ns"),
+    "the threshold must be passed": ("decision.decider", "panic / counted >= spec", "panic / counted > spec"),
+    "panic is over a moment earlier": ("decision.decider", "SECOND_NS < now_ns", "SECOND_NS <= now_ns"),
+    "panic is over a second later": ("decision.decider", "SECOND_NS < now_ns", "SECOND_NS + SECOND_NS < now_ns"),
     "the threshold is met by what the rates allow": (
-        "decider",
+        "decision.decider",
         "self._panic_or_not(panic / counted",
         "self._panic_or_not(_wanted(spec, panic, counted) / counted",
     ),
-    "down by the rate, rounded up": ("decider", "floor(counted / spec", "ceil(counted / spec"),
-    "the most of the last panic is kept": ("decider", "self._most_in_panic = 0", "pass"),
-    "a burst that no copy counts for": ("decider", "ready * spec.total", "max(ready, 1) * spec.total"),
+    "down by the rate, rounded up": ("decision.decider", "floor(counted / spec", "ceil(counted / spec"),
+    "the most of the last panic is kept": ("decision.decider", "self._most_in_panic = 0", "pass"),
+    "a burst that no copy counts for": ("decision.decider", "ready * spec.total", "max(ready, 1) * spec.total"),
     "the activation scale before the rates": (
-        "decider",
+        "decision.decider",
         "copies = to_int32(smaller(larger(wanted, least), most))",
         "copies = to_int32(smaller(larger(max(wanted, spec.activation_scale), least), most))",
     ),
     "panic goes down with its figure": (
-        "decider",
+        "decision.decider",
         "max(self._most_in_panic, desired, _wanted(spec, panic, counted))",
         "max(desired, _wanted(spec, panic, counted))",
     ),
-    "slots of one second": ("delay", "SLOT_SECONDS: Final = 2", "SLOT_SECONDS: Final = 1"),
-    "a slot too long": ("delay", "slot - maxima[0][0] >= self._slots", "slot - maxima[0][0] > self._slots"),
-    "over a window from the start on": ("windows", "self._last - self._first + 1\n", "self._size\n"),
-    "a window ends a second later": ("windows", "if late >= self._size:", "if late > self._size:"),
-    "nothing is known a second earlier": ("windows", "second - self._last > self._size", "second - self._last >= self._size"),
-    "late values count as new ones": ("windows", "if second + self._size <= last:", "if second < last:"),
-    "weights decay from the reader's time": ("windows", "* power(decay, late) if late", "if late"),
-    "a resized window is as young as it was": ("windows", "self._first = self._last - (self._size - 1)", "pass"),
+    "slots of one second": ("decision.delay", "SLOT_SECONDS: Final = 2", "SLOT_SECONDS: Final = 1"),
+    "a slot too long": ("decision.delay", "slot - maxima[0][0] >= self._slots", "slot - maxima[0][0] > self._slots"),
+    "over a window from the start on": ("decision.windows", "self._last - self._first + 1\n", "self._size\n"),
+    "a window ends a second later": ("decision.windows", "if late >= self._size:", "if late > self._size:"),
+    "nothing is known a second earlier": ("decision.windows", "second - self._last > self._size", "second - self._last >= self._size"),
+    "late values count as new ones": ("decision.windows", "if second + size <= last:", "if second < last:"),
+    "weights decay from the reader's time": ("decision.windows", "* power(decay, late) if late", "if late"),
+    "a resized window is as young as it was": ("decision.windows", "self._first = self._last - (self._size - 1)", "pass"),
     "six decimals, cut": ("go", "if rest >= 0.5:", "if rest >= 1.5:"),
 }  # fmt: skip
 
 
 @contextmanager
 def scaler_with(file: str, before: str, after: str) -> Iterator[ModuleType]:
-    """scaler.replay of a package in which one text is another."""
+    """scaler.decision.replay of a package in which one text is another."""
     finder = _Changed(file, before, after)
     own = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "scaler"}
     try:
         for name in own:
             del sys.modules[name]
         sys.meta_path.insert(0, finder)
-        yield importlib.import_module("scaler.replay")
+        yield importlib.import_module("scaler.decision.replay")
     finally:
         sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name.partition(".")[0] == "scaler"]:
@@ -72,7 +72,7 @@ class _Changed:
     """Finds one module before anything else does."""
 
     def __init__(self, file: str, before: str, after: str) -> None:
-        self._name, self._path = f"scaler.{file}", ROOT / "scaler" / f"{file}.py"
+        self._name, self._path = f"scaler.{file}", ROOT / "scaler" / f"{file.replace('.', '/')}.py"
         text = self._path.read_text()
         assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {self._path}"
         self._text = text.replace(before, after)
@@ -112,6 +112,6 @@ def test_a_mistake_shows(told: list[tuple[list[str], list[Any]]], mistake: str) 
 
 
 def test_without_a_mistake_nothing_shows(told: list[tuple[list[str], list[Any]]]) -> None:
-    with scaler_with("decider", "SECOND_NS < now_ns", "SECOND_NS < now_ns") as same:
+    with scaler_with("decision.decider", "SECOND_NS < now_ns", "SECOND_NS < now_ns") as same:
         assert same.Replay is not Replay
         assert all(answers(same.Replay, lines) == right for lines, right in told[:20])

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from scaler.defaults import Defaults
-from scaler.delay import DelayWindow
-from scaler.load import Load, Stat, extrapolated, sample_size
-from scaler.spec import spec_of
-from scaler.windows import LinearWindow, WeightedWindow, coefficient
+from scaler.decision.defaults import Defaults
+from scaler.decision.delay import DelayWindow
+from scaler.decision.load import Load, Stat, extrapolated, sample_size
+from scaler.decision.spec import spec_of
+from scaler.decision.windows import LinearWindow, WeightedWindow, coefficient
 
 SECOND = 1_000_000_000
 
@@ -34,6 +34,21 @@ def test_one_window_through_a_day() -> None:
     did((55, 10), (56, 10), at=61)
     did((66, 10), at=66)
     assert told == [1, 3, 4, 0, 20.6, 1984, 497, 398.6, 400.6, 400.6, 10]
+
+
+def test_a_window_of_one_second_has_the_newest_alone() -> None:
+    window = LinearWindow(1)
+    window.record(0, float("inf"))
+    window.record(1, 3)
+    assert window.average(1) == 3
+
+
+def test_the_next_second_of_a_window_that_has_begun_anew_is_its_first() -> None:
+    window = LinearWindow(5)
+    window.record(0, 5)
+    window.resize(10, 60)
+    window.record(1, 2)
+    assert window.average(1) == 2
 
 
 def test_backwards() -> None:

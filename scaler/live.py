@@ -1,0 +1,134 @@
+"""A leader's work beside its routes: a second at a time the load of the copies, a decision for all models every two, a
+question to the binder after each, and what comes of it to the API server. It decides nothing itself.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Container, Iterable
+from typing import Final, Protocol
+
+from berth.contract.scaling import CopyLoad, ModelKey, PlaceableAnswer, PlaceableRequest
+from berth.kube.events import EventRecorder, ObjectRef
+from berth.runtime.logs import fields
+from berth.runtime.tasks import supervise
+from scaler.core.plan import Action, Event, Switched, Woke, WriteScale, WriteStatus
+from scaler.core.tick import TICK_SECONDS, Scaler
+from scaler.metrics import ScalerMetrics
+from scaler.scrape import next_moment
+from scaler.writer import DeploymentWrite, Writer
+
+log = logging.getLogger(__name__)
+
+_SECONDS_A_TICK: Final = math.ceil(TICK_SECONDS)
+
+
+class Binder(Protocol):
+    """Who knows what may be placed."""
+
+    async def ask(self, question: PlaceableRequest) -> PlaceableAnswer | None:
+        """None: there is no answer."""
+        ...
+
+
+class Clock:
+    """Nanoseconds since 1970 that never jump: the wall's at the start, and as many more as have passed."""
+
+    def __init__(
+        self,
+        wall_ns: Callable[[], int] = time.time_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._monotonic_ns, self._offset_ns = monotonic_ns, wall_ns() - monotonic_ns()
+
+    def __call__(self) -> int:
+        return self._monotonic_ns() + self._offset_ns
+
+
+class Live:
+    """`act` does what the core decides; `switched` is told whose requests are to go another way, `decided` who may be
+    shown otherwise than before."""
+
+    def __init__(
+        self,
+        core: Scaler,
+        writer: Writer,
+        binder: Binder,
+        events: EventRecorder,
+        metrics: ScalerMetrics,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._core, self._writer, self._binder = core, writer, binder
+        self._events, self._metrics, self._clock_ns = events, metrics, clock_ns
+        self.switched: Callable[[Switched], None] = lambda action: None
+        self.decided: Callable[[Iterable[ModelKey]], None] = lambda models: None
+        self._to_ask = asyncio.Event()
+
+    def heard(self, loads: list[CopyLoad], copies: Container[str]) -> None:
+        """A gateway has answered."""
+        self._core.heard(loads, copies, self._clock_ns())
+
+    async def run(self) -> None:
+        """Decide for ever."""
+        async with supervise() as tasks:
+            tasks.eternal("seconds", self._seconds())
+            tasks.eternal("placeable", self._questions())
+            await asyncio.Event().wait()
+
+    async def _seconds(self) -> None:
+        at, count = time.monotonic(), 0
+        while True:
+            self._core.second(self._clock_ns())
+            if count % _SECONDS_A_TICK == 0:
+                self._step()
+            count += 1
+            at = next_moment(at, time.monotonic())
+            await asyncio.sleep(at - time.monotonic())
+
+    def _step(self) -> None:
+        with self._metrics.step_seconds.time():
+            actions = self._core.step(self._clock_ns())
+        models = self._core.models()
+        self._metrics.decisions.inc(len(models))
+        self.act(actions)
+        self.decided(models)
+
+    async def _questions(self) -> None:
+        """One at a time, as soon as there is one."""
+        while True:
+            await self._to_ask.wait()
+            self._to_ask.clear()
+            question = self._core.question(self._clock_ns())
+            if question is not None:
+                answer = await self._binder.ask(question)
+                self.act(self._core.answered(question, answer, self._clock_ns()))
+
+    def act(self, actions: Iterable[Action]) -> None:
+        """Never waits."""
+        for action in actions:
+            match action:
+                case WriteScale() | WriteStatus():
+                    self._write(action)
+                case Event():
+                    about = _deployment_ref(action.model, action.uid)
+                    self._events.record(about, action.type, action.reason, action.message)
+                case Switched():
+                    self.switched(action)
+                case Woke():
+                    self._metrics.woke(action.wake)
+        self._to_ask.set()
+
+    def _write(self, action: WriteScale | WriteStatus) -> None:
+        if isinstance(action, WriteStatus):
+            write = DeploymentWrite(model=action.model, uid=action.uid, scaled=action.scaled)
+        else:
+            log.info("scaling", extra=fields(model=action.model, copies=action.copies))
+            write = DeploymentWrite(
+                model=action.model, uid=action.uid, replicas=action.copies, costs=action.costs
+            )
+        self._writer.put(write)
+
+
+def _deployment_ref(model: ModelKey, uid: str) -> ObjectRef:
+    return ObjectRef("apps/v1", "Deployment", model.namespace, model.name, uid)

@@ -1,0 +1,70 @@
+"""A model's figures as autoscalers of others ask for them: by a name, one number of the whole model.
+
+Source of the arithmetic that they do with it: k8s.io/kubernetes pkg/controller/podautoscaler (a sum over all copies is
+divided by the target of one).
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from scaler.core.models_view import Averages, ModelView
+
+CONCURRENCY: Final = "concurrency"
+RPS: Final = "rps"
+WAITING: Final = "waiting"
+DESIRED: Final = "desired"
+
+
+def figure(view: ModelView, metric: str) -> float | None:
+    """None: it is not known. Raises KeyError for a name that is none of `FIGURES`."""
+    return FIGURES[metric](view)
+
+
+def target_of(view: ModelView, metric: str) -> float | None:
+    """What a copy is to have of it, by the model's annotations. None: they do not say."""
+    if metric == DESIRED:
+        return 1.0
+    return view.spec.target if view.spec is not None and view.spec.metric == metric else None
+
+
+def is_active(view: ModelView) -> bool | None:
+    """Whether anybody wants it: in the stable window, or at this moment. None: it is not known."""
+    if view.held > 0:
+        return True
+    figures = [figure(view, metric) for metric in (CONCURRENCY, RPS, WAITING)]
+    if any(figures):
+        return True
+    return None if None in figures else False
+
+
+def _concurrency(view: ModelView) -> float | None:
+    return _average(view, view.concurrency, float(view.held))
+
+
+def _rps(view: ModelView) -> float | None:
+    return _average(view, view.requests_per_second, 0.0)
+
+
+def _waiting(view: ModelView) -> float | None:
+    return _average(view, view.waiting, float(view.held))
+
+
+def _average(view: ModelView, of: Averages, without_copies: float) -> float | None:
+    """Of the stable window; in panic the larger of both, so that a burst is not told of a minute late. Where no copy
+    serves there is nobody to tell of any load, and nobody has any but who holds it."""
+    if of.stable is None:
+        return without_copies if view.ready == 0 else None
+    return max(of.stable, of.panic or 0.0) if view.in_panic else of.stable
+
+
+def _desired(view: ModelView) -> float | None:
+    """As many as Berth would write: what could not be placed is not among them."""
+    return None if view.wanted is None else float(max(view.wanted - view.clipped, 0))
+
+
+FIGURES: Final[dict[str, Callable[[ModelView], float | None]]] = {
+    CONCURRENCY: _concurrency,
+    RPS: _rps,
+    WAITING: _waiting,
+    DESIRED: _desired,
+}

@@ -1,0 +1,132 @@
+"""All through which others see a scaler's figures, wired: its admin port's models, external metrics, KEDA's scaler."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final, Protocol
+
+from aiohttp import web
+
+from berth.contract.scaling import ModelKey
+from berth.kube.client import KubeClient
+from berth.runtime.admin import Handler
+from berth.runtime.errors import ConfigError
+from berth.runtime.tasks import supervise
+from scaler.core.models_view import ModelView, models_path, to_json
+from scaler.show.external_metrics import ExternalMetrics
+from scaler.show.front_proxy import FrontProxyPort
+from scaler.show.keda import KedaScaler, serve
+from scaler.show.options import ShowingOptions
+from scaler.show.relay import relaying
+from scaler.show.tls import GrpcTls, TlsFiles
+
+_GRACE_SECONDS: Final = 1.0
+
+
+class Models(Protocol):
+    """The scaler's heart, as far as it shows anything."""
+
+    def names(self, namespace: str) -> Sequence[str]: ...
+    def view(self, model: ModelKey) -> ModelView | None: ...
+
+
+class Shown:
+    """As ModelsView: nothing unless this replica leads."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self.leads = False
+
+    def names(self, namespace: str) -> Sequence[str]:
+        return self._models.names(namespace) if self.leads else ()
+
+    def view(self, model: ModelKey) -> ModelView | None:
+        return self._models.view(model) if self.leads else None
+
+
+class Showing:
+    """Of one replica, whether it leads or not. `look` is to be told which models may be shown otherwise than before."""
+
+    def __init__(
+        self, options: ShowingOptions, models: Models, client: KubeClient, leader: Callable[[], str]
+    ) -> None:
+        """`leader`: the host of the one that leads, "" where nobody knows one. Raises ConfigError where the
+        certificates cannot be used."""
+        self._options, self._client, self._leader = options, client, leader
+        self._shown = Shown(models)
+        self._keda = KedaScaler(self._shown)
+        self._tls = tls_of(options)
+        self._grpc_tls = None if self._tls is None else GrpcTls(self._tls)
+        self._leads = asyncio.Event()
+
+    def routes(self) -> Iterable[tuple[str, Handler]]:
+        """For the admin port."""
+        return ((models_path(ModelKey("{namespace}", "{name}")), self._model),)
+
+    def look(self, changed: Iterable[ModelKey]) -> None:
+        self._keda.look(changed)
+
+    @asynccontextmanager
+    async def leading(self) -> AsyncIterator[None]:
+        """What is shown is this replica's while the block lasts; whoever watches comes back afterwards. It is entered
+        once: who has led and leads no more ends."""
+        self._shown.leads = True
+        self._leads.set()
+        try:
+            yield
+        finally:
+            self._shown.leads = False
+            self._keda.end()
+
+    async def run(self) -> None:
+        """For ever. Raises CannotStart."""
+        await self._relay()
+        async with self._serving_keda(), supervise() as tasks:
+            if self._options.external_metrics_listen is not None and self._tls is not None:
+                api = ExternalMetrics(self._shown)
+                port = FrontProxyPort(self._client, self._tls, api.application)
+                tasks.eternal("external metrics", port.run(self._options.external_metrics_listen))
+            await asyncio.Event().wait()
+
+    async def _relay(self) -> None:
+        """Until this replica leads."""
+        ports = {
+            "--external-metrics-listen": self._options.external_metrics_listen,
+            "--keda-listen": self._options.keda_listen,
+        }
+        async with AsyncExitStack() as stack:
+            for flag, listen in ports.items():
+                if listen is not None:
+                    await stack.enter_async_context(relaying(flag, listen, self._leader))
+            await self._leads.wait()
+
+    @asynccontextmanager
+    async def _serving_keda(self) -> AsyncIterator[None]:
+        if self._options.keda_listen is None:
+            yield
+            return
+        server = await serve(self._keda, self._options.keda_listen, self._grpc_tls)
+        try:
+            yield
+        finally:
+            self._keda.end()
+            await server.stop(_GRACE_SECONDS)
+
+    async def _model(self, request: web.Request) -> web.Response:
+        view = self._shown.view(ModelKey(request.match_info["namespace"], request.match_info["name"]))
+        if view is None:
+            return web.Response(status=404, text="not scaled here\n")
+        return web.json_response(to_json(view))
+
+
+def tls_of(options: ShowingOptions) -> TlsFiles | None:
+    """Raises ConfigError."""
+    if options.tls_cert is None or options.tls_key is None:
+        if options.tls_cert is not options.tls_key:
+            raise ConfigError("--tls-cert and --tls-key go together")
+        if options.external_metrics_listen is not None:
+            raise ConfigError("--external-metrics-listen needs --tls-cert: the API server asks by TLS only")
+        if options.keda_client_ca is not None:
+            raise ConfigError("--keda-client-ca needs --tls-cert: without TLS nobody shows a certificate")
+        return None
+    return TlsFiles(options.tls_cert, options.tls_key, options.keda_client_ca)

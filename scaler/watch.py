@@ -1,0 +1,163 @@
+"""What the API server shows, handed on to who goes by it: Deployments, pods, Services, their slices, priority classes.
+
+A replica that does not lead keeps all of it warm. Of the fifty thousand pods of a cluster only what somebody reads is
+kept; which copies run on which node, and where that node's gateway is, is told to the scraper.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from berth.contract.endpoint import Endpoint
+from berth.contract.pod import has_ended, is_deleting
+from berth.contract.scaling import ModelKey
+from berth.kube import paths
+from berth.kube.client import KubeClient
+from berth.kube.informer import Change, ChangeKind, Informer
+from scaler.activation.sources import keep_source
+from scaler.core.fleet import Fleet, keep_deployment, keep_pod
+from scaler.route import Route
+from scaler.scrape import Gateway
+
+JsonObject = dict[str, Any]
+
+GATEWAY_PORT: Final = 8473
+_SERVER_LABEL: Final = "app.kubernetes.io/name"
+_SERVER: Final = "berth-server"
+
+
+class Watch:
+    """Tells `fleet` and `route`."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        fleet: Fleet,
+        route: Route,
+        *,
+        system_namespace: str,
+        clock_ns: Callable[[], int],
+        gateway_port: int = GATEWAY_PORT,
+    ) -> None:
+        self._fleet, self._route, self._system = fleet, route, system_namespace
+        self._clock_ns = clock_ns
+        self._gateway_port = gateway_port
+        # By node: the pod of its gateway and its address.
+        self._servers: dict[str, tuple[str, str]] = {}
+        self._gateways: dict[str, Gateway] | None = None
+        self.informers = {
+            "priorityclasses": Informer(client, paths.PRIORITY_CLASSES, on_change=self._on_priority_class),
+            "services": Informer(client, paths.SERVICES, on_change=route.on_service, keep=keep_service),
+            "endpointslices": Informer(
+                client, paths.ENDPOINT_SLICES, on_change=route.on_slice, keep=keep_slice
+            ),
+            "deployments": Informer(
+                client, paths.DEPLOYMENTS, on_change=self._on_deployment, keep=keep_deployment
+            ),
+            "pods": Informer(client, paths.PODS, on_change=self._on_pod, keep=self._keep_pod),
+        }
+
+    def gateways(self) -> Mapping[str, Gateway]:
+        """Of the nodes that have copies of models that are scaled."""
+        if self._gateways is None:
+            self._gateways = self._found_gateways()
+        return self._gateways
+
+    def _found_gateways(self) -> dict[str, Gateway]:
+        copies: dict[str, set[str]] = defaultdict(set)
+        for model in self._fleet.deployments:
+            for pod in self._fleet.pods(model):
+                copies[pod.node].add(pod.uid)
+        return {
+            node: Gateway(Endpoint(self._servers[node][1], self._gateway_port), uids)
+            for node, uids in copies.items()
+            if node in self._servers
+        }
+
+    # What is heard.
+
+    def _on_deployment(self, change: Change) -> None:
+        meta = change.object["metadata"]
+        model = ModelKey(meta.get("namespace", ""), meta["name"])
+        if change.kind is ChangeKind.GONE:
+            self._fleet.deployment_gone(change.object)
+        else:
+            self._fleet.observe_deployment(change.object)
+        self._gateways = None
+        self._route.touch(model)
+
+    def _on_pod(self, change: Change) -> None:
+        pod, uid = change.object, change.object["metadata"]["uid"]
+        before = self._fleet.pod(uid)
+        if change.kind is ChangeKind.GONE:
+            self._fleet.pod_gone(pod)
+        else:
+            self._fleet.observe_pod(pod, self._clock_ns())
+        self._on_server(change)
+        self._route.on_client(change)
+        after = self._fleet.pod(uid)
+        for model in {pod.key for pod in (before, after) if pod is not None}:
+            self._gateways = None
+            self._route.touch(model)
+
+    def _on_server(self, change: Change) -> None:
+        """The pod that has a node's gateway in it."""
+        pod, meta = change.object, change.object["metadata"]
+        if not self._is_server(meta):
+            return
+        node, address = pod["spec"].get("nodeName", ""), pod["status"].get("podIP")
+        is_over = change.kind is ChangeKind.GONE or has_ended(pod) or not address
+        known = self._servers.get(node)
+        if is_over and known is not None and known[0] == meta["uid"]:
+            del self._servers[node]
+        elif not is_over and not (
+            known is not None and is_deleting(pod)
+        ):  # its successor may be there already
+            self._servers[node] = meta["uid"], address
+        self._gateways = None
+
+    def _is_server(self, meta: JsonObject) -> bool:
+        return meta.get("namespace") == self._system and (
+            (meta.get("labels") or {}).get(_SERVER_LABEL) == _SERVER
+        )
+
+    def _on_priority_class(self, change: Change) -> None:
+        if change.kind is ChangeKind.GONE:
+            self._fleet.priority_class_gone(change.object)
+        else:
+            self._fleet.observe_priority_class(change.object)
+
+    # What is kept.
+
+    def _keep_pod(self, item: JsonObject) -> JsonObject:
+        """Of a pod that is no copy of a Deployment its address is enough: it may be a client's."""
+        source, meta = keep_source(item), item["metadata"]
+        if any(owner.get("kind") == "ReplicaSet" for owner in meta.get("ownerReferences") or ()):
+            copy = keep_pod(item)
+            return {part: copy[part] | source[part] for part in ("metadata", "spec", "status")}
+        if self._is_server(meta):
+            source["metadata"]["labels"] = {_SERVER_LABEL: _SERVER}
+            source["spec"] |= {"nodeName": item["spec"].get("nodeName", "")}
+            source["metadata"] |= _picked(meta, "deletionTimestamp")
+        return source
+
+
+def keep_service(item: JsonObject) -> JsonObject:
+    return {
+        "metadata": _picked(item["metadata"], "name", "namespace", "uid", "resourceVersion"),
+        "spec": _picked(item.get("spec") or {}, "selector", "ports", "type", "ipFamilies", "clusterIP"),
+    }
+
+
+def keep_slice(item: JsonObject) -> JsonObject:
+    names = "name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "creationTimestamp"
+    endpoints = [_picked(one, "addresses", "conditions") for one in item.get("endpoints") or ()]
+    return {
+        "metadata": _picked(item["metadata"], *names),
+        **_picked(item, "addressType", "ports"),
+        "endpoints": endpoints,
+    }
+
+
+def _picked(data: Mapping[str, Any], *names: str) -> JsonObject:
+    return {name: data[name] for name in names if name in data}

@@ -1,0 +1,232 @@
+"""What the scaler's process reads, is called, and does with what is decided."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from berth.contract.endpoint import Endpoint
+from berth.contract.scaling import ModelKey, PlaceableAnswer, PlaceableModel, PlaceableRequest, Scaled
+from berth.runtime.errors import ConfigError
+from scaler.app import address_of, identity, read_config, recording
+from scaler.core.models_view import Averages, ModelView, WakeView
+from scaler.core.plan import Action, Event, NoRecord, Switched, Woke, WriteScale, WriteStatus
+from scaler.decision.bounds import Activity
+from scaler.live import Clock, Live
+from scaler.metrics import ScalerMetrics
+from scaler.writer import DeploymentWrite
+
+A = ModelKey("team", "a")
+
+
+# --- configuration ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_directory_berths_own_defaults_hold() -> None:
+    assert read_config(None) == {"target-burst-capacity": "0"}
+
+
+def test_a_mounted_config_map_is_a_file_for_each_key(tmp_path: Path) -> None:
+    """As a kubelet lays it out: the files are links into a hidden directory, which is replaced as one."""
+    data = tmp_path / "..2026"
+    data.mkdir()
+    (tmp_path / "..data").symlink_to(data)
+    for key, value in {"stable-window": "30s\n", "_example": "anything at all", "max-scale": "7"}.items():
+        (data / key).write_text(value)
+        (tmp_path / key).symlink_to(tmp_path / "..data" / key)
+    assert read_config(tmp_path) == {"target-burst-capacity": "0", "stable-window": "30s", "max-scale": "7"}
+
+
+@pytest.mark.parametrize(
+    ("file", "said"), [(b"5s", "stable-window: '5s' does not go; write 6s to 1h"), (b"\xff", "can't decode")]
+)
+def test_a_bad_key_is_named_at_the_start(tmp_path: Path, file: bytes, said: str) -> None:
+    (tmp_path / "stable-window").write_bytes(file)
+    with pytest.raises(ConfigError, match=said):
+        read_config(tmp_path)
+
+
+def test_a_directory_that_is_none_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--config: .*none"):
+        read_config(tmp_path / "none")
+
+
+def test_a_record_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+    with recording(None, {}) as record:
+        assert isinstance(record, NoRecord)
+    with (
+        pytest.raises(ConfigError, match=r"--record: .*No such file"),
+        recording(tmp_path / "no" / "file", {}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("listen", "found"),
+    [
+        ("10.0.0.7:9093", "10.0.0.7:9093"),
+        ("[fd00::7]:9093", "[fd00::7]:9093"),
+        ("0.0.0.0:9093", ""),
+        ("[::]:9093", ""),
+    ],
+)
+def test_a_replica_is_called_by_where_its_activators_reach_it(listen: str, found: str) -> None:
+    name = identity(Endpoint.parse(listen))
+    assert address_of(name) == found
+    assert identity(Endpoint.parse(listen)) != name  # each life is another's
+
+
+# --- time ----------------------------------------------------------------------------------------------------------
+
+
+def test_time_starts_at_the_walls_and_never_jumps() -> None:
+    walls, ticks = iter([1_000, 5_000_000]), iter([10, 11, 15])
+    clock = Clock(lambda: next(walls), lambda: next(ticks))
+    assert [clock(), clock()] == [1_001, 1_005]
+
+
+# --- what is done ----------------------------------------------------------------------------------------------------
+
+
+class Core:
+    """Wants what a test says."""
+
+    def __init__(self) -> None:
+        self.wants: list[Action] = []
+        self.asks: list[PlaceableRequest] = []
+        self.heard_of: list[Any] = []
+        self.steps = self.seconds = 0
+
+    def models(self) -> list[ModelKey]:
+        return [A]
+
+    def heard(self, *told: Any) -> bool:
+        self.heard_of.append(told)
+        return True
+
+    def second(self, now_ns: int) -> None:
+        self.seconds += 1
+
+    def step(self, now_ns: int) -> list[Action]:
+        self.steps += 1
+        return self.wants
+
+    def question(self, now_ns: int) -> PlaceableRequest | None:
+        return self.asks.pop(0) if self.asks else None
+
+    def answered(self, question: PlaceableRequest, answer: Any, now_ns: int) -> list[Action]:
+        return [WriteScale(model=question.models[0].model, uid="u", copies=9)]
+
+    def view(self, model: ModelKey) -> ModelView:
+        return ModelView(
+            model=model, kind="kpa", spec=None, ready=2, wanted=5, clipped=3, held=7, in_panic=True,
+            activity=Activity.ACTIVE, concurrency=Averages(1.5, None),
+        )  # fmt: skip
+
+
+class Events:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def record(self, about: Any, *what: str) -> None:
+        self.told.append((str(about), *what))
+
+
+class Binder:
+    """Answers once it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[PlaceableRequest] = []
+        self.answers = asyncio.Event()
+
+    async def ask(self, question: PlaceableRequest) -> PlaceableAnswer | None:
+        self.asked.append(question)
+        await self.answers.wait()
+        return None
+
+
+class Here:
+    def __init__(self) -> None:
+        self.core, self.events, self.binder = Core(), Events(), Binder()
+        self.writes: list[Any] = []
+        self.switched: list[Switched] = []
+        self.registry = CollectorRegistry()
+        self.metrics = ScalerMetrics(self.registry)
+        core: Any = self.core
+        writer: Any = self
+        events: Any = self.events
+        self.live = Live(core, writer, self.binder, events, self.metrics, lambda: 5)
+        self.live.switched = self.switched.append
+
+    def put(self, write: Any) -> None:
+        self.writes.append(write)
+
+
+def question() -> PlaceableRequest:
+    one = PlaceableModel(model=A, wanted=1, running=0, starting=0, priority=0, template={}, template_hash="h")
+    return PlaceableRequest(models=(one,))
+
+
+async def test_each_action_goes_where_it_is_done() -> None:
+    here = Here()
+    scaled = Scaled(wanted=3)
+    wake = WakeView(at_ns=0, phases=(("decide", 0.1), ("place", 0.2)))
+    here.live.act(
+        [
+            WriteScale(model=A, uid="u", copies=3, costs={"p": 1}),
+            WriteStatus(model=A, uid="u", scaled=scaled),
+            Event(model=A, uid="u", type="Warning", reason="Clipped", message="no room"),
+            Switched(model=A),
+            Woke(model=A, wake=wake),
+        ]
+    )
+    assert here.writes == [
+        DeploymentWrite(model=A, uid="u", replicas=3, costs={"p": 1}),
+        DeploymentWrite(model=A, uid="u", scaled=scaled),
+    ]
+    assert here.events.told == [("Deployment team/a", "Warning", "Clipped", "no room")]
+    assert here.switched == [Switched(model=A)]
+    text = generate_latest(here.registry).decode()
+    assert 'berth_scaler_wake_seconds_sum{phase="place"} 0.2' in text
+    assert 'berth_scaler_wake_seconds_count{phase="all"} 1.0' in text
+
+
+async def test_a_binder_that_is_slow_holds_up_no_decision() -> None:
+    here = Here()
+    here.core.asks = [question(), question()]
+    here.live.act([])
+    task = asyncio.create_task(here.live.run())
+    async with asyncio.timeout(10):
+        while not (here.binder.asked and here.core.steps >= 2):
+            await asyncio.sleep(0.01)
+    assert len(here.binder.asked) == 1  # one question at a time
+    assert here.core.seconds > here.core.steps
+    here.binder.answers.set()
+    async with asyncio.timeout(10):
+        while len(here.binder.asked) < 2:
+            await asyncio.sleep(0.01)
+    assert here.writes[0] == DeploymentWrite(model=A, uid="u", replicas=9)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_tell_of_each_model_and_nothing_of_what_is_unknown() -> None:
+    here = Here()
+    here.metrics.follow(
+        here.core, writes_waiting=lambda: 4, binder_silent_seconds=lambda: 1.5, activators=lambda: 2
+    )
+    text = generate_latest(here.registry).decode()
+    labels = '{deployment="a",namespace="team"}'
+    for name, value in {"wanted": 5, "ready": 2, "clipped": 3}.items():
+        assert f"berth_scaler_{name}_copies{labels} {value}.0" in text
+    assert f"berth_scaler_held_requests{labels} 7.0" in text
+    assert f"berth_scaler_in_panic{labels} 1.0" in text
+    assert f"berth_scaler_concurrency{labels} 1.5" in text
+    assert f"berth_scaler_requests{labels}" not in text
+    assert "berth_scaler_writes_waiting 4.0" in text
+    assert 'berth_scaler_writes_total{result="refused",what="slice"} 0.0' in text

@@ -1,0 +1,448 @@
+"""From zero and to zero with the real core, switch and activators' registry; the API server is a dictionary."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from berth.contract.ids import PodUid
+from berth.contract.scaling import (
+    Assignment,
+    CopyLoad,
+    HoldState,
+    ModelKey,
+    Placeable,
+    PlaceableAnswer,
+    Report,
+    Scaled,
+)
+from berth.kube.informer import Change, ChangeKind
+from scaler.activation.activators import Activator
+from scaler.activation.attend import NotLeading
+from scaler.activation.ports import PortPair
+from scaler.activation.switch import Apply, SliceAction
+from scaler.core.fleet import Fleet
+from scaler.core.plan import Action, Switched, WriteScale, WriteStatus
+from scaler.core.tick import Scaler
+from scaler.decision.defaults import BERTH, read_defaults
+from scaler.go import SECOND_NS
+from scaler.route import Route
+
+MODEL = ModelKey("a", "m")
+T0 = 1_700_000_000 * SECOND_NS
+HASH = "5f"
+Json = dict[str, Any]
+
+
+def deployment(replicas: int, scaled: Scaled | None, **annotations: str) -> Json:
+    keys = {
+        "class": "kpa.autoscaling.knative.dev",
+        "target": "1",
+        "window": "6s",
+        "target-utilization-percentage": "100",
+    }
+    keys |= annotations
+    template = {
+        "metadata": {
+            "labels": {"app": "m"},
+            "annotations": {f"autoscaling.knative.dev/{key}": value for key, value in keys.items()},
+        },
+        "spec": {"containers": [{"name": "proxy", "args": ["proxy", "--model=m"], "ports": []}]},
+    }
+    own = {} if scaled is None else {"seldon.io/trtis-scaled": scaled.to_text()}
+    return {
+        "metadata": {"name": "m", "namespace": "a", "uid": "dep", "resourceVersion": "1", "annotations": own},
+        "spec": {"replicas": replicas, "template": template},
+    }
+
+
+def copy(name: str, *, ready: bool) -> Json:
+    condition = {"type": "Ready", "status": "True" if ready else "False"}
+    owner = {"kind": "ReplicaSet", "name": f"m-{HASH}", "controller": True}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "a",
+            "uid": f"uid-{name}",
+            "labels": {"app": "m", "pod-template-hash": HASH},
+            "ownerReferences": [owner],
+        },
+        "spec": {"nodeName": "n", "containers": []},
+        "status": {"phase": "Running", "podIP": "10.0.0.9", "conditions": [condition]},
+    }
+
+
+SERVICE = {
+    "metadata": {"name": "m", "namespace": "a", "uid": "svc"},
+    "spec": {"clusterIP": "10.96.0.1", "selector": {"app": "m"}, "ports": [{"name": "http", "port": 9000}]},
+}
+
+
+class Stream:
+    """One activator, which opens what it is told at once if it is to."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.told: dict[ModelKey, Assignment] = {}
+        self.opens = True
+
+    def tell(self, model: ModelKey, assignments: Mapping[PodUid, Assignment]) -> None:
+        told = assignments.get(PodUid("act"))
+        if told is None:
+            self.told.pop(model, None)
+        else:
+            self.told[model] = told
+
+    def sources_changed(self) -> None: ...
+    def end(self) -> None: ...
+
+    def report(self, *, held: int = 0, arrived: float = 0, forwarded: float = 0, wake: bool = False) -> None:
+        world, told = self.world, self.told.get(MODEL)
+        if told is None:
+            return
+        ports = PortPair(told.rest_port, told.grpc_port) if self.opens else PortPair(0, 0)
+        if world.board.activators.opened(world.activator, MODEL, ports):
+            world.route.opened(MODEL)
+        world.activator.has_told = True
+        report = Report(
+            version=1,
+            model=MODEL,
+            held=held,
+            average_held=float(held),
+            arrived=arrived,
+            forwarded=forwarded,
+            held_bytes=0,
+            oldest_seconds=0.0,
+            wake=wake,
+            rest_port=ports.rest,
+            grpc_port=ports.grpc,
+        )
+        if held or arrived:
+            world.route.reported(world.activator, report)
+
+
+class World:
+    """A second at a time. `slow`: what is written is seen only with the next second."""
+
+    activator: Activator
+
+    def __init__(self, *, replicas: int = 1, scaled: Scaled | None = None, **annotations: str) -> None:
+        self.now, self.annotations = T0, annotations
+        self.replicas, self.scaled, self.pods = replicas, scaled, dict[str, Json]()
+        self.slice: Json | None = None
+        self.written: list[str] = []
+        self.api_answers = True
+        self.requests, self.last_arrival = 0.0, 0
+        if replicas:
+            self.pods["p"] = copy("p", ready=True)
+        self.anew()
+
+    def anew(self) -> None:
+        """Another scaler, which knows what stands in the API server."""
+        self.fleet = Fleet(read_defaults(BERTH))
+        self.core = Scaler(self.fleet, self.now)
+        self.route = Route(self.fleet, self.core, put=self.put, act=self.act, clock_ns=lambda: self.now)
+        self.board = self.route.board
+        self.stream = self.route.stream = Stream(self)
+        self.show()
+        self.route.on_service(Change(ChangeKind.SET, SERVICE))
+        if self.slice is not None:
+            self.route.on_slice(Change(ChangeKind.SET, self.slice))
+        for pod in self.pods.values():
+            self.fleet.observe_pod(pod, self.now)
+        self.controllers_slice()
+        self.act(self.core.step(self.now))
+        self.route.begin(self.now)
+        self.attach()
+
+    def attach(self) -> None:
+        self.activator = self.board.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
+        self.route.attached(self.activator)
+
+    def show(self) -> None:
+        self.fleet.observe_deployment(deployment(self.replicas, self.scaled, **self.annotations))
+        self.route.touch(MODEL)
+
+    def put(self, action: SliceAction) -> None:
+        if not self.api_answers:
+            return
+        self.written.append(type(action).__name__)
+        if isinstance(action, Apply):
+            body = action.slice.to_json()
+            body["metadata"] |= {"uid": "ours"}
+            self.slice = body
+            self.route.on_slice(Change(ChangeKind.SET, body))
+        elif self.slice is not None:
+            gone, self.slice = self.slice, None
+            self.route.on_slice(Change(ChangeKind.GONE, gone))
+
+    def act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case WriteScale() if self.api_answers:
+                    self.replicas = action.copies
+                    self.written.append(f"replicas={action.copies}")
+                    self.show()
+                case WriteStatus() if self.api_answers:
+                    self.scaled = action.scaled
+                case Switched():
+                    self.route.switched(action)
+        question = self.core.question(self.now)
+        if question is not None:
+            room = {one.model: Placeable(model=one.model, now=9) for one in question.models}
+            self.act(self.core.answered(question, PlaceableAnswer(generation=1, models=room), self.now))
+
+    def pod(self, name: str, *, ready: bool) -> None:
+        self.pods[name] = copy(name, ready=ready)
+        self.fleet.observe_pod(self.pods[name], self.now)
+        self.controllers_slice()
+        self.route.touch(MODEL)
+
+    def no_pod(self, name: str) -> None:
+        self.fleet.pod_gone(self.pods.pop(name))
+        self.controllers_slice()
+        self.route.touch(MODEL)
+
+    def controllers_slice(self) -> None:
+        ready = [one for one in self.pods.values() if one["status"]["conditions"][0]["status"] == "True"]
+        body = {
+            "metadata": {
+                "name": "m-x",
+                "namespace": "a",
+                "uid": "theirs",
+                "labels": {"kubernetes.io/service-name": "m"},
+            },
+            "endpoints": [{"addresses": ["10.0.0.9"], "conditions": {"ready": True}} for _ in ready],
+        }
+        self.route.on_slice(Change(ChangeKind.SET, body))
+
+    async def second(self, **report: Any) -> None:
+        self.now += SECOND_NS
+        at = self.now // SECOND_NS
+        for name in self.pods:
+            if self.requests:
+                self.last_arrival = at
+            load = CopyLoad(
+                namespace="a",
+                pod_name=name,
+                pod_uid=f"uid-{name}",
+                second=at,
+                average_concurrent_requests=self.requests,
+                request_count=self.requests,
+                last_arrival=self.last_arrival,
+                process_uptime=100.0,
+            )
+            self.core.heard([load], {load.pod_uid}, self.now)
+        self.stream.report(**report)
+        self.core.second(self.now)
+        if at % 2 == 0:
+            self.act(self.core.step(self.now))
+        for _ in range(3):  # whatever the turns bring about is looked at in the next
+            await self.route.turn()
+            self.stream.report()
+
+    async def until(self, done: Any, *, most: int = 120, **report: Any) -> int:
+        for n in range(most):
+            if done():
+                return n
+            await self.second(**report)
+        raise AssertionError(f"not within {most} s: {self.written} {self.stream.told}")
+
+    async def asleep(self) -> None:
+        await self.until(lambda: self.replicas == 0)
+        self.no_pod("p")
+        await self.second()
+
+    def state(self) -> str:
+        """As the activator has been told; "" for nothing."""
+        told = self.stream.told.get(MODEL)
+        return "" if told is None else told.state.value
+
+
+async def test_a_model_that_nobody_asks_goes_to_zero_behind_an_activator() -> None:
+    world = World()
+    await world.second()
+    assert not world.state()
+    world.requests = 1.0
+    for _ in range(10):
+        await world.second()
+    assert (world.replicas, world.written) == (1, [])
+    world.requests = 0.0
+    await world.until(lambda: world.replicas == 0)
+    # The slice came first, and the last copy has had no request for a while by then.
+    assert world.written == ["Apply", "replicas=0"]
+    assert world.state() == "hold"
+    assert world.now // SECOND_NS - world.last_arrival >= 5
+
+
+async def test_without_an_activator_that_listens_the_last_copy_stays() -> None:
+    world = World()
+    world.stream.opens = False
+    for _ in range(100):
+        await world.second()
+    assert (world.replicas, world.written) == (1, [])
+    assert world.state() == "hold"
+    world.stream.opens = True
+    await world.until(lambda: world.replicas == 0)
+
+
+async def test_the_first_request_wakes_it_and_clients_are_led_back_to_the_copy() -> None:
+    world = World()
+    await world.asleep()
+    world.written.clear()
+    # Within the step in which it is told: nobody waits for a tick.
+    world.stream.report(held=1, arrived=1, wake=True)
+    assert world.written == ["replicas=1"]
+    world.pod("q", ready=False)
+    await world.second(held=1)
+    assert [one.ready for one in world.stream.told[MODEL].endpoints] == [False]
+    assert world.state() == "hold"
+    world.pod("q", ready=True)
+    await world.second(forwarded=1)
+    assert [one.ready for one in world.stream.told[MODEL].endpoints] == [True]
+    await world.second()
+    assert world.written == ["replicas=1", "Delete"]
+    world.requests = 1.0
+    await world.until(lambda: world.state() == "forward", most=3)
+    assert await world.until(lambda: not world.state()) >= 59
+    assert (world.replicas, world.slice) == (1, None)
+
+
+async def test_whoever_asks_between_the_switch_and_the_end_keeps_the_copy() -> None:
+    world = World()
+    await world.until(lambda: world.slice is not None)
+    world.requests = 1.0
+    for _ in range(6):
+        await world.second()
+    assert (world.replicas, world.slice) == (1, None)
+    assert world.state() == "forward"
+
+
+@pytest.mark.parametrize("at", ["told", "written", "proven", "zero", "waking", "ready", "forward"])
+async def test_a_scaler_that_is_killed_at_any_step_is_followed_by_one_that_goes_on(at: str) -> None:
+    world = World()
+    down = {
+        "told": lambda: world.state() == "hold",
+        "written": lambda: world.slice is not None,
+        "proven": lambda: world.slice is not None and "replicas=0" not in world.written,
+        "zero": lambda: world.replicas == 0,
+    }
+    if at in down:
+        await world.until(down[at])
+        world.anew()
+        await world.until(lambda: world.replicas == 0)
+        assert world.slice is not None
+        return
+    await world.until(lambda: world.replicas == 0)
+    world.no_pod("p")
+    await world.second()
+    world.stream.report(held=1, arrived=1, wake=True)
+    world.pod("q", ready=False)
+    await world.second(held=1)
+    if at == "waking":
+        world.anew()
+    world.pod("q", ready=True)
+    world.requests = 1.0
+    if at == "ready":
+        world.anew()
+    await world.until(lambda: world.slice is None, held=1)
+    if at == "forward":
+        await world.until(lambda: world.state() == "forward")
+        world.anew()
+    for _ in range(20):
+        await world.second()
+    assert (world.replicas, world.slice) == (1, None)
+
+
+async def test_the_next_scaler_keeps_the_ports_of_the_slices_that_stand() -> None:
+    """They need not be those that it would choose."""
+    world = World()
+    await world.asleep()
+    assert world.slice is not None
+    world.slice["ports"] = [{"name": "http", "port": 20042, "protocol": "TCP"}]
+    world.anew()
+    assert (world.stream.told[MODEL].rest_port, world.stream.told[MODEL].grpc_port) == (20042, 20043)
+
+
+async def test_an_api_server_that_is_away_costs_time_alone() -> None:
+    world = World()
+    world.api_answers = False
+    for _ in range(60):
+        await world.second()
+    assert (world.replicas, world.slice) == (1, None)
+    world.api_answers = True
+    await world.until(lambda: world.replicas == 0)
+    assert world.written[-2:] == ["Apply", "replicas=0"]
+
+
+async def test_an_activator_that_dies_takes_nobody_along() -> None:
+    """At zero, and it was the only one: its address leaves the slice; another one's takes its place."""
+    world = World()
+    await world.asleep()
+    world.board.activators.detach(world.activator, world.now, dead=True)
+    world.route.detached(world.activator)
+    await world.second()
+    assert world.slice is not None
+    assert world.slice["endpoints"] == []
+    world.attach()
+    await world.second()
+    await world.second()
+    assert len(world.slice["endpoints"]) == 1
+
+
+async def test_a_model_that_is_not_scaled_any_more_leaves_nothing_behind() -> None:
+    world = World()
+    await world.asleep()
+    plain = deployment(0, None)
+    plain["spec"]["template"]["metadata"]["annotations"] = {}
+    world.fleet.observe_deployment(plain)
+    for _ in range(7):
+        await world.second()
+    assert (world.slice, world.state()) == (None, "")
+
+
+async def test_nobody_attaches_before_all_is_known() -> None:
+    world = World()
+    fresh = Route(world.fleet, world.core, put=world.put, act=world.act, leader=lambda: "10.0.0.1:9093")
+    with pytest.raises(NotLeading) as refusal:
+        fresh.require_leading()
+    assert refusal.value.leader == "10.0.0.1:9093"
+    world.route.require_leading()
+
+
+async def test_a_model_that_breaks_a_look_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    real, broken = world.core.asked, ModelKey("a", "broken")
+
+    def asked(model: ModelKey, now_ns: int) -> Any:
+        if model == broken:
+            raise RuntimeError("nobody has thought of this")
+        return real(model, now_ns)
+
+    monkeypatch.setattr(world.core, "asked", asked)
+    other = deployment(1, None)
+    other["metadata"] |= {"name": "broken", "uid": "dep-2"}
+    other["spec"]["template"]["metadata"]["labels"] = {"app": "broken"}
+    world.fleet.observe_deployment(other)
+    world.route.touch(broken)
+    await world.until(lambda: world.replicas == 0)
+
+
+async def test_a_thousand_that_sleep_cost_little() -> None:
+    """One that is left in peace is looked at every ten seconds."""
+    world = World()
+    await world.asleep()
+    looks = 0
+    real = world.board.look
+
+    def look(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return real(*args)
+
+    world.board.look = look  # type: ignore[assignment, method-assign]
+    for _ in range(40):
+        await world.second()
+    assert looks <= 12
+    assert replace(world.stream.told[MODEL], version=0).state is HoldState.HOLD

@@ -1,0 +1,135 @@
+"""What one replica shows: only while it leads, and only to whom it was told to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+from aiohttp import web
+
+from berth.contract.endpoint import Endpoint
+from berth.runtime.errors import CannotStart, ConfigError
+from berth.v1.externalscaler_pb2 import ScaledObjectRef
+from berth.v1.externalscaler_pb2_grpc import ExternalScalerStub
+from localcluster.addresses import free_port
+from localcluster.credentials import make_serving_certificate
+from scaler.show.options import ShowingOptions
+from scaler.show.showing import Showing
+from scaler.show.tls import TlsFiles
+from tests.fakes.kube import connected
+from tests.fakes.models_view import FakeModels
+
+HOST = "127.0.0.1"
+_SOON_AGAIN = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100))
+
+
+@asynccontextmanager
+async def showing(models: FakeModels, leader: str = "", **options: Any) -> AsyncIterator[Showing]:
+    async def nothing(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async with connected(nothing) as client:
+        yield Showing(ShowingOptions(**options), models, client, leader=lambda: leader)
+
+
+async def test_the_admin_port_shows_a_model_while_this_replica_leads() -> None:
+    models = FakeModels()
+    models.add("a/resnet", wanted=3)
+    async with showing(models) as one:
+        application = web.Application()
+        for path, handler in one.routes():
+            application.router.add_get(path, handler)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, HOST, 0).start()
+        url = f"http://{HOST}:{runner.addresses[0][1]}/models/a/"
+        async with aiohttp.ClientSession() as session:
+
+            async def status(name: str) -> tuple[int, int | None]:
+                async with session.get(url + name) as response:
+                    told = await response.json() if response.status == 200 else {}
+                    return response.status, told.get("wanted")
+
+            assert await status("resnet") == (404, None)
+            async with one.leading():
+                assert await status("resnet") == (200, 3)
+                assert await status("bert") == (404, None)
+            assert await status("resnet") == (404, None)
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def run(one: Showing) -> AsyncIterator[None]:
+    running = asyncio.create_task(one.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        assert running.cancelled()
+
+
+async def test_keda_is_answered_by_the_leader_whichever_replica_it_asks() -> None:
+    """And by the next one, where it asked before."""
+    models, later = FakeModels(), FakeModels()
+    model = models.add("a/m")
+    later.add("a/m", held=1)
+    port, hosts = free_port(HOST), (HOST, "127.0.0.2")
+    first, second = ({"keda_listen": Endpoint(host, port)} for host in hosts)
+    asked = ScaledObjectRef(namespace="a", name="m")
+    async with (
+        showing(models, **first) as one,
+        showing(later, leader=HOST, **second) as other,
+        grpc.aio.insecure_channel(f"{hosts[1]}:{port}", options=_SOON_AGAIN) as channel,
+        run(other),
+    ):
+        stub = ExternalScalerStub(channel)  # type: ignore[no-untyped-call]
+        async with run(one), one.leading():
+            stream = stub.StreamIsActive(asked, wait_for_ready=True, timeout=20)
+            assert not (await stub.IsActive(asked, wait_for_ready=True, timeout=20)).result
+            models.change(model, held=1)
+            one.look([model])
+            assert (await stream.read()).result
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.IsActive(asked, timeout=20)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        models.change(model, held=0)
+        async with other.leading():
+            assert (await stub.IsActive(asked, wait_for_ready=True, timeout=20)).result
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tls_cert": Path("tls.crt")}, "--tls-key"),
+        ({"tls_key": Path("tls.key")}, "--tls-cert"),
+        ({"external_metrics_listen": Endpoint(HOST, 0)}, "--external-metrics-listen needs --tls-cert"),
+        ({"keda_client_ca": Path("ca.crt")}, "--keda-client-ca needs --tls-cert"),
+    ],
+)
+async def test_options_that_do_not_go_together_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        async with showing(FakeModels(), **options):
+            pass
+
+
+async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    files = TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key")
+    make_serving_certificate(files.cert, files.key, hosts=[HOST])
+    tls = {"tls_cert": files.cert, "tls_key": files.key}
+    taken = await asyncio.start_server(lambda *_: None, HOST, 0)
+    endpoint = Endpoint(HOST, taken.sockets[0].getsockname()[1])
+    for option in ("keda_listen", "external_metrics_listen"):
+        async with showing(FakeModels(), **tls, **{option: endpoint}) as one:
+            with pytest.raises((CannotStart, ExceptionGroup)) as failed:
+                await one.run()
+            causes = failed.value.exceptions if isinstance(failed.value, ExceptionGroup) else (failed.value,)
+            flag = "--" + option.replace("_", "-")
+            assert [isinstance(cause, CannotStart) and flag in str(cause) for cause in causes] == [True]
+    taken.close()
+    await taken.wait_closed()

@@ -1,0 +1,352 @@
+"""Services and slices find their models, and slices that nobody needs any more are ended."""
+
+from typing import Any
+
+import pytest
+
+from berth.contract.ids import PodUid
+from berth.contract.scaling import HoldState, ModelKey
+from scaler.activation.activators import LINGER_NS
+from scaler.activation.ports import PortPair, Ports
+from scaler.activation.slices import DoorPorts, leads_to, read_slice, service_of
+from scaler.activation.switch import MOST_SERVICES, TOO_MANY_SERVICES, Apply, Asked, Delete, SliceAction
+from scaler.activation.switchboard import Switchboard, Template
+from scaler.go import SECOND_NS
+
+T0 = 1_700_000_000 * SECOND_NS
+DOOR = DoorPorts(9000, 9001, {"http": 9000, "grpc": 9001, "admin": 9090})
+M, N = ModelKey("a", "m"), ModelKey("a", "n")
+Json = dict[str, Any]
+
+
+def service(
+    name: str = "m", *, uid: str = "", selector: Any = None, namespace: str = "a", **spec: Any
+) -> Json:
+    ports = [
+        {"name": "http", "port": 80, "targetPort": "http"},
+        {"name": "grpc", "port": 90, "targetPort": 9001},
+    ]
+    return {
+        "metadata": {"name": name, "namespace": namespace, "uid": uid or f"uid-{name}"},
+        "spec": {"clusterIP": "10.96.0.1", "ports": ports, "selector": selector or {"app": name}, **spec},
+    }
+
+
+def endpoints(
+    service: str, *addresses: str, ready: bool | None = True, uid: str = "", ours: bool = False
+) -> Json:
+    labels = {"kubernetes.io/service-name": service}
+    if ours:
+        labels["endpointslice.kubernetes.io/managed-by"] = "berth-scaler"
+    conditions = {} if ready is None else {"ready": ready}
+    return {
+        "metadata": {
+            "name": f"{service}-x",
+            "namespace": "a",
+            "uid": uid or f"slice-{service}",
+            "labels": labels,
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [one], "conditions": conditions} for one in addresses],
+    }
+
+
+def as_written(action: SliceAction, created: str = "2023-11-14T22:13:00Z") -> Json:
+    body = action.slice.to_json()
+    body["metadata"] |= {"uid": f"ours-{body['metadata']['name']}", "creationTimestamp": created}
+    return body
+
+
+def board(*models: ModelKey, ports: Ports | None = None) -> Switchboard:
+    made = Switchboard(began_ns=T0 - LINGER_NS, ports=ports)
+    for model in models:
+        made.set_model(model, template(model.name))
+    return made
+
+
+def template(name: str, **labels: str) -> Template:
+    return Template({"app": name, **labels}, DOOR)
+
+
+def asked(model: ModelKey = M, *, away: bool = True) -> Asked:
+    return Asked(model=model, away=away, public_name=model.name)
+
+
+def listen(made: Switchboard, model: ModelKey = M) -> PortPair:
+    """One activator, which opens what it is told."""
+    one = made.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
+    told = made.look(asked(model), T0).assignments[one.uid]
+    pair = PortPair(told.rest_port, told.grpc_port)
+    made.activators.opened(one, model, pair)
+    one.has_told = True
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("spec", "leads"),
+    [
+        ({}, True),
+        ({"clusterIP": "None"}, False),  # its clients connect to pods' ports by themselves
+        ({"clusterIP": ""}, False),
+        ({"type": "ExternalName", "clusterIP": None}, False),
+        ({"selector": {"app": "other"}}, False),
+        ({"selector": {"app": "m", "track": "x"}}, False),
+        ({"ports": [{"port": 9090, "targetPort": "admin"}]}, False),
+        ({"ports": [{"port": 9000, "targetPort": 9000, "protocol": "UDP"}]}, False),
+        ({"ports": [{"port": 9000}]}, True),
+        ({"ports": [{"port": 9000, "targetPort": "unknown"}]}, False),
+    ],
+)
+def test_which_services_lead_to_a_model(spec: Json, leads: bool) -> None:
+    made = board(M)
+    made.set_service(service(**spec))
+    made.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
+    assert (made.look(asked(), T0).state is HoldState.HOLD) is leads
+
+
+def test_a_service_without_a_selector_leads_nowhere() -> None:
+    made = board(M)
+    made.set_service({**service(), "spec": {"clusterIP": "10.96.0.1"}})
+    assert made.look(asked(), T0).trouble
+
+
+def test_the_slice_has_those_ports_of_the_service_that_are_the_models() -> None:
+    raw = service(
+        ports=[
+            {"name": "metrics", "port": 1, "targetPort": "admin"},
+            {"name": "g", "port": 2, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
+            {"port": 3, "targetPort": 9000},
+        ]
+    )
+    found = service_of(raw, DOOR)
+    assert found is not None
+    assert [(port.name, port.is_grpc, port.app_protocol) for port in found.ports] == [
+        ("g", True, "kubernetes.io/h2c"),
+        ("", False, None),
+    ]
+
+
+def test_what_is_written_is_read_again_as_the_same() -> None:
+    made = board(M)
+    made.set_service(service())
+    listen(made)
+    (action,) = made.look(asked(), T0).slices
+    assert read_slice(as_written(action)) == action.slice
+    made.set_slice(as_written(action))
+    outcome = made.look(asked(), T0 + 9 * SECOND_NS)
+    assert outcome.proven
+    assert outcome.slices == ()
+    # Since it was made, for it was there before.
+    assert outcome.proxied_since_ns == 1_699_999_980 * SECOND_NS
+
+
+@pytest.mark.parametrize(
+    ("slices", "goes"),
+    [
+        ([], False),
+        ([endpoints("m", "10.0.0.9")], True),
+        ([endpoints("m", "10.0.0.9", ready=None)], True),  # unknown counts as ready
+        ([endpoints("m", "10.0.0.9", ready=False)], False),
+        ([endpoints("m")], False),
+        ([endpoints("m", "10.0.0.9", ours=True)], False),
+        ([endpoints("other", "10.0.0.9")], False),
+        ([endpoints("m", "10.0.0.9", ready=False), endpoints("m", "10.0.0.8", uid="second")], True),
+    ],
+)
+def test_ours_goes_when_a_copy_is_ready_in_another(slices: list[Json], goes: bool) -> None:
+    made = board(M)
+    made.set_service(service())
+    listen(made)
+    (action,) = made.look(asked(), T0).slices
+    made.set_slice(as_written(action))
+    for one in slices:
+        made.set_slice(one)
+    outcome = made.look(asked(away=False), T0)
+    assert any(isinstance(one, Delete) for one in outcome.slices) is goes
+
+
+def test_whatever_happens_to_a_service_its_models_are_looked_at() -> None:
+    made = board(M, N)
+    made.changed.clear()
+    made.set_service(service())
+    assert made.changed == {M}
+    made.changed.clear()
+    made.set_slice(endpoints("m", "10.0.0.9"))
+    made.slice_gone(endpoints("m", "10.0.0.9"))
+    assert made.changed == {M}
+    made.changed.clear()
+    made.set_slice(endpoints("nobodys", "10.0.0.9"))
+    made.set_service(service("nobodys", namespace="b"))
+    assert made.changed == set()
+    made.set_service(service(selector={"app": "n"}))  # it leads to another from now on
+    assert made.changed == {M, N}
+    made.changed.clear()
+    made.service_gone(service(uid="an older one of the name"))
+    assert made.changed == set()
+    made.service_gone(service())
+    assert made.changed == {N}
+
+
+def test_a_service_of_two_models_is_neithers() -> None:
+    made = board(M, N)
+    made.set_service(service("both", selector={"kind": "model"}))
+    made.set_model(M, template("m", kind="model"))
+    made.changed.clear()
+    made.set_model(N, template("n", kind="model"))
+    assert made.changed == {M, N}
+    assert made.look(asked(M), T0).trouble == "Service both leads to a/n as well"
+    made.model_gone(N, T0)
+    assert M in made.changed
+    assert made.look(asked(M), T0).state is HoldState.HOLD
+
+
+def test_slices_of_ours_that_nothing_needs_are_ended() -> None:
+    def standing() -> Switchboard:
+        made = board(M)
+        made.set_service(service())
+        listen(made)
+        (action,) = made.look(asked(), T0).slices
+        made.set_slice(as_written(action))
+        made.set_slice(endpoints("m", "10.0.0.9"))  # the controller's own is never touched
+        assert made.strays(T0) == ()
+        return made
+
+    gone = standing()
+    gone.model_gone(M, T0)
+    assert [one.slice.name for one in gone.strays(T0)] == ["m-berth"]
+    no_service = standing()
+    no_service.service_gone(service())
+    assert [one.slice.name for one in no_service.strays(T0)] == ["m-berth"]
+    elsewhere = standing()
+    elsewhere.set_service(service(selector={"app": "other"}))
+    assert [one.slice.name for one in elsewhere.strays(T0)] == ["m-berth"]
+    headless = standing()
+    headless.set_service(service(clusterIP="None"))
+    assert [one.slice.name for one in headless.strays(T0)] == ["m-berth"]
+    # The scaler's own that has been made another's by hand, or by a hostile one, is left to whoever did it.
+    made = standing()
+    made.model_gone(M, T0)
+    made.set_slice({**endpoints("m", "10.0.0.9", ours=True, uid="ours-m-berth")})
+    assert made.strays(T0) == ()
+
+
+def test_a_scaler_that_starts_gives_nobody_the_ports_of_a_slice_that_stands() -> None:
+    first = board(M)
+    first.set_service(service())
+    pair = listen(first)
+    (action,) = first.look(asked(), T0).slices
+    # N would get M's ports by its name, if it came first.
+    taken = Ports(range(pair.rest, pair.rest + 4))
+    made = board(N, M, ports=taken)
+    for one in (service(), service("n")):
+        made.set_service(one)
+    made.set_slice(as_written(action))
+    made.adopt()
+    made.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
+    other = made.look(asked(N), T0).assignments[PodUid("act")]
+    same = made.look(asked(M), T0).assignments[PodUid("act")]
+    assert (same.rest_port, same.grpc_port) == pair
+    assert other.rest_port != same.rest_port
+
+
+def test_a_slice_that_a_tenant_has_made_up_takes_nobodys_ports() -> None:
+    """It bears our label, has another model's ports, and is older."""
+    first = board(M)
+    first.set_service(service())
+    pair = listen(first)
+    (action,) = first.look(asked(), T0).slices
+    assert isinstance(action, Apply)
+    forged = as_written(action)
+    forged["metadata"] |= {"name": "n-berth", "uid": "forged"}
+    forged["metadata"]["labels"]["kubernetes.io/service-name"] = "n"
+    made = board(M, N)
+    for one in (service(), service("n")):
+        made.set_service(one)
+    made.set_slice(as_written(action))
+    made.set_slice(forged)
+    made.adopt()
+    made.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
+    pairs = {made.look(asked(model), T0).assignments[PodUid("act")].rest_port for model in (M, N)}
+    assert len(pairs) == 2
+    assert pair.rest in pairs
+
+
+def test_a_slice_that_was_made_up_later_does_not_get_the_ports_of_the_one_that_stands() -> None:
+    first = board(M)
+    first.set_service(service())
+    pair = listen(first)
+    (action,) = first.look(asked(), T0).slices
+    stands, forged = as_written(action), as_written(action)
+    stands["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    forged["metadata"] |= {"name": "n-berth", "uid": "forged", "creationTimestamp": "2026-01-01T00:00:01Z"}
+    forged["metadata"]["labels"] = {
+        **forged["metadata"]["labels"],
+        "kubernetes.io/service-name": "n",
+    }
+    made = board(N, M)
+    for one in (service(), service("n")):
+        made.set_service(one)
+    made.set_slice(stands)
+    made.set_slice(forged)
+    made.adopt()
+    made.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
+    told = {model: made.look(asked(model), T0).assignments[PodUid("act")].rest_port for model in (N, M)}
+    assert told[M] == pair.rest != told[N]
+
+
+def test_of_two_models_that_share_a_service_the_other_is_looked_at_when_one_comes_or_goes() -> None:
+    made = board(M)
+    made.set_service(service())
+    made.changed.clear()
+    made.set_model(N, template("m"))
+    assert made.changed == {M, N}
+    made.changed.clear()
+    made.model_gone(N, T0)
+    assert M in made.changed
+
+
+def test_models_that_share_many_services_are_not_all_looked_at_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tenant may have as many of both as it likes."""
+    count = 0
+
+    def counted(*args: Any) -> bool:
+        nonlocal count
+        count += 1
+        return leads_to(*args)
+
+    monkeypatch.setattr("scaler.activation.switchboard.leads_to", counted)
+    made = board()
+    for number in range(60):
+        made.set_service(service(f"s{number}", selector={"app": "m"}))
+    models = [ModelKey("a", f"m{number}") for number in range(60)]
+    for model in models:
+        made.set_model(model, template("m"))
+    for model in models:
+        outcome = made.look(asked(model), T0)
+        assert outcome.trouble == TOO_MANY_SERVICES
+    assert count < 4 * 60 * 60 * 2
+
+
+def test_a_model_has_so_many_services_and_no_more() -> None:
+    made = board(M)
+    for number in range(MOST_SERVICES):
+        made.set_service(service(f"s{number}", selector={"app": "m"}))
+    listen(made)
+    assert len(made.look(asked(), T0).slices) == MOST_SERVICES
+    made.set_service(service("one-more", selector={"app": "m"}))
+    assert made.look(asked(), T0).trouble == TOO_MANY_SERVICES
+
+
+def test_nothing_is_left_of_what_is_gone() -> None:
+    made = board(M, N)
+    made.set_service(service())
+    made.set_slice(endpoints("m", "10.0.0.9"))
+    made.slice_gone(endpoints("m", "10.0.0.9"))
+    made.service_gone(service())
+    made.model_gone(M, T0)
+    made.model_gone(N, T0)
+    made.model_gone(N, T0)
+    held = {name: value for name, value in vars(made).items() if isinstance(value, dict) and value}
+    assert held == {}
