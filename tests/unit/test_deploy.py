@@ -24,7 +24,11 @@ from agent.repository import Repository
 from agent.serving.restart import RESTART_FILE
 from berth import cli
 from berth.contract.endpoint import Endpoint
+from berth.contract.scaling import BINDER_AUDIENCE, SCALER_AUDIENCE
+from berth.runtime.options import CommonOptions, parse_options
 from berth.triton.keys import TritonKeys
+from proxy.activator.config import ActivatorOptions
+from scaler.config import ScalerOptions
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -75,9 +79,11 @@ def test_the_api_servers_token_is_in_the_container_that_uses_it_alone() -> None:
             if mount["name"] in tokens or mount["mountPath"].startswith("/var/run/secrets/kubernetes.io")
         }
     assert holders == {
+        "berth-activator": set(),
         "berth-agent": {("agent", CREDENTIALS)},
         "berth-binder": {("binder", CREDENTIALS)},
         "berth-kube-scheduler": {("kube-scheduler", CREDENTIALS)},
+        "berth-scaler": {("scaler", CREDENTIALS)},
         "berth-server": set(),
         "simple": set(),
     }
@@ -85,11 +91,18 @@ def test_the_api_servers_token_is_in_the_container_that_uses_it_alone() -> None:
 
 def test_no_service_account_hands_out_tokens_by_itself() -> None:
     accounts = documents("ServiceAccount")
-    assert set(accounts) == {"berth-agent", "berth-binder", "berth-kube-scheduler", "berth-server"}
+    assert set(accounts) == {
+        "berth-activator",
+        "berth-agent",
+        "berth-binder",
+        "berth-kube-scheduler",
+        "berth-scaler",
+        "berth-server",
+    }
     assert all(account["automountServiceAccountToken"] is False for account in accounts.values())
 
 
-@pytest.mark.parametrize("name", ["berth-agent", "berth-binder", "berth-kube-scheduler"])
+@pytest.mark.parametrize("name", ["berth-agent", "berth-binder", "berth-kube-scheduler", "berth-scaler"])
 def test_a_mounted_token_comes_with_all_that_a_client_in_a_pod_reads(name: str) -> None:
     pod = pods()[name]
     (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "api-access"]
@@ -115,6 +128,71 @@ def test_addresses_of_both_families_make_flags_that_can_be_read(address: str) ->
 
 
 NODE_PODS = ("berth-server", "berth-agent")
+ACTIVATOR_PORTS = {"port": 20000, "endPort": 29999}
+
+
+def test_an_activator_has_no_right_and_a_token_for_the_scaler_alone() -> None:
+    bindings = documents("RoleBinding") | documents("ClusterRoleBinding")
+    holders = {subject["name"] for binding in bindings.values() for subject in binding["subjects"]}
+    assert "berth-scaler" in holders
+    assert "berth-activator" not in holders
+    (volume,) = pods()["berth-activator"]["volumes"]
+    (source,) = volume["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == SCALER_AUDIENCE
+
+
+def test_the_scaler_asks_the_binder_with_a_token_for_that_alone() -> None:
+    volumes = {volume["name"]: volume for volume in pods()["berth-scaler"]["volumes"]}
+    (source,) = volumes["binder-token"]["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == BINDER_AUDIENCE
+
+
+@pytest.mark.parametrize(
+    ("pod", "process"), [("berth-scaler", ScalerOptions), ("berth-activator", ActivatorOptions)]
+)
+def test_what_scales_takes_the_flags_that_it_is_given(pod: str, process: type[CommonOptions]) -> None:
+    (container,) = containers(pods()[pod])
+    command, *flags = [argument.replace("$(POD_IP)", "10.0.0.7") for argument in container["args"]]
+    options = parse_options(process, process=command, summary="", argv=flags, environ={})
+    listening = {
+        getattr(options, name).port for name in ("attend_listen", "admin_listen") if hasattr(options, name)
+    }
+    assert {port["containerPort"] for port in ports_of(container)} == listening
+    tokens = [flag.partition("=")[2] for flag in flags if "token" in flag.partition("=")[0]]
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert all(any(token == f"{mount}/token" for mount in mounts) for token in tokens)
+
+
+@pytest.mark.parametrize("name", ["berth-scaler", "berth-activator"])
+def test_who_scales_reaches_what_it_needs_and_is_reached_by_whom_it_serves(name: str) -> None:
+    policy = documents("NetworkPolicy")[name]["spec"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    let_in = [port for rule in policy["ingress"] for port in rule["ports"]]
+    listening = [
+        {"port": port["containerPort"]} for port in ports_of(container_of(name, name.removeprefix("berth-")))
+    ]
+    holds = [ACTIVATOR_PORTS] if name == "berth-activator" else []
+    assert sorted(let_in, key=str) == sorted([*listening, *holds], key=str)
+
+
+def test_only_activators_attach_to_the_scaler() -> None:
+    policy = documents("NetworkPolicy")["berth-scaler"]["spec"]
+    (rule,) = [rule for rule in policy["ingress"] if {"port": 9093} in rule["ports"]]
+    (source,) = rule["from"]
+    assert source["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "berth-activator"}
+
+
+@pytest.mark.parametrize("name", ["berth-scaler", "berth-activator"])
+def test_of_those_that_scale_one_at_a_time_may_be_taken_away(name: str) -> None:
+    spec = documents("PodDisruptionBudget")[name]["spec"]
+    deployment = documents("Deployment")[name]["spec"]
+    assert spec["selector"] == deployment["selector"]
+    assert spec["maxUnavailable"] == 1 < deployment["replicas"]
+
+
+def test_an_activator_has_the_time_that_its_drain_takes() -> None:
+    seconds = ActivatorOptions.drain_delay + ActivatorOptions.drain_timeout
+    assert pods()["berth-activator"]["terminationGracePeriodSeconds"] > seconds
 
 
 def container_of(pod: str, name: str) -> Json:
@@ -184,7 +262,9 @@ def test_the_same_sockets_are_meant_on_both_sides() -> None:
     assert agent["--gateway"].rpartition(":")[2] == gateway["--listen"].rpartition(":")[2] == "8472"
 
 
-@pytest.mark.parametrize("pod", [*NODE_PODS, "berth-binder", "berth-kube-scheduler", "simple"])
+@pytest.mark.parametrize(
+    "pod", [*NODE_PODS, "berth-binder", "berth-kube-scheduler", "berth-scaler", "berth-activator", "simple"]
+)
 def test_a_container_has_no_more_of_linux_than_it_needs(pod: str) -> None:
     """Root, and one capability with it, is had by the init container that gives directories away, alone."""
     for container in containers(pods()[pod]):
@@ -227,6 +307,12 @@ def test_tritons_pod_is_not_spared_when_the_nodes_memory_runs_short() -> None:
     classes = documents("PriorityClass")
     assert classes[pods()["berth-server"]["priorityClassName"]]["value"] <= 1_000_000_000
     assert "memory" in container_of("berth-server", "triton")["resources"]["requests"]
+
+
+@pytest.mark.parametrize("name", ["berth-scaler", "berth-activator"])
+def test_who_scales_takes_no_servers_place(name: str) -> None:
+    """Of a higher class it would: where a node's processors are all promised, a Triton with its models would go for it."""
+    assert pods()[name]["priorityClassName"] == pods()["berth-server"]["priorityClassName"]
 
 
 def test_triton_opens_no_connection() -> None:
