@@ -11,7 +11,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,13 +21,14 @@ from typing import Any
 import yaml
 
 from berth.kube.client import KubeClient, open_client
-from berth.kube.errors import Conflict
+from berth.kube.errors import Conflict, Invalid
 from localcluster import triton
 from localcluster.addresses import cluster_network
 from localcluster.binaries import control_plane_directory
 from localcluster.controlplane import CLIENT_RATE, ControlPlane, User, node_user
 from localcluster.credentials import write_kubeconfig
 from localcluster.deployment import (
+    AUTOSCALED,
     DEPLOY,
     SCENARIO,
     SYSTEM_NAMESPACE,
@@ -39,18 +40,22 @@ from localcluster.deployment import (
     sockets,
 )
 from localcluster.guard import KEEP_FILE
+from localcluster.kube_proxy import KubeProxy
 from localcluster.kubelet.images import Images
 from localcluster.kubelet.kubelet import DEFAULT_CAPACITY, Kubelet, NodeIdentity, host_directory
 from localcluster.kubelet.pod import PodRunner
 from localcluster.parts import Part
 from localcluster.processes import CLUSTER_ID_VARIABLE, StartFailed
 from localcluster.programs import make_images
+from localcluster.services import Services, service_range
 
 JsonObject = dict[str, Any]
 
 AGENT_PORT, AGENT_ADMIN_PORT, GATEWAY_PORT, GATEWAY_ADMIN_PORT = 8470, 8471, 8472, 8473
 BINDER_ADMIN_PORT, EXTENDER_PORT = 8480, 8481
 _TOKEN_SECONDS = 24 * 3600
+_ADDRESSES = Path(__file__).parent / "addresses.yaml"
+_POLICY_SECONDS = 30.0
 _SOCKET_PATH_BYTES = 107  # unix(7), without the final NUL
 # Of `deploy/extender` this one is a process: kube-scheduler finds its Service and its token at places that a
 # process kubelet cannot give it.
@@ -71,12 +76,24 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """The nodes, how many binders, and flags that all agents get besides those of `deploy/base`."""
+    """The nodes, how many binders, scalers and activators, and flags that agents and scalers get besides those of
+    `deploy/`."""
 
     nodes: Sequence[NodeSpec] = ()
     binders: int = 1
+    # Without either the cluster has nothing of `deploy/autoscaling`.
+    scalers: int = 0
+    activators: int = 0
     kube_scheduler: bool = False  # with the extender, as `deploy/extender` sets it up
     agent_flags: Sequence[str] = ()
+    scaler_flags: Sequence[str] = ()
+
+    @property
+    def deployed(self) -> Path:
+        """The kustomization that is applied."""
+        if self.kube_scheduler:
+            return DEPLOY / "extender"
+        return AUTOSCALED if self.scalers or self.activators else DEPLOY / "base"
 
 
 @dataclass(slots=True)
@@ -107,6 +124,7 @@ class LocalCluster:
 
     client: KubeClient
     kubeconfig: Path
+    services: Services
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._spec = spec
@@ -115,11 +133,13 @@ class LocalCluster:
         """What every process of the cluster carries in its environment."""
         self._env = {**_machine_environment(), CLUSTER_ID_VARIABLE: self.id}
         self.nodes: dict[str, SimulatedNode] = {}
-        self.binders = [
-            Part(f"binder {index}", "binder", partial(self._binder_pod, index))
-            for index in range(spec.binders)
-        ]
+        self.binders = self._parts("binder", spec.binders)
         """They come back when they are killed."""
+        self.scalers, self.activators = (
+            self._parts("scaler", spec.scalers),
+            self._parts("activator", spec.activators),
+        )
+        """These too."""
 
     async def __aenter__(self) -> "LocalCluster":
         try:
@@ -154,6 +174,10 @@ class LocalCluster:
     def binder_address(self, index: int) -> str:
         """Where a binder's ports are."""
         return self.binders[index].address
+
+    async def restart_api_server(self) -> None:
+        """kill -9; returns when the next one is ready."""
+        await self._control_plane.restart_api_server()
 
     def keep_logs(self) -> Path:
         """Leave the directory with every log behind; where it is."""
@@ -197,13 +221,13 @@ class LocalCluster:
             binaries=binaries,
             users=[_SCHEDULER, *users],
             env=self._env,
+            services=service_range(network),
         )
         self._stack.push_async_callback(self._control_plane.stop)
         self._stack.callback(triton.remove_shared_memory, triton.shm_prefix(self.id))
-        part = "extender" if self._spec.kube_scheduler else "base"
         _, documents, images = await asyncio.gather(
             self._control_plane.start(),
-            asyncio.to_thread(rendered, binaries / "kubectl", part),
+            asyncio.to_thread(rendered, binaries / "kubectl", self._spec.deployed),
             asyncio.to_thread(make_images, self.directory / "images", cluster_id=self.id),
         )
         await self._start_scheduler()
@@ -212,6 +236,7 @@ class LocalCluster:
         )
         self.client = await self._stack.enter_async_context(open_client(str(self.kubeconfig)))
         labels = node_labels(documents)
+        await self._serve_services()
         await asyncio.gather(
             self._deploy(documents),
             *(
@@ -220,9 +245,37 @@ class LocalCluster:
             ),
         )
         parts = [part for node in self.nodes.values() for part in (node.agent, node.triton, node.gateway)]
-        await asyncio.gather(*(part.running() for part in (*parts, *self.binders)))
+        await asyncio.gather(
+            *(part.running() for part in (*parts, *self.binders, *self.scalers, *self.activators))
+        )
         if self._spec.kube_scheduler:
             await self._start_extended_scheduler()
+
+    async def _serve_services(self) -> None:
+        """Let EndpointSlices take the pods' addresses, and connections to Services get there."""
+        self.services = Services(self.client)
+        await self._stack.enter_async_context(_running(self.services.run()))
+        await self._stack.enter_async_context(_running(KubeProxy(self.services).run()))
+        await self.apply(yaml.safe_load_all(_ADDRESSES.read_text()))
+        async with asyncio.timeout(_POLICY_SECONDS):
+            while not await self._takes_loopback():
+                await asyncio.sleep(0.05)
+        await self.services.synced()
+
+    async def _takes_loopback(self) -> bool:
+        """Whether the policy works already: the API server reads it some moments after it has been written."""
+        probe = {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "addressType": "IPv4",
+            "metadata": {"name": "probe"},
+            "endpoints": [{"addresses": ["127.0.0.1"]}],
+        }
+        try:
+            await self.apply([probe], dry_run=True)
+        except Invalid:
+            return False
+        return True
 
     @contextmanager
     def _work_directory(self) -> Iterator[Path]:
@@ -256,7 +309,14 @@ class LocalCluster:
 
     async def _deploy(self, documents: Sequence[JsonObject]) -> None:
         ours = [d for d in documents if (d["kind"], d["metadata"]["name"]) != ("Deployment", _EXTENDED)]
-        overlay = Overlay(binders=self._spec.binders, agent_flags=self._spec.agent_flags)
+        overlay = Overlay(
+            replicas={
+                "binder": self._spec.binders,
+                "scaler": self._spec.scalers,
+                "activator": self._spec.activators,
+            },
+            flags={"agent": self._spec.agent_flags, "scaler": self._spec.scaler_flags},
+        )
         await self.apply(overlay.over(ours))
         # The controller-manager makes this too, but only after some seconds, and pods need it.
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
@@ -265,10 +325,16 @@ class LocalCluster:
         except Conflict:
             return
 
-    def _binder_pod(self, index: int) -> PodRunner | None:
-        found = [
-            runner for node in self.nodes.values() for runner in node.kubelet.kept(SYSTEM_NAMESPACE, "binder")
+    def _parts(self, container: str, count: int) -> list[Part]:
+        """Of a Deployment whose pods have this one container."""
+        return [
+            Part(f"{container} {index}", container, partial(self._pod, container, index))
+            for index in range(count)
         ]
+
+    def _pod(self, container: str, index: int) -> PodRunner | None:
+        kubelets = [node.kubelet for node in self.nodes.values()]
+        found = [runner for kubelet in kubelets for runner in kubelet.kept(SYSTEM_NAMESPACE, container)]
         return sorted(found, key=lambda runner: runner.ref.name)[index] if index < len(found) else None
 
     async def _start_scheduler(self) -> None:
@@ -300,6 +366,7 @@ class LocalCluster:
             directory=directory,
             images=images,
             marks={CLUSTER_ID_VARIABLE: self.id},
+            service=self.services.address,
         )
         node = SimulatedNode(
             spec.name,
@@ -314,7 +381,7 @@ class LocalCluster:
         node.scenario.write_text(spec.scenario)
         self.nodes[spec.name] = node
         await kubelet.register()
-        await self._stack.enter_async_context(_running(kubelet))
+        await self._stack.enter_async_context(_running(kubelet.run()))
 
     async def _account_kubeconfig(self, account: str, name: str) -> Path:
         """A kubeconfig with a real token of a ServiceAccount, for a process that is not in a pod."""
@@ -353,8 +420,8 @@ def _part_of(kubelet: Kubelet, container: str, node: str) -> Part:
 
 
 @asynccontextmanager
-async def _running(kubelet: Kubelet) -> AsyncIterator[None]:
-    task = asyncio.create_task(kubelet.run())
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
     try:
         yield
     finally:
@@ -366,9 +433,11 @@ _CLUSTER_SCOPED = frozenset(
     {
         *("Namespace", "ClusterRole", "ClusterRoleBinding", "Node", "PriorityClass", "RuntimeClass"),
         *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+        *("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"),
     }
 )
 _PLURALS = {
+    "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
     "NetworkPolicy": "networkpolicies",
     "PriorityClass": "priorityclasses",
     "RuntimeClass": "runtimeclasses",

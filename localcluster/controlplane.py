@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import aiohttp
@@ -23,8 +24,7 @@ from localcluster.credentials import (
 from localcluster.processes import StartFailed, end, spawn, tail
 
 _START_SECONDS, _ANSWER_SECONDS = 60.0, 5.0
-_SERVICE_NETWORK = "10.231.0.0/16"  # never routed where there is no kube-proxy
-_OWN_SERVICE = "10.231.0.1"  # the Service `kubernetes`
+SERVICES = IPv4Network("10.231.0.0/16")
 API_PORT = 6443
 _USUAL_PORTS = (2379, 2380, API_PORT, 10257)  # in a network of its own
 # All but the clouds' and what no pod of ours or of a test's can need: each costs its start. The node lifecycle
@@ -36,6 +36,7 @@ _WITHOUT = (
     *("certificatesigningrequest-cleaner-controller", "persistentvolume-attach-detach-controller"),
     *("persistentvolume-expander-controller", "legacy-serviceaccount-token-cleaner-controller"),
     *("replicationcontroller-controller", "endpointslice-mirroring-controller", "ttl-controller"),
+    "endpoints-controller",  # nobody reads what it writes, and it takes no address of a process kubelet's pod
 )
 
 # The rates that a program keeps to by itself are for clusters that many share: here they are seconds of waiting.
@@ -83,13 +84,14 @@ class ControlPlane:
         api_flags: Sequence[str] = (),
         controllers: bool = True,
         network: Network | None = None,
+        services: IPv4Network = SERVICES,
     ) -> None:
         self._directory, self._host, self._binaries, self._env = directory, host, binaries, dict(env)
         self._more_api_flags, self._controllers = tuple(api_flags), controllers
         self.admin = User("berth-admin", ("system:masters",))
         self._manager = User("system:kube-controller-manager")
         self._users = [self.admin, self._manager, *users]
-        self._network = network
+        self._network, self._services = network, services
         self._etcd_port, self._peer_port, self._api_port, self._manager_port = (
             free_ports(host, 4) if network is None else _USUAL_PORTS
         )
@@ -124,7 +126,7 @@ class ControlPlane:
         make_signing_key(self.signing_key)
         hosts = (
             self._host,
-            _OWN_SERVICE,
+            str(self._services[1]),  # the Service `kubernetes`
             *((self._network.reached_at.split(":")[0],) if self._network else ()),
         )
         make_serving_certificate(self.certificate, self._directory / "serving.key", hosts=hosts)
@@ -140,6 +142,11 @@ class ControlPlane:
     async def start_scheduler(self, name: str, flags: Sequence[str]) -> None:
         """A kube-scheduler; `name` is that of its log."""
         await self._spawn("kube-scheduler", [*flags, "--secure-port=0"], name=name)
+
+    async def restart_api_server(self) -> None:
+        """kill -9, and another in its place. Raises StartFailed."""
+        await end(self._children["kube-apiserver"], grace_seconds=0)
+        await self._ready(await self._spawn("kube-apiserver", self._api_flags()))
 
     async def stop(self) -> None:
         for child in reversed(self._children.values()):
@@ -203,7 +210,7 @@ class ControlPlane:
             f"--service-account-issuer={self.server}",
             f"--service-account-key-file={self.signing_key}",
             f"--service-account-signing-key-file={self.signing_key}",
-            f"--service-cluster-ip-range={_SERVICE_NETWORK}",
+            f"--service-cluster-ip-range={self._services}",
             "--allow-privileged=true",
             "--profiling=false",
             *self._more_api_flags,

@@ -29,10 +29,17 @@ def make_signing_key(path: Path) -> None:
 
 
 def make_serving_certificate(certificate: Path, key_path: Path, *, hosts: Sequence[str]) -> None:
-    """A self-signed serving certificate for some addresses, which clients take as their CA."""
-    addresses = x509.SubjectAlternativeName([x509.IPAddress(ip_address(host)) for host in hosts])
+    """A self-signed serving certificate for some addresses and names, which clients take as their CA."""
+    addresses = x509.SubjectAlternativeName([_host(host) for host in hosts])
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "berth local cluster")])
     _make_certificate(certificate, key_path, name, [addresses])
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
 
 
 def make_client_certificate(certificate: Path, key_path: Path, *, user: str, group: str) -> None:

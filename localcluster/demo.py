@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,21 +27,26 @@ from binder import top
 from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.model_server import serving
-from localcluster.samples import SIMPLE_MODEL, archive, model_deployment, model_pod, packed
+from localcluster.samples import SIMPLE_MODEL, archive, model_deployment, model_pod, model_service, packed
 
 Json = dict[str, Any]
 
 SUMMARY = (
-    "Start a real control plane, two simulated GPU nodes with a real Triton each, and Berth; deploy models, use them, "
+    "Start a real control plane, three simulated GPU nodes with a real Triton each, and Berth; deploy models, use them, "
     "break things, and show how it heals."
 )
 
 # What each model takes on its mock GPU once loaded; the pods ask for as much or a little more.
-_TAKES = "models: {resnet: 10Gi, resnet-big: 19Gi, resnet-huge: 19Gi, simple: 300Mi}\n"
+_TAKES = "models: {resnet: 10Gi, resnet-big: 19Gi, resnet-huge: 19Gi, simple: 300Mi, sleeper: 900Mi}\n"
 NODES = (
     NodeSpec(
         name="gpu-1",
         scenario="gpus:\n  - {uuid: GPU-1-0, product: Tesla T4, total: 16Gi}\n" + _TAKES,
+    ),
+    # Of memory it has little: only the model that is scaled fits.
+    NodeSpec(
+        name="gpu-3",
+        scenario="gpus:\n  - {uuid: GPU-3-0, product: Tesla P4, total: 2Gi}\n" + _TAKES,
     ),
     NodeSpec(
         name="gpu-2",
@@ -53,6 +58,17 @@ NODES = (
     ),
 )
 _WAIT_SECONDS = 60.0
+# The scene of scaling: Knative's own annotations, with its shortest window, and so many requests a second for a copy.
+_SCALING = {
+    "autoscaling.knative.dev/class": "kpa.autoscaling.knative.dev",
+    "autoscaling.knative.dev/metric": "rps",
+    "autoscaling.knative.dev/target": "15",
+    "autoscaling.knative.dev/max-scale": "3",
+    "autoscaling.knative.dev/window": "6s",
+    # Its clients here are no pods of its namespace.
+    "seldon.io/trtis-clients": "*",
+}
+_CLIENTS = 6
 
 _CONFIG, _PROGRAM = (
     (SIMPLE_MODEL / "config.pbtxt").read_bytes(),
@@ -129,6 +145,7 @@ class Story:
         await self.heals_a_killed_proxy()
         await self.heals_a_killed_gateway()
         await self.heals_a_pod_killed_hard()
+        await self.scales_from_and_to_zero()
 
     async def deploys(self) -> None:
         self._step("Three models, as Deployments of pods: 11 GiB, 20 GiB and 400 MiB of GPU memory")
@@ -257,6 +274,83 @@ class Story:
         self._said("resnet is gone from its node, and so is the memory that it held")
         await self._show_gpus()
 
+    async def scales_from_and_to_zero(self) -> None:
+        self._step(
+            "A model that nobody has asked yet: no copy, no GPU memory, and a Service that leads to an activator"
+        )
+        model = "sleeper"
+        deployment = model_deployment(
+            model, source=self.url("simple.tar.gz", archive()), gpu_mem="1Gi", replicas=0, scaling=_SCALING
+        )
+        await self.cluster.apply([model_service(model), deployment])
+        address = await self._until(f"{model}'s Service to lead somewhere", lambda: self._listens(model))
+        self._said(f"{model}: 0 copies, Service {address}")
+
+        self._step("The first request wakes it, and waits")
+        await self._wakes(model, address)
+        self._step("More requests a second than one copy is to have: three copies")
+        async with self._asking(model, address):
+            await self._counts(model, 3)
+        self._step("Nobody asks any more: no copy again, and the memory is free")
+        await self._counts(model, 0)
+        await self._show_gpus()
+
+    async def _wakes(self, model: str, address: str) -> None:
+        timeline, began = Timeline(), time.monotonic()
+        asking = asyncio.create_task(infer_rest(f"{address}:9000", model))
+        try:
+            while not asking.done():
+                for pod in await self._pods(model):
+                    timeline.observe(pod, time.monotonic() - began)
+                await asyncio.sleep(0.02)
+        finally:
+            asking.cancel()
+        await asking
+        took = time.monotonic() - began
+        phases = {"copy made": timeline.created, "placed": timeline.bound, "loaded": timeline.loaded}
+        told = ", ".join(f"{name} after {seconds:.2f} s" for name, seconds in phases.items() if seconds)
+        self._said(f"{told}, answered after {took:.2f} s")
+
+    @asynccontextmanager
+    async def _asking(self, model: str, address: str) -> AsyncIterator[None]:
+        """Clients that ask again and again, through the Service. Raises what one of them could not be answered for."""
+        over, began = asyncio.Event(), time.monotonic()
+
+        async def ask() -> int:
+            answers = 0
+            while not over.is_set():
+                await infer_rest(f"{address}:9000", model)
+                answers += 1
+                await asyncio.sleep(0.1)
+            return answers
+
+        asking = [asyncio.create_task(ask()) for _ in range(_CLIENTS)]
+        try:
+            yield
+        finally:
+            over.set()
+            answers = sum(await asyncio.gather(*asking))
+        self._said(f"{answers} answers in {time.monotonic() - began:.0f} s, each of them right")
+
+    async def _counts(self, model: str, copies: int) -> None:
+        began = time.monotonic()
+
+        async def counted() -> bool:
+            pods = await self._pods(model)
+            return len(pods) == copies and all(map(_is_ready, pods))
+
+        await self._until(f"{copies} copies of {model}", counted)
+        self._said(f"{copies} copies after {time.monotonic() - began:.1f} s")
+
+    async def _listens(self, name: str) -> str | None:
+        """The Service's address, once connections to it are taken."""
+        with suppress(LookupError, OSError):
+            address = self.cluster.services.address("default", name)
+            _, writer = await asyncio.open_connection(address, 9000)
+            writer.close()
+            return address
+        return None
+
     async def _deploy(self, name: str, gpu_mem: str, source: str) -> None:
         started = time.monotonic()
         timeline = self.timelines.setdefault(name, Timeline())
@@ -340,8 +434,11 @@ def run(argv: Sequence[str]) -> int:
 async def main(options: DemoOptions, stop: asyncio.Event) -> None:
     """Tell the story; SystemExit(1) when it does not hold."""
     console, began = _console(), time.monotonic()
-    console.print("[bold]Starting[/bold] a control plane, 2 GPU nodes, and Berth as deploy/base has it …")
-    async with LocalCluster(ClusterSpec(nodes=NODES, binders=1)) as cluster, serving() as url:
+    console.print("[bold]Starting[/bold] a control plane, 3 GPU nodes, and Berth with its autoscaling …")
+    async with (
+        LocalCluster(ClusterSpec(nodes=NODES, binders=1, scalers=1, activators=1)) as cluster,
+        serving() as url,
+    ):
         console.print(f"  up after {time.monotonic() - began:.1f} s")
         story = Story(cluster, console, url)
         try:

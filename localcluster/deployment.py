@@ -2,13 +2,13 @@
 
 Flags, mounts, users and probes stand in `deploy/` and nowhere else: the local cluster's nodes have the label
 and the RuntimeClass that it asks for, and the process kubelet knows its image names. Laid over it are mock
-GPUs, flags that a test asks for, and how many binders there are.
+GPUs, flags that a test asks for, and how many binders, scalers and activators there are.
 """
 
 import copy
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 JsonObject = dict[str, Any]
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
+AUTOSCALED = Path(__file__).parent / "autoscaling"
 SYSTEM_NAMESPACE = "berth-system"
 SCENARIO = "/etc/berth/mock-gpus/gpus.yaml"
 """Where a node has its mock GPUs."""
@@ -25,35 +26,44 @@ _RENDER_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What differs from `deploy/`."""
+    """What differs from `deploy/`. Both are by the name of the main container, which none has in common."""
 
-    binders: int
-    agent_flags: Sequence[str] = ()
+    replicas: Mapping[str, int]
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def over(self, documents: Sequence[JsonObject]) -> list[JsonObject]:
         """The documents, changed, with what the cluster itself has to bring."""
         changed = [copy.deepcopy(document) for document in documents]
         for document in changed:
-            if document["kind"] == "Deployment":
-                document["spec"]["replicas"] = self.binders
-            if document["kind"] == "DaemonSet":
-                self._mock_gpus(document["spec"]["template"]["spec"])
+            if document["kind"] in ("DaemonSet", "Deployment"):
+                pod = document["spec"]["template"]["spec"]
+                if document["kind"] == "Deployment":
+                    document["spec"]["replicas"] = self.replicas[pod["containers"][0]["name"]]
+                _mock_gpus(pod)
+                self._add_flags(pod)
         return [*_runtime_classes(changed), *changed]
 
-    def _mock_gpus(self, pod: JsonObject) -> None:
-        directory = SCENARIO.rpartition("/")[0]
+    def _add_flags(self, pod: JsonObject) -> None:
         for container in pod["containers"]:
-            args = container.get("args") or []
-            if any(arg.startswith("--nvml=") for arg in args):
-                args = [f"--nvml=mock:{SCENARIO}" if arg.startswith("--nvml=") else arg for arg in args]
-                container["args"] = [*args, *self.agent_flags]
-                container["volumeMounts"].append({"name": "mock-gpus", "mountPath": directory})
-                pod["volumes"].append({"name": "mock-gpus", "hostPath": {"path": directory}})
+            if more := self.flags.get(container["name"]):
+                container["args"] = [*container["args"], *more]
 
 
-def rendered(kubectl: Path, part: str) -> list[JsonObject]:
-    """What `kubectl apply -k deploy/<part>` applies, in its order."""
-    command = [str(kubectl), "kustomize", str(DEPLOY / part)]
+def _mock_gpus(pod: JsonObject) -> None:
+    directory = SCENARIO.rpartition("/")[0]
+    for container in pod["containers"]:
+        args = container.get("args") or []
+        if any(arg.startswith("--nvml=") for arg in args):
+            container["args"] = [
+                f"--nvml=mock:{SCENARIO}" if arg.startswith("--nvml=") else arg for arg in args
+            ]
+            container["volumeMounts"].append({"name": "mock-gpus", "mountPath": directory})
+            pod["volumes"].append({"name": "mock-gpus", "hostPath": {"path": directory}})
+
+
+def rendered(kubectl: Path, kustomization: Path) -> list[JsonObject]:
+    """What `kubectl apply -k` applies, in its order."""
+    command = [str(kubectl), "kustomize", str(kustomization)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_RENDER_SECONDS)
     return list(yaml.safe_load_all(done.stdout))
 

@@ -1,7 +1,9 @@
-"""`berth` as a container's program: the ServiceAccount is where the process kubelet has put it.
+"""`berth` as a container's program: the ServiceAccount is where the process kubelet has put it, addresses are this
+machine's.
 
-A client in a pod reads its token at a path that is built in, and the process kubelet has no mounts. So much
-is this machine's; the token itself, its renewal and all that reads it are as in any pod.
+A client in a pod reads its token at a path that is built in, and the process kubelet has no mounts. What the API
+server tells as 10.X.a.b, in EndpointSlices and of Services, is 127.X.a.b (`services.here`), which is what a pod
+knows of itself. So much is this machine's; the token itself, its renewal and all that reads it are as in any pod.
 """
 
 import os
@@ -21,7 +23,18 @@ def _use_service_account(directory: Path) -> None:
     incluster_config.SERVICE_CERT_FILENAME = str(directory / "ca.crt")
 
 
+def _use_addresses(api_server: str) -> None:
+    """Read the cluster's addresses as they are here. Its API server is on 127.X.0.1."""
+    from berth.kube import client
+
+    here = api_server.rpartition(".")[0].rpartition(".")[0]
+    told = f'"10.{here.partition(".")[2]}.'.encode()
+    parsed = client._parsed
+    client._parsed = lambda data: parsed(data.replace(told, f'"{here}.'.encode()))
+
+
 if __name__ == "__main__":
     if given := os.environ.pop(SERVICE_ACCOUNT_VARIABLE, None):
         _use_service_account(Path(given))
+        _use_addresses(os.environ["KUBERNETES_SERVICE_HOST"])
     sys.exit(main())

@@ -28,16 +28,20 @@ def model_deployment(
     replicas: int = 1,
     namespace: str = "default",
     annotations: Mapping[str, str] | None = None,
+    scaling: Mapping[str, str] | None = None,
     pod_spec: Mapping[str, Any] | None = None,
     proxy_args: tuple[str, ...] = (),
     keys: Keys = Keys(),
 ) -> JsonObject:
     """The sample Deployment for model `name`, whose files the loader takes from the URI `source`.
 
-    `annotations` and `pod_spec` are merged over the sample's own.
+    `annotations` and `pod_spec` are merged over the sample's own. With `scaling`, annotations of the Deployment
+    itself, the replicas are the scaler's once it is there.
     """
     deployment = _sample("Deployment")
     deployment["metadata"] = {"name": name, "namespace": namespace, "labels": {"app": name}}
+    if scaling:
+        deployment["metadata"]["annotations"] = dict(scaling)
     deployment["spec"] |= {"replicas": replicas, "selector": {"matchLabels": {"app": name}}}
     template = deployment["spec"]["template"]
     template["metadata"]["labels"] = {"app": name}
@@ -49,6 +53,14 @@ def model_deployment(
     proxy["resources"]["limits"] = {keys.gpu_mem: gpu_mem}
     spec |= dict(pod_spec or {})
     return deployment
+
+
+def model_service(name: str, *, namespace: str = "default") -> JsonObject:
+    """The sample Service for model `name`."""
+    service = _sample("Service")
+    service["metadata"] = {"name": name, "namespace": namespace}
+    service["spec"]["selector"] = {"app": name}
+    return service
 
 
 def model_pod(name: str, **options: Any) -> JsonObject:

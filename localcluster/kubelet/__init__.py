@@ -11,7 +11,8 @@ running something else. What it does otherwise than a kubelet:
 - No network: a pod has a loopback address of its own, a pod with a hostPort that of its node, where its ports
   are then bound without being forwarded. `127.0.0.1` in a command, an argument, a probe or a value is put
   as the pod's address, which any pod can reach; `localhost` and `0.0.0.0`, and what a program has built in,
-  are the whole machine's. Services have no address: KUBERNETES_SERVICE_HOST is the API server.
+  are the whole machine's. KUBERNETES_SERVICE_HOST is the API server, and NAME.NAMESPACE, with or without
+  .svc, in such a word becomes a Service's address.
 - A container's first process is no PID 1: SIGTERM ends it unless it handles it.
 - Back-off after crashes is a tenth of a kubelet's (`backoff.HASTE`).
 - A pod that is deleted with no grace at all is killed at once; a kubelet gives it a second.

@@ -19,7 +19,7 @@ from localcluster.kubelet.expansion import expand
 from localcluster.kubelet.images import Image
 from localcluster.kubelet.probes import Probe
 from localcluster.kubelet.refusal import entrypoint_of, search_path
-from localcluster.kubelet.rewriting import own_loopback, rewrite
+from localcluster.kubelet.rewriting import own_loopback, rewrite, service_names
 from localcluster.kubelet.status import ContainerRecord, Running, Terminated, Waiting
 from localcluster.processes import end, signal_group, spawn, tail
 
@@ -34,6 +34,11 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _BUILT_IN = {"TMPDIR": "/tmp", SERVICE_ACCOUNT_VARIABLE: SERVICE_ACCOUNT}  # noqa: S108 - a mountPath
 
 
+def no_services(namespace: str, name: str) -> str:
+    """Of a cluster without any."""
+    raise LookupError(f"no Service {namespace}/{name}")
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Everything that is needed to start the container's process."""
@@ -46,6 +51,7 @@ class Launch:
     directory: Path
     pod_ip: str
     grace_seconds: float  # the pod's
+    service: Callable[[str, str], str] = no_services  # a Service's address, by namespace and name
 
     def command(self) -> list[str]:
         """Entrypoint or command, then arguments: expanded, then with directories for mounts."""
@@ -57,8 +63,10 @@ class Launch:
         return {**self.base_env, **self._of_machine(), **own}
 
     def here(self, text: str) -> str:
-        """With what the container finds at its mountPaths and on its loopback, as it is on this machine."""
-        return own_loopback(rewrite(text, self._places()), self.pod_ip)
+        """With what the container finds at its mountPaths, on its loopback and under Services' names, as it is on
+        this machine."""
+        own = own_loopback(rewrite(text, self._places()), self.pod_ip)
+        return service_names(own, self.service)
 
     def _of_machine(self) -> dict[str, str]:
         """What stands in for an image and for mounts at places that programs have built in."""

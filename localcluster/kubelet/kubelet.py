@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,10 @@ class Kubelet:
         directory: Path,
         images: Images,
         marks: Mapping[str, str],
+        service: Callable[[str, str], str],
     ) -> None:
         self._client, self._node, self._directory = client, node, directory
-        self._machine = Machine(images, host=host_directory(directory), marks=dict(marks))
+        self._machine = Machine(images, host=host_directory(directory), marks=dict(marks), service=service)
         self._told: JsonObject | None = None
         self._events = EventRecorder(client, component="process-kubelet", host=node.name)
         self._runners: dict[str, PodRunner] = {}

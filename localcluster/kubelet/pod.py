@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,13 @@ _DEFAULT_GRACE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What every pod of a node has from it. `host` is the node's `/`, `marks` go into each environment."""
+    """What every pod of a node has from it. `host` is the node's `/`, `marks` go into each environment, `service`
+    gives a Service's address by namespace and name."""
 
     images: Images
     host: Path
     marks: Mapping[str, str]
+    service: Callable[[str, str], str]
 
 
 class PodRunner:
@@ -152,6 +154,7 @@ class PodRunner:
                 directory=self._directory / "containers" / record.name,
                 pod_ip=self._addresses.pod_ip,
                 grace_seconds=float(spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_SECONDS)),
+                service=self._machine.service,
             )
             self.containers[record.name] = Container(
                 launch,
@@ -161,7 +164,7 @@ class PodRunner:
             )
 
     def _service(self) -> dict[str, str]:
-        """The Service `kubernetes`: here the API server itself, because no Service has an address."""
+        """The Service `kubernetes`: here the API server itself, whose slice nobody writes."""
         server = urlsplit(self._client.host)
         return {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
 

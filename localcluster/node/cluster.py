@@ -26,7 +26,7 @@ from localcluster.controlplane import API_PORT, ControlPlane, Network, User, nod
 from localcluster.credentials import make_client_certificate
 from localcluster.guard import KEEP_FILE
 from localcluster.images import Images
-from localcluster.node import settings
+from localcluster.node import names, settings
 from localcluster.node.forwarding import Forwarder
 from localcluster.node.namespaces import Namespaces
 from localcluster.processes import StartFailed, Supervised, reaping, tail
@@ -35,6 +35,8 @@ JsonObject = dict[str, Any]
 
 NODE = "gpu-node"
 OVERLAY = Path(__file__).parent / "overlay"
+SCALED = Path(__file__).parent / "scaling"
+"""The same with `deploy/autoscaling`."""
 _LABELS = "nvidia.com/gpu.present=true"
 _SCHEDULER, _PROXY = User("system:kube-scheduler"), User("system:kube-proxy")
 _START_SECONDS = 60.0
@@ -105,10 +107,13 @@ class RealCluster:
         """Server-side apply of anything; the image `berth` is the one that is on the node."""
         await self.kubectl("apply", "--server-side", "-f", "-", text=await self._with_images(documents))
 
-    async def deploy(self) -> None:
+    async def deploy(self, overlay: Path = OVERLAY) -> None:
         """Apply `deploy/base` through the overlay. Does not wait for it to come up."""
-        objects = yaml.safe_load_all(await self.kubectl("kustomize", str(OVERLAY)))
-        await self.apply(objects)
+        await self.apply(await self.rendered(overlay))
+
+    async def rendered(self, overlay: Path) -> list[JsonObject]:
+        """Every object, in the order that kubectl applies them in."""
+        return list(yaml.safe_load_all(await self.kubectl("kustomize", str(overlay))))
 
     async def reach(self, host: str, port: int) -> str:
         """HOST:PORT on the owner's side for an address of the node or of a pod."""
@@ -241,6 +246,16 @@ class RealCluster:
             self._control_plane.admin, self.directory / "kubeconfig", outside=True
         )
         self.client = await self._stack.enter_async_context(open_client(str(self.kubeconfig)))
+        datagrams = await self.namespaces.receive(settings.ADDRESS, names.PORT)
+        await self._stack.enter_async_context(names.Names(datagrams, self._address_of))
+
+    async def _address_of(self, namespace: str, service: str) -> str | None:
+        try:
+            found = await self.client.get(f"/api/v1/namespaces/{namespace}/services/{service}")
+        except NotFound:
+            return None
+        address = found["spec"].get("clusterIP", "None")
+        return None if address == "None" else str(address)
 
     async def _start_containerd(self) -> None:
         network = self.directory / "cni"

@@ -74,6 +74,16 @@ class Namespaces:
         """A socket that listens on an address inside. Raises OSError."""
         return await self._inside(lambda: socket.create_server((host, port)))
 
+    async def receive(self, host: str, port: int) -> socket.socket:
+        """A socket that datagrams to an address inside come to. Raises OSError."""
+
+        def bound() -> socket.socket:
+            made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            made.bind((host, port))
+            return made
+
+        return await self._inside(bound)
+
     async def _inside(self, make: Callable[[], socket.socket]) -> socket.socket:
         """A socket belongs for ever to the network that it was made in; the thread that makes them lives in the node's."""
         made = await asyncio.get_running_loop().run_in_executor(self._thread, make)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from localcluster.node import names
+
 JsonObject = dict[str, Any]
 
 ADDRESS, INTERFACE = "10.88.0.10", "10.88.0.10/24"
@@ -86,6 +88,8 @@ def kubelet(*, client_ca: Path) -> JsonObject:
         "syncFrequency": "5s",
         "oomScoreAdj": 0,  # a lower one is not allowed without CAP_SYS_RESOURCE
         "resolvConf": "",
+        "clusterDNS": [ADDRESS],
+        "clusterDomain": names.DOMAIN,
         "volumePluginDir": str(STATE / "volume-plugins"),
         # Of the machine's memory and disk most is not this node's to judge.
         "evictionHard": {"memory.available": "64Mi", "nodefs.available": "1%", "imagefs.available": "1%"},

@@ -49,7 +49,7 @@ def paths_that_differ(old: Any, new: Any, path: str = "") -> list[str]:
 
 def test_nothing_but_mock_gpus_and_the_number_of_binders_differs_from_base() -> None:
     before = base()
-    found = changed(before, Overlay(binders=1).over(before))
+    found = changed(before, Overlay({"binder": 1}).over(before))
     agent = base_container("agent")
     nvml, mounts = agent["args"].index("--nvml=nvml"), len(agent["volumeMounts"])
     (pod,) = [d["spec"]["template"]["spec"] for d in before if key(d) == ("DaemonSet", "berth-agent")]
@@ -67,7 +67,7 @@ def test_nothing_but_mock_gpus_and_the_number_of_binders_differs_from_base() -> 
 
 
 def test_flags_of_a_test_come_after_those_of_base() -> None:
-    after = Overlay(binders=1, agent_flags=["--heartbeat-seconds=2"]).over(base())
+    after = Overlay({"binder": 1}, {"agent": ["--heartbeat-seconds=2"]}).over(base())
     (pod,) = [d["spec"]["template"]["spec"] for d in after if key(d) == ("DaemonSet", "berth-agent")]
     assert pod["containers"][0]["args"][-1] == "--heartbeat-seconds=2"
 

@@ -11,7 +11,7 @@ from localcluster.kubelet.expansion import expand
 from localcluster.kubelet.images import Image, Images
 from localcluster.kubelet.probes import Verdict
 from localcluster.kubelet.refusal import CannotRun, check, entrypoint_of
-from localcluster.kubelet.rewriting import own_loopback, rewrite
+from localcluster.kubelet.rewriting import own_loopback, rewrite, service_names
 from localcluster.kubelet.status import (
     ContainerRecord,
     Running,
@@ -86,6 +86,22 @@ def pod(**container: Any) -> dict[str, Any]:
 
 def variable(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("--scaler=berth-scaler.berth-system.svc:9093", "--scaler=127.20.255.9:9093"),
+        ("--scaler=berth-scaler.berth-system:9093", "--scaler=127.20.255.9:9093"),
+        ("http://berth-scaler.berth-system.svc.cluster.local/x", "http://127.20.255.9/x"),
+        ("berth-scaler.berth-system.svc.example.com", None),
+        ("not.berth-scaler.berth-system.svc", None),
+        ("berth-scaler.elsewhere.svc:9093", None),
+    ],
+)
+def test_a_services_name_becomes_its_address(text: str, meant: str | None) -> None:
+    known = {("berth-system", "berth-scaler"): "127.20.255.9"}
+    assert service_names(text, lambda namespace, name: known[namespace, name]) == (meant or text)
 
 
 def test_environment_in_its_order() -> None:
