@@ -20,6 +20,7 @@ from typing import Final
 # The longest first: then all lanes end at about the same time. What is in none is the last one's.
 GROUPS: Final = (
     "tests/e2e",
+    "tests/scaling",
     "tests/node",
     "tests/unit/binder",
     "tests/loopback/agent",

@@ -9,10 +9,14 @@ import yaml
 
 from localcluster.binaries import control_plane_directory
 from localcluster.cluster import LocalCluster
+from localcluster.deployment import AUTOSCALED
 from localcluster.node import cluster as node
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-KUSTOMIZATIONS = ("base", "extender")
+# The component is no kustomization by itself.
+SCALED = str(AUTOSCALED)
+KUSTOMIZATIONS = ("base", "extender", SCALED)
+FILES = {SCALED: "autoscaling"}
 
 
 def rendered(part: str) -> list[Any]:
@@ -28,7 +32,7 @@ def documents() -> list[Any]:
         for path in sorted((DEPLOY / "samples").glob("*.yaml"))
         for document in yaml.safe_load_all(path.read_text())
     ]
-    parts = [(part, document) for part in KUSTOMIZATIONS for document in rendered(part)]
+    parts = [(FILES.get(part, part), document) for part in KUSTOMIZATIONS for document in rendered(part)]
     return [
         pytest.param(document, id=f"{where}:{document['kind']}/{document['metadata']['name']}")
         for where, document in (*parts, *samples)
@@ -42,17 +46,21 @@ async def test_the_api_server_takes_it(cluster: LocalCluster, document: dict[str
     await cluster.apply([document], dry_run=True)
 
 
-def test_the_kustomization_names_every_manifest() -> None:
-    base = DEPLOY / "base"
-    listed = set(yaml.safe_load((base / "kustomization.yaml").read_text())["resources"])
-    assert listed == {path.name for path in base.glob("*.yaml")} - {"kustomization.yaml"}
+@pytest.mark.parametrize("part", ["base", "autoscaling"])
+def test_the_kustomization_names_every_manifest(part: str) -> None:
+    directory = DEPLOY / part
+    said = yaml.safe_load((directory / "kustomization.yaml").read_text())
+    listed = {*said["resources"], *(patch["path"] for patch in said.get("patches", []))}
+    assert listed == {path.name for path in directory.glob("*.yaml")} - {"kustomization.yaml"}
 
 
 @pytest.mark.parametrize("part", KUSTOMIZATIONS)
 def test_every_object_stays_where_its_file_puts_it(part: str) -> None:
     """A kustomization that sets a namespace moves every object into it, whatever stands in its file."""
-    files = [path for where in {"base", part} for path in (DEPLOY / where).glob("*.yaml")]
-    wanted = {_key(d) for p in files for d in yaml.safe_load_all(p.read_text()) if "metadata" in d}
+    directories = {"base", FILES.get(part, part)}
+    files = [path for where in directories for path in (DEPLOY / where).glob("*.yaml")]
+    found = [document for path in files for document in yaml.safe_load_all(path.read_text())]
+    wanted = {_key(d) for d in found if "metadata" in d}
     assert {_key(d) for d in rendered(part) if d["kind"] != "ConfigMap"} == wanted
 
 
@@ -75,13 +83,17 @@ def test_a_right_to_one_object_is_to_that_of_its_file() -> None:
         ("berth-server", set()),
         ("berth-binder", {"binder"}),
         ("berth-kube-scheduler", {"kube-scheduler"}),
+        ("berth-scaler", {"scaler"}),
+        ("berth-activator", set()),
     ],
 )
 async def test_admission_mounts_no_token_beside_those_that_are_asked_for(
     cluster: LocalCluster, owner: str, containers: set[str]
 ) -> None:
     """A pod as it would be stored: Kubernetes adds a token to every container unless it is told not to."""
-    (template,) = [d["spec"]["template"] for d in rendered("extender") if _owns_pods(d, owner)]
+    every_document = {_key(d): d for part in KUSTOMIZATIONS for d in rendered(part)}.values()
+    await cluster.apply([d for d in every_document if d["kind"] == "ServiceAccount"])
+    (template,) = [d["spec"]["template"] for d in every_document if _owns_pods(d, owner)]
     spec = template["spec"] | {"runtimeClassName": None, "priorityClassName": None}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}, "spec": spec}
     stored = await cluster.client.create("/api/v1/namespaces/berth-system/pods", pod, dryRun="All")
@@ -104,9 +116,10 @@ def _is_credentials(mount: dict[str, Any]) -> bool:
     return str(mount["mountPath"]).startswith("/var/run/secrets/kubernetes.io")
 
 
-def test_the_extender_is_the_base_and_more() -> None:
-    """The overlay changes nothing of the base but the binder's own Deployment."""
-    base, extended = ({_key(d): d for d in rendered(part)} for part in KUSTOMIZATIONS)
+@pytest.mark.parametrize("part", KUSTOMIZATIONS[1:])
+def test_what_is_laid_over_the_base_is_the_base_and_more(part: str) -> None:
+    """It changes nothing of the base but the binder's own Deployment."""
+    base, extended = ({_key(d): d for d in rendered(one)} for one in ("base", part))
     changed = {key for key in base if extended[key] != base[key]}
     assert changed == {("Deployment", "berth-binder", "berth-system")}
 

@@ -54,11 +54,14 @@ async def test_it_runs_berth_under_an_init_as_nobody(image: Unpacked) -> None:
     ran = image.run(*entrypoint, "--help")
     assert (ran.returncode, ran.stderr) == (0, ""), ran
     assert set(re.findall(r"^  ([a-z]\S*) ", ran.stdout, re.MULTILINE)) >= {
+        "activator",
         "agent",
         "binder",
         "gateway",
         "loader",
         "proxy",
+        "scale",
+        "scaler",
     }
 
 
@@ -89,7 +92,7 @@ async def test_everything_that_berth_imports_is_there_and_compiled(image: Unpack
     """Nothing can be compiled in a root that is read-only: a process would begin with it at every start."""
     loading = (
         "import pkgutil, sys, importlib, os\n"
-        "for top in ('agent', 'berth', 'binder', 'loader', 'proxy'):\n"
+        "for top in ('agent', 'berth', 'binder', 'loader', 'proxy', 'scaler'):\n"
         "    package = importlib.import_module(top)\n"
         "    for found in pkgutil.walk_packages(package.__path__, top + '.'):\n"
         "        importlib.import_module(found.name)\n"

@@ -518,7 +518,7 @@ def test_who_asks_is_told_every_command(argv: list[str], capsys: pytest.CaptureF
 
 
 def test_every_command_can_be_run() -> None:
-    names = ["agent", "binder", "loader", "proxy", "gateway", "scaler"]
+    names = ["agent", "binder", "loader", "proxy", "gateway", "activator", "scaler", "scale"]
     names += ["top", "why", "would-fit", "upgrade-node"]
     names += ["demo", "keys"]
     assert [*berth.cli.COMMANDS] == names

@@ -1,0 +1,48 @@
+"""What scaler, binder, activator and gateways tell each other."""
+
+import json
+
+import msgspec
+import pytest
+
+from berth.contract.errors import InvalidValue
+from berth.contract.scaling import CopyLoad, ModelKey, Placeable, PlaceableModel, PlaceableRequest, Scaled
+
+
+def test_a_copys_load_is_read_from_the_gateways_json() -> None:
+    text = (
+        '[{"namespace": "a", "podName": "p", "podUid": "u", "model": "m", "second": 7, '
+        '"averageConcurrentRequests": 3.25, "requestCount": 41.0, "waiting": 2, "inTriton": 1, '
+        '"containerConcurrency": 4, "lastArrival": 1755555554, "processUptime": 9.5, "timestamp": 1755555555}]'
+    )
+    (load,) = msgspec.json.decode(text, type=list[CopyLoad])
+    assert (load.pod_uid, load.second, load.in_triton, load.request_count) == ("u", 7, 1, 41.0)
+    assert json.loads(msgspec.json.encode([load])) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ["", "a", "/a", "a/", "a/b/c"])
+def test_a_model_is_named_by_namespace_and_name(text: str) -> None:
+    assert str(ModelKey.parse("a/b")) == "a/b"
+    with pytest.raises(InvalidValue):
+        ModelKey.parse(text)
+
+
+def test_what_is_asked_of_the_binder() -> None:
+    model = PlaceableModel(
+        model=ModelKey("a", "m"), wanted=5, running=2, starting=1, priority=0, template={}, template_hash="h"
+    )
+    asked = {"model": "a/m", "wanted": 5, "running": 2, "starting": 1, "priority": 0}
+    assert PlaceableRequest(models=(model,), idle=("a/p",)).to_json() == {
+        "models": [{**asked, "template": {}, "templateHash": "h"}],
+        "idle": ["a/p"],
+    }
+    answer = Placeable(model=ModelKey("a", "m"), now=1, if_idle_go=("a/p",), never=1, reason="why").to_json()
+    assert answer == {"model": "a/m", "now": 1, "ifIdleGo": ["a/p"], "never": 1, "reason": "why"}
+
+
+def test_what_is_written_on_a_deployment_is_read_again() -> None:
+    scaled = Scaled(wanted=5, written=3, ready=2, clipped=2, why="no room", activity="True", since=1.5)
+    assert Scaled.from_text(scaled.to_text()) == scaled
+    for text in ("", "[]", '{"wanted": "x"}', "{" * 9999):
+        with pytest.raises(InvalidValue):
+            Scaled.from_text(text)
