@@ -12,6 +12,7 @@ alone may say so).
 import argparse
 import asyncio
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -138,4 +139,6 @@ if __name__ == "__main__":
     parser.add_argument("--quiet", choices=("rest", "grpc", "same"), default="same")
     parser.add_argument("--flood", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    # Who is told to end takes the gateway and the flood along, as with Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     uvloop.run(flooded(FLOODS[chosen.flood], HOST, PORT) if chosen.flood else main(chosen))

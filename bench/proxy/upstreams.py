@@ -86,6 +86,12 @@ output [{name: "OUT", data_type: TYPE_UINT8, dims: [-1]}]
 _STREAMS = "model_transaction_policy {decoupled: true}\n"
 
 
+def model_files(source: str) -> dict[str, bytes]:
+    """ECHO or COUNT as a model's directory."""
+    config = _CONFIG + _STREAMS * (source == COUNT)
+    return {"config.pbtxt": config.encode(), "1/model.py": source.encode()}
+
+
 @contextmanager
 def constant(directory: Path) -> Iterator[None]:
     """nginx: takes any body and answers the same."""
@@ -120,8 +126,8 @@ async def triton_with(
     """
     for name, source in models.items():
         (directory / "models" / name / "1").mkdir(parents=True)
-        (directory / "models" / name / "config.pbtxt").write_text(_CONFIG + _STREAMS * (source == COUNT))
-        (directory / "models" / name / "1" / "model.py").write_text(source)
+        for path, content in model_files(source).items():
+            (directory / "models" / name / path).write_bytes(content)
     prefix = f"berth-bench-{os.getpid()}-{address}-"
     words = triton.command(
         address=address,

@@ -1,11 +1,18 @@
 """`python -m bench.scaler COMMAND`: see bench/README.md."""
 
 import argparse
+import asyncio
 import sys
 
+from bench.proxy.peers import BERTH
+from bench.scaler import activator
 from bench.scaler.decisions import SPECS, microseconds
 from bench.scaler.equality import compare, told
+from bench.scaler.keda_client import keda_client
 from bench.scaler.oracle import oracle
+from bench.scaler.scraping import core_share
+from bench.scaler.ticks import cost
+from bench.scaler.wakes import table, wakes
 from localcluster.building import BuildFailed, say
 
 
@@ -20,8 +27,32 @@ def main() -> None:
     speed.add_argument("--models", type=int, default=1000)
     speed.add_argument("--ticks", type=int, default=100)
     speed.set_defaults(run=_decisions)
-    build = commands.add_parser("oracle", help="build Knative's decider, if it is not there yet")
-    build.set_defaults(run=_oracle)
+    asking = commands.add_parser("scrape", help="CPU time of asking all gateways of a cluster once a second")
+    asking.add_argument("--nodes", type=int, default=200)
+    asking.add_argument("--copies", type=int, default=50)
+    asking.add_argument("--seconds", type=float, default=15.0)
+    asking.set_defaults(run=_scrape)
+    ticks = commands.add_parser(
+        "ticks", help="CPU of a leader's decisions, all that comes of them included, but for I/O"
+    )
+    ticks.add_argument("--models", type=int, default=1000)
+    ticks.add_argument("--copies", type=int, default=2, help="of each model")
+    ticks.add_argument("--seconds", type=int, default=60)
+    ticks.set_defaults(run=_ticks)
+    forwarding = commands.add_parser("forwarding", help="CPU time of requests through the activator")
+    forwarding.add_argument("--seconds", type=float, default=5.0)
+    forwarding.add_argument("--rounds", type=int, default=5)
+    forwarding.set_defaults(run=_forwarding)
+    held = commands.add_parser("held", help="memory of requests that the activator holds")
+    held.add_argument("--requests", type=int, default=10_000)
+    held.set_defaults(run=_held)
+    first = commands.add_parser("wakes", help="how long a model's first request waits, by phase")
+    first.add_argument("--models", type=int, default=20)
+    first.set_defaults(run=_wakes)
+    build = commands.add_parser(
+        "clients", help="build Knative's decider and KEDA's client, if they are not there yet"
+    )
+    build.set_defaults(run=_clients)
     options = parser.parse_args()
     sys.exit(options.run(options))
 
@@ -40,11 +71,49 @@ def _decisions(options: argparse.Namespace) -> int:
     return 0
 
 
-def _oracle(_: argparse.Namespace) -> int:
-    try:
-        oracle()
-    except BuildFailed as error:  # whoever needs it fails, and nobody else
-        say(f"bench.scaler: {error}")
+def _scrape(options: argparse.Namespace) -> int:
+    share, results = core_share(options.nodes, options.copies, options.seconds)
+    print(
+        f"{options.nodes} nodes of {options.copies} copies: {share:.1%} of a core, questions: {dict(results)}"
+    )
+    return 0
+
+
+def _ticks(options: argparse.Namespace) -> int:
+    found = cost(options.models, options.copies, options.seconds)
+    print(
+        "| models × copies | reports heard | seconds closed | decisions | all, % of a core |\n|---|---|---|---|---|"
+    )
+    parts = " | ".join(f"{100 * part:.2f}" for part in (*found, sum(found)))
+    print(f"| {options.models} × {options.copies} | {parts} |")
+    return 0
+
+
+def _forwarding(options: argparse.Namespace) -> int:
+    print("| CPU µs/request | proxy | activator | ratio |\n|---|---|---|---|")
+    for name, figures in activator.forwarding(options.seconds, options.rounds).items():
+        own, through = figures[BERTH.name], figures[activator.ACTIVATOR.name]
+        print(f"| {name} | {own:.1f} | {through:.1f} | {through / own:.2f} |")
+    return 0
+
+
+def _held(options: argparse.Namespace) -> int:
+    count, before, then = activator.held(options.requests)
+    print(f"{count} requests of 1 KiB held in {then:.0f} MiB, {before:.0f} of which without them")
+    return 0 if count == options.requests else 1
+
+
+def _wakes(options: argparse.Namespace) -> int:
+    print(table(asyncio.run(wakes(options.models))))
+    return 0
+
+
+def _clients(_: argparse.Namespace) -> int:
+    for build in (oracle, keda_client):
+        try:
+            build()
+        except BuildFailed as error:  # whoever needs it fails, and nobody else
+            say(f"bench.scaler: {error}")
     return 0
 
 

@@ -3,11 +3,11 @@
 import time
 from random import Random
 
-from scaler.annotations import GROUP
-from scaler.defaults import Defaults
-from scaler.load import Stat
-from scaler.model import Model
-from scaler.spec import spec_of
+from scaler.decision.annotations import GROUP
+from scaler.decision.defaults import Defaults
+from scaler.decision.load import Stat
+from scaler.decision.model import Model
+from scaler.decision.spec import spec_of
 
 SECOND = 1_000_000_000
 SPECS: dict[str, dict[str, str]] = {

@@ -8,7 +8,7 @@ from itertools import islice
 
 from bench.scaler.histories import histories
 from bench.scaler.oracle import Asked, asking
-from scaler.replay import Json, Replay
+from scaler.decision.replay import Json, Replay
 
 _KEYS = ("valid", "desired", "ebc", "in_panic")
 _AT_ONCE = 100
@@ -32,6 +32,15 @@ def compare(seed: str, decisions: int) -> Compared:
         every = histories(seed, decisions)
         while batch := [*islice(every, _AT_ONCE)]:
             _compare(oracle, batch, result)
+    return result
+
+
+def differences(record: list[str]) -> Compared:
+    """Ask both about a record of `berth scaler --record`, less a last line that a kill has cut off."""
+    result = Compared()
+    whole = [line for line in record if line.endswith("\n")]
+    with asking() as oracle:
+        _compare(oracle, [whole], result)
     return result
 
 

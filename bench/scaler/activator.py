@@ -1,0 +1,165 @@
+"""What the activator's data plane costs, beside the proxy's own, and what it takes to hold.
+
+As a program it is an activator of one model: its ports are those of `bench.proxy`'s peers, its copy is the upstream.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from bench.proxy import loads, upstreams
+from bench.proxy.peers import BERTH, GRPC, HOST, HTTP, Peer, running
+from bench.proxy.processes import Running, started
+from bench.proxy.upstreams import MODEL
+from berth.contract.endpoint import Endpoint
+from berth.contract.scaling import Assignment, HoldState, ModelKey, PodEndpoint
+from localcluster.triton import GRPC_PORT
+from proxy.activator.hold import Bounds
+from proxy.activator.models import Models
+from proxy.exchange.budget import Budget
+from proxy.fronts.listener import allow_descriptors
+from proxy.memory import settle
+
+# Triton's REST port.
+_TRITON_REST: Final = 8000
+_SLOTS: Final = 256
+_HELD_BODY: Final = 1024
+
+
+async def serve(rest: Endpoint | None, grpc: Endpoint | None) -> None:
+    """Hold for one model and forward to one copy; without one it sleeps for ever."""
+    settle()
+    pods = []
+    if rest is not None:
+        grpc_port = 0 if grpc is None else grpc.port
+        pods = [
+            PodEndpoint(
+                uid="u",
+                name="p",
+                address=rest.host,
+                rest_port=rest.port,
+                grpc_port=grpc_port,
+                slots=_SLOTS,
+                ready=True,
+            )
+        ]
+    # One model may have half of what all may.
+    bounds = Bounds(connections=Budget(3 * allow_descriptors()))
+    models = Models(HOST, lambda model, address: True, bounds=bounds)
+    told = Assignment(
+        version=1,
+        model=ModelKey("bench", MODEL),
+        public_name=MODEL,
+        state=HoldState.HOLD,
+        rest_port=HTTP,
+        grpc_port=GRPC,
+        endpoints=tuple(pods),
+    )
+    await models.apply(told)
+    while True:
+        await asyncio.sleep(1)
+        now = time.monotonic()
+        await models.tick(now)
+        for report in models.reports(now):
+            print(report.held, flush=True)
+
+
+def _start(*words: str) -> Callable[[Path, str, str], Iterator[Running]]:
+    def start(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
+        command = [sys.executable, "-m", "bench.scaler.activator", *(words or (rest, grpc))]
+        with started(command, log=directory / "activator.log", ports=[(HOST, HTTP), (HOST, GRPC)]) as one:
+            time.sleep(0.5)  # its copy is found
+            yield one
+
+    return start
+
+
+ACTIVATOR: Final = Peer("activator", _start())
+ASLEEP: Final = Peer("activator, asleep", _start("asleep"))
+
+# By the name of what is measured and of who is: µs of CPU a request.
+Figures = dict[str, dict[str, float]]
+
+
+def forwarding(seconds: float, rounds: int) -> Figures:
+    """The proxy and the activator in turn, between the same clients and the same upstreams."""
+    with tempfile.TemporaryDirectory(prefix="berth-bench-") as name:
+        return asyncio.run(_forwarding(Path(name), seconds, rounds))
+
+
+async def _forwarding(directory: Path, seconds: float, rounds: int) -> Figures:
+    found: dict[str, dict[str, list[float]]] = {}
+
+    def measure(name: str, rest: str, grpc: str, load: Callable[[Running], loads.Cost]) -> None:
+        for number in range(rounds):
+            for peer in (BERTH, ACTIVATOR) if number % 2 else (ACTIVATOR, BERTH):
+                with running(peer, directory, rest=rest, grpc=grpc) as one:
+                    found.setdefault(name, {}).setdefault(peer.name, []).append(load(one).micros)
+
+    with upstreams.constant(directory):
+        nginx = f"{HOST}:{upstreams.NGINX_PORT}"
+        measure(
+            "REST 100 B",
+            nginx,
+            f"{HOST}:0",
+            lambda one: loads.rest(one, tensor_bytes=3, connections=16, seconds=seconds),
+        )
+    async with upstreams.triton_with(directory, {MODEL: upstreams.ECHO}):
+        rest, grpc = f"{HOST}:{_TRITON_REST}", f"{HOST}:{GRPC_PORT}"
+        for connections, streams in ((4, 4), (1, 32)):
+            measure(
+                f"gRPC 36 B {connections} × {streams}",
+                rest,
+                grpc,
+                lambda one, c=connections, s=streams: loads.unary(  # type: ignore[misc]
+                    one, tensor_bytes=3, connections=c, streams=s, seconds=seconds
+                ),
+            )
+    return {
+        name: {peer: statistics.median(figures) for peer, figures in by_peer.items()}
+        for name, by_peer in found.items()
+    }
+
+
+def held(requests: int) -> tuple[int, float, float]:
+    """How many requests of 1 KiB, each on its own connection, a process holds, and its resident MiB before and then."""
+    allow_descriptors()
+    with tempfile.TemporaryDirectory(prefix="berth-bench-") as name, contextlib.ExitStack() as stack:
+        one = stack.enter_context(running(ASLEEP, Path(name), rest="", grpc=""))
+        before = one.rss_bytes() / 1024**2
+        data = {"name": "IN", "datatype": "UINT8", "shape": [1], "data": [1]}
+        text = json.dumps({"inputs": [data]}, separators=(",", ":"))
+        body = text.replace('"IN"', f'"{"I" * (_HELD_BODY - len(text) + 2)}"').encode()
+        head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+        for _ in range(requests):
+            client = stack.enter_context(socket.create_connection((HOST, HTTP)))
+            client.sendall(head.encode() + body)
+        time.sleep(3)
+        counts = (Path(name) / "activator.log").read_text().split()
+        return int(counts[-1]), before, one.rss_bytes() / 1024**2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.scaler.activator")
+    parser.add_argument("rest", help="HOST:PORT of the copy, or asleep")
+    parser.add_argument("grpc", nargs="?", default="")
+    options = parser.parse_args()
+    is_asleep = options.rest == "asleep"
+    rest = None if is_asleep else Endpoint.parse(options.rest)
+    grpc = None if is_asleep or not options.grpc else Endpoint.parse(options.grpc)
+    import uvloop
+
+    uvloop.run(serve(rest, grpc))
+
+
+if __name__ == "__main__":
+    main()

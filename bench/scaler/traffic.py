@@ -1,0 +1,215 @@
+"""Clients of a model as pods of a cluster are: through its Service, by connections that they keep while they may.
+
+Where a connection goes is asked of the Service's slices when it is made, as with kube-proxy, and it stays there. What
+a client is not answered, or not rightly, is lost: nothing is tried again.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from berth.contract.endpoint import Endpoint
+
+# Far more than a model takes to come up here.
+_ANSWER_SECONDS: Final = 90.0
+_TRIES, _PAUSE_SECONDS = 20, 0.3
+_LIMIT_BYTES: Final = 2**17
+# As kube-proxy: by chance, whatever seed a test gives its own.
+_chance: Final = random.SystemRandom()
+
+
+class Answer(NamedTuple):
+    """`seconds`: from the first byte out to the last one in."""
+
+    status: int
+    body: bytes
+    seconds: float
+
+
+class Lost(Exception):
+    """No answer has come, or one that ends too soon."""
+
+
+@dataclass
+class Tally:
+    """What has come of many requests."""
+
+    answers: list[Answer] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def statuses(self) -> Counter[int]:
+        return Counter(answer.status for answer in self.answers)
+
+    def slowest(self, part: float) -> float:
+        """So long at most took this part of the answers."""
+        times = sorted(answer.seconds for answer in self.answers)
+        return times[min(int(len(times) * part), len(times) - 1)]
+
+
+class _Connection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @property
+    def is_over(self) -> bool:
+        return self.reader.at_eof() or self.writer.is_closing()
+
+    async def ask(self, request: bytes) -> tuple[int, bytes, bool]:
+        """Status, body, and whether the connection may be kept."""
+        self.writer.write(request)
+        await self.writer.drain()
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if "chunked" in headers.get("transfer-encoding", ""):
+            body = await self._chunks()
+        else:
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        return int(first.split()[1]), body, headers.get("connection", "").lower() != "close"
+
+    async def _chunks(self) -> bytes:
+        body = bytearray()
+        while size := int((await self.reader.readline()).split(b";")[0], 16):
+            body += await self.reader.readexactly(size)
+            await self.reader.readexactly(2)
+        await self.reader.readexactly(2)
+        return bytes(body)
+
+
+class Client:
+    """One pod's HTTP client. `resolve`: where a new connection may go at this moment."""
+
+    def __init__(self, resolve: Callable[[], Sequence[Endpoint]], source: str) -> None:
+        self._resolve, self._source = resolve, source
+        self._idle: list[_Connection] = []
+        self.connections = 0
+
+    async def ask(self, request: bytes) -> Answer:
+        """Raises Lost."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                status, body = await self._ask(request)
+        except (OSError, EOFError, TimeoutError) as error:
+            raise Lost(f"{type(error).__name__}: {error} after {time.monotonic() - began:.2f} s") from error
+        return Answer(status, body, time.monotonic() - began)
+
+    async def ask_again(self, request: bytes) -> Answer:
+        """As clients do whose request may be made twice: until somebody answers. Raises Lost."""
+        for _ in range(_TRIES - 1):
+            with suppress(Lost):
+                return await self.ask(request)
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return await self.ask(request)
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.pop().writer.close()
+
+    async def _ask(self, request: bytes) -> tuple[int, bytes]:
+        connection = self._kept() or await self._connected()
+        try:
+            status, body, keep = await connection.ask(request)
+        except BaseException:
+            connection.writer.close()
+            raise
+        if keep:
+            self._idle.append(connection)
+        else:
+            connection.writer.close()
+        return status, body
+
+    def _kept(self) -> _Connection | None:
+        while self._idle:
+            found = self._idle.pop()
+            if not found.is_over:
+                return found
+            found.writer.close()
+        return None
+
+    async def _connected(self) -> _Connection:
+        targets = self._resolve()
+        if not targets:
+            raise ConnectionRefusedError("the Service leads nowhere")
+        target = _chance.choice(targets)
+        self.connections += 1
+        try:
+            reader, writer = await asyncio.open_connection(
+                target.host, target.port, local_addr=(self._source, 0), limit=_LIMIT_BYTES
+            )
+        except OSError as error:
+            raise ConnectionError(f"{target}: {error}") from error
+        return _Connection(reader, writer)
+
+
+def request_of(method: str, path: str, body: bytes, **headers: str) -> bytes:
+    """Of HTTP/1.1. Underscores in names of headers are hyphens."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: model", f"Content-Length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def at_once(clients: Sequence[Client], request: bytes) -> Tally:
+    """One request of each at the same time."""
+    tally = Tally()
+    async with asyncio.TaskGroup() as group:
+        for client in clients:
+            group.create_task(_counted(client, request, tally))
+    return tally
+
+
+@asynccontextmanager
+async def load(
+    client: Client, request: bytes, *, per_second: float, tally: Tally | None = None
+) -> AsyncIterator[Tally]:
+    """So many requests a second, whatever becomes of them, for the length of the block; then all are waited for."""
+    tally, over = tally or Tally(), asyncio.Event()
+
+    async def send() -> None:
+        began, sent = time.monotonic(), 0
+        async with asyncio.TaskGroup() as group:
+            while not over.is_set():
+                due = int((time.monotonic() - began) * per_second)
+                for _ in range(due - sent):
+                    group.create_task(_counted(client, request, tally))
+                sent = due
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), 1 / min(per_second, 200))
+
+    sending = asyncio.create_task(send())
+    try:
+        yield tally
+    finally:
+        over.set()
+        await sending
+        await client.close()
+
+
+@asynccontextmanager
+async def in_flight(client: Client, request: bytes, count: int) -> AsyncIterator[Tally]:
+    """So many requests at any moment: each answer is followed by the next request."""
+    tally, over = Tally(), asyncio.Event()
+
+    async def one() -> None:
+        while not over.is_set():
+            await _counted(client, request, tally)
+
+    sending = [asyncio.create_task(one()) for _ in range(count)]
+    try:
+        yield tally
+    finally:
+        over.set()
+        await asyncio.gather(*sending)
+        await client.close()
+
+
+async def _counted(client: Client, request: bytes, tally: Tally) -> None:
+    try:
+        tally.answers.append(await client.ask(request))
+    except Lost as error:
+        tally.lost.append(str(error))

@@ -1,0 +1,126 @@
+"""How long a model's first request waits, by phase: on a local cluster, with every part as `deploy/` has it.
+
+Each model sleeps, is asked once, and is left alone; the next one follows when it has answered. What the API server shows
+is seen by watches of this process, so every phase has their milliseconds too.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from bench.proxy.upstreams import ECHO, model_files
+from bench.scaler.models import echo_request, scaling
+from bench.scaler.traffic import Client
+from berth.kube import paths
+from berth.kube.informer import Change, Informer
+from berth.runtime.tasks import supervise
+from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
+from localcluster.model_server import serving
+from localcluster.samples import model_deployment, model_service, packed
+from localcluster.services import ServicePort
+
+_NODE = NodeSpec(
+    "gpu-1", 'gpus:\n  - {uuid: GPU-1-0, product: L40S, total: 48Gi}\nmodels: {"*": requested}\n'
+)
+_AGAIN_SECONDS = 0.05
+_LEADS_SECONDS = 60.0
+
+
+@dataclass
+class Wake:
+    """Seconds from the first byte of the request on."""
+
+    written: float = 0.0
+    made: float = 0.0
+    bound: float = 0.0
+    loaded: float = 0.0
+    answered: float = 0.0
+
+    @property
+    def own(self) -> float:
+        """What of it is neither the loader's nor the model's."""
+        return self.answered - (self.loaded - self.bound)
+
+
+class _Watch:
+    """The phases of the model that is asked now."""
+
+    def __init__(self) -> None:
+        self.model, self.began, self.wake = "", 0.0, Wake()
+
+    def begin(self, model: str) -> Wake:
+        self.model, self.began, self.wake = model, time.monotonic(), Wake()
+        return self.wake
+
+    def deployment(self, change: Change) -> None:
+        if change.object["metadata"]["name"] == self.model and change.object["spec"]["replicas"] > 0:
+            self._note("written")
+
+    def pod(self, change: Change) -> None:
+        pod = change.object
+        if (pod["metadata"].get("labels") or {}).get("app") != self.model:
+            return
+        self._note("made")
+        if pod["spec"].get("nodeName"):
+            self._note("bound")
+        inits = pod.get("status", {}).get("initContainerStatuses") or []
+        if inits and all("terminated" in one["state"] for one in inits):
+            self._note("loaded")
+
+    def _note(self, phase: str) -> None:
+        if not getattr(self.wake, phase):
+            setattr(self.wake, phase, time.monotonic() - self.began)
+
+
+async def wakes(count: int) -> list[Wake]:
+    """One of each of so many models."""
+    spec = ClusterSpec(nodes=[_NODE], scalers=1, activators=1, agent_flags=("--code=any",))
+    async with LocalCluster(spec) as cluster, serving() as url, supervise() as tasks:
+        watch = _Watch()
+        deployments = "/apis/apps/v1/namespaces/default/deployments"
+        for path, take in ((deployments, watch.deployment), (paths.pods("default"), watch.pod)):
+            tasks.eternal(path, Informer(cluster.client, path, on_change=take).run())
+        source = url("echo.tar.gz", packed(**model_files(ECHO)))
+        names = [f"model-{number}" for number in range(count)]
+        for name in names:
+            await cluster.apply(_documents(name, source))
+        return [await _wake(cluster, watch, name) for name in names]
+
+
+def _documents(name: str, source: str) -> list[dict[str, Any]]:
+    annotations = scaling(target="10", clients="*", min_scale="0", scale_to_zero_pod_retention_period="1h")
+    deployment = model_deployment(name, source=source, gpu_mem="1Gi", replicas=0, scaling=annotations)
+    return [model_service(name), deployment]
+
+
+async def _wake(cluster: LocalCluster, watch: _Watch, name: str) -> Wake:
+    of = ServicePort("default", name, "http")
+    async with asyncio.timeout(_LEADS_SECONDS):
+        while not cluster.services.backends(of):
+            await asyncio.sleep(_AGAIN_SECONDS)
+    client = Client(lambda: cluster.services.backends(of), "127.0.0.9")
+    wake = watch.begin(name)
+    answer = await client.ask(echo_request(name))
+    wake.answered = time.monotonic() - watch.began
+    assert answer.status == 200, answer
+    await client.close()
+    # The watches may be behind an answer that needed nobody to look.
+    await asyncio.sleep(1.0)
+    return wake
+
+
+def table(found: Sequence[Wake]) -> str:
+    """For people."""
+    lines = ["| seconds from the request on | p50 | p95 |", "|---|---|---|"]
+    for name, values in (
+        *((field.name, [getattr(wake, field.name) for wake in found]) for field in fields(Wake)),
+        ("answered, without bound to loaded", [wake.own for wake in found]),
+    ):
+        lines.append(f"| {name} | {_part(values, 0.5):.3f} | {_part(values, 0.95):.3f} |")
+    return "\n".join(lines)
+
+
+def _part(values: Sequence[float], part: float) -> float:
+    return sorted(values)[min(int(len(values) * part), len(values) - 1)]
