@@ -68,7 +68,8 @@ class CopyLimits:
 class Copy:
     """One pod's model on one node. `model`: as its clients call it; `server_name`: as the node's Triton does.
 
-    `withheld`: why it is not to be used whatever Triton says, in the agent's words.
+    `withheld`: why it is not to be used whatever Triton says, in the agent's words. `loaded`: whether the agent has seen it
+    loaded, which makes nothing ready: Triton alone says that, and is to be asked when this has changed.
     """
 
     ticket: bytes = field(repr=False)
@@ -79,6 +80,7 @@ class Copy:
     server_name: str
     limits: CopyLimits = CopyLimits()
     withheld: str | None = None
+    loaded: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -90,6 +92,7 @@ class Copy:
             "serverName": self.server_name,
             "limits": self.limits.to_json(),
             "withheld": self.withheld,
+            "loaded": self.loaded,
         }
 
     @classmethod
@@ -106,6 +109,7 @@ class Copy:
                 server_name=str(data["serverName"]),
                 limits=CopyLimits.from_json(data["limits"]),
                 withheld=data["withheld"],
+                loaded=data.get("loaded") is True,  # an older agent does not tell
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidValue(f"not a copy: {type(error).__name__}: {error}") from error

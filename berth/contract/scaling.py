@@ -51,8 +51,8 @@ class CopyLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One copy's last closed second. `second` grows by one for each: a reader that comes twice sees one second
     twice, one that is late misses some.
 
-    `request_count`: arrivals a second, the refused ones too. `waiting` and `in_triton`: requests, now.
-    `last_arrival`: 0 where none has come yet.
+    `request_count`: arrivals a second, the refused ones too. `waiting` and `in_triton`: requests, now. Times are the
+    node's own. `last_arrival`: 0 where none has come yet.
     """
 
     namespace: str
@@ -69,6 +69,11 @@ class CopyLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     last_arrival: int = 0
     process_uptime: float = 0.0
     timestamp: int = 0
+
+    @property
+    def idle_seconds(self) -> int:
+        """Since its last arrival. A node's clock may be off, and so may a time that it tells: what has passed is right."""
+        return max(0, self.timestamp - self.last_arrival)
 
 
 # What may be placed.
@@ -248,7 +253,7 @@ class HoldLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEndpoint:
     """A copy, told from its binding on. `slots`: how many requests it takes at once from all activators together;
-    port 0: it does not serve that protocol."""
+    port 0: it does not serve that protocol. `soon`: its model is loaded, and its door all that is missing."""
 
     uid: str
     name: str
@@ -257,6 +262,7 @@ class PodEndpoint:
     grpc_port: int
     slots: int
     ready: bool
+    soon: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +293,9 @@ class Report:
     """Of one model on one activator, each second while it holds, and at once when it begins to.
 
     `held`: now; `average_held`, `arrived`, `forwarded`: of the time since the last report. What has been forwarded
-    is counted again by the copy that takes it. `wake`: a request waits that a copy must come for. Ports: as they
-    are open, 0: not.
+    is counted again by the copy that takes it. `wake`: a request waits that a copy must come for. `served_ago`: seconds
+    since a first copy has taken of those that waited; 0: that has not happened since the last report. Ports: as
+    they are open, 0: not.
     """
 
     version: int
@@ -302,6 +309,7 @@ class Report:
     wake: bool
     rest_port: int
     grpc_port: int
+    served_ago: float = 0.0
 
 
 # What people read on a Deployment.
@@ -309,7 +317,7 @@ class Report:
 
 class Scaled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The annotation `…scaled`, as JSON: what was decided last and what became of it. A scaler that starts goes on
-    from `activity`, `since` and `initialised`."""
+    from `activity`, `since` and `initialised`, and from `good` where the annotations of today do not go."""
 
     version: int = 1
     # By the decider and its bounds; None: nothing is known yet.
@@ -324,6 +332,8 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     activity: str = "Unknown"
     since: float = 0.0
     initialised: bool = False
+    # The annotations that hold, while those of the Deployment are refused.
+    good: dict[str, str] = {}
 
     def to_text(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -333,5 +343,5 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
         """Raises InvalidValue."""
         try:
             return msgspec.json.decode(text, type=cls)
-        except (msgspec.DecodeError, UnicodeError) as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise InvalidValue(f"not what the scaler writes: {error}") from error

@@ -1,14 +1,20 @@
 """Leader election over a Lease, safe by the holder's own clock.
 
-The leader stops leading `renew_deadline_seconds` after its last successful renewal, whether or not
-an answer came, and that is shorter than the Lease, so no other candidate can have taken over.
-`kubernetes.aio.leaderelection` bounds neither a hanging renewal nor the leader's last writes.
+The leader stops leading before its last successful renewal has run out, whether or not an answer came, so no other
+candidate can have taken over. `kubernetes.aio.leaderelection` bounds neither a hanging renewal nor the leader's last
+writes.
+
+A renewal is one request: the Lease as the leader wrote it last, with its resourceVersion, is written anew, and read only
+when the API server says that it is another by now (client-go's `tryAcquireOrRenew` does so, too). Where the API server
+takes seconds to answer, the leader makes its Lease longer, or it would hold it and never be sure for as long as a write
+takes.
 """
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -23,11 +29,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ElectionTimes:
-    """Kubernetes' own defaults (client-go leaderelection)."""
+    """Kubernetes' own defaults (client-go leaderelection), except that the deadline leaves time for two answers of 5 s:
+    the one by which the leader learns that the API server has become slow, and the one to the longer Lease."""
 
     lease_seconds: int = 15
-    renew_deadline_seconds: float = 10.0
+    renew_deadline_seconds: float = 12.0
     retry_seconds: float = 2.0
+    # Of a leader whose API server has once taken longer than `retry_seconds` to answer, for as long as it leads. Never
+    # shorter again: of a write without an answer nobody would know which of the two times counts.
+    slow_lease_seconds: int = 30
 
 
 class LeadershipLost(Exception):
@@ -52,7 +62,11 @@ class Election:
         self._times, self._clock, self._now = times, clock, now
         self._observed: tuple[str, str] | None = None
         self._observed_at = 0.0
-        self._renewed_at = 0.0
+        self._lease_seconds = times.lease_seconds
+        # As the API server has answered our last write.
+        self._written: JsonObject | None = None
+        # When the last renewal was asked for, and how long another candidate waits from then on at least.
+        self._renewed_at = self._ends_at = -math.inf
 
     async def acquire(self) -> None:
         """Return once this candidate leads."""
@@ -63,10 +77,10 @@ class Election:
     async def hold(self) -> None:
         """Renew for ever. Raises LeadershipLost as soon as it is no longer certain to lead."""
         while True:
-            await asyncio.sleep(self._times.retry_seconds)
-            left = self._renewed_at + self._times.renew_deadline_seconds - self._clock()
+            # Counted from the asking: an answer that took long is followed by the next request at once.
+            await asyncio.sleep(self._renewed_at + self._times.retry_seconds - self._clock())
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(self._leads_until - self._clock()):
                     while not await self._try():
                         await asyncio.sleep(self._times.retry_seconds / 4)
             except TimeoutError:
@@ -76,8 +90,7 @@ class Election:
         """No other candidate can lead at this moment, nor for so long, whatever this process has slept
         through."""
         now = self._clock()
-        led_until = self._renewed_at + self._times.renew_deadline_seconds
-        return now < led_until and now + for_seconds < self._renewed_at + self._times.lease_seconds
+        return now < self._leads_until and now + for_seconds < self._ends_at
 
     async def release(self) -> None:
         """Let go of the Lease at once so that the next candidate need not wait for its end."""
@@ -93,36 +106,47 @@ class Election:
     def _path(self) -> str:
         return paths.lease(self._namespace, self._name)
 
+    @property
+    def _leads_until(self) -> float:
+        return self._ends_at - (self._times.lease_seconds - self._times.renew_deadline_seconds)
+
     async def _try(self) -> bool:
-        # Taken before the write: the Lease cannot end earlier than this clock says.
-        asked_at = self._clock()
         try:
-            led = await self._write()
+            return await self._write()
         except KubeError as error:
             log.warning("lease not written", extra=fields(lease=self._name, error=error))
             return False
-        if led:
-            self._renewed_at = asked_at
-        return led
 
     async def _write(self) -> bool:
+        """Raises KubeError."""
+        if self._written is not None:
+            try:
+                return await self._replace(self._written)
+            except (
+                Conflict,
+                NotFound,
+            ):  # somebody else's word, or a write of ours that we heard no answer to
+                self._written = None
         try:
-            lease = await self._client.get(self._path)
+            lease = await self._timed(self._client.get(self._path))
         except NotFound:
             return await self._create()
-        spec = lease.get("spec") or {}
-        holder = spec.get("holderIdentity") or ""
-        if holder not in ("", self._identity) and not self._expired(spec):
+        holder = _holder(lease)
+        if holder not in ("", self._identity) and not self._expired(lease.get("spec") or {}):
             return False
-        lease["spec"] = self._spec(
-            acquired=spec.get("acquireTime") if holder == self._identity else None,
-            transitions=int(spec.get("leaseTransitions") or 0) + (holder != self._identity),
-        )
         try:
-            await self._client.replace(self._path, lease)  # its resourceVersion is the precondition
+            return await self._replace(lease)
         except Conflict:
             return False
-        return True
+
+    async def _replace(self, lease: JsonObject) -> bool:
+        """Its resourceVersion is the precondition. Raises KubeError."""
+        before, is_ours = lease.get("spec") or {}, _holder(lease) == self._identity
+        spec = self._spec(
+            acquired=before.get("acquireTime") if is_ours else None,
+            transitions=int(before.get("leaseTransitions") or 0) + (not is_ours),
+        )
+        return await self._lead_by(self._client.replace(self._path, {**lease, "spec": spec}))
 
     async def _create(self) -> bool:
         body = {
@@ -132,10 +156,25 @@ class Election:
             "spec": self._spec(acquired=None, transitions=0),
         }
         try:
-            await self._client.create(paths.leases(self._namespace), body)
+            return await self._lead_by(self._client.create(paths.leases(self._namespace), body))
         except Conflict:
             return False
+
+    async def _lead_by(self, write: Awaitable[JsonObject]) -> bool:
+        """Leads once the write has an answer. Raises KubeError."""
+        # Taken before the write: the Lease cannot end earlier than this clock says.
+        asked_at, lease_seconds = self._clock(), self._lease_seconds
+        self._written = await self._timed(write)
+        self._renewed_at, self._ends_at = asked_at, asked_at + lease_seconds
         return True
+
+    async def _timed(self, request: Awaitable[JsonObject]) -> JsonObject:
+        asked_at = self._clock()
+        try:
+            return await request
+        finally:
+            if self._clock() - asked_at > self._times.retry_seconds:
+                self._lease_seconds = self._times.slow_lease_seconds
 
     def _expired(self, spec: JsonObject) -> bool:
         """True once the holder has not renewed for a whole lease, by this candidate's clock."""
@@ -148,8 +187,12 @@ class Election:
         stamp = micro_time(self._now())
         return {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": self._times.lease_seconds,
+            "leaseDurationSeconds": self._lease_seconds,
             "acquireTime": acquired or stamp,
             "renewTime": stamp,
             "leaseTransitions": transitions,
         }
+
+
+def _holder(lease: JsonObject) -> str:
+    return (lease.get("spec") or {}).get("holderIdentity") or ""

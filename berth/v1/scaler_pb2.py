@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x65rth/v1/scaler.proto\x12\x08\x62\x65rth.v1\"l\n\rAttendRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.berth.v1.ActivatorHelloH\x00\x12(\n\x07reports\x18\x02 \x01(\x0b\x32\x15.berth.v1.HoldReportsH\x00\x42\x06\n\x04part\"2\n\x0e\x41\x63tivatorHello\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\"4\n\x0bHoldReports\x12%\n\x07reports\x18\x01 \x03(\x0b\x32\x14.berth.v1.HoldReport\"\xe6\x01\n\nHoldReport\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04held\x18\x04 \x01(\r\x12\x14\n\x0c\x61verage_held\x18\x05 \x01(\x01\x12\x0f\n\x07\x61rrived\x18\x06 \x01(\x01\x12\x11\n\tforwarded\x18\x07 \x01(\x01\x12\x12\n\nheld_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eoldest_seconds\x18\t \x01(\x01\x12\x0c\n\x04wake\x18\n \x01(\x08\x12\x11\n\trest_port\x18\x0b \x01(\r\x12\x11\n\tgrpc_port\x18\x0c \x01(\r\"\xb6\x01\n\x0e\x41ttendResponse\x12\r\n\x05whole\x18\x01 \x01(\x08\x12-\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x18.berth.v1.HoldAssignment\x12\x36\n\x07sources\x18\x03 \x03(\x0b\x32%.berth.v1.AttendResponse.SourcesEntry\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbf\x02\n\x0eHoldAssignment\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0bpublic_name\x18\x04 \x01(\t\x12\"\n\x05state\x18\x05 \x01(\x0e\x32\x13.berth.v1.HoldState\x12\x11\n\trest_port\x18\x06 \x01(\r\x12\x11\n\tgrpc_port\x18\x07 \x01(\r\x12\x0b\n\x03tls\x18\x08 \x01(\x08\x12)\n\tendpoints\x18\t \x03(\x0b\x32\x16.berth.v1.HoldEndpoint\x12$\n\x06limits\x18\n \x01(\x0b\x32\x14.berth.v1.HoldLimits\x12\x0f\n\x07\x63lients\x18\x0b \x03(\t\x12\x10\n\x08hopeless\x18\x0c \x01(\t\x12\r\n\x05share\x18\r \x01(\r\x12\x0c\n\x04gone\x18\x0e \x01(\x08\"l\n\nHoldLimits\x12\x10\n\x08requests\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x18\n\x10wakes_per_second\x18\x04 \x01(\x01\x12\x12\n\nwake_burst\x18\x05 \x01(\r\"~\n\x0cHoldEndpoint\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\trest_port\x18\x04 \x01(\r\x12\x11\n\tgrpc_port\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\r\n\x05ready\x18\x07 \x01(\x08*h\n\tHoldState\x12\x1a\n\x16HOLD_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fHOLD_STATE_HOLD\x10\x01\x12\x16\n\x12HOLD_STATE_FORWARD\x10\x02\x12\x12\n\x0eHOLD_STATE_OFF\x10\x03\x32I\n\x06Scaler\x12?\n\x06\x41ttend\x12\x17.berth.v1.AttendRequest\x1a\x18.berth.v1.AttendResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x65rth/v1/scaler.proto\x12\x08\x62\x65rth.v1\"l\n\rAttendRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.berth.v1.ActivatorHelloH\x00\x12(\n\x07reports\x18\x02 \x01(\x0b\x32\x15.berth.v1.HoldReportsH\x00\x42\x06\n\x04part\"2\n\x0e\x41\x63tivatorHello\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\"4\n\x0bHoldReports\x12%\n\x07reports\x18\x01 \x03(\x0b\x32\x14.berth.v1.HoldReport\"\xfa\x01\n\nHoldReport\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04held\x18\x04 \x01(\r\x12\x14\n\x0c\x61verage_held\x18\x05 \x01(\x01\x12\x0f\n\x07\x61rrived\x18\x06 \x01(\x01\x12\x11\n\tforwarded\x18\x07 \x01(\x01\x12\x12\n\nheld_bytes\x18\x08 \x01(\x04\x12\x16\n\x0eoldest_seconds\x18\t \x01(\x01\x12\x0c\n\x04wake\x18\n \x01(\x08\x12\x11\n\trest_port\x18\x0b \x01(\r\x12\x11\n\tgrpc_port\x18\x0c \x01(\r\x12\x12\n\nserved_ago\x18\r \x01(\x01\"\xb6\x01\n\x0e\x41ttendResponse\x12\r\n\x05whole\x18\x01 \x01(\x08\x12-\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x18.berth.v1.HoldAssignment\x12\x36\n\x07sources\x18\x03 \x03(\x0b\x32%.berth.v1.AttendResponse.SourcesEntry\x1a.\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbf\x02\n\x0eHoldAssignment\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0bpublic_name\x18\x04 \x01(\t\x12\"\n\x05state\x18\x05 \x01(\x0e\x32\x13.berth.v1.HoldState\x12\x11\n\trest_port\x18\x06 \x01(\r\x12\x11\n\tgrpc_port\x18\x07 \x01(\r\x12\x0b\n\x03tls\x18\x08 \x01(\x08\x12)\n\tendpoints\x18\t \x03(\x0b\x32\x16.berth.v1.HoldEndpoint\x12$\n\x06limits\x18\n \x01(\x0b\x32\x14.berth.v1.HoldLimits\x12\x0f\n\x07\x63lients\x18\x0b \x03(\t\x12\x10\n\x08hopeless\x18\x0c \x01(\t\x12\r\n\x05share\x18\r \x01(\r\x12\x0c\n\x04gone\x18\x0e \x01(\x08\"l\n\nHoldLimits\x12\x10\n\x08requests\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x18\n\x10wakes_per_second\x18\x04 \x01(\x01\x12\x12\n\nwake_burst\x18\x05 \x01(\r\"\x8c\x01\n\x0cHoldEndpoint\x12\x0b\n\x03uid\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\trest_port\x18\x04 \x01(\r\x12\x11\n\tgrpc_port\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\r\n\x05ready\x18\x07 \x01(\x08\x12\x0c\n\x04soon\x18\x08 \x01(\x08*h\n\tHoldState\x12\x1a\n\x16HOLD_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fHOLD_STATE_HOLD\x10\x01\x12\x16\n\x12HOLD_STATE_FORWARD\x10\x02\x12\x12\n\x0eHOLD_STATE_OFF\x10\x03\x32I\n\x06Scaler\x12?\n\x06\x41ttend\x12\x17.berth.v1.AttendRequest\x1a\x18.berth.v1.AttendResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTENDRESPONSE_SOURCESENTRY']._loaded_options = None
   _globals['_ATTENDRESPONSE_SOURCESENTRY']._serialized_options = b'8\001'
-  _globals['_HOLDSTATE']._serialized_start=1229
-  _globals['_HOLDSTATE']._serialized_end=1333
+  _globals['_HOLDSTATE']._serialized_start=1264
+  _globals['_HOLDSTATE']._serialized_end=1368
   _globals['_ATTENDREQUEST']._serialized_start=35
   _globals['_ATTENDREQUEST']._serialized_end=143
   _globals['_ACTIVATORHELLO']._serialized_start=145
@@ -42,17 +42,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOLDREPORTS']._serialized_start=197
   _globals['_HOLDREPORTS']._serialized_end=249
   _globals['_HOLDREPORT']._serialized_start=252
-  _globals['_HOLDREPORT']._serialized_end=482
-  _globals['_ATTENDRESPONSE']._serialized_start=485
-  _globals['_ATTENDRESPONSE']._serialized_end=667
-  _globals['_ATTENDRESPONSE_SOURCESENTRY']._serialized_start=621
-  _globals['_ATTENDRESPONSE_SOURCESENTRY']._serialized_end=667
-  _globals['_HOLDASSIGNMENT']._serialized_start=670
-  _globals['_HOLDASSIGNMENT']._serialized_end=989
-  _globals['_HOLDLIMITS']._serialized_start=991
-  _globals['_HOLDLIMITS']._serialized_end=1099
-  _globals['_HOLDENDPOINT']._serialized_start=1101
-  _globals['_HOLDENDPOINT']._serialized_end=1227
-  _globals['_SCALER']._serialized_start=1335
-  _globals['_SCALER']._serialized_end=1408
+  _globals['_HOLDREPORT']._serialized_end=502
+  _globals['_ATTENDRESPONSE']._serialized_start=505
+  _globals['_ATTENDRESPONSE']._serialized_end=687
+  _globals['_ATTENDRESPONSE_SOURCESENTRY']._serialized_start=641
+  _globals['_ATTENDRESPONSE_SOURCESENTRY']._serialized_end=687
+  _globals['_HOLDASSIGNMENT']._serialized_start=690
+  _globals['_HOLDASSIGNMENT']._serialized_end=1009
+  _globals['_HOLDLIMITS']._serialized_start=1011
+  _globals['_HOLDLIMITS']._serialized_end=1119
+  _globals['_HOLDENDPOINT']._serialized_start=1122
+  _globals['_HOLDENDPOINT']._serialized_end=1262
+  _globals['_SCALER']._serialized_start=1370
+  _globals['_SCALER']._serialized_end=1443
 # @@protoc_insertion_point(module_scope)

@@ -41,7 +41,7 @@ class HoldReports(_message.Message):
     def __init__(self, reports: _Optional[_Iterable[_Union[HoldReport, _Mapping]]] = ...) -> None: ...
 
 class HoldReport(_message.Message):
-    __slots__ = ("version", "namespace", "name", "held", "average_held", "arrived", "forwarded", "held_bytes", "oldest_seconds", "wake", "rest_port", "grpc_port")
+    __slots__ = ("version", "namespace", "name", "held", "average_held", "arrived", "forwarded", "held_bytes", "oldest_seconds", "wake", "rest_port", "grpc_port", "served_ago")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class HoldReport(_message.Message):
     WAKE_FIELD_NUMBER: _ClassVar[int]
     REST_PORT_FIELD_NUMBER: _ClassVar[int]
     GRPC_PORT_FIELD_NUMBER: _ClassVar[int]
+    SERVED_AGO_FIELD_NUMBER: _ClassVar[int]
     version: int
     namespace: str
     name: str
@@ -66,7 +67,8 @@ class HoldReport(_message.Message):
     wake: bool
     rest_port: int
     grpc_port: int
-    def __init__(self, version: _Optional[int] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., held: _Optional[int] = ..., average_held: _Optional[float] = ..., arrived: _Optional[float] = ..., forwarded: _Optional[float] = ..., held_bytes: _Optional[int] = ..., oldest_seconds: _Optional[float] = ..., wake: _Optional[bool] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ...) -> None: ...
+    served_ago: float
+    def __init__(self, version: _Optional[int] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., held: _Optional[int] = ..., average_held: _Optional[float] = ..., arrived: _Optional[float] = ..., forwarded: _Optional[float] = ..., held_bytes: _Optional[int] = ..., oldest_seconds: _Optional[float] = ..., wake: _Optional[bool] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., served_ago: _Optional[float] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
     __slots__ = ("whole", "assignments", "sources")
@@ -132,7 +134,7 @@ class HoldLimits(_message.Message):
     def __init__(self, requests: _Optional[int] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., wakes_per_second: _Optional[float] = ..., wake_burst: _Optional[int] = ...) -> None: ...
 
 class HoldEndpoint(_message.Message):
-    __slots__ = ("uid", "name", "address", "rest_port", "grpc_port", "slots", "ready")
+    __slots__ = ("uid", "name", "address", "rest_port", "grpc_port", "slots", "ready", "soon")
     UID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +142,7 @@ class HoldEndpoint(_message.Message):
     GRPC_PORT_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    SOON_FIELD_NUMBER: _ClassVar[int]
     uid: str
     name: str
     address: str
@@ -147,4 +150,5 @@ class HoldEndpoint(_message.Message):
     grpc_port: int
     slots: int
     ready: bool
-    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., slots: _Optional[int] = ..., ready: _Optional[bool] = ...) -> None: ...
+    soon: bool
+    def __init__(self, uid: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., slots: _Optional[int] = ..., ready: _Optional[bool] = ..., soon: _Optional[bool] = ...) -> None: ...

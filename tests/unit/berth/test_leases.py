@@ -3,12 +3,16 @@
 import asyncio
 import logging
 import math
+import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import pytest
 
+from berth.kube.client import WRITE_SECONDS
 from berth.kube.election import Election, LeadershipLost
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.lease import Freshness, Heartbeat
@@ -29,6 +33,9 @@ class Store:
         self.broken: Exception | None = None
         self.hangs = False
         self.before_write: Callable[[], None] | None = None
+        self.seconds = 0.01  # that an answer takes
+        self.after_write: Callable[[], None] = lambda: None  # may break what has been carried out
+        self.asked: list[str] = []
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -36,30 +43,42 @@ class Store:
         spec: dict[str, Any] = self.lease["spec"]
         return spec
 
+    def seen(self) -> dict[str, Any]:
+        """As it stands."""
+        assert self.lease is not None
+        meta = {**self.lease["metadata"], "resourceVersion": str(self.version)}
+        return {**self.lease, "metadata": meta, "spec": dict(self.spec)}
+
     def hold(self, holder: str, **spec: Any) -> None:
         self._store({"metadata": {"name": "berth-binder"}, "spec": {"holderIdentity": holder, **spec}})
 
     async def get(self, path: str) -> dict[str, Any]:
         assert path == PATH
+        self.asked.append("get")
         await self._answer()
         if self.lease is None:
             raise response_error(404, "NotFound", path)
-        meta = {**self.lease["metadata"], "resourceVersion": str(self.version)}
-        return {**self.lease, "metadata": meta, "spec": dict(self.spec)}
+        return self.seen()
 
-    async def create(self, path: str, body: dict[str, Any]) -> None:
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         assert path == PATH.rpartition("/")[0]
         await self._write()
         if self.lease is not None:
             raise response_error(409, "AlreadyExists", path)
         self._store(body)
+        return self.seen()
 
-    async def replace(self, path: str, body: dict[str, Any]) -> None:
+    async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         assert path == PATH
+        self.asked.append("replace")
         await self._write()
-        if body["metadata"]["resourceVersion"] != str(self.version):
+        # Its uid is a precondition, too: one that was deleted is another's.
+        if self.lease is None or body["metadata"]["resourceVersion"] != str(self.version):
             raise response_error(409, "Conflict", path)
         self._store(body)
+        answer = self.seen()
+        self.after_write()
+        return answer
 
     def _store(self, lease: dict[str, Any]) -> None:
         self.lease, self.version = lease, self.version + 1
@@ -70,7 +89,7 @@ class Store:
             self.before_write()
 
     async def _answer(self) -> None:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(self.seconds)
         if self.hangs:
             await asyncio.Event().wait()
         if self.broken is not None:
@@ -135,7 +154,7 @@ def test_a_leader_that_cannot_renew_ends_before_another_begins(fault: str) -> No
             setattr(api, fault, True if fault == "hangs" else KubeUnreachable("away"))
         with pytest.raises(LeadershipLost, match="berth-binder: not renewed in time"):
             await one.hold()
-        assert 5 < leaping.now() - last < 15 - 1
+        assert 10 < leaping.now() - last < 15 - 2
         assert not one.is_certain()
         following.cancel()
 
@@ -166,7 +185,7 @@ def test_a_leader_that_has_slept_is_not_certain_before_it_has_renewed() -> None:
         api = Store()
         leader = candidate(api, "one")
         await leader.acquire()
-        await asyncio.sleep(9.5)
+        await asyncio.sleep(11.5)
         assert leader.is_certain()
         await asyncio.sleep(1)
         assert not leader.is_certain()
@@ -312,21 +331,177 @@ def test_a_time_counts_from_before_the_writing() -> None:
     async def story() -> None:
         api = Store()
         election = candidate(api, "one")
-        api.before_write = None
-        slow = api._answer
-
-        async def answer() -> None:
-            await asyncio.sleep(4)
-            await slow()
-
-        api._answer = answer  # type: ignore[method-assign]
-        asked = leaping.now()
+        api.hold("")
+        api.seconds = 1.5
+        begun = leaping.now()
         await election.acquire()
+        asked = begun + 1.5
+        await asyncio.sleep(asked + 11.9 - leaping.now())
         assert election.is_certain()
-        await asyncio.sleep(asked + 10.1 - leaping.now())
+        await asyncio.sleep(0.2)
         assert not election.is_certain()
 
     leaping.run(story())
+
+
+def test_a_renewal_is_one_request() -> None:
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        await leader.acquire()
+        api.asked.clear()
+        holding = asyncio.create_task(leader.hold())
+        await asyncio.sleep(60)
+        assert set(api.asked) == {"replace"}
+        assert 20 < len(api.asked) <= 30
+        holding.cancel()
+
+    leaping.run(story())
+
+
+@pytest.mark.parametrize("change", ["by hand", "deleted", "answer lost"])
+def test_a_leader_reads_its_lease_when_it_is_another_than_it_wrote(change: str) -> None:
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        await leader.acquire()
+        api.asked.clear()
+        acquired = api.spec["acquireTime"]
+        if change == "by hand":
+            api.hold(**{"holder": "one", **{k: v for k, v in api.spec.items() if k != "holderIdentity"}})
+        elif change == "deleted":
+            api.lease = None
+        else:
+            api.after_write = lose_the_answer(api)
+        holding = asyncio.create_task(leader.hold())
+        await asyncio.sleep(60)
+        assert leader.is_certain()
+        assert not holding.done()
+        assert api.asked.count("get") == 1
+        assert api.spec["leaseTransitions"] == 0
+        assert (api.spec["acquireTime"] == acquired) == (change != "deleted")
+        holding.cancel()
+
+    leaping.run(story())
+
+
+def lose_the_answer(api: Store) -> Callable[[], None]:
+    def lose() -> None:
+        api.after_write = lambda: None
+        raise KubeUnreachable("reset")
+
+    return lose
+
+
+def test_a_leader_whose_lease_another_has_taken_does_not_write_over_it() -> None:
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        await leader.acquire()
+        api.hold("two", leaseDurationSeconds=3600, renewTime="x")
+        with pytest.raises(LeadershipLost):
+            await leader.hold()
+        assert api.spec["holderIdentity"] == "two"
+
+    leaping.run(story())
+
+
+@pytest.mark.parametrize("slow_from_the_start", [False, True])
+def test_an_api_server_that_takes_five_seconds_costs_no_leadership_and_keeps_no_write_from_it(
+    *, slow_from_the_start: bool
+) -> None:
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        if slow_from_the_start:
+            api.hold("")
+            api.seconds = 5.0
+        await leader.acquire()
+        holding = asyncio.create_task(leader.hold())
+        await asyncio.sleep(10)
+        api.seconds = 5.0
+        await asyncio.sleep(20)  # by now the API server has answered to the longer Lease
+        for _ in range(600):
+            await asyncio.sleep(1)
+            assert leader.is_certain(for_seconds=WRITE_SECONDS)
+        assert not holding.done()
+        begun = len(api.asked)
+        await asyncio.sleep(60)
+        assert len(api.asked) - begun <= 13  # one at a time
+        holding.cancel()
+
+    leaping.run(story())
+
+
+def test_a_longer_lease_counts_once_it_is_written() -> None:
+    """The one whose answer showed that the API server is slow was written for the usual time."""
+
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        await leader.acquire()
+        holding = asyncio.create_task(leader.hold())
+        api.seconds, api.after_write = 5.0, lambda: setattr(api, "broken", KubeUnreachable("away"))
+        asked = leaping.now() + 2
+        await asyncio.sleep(13.5)
+        assert api.spec["leaseDurationSeconds"] == 15
+        assert leader.is_certain()
+        await asyncio.sleep(asked + 12.1 - leaping.now())
+        assert not leader.is_certain()
+        with pytest.raises(LeadershipLost):
+            await holding
+
+    leaping.run(story())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_never_lead_at_once_whatever_the_api_server_does(seed: int) -> None:
+    """It is slow by turns, loses requests and answers, or takes none; each candidate that loses begins a new life."""
+    chance = random.Random(seed)
+
+    async def story() -> None:
+        api, led = Store(), set[str]()
+        alive: dict[str, Election] = {}
+
+        async def live(name: str) -> None:
+            for life in count():
+                one = alive[name] = candidate(api, f"{name}{life}")
+                await one.acquire()
+                led.add(f"{name}{life}")
+                with suppress(LeadershipLost):
+                    await one.hold()
+                await asyncio.sleep(chance.uniform(0, 30))
+
+        def weather() -> None:
+            api.seconds = chance.choice([0.01, 0.5, 2.5, 5.0, 7.0])
+            api.broken = KubeUnreachable("reset") if chance.random() < 0.2 else None
+            loses = chance.random() < 0.2
+            api.after_write = lose_the_answer(api) if loses else lambda: None
+
+        lives = [asyncio.create_task(live(name)) for name in ("one", "two", "three")]
+        for turn in range(3000):
+            if turn % 20 == 0:
+                weather()
+            await asyncio.sleep(chance.uniform(0, 1))
+            certain = [one for one in alive.values() if one.is_certain()]
+            assert len(certain) <= 1
+            assert all(api.spec["holderIdentity"] == one._identity for one in certain)
+        assert len(led) > 3, "nobody has ever followed anybody"
+        for task in lives:
+            task.cancel()
+
+    leaping.run(story())
+
+
+def test_a_candidate_that_has_never_led_is_not_certain_however_early_it_is() -> None:
+    election = Election(
+        Store(),  # type: ignore[arg-type]
+        namespace="berth-system",
+        name="berth-binder",
+        identity="one",
+        clock=lambda: 1.0,
+    )
+    assert not election.is_certain()
 
 
 def test_a_lease_is_let_go_by_its_holder_only(caplog: pytest.LogCaptureFixture) -> None:

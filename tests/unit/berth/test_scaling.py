@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from berth.contract.errors import InvalidValue
-from berth.contract.scaling import CopyLoad, ModelKey, Placeable, PlaceableModel, PlaceableRequest, Scaled
+from berth.contract.scaling import (
+    CopyLoad,
+    ModelKey,
+    Placeable,
+    PlaceableAnswer,
+    PlaceableModel,
+    PlaceableRequest,
+    Scaled,
+)
 
 
 def test_a_copys_load_is_read_from_the_gateways_json() -> None:
@@ -40,9 +48,43 @@ def test_what_is_asked_of_the_binder() -> None:
     assert answer == {"model": "a/m", "now": 1, "ifIdleGo": ["a/p"], "never": 1, "reason": "why"}
 
 
+# In a field that nobody reads.
+DEEP = '{"x":' + "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"priority": number} for number in (2**31, -(2**31) - 1, 1.5)),
+        *({name: number} for name in ("wanted", "running", "starting") for number in (-1, 2**31)),
+    ],
+)
+def test_a_question_beyond_what_a_cluster_has_is_none(change: dict[str, float]) -> None:
+    asked = {"model": "a/m", "wanted": 5, "running": 2, "starting": 1, "priority": 0, "template": {}}
+    asked["templateHash"] = "h"
+    assert PlaceableRequest.from_json(json.dumps({"models": [asked]}).encode()).models[0].wanted == 5
+    with pytest.raises(InvalidValue):
+        PlaceableRequest.from_json(json.dumps({"models": [asked | change]}).encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"generation": -1, "models": []}', '{"generation": 1, "models": [{"model": "a/m", "now": 2147483648}]}', DEEP],
+)  # fmt: skip
+def test_an_answer_beyond_what_a_cluster_has_is_none(text: str) -> None:
+    with pytest.raises(InvalidValue):
+        PlaceableAnswer.from_json(text.encode())
+
+
+def test_a_clock_that_goes_back_makes_no_copy_busy_in_the_future() -> None:
+    load = CopyLoad(namespace="a", pod_name="p", timestamp=100, last_arrival=160)
+    assert load.idle_seconds == 0
+    assert msgspec.structs.replace(load, timestamp=190).idle_seconds == 30
+
+
 def test_what_is_written_on_a_deployment_is_read_again() -> None:
     scaled = Scaled(wanted=5, written=3, ready=2, clipped=2, why="no room", activity="True", since=1.5)
     assert Scaled.from_text(scaled.to_text()) == scaled
-    for text in ("", "[]", '{"wanted": "x"}', "{" * 9999):
+    for text in ("", "[]", '{"wanted": "x"}', "{" * 9999, DEEP):
         with pytest.raises(InvalidValue):
             Scaled.from_text(text)
