@@ -5,6 +5,7 @@ This is all the door knows of HTTP. `RestRefusal` and `GrpcRefusal` are pure; `R
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from proxy.codecs.grpc_status import trailers_only, try_again
@@ -14,20 +15,26 @@ from proxy.codecs.preamble import Kind
 RETRY_SECONDS: Final = 1
 # For what decides: a request's head, a first call.
 _HEAD_SECONDS: Final = 10.0
+# For a client to hear that it is to go, while what it has sent by then is still answered.
+_LEAVING_SECONDS: Final = 1.0
 # For the answer to be taken, and what is still on its way to come.
 _LINGER_SECONDS: Final = 2.0
 _HEAD_BYTES: Final = 64 * 1024
 _HEAD_END: Final = b"\r\n\r\n"
-# Of HTTP/2 frames until the first call is whole.
+# Of HTTP/2 frames, in all: some hundred calls. Bodies have no more room than a connection's first window.
 _FRAMES_BYTES: Final = 256 * 1024
 
 
 class Refusal(Protocol):
-    """`receive` tells what to send. `is_said`: everything has been, the connection is to end."""
+    """`receive` tells what to send. `is_said`: everything has been, the connection is to end. `is_leaving`: what is
+    to be answered has been, and what is on its way still is, until `end`, which tells the last that is to be sent."""
 
     is_said: bool
+    is_leaving: bool
 
     def receive(self, data: bytes) -> bytes: ...
+
+    def end(self) -> bytes: ...
 
 
 class RestRefusal:
@@ -35,7 +42,7 @@ class RestRefusal:
 
     def __init__(self, reason: str) -> None:
         self._reason, self._begun = reason, b""
-        self.is_said = False
+        self.is_said = self.is_leaving = False
 
     def receive(self, data: bytes) -> bytes:
         if self.is_said:
@@ -48,6 +55,10 @@ class RestRefusal:
             return _answer(
                 b"431 Request Header Fields Too Large", f"the head is larger than {_HEAD_BYTES} bytes"
             )
+        return b""
+
+    def end(self) -> bytes:
+        self.is_said = True
         return b""
 
     def say(self, *, with_body: bool = True) -> bytes:
@@ -66,12 +77,13 @@ def _answer(status: bytes, message: str, more: bytes = b"", *, with_body: bool =
 
 
 class GrpcRefusal:
-    """A status for each call that has come with the first, and GOAWAY: later ones find a better connection."""
+    """A status for each call, and with the first a GOAWAY that leaves none out (RFC 9113, 6.8): later ones find a better
+    connection, and those that the client has sent before it hears so are answered, too."""
 
     def __init__(self, reason: str) -> None:
         self._block = trailers_only(try_again(reason))
         self._begun, self._received = b"", 0
-        self._has_preface = self.is_said = False
+        self._has_preface = self.is_said = self.is_leaving = False
         # The last call, and the one whose header block is not whole yet, with its flags.
         self._last = self._open = self._flags = 0
 
@@ -84,12 +96,18 @@ class GrpcRefusal:
         try:
             if self._read_preface(out):
                 self._read_frames(out)
-                if self._last and not self._open:
-                    self._end(out, frames.ErrorCode.NO_ERROR, "no gateway")
         except frames.ConnectionFailed as error:
             self._end(out, error.code, str(error))
+        if self._last and not (self.is_leaving or self.is_said):
+            self.is_leaving = True
+            out += frames.goaway(frames.MAX_STREAM_ID, frames.ErrorCode.NO_ERROR, "no gateway")
         if self._received > _FRAMES_BYTES:
-            self._end(out, frames.ErrorCode.ENHANCE_YOUR_CALM, "too much without a call")
+            self._end(out, frames.ErrorCode.ENHANCE_YOUR_CALM, "too much for a connection that is to end")
+        return bytes(out)
+
+    def end(self) -> bytes:
+        out = bytearray()
+        self._end(out, frames.ErrorCode.NO_ERROR, "no gateway")
         return bytes(out)
 
     def _end(self, out: bytearray, code: frames.ErrorCode, message: str) -> None:
@@ -150,8 +168,13 @@ class Refusing(asyncio.Protocol):
         transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        if not self._refusal.is_said:
-            self.send(self._refusal.receive(data))
+        refusal = self._refusal
+        if refusal.is_said:
+            return
+        was_leaving = refusal.is_leaving
+        self.send(refusal.receive(data))
+        if refusal.is_leaving and not (was_leaving or refusal.is_said):
+            self._in(_LEAVING_SECONDS, lambda: self.send(refusal.end()))
 
     def send(self, answer: bytes) -> None:
         transport = self._transport
@@ -159,10 +182,14 @@ class Refusing(asyncio.Protocol):
             transport.write(answer)
         if self._refusal.is_said:
             # Closed at once, with something unread, the connection would be reset and the answer lost.
-            self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_later(_LINGER_SECONDS, transport.abort)
+            self._in(_LINGER_SECONDS, transport.abort)
             if transport.can_write_eof():
                 transport.write_eof()
+
+    def _in(self, seconds: float, do: Callable[[], object]) -> None:
+        """Instead of what was to be done later."""
+        self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, do)
 
     def eof_received(self) -> None:
         """There is nothing more to be said."""

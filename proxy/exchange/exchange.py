@@ -121,8 +121,11 @@ class Exchange:
             self.admission.release(now)
 
     def is_late(self, now: float) -> bool:
-        admission = self.admission
-        return now > self.deadline or (admission is not None and admission.is_overdue(now))
+        return now > self.deadline or self.is_overdue(now)
+
+    def is_overdue(self, now: float) -> bool:
+        """It has waited for its turn for longer than it may."""
+        return self.admission is not None and self.admission.is_overdue(now)
 
 
 def too_large(limit_bytes: int, flag: str) -> Refusal:

@@ -36,7 +36,8 @@ class LoadMeter:
         self._arrived = 0
         # Of its start: a process that comes anew goes on above its predecessor.
         self._second = int(wall())
-        self._last_arrival = 0.0
+        # When the period ended in which one arrived.
+        self._last_arrival: float | None = None
         self.concurrency = 0
 
     def enter(self, now: float) -> None:
@@ -67,10 +68,12 @@ class LoadMeter:
         rate = self._arrived / seconds if seconds > 0 else float(self._arrived)
         closed = self._wall()
         if self._arrived:
-            self._last_arrival = closed
+            self._last_arrival = now
+        # A clock that is set does not make it older.
+        arrived = 0.0 if self._last_arrival is None else closed - (now - self._last_arrival)
         self._second += 1
         self._period_start, self._area, self._arrived = self._last, 0.0, 0
-        return LoadReport(average, rate, self._last - self._began, closed, self._second, self._last_arrival)
+        return LoadReport(average, rate, self._last - self._began, closed, self._second, arrived)
 
 
 def encode_stat(report: LoadReport, *, pod_name: str) -> bytes:

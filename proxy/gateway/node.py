@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from berth.contract.gateway import Copy
 from berth.runtime.logs import fields
@@ -27,8 +27,21 @@ TICK_SECONDS: Final = 1.0
 ENDING_SECONDS: Final = 15.0
 
 MakeCopy = Callable[[Copy], ModelCopy]
-# Asks Triton for ever whether it serves a copy's model.
-Watch = Callable[[ModelCopy], Coroutine[Any, Any, None]]
+
+
+class Watch(Protocol):
+    """`proxy.upstream.Upstream`, as far as it is needed here."""
+
+    def poll(self) -> Coroutine[Any, Any, None]:
+        """Ask Triton for ever whether it serves a copy's model."""
+        ...
+
+    def nudge(self) -> None:
+        """Ask now."""
+        ...
+
+
+MakeWatch = Callable[[ModelCopy], Watch]
 
 
 class Node:
@@ -38,12 +51,12 @@ class Node:
         self,
         make_copy: MakeCopy,
         make_front: MakeFront,
-        watch: Watch,
+        make_watch: MakeWatch,
         *,
         arrivals: Arrivals[Arrival],
         most_connections: int,
     ) -> None:
-        self._make_copy, self._make_front, self._watch = make_copy, make_front, watch
+        self._make_copy, self._make_front, self._make_watch = make_copy, make_front, make_watch
         # A door wishes to drain, as the next word says. Triton has died, with requests of these in it.
         self.wished: Callable[[], None] = lambda: None
         self.triton_died: Callable[[frozenset[str]], None] = lambda inside: None
@@ -56,6 +69,7 @@ class Node:
         # Copies that are none any more, and when what is left of them is broken off.
         self._ending: dict[Served, float] = {}
         self._tasks: dict[Served, list[asyncio.Task[None]]] = {}
+        self._watches: dict[Served, Watch] = {}
         self._ends = False
 
     def __iter__(self) -> Iterator[Served]:
@@ -73,6 +87,8 @@ class Node:
             self._begin(copy)
         for copy in changes.changed:
             served = self._by_uid[copy.pod_uid]
+            if copy.loaded is not served.told.loaded:
+                self._watches[served].nudge()  # or whoever waits for it would wait for the next look
             served.told = copy
             served.copy.set_limits(copy.limits)
         for uid, served in self._by_uid.items():
@@ -81,7 +97,8 @@ class Node:
     def _begin(self, copy: Copy) -> None:
         served = Served(copy, self._make_copy(copy), self._make_front, self._turns, lambda: self.wished())
         self._by_uid[copy.pod_uid] = self._by_ticket[copy.ticket] = served
-        work = {"readiness": served.follow(), "triton": self._watch(served.copy)}
+        watch = self._watches[served] = self._make_watch(served.copy)
+        work = {"readiness": served.follow(), "triton": watch.poll()}
         self._tasks[served] = [
             asyncio.create_task(_guarded(one), name=f"{name} of {copy.pod_uid}") for name, one in work.items()
         ]
@@ -187,6 +204,7 @@ class Node:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _close(self, served: Served) -> None:
+        del self._watches[served]
         for task in self._tasks.pop(served):
             task.cancel()
         served.close()

@@ -73,7 +73,7 @@ class GrpcCopy:
 
     def __init__(self, front: GrpcFront) -> None:
         self._front = front
-        self.tick, self.close, self.stop_accepting = front.tick, front.close, front.stop_accepting
+        self.tick, self.close, self.stop_accepting = front.tick, front.close, front.ask_to_leave
         self.readiness_changed = front.tell_watchers
 
     def connection(self) -> asyncio.Protocol:
@@ -125,7 +125,7 @@ class _Parts:
         self.node = Node(
             self._make_copy,
             self._make_front,
-            lambda copy: Upstream(copy, self._where, self._questions).poll(),
+            lambda copy: Upstream(copy, self._where, self._questions),
             arrivals=arrivals,
             most_connections=min(
                 _MOST_CONNECTIONS, (descriptors - descriptors // 8 - _DESCRIPTORS_KEPT) // 2

@@ -88,6 +88,8 @@ _PATIENT_SECONDS = 10.0
 _CONCERN_NO_HEAD = (WINDOW_UPDATE, PING)
 
 _SETTING = struct.Struct(">HI")
+# Pieces of output that wait for the peer to read; as many as Go's x/net/http2 keeps of control frames.
+_MOST_UNREAD: Final = 10_000
 
 
 class H2Codec(Sender, Generic[H, T]):
@@ -572,7 +574,7 @@ class H2Codec(Sender, Generic[H, T]):
         before = self._peer_window
         for place in range(at + HEAD_BYTES, stop, 6):
             self._set(*_SETTING.unpack_from(data, place))
-        self._write(frames.SETTINGS_ACK)
+        self._acknowledge(frames.SETTINGS_ACK)
         if self._peer_window != before:
             self._move_windows(self._peer_window - before)
         self._events.append(PEER_SETTINGS)
@@ -616,7 +618,15 @@ class H2Codec(Sender, Generic[H, T]):
             raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "PING of the wrong size")
         self.patience.spend_answer()
         if not flags & ACK:
-            self._write(frames.ping_ack(data[at + HEAD_BYTES : stop]))
+            self._acknowledge(frames.ping_ack(data[at + HEAD_BYTES : stop]))
+
+    def _acknowledge(self, frame: bytes) -> None:
+        """Whoever asks for it and reads nothing would have it kept here, however long the list of them grows."""
+        if len(self._out) >= _MOST_UNREAD:
+            raise ConnectionFailed(
+                ErrorCode.ENHANCE_YOUR_CALM, "too many frames ask for answers that nobody reads"
+            )
+        self._write(frame)
 
     def _on_goaway(self, data: bytes, at: int, stop: int, flags: int, id: int) -> None:
         if id != 0:

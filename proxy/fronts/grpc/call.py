@@ -715,10 +715,14 @@ class Call:
 
     def is_late(self, now: float) -> bool:
         exchange = self.exchange
-        if exchange.is_late(now) or (self.asked is not None and self.asked.is_overdue(now)):
+        if now > exchange.deadline or self.is_overdue(now):
             return True
         has_come = self.stage is not _ASKED or self.kind.is_stream or exchange.admission is not None
         return not has_come and now - exchange.began > self.front.arrival_seconds
+
+    def is_overdue(self, now: float) -> bool:
+        """It, or the message of a stream that is next, has waited for its turn for longer than it may."""
+        return self.exchange.is_overdue(now) or (self.asked is not None and self.asked.is_overdue(now))
 
     def is_too_slow(self, now: float) -> bool:
         """Whether a message that Triton has the beginning of keeps others waiting for too long."""

@@ -14,8 +14,9 @@ from proxy.codecs.h2.flow import Stream
 from proxy.codecs.h2.frames import DEFAULT_MAX_FRAME, HEAD_BYTES, ErrorCode
 from proxy.codecs.h2.server import ServerCodec
 from proxy.exchange import cost
-from proxy.exchange.messages import PREFIX_BYTES, pack_prefix, read_prefix
+from proxy.exchange.messages import PREFIX_BYTES, in_grpc, pack_prefix, read_prefix
 from proxy.exchange.pace import TOO_SLOW
+from proxy.exchange.refusal import NotServed
 from proxy.fronts.grpc.call import Call, Stage
 from proxy.fronts.grpc.connection import H2Connection
 from proxy.fronts.grpc.front import GrpcFront
@@ -108,7 +109,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         """Called every second: what has waited too long ends."""
         self.on_events(self.codec.tick(now))
         if now > self._leaves_at:
-            self.go_away()
+            self._go_away()
         for call in list(_calls(self.codec.streams.values())):
             if not call.is_late(now) or call.may_rest:
                 if call.is_too_slow(now):
@@ -116,20 +117,24 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
                 continue
             if call.stage is _ANSWERED:  # and the client does not take the answer
                 self.codec.reset(call.stream, ErrorCode.CANCEL)
+            elif self.front.overdue and now <= call.exchange.deadline and call.is_overdue(now):
+                call.refuse(in_grpc(NotServed(self.front.overdue)))
             else:
                 call.refuse(Refused(Status.DEADLINE_EXCEEDED, "request timeout"))
         if self.codec.streams:
             self._quiet_since = now
-        elif now - self._quiet_since > _IDLE_SECONDS or (self._going_away and not self._is_delivering):
+        elif self._going_away and not self._is_delivering:
             self.fail(ErrorCode.NO_ERROR, "idle")
+        elif now - self._quiet_since > _IDLE_SECONDS:
+            self.ask_to_leave()
 
     def ask_to_leave(self) -> None:
         """New calls are to go elsewhere. Those that are on their way are taken: it goes away a little later."""
-        if not self.is_closed and not self._going_away and self._leaves_at == math.inf:
+        if not self.is_closed and self._leaves_at == math.inf:
             self._leaves_at = time.monotonic() + _LEAVING_SECONDS
             self.codec.announce_leaving("draining")
 
-    def go_away(self) -> None:
+    def _go_away(self) -> None:
         """Take no more calls; the connection ends with its last."""
         if not self.is_closed and not self._going_away:
             self._going_away = True
@@ -140,9 +145,11 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
 
     @property
     def is_busy(self) -> bool:
-        """A call is under way, or its answer not yet with the client."""
+        """A call is under way, or may be on its way, or its answer is not yet with the client."""
         if self.transport is None or self.is_closed:
             return False
+        if self._leaves_at < math.inf and not self._going_away:
+            return True
         return any(not call.watches for call in _calls(self.codec.streams.values())) or self._is_delivering
 
     @property

@@ -70,8 +70,6 @@ class Connection(Protocol):
 
     def ask_to_leave(self) -> None: ...
 
-    def go_away(self) -> None: ...
-
     def abort(self, reason: str) -> None: ...
 
     def end(self, reason: str) -> None: ...
@@ -89,6 +87,8 @@ class LeftCall(Protocol):
 class GrpcFront:
     """Serves one copy's gRPC clients: `GrpcConnection(front)` for each."""
 
+    # What is told who has time left, and has waited for its turn for longer than it may. "": that it took too long.
+    overdue = ""
     # So long may take what must be here before a unary call can ask for its turn; its own time bounds it anyhow.
     arrival_seconds = math.inf
 
@@ -146,14 +146,10 @@ class GrpcFront:
         self.local.tell_watchers()
 
     def ask_to_leave(self) -> None:
-        """Every client is told to go elsewhere with its next call; what is on its way is taken."""
+        """Every client is told to go elsewhere with its next call; what is on its way is taken, and connections end
+        with their last call."""
         for connection in self.clients:
             connection.ask_to_leave()
-
-    def stop_accepting(self) -> None:
-        """Every client is told; connections end with their last call."""
-        for connection in self.clients:
-            connection.go_away()
 
     def close(self) -> None:
         for connection in self.clients:

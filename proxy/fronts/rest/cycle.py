@@ -529,7 +529,7 @@ class Cycle(Exchange):
         client = self._client
         if client is None or self.is_answered:
             return
-        self.closes = self.closes or client.is_last
+        self.closes = self.closes or client.is_last or self._front.is_draining
         is_head = self.asked.head.is_head
         head, body = write_response(status, body, headers=headers or {}, close=self.closes)
         self._leave(str(status))
@@ -587,7 +587,11 @@ class Cycle(Exchange):
 
     def look_at_time(self, now: float) -> None:
         """Called every second."""
-        if self.is_late(now) or (self.state is State.HOLD and now - self.began > self._front.arrival_seconds):
+        if self._front.overdue and now <= self.deadline and self.is_overdue(now):
+            self.refuse(NotServed(self._front.overdue))
+        elif self.is_late(now) or (
+            self.state is State.HOLD and now - self.began > self._front.arrival_seconds
+        ):
             self._out_of_time(504, "request timeout")
         elif self.state is State.STREAM and self._is_upload_too_slow(now):
             self._out_of_time(408, TOO_SLOW)

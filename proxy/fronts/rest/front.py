@@ -130,6 +130,8 @@ class RestFront:
 
     # A client that has said all it wants to, and has closed its half, may still wait for its turn.
     waits_for_half_closed = True
+    # What is told who has time left, and has waited for its turn for longer than it may. "": that it took too long.
+    overdue = ""
     # So long may take what must be here before a request can ask for its turn; its own time bounds it anyhow.
     arrival_seconds = math.inf
 

@@ -26,9 +26,16 @@ class Answer:
     body: bytes
 
 
-async def fetch(pool: Pool, where: Whereabouts, path: str, *, seconds: float = ANSWER_SECONDS) -> Answer:
+async def fetch(
+    pool: Pool,
+    where: Whereabouts,
+    path: str,
+    *,
+    seconds: float = ANSWER_SECONDS,
+    most_bytes: int = _ANSWER_BYTES,
+) -> Answer:
     """Ask with GET. Raises NotServed."""
-    question = _Question(where, path)
+    question = _Question(where, path, most_bytes)
     question.begin(pool)
     timer = asyncio.get_running_loop().call_later(seconds, question.too_late, seconds)
     try:
@@ -43,8 +50,8 @@ class _Question:
 
     takes_chunks = False
 
-    def __init__(self, where: Whereabouts, path: str) -> None:
-        self._where, self._path = where, path
+    def __init__(self, where: Whereabouts, path: str, most_bytes: int) -> None:
+        self._where, self._path, self._most_bytes = where, path, most_bytes
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._upstream: UpstreamHttp | None = None
         self._status, self._parts, self._size = 0, list[bytes](), 0
@@ -91,8 +98,8 @@ class _Question:
     def response_data(self, data: bytes) -> None:
         self._parts.append(data)
         self._size += len(data)
-        if self._size > _ANSWER_BYTES:
-            self._fail(NotServed(f"Triton's answer is longer than {_ANSWER_BYTES} bytes"))
+        if self._size > self._most_bytes:
+            self._fail(NotServed(f"Triton's answer is longer than {self._most_bytes} bytes"))
 
     def response_ended(self) -> None:
         self._upstream = None

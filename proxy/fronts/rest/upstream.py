@@ -25,6 +25,8 @@ _CONNECT_TRIES = 3
 _MOST_CONNECTIONS = 2048
 _KEPT_CONNECTIONS = 128
 _WRITE_HIGH: Final = 256 * 1024
+# Heads of 1xx before an answer. Triton sends none or one; a model's own server may send whatever it likes.
+_MOST_INTERIM: Final = 16
 # After so much of a body others have their turn: hundreds of long answers may be here at once.
 _LONG_BYTES: Final = 64 * 1024
 
@@ -112,6 +114,8 @@ class UpstreamHttp(asyncio.Protocol):
         # The request has been written to its end: only then may the connection serve another.
         self.request_done = False
         self.is_writable = True
+        # Heads that came before the one of the answer.
+        self._interim = 0
         # Why it is not read: its asker takes nothing more; it waits for its turn.
         self._is_stopped = self._waits = False
 
@@ -130,6 +134,11 @@ class UpstreamHttp(asyncio.Protocol):
             asker.response_ended()  # a body that ends with its connection
         else:
             asker.response_lost(f"Triton broke off{f' ({exc})' if exc else ''}")
+
+    @property
+    def is_answering(self) -> bool:
+        """The answer is on its way, and as long as was said: nothing of it is still to be computed."""
+        return self._head is not None and self._head.length is not None
 
     def pause_writing(self) -> None:
         self.is_writable = False
@@ -204,9 +213,15 @@ class UpstreamHttp(asyncio.Protocol):
             asker.response_whole(head, data, end)
             return
         if head.status < 200:
+            self._interim += 1
+            if self._interim > _MOST_INTERIM:
+                raise BadResponse("it says again and again that it is yet to come")
             if size:
                 self._response(asker, data[end:])
             return
+        if head.is_chunked and not self._pool.takes_chunked:
+            raise BadResponse("it does not say how long it is")
+        self._interim = 0
         self._head = head
         self._left = head.length
         self._chunks = ChunkReader() if head.is_chunked else None
@@ -218,13 +233,13 @@ class UpstreamHttp(asyncio.Protocol):
             self._done(asker)
 
     def _body(self, asker: Asker, data: bytes) -> None:
+        size = len(data)  # as it came: many small chunks are much work and little content
         try:
             data, done = self._taken(asker, data)
         except BadResponse as error:
             self.abort()
             asker.response_lost(str(error))
             return
-        size = len(data)
         asker.response_data(data)
         if self.asker is not asker:
             return
@@ -274,10 +289,17 @@ class UpstreamPool:
     """
 
     def __init__(
-        self, where: Whereabouts, *, most: int = _MOST_CONNECTIONS, lost: Lost | None = None
+        self,
+        where: Whereabouts,
+        *,
+        most: int = _MOST_CONNECTIONS,
+        lost: Lost | None = None,
+        takes_chunked: bool = True,
     ) -> None:
-        """`lost`: told whose request Triton had when a connection broke off."""
+        """`lost`: told whose request Triton had when a connection broke off. `takes_chunked`: answers, too, that do
+        not say how long they are."""
         self._where, self._most, self._lost = where, most, lost
+        self.takes_chunked = takes_chunked
         self._idle: list[UpstreamHttp] = []
         self._all: set[UpstreamHttp] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -301,8 +323,13 @@ class UpstreamPool:
 
     @property
     def in_use(self) -> int:
-        """Connections with a request, or being made for one."""
-        return len(self._all) + len(self._connecting) - len(self._idle)
+        """Connections with a request, or being made for one: each once, whichever step its making is at."""
+        return sum(self._in_use.values())
+
+    @property
+    def answering(self) -> int:
+        """Of those in use, the ones whose answer only has to come."""
+        return sum(upstream.is_answering for upstream in self._all)
 
     def _has_room(self, whose: object, returned: int = 0) -> bool:
         """`returned`: so many are given back just now."""

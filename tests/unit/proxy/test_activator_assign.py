@@ -84,10 +84,9 @@ def test_one_that_is_named_again_stays() -> None:
     assigned = Assigned()
     assigned.take(whole(said(), said(N)), 0)
     assigned.take(whole(said(version=2)), 10)
-    assert [
-        one.state for one in assigned.take(change(said(N)), 20).apply
-    ] == []  # its version is the old one's
-    assert [one.state for one in assigned.take(change(said(N, version=9)), 20).apply] == [HoldState.HOLD]
+    # The last stream's version of it is nothing to this one, whose clock may be behind.
+    assert [one.state for one in assigned.take(change(said(N)), 20).apply] == [HoldState.HOLD]
+    assert assigned.take(change(said(N)), 20).apply == []
     assert assigned.expire(1000).remove == []
 
 

@@ -19,6 +19,7 @@ from proxy.gateway.places import Arrivals
 from tests.fakes.agent_control import copy_of
 from tests.fakes.data_plane import GrpcPair, RestPair, own_copy, settle, triton_at_hand
 from tests.fakes.grpc_peers import Client, request
+from tests.unit.proxy.gateway.test_node import Watch
 from tests.unit.proxy.test_rest_bytes import infer
 
 MIB = 1024**2
@@ -160,10 +161,7 @@ async def test_a_connection_that_finds_no_place_or_no_copy_has_arrived(draining:
         made.append(ModelCopy(Names(b"m", b"m"), CopyLimits()))
         return made[-1]
 
-    async def watch(_: ModelCopy) -> None:
-        await asyncio.Event().wait()
-
-    node = Node(make, lambda *_: None, watch, arrivals=Arrivals(), most_connections=0)  # type: ignore[arg-type]
+    node = Node(make, lambda *_: None, lambda copy: Watch(copy, []), arrivals=Arrivals(), most_connections=0)  # type: ignore[arg-type]
     node.obey(Orders(copies=(copy_of("a"),), draining=frozenset("a") if draining else frozenset()))
     await asyncio.sleep(0)
     assert node.welcome(Preamble(Kind.REST, copy_of("a").ticket)) is None

@@ -742,22 +742,59 @@ async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connec
         assert call[b":path"] in (INFER.encode(), STREAM_INFER.encode())
 
 
-async def test_draining_tells_the_client_and_lets_calls_finish(connect: Connect) -> None:
+async def test_a_client_is_told_to_go_and_then_that_no_more_is_taken(connect: Connect) -> None:
+    """RFC 9113, 6.8: what a client has sent before it heard is served, and its calls end."""
     both = connect()
-    stream = both.client.call()
-    both.client.send(stream, framed(request()), end=True)
+    last_of_all, no_error = frames.MAX_STREAM_ID, frames.ErrorCode.NO_ERROR
+
+    def asked() -> int:
+        stream = both.client.call()
+        both.client.send(stream, framed(request()), end=True)
+        both.exchange()
+        return stream
+
+    def said() -> bytes:  # by hand: h2 reads nothing after a GOAWAY
+        both.pair.end_turn()
+        return both.pair.to_client.take()
+
+    begun = asked()
+    both.pair.front.ask_to_leave()
+    assert said() == frames.goaway(last_of_all, no_error, "draining")
+    both.pair.front.ask_to_leave()
+    assert said() == b""
+    on_its_way = asked()
+    both.triton.answer(begun, b"first")
     both.exchange()
-    both.pair.front.stop_accepting()
-    both.pair.end_turn()
-    both.triton.answer(stream, b"last")
-    both.triton.exchange()
-    said = both.pair.to_client.take()  # by hand: h2 reads nothing after a GOAWAY
-    assert said.index(frames.goaway(stream, frames.ErrorCode.NO_ERROR, "draining")) < said.index(
-        framed(b"last")
-    )
+    assert both.client.status(begun) == 0
+    both.pair.client.tick(time.monotonic())  # it has had no time to hear
+    assert said() == b""
+    both.pair.client.tick(time.monotonic() + 1.1)
+    assert said() == frames.goaway(on_its_way, no_error, "draining")
+    assert both.client.resets[asked()] == frames.ErrorCode.REFUSED_STREAM
+    both.triton.answer(on_its_way, b"last")
+    both.exchange()
+    assert both.client.data[on_its_way] == framed(b"last")
     assert not both.pair.client.codec.streams
-    both.pair.client.tick(0)
+    both.pair.client.tick(time.monotonic() + 2.1)
     assert not both.pair.to_client.open
+
+
+async def test_a_connection_is_busy_until_its_client_has_heard_that_it_ends(connect: Connect) -> None:
+    """A call may be on its way: who waits for the end of all waits for that, or for the client to go."""
+    both = connect()
+    both.exchange()
+    assert both.pair.front.busy_connections == 0
+    both.pair.front.ask_to_leave()
+    both.pair.end_turn()
+    assert both.pair.front.busy_connections == 1
+    both.pair.client.tick(time.monotonic() + 1.1)
+    both.pair.end_turn()
+    assert both.pair.front.busy_connections == 0
+    gone = connect()
+    gone.exchange()
+    gone.pair.front.ask_to_leave()
+    gone.pair.client.connection_lost(None)
+    assert gone.pair.front.busy_connections == 0
 
 
 async def test_an_answer_is_delivered_before_a_draining_connection_ends(connect: Connect) -> None:
@@ -770,15 +807,16 @@ async def test_an_answer_is_delivered_before_a_draining_connection_ends(connect:
     both.triton.answer(stream, b"x" * 1000)
     both.triton.exchange()
     assert not both.pair.client.codec.streams
-    both.pair.front.stop_accepting()
+    both.pair.front.ask_to_leave()
     both.pair.end_turn()
     for second in range(3):
         assert both.pair.client.is_busy
-        both.pair.client.tick(second)
+        both.pair.client.tick(time.monotonic() + second)
         assert both.pair.to_client.open
         both.pair.to_client.drain(300)
+        both.pair.end_turn()
     both.pair.to_client.drain()
     assert both.pair.to_client.take().count(b"x" * 1000) == 1
     assert not both.pair.client.is_busy
-    both.pair.client.tick(9)
+    both.pair.client.tick(time.monotonic() + 9)
     assert both.pair.to_client.ended

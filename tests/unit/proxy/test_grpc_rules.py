@@ -535,9 +535,10 @@ async def test_a_watch_ends_with_its_client_or_the_proxy(connect: Connect) -> No
     both.client.h2.reset_stream(streams[0])
     both.exchange()
     assert len(both.pair.front.watchers) == 1
-    both.pair.client.go_away()
+    both.pair.client.ask_to_leave()
+    both.pair.client.tick(time.monotonic() + 1.1)
     both.pair.end_turn()
-    goaway, (kind, stream, block), *_ = frames_of(both.pair.to_client.take())
+    _, goaway, (kind, stream, block), *_ = frames_of(both.pair.to_client.take())
     assert (goaway[0], kind, stream) == (GOAWAY, HEADERS, streams[1])
     status = b"%d" % Status.UNAVAILABLE
     assert (b"grpc-status", status) in decoded(hpack.Decoder(allowed=0, list_limit=1000), block)
@@ -622,6 +623,12 @@ async def test_a_client_that_says_nothing_is_hung_up_on(connect: Connect) -> Non
     quiet.pair.client.tick(now + 3700)
     assert quiet.pair.to_client.open
     quiet.pair.client.tick(now + 3900)
+    quiet.pair.end_turn()
+    assert frames.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR, "draining") in quiet.pair.to_client.take()
+    for second in range(3901, 3903):  # a call may be on its way
+        assert quiet.pair.to_client.open
+        quiet.pair.client.tick(now + second)
+        quiet.pair.end_turn()
     assert not quiet.pair.to_client.open
 
 

@@ -150,7 +150,9 @@ async def test_a_connection_that_triton_ends_serves_nobody_else(connect: Connect
         b"zz\r\n",
         b"3\r\nabc\r\n0\r\n\r\nmore",
         b"0\r\nno trailer\r\n\r\n",
+        b"1\r\nx\r\n" * 10_000,  # so many at once that nobody else is served meanwhile
     ],
+    ids=lambda rest: rest[:20],
 )
 @pytest.mark.parametrize("begun", [True, False])
 async def test_chunks_that_cannot_be_read_are_cut_off(connect: Connect, rest: bytes, begun: bool) -> None:
@@ -181,6 +183,31 @@ async def test_more_than_was_promised_is_not_the_next_answer(connect: Connect) -
             upstream.data_received(b"HTTP/1.1 200 OK\r\n")  # nobody has asked for it
             assert body_of(pair.to_client.sent) == b"abc"
         assert not pair.to_triton[0].open
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_an_answer_that_is_ever_yet_to_come_is_none(connect: Connect, at_once: bool) -> None:
+    pair = connect(limit=1, depth=0)
+    upstream = await asked(pair)
+    for _ in range(1 if at_once else 20_000):
+        upstream.data_received(b"HTTP/1.1 100 Continue\r\n\r\n" * (10_000 if at_once else 1))
+        if not pair.to_triton[0].open:
+            break
+    assert pair.to_client.sent.startswith(BROKEN)
+    assert not pair.to_triton[0].open
+    assert pair.front.copy.admissions.running == 0
+
+
+async def test_many_small_chunks_are_a_long_piece_after_which_others_have_their_turn(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = connect()
+    upstream = await asked(pair, infer().replace(b"HTTP/1.1", b"HTTP/1.0", 1))  # who gets the content alone
+    upstream.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+    waited: list[object] = []
+    monkeypatch.setattr(pair.front, "later", waited.append)
+    upstream.data_received(b"4\r\nabcd\r\n" * 8000)
+    assert len(waited) == 1
 
 
 async def test_a_head_without_end_is_no_answer(connect: Connect) -> None:

@@ -179,6 +179,20 @@ async def test_copies_take_turns_at_the_connections(connect: Connect) -> None:
     assert len(first.tritons) == 1
 
 
+async def test_a_connection_counts_once_whichever_step_its_making_is_at(connect: Connect) -> None:
+    """Requests are spread over copies by this: one too many here sends one too many elsewhere."""
+    pair = connect()
+    pool = pair.front.shared.pool
+    pair.client.data_received(infer())
+    seen = []
+    for _ in range(6):
+        seen.append(pool.in_use)
+        await asyncio.sleep(0)
+    assert (len(pair.tritons), seen) == (1, [1] * 6)
+    pair.tritons[0].data_received(OK)
+    assert pool.in_use == 0
+
+
 async def test_a_request_that_waited_goes_where_triton_is_then(connect: Connect) -> None:
     first = connect(limit=1, depth=1)
     first.client.data_received(infer())

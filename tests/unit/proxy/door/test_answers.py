@@ -1,7 +1,9 @@
 """What the door says by itself: refusals, figures, health. No sockets."""
 
+import asyncio
 import random
 from collections.abc import Callable
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -10,8 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from berth.contract.endpoint import Endpoint
+from proxy.codecs.h2.frames import MAX_STREAM_ID, ErrorCode, goaway
 from proxy.codecs.report import DRAIN, DRAINED, LEAVING, Told, read_told, says
-from proxy.door.absent import GrpcRefusal, RestRefusal
+from proxy.door.absent import GrpcRefusal, Refusing, RestRefusal
 from proxy.door.admin import AdminPort, Reply
 from proxy.door.gateway import STALE_SECONDS, Access, Gateway
 from proxy.door.metrics import exposition
@@ -120,30 +123,112 @@ def client(calls: int, *, body: bytes = b"") -> h2.connection.H2Connection:
     return one
 
 
+LEAVES_NONE_OUT = goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR, "no gateway")
+
+
+def hears(one: h2.connection.H2Connection, said: bytes) -> list[Any]:
+    """By h2, which reads nothing more once it is told to go."""
+    assert said.count(LEAVES_NONE_OUT) <= 1
+    return list(one.receive_data(said.replace(LEAVES_NONE_OUT, b"")))
+
+
 @pytest.mark.parametrize("body", [b"", b"abc"])
 @pytest.mark.parametrize("size", [1, 7, 1000, 10**6])
-def test_every_call_gets_its_status_and_the_connection_ends(size: int, body: bytes) -> None:
+def test_every_call_gets_its_status_however_late_it_comes(size: int, body: bytes) -> None:
     one, refusal = client(3, body=body), GrpcRefusal("nö gateway")
-    sent, events = one.data_to_send(), []
+    sent, said = one.data_to_send(), b""
+    events: list[Any] = []
     for at in range(0, len(sent), size):
-        events += one.receive_data(refusal.receive(sent[at : at + size]))
-        if refusal.is_said:
-            break
-    answers = [event for event in events if isinstance(event, h2.events.ResponseReceived)]
-    assert answers
-    if size > len(sent):
-        assert len(answers) == 3
-    for answer in answers:
-        assert answer.stream_ended is not None
-        fields = dict(answer.headers)
+        answer = refusal.receive(sent[at : at + size])
+        events += hears(one, answer)
+        said += answer
+        assert not refusal.is_said
+        answered = [event for event in events if isinstance(event, h2.events.ResponseReceived)]
+        assert refusal.is_leaving is bool(answered)
+    assert said.count(LEAVES_NONE_OUT) == 1
+    assert len(answered) == 3
+    for event in answered:
+        assert event.stream_ended is not None
+        fields: dict[Any, Any] = dict(event.headers)
         assert (fields[":status"], fields["grpc-status"]) == ("200", "14")
         assert fields["grpc-message"] == "n%C3%B6 gateway"
     resets = [event for event in events if isinstance(event, h2.events.StreamReset)]
-    assert len(resets) == (len(answers) if body else 0)
+    assert len(resets) == (3 if body else 0)
     assert all(event.error_code == 0 for event in resets)
-    last = events[-1]
+    (last,) = one.receive_data(refusal.end())
+    assert refusal.is_said
     assert isinstance(last, h2.events.ConnectionTerminated)
-    assert (last.error_code, last.last_stream_id) == (0, 2 * len(answers) - 1)
+    assert (last.error_code, last.last_stream_id) == (0, 5)
+    assert refusal.end() == refusal.receive(sent) == b""
+
+
+def test_whoever_goes_on_asking_is_cut_off() -> None:
+    """What is answered while a client hears that it is to go is bounded, too."""
+    one, refusal = client(1), GrpcRefusal("no")
+    said, asked = refusal.receive(one.data_to_send()), 0
+    while not refusal.is_said:
+        asked += 1
+        stream = 2 * asked + 1
+        block = b"\0\0\0\1\5" + stream.to_bytes(4, "big")
+        said = refusal.receive(block)
+        assert asked < 100_000
+    assert asked * len(block) < 256 * 1024
+    assert said.endswith(
+        goaway(stream, ErrorCode.ENHANCE_YOUR_CALM, "too much for a connection that is to end")
+    )
+
+
+class Wire(asyncio.Transport):
+    """A client's connection, which keeps what is written and what becomes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said, self.ends = b"", list[str]()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def write(self, data: Any) -> None:
+        assert not self.ends
+        self.said += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ends.append("no more is said")
+
+    def abort(self) -> None:
+        self.ends.append("gone")
+
+
+async def test_a_client_has_time_to_hear_that_it_is_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[tuple[float, Callable[[], object]]] = []
+    loop = asyncio.get_running_loop()
+
+    def call_later(seconds: float, do: Callable[[], object]) -> asyncio.TimerHandle:
+        timers.append((seconds, do))
+        return asyncio.TimerHandle(0, do, (), loop)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    wire, one = Wire(), client(2)
+    sent, second = one.data_to_send(), client(3).data_to_send()
+    refusing = Refusing(wire, GrpcRefusal("no"), None)
+    refusing.data_received(sent)
+    assert LEAVES_NONE_OUT in wire.said
+    assert not wire.ends
+    began = len(timers)
+    refusing.data_received(second[len(sent) :])  # it was on its way
+    assert len(timers) == began  # and gives itself no more time
+    seconds, end = timers[-1]
+    assert seconds == 1
+    end()
+    assert wire.said.endswith(goaway(5, ErrorCode.NO_ERROR, "no gateway"))
+    assert wire.ends == ["no more is said"]
+    refusing.data_received(second)
+    timers[-1][1]()
+    assert wire.ends == ["no more is said", "gone"]
 
 
 def test_before_its_first_call_a_client_is_served_as_by_anybody() -> None:

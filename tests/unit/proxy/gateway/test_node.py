@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from berth.contract.gateway import Copy
+from berth.contract.gateway import Copy, CopyLimits
 from proxy.codecs.preamble import Kind, Preamble
 from proxy.exchange.admission import shared_limit
 from proxy.exchange.copy import ModelCopy
@@ -62,10 +62,29 @@ class Wire(asyncio.Transport):
         return self.aborted
 
 
+class Watch:
+    """What is asked of Triton for a copy, which says nothing."""
+
+    def __init__(self, copy: ModelCopy, watched: list[ModelCopy]) -> None:
+        self._copy, self._watched = copy, watched
+        self.nudges = 0
+
+    async def poll(self) -> None:
+        self._watched.append(self._copy)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._watched.remove(self._copy)
+
+    def nudge(self) -> None:
+        self.nudges += 1
+
+
 class Here:
     def __init__(self, most_connections: int = 100) -> None:
         self.fronts: list[Front] = []
         self.watched: list[ModelCopy] = []
+        self.watches: list[Watch] = []
         self.shared: tuple[int, int] | None = None
         self.node = Node(
             self._copy, self._front, self._watch, arrivals=Arrivals(), most_connections=most_connections
@@ -82,12 +101,9 @@ class Here:
         self.fronts.append(Front())
         return self.fronts[-1]
 
-    async def _watch(self, copy: ModelCopy) -> None:
-        self.watched.append(copy)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.watched.remove(copy)
+    def _watch(self, copy: ModelCopy) -> Watch:
+        self.watches.append(Watch(copy, self.watched))
+        return self.watches[-1]
 
     def copy(self, uid: str) -> ModelCopy:
         return self.node._by_uid[uid].copy
@@ -129,6 +145,13 @@ async def test_a_copy_that_takes_all_places_it_can_get_leaves_some_for_others() 
     assert here.node.word().connections == 1
     assert sum(here.come("a") is not None for _ in range(10)) == 5  # as many as before
     await here.node.close()
+
+
+async def test_triton_is_asked_at_once_when_the_agent_has_loaded_a_model_or_lost_it(here: Here) -> None:
+    for loaded, limit in ((False, 0), (False, 3), (True, 3), (True, 5), (False, 5)):
+        limits = CopyLimits(container_concurrency=limit)
+        await here.obey(Orders(copies=(copy_of("a", loaded=loaded, limits=limits), copy_of("b"))))
+    assert [watch.nudges for watch in here.watches] == [2, 0]
 
 
 async def test_a_copy_that_has_ended_lets_nobody_in_and_goes_once_it_is_idle(here: Here) -> None:
