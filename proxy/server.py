@@ -93,7 +93,7 @@ class Server:
         await self.http_port.stop()
         self.rest.stop_accepting()
         await self.grpc_port.stop()
-        self.grpc.stop_accepting()
+        self.grpc.ask_to_leave()
 
     async def idle(self) -> None:
         """Return when nothing runs in Triton, nothing waits, and every answer has been delivered."""

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from proxy.activator.hold import OVERDUE
 from proxy.codecs import protobuf
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.messages import CONFIG, METADATA, MODEL_READY, STATISTICS, in_grpc
@@ -21,8 +22,8 @@ from proxy.fronts.rest.questions import Answer
 
 ASLEEP: Final = "the model has no copy now; a request for inference wakes it"
 # Of one answer that is remembered.
-_MOST_BYTES: Final = 256 * 1024
-_ROUTES: Final = {Route.MODEL: "", Route.CONFIG: "/config"}
+MOST_BYTES: Final = 256 * 1024
+_ROUTES: Final[Mapping[Route | None, str]] = {Route.MODEL: "", Route.CONFIG: "/config"}
 # ModelReadyResponse: ready=1.
 _READY: Final = b"\x08\x01"
 _ASKED_HERE: Final = frozenset({MODEL_READY, METADATA, CONFIG, STATISTICS})
@@ -45,13 +46,15 @@ class Memory:
         return f"{self._model}/ready"
 
     def remember(self, path: str, answer: Answer) -> None:
-        if answer.status == 200 and len(answer.body) <= _MOST_BYTES:
+        if answer.status == 200 and len(answer.body) <= MOST_BYTES:
             self._answers[path] = answer.body
 
     def body(self, route: Route | None) -> bytes:
         """Raises NotServed."""
-        suffix = None if route is None else _ROUTES.get(route)
-        return self._told("" if suffix is None else self._model + suffix)
+        suffix = _ROUTES.get(route)
+        if suffix is None:
+            raise NotServed(ASLEEP)
+        return self._told(self._model + suffix)
 
     def server(self) -> Mapping[str, Any]:
         """Its metadata. Raises NotServed."""
@@ -78,7 +81,7 @@ class Memory:
     def _read(self, path: str) -> Mapping[str, Any]:
         try:
             data = json.loads(self._told(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NotServed(ASLEEP) from error
         if not isinstance(data, dict):
             raise NotServed(ASLEEP)
@@ -98,6 +101,7 @@ class HeldRest(RestFront):
 
     # For so long nobody waits who may have gone: as with Knative's activator, that is what its end means.
     waits_for_half_closed = False
+    overdue = OVERDUE
     asleep: Asleep
 
     def own_answer(self, decision: RestDecision) -> tuple[int, bytes] | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from berth.contract.scaling import ModelKey, Report
 from berth.runtime.admin import AdminServer
+from berth.runtime.errors import ConfigError
 from berth.runtime.process import run_process
 from berth.runtime.tasks import supervise
 from proxy.activator.assign import Assigned
@@ -22,9 +24,9 @@ from proxy.activator.hold import Bounds
 from proxy.activator.metrics import ActivatorCollector, Counts
 from proxy.activator.model import HeldModel
 from proxy.activator.models import Models
-from proxy.door.port import most_clients
 from proxy.drain import Stage, in_order
 from proxy.exchange.budget import Budget
+from proxy.fronts.listener import allow_descriptors
 from proxy.memory import settle
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,8 @@ SUMMARY = (
 _TURN_SECONDS: Final = 1.0
 # While a model wakes.
 _LOOK_SECONDS: Final = 0.02
+# Descriptors of the process itself; of the others half is for connections to copies.
+_DESCRIPTORS_KEPT: Final = 256
 
 
 def run(argv: Sequence[str]) -> int:
@@ -46,11 +50,20 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def main(options: ActivatorOptions, stop: asyncio.Event) -> None:
+    require_own(options.address)
     settle()
-    most_clients()  # raises the limit on descriptors
     async with serving(options) as activator:
         await stop.wait()
         await activator.end(options)
+
+
+def require_own(address: str) -> None:
+    """Raises ConfigError where no port could be opened there: Services would lead to nobody."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            raise ConfigError(f"--address: {address}: {error.strerror or error}") from error
 
 
 class ActivatorProcess:
@@ -158,10 +171,12 @@ class _Held:
 
 
 def _bounds(options: ActivatorOptions) -> Bounds:
+    """No more connections than there are descriptors for: each may have one more, to a copy that never answers."""
+    for_clients = (allow_descriptors() - _DESCRIPTORS_KEPT) // 2
     return Bounds(
         places=Budget(options.most_held),
         memory=Budget(options.memory_budget),
-        connections=Budget(options.most_connections),
+        connections=Budget(min(options.most_connections, for_clients)),
     )
 
 

@@ -90,8 +90,8 @@ class Assigned:
                 self._left_over.pop(model, None)
                 changes.remove.append(model)
             return model
-        known = self._models.get(model)
-        if known is not None and not is_new_stream and said.version <= known.version:
+        known = None if is_new_stream or model in self._left_over else self._models.get(model)
+        if known is not None and said.version <= known.version:
             return model
         try:
             self._models[model] = told = read_assignment(said)
@@ -163,4 +163,5 @@ def _endpoint(said: pb.HoldEndpoint) -> PodEndpoint:
         grpc_port=said.grpc_port,
         slots=said.slots,
         ready=said.ready,
+        soon=said.soon,
     )

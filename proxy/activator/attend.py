@@ -37,7 +37,8 @@ _LEAST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _REDIRECTS: Final = 3
 # What happens within this time is told together, but for the first.
 _GATHER_SECONDS: Final = 0.01
-_MOST_REPORTS: Final = 5000
+# Of one message. The scaler reads a mebibyte, which thousands of models fill that have the longest names there are.
+_MOST_REPORTS, _MOST_BYTES = 5000, 900 * 1024
 
 
 class Plane(Protocol):
@@ -192,8 +193,17 @@ class Link:
             self._news.set()
 
     def _message(self) -> pb.AttendRequest:
-        now = [self._pending.pop(model) for model in list(self._pending)[:_MOST_REPORTS]]
-        return pb.AttendRequest(reports=pb.HoldReports(reports=map(report_message, now)))
+        """Of what is to be told as much as goes."""
+        told: list[pb.HoldReport] = []
+        size = 0
+        for model, report in list(self._pending.items())[:_MOST_REPORTS]:
+            one = report_message(report)
+            size += one.ByteSize()
+            if size > _MOST_BYTES:
+                break
+            del self._pending[model]
+            told.append(one)
+        return pb.AttendRequest(reports=pb.HoldReports(reports=told))
 
     def _note(self, reports: Iterable[Report]) -> None:
         for report in reports:
@@ -256,6 +266,7 @@ def _together(earlier: Report, later: Report) -> Report:
         forwarded=earlier.forwarded + later.forwarded,
         average_held=max(earlier.average_held, later.average_held),
         wake=earlier.wake or later.wake,
+        served_ago=later.served_ago or earlier.served_ago,
     )
 
 
@@ -273,4 +284,5 @@ def report_message(report: Report) -> pb.HoldReport:
         wake=report.wake,
         rest_port=report.rest_port,
         grpc_port=report.grpc_port,
+        served_ago=report.served_ago,
     )

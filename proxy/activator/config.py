@@ -58,7 +58,8 @@ class ActivatorOptions(opt.CommonOptions):
     )
     # Its addresses leave the slices in this time, and kube-proxies hear of it; until then requests still come.
     drain_delay: float = opt.seconds("time to serve on after SIGTERM", default=10.0)
-    # With the delay it fits a grace period of 600 s, and a held request waits 300 s where nothing else is said.
+    # No request that is held hears of its activator's end: hold-timeout is 600 s at most, and then it is to be answered.
     drain_timeout: float = opt.seconds(
-        "the longest to wait for requests that are held or under way", default=320.0
+        "the longest to wait for requests that are held or under way; shorter than a model's hold-timeout it cuts them off",
+        default=630.0,
     )

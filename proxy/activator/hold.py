@@ -27,6 +27,7 @@ WAKES_PER_SECOND, WAKE_BURST = 100.0, 500
 TENANT_WAKES_PER_SECOND, TENANT_WAKE_BURST = 80.0, 400
 # How many times what is left for all others a namespace may have.
 _TENANT_SHARE: Final = 2
+OVERDUE: Final = "no copy of the model has taken the request within hold-timeout"
 TOO_MANY_WAKES: Final = "the model is being woken too often"
 
 
@@ -77,6 +78,14 @@ class TenantBudget(Budget):
         return True
 
 
+@dataclass(slots=True)
+class Looks:
+    """Copies that do not serve yet, and are asked again and again whether they do. The more there are the less often is
+    each: however many a tenant has, to ask them costs no more."""
+
+    asked: int = 0
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Bounds:
     """What all models of a process may take together, or all of one namespace."""
@@ -85,6 +94,7 @@ class Bounds:
     memory: Budget = field(default_factory=lambda: Budget(HELD_BYTES))
     connections: Budget = field(default_factory=lambda: Budget(MOST_HELD))
     wakes: Bucket = field(default_factory=lambda: Bucket(WAKES_PER_SECOND, WAKE_BURST))
+    looks: Looks = field(default_factory=Looks)
 
     def of_tenant(self) -> "Bounds":
         """A part of it, of one namespace: all its models together leave something to all others."""
@@ -105,6 +115,8 @@ class Counted:
     arrived: int
     forwarded: int
     oldest_seconds: float  # now
+    # Since a copy came for those that waited; 0: none has.
+    served_ago: float
 
 
 class Hold(Admissions):
@@ -133,6 +145,8 @@ class Hold(Admissions):
         # Those that had their slot, and whose copy went before it heard of them.
         self.seeking = 0
         self._slots = 0
+        # When a copy came for those that waited, since the last look.
+        self._served_at: float | None = None
 
     @property
     def slots(self) -> int:
@@ -161,6 +175,8 @@ class Hold(Admissions):
     def allow(self, slots: int) -> None:
         """So many may run from now on; those that do stay."""
         was, self._slots = self._slots, slots
+        if slots and not was and self.held:
+            self._served_at = self._clock()
         self.hand_out()
         if was and self.wakes:  # its copies have gone, and these were not told as waiting for one
             self._woken()
@@ -204,7 +220,9 @@ class Hold(Admissions):
             arrived=arrived,
             forwarded=max(0, arrived - self._refused - self._waited + self._granted),
             oldest_seconds=self._oldest_seconds(now),
+            served_ago=0.0 if self._served_at is None else max(0.0, now - self._served_at),
         )
+        self._served_at = None
         self._waited = self._granted = self._refused = 0
         return counted
 

@@ -9,9 +9,10 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import CopyLimits
 from berth.contract.scaling import Assignment, HoldState, ModelKey, Report
 from proxy.activator.answers import Asleep, HeldAnswers, HeldRest, Memory
-from proxy.activator.hold import Bounds, Hold
+from proxy.activator.hold import OVERDUE, Bounds, Hold
 from proxy.activator.passing import Passing
-from proxy.activator.pods import Pod, Pods
+from proxy.activator.pod import Pod
+from proxy.activator.pods import Pods
 from proxy.activator.port import BoundedClients, Doorstep, Port
 from proxy.door.splice import Crowd
 from proxy.exchange.access import Access, Whereabouts
@@ -72,6 +73,7 @@ class HeldModel:
             common.readers,
             self._look_at_pods,
             self.hold,
+            self._bounds.looks,
             patience_seconds=told.limits.seconds,
         )
         self._room = Budget(told.limits.requests + _IDLE_CONNECTIONS, self._bounds.connections)
@@ -122,6 +124,7 @@ class HeldModel:
     def _make_grpc(self) -> GrpcFront:
         local = HeldAnswers(self.copy, self._asleep)
         front = GrpcFront(self.copy, self._common.grpc, triton=self.pods, local=local)
+        front.overdue = OVERDUE
         front.clients = BoundedClients(self.copy.grpc, self._room, lambda one: one.abort("no room"))
         return front
 
@@ -175,8 +178,6 @@ class HeldModel:
         is_ending = self._is_ending or self.told.state is HoldState.OFF
         self.rest.ends_idle = is_ending
         self.rest.is_draining = is_ending or self.told.state is not HoldState.HOLD
-        if is_ending:
-            self.rest.stop_accepting()
         if self.rest.is_draining:
             self.grpc.ask_to_leave()
 
@@ -223,6 +224,7 @@ class HeldModel:
             wake=self.hold.wakes,
             rest_port=rest,
             grpc_port=grpc,
+            served_ago=counted.served_ago,
         )
 
     async def tick(self, now: float) -> None:

@@ -9,16 +9,14 @@ from weakref import WeakValueDictionary
 
 from berth.contract.scaling import Assignment, ModelKey, Report
 from berth.runtime.logs import fields
-from proxy.activator.hold import HELD_BYTES, MOST_HELD, Bounds
+from proxy.activator.hold import Bounds
 from proxy.activator.model import Common, HeldModel
 from proxy.door.splice import Crowd
 from proxy.exchange.access import Whereabouts
-from proxy.exchange.budget import Budget
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.refusal import NotServed
 from proxy.fronts.grpc.front import GrpcCommon
 from proxy.fronts.grpc.upstream import AnswerReaders
-from proxy.fronts.listener import allow_descriptors
 from proxy.fronts.rest.front import RestShared
 
 log = logging.getLogger(__name__)
@@ -26,9 +24,6 @@ log = logging.getLogger(__name__)
 # A model that is gone ends its requests for so long at most.
 _ENDING_SECONDS: Final = 300.0
 _LOOK_SECONDS: Final = 0.05
-
-# Descriptors that are not for clients: a part for the copies' connections, and some for the process.
-_DESCRIPTORS_KEPT: Final = 256
 
 IsAllowed = Callable[[ModelKey, str], bool]
 
@@ -49,7 +44,7 @@ class Models:
         where = Whereabouts()
         self._rest = RestShared(where)
         self._grpc = GrpcCommon(where, _NoQuestions())
-        self.bounds = bounds or bounds_of_process()
+        self.bounds = bounds or Bounds()
         self._common = Common(
             host, self._bounds_of, self._rest, self._grpc, AnswerReaders(), Crowd(), is_allowed
         )
@@ -60,7 +55,6 @@ class Models:
         # Until when.
         self._ending: dict[HeldModel, float] = {}
         self._told: Callable[[Report], None] = lambda report: None
-        self.is_draining = False
 
     def _bounds_of(self, namespace: str) -> Bounds:
         bounds = self._tenants.get(namespace)
@@ -118,7 +112,12 @@ class Models:
         """Every second: what has waited too long ends."""
         self._grpc.tick(now)
         for model in [*self._models.values(), *self._ending]:
-            await model.tick(now)
+            try:
+                await model.tick(now)
+            except (
+                Exception
+            ) as error:  # one model that nobody has thought of must not end what all others hold
+                log.error("a model was not looked at", extra=fields(model=str(model.key)), exc_info=error)
         for model, until in list(self._ending.items()):
             if now > until or not model.is_busy:
                 del self._ending[model]
@@ -126,7 +125,6 @@ class Models:
 
     async def drain(self) -> None:
         """Nobody new; return when nothing is held and every answer has been delivered."""
-        self.is_draining = True
         for model in self._models.values():
             model.stop_accepting()
         while any(model.is_busy for model in [*self._models.values(), *self._ending]):
@@ -139,13 +137,6 @@ class Models:
         self._ending.clear()
         await self._grpc.close()
         await self._rest.close()
-
-
-def bounds_of_process(*, memory_bytes: int = HELD_BYTES) -> Bounds:
-    """As many connections as there are descriptors for."""
-    descriptors = allow_descriptors()
-    most = min(MOST_HELD, (descriptors - _DESCRIPTORS_KEPT) * 3 // 4)
-    return Bounds(memory=Budget(memory_bytes), connections=Budget(most))
 
 
 def _is_another(one: Assignment, other: Assignment) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from proxy.activator.hold import Hold
-from proxy.activator.pods import Pod, Pods
+from proxy.activator.pod import Pod
+from proxy.activator.pods import Pods
 from proxy.door.splice import Crowd, Joined
 from proxy.exchange.admission import Admission
 from proxy.exchange.budget import Budget
@@ -21,6 +22,8 @@ _CONNECT_SECONDS: Final = 5.0
 # A record of the handshake: its kind, version 3.x, its length; then a ClientHello.
 _HEAD_BYTES: Final = 6
 _RECORD_BYTES: Final = 16 * 1024
+# A hello and what a client may say before it is answered (RFC 8446, 2.3); who says more is read when it is joined.
+_EARLY_BYTES: Final = 32 * 1024
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
 
 
@@ -120,11 +123,13 @@ class PassingClient(asyncio.Protocol):
         if self._has_left or self._transport is None:
             return
         self._hello += data
-        if self._admission is not None:  # it was on its way when reading was stopped
+        if self._admission is not None:
+            # It is read on, or its end would not be heard of; what it says beside its hello is early data, or nothing.
+            if len(self._hello) > _EARLY_BYTES:
+                self._transport.pause_reading()
             return
         try:
             if whole_hello(self._hello):
-                self._transport.pause_reading()
                 self._wait()
         except (NotHello, Refusal):  # there is no way to tell it
             self.leave()
@@ -170,6 +175,8 @@ class PassingClient(asyncio.Protocol):
             transport, begun = await asyncio.get_running_loop().create_connection(
                 _Begun, pod.told.address, self._passing.port_of(pod)
             )
+        if transport.is_closing():  # whoever is joined to it would wait for ever
+            raise ConnectionResetError
         return transport, begun.early
 
     def _splice(self, client: asyncio.Transport, gateway: asyncio.Transport, early: bytes, pod: Pod) -> None:

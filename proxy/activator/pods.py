@@ -1,205 +1,27 @@
 """A model's copies as the activator knows them: which may be asked now, and which is asked next.
 
-Each is asked by itself whether it serves, from the moment at which it has a place: the cluster's own word of it comes
-late. A request that has its slot goes to a copy that has one too and stays there; one that has not gone yet when its
+A request that has its slot goes to a copy that has one too and stays there; one that has not gone yet when its
 copy turns out to be gone goes to another, or waits for one.
 """
 
-import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from typing import Protocol
 
-from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import PodEndpoint
 from berth.runtime.logs import fields
-from berth.runtime.tasks import wait_until_set
 from proxy.activator.answers import Memory
+from proxy.activator.hold import Looks
+from proxy.activator.pod import Pod
 from proxy.codecs.http1 import ResponseHead
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.copy import ModelCopy
 from proxy.exchange.refusal import NotServed
-from proxy.fronts.grpc.head import Keys
 from proxy.fronts.grpc.upstream import AnswerReaders, UpstreamConnection
-from proxy.fronts.rest.questions import Silent, fetch
-from proxy.fronts.rest.upstream import Asker, UpstreamHttp, UpstreamPool
+from proxy.fronts.rest.upstream import Asker, UpstreamHttp
 from proxy.fronts.triton import Caller
 from proxy.fronts.turn import Turn
 
 log = logging.getLogger(__name__)
-
-# How often one is asked that does not serve yet, at first and after a while, and one that does.
-_SOON_SECONDS: Final = 0.05
-_SOON_TIMES: Final = 1200
-_LATER_SECONDS: Final = 0.2
-_OPEN_SECONDS: Final = 1.0
-# Nothing listens here: connections of a copy that has gone are not kept.
-_NOWHERE: Final = Access(Endpoint("0.0.0.0", 0), Endpoint("0.0.0.0", 0))  # noqa: S104  # nobody binds it
-
-
-class Pod:
-    """One copy. `is_open`: it serves, as far as anybody knows."""
-
-    def __init__(
-        self,
-        told: PodEndpoint,
-        memory: Memory | None,
-        turn: Turn,
-        readers: AnswerReaders,
-        changed: Callable[["Pod"], None],
-    ) -> None:
-        """`memory`: of what it tells of its model; None: what it says cannot be read (TLS)."""
-        self.told, self._memory = told, memory
-        self.slots = max(1, told.slots)
-        self._has_told = False
-        self._turn, self._readers, self._changed = turn, readers, changed
-        self._where = Whereabouts(
-            Access(Endpoint(told.address, told.rest_port), Endpoint(told.address, told.grpc_port))
-        )
-        self.rest = UpstreamPool(self._where)
-        self.questions = UpstreamPool(self._where, most=1)
-        self._grpc: UpstreamConnection | None = None
-        self._connections: set[UpstreamConnection] = set()
-        self.is_open = False
-        # Connections that are spliced, where it is TLS.
-        self.spliced = 0
-        self._asked = 0
-        self._look = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._follow())
-
-    @property
-    def free(self) -> int:
-        """Slots; below 0 where it has more than it takes at once."""
-        free = self.slots - self.rest.in_use - self.spliced
-        for connection in self._connections:
-            free -= len(connection.codec.streams)
-        return free
-
-    def tell(self, told: PodEndpoint) -> None:
-        """What is known of it now; its addresses are as they were."""
-        if told != self.told:
-            self.told, self.slots = told, max(1, told.slots)
-            self.look_again()
-
-    def look_again(self) -> None:
-        self._asked = 0
-        self._look.set()
-
-    def could_not_be_reached(self) -> None:
-        """By a request."""
-        if self.is_open:
-            self._set_open(False)
-        self._look.set()
-
-    # gRPC.
-
-    def at_hand(self) -> UpstreamConnection | None:
-        grpc = self._grpc
-        return grpc if grpc is not None and grpc.has_room else None
-
-    def usable(self) -> UpstreamConnection | None:
-        grpc = self._grpc
-        if grpc is None or not grpc.is_usable or grpc.transport is None:
-            self._look.set()
-            return None
-        return grpc
-
-    def connection_over(self, connection: UpstreamConnection, copies: list[ModelCopy]) -> None:
-        self._connections.discard(connection)
-        if connection is self._grpc:
-            self._grpc = None
-            self.could_not_be_reached()
-
-    async def _has_grpc(self) -> bool:
-        grpc = self._grpc
-        if grpc is None or not grpc.is_usable:
-            if grpc is not None:
-                grpc.retire()
-            access = self._where.require()
-            grpc = UpstreamConnection(access.grpc, Keys({}), self._readers, self._turn, self)
-            self._grpc = grpc
-            self._connections.add(grpc)
-        return grpc.transport is not None or await grpc.connected()
-
-    # Whether it serves.
-
-    async def _follow(self) -> None:
-        while True:
-            self._look.clear()
-            try:
-                self._set_open(await self._serves())
-                if self.is_open and not self._has_told and self._memory is not None:
-                    await self._remember(self._memory)
-            except Exception as error:  # of one look
-                log.error("a pod could not be asked", exc_info=error, extra=fields(pod=self.told.name))
-                self._set_open(False)
-            await wait_until_set(self._look, timeout_seconds=self._pause() * random.uniform(0.8, 1.2))
-
-    async def _remember(self, memory: Memory) -> None:
-        """What is told of the model when there is no copy."""
-        for path in memory.paths if self.told.rest_port else ():
-            try:
-                memory.remember(path, await fetch(self.questions, self._where, path))
-            except NotServed:
-                return
-        self._has_told = True
-
-    def _pause(self) -> float:
-        self._asked += 1
-        if self.is_open:
-            return _OPEN_SECONDS
-        return _SOON_SECONDS if self._asked < _SOON_TIMES else _LATER_SECONDS
-
-    async def _serves(self) -> bool:
-        if self._memory is None:
-            return self.told.ready
-        if not (await self._says_ready(self._memory.ready_path) if self.told.rest_port else self.told.ready):
-            return False
-        return not self.told.grpc_port or await self._has_grpc()
-
-    async def _says_ready(self, path: str) -> bool:
-        try:
-            answer = await fetch(self.questions, self._where, path)
-        except Silent:
-            return self.is_open
-        except NotServed:
-            return False
-        return answer.status == 200
-
-    def _set_open(self, is_open: bool) -> None:
-        if is_open != self.is_open:
-            self.is_open = is_open
-            self._asked = 0
-            self._changed(self)
-
-    # The end.
-
-    def retire(self) -> None:
-        """It gets no more requests; those that it has end there."""
-        self._task.cancel()
-        self.is_open = False
-        self._where.move(_NOWHERE)
-        grpc, self._grpc = self._grpc, None
-        if grpc is not None:
-            grpc.retire()
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.rest.in_use and not self._connections
-
-    def tick(self, now: float) -> None:
-        for connection in list(self._connections):
-            connection.tick(now)
-
-    async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        for connection in list(self._connections):
-            await connection.closed("the activator ends")
-        await self.rest.close()
-        await self.questions.close()
 
 
 class Sought(Protocol):
@@ -220,12 +42,13 @@ class Pods:
         readers: AnswerReaders,
         changed: Callable[[], None],
         sought: Sought,
+        looks: Looks,
         *,
         patience_seconds: float,
     ) -> None:
         """`changed`: which are open, or their slots. `sought`: told of requests that had their slot and wait for a
-        copy again, for so long at most."""
-        self._memory, self._turn, self._readers = memory, turn, readers
+        copy again, for so long at most. `looks`: of its namespace."""
+        self._memory, self._turn, self._readers, self._looks = memory, turn, readers, looks
         self._changed, self._sought = changed, sought
         self._pods: dict[tuple[str, str, int, int], Pod] = {}
         self._open: list[Pod] = []
@@ -261,8 +84,11 @@ class Pods:
             if key in self._pods:
                 self._pods[key].tell(one)
             else:
-                self._pods[key] = Pod(one, self._memory, self._turn, self._readers, self._pod_changed)
+                self._pods[key] = self._pod(one)
         self._look_at_open()
+
+    def _pod(self, told: PodEndpoint) -> Pod:
+        return Pod(told, self._memory, self._turn, self._readers, self._pod_changed, self._looks)
 
     def refuse(self, reason: str | None) -> None:
         """Nobody is to wait for a copy, and why; None: whoever comes may wait."""
@@ -298,7 +124,8 @@ class Pods:
     # Which is next.
 
     def pick(self) -> Pod | None:
-        """Of the next two in turn the one with more free slots; if they have none, of all the one with the most."""
+        """Of the next two in turn the one with more free slots; if they have none, of all the one with the most;
+        and where none has any but for answers that are on their way, by what is left to be computed."""
         found = self._open
         if len(found) < 2:
             return found[0] if found else None
@@ -307,7 +134,10 @@ class Pods:
         free, others = pod.free, other.free
         if others > free:
             pod, free = other, others
-        return pod if free > 0 else max(found, key=_free)
+        if free > 0:
+            return pod
+        pod = max(found, key=_free)
+        return pod if pod.free > 0 else max(found, key=_room)
 
     # REST.
 
@@ -390,6 +220,10 @@ class Pods:
 
 def _free(pod: Pod) -> int:
     return pod.free
+
+
+def _room(pod: Pod) -> int:
+    return pod.room
 
 
 class _Seeker:

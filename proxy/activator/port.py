@@ -179,9 +179,8 @@ class BoundedClients(Clients[C], Generic[C]):
     def __init__(self, traffic: Traffic, room: Budget, end: Callable[[C], None]) -> None:
         """`room`: connections of this model, a part of all models'."""
         super().__init__(traffic)
-        self._most = (
-            sys.maxsize
-        )  # those that wait have no second connection, and all models share what there is
+        # Those that wait have no second connection, and all models share what there is.
+        self._most = sys.maxsize
         self._room, self._end = room, end
 
     def connected(self, connection: C) -> bool:

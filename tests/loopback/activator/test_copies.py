@@ -5,12 +5,18 @@ import ssl
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import grpc.aio
 import pytest
 
+import proxy.activator.pod as pod_module
+from berth.contract.scaling import HoldState, ModelKey, PodEndpoint
+from proxy.activator import passing
+from proxy.fronts.rest.questions import Silent
 from tests.fakes.pods import FakePod
 from tests.loopback.activator.clients import asking, channel, infer, post, raw, request, stub
 from tests.loopback.activator.conftest import OWN, Place, free_port, until
@@ -48,6 +54,37 @@ async def test_a_copy_is_found_as_soon_as_it_serves(place: Place) -> None:
         await asyncio.sleep(0.2)
         await pod.start()
         assert (await asked)[0] == 200
+
+
+async def test_a_copy_whose_model_is_loaded_is_asked_without_a_rest_until_it_serves(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_module, "_SOON_SECONDS", 60.0)
+    monkeypatch.setattr(pod_module, "_OPEN_SECONDS", 0.05)
+    pod = await place.pod()
+    pod.is_ready = False
+    await place.serve(pod)
+    await until(lambda: pod.probes == 1)
+    await place.tell(endpoints=(pod.told(soon=True),))
+    await until(lambda: pod.probes > 3)
+    (one,) = place.own.pods._pods.values()
+    one._looks.asked += 159  # so that all of a tenant's together ask no oftener than any may
+    assert one._pause() == pytest.approx(0.1)
+    one._looks.asked -= 159
+    pod.is_ready = True
+    await until(lambda: place.own.pods.any_open)
+    pod.is_ready = False  # whatever is the matter with it, it is not that it has just begun
+    await until(lambda: not place.own.pods.any_open)
+    assert one._pause() == 60.0
+    # One that does not come is given up in time.
+    other = FakePod("other")
+    other.rest_port, other.grpc_port = free_port(), free_port()
+    await place.tell(endpoints=(other.told(soon=True),))
+    (late,) = place.own.pods._pods.values()
+    late._asked = 400
+    assert late._pause() == 0.01
+    late._asked = 500
+    assert late._pause() == 60.0
 
 
 async def test_requests_go_to_the_copy_with_the_most_free_slots(place: Place) -> None:
@@ -107,6 +144,113 @@ async def test_a_request_whose_only_copy_cannot_be_reached_waits_for_the_next(pl
         status, answer, _ = await asked
         assert (status, answer["pod"]) == (200, "next")
     assert place.own.hold.held == 0
+
+
+async def lost(place: Place) -> None:
+    """Its only copy is gone, and nobody has noticed."""
+    gone = await place.pod("gone")
+    await place.serve(gone)
+    await until(lambda: place.own.pods.any_open)
+    await gone.die()
+    (pod,) = place.own.pods
+    pod._task.cancel()
+    pod._set_open(True)
+
+
+@pytest.mark.parametrize("why", ["late", "hopeless", "off"])
+async def test_a_request_that_waits_for_a_copy_again_is_told_when_none_comes(place: Place, why: str) -> None:
+    await lost(place)
+    await place.limits(seconds=0.5 if why == "late" else 300.0)
+    async with aiohttp.ClientSession() as session:
+        asked = asyncio.create_task(post(session, place))
+        await until(lambda: place.own.hold.seeking == 1)
+        status, answer, _ = await told(place, why, asked)
+    assert (status, answer["error"]) == (503, TOLD[why])
+    assert (place.own.hold.held, place.own.hold.running) == (0, 0)
+
+
+@pytest.mark.parametrize("why", ["late", "hopeless", "off"])
+async def test_a_call_that_waits_for_a_copy_again_is_told_when_none_comes(place: Place, why: str) -> None:
+    await lost(place)
+    await place.limits(seconds=0.5 if why == "late" else 300.0)
+    async with channel(place) as over:
+        called = asking(stub(over).ModelInfer(request()))
+        await until(lambda: place.own.hold.seeking == 1)
+        with pytest.raises(grpc.aio.AioRpcError, match=TOLD[why]) as failed:
+            await told(place, why, called)
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (place.own.hold.held, place.own.hold.running) == (0, 0)
+
+
+TOLD = {
+    "late": "no copy of the model has come",
+    "hopeless": "never",
+    "off": "the model is not served here any more: connect again",
+}
+
+
+async def told(place: Place, why: str, asked: "asyncio.Future[Any]") -> Any:
+    if why == "hopeless":
+        await place.tell(hopeless="never")
+    elif why == "off":
+        await place.tell(state=HoldState.OFF)
+    async with asyncio.timeout(20):
+        return await asked
+
+
+@pytest.mark.parametrize("by_grpc", [False, True])
+async def test_who_waits_for_a_copy_again_may_leave(place: Place, by_grpc: bool) -> None:
+    await lost(place)
+    _, writer = await raw(place)
+    async with channel(place) as over:
+        if by_grpc:
+            called = stub(over).ModelInfer(request())
+            asked = asking(called)
+        else:
+            writer.write(infer())
+        await until(lambda: place.own.hold.seeking == 1)
+        if by_grpc:
+            called.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        writer.close()
+        await until(lambda: place.own.hold.held == 0)
+    assert not place.own.report(time.monotonic()).wake
+
+
+async def test_a_copy_that_is_too_busy_to_say_is_what_it_was(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever took it out would send its load to the others."""
+    asked = 0
+
+    async def silent(*args: object, **more: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise Silent("Triton does not answer")
+
+    pod = await place.pod()
+    await place.serve(pod)
+    await until(lambda: place.own.pods.any_open)
+    monkeypatch.setattr("proxy.activator.pod.fetch", silent)
+    (known,) = place.own.pods
+    known.look_again()
+    await until(lambda: asked)
+    await asyncio.sleep(0)
+    assert known.is_open
+    await place.serve(await place.pod("new"))
+    (known,) = place.own.pods
+    await until(lambda: asked > 2)
+    assert not known.is_open
+
+
+async def test_a_copy_serves_when_both_its_ports_do(place: Place) -> None:
+    pod = await place.pod()
+    await place.tell(endpoints=(replace(pod.told(), grpc_port=free_port()),))
+    await until(lambda: pod.probes > 2)
+    assert not place.own.pods.any_open
+    await place.serve(pod)
+    await until(lambda: place.own.pods.any_open)
 
 
 async def test_what_a_copy_had_fails_with_it_and_what_waits_goes_to_the_next(place: Place) -> None:
@@ -233,6 +377,116 @@ async def test_tls_is_held_from_its_hello_and_passed_on_as_it_is(place: Place, a
     assert [pod.spliced for pod in place.own.pods] == [0, 0]
 
 
+async def test_tls_clients_that_say_nothing_make_room_for_who_does(
+    place: Place, authority: Authority
+) -> None:
+    await place.tell(tls=True)
+    place.own._room.limit_bytes = 3
+    idle = [await raw(place) for _ in range(3)]
+    await until(lambda: place.own._room.used_bytes == 3)
+    client = ssl.create_default_context(cafile=str(authority.file))
+
+    async def ask() -> None:
+        await asyncio.open_connection("127.0.0.1", place.told.rest_port, ssl=client, server_hostname="server")
+
+    asked = [asyncio.create_task(ask()) for _ in range(3)]
+    await until(lambda: place.own.hold.held == 3)
+    # Who waits is not ended for who comes.
+    with pytest.raises(ConnectionError):
+        await ask()
+    assert place.own.hold.held == 3
+    await place.tell(hopeless="never")
+    for one in asked:
+        with pytest.raises(ConnectionError):
+            await one
+    assert place.own._room.used_bytes == 0
+    for _, writer in idle:
+        writer.close()
+
+
+async def test_a_tls_client_whose_copy_has_just_gone_waits_for_the_next(
+    place: Place, authority: Authority
+) -> None:
+    await place.tell(tls=True)
+    client = ssl.create_default_context(cafile=str(authority.file))
+    client.check_hostname = False
+    cert, key = authority.issue("server")
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(cert, key)
+    gone = await FakePod("gone").start(ssl=server)
+    await place.tell(endpoints=(gone.told(),))
+    await until(lambda: place.own.pods.any_open)
+    await gone.die()  # and the cluster says that it is ready still
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client)) as session:
+        url = f"https://127.0.0.1:{place.told.rest_port}/v2/models/own/infer"
+
+        async def ask() -> str:
+            async with session.post(url, data=b"x") as answer:
+                return str((await answer.json(content_type=None))["pod"])
+
+        asked = asyncio.create_task(ask())
+        await until(lambda: place.own.hold.held == 1)
+        for _ in range(30):  # it waits in peace
+            await asyncio.sleep(0.01)
+            assert (place.own.hold.held, place.own.pods.any_open) == (1, False)
+        assert len(place.woken) == 1
+        pod = FakePod("next")
+        place.pods.append(await pod.start(ssl=server))
+        await place.serve(pod)
+        assert await asked == "next"
+
+
+async def test_a_tls_copy_that_breaks_off_at_once_is_not_there(
+    place: Place, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(passing._Begun):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transport.close()
+
+    monkeypatch.setattr(passing, "_Begun", Lost)
+    await place.tell(tls=True)
+    copy = await place.pod("copy")
+    await place.serve(copy)
+    await until(lambda: place.own.pods.any_open)
+    writer = await says_hello(place, authority)
+    await until(lambda: place.own.hold.held == 1)
+    assert all(pod.spliced == 0 for pod in place.own.pods)
+    writer.close()
+
+
+async def test_a_tls_client_that_goes_while_it_waits_leaves_its_place(
+    place: Place, authority: Authority
+) -> None:
+    await place.tell(tls=True)
+    writer = await says_hello(place, authority)
+    await until(lambda: place.own.hold.held == 1)
+    writer.close()
+    await until(lambda: place.own.hold.held == 0)
+
+
+async def test_what_a_tls_client_says_while_it_waits_is_not_kept_without_end(
+    place: Place, authority: Authority
+) -> None:
+    await place.tell(tls=True)
+    writer = await says_hello(place, authority)
+    await until(lambda: place.own.hold.held == 1)
+    (client,) = place.own._passing[0]._clients
+    writer.write(bytes(8 * 1024**2))
+    await until(lambda: client._transport is not None and not client._transport.is_reading())
+    assert len(client._hello) < 1024**2
+    writer.transport.abort()
+
+
+async def says_hello(place: Place, authority: Authority) -> asyncio.StreamWriter:
+    """A client of TLS that has said its first word."""
+    _, writer = await asyncio.open_connection("127.0.0.1", place.told.rest_port)
+    said, context = ssl.MemoryBIO(), ssl.create_default_context(cafile=str(authority.file))
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), said, server_hostname="localhost").do_handshake()
+    writer.write(said.read())
+    return writer
+
+
 async def test_what_is_no_tls_is_ended_and_wakes_nobody(place: Place) -> None:
     await place.tell(tls=True)
     for sent in (
@@ -286,3 +540,120 @@ async def test_tls_clients_are_bounded_and_told_by_an_end(place: Place, authorit
     await place.tell(hopeless="never")
     with pytest.raises(ConnectionError):
         await again
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 4_000 + b"0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n" + bytes(4_000_000),
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 100_000,
+    ],
+    ids=["chunks", "long", "never"],
+)
+async def test_a_pod_that_says_too_much_when_it_is_asked_does_not_serve(place: Place, answer: bytes) -> None:
+    """Its image is its tenant's own, and all others' requests wait in the same process."""
+    asked = 0
+
+    async def talks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            asked += 1
+            writer.write(answer)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(talks, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        told = PodEndpoint(
+            uid="u", name="p", address="127.0.0.1", rest_port=port, grpc_port=0, slots=4, ready=True
+        )
+        await place.tell(endpoints=(told,))
+        await until(lambda: asked > 2)
+        assert not place.own.pods.any_open
+        await place.tell(endpoints=())
+
+
+async def test_however_many_copies_a_tenant_has_that_do_not_serve_to_ask_them_costs_no_more(
+    place: Place,
+) -> None:
+    nowhere = free_port()
+    away = [
+        PodEndpoint(
+            uid=f"u{number}",
+            name="p",
+            address="127.0.0.1",
+            rest_port=nowhere,
+            grpc_port=0,
+            slots=4,
+            ready=False,
+        )
+        for number in range(160)
+    ]
+    second = replace(place.told, model=ModelKey("a", "second"), rest_port=free_port(), grpc_port=free_port())
+    others = replace(second, model=ModelKey("b", "other"), rest_port=free_port(), grpc_port=free_port())
+    pod = await place.pod()
+    await place.tell(endpoints=(*away, pod.told()))
+    await place.models.apply(replace(second, endpoints=tuple(away[:1])))
+    await place.models.apply(replace(others, endpoints=tuple(away[:1])))
+    await until(lambda: place.own.pods.any_open)
+    models = {model.key.name: model for model in place.models.all()}
+    pauses = {
+        name: {one._pause() for one in model.pods._pods.values() if not one.is_open}
+        for name, model in models.items()
+    }
+    assert min(pauses["own"] | pauses["second"]) > 9 * max(pauses["other"])
+    looks = models["own"]._bounds.looks
+    assert looks.asked == 161, "the one that serves is none of them"
+    await place.tell(endpoints=())
+    assert looks.asked == 1
+    await place.models.remove(ModelKey("a", "second"))
+    await until(lambda: looks.asked == 0)
+
+
+async def test_a_copy_that_breaks_off_again_and_again_is_left_in_peace_for_longer_each_time(
+    place: Place,
+) -> None:
+    fake = await place.pod()
+    await place.serve(fake)
+    await until(lambda: place.own.pods.any_open)
+    (pod,) = place.own.pods._pods.values()
+    pod._task.cancel()
+    rests = []
+    for now in range(100, 110):
+        for pod.is_open in (True, False):
+            pod._note_time(float(now))
+        rests.append(pod._rest_seconds)
+    assert rests[0] < 0.1
+    assert rests[-1] > 1.5
+    pod.is_open, pod._rest_seconds = True, 0.0
+    pod._note_time(200.0)
+    pod.is_open = False
+    pod._note_time(300.0)
+    assert pod._rest_seconds == 0.0, "it has served for long: its end may be a restart"
+    for pod.is_open in (True, False):
+        pod._note_time(301.0)
+    assert pod._rest_seconds < 0.1
+
+
+async def test_a_model_that_breaks_at_its_look_ends_no_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ModelKey("a", "other")
+    told = replace(place.told, model=other, rest_port=free_port(), grpc_port=free_port())
+    await place.models.apply(told)
+    looked = []
+
+    async def breaks(now: float) -> None:
+        raise ZeroDivisionError
+
+    async def looks(now: float) -> None:
+        looked.append(now)
+
+    found = place.models.get(other)
+    assert found is not None
+    monkeypatch.setattr(place.own, "tick", breaks)
+    monkeypatch.setattr(found, "tick", looks)
+    await place.models.tick(1.0)
+    assert 1.0 in looked

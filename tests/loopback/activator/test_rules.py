@@ -165,7 +165,83 @@ async def test_a_hopeless_model_says_why_and_is_not_woken(place: Place) -> None:
         assert (await again)[0] == 200
 
 
+async def test_a_hopeless_model_is_served_by_the_copies_that_it_has(place: Place) -> None:
+    """It can have no other: its annotations are broken, or it fits nowhere any more."""
+    await place.tell(hopeless="never again")
+    pod = await place.pod()
+    await place.serve(pod)
+    await until(lambda: place.own.pods.any_open)
+    async with aiohttp.ClientSession() as session:
+        assert (await post(session, place))[0] == 200
+        await place.tell(hopeless="never, says another")  # while a copy serves
+        assert (await post(session, place))[0] == 200
+        pod.is_ready = False
+        await until(lambda: not place.own.pods.any_open)
+        status, answer, _ = await post(session, place)
+        assert (status, answer["error"]) == (503, "never, says another")
+        assert not place.woken
+        pod.is_ready = True
+        await until(lambda: place.own.pods.any_open)
+        assert (await post(session, place))[0] == 200
+
+
+async def test_who_watches_a_models_health_hears_that_it_is_hopeless(place: Place) -> None:
+    serving, not_serving = b"\x08\x01", b"\x08\x02"
+    async with channel(place) as over:
+        anything: Any = over
+        watch = anything.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+        assert await watch.read() == serving
+        await place.tell(hopeless="never")
+        assert await watch.read() == not_serving
+        await place.tell(hopeless="")
+        assert await watch.read() == serving
+        watch.cancel()
+    assert not place.woken
+
+
+async def test_a_sleeping_model_tells_nothing_of_a_version_that_it_may_not_have(place: Place) -> None:
+    await place.serve(await place.pod())
+    await until(lambda: place.own._asleep.memory._answers.keys() == set(place.own._asleep.memory.paths))
+    await place.serve()
+    await until(lambda: not place.own.pods.any_open)
+    assert (await get(place, "/v2/models/own"))[0] == 200
+    assert (await get(place, "/v2/models/own/versions/1"))[0] == 503
+    assert not place.woken
+
+
 # Bounds.
+
+
+async def test_bytes_that_all_models_hold_are_bounded() -> None:
+    place = Place(bounds=Bounds(memory=Budget(300_000)))
+    await place.start()
+    try:
+        long = BODY.replace(b"1,2,3", b"1," * 50_000 + b"1").replace(b"[3]", b"[50001]")
+        async with aiohttp.ClientSession() as session:
+            held = asyncio.create_task(post(session, place, long))
+            await until(lambda: place.own.hold.held == 1)
+            status, answer, headers = await post(session, place, long)
+            assert (status, headers["Retry-After"]) == (503, "1")
+            assert "all models" in answer["error"] or "memory" in answer["error"], answer
+            await place.serve(await place.pod())
+            assert (await held)[0] == 200
+        assert place.models.bounds.memory.used_bytes == 0
+    finally:
+        await place.close()
+
+
+async def test_a_model_that_may_hold_more_may_have_more_connections(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.activator.model._IDLE_CONNECTIONS", 1)
+    for requests in (3, 1):
+        await place.limits(requests=requests)
+        writers = [(await raw(place))[1] for _ in range(9)]
+        await asyncio.sleep(0.1)
+        assert len(list(place.own.rest.clients)) == requests + 1
+        for writer in writers:
+            writer.close()
+        await until(lambda: not list(place.own.rest.clients))
 
 
 async def test_what_is_too_much_for_a_model_is_refused_at_once(place: Place) -> None:
@@ -204,12 +280,15 @@ async def test_who_waits_too_long_is_told(place: Place) -> None:
     async with aiohttp.ClientSession() as session, channel(place) as over:
         stream = stub(over).ModelStreamInfer()
         await stream.write(request())
-        told, (code, _, _), _ = await asyncio.gather(
+        (status, answer, headers), (code, text, _), _ = await asyncio.gather(
             post(session, place), status_of(stub(over).ModelInfer(request())), status_of(stream.read())
         )
-        assert told[0] == 504
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert answer["error"] == text == "no copy of the model has taken the request within hold-timeout"
+        assert code is await stream.code() is grpc.StatusCode.UNAVAILABLE
+        # Whose own time is over first is told that.
+        code, _, _ = await status_of(stub(over).ModelInfer(request(), timeout=0.1))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert await stream.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: place.own.hold.held == 0)
 
 
@@ -366,7 +445,10 @@ async def test_a_busy_client_is_not_ended_for_a_new_one() -> None:
         await place.close()
 
 
-async def test_who_may_not_call_is_refused_before_it_is_read(place: Place) -> None:
+async def test_who_may_not_call_is_refused_before_it_is_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.activator.port._STRANGER_SECONDS", 0.3)
     place.refused_sources.add("127.0.0.1")
     reader, writer = await raw(place)
     writer.write(infer())
@@ -478,7 +560,7 @@ async def test_an_activator_that_ends_takes_nobody_new_and_answers_whom_it_holds
         held, called = asyncio.create_task(post(session, place)), asking(stub(over).ModelInfer(request()))
         await until(lambda: place.own.hold.held == 2)
         draining = asyncio.create_task(place.models.drain())
-        await until(lambda: place.models.is_draining)
+        await until(lambda: not place.own.rest_port.number)
         with pytest.raises(ConnectionRefusedError):
             await raw(place)
         report = place.own.report(time.monotonic())

@@ -12,6 +12,7 @@ from tests.loopback.activator.conftest import Place, until
 
 
 async def test_nothing_is_lost_while_copies_come_and_go(place: Place) -> None:
+    await place.limits(wakes_per_second=1000, wake_burst=1000)  # they come and go faster than in any cluster
     pods = [await place.pod(name, slots=3, seconds=0.001) for name in "pqr"]
     counted: Counter[object] = Counter()
     ends = asyncio.Event()

@@ -249,6 +249,21 @@ def test_every_request_arrives_once_and_is_forwarded_at_most_once() -> None:
     assert counted.average_held == pytest.approx(0.0)
 
 
+def test_when_a_copy_came_for_those_that_waited_is_told_once(queue: Queue) -> None:
+    queue.hold.allow(1)  # nobody waits for it
+    assert queue.hold.look(queue.now).served_ago == 0
+    queue.hold.allow(0)
+    first = queue.ask()
+    queue.now += 1
+    queue.hold.allow(1)
+    queue.now += 0.25
+    queue.hold.allow(2)  # another is none that was waited for
+    queue.now += 0.5
+    assert queue.hold.look(queue.now).served_ago == pytest.approx(0.75)
+    assert queue.hold.look(queue.now).served_ago == 0
+    first.release(queue.now)
+
+
 @pytest.mark.parametrize("order", [lambda asked: asked, lambda asked: asked[::-1]])
 def test_all_is_given_back(order: Callable[[list[Admission]], list[Admission]]) -> None:
     bounds = Bounds()

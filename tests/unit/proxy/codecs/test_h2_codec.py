@@ -506,7 +506,9 @@ def test_an_answer_that_breaks_a_rule_ends_its_call_alone(when: str) -> None:
 
 def test_a_client_asks_its_server_nothing_of_patience() -> None:
     codec = asked()
-    assert codec.receive(frame(PING, 0, 0, bytes(8)) * 20_000) == []
+    for _ in range(20):
+        assert codec.receive(frame(PING, 0, 0, bytes(8)) * 1000) == []
+        codec.take_output()
 
 
 def test_a_request_whose_answer_came_early_is_told_to_stop() -> None:
@@ -545,6 +547,7 @@ def test_a_little_of_a_flood_each_second_is_borne() -> None:
     for second in range(20):
         assert codec.tick(float(second)) == []
         assert codec.receive(FLOODS["pings"] * 1900) == []
+        codec.take_output()
 
 
 def test_rapid_reset_ends_the_connection_and_calls_that_are_given_up_do_not() -> None:

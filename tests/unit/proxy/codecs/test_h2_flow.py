@@ -413,3 +413,23 @@ def test_the_end_releases_what_waits_and_tells_of_every_stream() -> None:
     assert late.releases == 1
     assert not near.has_output
     assert near.receive(b"x" * 100) == []
+
+
+@pytest.mark.parametrize(
+    "asks", [frames.head(8, frames.PING, 0, 0) + bytes(8), frames.settings({})], ids=["pings", "settings"]
+)
+def test_a_server_that_asks_for_answers_and_reads_none_is_given_up(asks: bytes) -> None:
+    """It may be a model's own: what it is owed would be kept for ever."""
+    one, reads = client(), client()
+    for codec in (one, reads):
+        output(codec)
+        codec.receive(frames.settings({}))
+    events: list[Event] = []
+    for _ in range(200):
+        events += one.receive(asks * 100)
+    (ended,) = (event for event in events if isinstance(event, Ended))
+    assert ended.code is ErrorCode.ENHANCE_YOUR_CALM
+    assert len(one._out) < 11_000
+    for _ in range(200):
+        assert not [event for event in reads.receive(asks * 100) if isinstance(event, Ended)]
+        reads.take_output()
