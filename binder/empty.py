@@ -41,7 +41,7 @@ def most_copies(decider: Decider, demand: Demand) -> int:
     # Copies that stand where none would be placed any more stay.
     standing = sum(1 for row in decider.model_rows(demand) if not copies[row])
     found = min(_apart(decider, demand, copies), int(copies.sum()))
-    if because is None and any(decider.volumes.exclusive(demand)):
+    if any(decider.volumes.exclusive(demand)):
         found = min(found, 1)
     return found + standing
 

@@ -4,7 +4,8 @@ for one more, and how many copies no node will ever take. Pure; in small steps (
 All from one snapshot, by a decision's own rules, on a mirror of the cluster (`supposing`). Pods that wait to be
 placed are served first, whatever their priority: else one memory would be promised twice, to them and to the
 scaler. Then models are given copies, one at a time: the highest priority first, among equals the one that lacks the
-largest part of what it wants, then by name. What a ResourceQuota forbids is not seen here.
+largest part of what it wants, then by name. What a ResourceQuota forbids is not seen here; the
+scaler sees that no pods come.
 """
 
 import heapq
@@ -95,11 +96,15 @@ class Placeables:
         self._templates: dict[tuple[ModelKey, str, int], Demand] = {}
 
     def answer(self, request: PlaceableRequest) -> Steps:
-        """In steps, to be gone through by one caller at a time. Whoever stops in between closes it."""
+        """In steps, to be gone through by one caller at a time. Whoever stops in between closes it. To be asked for
+        nothing is to see the cluster as it is, so that the next answer has less to do."""
         try:
             while not self._mirror.follow(most=_ROWS_AT_ONCE):
                 yield
-            generation, pending = self._cluster.decider.table.clock, self._pending()
+            generation = self._cluster.decider.table.clock
+            if not request.models:
+                return PlaceableAnswer(generation=generation, models={})
+            pending = self._pending()
             asked = []
             for model in request.models:
                 asked.append(self._asked(model))

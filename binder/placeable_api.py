@@ -174,8 +174,8 @@ class _Callers:
         if until <= self._clock():
             refusal = await self._review(token, source)
             self._remember(key, refusal)
-        if refusal is not None:
-            raise refusal
+        if refusal is not None:  # another one: what is raised again and again keeps each traceback
+            raise _Refused(refusal.status, str(refusal))
 
     async def _review(self, token: str, source: str) -> _Refused | None:
         if not self._has_share(source) or self._reviewing >= _REVIEWS:

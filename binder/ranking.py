@@ -4,7 +4,7 @@ A decision for a shape that has been seen costs what has changed since; only a s
 the first time looks at every node.
 """
 
-from collections import OrderedDict
+from random import Random
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from binder.matching import preference, untolerated_preferences
 from binder.strategies import Strategy, best_together
 from binder.table import Floats, Ints, NodeTable, Rows
 
-_KEPT = 256
+# Of all rankings together, each some 20 bytes: of a thousand nodes two thousand rankings. Of fewer nodes than so many no
+# more, and so many of any number.
+_KEPT_ROWS, _FEW_ROWS, _LEAST_KEPT = 2_000_000, 500, 256
 # One untolerated PreferNoSchedule taint outweighs all preferred terms: 100 terms of weight 100 at most.
 _TAINT_WEIGHT = 1_000_000
 _NEVER = -1
@@ -76,19 +78,25 @@ class Ranking:
 
 
 class Rankings:
-    """One ranking a shape, the last used ones kept."""
+    """One ranking a shape, as many as there is memory for. Which one goes for a new one is left to chance: a question
+    goes through all of its models in turn, and the one that was not used for longest would be the very next."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._known: OrderedDict[Shape, Ranking] = OrderedDict()
+        self._known: dict[Shape, Ranking] = {}
+        self._chance = Random(0)
 
     def of(self, shape: Shape, table: NodeTable) -> Ranking:
         """The ranking of a shape, up to date."""
         ranking = self._known.get(shape)
         if ranking is None:
+            self._make_room(len(table))
             ranking = self._known[shape] = Ranking(shape)
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-        self._known.move_to_end(shape)
         ranking.renew(table, self._strategy)
         return ranking
+
+    def _make_room(self, rows: int) -> None:
+        most = max(_LEAST_KEPT, _KEPT_ROWS // max(rows, _FEW_ROWS))
+        if len(self._known) >= most:
+            for shape in self._chance.sample(list(self._known), len(self._known) - most + 1):
+                del self._known[shape]

@@ -13,12 +13,13 @@ from prometheus_client import CollectorRegistry
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
-from berth.contract.report import CodeReport, CodeRule
+from berth.contract.report import CodeReport, CodeRule, NodeReport, TritonReport
 from berth.contract.scaling import ModelKey, Placeable, PlaceableAnswer, PlaceableModel, PlaceableRequest
 from berth.kube.informer import Change, ChangeKind
+from binder import placeable
 from binder.cluster import Cluster
 from binder.decision import Placement
-from binder.demand import parse_demand
+from binder.demand import Demand, parse_demand
 from binder.metrics import BinderMetrics
 from binder.placeable import Placeables, Steps
 from binder.preemption import Questions
@@ -105,6 +106,18 @@ def test_copies_are_given_as_far_as_there_is_room_and_the_rest_is_told_in_the_bi
     found = ask(cluster_of({"n1": [16]}), model("a", 5))["a"]
     assert (found.now, found.never) == (4, 1)
     assert found.reason == "0/1 nodes: 1 GPUMemoryInsufficient (4 GiB short on the best GPU)"
+
+
+def test_who_asks_for_nothing_has_the_cluster_seen_as_it_is_and_nobody_judged() -> None:
+    cluster = cluster_of({"n1": [16]})
+
+    def judged() -> list[Demand]:
+        raise AssertionError("nobody is to be judged")
+
+    placeables = Placeables(cluster, KEYS, pending=judged, aside=lambda _: [])
+    answer = finish(placeables.answer(PlaceableRequest(models=())))
+    assert answer == PlaceableAnswer(generation=cluster.decider.table.clock, models={})
+    assert placeables._mirror.follow(most=0)  # nothing is left to be taken over
 
 
 def test_what_is_there_or_bound_is_not_given_again() -> None:
@@ -194,7 +207,84 @@ def test_a_models_own_waiting_pods_are_among_those_that_it_asks_for() -> None:
     own["metadata"]["labels"] = {**labels, "pod-template-hash": "x"}
     assert given(cluster, model("a", 9, labels=labels), pending=[own]) == {"a": 4}
     assert given(cluster, model("a", 9, labels={"app": "b"}), pending=[own]) == {"a": 3}
-    assert given(cluster, model("a", 1, labels=labels), pending=[own, own | {}]) == {"a": 1}
+    second = pod("a-2", mem="4Gi", annotations={KEYS.model_id: None})
+    second["metadata"]["labels"] = labels
+    assert given(cluster, model("a", 1, labels=labels), pending=[own, second]) == {"a": 1}
+    larger = pod("a-3", mem="5Gi")
+    larger["metadata"]["labels"] = labels
+    assert given(cluster, model("a", 9, labels=labels), pending=[larger]) == {"a": 2}, "of an older template"
+    assert given(cluster, model("a", 9), pending=[own]) == {"a": 3}, "without labels nobody knows whose it is"
+
+
+def test_a_pod_that_cannot_be_judged_keeps_nobody_from_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Placeables._place
+
+    def breaks(self: Placeables, demand: Demand) -> Any:
+        if demand.model.ref.name == "odd":
+            raise ArithmeticError("odd")
+        return place(self, demand)
+
+    monkeypatch.setattr(Placeables, "_place", breaks)
+    assert given(cluster_of({"n1": [16]}), model("a", 9), pending=[pod("odd", mem="4Gi")]) == {"a": 4}
+
+
+def test_a_question_answered_before_says_nothing_of_the_next() -> None:
+    """Another template or priority of a model, and another namespace's model of an equal template, are others."""
+    cluster = cluster_of({"n1": [16], "n2": [16]}, bound("x", "n2", 16, priority=5))
+    cluster.state.set_pod(bound("y", "n1", 12, annotations={KEYS.model_id: "m"}))
+    placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _: [])
+
+    def asked(one: PlaceableModel) -> Placeable:
+        request = PlaceableRequest(models=(one,), idle=("team/x",))
+        (found,) = finish(placeables.answer(request)).models.values()
+        return found
+
+    one = model("a", 1, 4, model_id="m")
+    assert asked(one).now == 0
+    assert asked(replace(one, model=ModelKey("other", "a"))).now == 1
+    assert asked(replace(one, template=template(4), template_hash="other")).now == 1
+    large = model("b", 1, 16)
+    for _ in range(2):
+        assert asked(replace(large, priority=4)).if_idle_go == ()
+        assert asked(replace(large, priority=5)).if_idle_go == ("team/x",)
+
+
+def test_what_is_remembered_of_templates_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placeable, "_MOST_TEMPLATES", 3)
+    placeables = Placeables(cluster_of({"n1": [16]}), KEYS, pending=list, aside=lambda _: [])
+    for number in range(8):
+        finish(placeables.answer(PlaceableRequest(models=(model(f"m{number}", 1),))))
+        assert len(placeables._templates) <= 3
+
+
+def test_so_many_copies_are_given_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert placeable._MOST_COPIES == 4096
+    monkeypatch.setattr(placeable, "_MOST_COPIES", 3)
+    found = ask(cluster_of({"n1": [64]}), model("a", 5, priority=1), model("b", 1))
+    assert (found["a"].now, found["a"].never) == (3, 0)
+    assert found["a"].reason == found["b"].reason == "3 copies are given at once; ask again"
+
+
+def test_what_is_missing_bounds_what_is_told_of_it() -> None:
+    full = cluster_of({"n1": [8]}, bound("x", "n1", 8))
+    found = ask(full, model("a", 5, running=4))["a"]
+    assert (found.now, found.never) == (0, 1), "three of its copies are where no other would have a place"
+    pending = [pod(f"p{i}") for i in range(1025)]
+    assert ask(full, model("a", 1, running=1), pending=pending)["a"].reason == ""
+
+
+def test_a_tenants_words_in_a_reason_are_bounded_and_on_one_line() -> None:
+    one = model("a", 1)
+    one.template["metadata"]["annotations"][KEYS.gpu_product] = "H\x1b[2J" * 2000
+    found = ask(cluster_of({"n1": [16]}), one)["a"]
+    assert found.now == 0
+    assert len(found.reason) <= 1024
+    assert found.reason.isprintable()
+
+
+def test_a_claim_that_would_be_made_for_the_copy_is_not_missing() -> None:
+    made = {"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}}
+    assert given(cluster_of({"n1": [16]}), model("a", 9, volumes=[made])) == {"a": 4}
 
 
 def test_so_many_pods_that_wait_are_served_first_that_nothing_is_promised() -> None:
@@ -302,6 +392,79 @@ def test_never_is_what_no_node_takes_even_when_it_is_empty(case: str) -> None:
     assert found.reason.startswith("0/2 nodes: ")
 
 
+def test_a_host_port_is_one_copy_a_node() -> None:
+    one = model("a", 5, 1)
+    one.template["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
+    found = ask(cluster_of({"n1": [16, 16], "n2": [16]}), one)["a"]
+    assert (found.now, found.never) == (2, 3)
+
+
+@pytest.mark.parametrize(("modes", "now", "never"), [(["ReadWriteOncePod"], 1, 2), (["ReadWriteMany"], 3, 0)])
+def test_a_claim_of_one_pod_alone_is_one_copy(modes: list[str], now: int, never: int) -> None:
+    cluster = cluster_of({"n1": [16], "n2": [16]})
+    cluster.on_claim(
+        Change(
+            ChangeKind.SET,
+            {
+                "metadata": {
+                    "namespace": "team",
+                    "name": "c",
+                    "uid": "c",
+                    "annotations": {"pv.kubernetes.io/bind-completed": "yes"},
+                },
+                "spec": {"accessModes": modes, "volumeName": "v"},
+                "status": {"phase": "Bound"},
+            },
+        )
+    )
+    cluster.on_volume(Change(ChangeKind.SET, {"metadata": {"name": "v", "uid": "v"}, "spec": {}}))
+    one = model("a", 3, 1, volumes=[{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}])
+    placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _: [])
+    for _ in range(2):  # what was supposed is taken back
+        (found,) = finish(placeables.answer(PlaceableRequest(models=(one,)))).models.values()
+        assert (found.now, found.never) == (now, never)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        report(gpu("n1-0", total=16 * GIB), triton=TritonReport(False, "")),
+        report(gpu("n1-0", total=None)),
+    ],
+)
+def test_what_is_not_known_or_not_ready_yet_is_no_never(says: NodeReport) -> None:
+    cluster = cluster_of({})
+    cluster.state.set_node(node("n1", says=says))
+    cluster.decider.table.beat(NodeName("n1"), np.inf)
+    found = ask(cluster, model("a", 1))["a"]
+    assert (found.now, found.never) == (0, 0)
+
+
+def test_never_is_what_no_node_takes_that_its_volume_can_be_mounted_on() -> None:
+    cluster = cluster_of({"n1": [4], "n2": [16]})
+    meta: Json = {"namespace": "team", "name": "c", "uid": "c"}
+    meta["annotations"] = {"pv.kubernetes.io/bind-completed": "yes"}
+    cluster.on_claim(Change(ChangeKind.SET, {"metadata": meta, "spec": {"volumeName": "v"}}))
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}
+    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}}
+    pv = {"metadata": {"name": "v", "uid": "v"}, "spec": {"nodeAffinity": affinity}}
+    cluster.on_volume(Change(ChangeKind.SET, pv))
+    one = model("a", 1, 8, volumes=[{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}])
+    found = ask(cluster, one)["a"]
+    assert (found.now, found.never) == (0, 1)
+
+
+def test_a_copy_that_stands_where_no_other_would_be_placed_is_one_of_those_that_can_be() -> None:
+    there = bound("x", "n1", 1, annotations={KEYS.model_id: "m"})
+    cluster = cluster_of({"n1": [16]}, there, taints=[{"key": "mine", "effect": "NoSchedule"}])
+    cluster.state.set_node(node("n2", says=report(gpu("n2-0", total=16 * GIB))))
+    cluster.decider.table.beat(NodeName("n2"), np.inf)
+    cluster.state.set_pod(bound("y", "n2", 16))
+    found = ask(cluster, model("a", 2, 1, running=1, model_id="m"))["a"]
+    assert (found.now, found.never) == (0, 0)
+    assert ask(cluster, model("a", 3, 1, running=1, model_id="m"))["a"].never == 1
+
+
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -382,6 +545,80 @@ def test_two_models_are_not_told_of_one_idle_pod() -> None:
     assert found["y"].if_idle_go == (), "what x leaves of it is enough for y"
     found = ask(idle_cluster(), model("x", 1, 16), model("y", 1, 8), idle=idle)
     assert (found["x"].if_idle_go, found["y"].if_idle_go) == (("team/c",), ("team/a3",))
+
+
+def test_who_is_served_first_is_the_one_for_whom_somebody_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = (model("a", 1, 16), model("b", 1, 16, priority=5))
+    found = ask(idle_cluster(), *asked, idle=["team/c"])
+    assert (found["a"].if_idle_go, found["b"].if_idle_go) == ((), ("team/c",))
+    idle = ["team/c", "team/busy"]
+    assert ask(idle_cluster(), *asked, idle=idle)["a"].if_idle_go == ("team/busy",)
+    monkeypatch.setattr(placeable, "_MOST_SEARCHES", 1)
+    found = ask(idle_cluster(), *asked, idle=idle)
+    assert (found["a"].if_idle_go, found["b"].if_idle_go) == ((), ("team/c",))
+
+
+def test_a_pod_that_is_no_models_does_not_go_for_one() -> None:
+    """Whoever calls it idle: its processors are not what memory is kept for."""
+    plain = pod("plain", on="n1", requests={"cpu": "2"})
+    cluster = cluster_of({"n1": [16]}, plain, allocatable={"cpu": "2", "memory": "8Gi", "pods": "9"})
+    found = ask(cluster, model("a", 1, requests={"cpu": "1"}), idle=["team/plain"])["a"]
+    assert (found.now, found.if_idle_go) == (0, ())
+
+
+def test_of_those_who_would_go_nothing_is_left_in_the_next_answer() -> None:
+    cluster = idle_cluster()
+    cluster.state.set_node(node("n4", says=report(gpu("n4-0", total=16 * GIB))))
+    cluster.decider.table.beat(NodeName("n4"), np.inf)
+    placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _: [])
+    models = (model("a", 3, 16, priority=5), model("b", 1, 8), model("d", 9, 4))
+    request = PlaceableRequest(models=models, idle=("team/c", "team/a3", "team/a1"))
+    first = finish(placeables.answer(request))
+    assert sum(len(one.if_idle_go) for one in first.models.values()) > 1
+    for _ in range(3):
+        assert finish(placeables.answer(request)) == first
+
+
+def test_of_groups_of_one_size_that_stays_of_which_somebody_was_used_last() -> None:
+    pods = [bound(f"p{rank}", "n1", 8, slot) for rank, slot in enumerate((0, 1, 1, 0))]
+    idle = [f"team/p{rank}" for rank in range(4)]
+    found = ask(cluster_of({"n1": [16, 16]}, *pods), model("a", 1, 16), idle=idle)["a"]
+    assert set(found.if_idle_go) == {"team/p1", "team/p2"}
+
+
+def apart(label: str) -> Json:
+    """To be on no node with a pod of this label."""
+    term = {"labelSelector": {"matchLabels": {"app": label}}, "topologyKey": "kubernetes.io/hostname"}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def labelled(one: Json, label: str, **spec: Any) -> Json:
+    one["metadata"]["labels"] = {"app": label}
+    one["spec"] |= spec
+    return one
+
+
+def test_who_would_be_gone_keeps_nobody_away() -> None:
+    """Neither by what others say of it, nor by what it says of others; and only as long as it is supposed."""
+    asked = model("a", 2, 8, labels={"app": "a"}, affinity=apart("b"))
+    for there in (
+        labelled(bound("x", "n1", 16), "b"),
+        labelled(bound("x", "n1", 16), "c", affinity=apart("a")),
+    ):
+        cluster = cluster_of({"n1": [16]}, there)
+        placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _: [])
+        request = PlaceableRequest(models=(asked, model("b", 1, 8, labels={"app": "c"})), idle=("team/x",))
+        first = finish(placeables.answer(request))
+        assert first.models[asked.model].if_idle_go == ("team/x",)
+        assert finish(placeables.answer(request)) == first
+
+
+def test_a_copy_that_was_supposed_keeps_nobody_away_from_the_next_answer() -> None:
+    asked = model("a", 9, labels={"app": "a"}, affinity=apart("a"))
+    placeables = Placeables(cluster_of({"n1": [16], "n2": [16]}), KEYS, pending=list, aside=lambda _: [])
+    for _ in range(2):
+        (found,) = finish(placeables.answer(PlaceableRequest(models=(asked,)))).models.values()
+        assert found.now == 2
 
 
 def test_nobody_goes_where_there_is_room() -> None:

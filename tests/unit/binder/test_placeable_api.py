@@ -5,6 +5,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -26,6 +27,7 @@ from binder.strategies import make_strategy
 from scaler.placeable import BinderClient
 from tests.fakes.binder import Events
 from tests.fakes.objects import KEYS, gpu, node, pod, report
+from tests.fakes.web import serving
 from tests.unit.binder.test_placeable import model
 
 Json = dict[str, Any]
@@ -49,6 +51,7 @@ class Api:
         return {
             "status": {
                 "authenticated": user is not None,
+                "error": "" if user is not None else f"does not accept {body['spec']['token']!r}",
                 "audiences": body["spec"]["audiences"],
                 "user": {"username": user, "extra": extra},
             }
@@ -159,6 +162,52 @@ async def test_guessed_tokens_cost_the_api_server_little_and_the_scaler_nothing(
     assert found.count(401) < 8
     assert found[-1] == 429
     assert (await post(port))[0] == 200
+
+
+async def test_an_address_has_few_reviews_at_once_however_long_it_was_quiet() -> None:
+    port = Port()
+    assert (await post(port))[0] == 200
+    port.now += 3600
+    found = [(await post(port, token=f"guess{number}"))[0] for number in range(8)]
+    assert found == [401] * 5 + [429] * 3
+
+
+async def test_so_many_reviews_are_under_way_and_no_more() -> None:
+    port, go = Port(), asyncio.Event()
+    create = port.api.create
+
+    async def slowly(path: str, body: Json) -> Json:
+        await go.wait()
+        return await create(path, body)
+
+    port.api.create = slowly  # type: ignore[method-assign]
+    async with port.serving() as client:
+
+        async def status(token: str) -> int:
+            answer = await client.post("/placeable", json=BODY, headers={"Authorization": f"Bearer {token}"})
+            if answer.status == 429:
+                assert answer.headers["Retry-After"] == "1"
+            return answer.status
+
+        asked = [asyncio.create_task(status(f"guess{number}")) for number in range(5)]
+        while not any(task.done() for task in asked):
+            await asyncio.sleep(0.001)
+        go.set()
+        assert sorted(await asyncio.gather(*asked)) == [401] * 4 + [429]
+        for number in range(6):  # each has given its turn back
+            port.now += 10
+            assert await status(f"later{number}") == 401
+
+
+async def test_what_is_remembered_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placeable_api, "_MOST_TOKENS", 3)
+    monkeypatch.setattr(placeable_api, "_MOST_SOURCES", 3)
+    callers = Port().port._callers
+    for number in range(9):
+        with pytest.raises(placeable_api._Refused):
+            await callers.require_scaler(f"Bearer guess{number}", f"10.0.0.{number}")
+        assert len(callers._known) <= 3
+        assert len(callers._shares) <= 3
 
 
 async def test_nobody_is_believed_while_the_api_server_cannot_tell() -> None:
@@ -289,6 +338,18 @@ async def test_an_answer_leaves_most_of_the_time_to_pods_that_wait(monkeypatch: 
     assert (await post(port, body))[0] == 200
     assert len(port.pauses) > 15
     assert set(port.pauses) == {0.0}, "nobody else has anything to do"
+
+
+async def test_after_an_answer_that_took_long_the_next_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = Port()
+    port.scheduler.on_pod(Change(ChangeKind.SET, pod("waits", mem="17Gi")))
+    monkeypatch.setattr(port.port, "_clock", lambda: setattr(port, "now", port.now + 0.2) or port.now)
+    assert (await post(port))[0] == 200
+    port.pauses.clear()
+    assert (await post(port))[0] == 200
+    assert 4.0 < port.pauses[0] <= 5.0
 
 
 async def test_a_leader_that_is_none_any_more_gives_no_answer() -> None:
@@ -429,6 +490,49 @@ async def test_what_is_no_answer_is_none(case: str) -> None:
         assert await client.ask(ASKED) is None
 
 
+@pytest.mark.parametrize(
+    "location",
+    ["http://127.0.0.1:{port}/secret", "https://127.0.0.1:{port}/placeable", "http://a:b@127.0.0.1:{port}/placeable"],
+)  # fmt: skip
+async def test_a_token_is_shown_to_no_other_question(location: str) -> None:
+    """Though whoever is there would answer."""
+    asked: list[str] = []
+
+    async def answers(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        if len(asked) > 1:
+            return web.json_response(ANSWER)
+        return web.Response(status=307, headers={"Location": location.format(port=request.url.port)})
+
+    async with serving(answers) as url, aiohttp.ClientSession() as session:
+        assert await BinderClient(session, url, lambda: "t").ask(ASKED) is None
+    assert asked == ["/placeable"]
+
+
+async def test_that_the_binder_is_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "scaler.placeable")
+    answers = iter([500, 429, 200, 200, 500, 500])  # the leader, and then the Service
+
+    async def in_turn(_: web.Request) -> web.Response:
+        status = next(answers)
+        return web.json_response(ANSWER, status=status)
+
+    async with serving(in_turn) as url, aiohttp.ClientSession() as session:
+        client = BinderClient(session, url, lambda: "t")
+        found = [await client.ask(ASKED) is not None for _ in range(5)]
+    assert found == [False, False, True, True, False]
+    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO", "WARNING"]
+
+
+async def test_an_answer_that_does_not_end_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scaler.placeable._ANSWER_BYTES", 64)
+    async with (
+        Binders(answering(200, json.dumps(ANSWER).encode())) as (url,),
+        aiohttp.ClientSession() as session,
+    ):
+        assert await BinderClient(session, url, lambda: "t").ask(ASKED) is None
+
+
 async def test_replicas_that_name_each_other_are_not_followed_for_ever() -> None:
     urls: list[str] = []
     asked = [0]
@@ -444,7 +548,7 @@ async def test_replicas_that_name_each_other_are_not_followed_for_ever() -> None
 
 
 async def test_a_binder_that_never_answers_and_a_token_that_is_not_there(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("scaler.placeable.ANSWER_SECONDS", 0.05)
 
@@ -452,10 +556,12 @@ async def test_a_binder_that_never_answers_and_a_token_that_is_not_there(
         await asyncio.sleep(5)
         return web.Response()
 
-    def no_token() -> str:
-        raise FileNotFoundError("token")
+    no_token = (tmp_path / "token").read_text
 
     async with Binders(hangs) as (url,), aiohttp.ClientSession() as session:
         assert await BinderClient(session, url, lambda: "t").ask(ASKED) is None
+        caplog.clear()
         assert await BinderClient(session, url, no_token).ask(ASKED) is None
+        (line,) = caplog.records
+        assert f"--binder-token: {tmp_path}/token: No such file" in str(line.fields)  # type: ignore[attr-defined]
         assert await BinderClient(session, "http://127.0.0.1:1", lambda: "t").ask(ASKED) is None
