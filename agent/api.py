@@ -201,6 +201,7 @@ class NodeAgentApi(NodeAgentServicer):
         model, name = await self._own(request.model_name, context)
         if request.HasField("limits") and self._copies.ask(model.ref.uid, read_limits(request.limits)):
             self._on_limits()
+        self._models.see_door(model)
         return model, name
 
     def _gateway_of(self, model: Model) -> pb.Gateway | None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from agent.admission import CodeGate, NodeRules
 from agent.api import NodeAgentApi, serve
 from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuthenticator
+from agent.cold_starts import ColdStarts
 from agent.config import DEFAULT_CAPABILITIES, AgentOptions
 from agent.copies import Copies, LimitsFile
 from agent.facts import ForeignUse, GpuFacts, gpu_reports
@@ -309,7 +311,7 @@ async def _run(parts: _Parts, stop: asyncio.Event) -> None:
         if parts.link is not None:
             tasks.eternal("gateway", parts.link.run())
             wakes.append(parts.link.wake)
-        tasks.eternal("changes", _follow(parts.models, wakes))
+        tasks.eternal("changes", _follow(parts.models, ColdStarts(parts.metrics.cold_start), wakes))
         _start_loops(parts, tasks, changes)
         log.info("serving", extra=fields(node=parts.node, listen=options.listen))
         await stop.wait()
@@ -342,10 +344,11 @@ def _start_loops(parts: _Parts, tasks: Supervisor, changes: asyncio.Event) -> No
         tasks.eternal(name, work)
 
 
-async def _follow(models: Models, wakes: Sequence[asyncio.Event]) -> None:
+async def _follow(models: Models, cold_starts: ColdStarts, wakes: Sequence[asyncio.Event]) -> None:
     """Pass every change of the table on to the loops that live by it."""
     while True:
         change = models.next_change()
+        cold_starts.look(models, time.monotonic())
         for wake in wakes:
             wake.set()
         await change.wait()

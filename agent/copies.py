@@ -83,6 +83,7 @@ class Copies:
             server_name=model.server_name,
             limits=self._limits.get(model.ref.uid, CopyLimits()),
             withheld=self._withheld(model),
+            loaded=model.state is ModelState.READY,
         )
 
     def _withheld(self, model: Model) -> str | None:

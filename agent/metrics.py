@@ -4,12 +4,14 @@ from collections import Counter as Tally
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from agent.cold_starts import ALL, PHASES
 from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.report import GpuReport, ModelState, NodeReport
 
 TRITON_RESTARTS = ("died", "stuck")
 TRITON_DEATHS = ("load", "requests", "load_and_requests", "unknown")
 _LOAD_BUCKETS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
+_COLD_START_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
 
 class AgentMetrics:
@@ -31,6 +33,15 @@ class AgentMetrics:
             buckets=_LOAD_BUCKETS,
             registry=registry,
         )
+        self._cold_start_seconds = Histogram(
+            "berth_cold_start_seconds",
+            "from a copy's place on this node until its door is open, and each phase of that",
+            ("phase",),
+            buckets=_COLD_START_BUCKETS,
+            registry=registry,
+        )
+        for phase in (*PHASES, ALL):
+            self._cold_start_seconds.labels(phase)
         self._load_failures = Counter(
             "berth_agent_load_failures", "failed loads", ("kind",), registry=registry
         )
@@ -63,6 +74,10 @@ class AgentMetrics:
 
     def loaded(self, seconds: float) -> None:
         self._load_seconds.observe(seconds)
+
+    def cold_start(self, phase: str, seconds: float) -> None:
+        """`phase`: one of `cold_starts.PHASES`, or ALL."""
+        self._cold_start_seconds.labels(phase).observe(seconds)
 
     def load_failed(self, kind: str) -> None:
         self._load_failures.labels(kind).inc()

@@ -52,6 +52,8 @@ class Model:
     resident: bool = False
     # An earlier agent has reported it as served: no loader will stage it for this pod again.
     has_served: bool = False
+    # Its door has asked for it.
+    has_door: bool = False
     # Since its first failure without success in between.
     retry: Retry | None = None
 
@@ -196,6 +198,12 @@ class Models:
     ) -> None:
         if (model.state, model.reason, model.failure) != (state, reason, failure):
             model.state, model.reason, model.failure = state, reason, failure
+            self.touch()
+
+    def see_door(self, model: Model) -> None:
+        """Its pod's door has asked for it."""
+        if not model.has_door:
+            model.has_door = True
             self.touch()
 
     def set_resident(self, model: Model, resident: bool) -> None:

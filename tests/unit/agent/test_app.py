@@ -18,6 +18,7 @@ import agent.app
 import agent.gateway_link
 import agent.serving.lifecycle
 from agent.app import main
+from agent.cold_starts import ALL, PHASES
 from agent.config import AgentOptions
 from agent.gpus import GpuReading, GpusHang
 from agent.keys import make_keys, read_ticket_secret
@@ -177,6 +178,9 @@ async def test_a_pods_model_from_its_binding_to_its_end(world: World) -> None:
         status = await anext(aiter(watch))
         assert status.gateway == pb.Gateway(endpoint="10.0.0.7:81", ticket=ticket_of(secret, "p1"))
         metrics = await world.metrics()
+        phases = [metrics[f'berth_cold_start_seconds_sum{{phase="{name}"}}'] for name in (*PHASES, ALL)]
+        assert sum(phases[:-1]) == pytest.approx(phases[-1])
+        assert metrics['berth_cold_start_seconds_count{phase="all"}'] == 1
         assert metrics['berth_agent_calls_total{code="OK",method="Load"}'] == 1
         assert metrics['berth_agent_gpu_free_bytes{gpu="GPU-a"}'] == 15 * GIB - 256 * 1024**2
         world.api.remove("p1")

@@ -58,8 +58,21 @@ def test_each_pods_model_is_told_under_both_its_names() -> None:
             pod_uid="p1",
             model="model-p1",
             server_name=server_name_of("model-p1", "p1"),
+            loaded=True,
         ),
     )
+
+
+@pytest.mark.parametrize(("state", "loaded"), [(state, state is ModelState.READY) for state in ModelState])
+def test_what_is_loaded_is_told_so_that_triton_is_asked_at_once(state: ModelState, loaded: bool) -> None:
+    table = Table()
+    table.see("p1", state)
+    (copy,) = table.copies.told()
+    assert copy.loaded is loaded
+    assert Copy.from_json(copy.to_json()) == copy
+    told = copy.to_json()
+    del told["loaded"]  # as an older agent
+    assert Copy.from_json(told).loaded is False
 
 
 def test_a_copy_goes_with_its_pod_and_what_triton_holds_of_it_is_nobodys_to_use() -> None:
