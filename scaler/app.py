@@ -40,7 +40,7 @@ from scaler.placeable import BinderClient
 from scaler.recorder import Recorder
 from scaler.route import Route
 from scaler.scrape import Scraper, scraping_session
-from scaler.show.showing import Showing
+from scaler.show.showing import Showing, tls_of
 from scaler.watch import Watch
 from scaler.writer import Writer
 
@@ -52,6 +52,7 @@ _FLUSH_SECONDS = 2.0
 async def main(options: ScalerOptions, stop: asyncio.Event) -> None:
     """Scale until `stop`."""
     config = read_config(options.config)
+    tls_of(options)  # what is wrong with it is said before anything else is tried
     async with open_client(options.kubeconfig) as client, aiohttp.ClientSession() as session:
         await require_reachable(client, what_for="listing Deployments", path=paths.DEPLOYMENTS, limit="1")
         binder = BinderClient(session, options.binder, options.binder_token.read_text)
@@ -152,7 +153,7 @@ class Replica:
             self._core,
             writes_waiting=lambda: self._writer.waiting,
             binder_silent_seconds=lambda: self._core.binder_silent_ns / SECOND_NS,
-            activators=lambda: len(self._route.board.activators),
+            attendance=self._attendance,
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -22,6 +22,8 @@ from scaler.writer import DeploymentWrite, Writer
 log = logging.getLogger(__name__)
 
 _SECONDS_A_TICK: Final = math.ceil(TICK_SECONDS)
+# Less than the binder believes a token for, and than HTTP keeps a connection that is not used.
+_KNOWN_SECONDS: Final = 10.0
 
 
 class Binder(Protocol):
@@ -74,6 +76,7 @@ class Live:
         async with supervise() as tasks:
             tasks.eternal("seconds", self._seconds())
             tasks.eternal("placeable", self._questions())
+            tasks.eternal("known", self._stay_known())
             await asyncio.Event().wait()
 
     async def _seconds(self) -> None:
@@ -103,6 +106,13 @@ class Live:
             if question is not None:
                 answer = await self._binder.ask(question)
                 self.act(self._core.answered(question, answer, self._clock_ns()))
+
+    async def _stay_known(self) -> None:
+        """Ask for nothing now and then: when somebody's first request waits for an answer, the binder knows already who
+        asks, and the cluster as it is. Beside the questions, so that none of them waits for this one."""
+        while True:
+            await self._binder.ask(PlaceableRequest(models=()))
+            await asyncio.sleep(_KNOWN_SECONDS)
 
     def act(self, actions: Iterable[Action]) -> None:
         """Never waits."""

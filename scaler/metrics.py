@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from berth.contract.scaling import ModelKey
+from scaler.activation.attend import Attached, Figures
 from scaler.core.models_view import ModelView, WakeView
 from scaler.core.wakes import PHASES
 
@@ -27,6 +28,14 @@ class Models(Protocol):
 
     def models(self) -> Sequence[ModelKey]: ...
     def view(self, model: ModelKey) -> ModelView | None: ...
+
+
+class Attendance(Protocol):
+    """`scaler.activation.attend.Attendance`, as far as it is needed here."""
+
+    figures: Figures
+
+    def attached(self) -> Sequence[Attached]: ...
 
 
 class ScalerMetrics:
@@ -101,10 +110,11 @@ class ScalerMetrics:
         *,
         writes_waiting: Callable[[], int],
         binder_silent_seconds: Callable[[], float],
-        activators: Callable[[], int],
+        attendance: Attendance,
     ) -> None:
-        """Show the models as they are at each scrape."""
+        """Show models and activators as they are at each scrape."""
         self._registry.register(_Models(models))
+        self._registry.register(_Activators(attendance))
         for name, text, figure in (
             ("berth_scaler_writes_waiting", "objects that are still to be written", writes_waiting),
             (
@@ -112,7 +122,6 @@ class ScalerMetrics:
                 "for how long no question to the binder has had an answer",
                 binder_silent_seconds,
             ),
-            ("berth_scaler_activators", "activators that are attached", activators),
         ):
             Gauge(name, text, registry=self._registry).set_function(figure)
 
@@ -159,3 +168,47 @@ class _Models(Collector):
                 if (value := read(view)) is not None:
                     gauge.add_metric(view.model, value)
             yield gauge
+
+
+class _Activators(Collector):
+    """Those that are attached now, and what has come of all that ever were."""
+
+    def __init__(self, attendance: Attendance) -> None:
+        self._attendance = attendance
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        attached, figures = self._attendance.attached(), self._attendance.figures
+        yield GaugeMetricFamily(
+            "berth_scaler_activators", "activators that are attached", value=len(attached)
+        )
+        age = GaugeMetricFamily(
+            "berth_scaler_activator_attached_seconds",
+            "for how long an activator has been attached",
+            labels=("activator",),
+        )
+        held = GaugeMetricFamily(
+            "berth_scaler_activator_held_requests",
+            "requests that an activator holds, of all models",
+            labels=("activator",),
+        )
+        for one in attached:
+            age.add_metric((one.name,), one.seconds)
+            held.add_metric((one.name,), one.held)
+        yield from (age, held)
+        for name, text, value in (
+            ("reports", "what activators have told of a model", figures.reports),
+            (
+                "reports_left_aside",
+                "of those, the ones of models that are not theirs, or of what cannot be",
+                figures.left_aside,
+            ),
+            (
+                "reports_slowed",
+                "messages of activators that sent more than is read in a moment",
+                figures.slowed,
+            ),
+        ):
+            yield CounterMetricFamily(f"berth_scaler_{name}", text, value=value)

@@ -72,7 +72,7 @@ class BinderClient:
 
     async def _post(self, url: str, body: bytes) -> PlaceableAnswer | str:
         """The answer, or where to ask instead."""
-        headers = {"Authorization": f"Bearer {self._token().strip()}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {self._bearer()}", "Content-Type": "application/json"}
         limit = aiohttp.ClientTimeout(total=_TRY_SECONDS, sock_connect=_CONNECT_SECONDS)
         async with self._session.post(
             url + PATH, data=body, headers=headers, timeout=limit, allow_redirects=False
@@ -84,6 +84,13 @@ class BinderClient:
                 said = text[:_TOLD].decode(errors="replace")
                 raise _NoAnswer(f"the binder at {url} answers {answer.status}: {said}")
             return PlaceableAnswer.from_json(text)
+
+    def _bearer(self) -> str:
+        """Raises _NoAnswer."""
+        try:
+            return self._token().strip()
+        except OSError as error:
+            raise _NoAnswer(f"--binder-token: {error.filename}: {error.strerror}") from error
 
     def _note(self, why: str) -> None:
         """On change alone."""

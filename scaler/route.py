@@ -94,7 +94,7 @@ class Route:
         for model, deployment in self._fleet.deployments.items():
             self.board.set_model(model, _template(deployment))
         self.board.activators.begin(now_ns)
-        self.board.adopt()
+        self.board.adopt(now_ns)
         self._leads = True
         self._look_at(list(self._fleet.deployments), now_ns)
 
@@ -199,7 +199,7 @@ class Route:
         self.stream.tell(model, outcome.assignments)
         self._core.led(model, _path(outcome))
         self._note_trouble(model, outcome.trouble)
-        if outcome.state is HoldState.OFF:
+        if outcome.state is HoldState.OFF and not outcome.trouble:
             self._due.pop(model, None)
         else:
             self._due[model] = now_ns + (_SETTLED_NS if _is_settled(outcome, deployment) else SECOND_NS)
@@ -238,8 +238,7 @@ class Route:
 
 
 def _template(deployment: Deployment) -> Template:
-    labels = (deployment.template.get("metadata") or {}).get("labels") or {}
-    return Template(labels, deployment.proxy.door)
+    return Template(deployment.labels, deployment.proxy.door)
 
 
 def _path(outcome: Outcome) -> Path:
@@ -248,5 +247,7 @@ def _path(outcome: Outcome) -> Path:
 
 
 def _is_settled(outcome: Outcome, deployment: Deployment) -> bool:
-    """It sleeps, and only what is told can change that."""
+    """It sleeps, or nobody can hold for it, and little but what is told can change that."""
+    if outcome.state is HoldState.OFF:
+        return True
     return outcome.proven and not outcome.slices and deployment.replicas == 0

@@ -30,7 +30,9 @@ from berth.runtime.process import run_process
 from scaler.config import LEASE, ScalerOptions
 from scaler.core.deployments import merged_annotations, read_deployment
 from scaler.core.models_view import models_path
+from scaler.core.wakes import PHASES
 from scaler.decision.annotations import GROUP, is_scaled
+from scaler.decision.bounds import Activity
 from scaler.decision.defaults import BERTH, KPA, read_defaults
 
 SUMMARY = """Say how a model is scaled: how many copies are wanted, asked for and ready, what of them cannot be placed and
@@ -65,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
 async def main(options: ScaleOptions, _: asyncio.Event) -> None:
     async with open_client(options.kubeconfig) as client:
         try:
-            told = await _told(client, options)
+            told = await ask(client, options)
         except KubeError as error:
             raise CannotStart(f"API server {client.host}: {error}") from error
     if options.output == "json":
@@ -74,7 +76,7 @@ async def main(options: ScaleOptions, _: asyncio.Event) -> None:
         show(told, console(), utc_now())
 
 
-async def _told(client: KubeClient, options: ScaleOptions) -> Json:
+async def ask(client: KubeClient, options: ScaleOptions) -> Json:
     """The leader's figures, else what is written; `from` says which. Raises Failed where there is nothing to tell."""
     model = ModelKey(options.namespace, options.model)
     deployment = await _deployment(client, model)
@@ -228,7 +230,8 @@ def _head(told: Json, now: datetime) -> Iterator[tuple[str, str]]:
         said = f"what was written {written} ago" if written else "what stands on the Deployment"
         yield "FROM", f"{said}: {told['trouble']}"
     if told.get("invalid"):
-        yield "REFUSED", f"{told['invalid']}; the last good annotations hold"
+        holds = "; the last good annotations hold" if told["from"] == "leader" else ""
+        yield "REFUSED", f"{told['invalid']}{holds}"
     if "class" in told:
         yield "CLASS", told["class"]
     if spec := told.get("spec"):
@@ -243,7 +246,7 @@ def _head(told: Json, now: datetime) -> Iterator[tuple[str, str]]:
     elif told.get("why"):
         yield "WHY", told["why"]
     if "activity" in told:
-        yield "STATE", _state(told, now)
+        yield "STATE", _asleep(told) if _is_asleep(told) else _state(told, now)
     if told.get("held"):
         yield "HELD", f"{told['held']} requests wait for a copy"
 
@@ -269,6 +272,17 @@ def _copies(told: Json) -> str:
 def _known(figure: object) -> str:
     """What is not known is shown as unknown, never as 0."""
     return "?" if figure is None else str(figure)
+
+
+def _is_asleep(told: Json) -> bool:
+    """It has no copy, is to have none, and nothing keeps it from coming."""
+    there_is = told.get("wanted"), told.get("written"), told["ready"], told.get("held"), told.get("why")
+    return not any(there_is) and told["activity"] != Activity.ACTIVE.value
+
+
+def _asleep(told: Json) -> str:
+    """Without a scaler that leads nobody wakes it."""
+    return "asleep: the next request wakes it" if told["from"] == "leader" else "asleep"
 
 
 def _state(told: Json, now: datetime) -> str:
@@ -312,7 +326,7 @@ def _wakes(told: Json, now: datetime) -> Table:
     for one in reversed(told.get("wakes") or ()):
         phases = one["phases"]
         parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in phases.items())
-        took = f"{sum(phases.values()):.3g} s"
+        took = f"{sum(phases.values()):.3g} s" if PHASES[-1] in phases else "not served"
         table.add_row(Text(f"{_age(one['at'], now)} ago"), Text(took), plain(parts))
     return table
 

@@ -110,9 +110,7 @@ class Watch:
         known = self._servers.get(node)
         if is_over and known is not None and known[0] == meta["uid"]:
             del self._servers[node]
-        elif not is_over and not (
-            known is not None and is_deleting(pod)
-        ):  # its successor may be there already
+        elif not is_over and (known is None or not is_deleting(pod)):  # its successor may be there already
             self._servers[node] = meta["uid"], address
         self._gateways = None
 

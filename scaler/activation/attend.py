@@ -6,7 +6,6 @@ nothing grow. What it says is believed of the models that it was told of, of its
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -21,7 +20,7 @@ import grpc.aio
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import PodUid
-from berth.contract.scaling import Assignment, HoldState, ModelKey, Report
+from berth.contract.scaling import Assignment, ModelKey, Report
 from berth.kube.errors import KubeError
 from berth.runtime.logs import fields
 from berth.runtime.process import starting
@@ -29,9 +28,11 @@ from berth.v1 import scaler_pb2 as pb
 from berth.v1.scaler_pb2_grpc import ScalerServicer, add_ScalerServicer_to_server
 from scaler.activation.activators import Activator, Activators
 from scaler.activation.callers import Caller, Callers, NotAllowed, TooMany, Unauthenticated
+from scaler.activation.messages import assignment_message, is_sane, report_of
 from scaler.activation.ports import PortPair
 from scaler.activation.slices import is_ipv4
 from scaler.activation.sources import Sources
+from scaler.go import SECOND_NS
 
 log = logging.getLogger(__name__)
 
@@ -49,18 +50,11 @@ _METADATA_BYTES: Final = 24 * 1024
 # more is read more slowly.
 _RATE, _BURST, _REPORTS_EACH = 200.0, 400.0, 20
 _MOST_REPORTS: Final = 10_000
-_MOST_FIGURE: Final = 1e9
 _CONNECTIONS, _CALLS = 1024, 512
 _PROBE_SECONDS: Final = 1.0
 # A token is looked at when a stream begins.
 _STREAM_SECONDS: Final = 3600.0
 _LAST_WORDS_SECONDS: Final = 0.2
-
-_STATES: Final = {
-    HoldState.HOLD: pb.HOLD_STATE_HOLD,
-    HoldState.FORWARD: pb.HOLD_STATE_FORWARD,
-    HoldState.OFF: pb.HOLD_STATE_OFF,
-}
 
 
 class NotLeading(Exception):
@@ -110,11 +104,20 @@ _TOLD: Final = tuple(kind for kind, _ in _CODES)
 class Figures:
     """What has come over all streams since the start."""
 
-    messages: int = 0
     reports: int = 0
     # Of models that the activator has nothing to do with, or of what cannot be.
     left_aside: int = 0
+    # Messages after which whoever sent them was read more slowly.
     slowed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """One activator: for how long its stream has been here, and how many requests it holds, of all models."""
+
+    name: str
+    seconds: float
+    held: int
 
 
 class Attendance(ScalerServicer):
@@ -142,6 +145,13 @@ class Attendance(ScalerServicer):
         """What each activator is to do for a model; those that are not among them have nothing to do with it."""
         for uid, session in self._sessions.items():
             session.tell(model, assignments.get(uid), self._next_version)
+
+    def attached(self) -> list[Attached]:
+        now_ns = self._clock_ns()
+        return [
+            Attached(one.one.name, (now_ns - one.began_ns) / SECOND_NS, sum(one.held.values()))
+            for one in self._sessions.values()
+        ]
 
     def sources_changed(self) -> None:
         """Somebody's addresses are others now."""
@@ -174,10 +184,11 @@ class Attendance(ScalerServicer):
     async def _refuse(
         self, requests: AsyncIterator[pb.AttendRequest], context: Context, error: Exception
     ) -> NoReturn:
-        """gRPC's asyncio clients forget the status of a call that ends while they write (grpc/grpc#36066)."""
+        """gRPC's asyncio clients forget the status of a call that ends while they write (grpc/grpc#36066). A read that
+        was given up a moment ago may still be under way below, where there is one at a time (InternalError)."""
         code = next(code for kind, code in _CODES if isinstance(error, kind))
         log.info("activator refused", extra=fields(code=code.name, reason=error))
-        with suppress(TimeoutError, StopAsyncIteration):
+        with suppress(TimeoutError, StopAsyncIteration, grpc.aio.InternalError):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await anext(requests)
         leader = (("leader", error.leader),) if isinstance(error, NotLeading) and error.leader else ()
@@ -213,7 +224,7 @@ class Attendance(ScalerServicer):
             before.end.set()  # the activator knows better than we that it is over
         one = self._activators.attach(caller.uid, str(caller.ref), hello.address, caller.scope)
         one.leaving = hello.leaving
-        session = self._sessions[caller.uid] = _Session(one, self._sources)
+        session = self._sessions[caller.uid] = _Session(one, self._sources, self._clock_ns())
         log.info("activator attached", extra=fields(activator=one.name, address=one.address, scope=one.scope))
         self._core.attached(one)
         return session
@@ -245,7 +256,6 @@ class Attendance(ScalerServicer):
     async def _read(self, session: "_Session", requests: AsyncIterator[pb.AttendRequest]) -> None:
         pace = _Pace()
         async for request in requests:
-            self.figures.messages += 1
             if request.WhichOneof("part") == "hello":
                 self._hello_again(session, request.hello)
             else:
@@ -272,10 +282,10 @@ class Attendance(ScalerServicer):
             self.figures.reports += 1
             model = ModelKey(said.namespace, said.name)
             told = session.told.get(model)
-            if told is None or not session.since[model] <= said.version <= told.version or not _is_sane(said):
+            if told is None or not session.since[model] <= said.version <= told.version or not is_sane(said):
                 self.figures.left_aside += 1
                 continue
-            report = _report(model, said, told)
+            report = report_of(model, said, told)
             if self._activators.opened(one, model, PortPair(report.rest_port, report.grpc_port)):
                 news.append(model)
             if report.held or report.arrived or report.average_held or session.held.get(model):
@@ -326,8 +336,8 @@ class Attendance(ScalerServicer):
 class _Session:
     """One stream: what has been told on it, and what is still to be."""
 
-    def __init__(self, one: Activator, sources: Sources) -> None:
-        self.one = one
+    def __init__(self, one: Activator, sources: Sources, began_ns: int) -> None:
+        self.one, self.began_ns = one, began_ns
         self.end = asyncio.Event()
         # As it is known to the activator, or will be by what is on its way.
         self.told: dict[ModelKey, Assignment] = {}
@@ -380,9 +390,10 @@ class _Session:
         return pb.AttendResponse(
             whole=whole,
             assignments=[
-                _gone(model) if assignment is None else _assignment(assignment)
+                said
                 for model, assignment in news.items()
                 if not (whole and assignment is None)
+                and (said := assignment_message(model, assignment)) is not None
             ],
             sources=self.follower.take(),
         )
@@ -447,7 +458,7 @@ async def serving(attendance: Attendance, listen: Endpoint) -> AsyncIterator[int
         await server.stop(0.5)
 
 
-# Messages.
+# A call.
 
 
 async def _write(context: Context, message: pb.AttendResponse) -> None:
@@ -467,69 +478,6 @@ async def _hello(requests: AsyncIterator[pb.AttendRequest]) -> pb.ActivatorHello
     if first.WhichOneof("part") != "hello":
         raise InvalidValue("the first message is not hello")
     return first.hello
-
-
-def _is_sane(said: pb.HoldReport) -> bool:
-    figures = (said.average_held, said.arrived, said.forwarded, said.oldest_seconds)
-    return all(math.isfinite(figure) and 0 <= figure <= _MOST_FIGURE for figure in figures)
-
-
-def _report(model: ModelKey, said: pb.HoldReport, told: Assignment) -> Report:
-    """Nobody holds more than it may, and the ports of a model are those that it was told."""
-    most = told.limits.requests
-    return Report(
-        version=said.version,
-        model=model,
-        held=min(said.held, most),
-        average_held=min(said.average_held, float(most)),
-        arrived=said.arrived,
-        forwarded=said.forwarded,
-        held_bytes=min(said.held_bytes, told.limits.bytes),
-        oldest_seconds=said.oldest_seconds,
-        wake=said.wake,
-        rest_port=told.rest_port if said.rest_port == told.rest_port else 0,
-        grpc_port=told.grpc_port if said.grpc_port == told.grpc_port else 0,
-    )
-
-
-def _gone(model: ModelKey) -> pb.HoldAssignment:
-    return pb.HoldAssignment(namespace=model.namespace, name=model.name, gone=True)
-
-
-def _assignment(one: Assignment) -> pb.HoldAssignment:
-    limits = one.limits
-    return pb.HoldAssignment(
-        version=one.version,
-        namespace=one.model.namespace,
-        name=one.model.name,
-        public_name=one.public_name,
-        state=_STATES[one.state],
-        rest_port=one.rest_port,
-        grpc_port=one.grpc_port,
-        tls=one.tls,
-        endpoints=[
-            pb.HoldEndpoint(
-                uid=pod.uid,
-                name=pod.name,
-                address=pod.address,
-                rest_port=pod.rest_port,
-                grpc_port=pod.grpc_port,
-                slots=pod.slots,
-                ready=pod.ready,
-            )
-            for pod in one.endpoints
-        ],
-        limits=pb.HoldLimits(
-            requests=limits.requests,
-            bytes=limits.bytes,
-            seconds=limits.seconds,
-            wakes_per_second=limits.wakes_per_second,
-            wake_burst=limits.wake_burst,
-        ),
-        clients=sorted(one.clients),
-        hopeless=one.hopeless,
-        share=one.share,
-    )
 
 
 def _metadata_of(context: Context) -> dict[str, str]:

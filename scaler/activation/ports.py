@@ -41,17 +41,28 @@ class Ports:
         place = self._of.get(model)
         return None if place is None else self._pair(place)
 
+    def pair_of(self, port: int) -> PortPair | None:
+        """That this port is of; None where it is none of ours."""
+        place = (port - self._first) // 2
+        return self._pair(place) if 0 <= place < self._pairs else None
+
     def adopt(self, model: ModelKey, port: int) -> PortPair | None:
         """The pair that this port is of, as a slice that stands has it; None where it is another model's, or none of
         ours. Adopt all slices before anything is allotted."""
-        place, rest = divmod(port - self._first, 2)
-        if not 0 <= place < self._pairs or rest not in (0, 1) or self._taken.get(place, model) != model:
+        pair = self.pair_of(port)
+        if pair is None or self._taken.get(place := self._place(pair), model) != model:
             return None
         if self._of.get(model, place) != place:
             return None
         self._take(model, place)
         self._gone.pop(model, None)
-        return self._pair(place)
+        return pair
+
+    def set_aside(self, pair: PortPair, now_ns: int) -> None:
+        """One that nobody has is nobody's for a while."""
+        nobody = ModelKey("", str(pair.rest))
+        self._take(nobody, self._place(pair))
+        self.gone(nobody, now_ns)
 
     def of(self, model: ModelKey) -> PortPair | None:
         """A model's ports, from now on if it had none; None where all are taken, or too
@@ -89,6 +100,9 @@ class Ports:
         while place in self._taken:
             place = (place + 1) % self._pairs
         return place
+
+    def _place(self, pair: PortPair) -> int:
+        return (pair.rest - self._first) // 2
 
     def _pair(self, place: int) -> PortPair:
         rest = self._first + 2 * place

@@ -21,7 +21,6 @@ Json = Mapping[str, Any]
 
 SERVICE_LABEL: Final = "kubernetes.io/service-name"
 MANAGED_BY: Final = "endpointslice.kubernetes.io/managed-by"
-# The controller of classic Endpoints mirrors them; its slices are the Service's as well.
 _SUFFIX: Final = "-berth"
 
 
@@ -128,9 +127,11 @@ def leads_to(service: Json, labels: Mapping[str, str]) -> bool:
 
 def service_of(service: Json, door: DoorPorts) -> Service | None:
     """None for one that cannot lead to an activator: without an address of its own its clients take the pods' ports,
-    and one without a port of the model's leads elsewhere."""
+    one without an IPv4 address reads no slice of that family, and one without a port of the model's leads elsewhere."""
     meta, spec = service["metadata"], service.get("spec", {})
-    if spec.get("clusterIP") in (None, "", "None") or spec.get("type") == "ExternalName":
+    if spec.get("clusterIP") in (None, "", "None"):  # an ExternalName has none either
+        return None
+    if "IPv4" not in spec.get("ipFamilies", ("IPv4",)):
         return None
     ports = tuple(found for port in spec.get("ports") or () if (found := _service_port(port, door)))
     return Service(ref_of(service), meta["uid"], ports) if ports else None

@@ -28,7 +28,7 @@ QUIET_NS: Final = 5 * SECOND_NS
 # Of one model: each costs a slice, and a look at each of them.
 MOST_SERVICES: Final = 16
 
-NO_SERVICE: Final = "no Service with an address of its own leads to its copies"
+NO_SERVICE: Final = "no Service with an IPv4 address of its own leads to the ports of its proxy"
 TOO_MANY_SERVICES: Final = f"more than {MOST_SERVICES} Services lead to its copies"
 NO_ACTIVATOR: Final = "no activator is attached"
 NO_PORTS: Final = "all ports of the activators are taken, or too many by models of this namespace"
@@ -164,8 +164,10 @@ class Switch:
         elif self._proxied_since_ns is None:
             written_ns = max(seen.since_ns for seen in services)
             self._proxied_since_ns = min(written_ns, now_ns) if self._is_fresh else now_ns
-        # Until those that another scaler had attached have come, nothing can be proven.
-        self._is_fresh = self._is_fresh and not is_proven
+        # Until those that another scaler had attached have come, nothing can be proven. What is still to be written has
+        # not stood for long, whatever the API server's clock will say of it.
+        stand = all(seen.ours is not None for seen in services)
+        self._is_fresh = self._is_fresh and stand and not is_proven
 
     def _is_quiet(self, asked: Asked, now_ns: int) -> bool:
         since_ns, last_ns = self._proxied_since_ns, asked.last_arrival_ns

@@ -4,8 +4,9 @@ it tells the core who takes a model's requests, the writer which slices to write
 Only what opted-in namespaces have needs to be told; a Service finds its models by their pods' labels.
 """
 
+import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -13,7 +14,7 @@ from typing import TypeVar
 
 from berth.contract.scaling import ModelKey
 from scaler.activation.activators import Activators
-from scaler.activation.ports import Ports
+from scaler.activation.ports import PortPair, Ports
 from scaler.activation.slices import (
     DoorPorts,
     Json,
@@ -29,6 +30,8 @@ from scaler.activation.slices import (
 )
 from scaler.activation.switch import MOST_SERVICES, Asked, Delete, Outcome, Seen, Switch
 from scaler.go import SECOND_NS
+
+log = logging.getLogger(__name__)
 
 _Item = tuple[str, str, str]
 _T = TypeVar("_T")
@@ -54,6 +57,8 @@ class Switchboard:
         self._templates: dict[ModelKey, Template] = {}
         self._services: dict[ServiceRef, Json] = {}
         self._slices: dict[ServiceRef, dict[str, Json]] = defaultdict(dict)
+        # By uid: whose a slice is. A label says so, which may become another.
+        self._slice_of: dict[str, ServiceRef] = {}
         # By (namespace, label, value): a Service under one item of its selector, a model under each of its labels.
         self._selecting: dict[_Item, set[ServiceRef]] = defaultdict(set)
         self._labelled: dict[_Item, set[ModelKey]] = defaultdict(set)
@@ -92,26 +97,44 @@ class Switchboard:
             self._forget_service(ref)
 
     def set_slice(self, one: Json) -> None:
-        if (ref := service_named(one)) is not None:
-            self._slices[ref][_uid(one)] = one
+        """The Service that it was of before has one less."""
+        uid, ref = _uid(one), service_named(one)
+        if self._slice_of.get(uid) != ref:
+            self.slice_gone(one)
+        if ref is not None:
+            self._slices[ref][uid], self._slice_of[uid] = one, ref
             self._touch_service(ref)
 
     def slice_gone(self, one: Json) -> None:
-        if (ref := service_named(one)) is not None and ref in self._slices:
-            self._slices[ref].pop(_uid(one), None)
+        uid = _uid(one)
+        if (ref := self._slice_of.pop(uid, None)) is not None:
+            del self._slices[ref][uid]
             if not self._slices[ref]:
                 del self._slices[ref]
             self._touch_service(ref)
 
     # What follows.
 
-    def adopt(self) -> None:
-        """Once, when everything there is has been told, before the first look. The oldest slices first: whoever could
-        write one with another model's ports has written it later."""
+    def adopt(self, now_ns: int) -> None:
+        """Once, when everything there is has been told, before the first look. Ports that slices of two models have are
+        neither's: whoever could write one with another's ports would be led its requests."""
         seen = {model: self._seen(model) for model in self._switches}
-        ages = {model: min((one.since_ns for one in seen[model] if one.ours), default=0) for model in seen}
-        for model in sorted(seen, key=lambda model: (ages[model], model)):
-            self._switches[model].adopt(seen[model])
+        for pair in self._disputed(seen):
+            log.warning(
+                "ports that slices of several models have are given up", extra={"fields": {"port": pair.rest}}
+            )
+            self._ports.set_aside(pair, now_ns)
+        for model, services in seen.items():
+            self._switches[model].adopt(services)
+
+    def _disputed(self, seen: Mapping[ModelKey, Iterable[Seen]]) -> list[PortPair]:
+        claims: dict[PortPair, set[ModelKey]] = defaultdict(set)
+        for model, services in seen.items():
+            for one in services:
+                for port in () if one.ours is None else one.ours.ports[:1]:  # as they are adopted by
+                    if (pair := self._ports.pair_of(port.number)) is not None:
+                        claims[pair].add(model)
+        return [pair for pair, models in claims.items() if len(models) > 1]
 
     def look(self, asked: Asked, now_ns: int) -> Outcome:
         """At one model, which has been set."""

@@ -55,16 +55,30 @@ class Copies:
 
     def waiting(self, key: ModelKey, now_ns: int) -> float | None:
         """In the queues of its copies; None: one of them does not say."""
-        loads = [self.load(pod, now_ns) for pod in self._fleet.ready(key)]
-        return None if None in loads else float(sum(load.waiting for load in loads if load is not None))
+        heard_ns, latest, lately_ns = self._heard_ns, self._seconds.latest, now_ns - _LATELY_NS
+        waiting = 0
+        for pod in self._fleet.ready(key):  # as `load`, of ten thousand copies each second
+            uid = pod.uid
+            if uid not in heard_ns or heard_ns[uid] < lately_ns:
+                return None
+            waiting += latest[uid].waiting
+        return float(waiting)
 
     def last_arrival_ns(self, key: ModelKey, now_ns: int) -> int | None:
         """At any of its copies; 0: none yet. None: one of them does not say."""
-        loads = [self.load(pod, now_ns) for pod in self._fleet.ready(key)]
-        if None in loads:
-            return None
-        last = max((load.last_arrival for load in loads if load is not None), default=0)
-        return min(last * SECOND_NS, now_ns)
+        last = 0
+        for pod in self._fleet.ready(key):
+            load = self.load(pod, now_ns)
+            if load is None:
+                return None
+            last = max(last, self._last_used_ns(load))
+        return last
+
+    def _last_used_ns(self, load: CopyLoad) -> int:
+        """By our clock: as long before it was told as by the node's own. 0: not yet."""
+        if not load.last_arrival:
+            return 0
+        return self._heard_ns[load.pod_uid] - load.idle_seconds * SECOND_NS
 
     def spared(self, key: ModelKey, copies: int, now_ns: int) -> int:
         """How many are not to go, if only so many are wanted: before the last one goes all that may be busy, else
@@ -72,11 +86,12 @@ class Copies:
         is_spared = is_busy if copies == 0 else is_long
         return sum(is_spared(self.load(pod, now_ns)) for pod in self._fleet.ready(key))
 
-    def idle(self, key: ModelKey, now_ns: int) -> Iterator[tuple[Pod, CopyLoad]]:
+    def idle(self, key: ModelKey, now_ns: int) -> Iterator[tuple[Pod, int]]:
+        """With when they were used last."""
         for pod in self._fleet.ready(key):
             load = self.load(pod, now_ns)
             if load is not None and not is_busy(load):
-                yield pod, load
+                yield pod, self._last_used_ns(load)
 
     def cost(self, pod: Pod, now_ns: int) -> int:
         """Of its end: a ReplicaSet that is to have fewer pods ends the cheapest of those that are ready."""

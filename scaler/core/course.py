@@ -5,11 +5,11 @@ decision, as in Knative's reconciler, so that the decider's answers are Knative'
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from berth.contract.scaling import ModelKey, Scaled
+from berth.contract.scaling import Scaled
 from scaler.core.clip import Ceiling, Clipped
 from scaler.core.deployments import Deployment
 from scaler.core.holding import Holding
@@ -28,6 +28,12 @@ FAILED_NS: Final = 600 * SECOND_NS
 NO_PLACE_NS: Final = 60 * SECOND_NS
 # Copies that were asked for and are not seen count as on their way for so long.
 _PROMISE_NS: Final = 10 * SECOND_NS
+# Who has made no pod of those that are missing for so long is not let make them, by a quota or an admission. Then no
+# place is kept for them, until one is made after all or the other time is over.
+_MAKING_NS: Final = 30 * SECOND_NS
+_UNMADE_NS: Final = 120 * SECOND_NS
+_MAKES_UP: Final = 8
+_UNMADE: Final = "no pods are made of copies that were asked for: the events of its ReplicaSet say why"
 _LATEST_SECONDS: Final = 1e10
 
 
@@ -54,7 +60,7 @@ class Course:
     def __init__(self, deployment: Deployment, *, ready: int, now_ns: int) -> None:
         """Goes on where the annotation says that the last scaler was."""
         told = deployment.told
-        self.deployment = deployment
+        self.key, self.deployment = deployment.key, deployment
         self.model = Model(deployment.spec, ready=ready, now_ns=now_ns)
         self.waiting = _Waiting(deployment.spec.stable_window_seconds, deployment.spec.panic_window_seconds)
         self._recorded_ns = 0
@@ -79,6 +85,8 @@ class Course:
         self.ceiling: Ceiling | None = None
         self.clipped = Clipped(UNKNOWN)
         self._promised, self._promised_ns = deployment.replicas, now_ns
+        # How many pods there were, for how long fewer than are written, and until when no more are reckoned with.
+        self._made, self._missing_ns, self._unmade_until_ns = 0, 0, now_ns
         # Of a retained model, the copies that are left to it.
         self.evicted_to: int | None = None
         # The number that was last told to be written.
@@ -88,10 +96,6 @@ class Course:
         self.decisions: deque[DecisionView] = deque(maxlen=KEPT)
         # When people were last told: of each kind of event, and by the annotation.
         self.told_ns: dict[str, int] = {}
-
-    @property
-    def key(self) -> ModelKey:
-        return self.deployment.key
 
     # A step.
 
@@ -110,15 +114,19 @@ class Course:
 
     def advance(self, counts: Counts, pods: Iterable[Pod], now_ns: int) -> bool:
         """What becomes of the last decision. True if it has changed who is to take its requests."""
-        self._count_activation(counts, now_ns)
+        passed_ns, self._stepped_ns = now_ns - self._stepped_ns, now_ns
+        self._count_activation(counts, passed_ns)
+        self._look_for_new_ones(counts, passed_ns, now_ns)
         if counts.ready > 0:
             self._hopeless = None
         else:
             self._look_for_failure(pods, now_ns)
         self.step = self._step(counts, now_ns)
         bounds = self.deployment.spec.bounds
+        # Whose last copy is kept wants none all the same: its way to zero is looked at until it is free.
+        wanted = 0 if self.kept_for and self.activity is Activity.INACTIVE else self.step.copies
         after = activity(
-            bounds, self.activity, wanted=self.step.copies, ready=counts.ready, initialised=self.initialised
+            bounds, self.activity, wanted=wanted, ready=counts.ready, initialised=self.initialised
         )
         if after is not self.activity:
             self.activity, self.since_ns, self._activating_ns = after, now_ns, 0
@@ -126,18 +134,18 @@ class Course:
             self.initialised = True
         return self._switch(counts)
 
-    def _count_activation(self, counts: Counts, now_ns: int) -> None:
+    def _count_activation(self, counts: Counts, passed_ns: int) -> None:
         """A copy that waits for its place or loads stops the clock: what takes long is not what fails."""
         if self.activity is Activity.ACTIVATING and counts.on_their_way == 0:
-            self._activating_ns += now_ns - self._stepped_ns
-        self._stepped_ns = now_ns
+            self._activating_ns += passed_ns
 
     def _step(self, counts: Counts, now_ns: int) -> Step:
         spec = self.deployment.spec
-        if counts.ready == 0 and self.hopeless(now_ns) and self._may_be_zero():
+        if self.hopeless(now_ns) and self._may_be_zero():
             return Step(0, write=True)
         self.kept_for = ""
-        if self.path.trouble and self.desired == 0 and self.deployment.replicas > 0:
+        would_go = self.desired == 0 and self._may_be_zero()
+        if self.path.trouble and would_go and self.deployment.replicas > 0:
             # Nobody could wake it again. One that is at zero stays there all the same.
             self.kept_for = self.path.trouble
             spec = replace(spec, bounds=replace(spec.bounds, scale_to_zero=False))
@@ -208,9 +216,29 @@ class Course:
 
     # What has been asked for.
 
-    def lacks(self, counts: Counts) -> bool:
-        """Whether more copies are wanted than have a place."""
-        return self.step.write and self.step.copies > counts.bound
+    def lacks(self, counts: Counts, now_ns: int) -> bool:
+        """Whether more copies are wanted than have a place, and there would be pods to take one."""
+        return self.step.write and self.step.copies > counts.bound and not self.is_unmade(now_ns)
+
+    def is_unmade(self, now_ns: int) -> bool:
+        """Copies that were asked for are not made. A place that is kept for one is taken from others for nothing."""
+        return now_ns < self._unmade_until_ns
+
+    def room(self, counts: Counts, now_ns: int) -> Ceiling | None:
+        """As the binder has said last; None: it has not."""
+        return Ceiling(counts.made, _UNMADE) if self.is_unmade(now_ns) else self.ceiling
+
+    def _look_for_new_ones(self, counts: Counts, passed_ns: int, now_ns: int) -> None:
+        """Time in which no pod is missing makes up for little: `replicas` that come and go, which their owner can write,
+        are no sign that more would be made."""
+        if counts.made > self._made:
+            self._made, self._missing_ns, self._unmade_until_ns = counts.made, 0, now_ns
+        elif counts.made >= self.deployment.replicas:
+            self._made, self._missing_ns = counts.made, max(self._missing_ns - passed_ns // _MAKES_UP, 0)
+        elif not self.is_unmade(now_ns):
+            self._missing_ns += passed_ns
+            if self._missing_ns >= _MAKING_NS:
+                self._missing_ns, self._unmade_until_ns = 0, now_ns + _UNMADE_NS
 
     def promised(self, now_ns: int) -> int:
         """Copies that were asked for because they had a place."""
@@ -238,8 +266,8 @@ class Course:
         self.told_ns[what] = now_ns
         return True
 
-    def scaled(self, counts: Counts, copies: int, now_ns: int) -> Scaled:
-        """What people read on the Deployment, and the next scaler."""
+    def scaled(self, counts: Counts, copies: int, now_ns: int, good: Mapping[str, str]) -> Scaled:
+        """What people read on the Deployment, and the next scaler. `good`: what it is held to, where its own do not go."""
         return Scaled(
             wanted=known(self.step.copies),
             written=copies,
@@ -250,12 +278,15 @@ class Course:
             activity=self.activity.value,
             since=self.since_ns / SECOND_NS,
             initialised=self.initialised,
+            good=dict(good),
         )
 
     def why(self, now_ns: int) -> str:
         """It has not as many copies as are wanted."""
         if hopeless := self.hopeless(now_ns):
             return hopeless
+        if self.is_unmade(now_ns):
+            return _UNMADE
         if self.clipped.by > 0:
             return self.clipped.why
         return self.path.trouble if self.away else ""

@@ -20,7 +20,7 @@ from berth.contract.text import one_line
 from scaler.activation.slices import DoorPorts
 from scaler.core.plan import Kind
 from scaler.core.pods import JsonObject, picked
-from scaler.decision.annotations import GROUP, Annotations, of_deployment
+from scaler.decision.annotations import CONCURRENCY, GROUP, Annotations, of_deployment
 from scaler.decision.defaults import HPA, KPA, Defaults
 from scaler.decision.spec import Spec, spec_of
 from scaler.go import SECOND_NS, parse_duration_ns, parse_float, parse_int
@@ -30,8 +30,9 @@ UNTIL_NEEDED: Final = "until-needed"
 _RETENTION: Final = "scale-to-zero-pod-retention-period"
 _FOR_EVER_NS: Final = 1 << 62
 _REST_PORT, _GRPC_PORT = 9000, 9001
+_PORT_DIGITS: Final = 5
 _MOST_REQUESTS: Final = 10**6
-_MOST_HOLD_SECONDS: Final = 600.0
+MOST_HOLD_SECONDS: Final = 600.0
 _MOST_OVERFLOW: Final = 1000
 # What one tenant writes is told to all activators, and to the binder with what all others ask: none may be so large that
 # the others' words have no room beside it.
@@ -39,6 +40,9 @@ _MOST_CLIENTS: Final = 64
 _LONGEST_NAME: Final = 255
 MOST_TEMPLATE_BYTES: Final = 128 * 1024
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?|\*", re.ASCII)
+_METRIC: Final = GROUP + "metric"
+# In a container's words, as a kubelet reads them: a dollar, or the value of a variable.
+_REFERENCE: Final = re.compile(r"\$\$|\$\(([^()]*)\)")
 _KINDS: Final = {KPA: Kind.KPA, HPA: Kind.HPA}
 
 
@@ -126,6 +130,13 @@ def read_deployment(
     until_needed = autoscaling.get(retention) == UNTIL_NEEDED
     if until_needed:
         del autoscaling[retention]
+    kind = _KINDS.get(autoscaling[CLASS], Kind.EXTERNAL)
+    if kind is Kind.EXTERNAL:  # Knative leaves open what a class that is not its own counts
+        autoscaling[_METRIC] = autoscaling.get(_METRIC) or CONCURRENCY
+    if (template.get("spec") or {}).get("hostNetwork"):
+        raise InvalidValue(
+            "hostNetwork: requests are held for copies with addresses of their own; leave it out"
+        )
     proxy = read_proxy(template)
     text = template_text(template)
     if len(text) > MOST_TEMPLATE_BYTES:
@@ -135,7 +146,7 @@ def read_deployment(
     return Deployment(
         key=key,
         uid=uid,
-        kind=_KINDS.get(autoscaling[CLASS], Kind.EXTERNAL),
+        kind=kind,
         annotations=autoscaling,
         spec=_spec(autoscaling, defaults, proxy, until_needed=until_needed),
         options=_options(annotations, keys, key.namespace, until_needed=until_needed),
@@ -224,8 +235,8 @@ def _seconds(given: Mapping[str, str], key: str, usual: float) -> float:
         seconds = parse_duration_ns(text) / SECOND_NS if text[-1:] in ("s", "m", "h") else parse_float(text)
     except InvalidValue:
         seconds = math.nan
-    if not 0 < seconds <= _MOST_HOLD_SECONDS:
-        raise _wrong(key, text, f"seconds, more than 0 and at most {_MOST_HOLD_SECONDS:g}")
+    if not 0 < seconds <= MOST_HOLD_SECONDS:
+        raise _wrong(key, text, f"seconds, more than 0 and at most {MOST_HOLD_SECONDS:g}")
     return seconds
 
 
@@ -250,8 +261,24 @@ def read_proxy(template: JsonObject) -> Proxy:
     for container in (template.get("spec") or {}).get("containers") or ():
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
         if "proxy" in words:
-            return _proxy(_flags(words[words.index("proxy") + 1 :]), container)
+            variables = _variables(container)
+            given = [_expanded(word, variables) for word in words[words.index("proxy") + 1 :]]
+            return _proxy(_flags(given), variables, container)
     return Proxy()
+
+
+def _variables(container: JsonObject) -> dict[str, str]:
+    """What a template does not say itself, such as a value from a ConfigMap, stays a reference."""
+    variables: dict[str, str] = {}
+    for one in container.get("env") or ():
+        name = one.get("name", "")
+        variables[name] = f"$({name})" if "valueFrom" in one else _expanded(one.get("value") or "", variables)
+    return variables
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """Who is not known stays as it stands. Source: k8s.io/kubernetes third_party/forked/golang/expansion."""
+    return _REFERENCE.sub(lambda found: "$" if found[1] is None else variables.get(found[1], found[0]), text)
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:
@@ -268,9 +295,7 @@ def _flags(words: Sequence[str]) -> dict[str, str]:
     return flags
 
 
-def _proxy(flags: Mapping[str, str], container: JsonObject) -> Proxy:
-    variables = {one.get("name", ""): one.get("value", "") for one in container.get("env") or ()}
-
+def _proxy(flags: Mapping[str, str], variables: Mapping[str, str], container: JsonObject) -> Proxy:
     def said(flag: str) -> str:
         return flags.get(flag) or variables.get("BERTH_PROXY_" + flag.upper().replace("-", "_")) or ""
 
@@ -287,13 +312,18 @@ def _proxy(flags: Mapping[str, str], container: JsonObject) -> Proxy:
 
 def _port(listen: str, usual: int) -> int:
     text = listen.rpartition(":")[2]
-    return int(text) if text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65536 else usual
+    is_short = text.isascii() and text.isdigit() and len(text) <= _PORT_DIGITS
+    return int(text) if is_short and 0 < int(text) < 65536 else usual
 
 
 def _public_name(proxy: Proxy, template: JsonObject, keys: Keys) -> str:
     """Raises InvalidValue."""
     annotations = (template.get("metadata") or {}).get("annotations") or {}
     name = proxy.model or annotations.get(keys.model_name) or annotations.get(keys.model_id) or ""
+    if "$(" in name:
+        raise InvalidValue(
+            f"--model: what {one_line(name, limit=80)!r} is, the template does not say; write it"
+        )
     if len(name) > _LONGEST_NAME:
         raise InvalidValue(f"the model's name has {len(name)} characters; {_LONGEST_NAME} at most are served")
     return name

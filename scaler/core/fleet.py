@@ -8,11 +8,10 @@ go make a `Complaint`, and the last good reading stays.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from berth.contract.errors import InvalidValue
 from berth.contract.keys import Keys
-from berth.contract.scaling import ModelKey, PodEndpoint
+from berth.contract.scaling import ModelKey, PodEndpoint, Scaled
 from scaler.core.deployments import (
     Deployment,
     keep_deployment,
@@ -28,8 +27,6 @@ from scaler.decision.defaults import Defaults
 
 __all__ = ["Complaint", "Counts", "Deployment", "Fleet", "Pod", "PodState", "keep_deployment", "keep_pod"]
 
-_MOST_COMPLAINTS: Final = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
@@ -42,13 +39,14 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What was last made of a Deployment's annotations and template. `deployment`: the last good one; `refused`: why
-    these are not."""
+    """What was last made of a Deployment's annotations and template. `deployment`: the last good one, by the annotations
+    `good`; `refused`: why these are not."""
 
     uid: str
     annotations: Mapping[str, str]
     template: JsonObject
     deployment: Deployment | None
+    good: Mapping[str, str]
     refused: str = ""
 
 
@@ -67,9 +65,10 @@ class Fleet:
         self._ready: dict[ModelKey, tuple[Pod, ...]] = {}
         # Value, and whether it is everybody's who names none.
         self._classes: dict[str, tuple[int, bool]] = {}
-        # Of the last pod of each model that said one.
+        # Of the last pod of each Deployment that said one: of those that have pods, or are scaled.
         self._priorities: dict[ModelKey, int] = {}
-        self._complaints: list[Complaint] = []
+        # The newest of each: whoever writes nonsense again and again is told no oftener than this is asked for.
+        self._complaints: dict[ModelKey, Complaint] = {}
 
     # Deployments.
 
@@ -86,14 +85,15 @@ class Fleet:
         if not is_scaled(annotations):
             self._forget(key)
             return
-        reading = self._readings[key] = self._read(key, meta.get("uid", ""), annotations, template)
+        told = read_told(own.get(self.keys.scaled))
+        reading = self._readings[key] = self._read(key, meta.get("uid", ""), annotations, template, told)
         if reading.deployment is None:
             self._deployments.pop(key, None)
             return
         self._deployments[key] = replace(
             reading.deployment,
             replicas=int(spec.get("replicas", 1)),
-            told=read_told(own.get(self.keys.scaled)),
+            told=told,
         )
 
     def deployment_gone(self, item: JsonObject) -> None:
@@ -102,26 +102,41 @@ class Fleet:
         reading = self._readings.get(key)
         if reading is not None and reading.uid == item["metadata"].get("uid", ""):
             self._forget(key)
-        if reading is None or key not in self._deployments:
-            self._priorities.pop(key, None)
+        self._forget_priority(key)
 
     def refused(self, key: ModelKey) -> str:
         """Why the annotations that it has now are not those it is scaled by; "": they are."""
         reading = self._readings.get(key)
         return "" if reading is None else reading.refused
 
+    def held_to(self, key: ModelKey) -> Mapping[str, str]:
+        """The annotations that it is scaled by in place of those it has now; none while these go."""
+        reading = self._readings.get(key)
+        return reading.good if reading is not None and reading.refused else {}
+
     def complaints(self) -> list[Complaint]:
-        """Each once."""
-        told, self._complaints = self._complaints, []
-        return told
+        """Each once, the newest of each Deployment."""
+        told, self._complaints = self._complaints, {}
+        return list(told.values())
 
     def _forget(self, key: ModelKey) -> None:
         self._readings.pop(key, None)
         self._deployments.pop(key, None)
+        self._complaints.pop(key, None)
         self._changed(key)
 
+    def _forget_priority(self, key: ModelKey) -> None:
+        """Who is scaled and has no pod will have more of them."""
+        if key not in self._readings and key not in self._pods_of:
+            self._priorities.pop(key, None)
+
     def _read(
-        self, key: ModelKey, uid: str, annotations: Mapping[str, str], template: JsonObject
+        self,
+        key: ModelKey,
+        uid: str,
+        annotations: Mapping[str, str],
+        template: JsonObject,
+        told: Scaled | None,
     ) -> _Reading:
         known = self._readings.get(key)
         if known is not None and known.uid != uid:
@@ -129,12 +144,27 @@ class Fleet:
         if known is not None and known.annotations == annotations and known.template == template:
             return known
         try:
-            deployment = read_deployment(
-                key, uid, annotations, template, defaults=self.defaults, keys=self.keys
-            )
+            deployment = self._made_of(key, uid, annotations, template)
         except InvalidValue as error:
+            if known is None and told is not None:
+                known = self._good_before(key, uid, template, told)
             return self._refused(key, uid, annotations, template, known, str(error))
-        return _Reading(uid, annotations, template, deployment)
+        return _Reading(uid, annotations, template, deployment, annotations)
+
+    def _made_of(
+        self, key: ModelKey, uid: str, annotations: Mapping[str, str], template: JsonObject
+    ) -> Deployment:
+        return read_deployment(key, uid, annotations, template, defaults=self.defaults, keys=self.keys)
+
+    def _good_before(self, key: ModelKey, uid: str, template: JsonObject, told: Scaled) -> _Reading | None:
+        """By what the last scaler went on with. Whoever may change the Deployment can write anything there."""
+        if not is_scaled(told.good):
+            return None
+        try:
+            deployment = self._made_of(key, uid, told.good, template)
+        except InvalidValue:
+            return None
+        return _Reading(uid, told.good, template, deployment, told.good)
 
     def _refused(
         self,
@@ -146,13 +176,13 @@ class Fleet:
         why: str,
     ) -> _Reading:
         """What is to be placed is the new template all the same."""
-        if (known is None or known.refused != why) and len(self._complaints) < _MOST_COMPLAINTS:
-            self._complaints.append(Complaint(key, uid, why))
+        if known is None or known.refused != why:
+            self._complaints[key] = Complaint(key, uid, why)
         good = None if known is None else known.deployment
         if good is not None:
             text = template_text(template)
             good = replace(good, template=template, template_hash=text_hash(text), template_bytes=len(text))
-        return _Reading(uid, annotations, template, good, why)
+        return _Reading(uid, annotations, template, good, {} if known is None else known.good, why)
 
     # Pods.
 
@@ -179,6 +209,7 @@ class Fleet:
             del of_model[pod.uid]
             if not of_model:
                 del self._pods_of[pod.key]
+                self._forget_priority(pod.key)
 
     def _changed(self, key: ModelKey) -> None:
         self._counts.pop(key, None)
@@ -217,6 +248,7 @@ class Fleet:
                 grpc_port=door.grpc,
                 slots=deployment.slots,
                 ready=pod.state is PodState.READY,
+                soon=pod.initialised,
             )
             for pod in self.pods(key)
             if pod.address and pod.state in (PodState.READY, PodState.STARTING)

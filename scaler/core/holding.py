@@ -27,7 +27,7 @@ class Holding:
 
     def told(self, activator: str, report: Report) -> Stat | None:
         """The load that a report stands for; None for what cannot be one."""
-        figures = report.average_held, report.arrived, report.forwarded
+        figures = report.average_held, report.arrived, report.forwarded, report.served_ago
         if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
             return None
         is_first = report.wake and activator not in self._held and max(report.held, report.average_held) > 0

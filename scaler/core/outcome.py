@@ -33,15 +33,16 @@ class Outcomes:
         wanted = self._copies_of(course, counts, now_ns, silent_ns)
         replicas = course.deployment.replicas
         copies = replicas if wanted is None else wanted
-        actions: list[Action] = [*self._events(course, copies, now_ns)]
+        actions: list[Action] = [*self._troubles(course, copies, now_ns)]
         if wanted is not None:
+            actions += _to_and_from_zero(course, copies, now_ns)
             course.promise(copies, now_ns)
             # What was told before may still wait to be written.
             if copies != replicas or copies != course.asked_for:
                 actions.append(self._write(course, copies, now_ns))
             course.asked_for = copies
         self._note(course, counts, copies, now_ns)
-        scaled = course.scaled(counts, copies, now_ns)
+        scaled = course.scaled(counts, copies, now_ns, self._fleet.held_to(course.key))
         if scaled != course.deployment.told and course.is_due("status", _STATUS_PAUSE_NS, now_ns):
             actions.append(WriteStatus(model=course.key, uid=course.deployment.uid, scaled=scaled))
         return actions
@@ -99,7 +100,7 @@ class Outcomes:
 
     # What people are told.
 
-    def _events(self, course: Course, copies: int, now_ns: int) -> Iterator[Event]:
+    def _troubles(self, course: Course, copies: int, now_ns: int) -> Iterator[Event]:
         if course.clipped.by > 0 and course.is_due("Clipped", _EVENT_PAUSE_NS, now_ns):
             why = course.clipped.why or "there is no room for more"
             yield event_on(
@@ -110,14 +111,6 @@ class Outcomes:
             )
         if course.kept_for and course.is_due("NotToZero", _EVENT_PAUSE_NS, now_ns):
             yield event_on(course, "Warning", "NotToZero", f"its last copy stays: {course.kept_for}")
-        if copies == course.asked_for:
-            return
-        if copies == 0:
-            yield event_on(course, "Normal", "ScaledToZero", _why_zero(course, now_ns))
-        elif course.asked_for == 0:
-            yield event_on(
-                course, "Normal", "Woken", f"{copies} of {course.step.copies} wanted copies are asked for"
-            )
 
     def _note(self, course: Course, counts: Counts, copies: int, now_ns: int) -> None:
         """The decision, if it differs from the last one."""
@@ -144,7 +137,7 @@ def _clipped(course: Course, counts: Counts, now_ns: int, silent_ns: int) -> Cli
     return clip(
         course.step.copies,
         counts,
-        course.ceiling,
+        course.room(counts, now_ns),
         promised=course.promised(now_ns),
         silent_ns=silent_ns,
         overflow=course.deployment.options.overflow_pods,
@@ -160,6 +153,17 @@ def _first_or_none(course: Course, copies: int) -> int | None:
         if course.deployment.replicas == 0
         else None
     )
+
+
+def _to_and_from_zero(course: Course, copies: int, now_ns: int) -> Iterator[Event]:
+    """Of what is asked for; what others do is theirs to tell."""
+    if copies == course.asked_for:
+        return
+    if copies == 0:
+        yield event_on(course, "Normal", "ScaledToZero", _why_zero(course, now_ns))
+    elif course.asked_for == 0:
+        text = f"{copies} of {course.step.copies} wanted copies are asked for"
+        yield event_on(course, "Normal", "Woken", text)
 
 
 def event_on(course: Course, type: Literal["Normal", "Warning"], reason: str, message: str) -> Event:

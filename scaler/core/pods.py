@@ -43,7 +43,8 @@ class PodState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """`stuck`: why it makes no progress; `hopeless`: why it never will. `bound_ns`, `ready_ns`: when it was first seen
+    """`stuck`: why it makes no progress; `hopeless`: why it never will. `initialised`: its init containers, the loader
+    among them, have done their work. `bound_ns`, `ready_ns`: when it was first seen
     to be so."""
 
     uid: str
@@ -56,6 +57,7 @@ class Pod:
     deletion_cost: str | None = None
     stuck: str = ""
     hopeless: str = ""
+    initialised: bool = False
     bound_ns: int | None = None
     ready_ns: int | None = None
 
@@ -75,6 +77,11 @@ class Counts:
     @property
     def bound(self) -> int:
         return self.ready + self.starting
+
+    @property
+    def made(self) -> int:
+        """Pods, wherever they are."""
+        return self.bound + self.pending + self.unschedulable
 
     @property
     def on_their_way(self) -> int:
@@ -97,7 +104,7 @@ def keep_pod(item: JsonObject) -> dict[str, Any]:
     }
     return {
         "metadata": kept,
-        "spec": picked(spec, "nodeName", "priority"),
+        "spec": picked(spec, "nodeName", "priority", "hostNetwork"),
         "status": picked(status, "phase", "podIP", "conditions") | containers,
     }
 
@@ -121,11 +128,13 @@ def read_pod(item: JsonObject, keys: Keys) -> Pod | None:
         key=ModelKey(meta.get("namespace", ""), deployment),
         state=state,
         node=spec.get("nodeName") or "",
-        address=status.get("podIP") or "",
+        # A node's own is not the copy's: at any port that a tenant names there may be anything of the node's.
+        address="" if spec.get("hostNetwork") else status.get("podIP") or "",
         priority=spec.get("priority"),
         deletion_cost=(meta.get("annotations") or {}).get(DELETION_COST),
         stuck=_stuck(status) if state is PodState.STARTING else "",
         hopeless=_words(loaded) if loaded.get("status") == "False" else "",
+        initialised=(conditions.get("Initialized") or {}).get("status") == "True",
     )
 
 

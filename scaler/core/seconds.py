@@ -80,9 +80,9 @@ class Seconds:
         fresh, self._fresh = self._fresh, {}
         stats = {}
         for model, copies in ready.items():
-            sample = [_stat(fresh[uid]) for uid in copies if uid in fresh]
+            sample = [fresh[uid] for uid in copies if uid in fresh]
             if sample and len(sample) >= sample_size(len(copies)):
-                stats[model] = extrapolated(sample, len(copies))
+                stats[model] = extrapolated(_total(sample), len(sample), len(copies))
         return stats
 
     def keep(self, copies: Container[str]) -> None:
@@ -92,5 +92,10 @@ class Seconds:
             self._fresh.pop(uid, None)
 
 
-def _stat(load: CopyLoad) -> Stat:
-    return Stat(concurrency=load.average_concurrent_requests, requests=load.request_count)
+def _total(sample: Iterable[CopyLoad]) -> Stat:
+    """One after the other: `sum` would lose less than Knative does."""
+    concurrency = requests = 0.0
+    for load in sample:
+        concurrency += load.average_concurrent_requests
+        requests += load.request_count
+    return Stat(concurrency, 0.0, requests)

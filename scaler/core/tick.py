@@ -21,6 +21,7 @@ question at a time.
 goes back goes on here from where it was.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -40,7 +41,7 @@ from scaler.activation.switch import Asked
 from scaler.core.clip import ceiling_of
 from scaler.core.copies import Copies
 from scaler.core.course import Course, Path, known
-from scaler.core.deployments import MOST_TEMPLATE_BYTES
+from scaler.core.deployments import MOST_TEMPLATE_BYTES, Deployment
 from scaler.core.fleet import Fleet
 from scaler.core.models_view import Averages as Shown
 from scaler.core.models_view import ModelView
@@ -50,6 +51,8 @@ from scaler.core.retention import Evictions, Idle, least_recently_used
 from scaler.decision.bounds import Activity
 from scaler.decision.load import Averages, Stat
 from scaler.go import SECOND_NS
+
+log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 2.0
 _MILLISECOND_NS: Final = 1_000_000
@@ -84,7 +87,13 @@ class Scaler:
 
     def held(self, activator: str, report: Report, now_ns: int) -> list[Action]:
         """What an activator holds of one model. The first request of one that is at zero decides at once."""
-        now_ns = self._now(now_ns)
+        try:
+            return self._held(activator, report, self._now(now_ns))
+        except Exception as error:
+            _left_out(report.model, error)
+            return []
+
+    def _held(self, activator: str, report: Report, now_ns: int) -> list[Action]:
         course = self._course(report.model, now_ns)
         stat = None if course is None else course.holding.told(activator, report)
         if course is None or stat is None:
@@ -114,14 +123,20 @@ class Scaler:
         courses = self._all(now_ns)
         stats = self._copies.second(course.key for course in courses)
         for course in courses:
-            stat, ready = stats.get(course.key), self._fleet.counts(course.key).ready
-            if stat is None and ready == 0 and course.desired > 0 and course.holding.held == 0:
-                stat = Stat()
-            if stat is not None:
-                self._tell(course, stat, now_ns)
-            waiting = self._copies.waiting(course.key, now_ns)
-            if waiting is not None:
-                course.waiting.record(now_ns // SECOND_NS, waiting + course.holding.held)
+            try:
+                self._second_of(course, stats.get(course.key), now_ns)
+            except Exception as error:
+                _left_out(course.key, error)
+
+    def _second_of(self, course: Course, stat: Stat | None, now_ns: int) -> None:
+        ready = self._fleet.counts(course.key).ready
+        if stat is None and ready == 0 and course.desired > 0 and course.holding.held == 0:
+            stat = Stat()
+        if stat is not None:
+            self._tell(course, stat, now_ns)
+        waiting = self._copies.waiting(course.key, now_ns)
+        if waiting is not None:
+            course.waiting.record(now_ns // SECOND_NS, waiting + course.holding.held)
 
     def _tell(self, course: Course, stat: Stat, now_ns: int) -> None:
         """In whole seconds, as the windows are."""
@@ -133,7 +148,7 @@ class Scaler:
         if report.forwarded <= 0 or not course.wakes.under_way:
             return []
         course.wakes.seen(self._fleet.pods(course.key))
-        wake = course.wakes.served(now_ns)
+        wake = course.wakes.served(now_ns - int(report.served_ago * SECOND_NS))
         return [] if wake is None else [Woke(model=course.key, wake=wake)]
 
     # What is to be done.
@@ -145,7 +160,12 @@ class Scaler:
         self._copies.forget_gone()
         self._evictions.forget_done(lambda uid: self._fleet.pod(uid) is not None, now_ns)
         for course in self._all(now_ns):
-            actions += self._stepped(course, now_ns)
+            try:
+                actions += self._stepped(course, now_ns)
+            except Exception as error:
+                _left_out(course.key, error)
+        if not self._unanswered:
+            self._silent_since_ns = None  # who is asked nothing is not silent
         return actions
 
     def question(self, now_ns: int) -> PlaceableRequest | None:
@@ -154,7 +174,7 @@ class Scaler:
         self._unanswered &= self._courses.keys()
         if not self._unanswered:
             return None
-        lacking = (course for course in self._courses.values() if self._lacks(course))
+        lacking = (course for course in self._courses.values() if self._lacks(course, now_ns))
         asked = tuple(self._asked_of(course, now_ns) for course in _as_many_as_go(lacking))
         if not asked:
             self._unanswered.clear()
@@ -181,8 +201,12 @@ class Scaler:
         self._keep_promises(question, now_ns)
         actions: list[Action] = []
         for asked in question.models:
-            if asked.model in self._courses:
+            if asked.model not in self._courses:
+                continue
+            try:
                 actions += self._placed(asked, told.get(asked.model), now_ns)
+            except Exception as error:
+                _left_out(asked.model, error)
         return actions
 
     # What is known.
@@ -228,7 +252,7 @@ class Scaler:
             replicas=deployment.replicas,
             desired=known(course.desired),
             wanted=known(course.step.copies),
-            written=course.asked_for,
+            written=course.asked_for if deployment.kind is Kind.KPA else deployment.replicas,
             clipped=course.clipped.by,
             why=course.why(now_ns),
             concurrency=_shown(concurrency),
@@ -259,14 +283,22 @@ class Scaler:
         return self._now_ns
 
     def _all(self, now_ns: int) -> list[Course]:
-        found = (self._course(key, now_ns) for key in self._fleet.deployments)
-        return [course for course in found if course is not None]
+        found = []
+        for deployment in self._fleet.deployments.values():
+            try:
+                found.append(self._course_of(deployment, now_ns))
+            except Exception as error:
+                _left_out(deployment.key, error)
+        return found
 
     def _course(self, key: ModelKey, now_ns: int) -> Course | None:
+        deployment = self._fleet.deployments.get(key)
+        return None if deployment is None else self._course_of(deployment, now_ns)
+
+    def _course_of(self, deployment: Deployment, now_ns: int) -> Course:
         """Made when it is first needed, and told of its Deployment as it is now."""
-        deployment, course = self._fleet.deployments.get(key), self._courses.get(key)
-        if deployment is None:
-            return None
+        key = deployment.key
+        course = self._courses.get(key)
         if course is not None and course.deployment is deployment:
             return course
         ready = self._fleet.counts(key).ready
@@ -292,7 +324,7 @@ class Scaler:
         course.decide(ready=counts.ready, now_ns=now_ns)
         is_switched = course.advance(counts, self._fleet.pods(course.key), now_ns)
         actions: list[Action] = [Switched(model=course.key)] if is_switched else []
-        if course.lacks(counts):
+        if course.lacks(counts, now_ns):
             self._unanswered.add(course.key)
             return actions
         return actions + self._outcome(course, now_ns)
@@ -302,8 +334,8 @@ class Scaler:
 
     # Room.
 
-    def _lacks(self, course: Course) -> bool:
-        return course.lacks(self._fleet.counts(course.key))
+    def _lacks(self, course: Course, now_ns: int) -> bool:
+        return course.lacks(self._fleet.counts(course.key), now_ns)
 
     def _asked_of(self, course: Course, now_ns: int) -> PlaceableModel:
         course.asked_ns = now_ns
@@ -331,12 +363,14 @@ class Scaler:
         return course.ceiling is not None and course.ceiling.copies < course.owed(now_ns) - unschedulable
 
     def _placed(self, asked: PlaceableModel, placeable: Placeable | None, now_ns: int) -> list[Action]:
-        course = self._courses[asked.model]
+        course, counts = self._courses[asked.model], self._fleet.counts(asked.model)
         actions: list[Action] = []
         if placeable is not None and course.ceiling is not None:
-            if course.ceiling.never and self._fleet.counts(course.key).bound == 0:
+            if course.ceiling.never and counts.bound == 0:
                 course.has_no_place(placeable.reason, now_ns)
-            if course.ceiling.copies < asked.wanted and placeable.if_idle_go:
+            # Nobody goes for one more copy before those are made that have a place.
+            is_made = counts.made >= max(course.deployment.replicas, course.ceiling.copies)
+            if course.ceiling.copies < asked.wanted and placeable.if_idle_go and is_made:
                 actions += self._make_room(asked, placeable.if_idle_go, now_ns)
         return actions + self._outcome(course, now_ns)
 
@@ -364,8 +398,7 @@ class Scaler:
             if not _may_make_room(course, now_ns):
                 continue
             priority = self._fleet.priority(key)
-            for pod, load in self._copies.idle(key, now_ns):
-                last_ns = load.last_arrival * SECOND_NS
+            for pod, last_ns in self._copies.idle(key, now_ns):
                 yield Idle(pod=pod.name, uid=pod.uid, model=key, priority=priority, last_used_ns=last_ns)
 
     # Deployments.
@@ -382,12 +415,15 @@ class Scaler:
 
     def _gone(self) -> Iterator[Switched]:
         """Whose class has been taken away keeps its copies as they are."""
-        for key, course in list(self._courses.items()):
-            deployment = self._fleet.deployments.get(key)
-            if deployment is None or deployment.uid != course.deployment.uid:
-                del self._courses[key]
-                self._record.gone(key)
-                yield Switched(model=key)
+        for key in [key for key in self._courses if key not in self._fleet.deployments]:
+            del self._courses[key]
+            self._record.gone(key)
+            yield Switched(model=key)
+
+
+def _left_out(model: ModelKey, error: Exception) -> None:
+    """One model that nobody has thought of must not end the scaling of all others: what it is made of is a tenant's."""
+    log.error("model left out", extra={"fields": {"model": model}}, exc_info=error)
 
 
 def _as_many_as_go(courses: Iterable[Course]) -> Iterator[Course]:
@@ -416,5 +452,7 @@ def _may_make_room(course: Course, now_ns: int) -> bool:
 
 
 def _shown(averages: Averages | None) -> Shown:
-    # What sums and differences leave of an empty window may be a little less than nothing, and round to -0.0.
-    return Shown() if averages is None else Shown(averages.stable + 0.0, averages.panic + 0.0)
+    if averages is None:
+        return Shown()
+    # What sums and differences leave of a window may be a little less than nothing: neither that nor a -0.0 is a load.
+    return Shown(max(averages.stable, 0.0) + 0.0, max(averages.panic, 0.0) + 0.0)

@@ -51,15 +51,17 @@ class Wakes:
         if ready is not None:
             self._reach(3, ready)
 
-    def served(self, now_ns: int) -> WakeView | None:
-        """A request has been passed on: the wake is over, if there was one."""
+    def served(self, at_ns: int) -> WakeView | None:
+        """A request has been passed on: the wake is over, if there was one. What was heard of later than that is over
+        by then: a copy serves before the kubelet says so."""
         if len(self._ends_ns) == 1:  # a copy was there all the time
             self.end()
             return None
         if not self._ends_ns:
             return None
-        while len(self._ends_ns) <= len(PHASES):
-            self._ends_ns.append(max(now_ns, self._ends_ns[-1]))
+        at_ns = max(at_ns, self._ends_ns[0])
+        ends = [min(end_ns, at_ns) for end_ns in self._ends_ns]
+        self._ends_ns = ends + [at_ns] * (1 + len(PHASES) - len(ends))
         return self.end()
 
     def end(self) -> WakeView | None:

@@ -15,7 +15,6 @@ from scaler.go import SECOND_NS
 UNKNOWN: Final = -1
 # Longer than Kubernetes takes to say itself why a Deployment does not come up.
 _ACTIVATION_BUFFER_NS: Final = 30 * SECOND_NS
-_LOOK_AGAIN_NS: Final = SECOND_NS
 PROGRESS_DEADLINE_NS: Final = 600 * SECOND_NS
 
 
@@ -45,12 +44,11 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How many copies a model is to have. Where they are not to be written, look again after a while: None if only
-    another event can change it."""
+    """How many copies a model is to have. Where they are not to be written, whatever is there stays. Knative also says
+    when to look again; here each tick does."""
 
     copies: int
     write: bool
-    again_after_ns: int | None = None
 
 
 def bounded(bounds: Bounds, desired: int, *, initialised: bool) -> int:
@@ -78,7 +76,7 @@ def step(spec: Spec, state: State, desired: int, now_ns: int) -> Step:
 def _while_activating(spec: Spec, state: State, for_ns: int) -> Step:
     """It may never come up."""
     limit_ns = state.progress_deadline_ns + _ACTIVATION_BUFFER_NS
-    return Step(0, write=True) if for_ns > limit_ns else Step(UNKNOWN, write=False, again_after_ns=limit_ns)
+    return Step(0, write=True) if for_ns > limit_ns else Step(UNKNOWN, write=False)
 
 
 def _while_active(spec: Spec, state: State, for_ns: int) -> Step:
@@ -86,20 +84,20 @@ def _while_active(spec: Spec, state: State, for_ns: int) -> Step:
     window_ns = spec.stable_window_seconds * SECOND_NS
     if for_ns >= window_ns:
         return Step(0, write=False)
-    return Step(1, write=True, again_after_ns=window_ns - for_ns)
+    return Step(1, write=True)
 
 
 def _while_inactive(spec: Spec, state: State, for_ns: int) -> Step:
     """The last copy goes when nobody can send it a request any more, and not before it was kept for long enough."""
     bounds = spec.bounds
     if not state.proven and not bounds.activator_always:
-        return Step(0, write=False, again_after_ns=_LOOK_AGAIN_NS)
+        return Step(0, write=False)
     if for_ns >= max(bounds.grace_period_ns, bounds.retention_ns):
         return Step(0, write=True)
     if for_ns < bounds.retention_ns:
-        return Step(0, write=False, again_after_ns=bounds.retention_ns - for_ns)
+        return Step(0, write=False)
     left_ns = bounds.grace_period_ns - _proxied_ns(state, for_ns)
-    return Step(0, write=True) if left_ns <= 0 else Step(0, write=False, again_after_ns=left_ns)
+    return Step(0, write=left_ns <= 0)
 
 
 def _proxied_ns(state: State, for_ns: int) -> int:

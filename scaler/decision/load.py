@@ -3,12 +3,11 @@
 Source: knative.dev/serving v0.49.1, pkg/autoscaler/metrics/{collector,stats_scraper,sample_size}.go.
 """
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from scaler.decision.annotations import RPS
 from scaler.decision.spec import Spec
-from scaler.decision.windows import LinearWindow, WeightedWindow, Window
+from scaler.decision.windows import LinearWindow, WeightedWindow
 from scaler.go import SECOND_NS, ceil
 
 # 1.96² × 100 / 5²: a mean within 5 with a confidence of 95 % where the variance is 100 (sample_size.go).
@@ -32,15 +31,9 @@ def sample_size(copies: int) -> int:
     return int(ceil(copies * _SAMPLE_OF_MANY / (copies + _SAMPLE_OF_MANY - 1)))
 
 
-def extrapolated(sample: Sequence[Stat], copies: int) -> Stat:
-    """The load of all copies, from that of some, which are not none."""
-    totals = [0.0, 0.0, 0.0, 0.0]
-    for stat in sample:
-        totals[0] += stat.concurrency
-        totals[1] += stat.proxied_concurrency
-        totals[2] += stat.requests
-        totals[3] += stat.proxied_requests
-    return Stat(*(total / len(sample) * copies for total in totals))
+def extrapolated(total: Stat, sample: int, copies: int) -> Stat:
+    """The load of all copies, from what some have, which are not none, all of those together."""
+    return Stat(*(figure / sample * copies for figure in total))
 
 
 class Averages(NamedTuple):
@@ -57,12 +50,18 @@ class _Metric:
 
     def __init__(self, spec: Spec) -> None:
         kind = WeightedWindow if spec.weighted else LinearWindow
-        self.stable: Window = kind(spec.stable_window_seconds)
-        self.panic: Window = kind(spec.panic_window_seconds)
+        self.stable: LinearWindow = kind(spec.stable_window_seconds)
+        self.panic: LinearWindow = kind(spec.panic_window_seconds)
 
     def record(self, second: int, value: float) -> None:
         self.stable.record(second, value)
         self.panic.record(second, value)
+
+    def averages(self, second: int) -> Averages:
+        stable = self.stable.average(second)
+        return Averages(
+            stable, stable if self.panic.reads_as(self.stable, second) else self.panic.average(second)
+        )
 
     def resize(self, spec: Spec, second: int) -> None:
         self.stable.resize(spec.stable_window_seconds, second)
@@ -102,4 +101,4 @@ class Load:
         second = now_ns // SECOND_NS
         if self._spec.scraped and metric.stable.is_empty(second):
             return None
-        return Averages(metric.stable.average(second), metric.panic.average(second))
+        return metric.averages(second)

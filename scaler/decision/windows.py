@@ -5,9 +5,9 @@ are in seconds. What is recorded twice in one second adds up. No clock is read h
 """
 
 import math
-from functools import lru_cache, reduce
-from operator import add, mul
-from typing import Final, Protocol
+from functools import lru_cache
+from operator import mul
+from typing import Final
 
 from scaler.go import power, round_to_micro
 
@@ -24,18 +24,16 @@ _EXP_OF_GO: Final = {
     34: 0.7626985859023445,
     35: 0.768624610039774,
 }
-# Of a sum, less than half of its last bit.
-_NOTHING: Final = 2.0**-60
-_AT_ONCE: Final = 64
+# Of a sum, not more than half of its last bit.
+_NOTHING: Final = 2.0**-54
+# So many values make a sum of which the others are nothing, unless they were far larger.
+_MOSTLY_ENOUGH: Final = 176
 
 
-class Window(Protocol):
-    """What a model's load is averaged over."""
+class _Plainly(float):
+    """Where `sum` begins with one, it adds one after the other, as Knative does; else it would lose less (Python 3.12)."""
 
-    def record(self, second: int, value: float) -> None: ...
-    def average(self, second: int) -> float: ...
-    def is_empty(self, second: int) -> bool: ...
-    def resize(self, size: int, second: int) -> None: ...
+    __slots__ = ()
 
 
 class LinearWindow:
@@ -94,6 +92,10 @@ class LinearWindow:
             total -= self._buckets[passed % self._size]
         return round_to_micro(total / min(seconds, self._size - late))
 
+    def reads_as(self, other: "LinearWindow", second: int) -> bool:
+        """Whether its average is that which `other` has just read. It is not looked for where it is made at once."""
+        return False
+
     def is_empty(self, second: int) -> bool:
         """Whether the last value is older than the window. One second earlier it is not, and averages 0."""
         return second - self._last > self._size
@@ -117,31 +119,51 @@ class LinearWindow:
 class WeightedWindow(LinearWindow):
     """Each second weighs less than the next one, by a constant factor. A young window reads low."""
 
-    __slots__ = ("_largest",)
+    __slots__ = ("_is_resized", "_largest", "_loaded", "_read")
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        # No value since the beginning was larger.
-        self._largest = 0.0
+        # No value since the beginning was larger, and none later than this one is other than 0.
+        self._largest, self._loaded = 0.0, _NEVER
+        # How many values the last average was made of: none older could have changed it.
+        self._read = 0
+        # What one has dropped of its values another may have kept.
+        self._is_resized = False
 
     def record(self, second: int, value: float) -> None:
         super().record(second, value)
-        self._largest = max(self._largest, abs(self._buckets[second % self._size]))
+        bucket = self._buckets[second % self._size]
+        if bucket:
+            if abs(bucket) > self._largest:
+                self._largest = abs(bucket)
+            if second > self._loaded:
+                self._loaded = second
 
     def average(self, second: int) -> float:
         late = max(second - self._last, 0)
-        if late > self._size:
-            return 0.0
-        weights = _weights(self._size, late)
-        average, count = 0.0, len(weights)
-        for begin in range(0, count, _AT_ONCE):
-            values = self._before(begin, min(_AT_ONCE, count - begin))
-            # One after the other: `sum` would lose less than Knative does.
-            average = reduce(add, map(mul, reversed(values), weights[begin : begin + _AT_ONCE]), average)
-            # None of those that are left could change the last bit.
-            if self._largest * weights[begin + len(values) - 1] < abs(average) * _NOTHING:
+        count = self._size - late
+        # Zeros weigh nothing: a model that has been idle for an hour is read at once.
+        self._read = begin = min(self._last - self._loaded, max(count, 0))
+        average: float = 0.0
+        weights = _weights(self._size, late) if begin < count else ()
+        while begin < count:
+            values = self._before(begin, min(_MOSTLY_ENOUGH, count - begin))
+            average = sum(map(mul, reversed(values), weights[begin : begin + len(values)]), _Plainly(average))
+            self._read = begin = begin + len(values)
+            if self._largest * weights[begin - 1] < abs(average) * _NOTHING:
                 break
         return average
+
+    def reads_as(self, other: LinearWindow, second: int) -> bool:
+        """Whether its average is that which `other` has just read, which is no shorter and was told the same: nothing
+        of which that was made has left this one. One that is so long weighs its values as all longer ones do."""
+        if not isinstance(other, WeightedWindow) or self._is_resized or other._is_resized:
+            return False
+        return other._read <= self._size - max(second - self._last, 0)
+
+    def resize(self, size: int, second: int) -> None:
+        self._is_resized = self._is_resized or size != self._size
+        super().resize(size, second)
 
     def _before(self, age: int, count: int) -> list[float]:
         """So many values in the order of their time; the last of them is `age` seconds older than the newest."""

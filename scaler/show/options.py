@@ -17,7 +17,7 @@ class ShowingOptions(KubeOptions):
     )
     keda_listen: Endpoint | None = opt.endpoint("answer KEDA as an external scaler here; unset: do not")
     tls_cert: Path | None = opt.option(
-        "certificate of both; read again when it changes. KEDA is answered without one, too",
+        "certificate of both ports; read again when it changes. KEDA is answered without one, too",
         default=None,
         parse=Path,
         metavar="FILE",

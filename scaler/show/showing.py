@@ -120,13 +120,17 @@ class Showing:
 
 
 def tls_of(options: ShowingOptions) -> TlsFiles | None:
-    """Raises ConfigError."""
+    """Raises ConfigError for flags that do not go together, and for files that cannot be used."""
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key go together")
+    if options.keda_client_ca is not None and options.keda_listen is None:
+        raise ConfigError("--keda-client-ca needs --keda-listen: it is KEDA that shows a certificate")
     if options.tls_cert is None or options.tls_key is None:
-        if options.tls_cert is not options.tls_key:
-            raise ConfigError("--tls-cert and --tls-key go together")
         if options.external_metrics_listen is not None:
             raise ConfigError("--external-metrics-listen needs --tls-cert: the API server asks by TLS only")
         if options.keda_client_ca is not None:
             raise ConfigError("--keda-client-ca needs --tls-cert: without TLS nobody shows a certificate")
         return None
-    return TlsFiles(options.tls_cert, options.tls_key, options.keda_client_ca)
+    files = TlsFiles(options.tls_cert, options.tls_key, options.keda_client_ca)
+    files.read()
+    return files

@@ -33,12 +33,13 @@ class TlsFiles:
 
     def read(self) -> "TlsBytes":
         """Raises ConfigError."""
-        self.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.load_into(context)
         try:
-            client_ca = None if self.client_ca is None else self.client_ca.read_bytes()
-            return TlsBytes(self.cert.read_bytes(), self.key.read_bytes(), client_ca)
-        except OSError as error:
-            raise ConfigError(f"the scaler's certificates: {error}") from error
+            cert, key = self.cert.read_bytes(), self.key.read_bytes()
+        except OSError as error:  # they went a moment ago
+            raise ConfigError(f"--tls-cert {self.cert}, --tls-key {self.key}: {error}") from error
+        return TlsBytes(cert, key, None if self.client_ca is None else _authority(self.client_ca, context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,15 @@ class TlsBytes:
     cert: bytes
     key: bytes = field(repr=False)
     client_ca: bytes | None
+
+
+def _authority(path: Path, context: ssl.SSLContext) -> bytes:
+    """gRPC would take anything, and then refuse whoever comes. Raises ConfigError."""
+    try:
+        context.load_verify_locations(path)
+        return path.read_bytes()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--keda-client-ca {path}: {error}") from error
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -77,7 +77,7 @@ class FakePod(GRPCInferenceServiceServicer):  # type: ignore[misc]
         self.may_answer.set()
         self._server = self._grpc = None
 
-    def told(self, *, ready: bool = True) -> PodEndpoint:
+    def told(self, *, ready: bool = True, soon: bool = False) -> PodEndpoint:
         return PodEndpoint(
             uid=f"uid-{self.name}",
             name=self.name,
@@ -86,6 +86,7 @@ class FakePod(GRPCInferenceServiceServicer):  # type: ignore[misc]
             grpc_port=self.grpc_port,
             slots=self.slots,
             ready=ready,
+            soon=soon,
         )
 
     def _enter(self) -> None:

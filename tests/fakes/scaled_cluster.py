@@ -95,6 +95,8 @@ class FakeModel:
     scaled: str | None = None
     held: int = 0
     has_service: bool = True
+    # Of its pods: a quota's, an admission's.
+    most_pods: int = 1000
     written: list[int] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
@@ -278,7 +280,7 @@ class Cluster:
     def _follow(self, model: FakeModel) -> None:
         """A Deployment with its ReplicaSet."""
         living = self.living(model)
-        for _ in range(model.replicas - len(living)):
+        for _ in range(min(model.replicas, model.most_pods) - len(living)):
             self._count += 1
             pod = FakePod(f"{model.key.name}-5f-{self._count}", f"u{self._count}", model.key)
             self.pods[pod.uid] = pod
@@ -364,6 +366,7 @@ class Cluster:
             request_count=pod.rate,
             in_triton=pod.busy,
             last_arrival=pod.last_arrival,
+            timestamp=self.now,
         )
 
     def _lead(self) -> None:

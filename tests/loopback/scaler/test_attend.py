@@ -2,6 +2,7 @@
 what becomes of either when the other goes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -83,7 +84,7 @@ def said(model: ModelKey, version: int, **more: Any) -> dict[str, Any]:
 
 async def test_an_activator_is_told_all_at_first_and_then_what_changes() -> None:
     pod = PodEndpoint(
-        uid="u", name="p", address="10.0.0.9", rest_port=9000, grpc_port=9001, slots=4, ready=True
+        uid="u", name="p", address="10.0.0.9", rest_port=9000, grpc_port=9001, slots=4, ready=True, soon=True
     )
     whole = assignment(
         endpoints=(pod,), limits=HoldLimits(requests=5, bytes=6, seconds=7.5), hopeless="", tls=True, share=2
@@ -111,6 +112,25 @@ async def test_an_activator_is_told_all_at_first_and_then_what_changes() -> None
         at.core.tell(MODEL)
         (gone,) = (await one.hear()).assignments
         assert (gone.namespace, gone.name, gone.gone) == ("a", "m", True)
+
+
+async def test_what_cannot_be_said_of_one_model_is_left_out_and_the_others_are_told() -> None:
+    """Whatever a tenant has found to write: no activator is without its stream for that."""
+    beyond = PodEndpoint(
+        uid="u", name="p", address="10.0.0.9", rest_port=2**40, grpc_port=9001, slots=4, ready=True
+    )
+    broken = assignment(endpoints=(beyond,))
+    async with scaler(wanted={MODEL: broken, OTHER: assignment(OTHER)}) as at, attached(at) as one:
+        assert [(told.namespace, told.name) for told in one.whole.assignments] == [OTHER]
+        at.core.wanted = {
+            MODEL: replace(broken, share=2),
+            OTHER: assignment(OTHER, state=HoldState.FORWARD),
+        }
+        at.core.tell_all()
+        assert [told.state for told in (await one.hear()).assignments] == [pb.HOLD_STATE_FORWARD]
+        at.core.wanted[MODEL] = assignment()
+        at.core.tell(MODEL)
+        assert [told.name for told in (await one.hear()).assignments] == [MODEL.name]
 
 
 async def test_versions_grow_over_a_restart_of_the_scaler() -> None:
@@ -233,6 +253,53 @@ async def test_a_namespaces_activators_take_no_other_namespaces_room(monkeypatch
             assert len(at.activators) == 2
 
 
+async def test_the_systems_own_have_room_of_their_own_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend, "_MOST_SYSTEM", 1)
+    async with scaler() as at, attached(at), talker(at, "berth-system/2") as more, attached(at, "a/1"):
+        await more.hello()
+        assert (await more.refusal())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_one_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend, "_HELLO_SECONDS", 0.1)
+    async with scaler() as at, talker(at) as one:
+        assert await one.refusal() == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "the stream came without a hello",
+        )
+
+
+async def test_its_token_is_looked_at_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend, "_STREAM_SECONDS", 0.1)
+    async with scaler() as at, attached(at) as one:
+        assert (await one.refusal())[0] is grpc.StatusCode.OK
+        assert [one.detached_ns is None for one in at.activators] == [False]
+
+
+async def test_an_activator_that_dials_anew_is_one_activator() -> None:
+    """What its older stream says no more, the newer one does."""
+    async with scaler(wanted={MODEL: assignment()}) as at, attached(at) as old, attached(at) as new:
+        assert (await old.refusal())[0] is grpc.StatusCode.OK
+        assert len(at.activators) == 1
+        await until(lambda: at.attendance._open[None] == 1)
+        at.core.wanted[MODEL] = assignment(state=HoldState.FORWARD)
+        at.core.tell(MODEL)
+        assert [one.state for one in (await new.hear()).assignments] == [pb.HOLD_STATE_FORWARD]
+        assert len(at.sources._followers) == 1
+    await until(lambda: not at.sources._followers)
+
+
+async def test_one_that_leaves_already_when_it_dials_is_led_nobody() -> None:
+    async with scaler(wanted={MODEL: assignment()}) as at, talker(at) as one:
+        await one.hello(leaving=True)
+        await one.hear()
+        assert not at.activators.chosen(MODEL)
+        at.core.news.clear()
+        await one.hello()
+        await until(lambda: at.core.news == [MODEL])
+        assert at.activators.chosen(MODEL)
+
+
 # What is believed.
 
 
@@ -256,7 +323,13 @@ async def test_reports_are_of_the_models_that_were_told_and_within_their_bounds(
         assert uid == "berth-system/act-1"
         assert (report.held, report.average_held, report.held_bytes, report.arrived) == (10, 10.0, 100, 3)
         assert (report.rest_port, report.grpc_port) == (0, 0)
-        assert at.attendance.figures.left_aside == 6
+        assert (at.attendance.figures.reports, at.attendance.figures.left_aside) == (7, 6)
+        (shown,) = at.attendance.attached()
+        assert (shown.name, shown.held) == ("berth-system/act-1", 10)
+        assert 0 <= shown.seconds < 60
+        await one.report(said(MODEL, version, held=0))
+        await until(lambda: [shown.held for shown in at.attendance.attached()] == [0])
+    await until(lambda: not at.attendance.attached())
 
 
 async def test_a_port_is_open_when_it_is_the_models_own() -> None:
@@ -280,6 +353,19 @@ async def test_a_port_is_open_when_it_is_the_models_own() -> None:
         await one.report(said(MODEL, version, rest_port=PAIR.rest, grpc_port=PAIR.grpc))
         await until(lambda: at.attendance.figures.left_aside > before)
         assert known.open == {}
+
+
+async def test_the_first_that_an_activator_says_is_news_of_all_that_it_was_told() -> None:
+    """That it has nothing open, too: until then it might have been on its way from another scaler."""
+    async with scaler(wanted={MODEL: assignment()}) as at, attached(at) as one:
+        version = one.whole.assignments[0].version
+        at.core.news.clear()
+        await one.report()
+        await until(lambda: at.core.news == [MODEL])
+        await one.report(said(MODEL, version))
+        await one.report(said(MODEL, version, held=1))
+        await until(lambda: at.core.reports)
+        assert at.core.news == [MODEL]
 
 
 async def test_the_end_of_holding_is_told_once() -> None:
@@ -553,3 +639,27 @@ async def test_an_assignment_that_breaks_the_plane_holds_up_no_other(tmp_path: P
             at.core.tell_all()
             await until(lambda: OTHER in one.plane.told)
             assert one.link.is_attached
+
+
+def test_a_crowd_of_reports_goes_in_messages_that_are_read(tmp_path: Path) -> None:
+    """A tenant may have thousands of models with the longest names there are."""
+    one = Dialler(Endpoint("127.0.0.1", 1), tmp_path)
+    models = [ModelKey("a" * 63, f"m{n}".ljust(253, "x")) for n in range(5000)]
+    one.plane.told = {model: assignment(model, version=time.time_ns() // 1000) for model in models}
+    one.plane.held = dict.fromkeys(models, 10**6)
+    one.link._note(one.plane.reports(0.0, whole=True))
+    told = 0
+    while (message := one.link._message()).reports.reports:
+        told += len(message.reports.reports)
+        assert len(message.reports.reports) <= attend._MOST_REPORTS
+        assert message.ByteSize() < 0.95 * attend._MESSAGE_BYTES
+    assert told == len(models)
+
+
+def test_what_is_open_of_a_usual_crowd_is_told_at_once(tmp_path: Path) -> None:
+    """Until it is told the next scaler does not know of it."""
+    one = Dialler(Endpoint("127.0.0.1", 1), tmp_path)
+    models = [ModelKey("team-of-people", f"a-usual-name-of-a-model-{n}") for n in range(5000)]
+    one.plane.told = {model: assignment(model) for model in models}
+    one.link._note(one.plane.reports(0.0, whole=True))
+    assert len(one.link._message().reports.reports) == len(models)

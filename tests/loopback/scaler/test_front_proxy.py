@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -39,6 +40,7 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.directory, self.port = directory, free_port(HOST)
         self.data: dict[str, str] = {}
+        self.is_down, self.asked_for = False, 0
         self.models = FakeModels()
         self.models.add("a/m")
         self.server = TlsFiles(directory / "server.crt", directory / "server.key")
@@ -59,6 +61,9 @@ class World:
 
     async def config_map(self, request: web.Request) -> web.Response:
         assert request.path.endswith("/kube-system/configmaps/extension-apiserver-authentication")
+        self.asked_for += 1
+        if self.is_down:
+            return web.Response(status=500)
         return web.json_response({"data": self.data})
 
     @asynccontextmanager
@@ -139,6 +144,47 @@ async def test_an_authority_that_is_replaced_takes_its_connections_with_it(world
     assert await world.asked("old") is None
 
 
+async def test_a_handshake_that_began_before_ends_with_its_authority(world: World) -> None:
+    """Else whoever kept one back would be let in by what counts no more."""
+    world.allow(world.make("old"))
+    await world.served_to("old")
+    raw = socket.create_connection((HOST, world.port))
+    raw.setblocking(False)
+    await asyncio.sleep(0.2)  # it is taken, and waits for the first word
+    world.allow(world.make("new"))
+    await world.served_to("new")
+    context = ssl.create_default_context(cafile=str(world.server.cert))
+    context.load_cert_chain(world.directory / "old.crt", world.directory / "old.key")
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await asyncio.open_connection(sock=raw, ssl=context, server_hostname=HOST)
+
+
+async def test_while_the_api_server_is_away_its_last_word_holds(world: World) -> None:
+    world.allow(world.make("aggregator"))
+    await world.served_to("aggregator")
+    world.is_down, before = True, world.asked_for
+    async with asyncio.timeout(SECONDS):
+        while world.asked_for < before + 2:
+            assert await world.asked("aggregator") == 200
+    assert await world.asked("aggregator") == 200
+
+
+async def test_an_aggregator_that_is_taken_away_is_served_no_more(world: World) -> None:
+    world.allow(world.make("aggregator"))
+    await world.served_to("aggregator")
+    world.data = {}
+
+    async def is_served() -> bool:
+        with suppress(TimeoutError):  # nobody looks at who comes now
+            async with asyncio.timeout(1.0):
+                return await world.asked("aggregator") == 200
+        return False
+
+    async with asyncio.timeout(SECONDS):
+        while await is_served():
+            await asyncio.sleep(0.05)
+
+
 async def test_a_renewed_certificate_of_the_server_needs_no_restart(world: World) -> None:
     world.allow(world.make("aggregator"))
     await world.served_to("aggregator")
@@ -173,6 +219,19 @@ async def test_a_start_that_cannot_go_well_says_why(tmp_path: Path) -> None:
         world.server.key.unlink()
         with pytest.raises(ConfigError, match="--tls-key"):
             await port.run(Endpoint(HOST, world.port))
+
+
+@pytest.mark.parametrize("names", [frozenset[str](), frozenset({"", "front-proxy-client"})])
+def test_a_certificate_without_a_name_is_nobodys(names: frozenset[str]) -> None:
+    front = front_proxy.FrontProxy("x", names)
+    assert front.refusal({"subject": ((("commonName", "front-proxy-client"),),)}) is None
+    nameless: tuple[dict[str, Any], ...] = (
+        {},
+        {"subject": ((("commonName", ""),),)},
+        {"subject": ((("organizationName", "front-proxy-client"),),)},
+    )
+    for certificate in nameless:
+        assert front.refusal(certificate)
 
 
 def data_of(world: World) -> dict[str, Any]:

@@ -167,6 +167,8 @@ async def test_a_stream_says_true_whenever_a_model_begins_to_be_wanted(models: F
             assert await client.hear(stream) == {"active": True}
             models.change(model, held=2)
             scaler.look([model, ModelKey("b", "nobody-watches")])
+            assert await client.ask("active") == {"active": True}
+            assert not client.has_heard(stream), "it has been told"
             models.change(model, held=0)
             scaler.look([model])
         already = models.add("a/busy", held=1)
@@ -192,6 +194,8 @@ async def test_another_target_is_told_without_being_asked(models: FakeModels) ->
         stream = client.begin("specs")
         assert await client.hear(stream) == {"metrics": {"berth-concurrency": 2.0}}
         scaler.look([model])
+        assert await client.ask("spec") == {"metrics": {"berth-concurrency": 2.0}}
+        assert not client.has_heard(stream), "it is the same"
         models.add("a/m", target="3")
         scaler.look([model])
         assert await client.hear(stream) == {"metrics": {"berth-concurrency": 3.0}}

@@ -7,16 +7,20 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+import scaler.live as live_module
 from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import ModelKey, PlaceableAnswer, PlaceableModel, PlaceableRequest, Scaled
 from berth.runtime.errors import ConfigError
-from scaler.app import address_of, identity, read_config, recording
+from scaler.activation.attend import Attached, Figures
+from scaler.app import address_of, identity, main, read_config, recording
+from scaler.config import ScalerOptions
 from scaler.core.models_view import Averages, ModelView, WakeView
 from scaler.core.plan import Action, Event, NoRecord, Switched, Woke, WriteScale, WriteStatus
 from scaler.decision.bounds import Activity
 from scaler.live import Clock, Live
 from scaler.metrics import ScalerMetrics
 from scaler.writer import DeploymentWrite
+from tests.fakes.attendance import FakeAttendance
 
 A = ModelKey("team", "a")
 
@@ -51,6 +55,16 @@ def test_a_bad_key_is_named_at_the_start(tmp_path: Path, file: bytes, said: str)
 def test_a_directory_that_is_none_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config: .*none"):
         read_config(tmp_path / "none")
+
+
+async def test_certificates_are_looked_at_before_the_api_server_is_asked(tmp_path: Path) -> None:
+    options = ScalerOptions(
+        kubeconfig=str(tmp_path / "none"),
+        keda_listen=Endpoint("127.0.0.1", 0),
+        keda_client_ca=tmp_path / "ca",
+    )
+    with pytest.raises(ConfigError, match="--keda-client-ca needs --tls-cert"):
+        await main(options, asyncio.Event())
 
 
 def test_a_record_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
@@ -139,10 +153,14 @@ class Binder:
 
     def __init__(self) -> None:
         self.asked: list[PlaceableRequest] = []
+        self.known = 0
         self.answers = asyncio.Event()
 
     async def ask(self, question: PlaceableRequest) -> PlaceableAnswer | None:
-        self.asked.append(question)
+        if question.models:
+            self.asked.append(question)
+        else:
+            self.known += 1
         await self.answers.wait()
         return None
 
@@ -212,15 +230,45 @@ async def test_a_binder_that_is_slow_holds_up_no_decision() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_the_binder_knows_who_asks_before_a_request_waits_for_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_module, "_KNOWN_SECONDS", 0.0)
+    here = Here()
+    task = asyncio.create_task(here.live.run())
+    async with asyncio.timeout(10):
+        while not here.binder.known:
+            await asyncio.sleep(0.01)
+        here.core.asks = [question()]
+        here.live.act([])
+        while not here.binder.asked:  # though nothing has been answered
+            await asyncio.sleep(0.01)
+        assert here.binder.known == 1
+        here.binder.answers.set()
+        while here.binder.known < 3:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 
 def test_metrics_tell_of_each_model_and_nothing_of_what_is_unknown() -> None:
     here = Here()
+    attendance = FakeAttendance(
+        [Attached("berth-system/act-1", 12.5, 3), Attached("a/own", 1.0, 0)],
+        Figures(reports=9, left_aside=2, slowed=1),
+    )
     here.metrics.follow(
-        here.core, writes_waiting=lambda: 4, binder_silent_seconds=lambda: 1.5, activators=lambda: 2
+        here.core, writes_waiting=lambda: 4, binder_silent_seconds=lambda: 1.5, attendance=attendance
     )
     text = generate_latest(here.registry).decode()
+    assert "berth_scaler_activators 2.0" in text
+    assert 'berth_scaler_activator_attached_seconds{activator="berth-system/act-1"} 12.5' in text
+    assert 'berth_scaler_activator_held_requests{activator="berth-system/act-1"} 3.0' in text
+    for name, count in {"reports": 9, "reports_left_aside": 2, "reports_slowed": 1}.items():
+        assert f"berth_scaler_{name}_total {count}.0" in text
     labels = '{deployment="a",namespace="team"}'
     for name, value in {"wanted": 5, "ready": 2, "clipped": 3}.items():
         assert f"berth_scaler_{name}_copies{labels} {value}.0" in text

@@ -163,3 +163,17 @@ async def test_an_api_server_that_is_away_is_nobodys_refusal() -> None:
         await place.call()
     place.api.broken = None
     assert (await place.call()).uid == "u"
+
+
+async def test_what_is_kept_of_strangers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scaler.activation.callers._MOST_REFUSED", 3)
+    monkeypatch.setattr("scaler.activation.callers._MOST_SOURCES", 4)
+    place = Place()
+    for number in range(9):
+        with pytest.raises(Unauthenticated):
+            await place.call(f"forged-{number}", f"ipv4:10.0.1.{number}")
+    assert (len(place.callers._refused), len(place.callers._buckets)) == (3, 4)
+    # The newest are known still.
+    with pytest.raises(Unauthenticated):
+        await place.call("forged-8")
+    assert place.api.reviews == 9

@@ -33,6 +33,8 @@ CASES = {
     "silent, and its last word": (5, counts(2), Ceiling(3, FULL), 2, 31, 0, 3, "has not answered for 31 s, as it said then"),
     "silent for long, one at a time": (5, counts(2), Ceiling(2, FULL), 2, 301, 0, 3, "one copy at a time"),
     "silent for long, that one waits": (5, counts(2, 0, 0, 1), Ceiling(2, FULL), 3, 301, 0, 3, "one copy at a time"),
+    "not silent yet": (5, counts(2), Ceiling(3, FULL), 2, 30, 0, 3, FULL),
+    "not silent for long yet": (5, counts(2), Ceiling(4, FULL), 2, 300, 0, 4, "as it said then"),
     "none is wanted": (0, counts(1), None, 1, 0, 0, 0, ""),
 }  # fmt: skip
 
@@ -67,6 +69,7 @@ def asked(wanted: int, running: int, starting: int) -> PlaceableModel:
     [
         (asked(5, 2, 1), 1, 0, 4, False),
         (asked(5, 2, 1), 9, 0, 5, False),
+        (asked(1, 2, 1), 0, 0, 3, False),
         (asked(5, 2, 1), -3, 0, 3, False),
         (asked(5, 2, 1), 0, 2, 3, False),
         (asked(2, 0, 0), 0, 2, 0, True),

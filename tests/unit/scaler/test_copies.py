@@ -73,10 +73,10 @@ def test_who_says_nothing_may_be_busy_and_is_the_last_to_go() -> None:
 
 @pytest.mark.parametrize(("seconds", "is_known"), [(0, True), (3, True), (3.1, False)])
 def test_what_was_said_a_while_ago_is_not_known(seconds: float, is_known: bool) -> None:
-    copies = copies_of(quiet("x", waiting=2, last_arrival=7), ready="x")
+    copies = copies_of(quiet("x", waiting=2, last_arrival=7, timestamp=9), ready="x")
     now_ns = NOW + int(seconds * SECOND)
     assert copies.waiting(MODEL, now_ns) == (2.0 if is_known else None)
-    assert copies.last_arrival_ns(MODEL, now_ns) == (7 * SECOND if is_known else None)
+    assert copies.last_arrival_ns(MODEL, now_ns) == (NOW - 2 * SECOND if is_known else None)
 
 
 def test_a_second_that_is_told_again_and_again_is_no_news() -> None:
@@ -95,15 +95,28 @@ def test_nobody_speaks_of_another_nodes_copies() -> None:
 
 
 def test_of_all_copies_or_of_none() -> None:
-    all_of_them = [told("x", waiting=1, last_arrival=5), told("y", waiting=2, last_arrival=9), told("z")]
+    lately = {"x": (1, 5), "y": (2, 9), "z": (0, 0)}
+    all_of_them = [
+        told(uid, waiting=waiting, last_arrival=last, timestamp=10) for uid, (waiting, last) in lately.items()
+    ]
     copies = copies_of(all_of_them)
-    assert (copies.waiting(MODEL, NOW), copies.last_arrival_ns(MODEL, NOW)) == (3.0, 9 * SECOND)
+    assert (copies.waiting(MODEL, NOW), copies.last_arrival_ns(MODEL, NOW)) == (3.0, NOW - SECOND)
     copies = copies_of(all_of_them[:2])
     assert (copies.waiting(MODEL, NOW), copies.last_arrival_ns(MODEL, NOW)) == (None, None)
 
 
-def test_a_node_whose_clock_is_ahead_has_no_arrival_that_is_still_to_come() -> None:
-    copies = copies_of(quiet("x", last_arrival=NOW // SECOND + 3600), ready="x")
+@pytest.mark.parametrize("off", [0, 60, -60, 10**6, -(10**6)])
+def test_how_long_a_copy_is_idle_is_told_by_nodes_whose_clocks_are_off(off: int) -> None:
+    """None is idle for ever, nor for longer than it is."""
+    at = NOW // SECOND + off
+    copies = copies_of(quiet("x", last_arrival=at - 4, timestamp=at), ready="x")
+    assert copies.last_arrival_ns(MODEL, NOW + 2 * SECOND) == NOW - 4 * SECOND
+    ((_, last_used_ns),) = copies.idle(MODEL, NOW + 2 * SECOND)
+    assert last_used_ns == NOW - 4 * SECOND
+
+
+def test_an_arrival_is_never_still_to_come() -> None:
+    copies = copies_of(quiet("x", last_arrival=100, timestamp=90), ready="x")
     assert copies.last_arrival_ns(MODEL, NOW) == NOW
 
 

@@ -2,19 +2,24 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
+from agent import cold_starts
 from berth.contract.keys import Keys
 from berth.contract.scaling import HoldLimits, ModelKey
+from proxy.activator.metrics import ActivatorCollector, Counts
+from scaler.activation.attend import Attached
 from scaler.config import ScalerOptions
+from scaler.core import wakes
 from scaler.decision.annotations import check
 from scaler.decision.defaults import BERTH, HPA, KPA, read_defaults
 from scaler.metrics import ScalerMetrics
 from scaler.show.external_metrics import METRICS
 from scaler.show.figures import FIGURES
+from tests.fakes.attendance import FakeAttendance
 from tests.fakes.models_view import FakeModels
 
 ROOT = Path(__file__).parents[3]
@@ -67,31 +72,80 @@ def test_every_figure_is_told() -> None:
     assert re.search(rf"The scaler's \({ScalerOptions.admin_listen.port};", DOCS)
 
 
+def test_the_samples_ask_for_what_there_is() -> None:
+    samples = {
+        path.name: path.read_text() for path in (ROOT / "deploy" / "samples" / "autoscaling").iterdir()
+    }
+    assert all(f"samples/autoscaling/{name}" in DOCS for name in samples)
+    for text in samples.values():
+        for kind in re.findall(r"autoscaling\.knative\.dev/class: (\S+)", text):
+            check({"autoscaling.knative.dev/class": kind}, read_defaults(BERTH))
+    for name in ("hpa-concurrency.yaml", "hpa-desired.yaml"):
+        (one,) = yaml.safe_load(samples[name])["spec"]["metrics"]
+        assert one["external"]["metric"]["name"] in METRICS
+    (trigger,) = yaml.safe_load(samples["keda.yaml"])["spec"]["triggers"]
+    asked = trigger["metadata"]
+    assert set(asked) <= {row[0].strip(" `") for row in rows(section("KEDA instead"))}
+    assert asked["metric"] in FIGURES
+    patches = (ROOT / "deploy" / "keda" / "service-patch.yaml").read_text()
+    (port,) = yaml.safe_load(patches)
+    assert asked["scalerAddress"] == f"berth-scaler.berth-system:{port['value']['port']}"
+
+
 class ToldModels(FakeModels):
     def models(self) -> list[ModelKey]:
         return list(self.views)
 
 
-def exposed() -> set[str]:
-    """Names of all series of scaler and activator."""
+class Refusing:
+    key = ModelKey("a", "m")
+    refusals: Final = {"NO_ROOM": 1}
+
+
+def exposed() -> dict[str, set[str]]:
+    """Names of all series of scaler and activator, and the labels that each may have."""
     models = ToldModels()
     models.add("a/m", wanted=1)
     registry = CollectorRegistry()
     ScalerMetrics(registry).follow(
-        models, writes_waiting=lambda: 0, binder_silent_seconds=lambda: 0.0, activators=lambda: 0
+        models,
+        writes_waiting=lambda: 0,
+        binder_silent_seconds=lambda: 0.0,
+        attendance=FakeAttendance([Attached("n/p", 1.0, 0)]),
     )
-    names = re.findall(r"^(berth_\w+)", generate_latest(registry).decode(), re.MULTILINE)
-    return {name for name in names if not name.endswith("_created")}
+    counts = Counts(lambda: 0.0)
+    counts.woken(ModelKey("a", "m"))
+    registry.register(ActivatorCollector(counts, lambda: [Refusing()], lambda: (True, 1)))
+    found: dict[str, set[str]] = {}
+    for name, labels in re.findall(
+        r"^(berth_\w+)(?:\{(.*)\})? ", generate_latest(registry).decode(), re.MULTILINE
+    ):
+        if not name.endswith("_created"):
+            found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    return found
 
 
 def test_alerts_and_tables_name_series_that_there_are() -> None:
     groups: Any = yaml.safe_load(section("Metrics and alerts").split("```yaml")[1].split("```")[0])
     rules = groups["groups"][0]["rules"]
     assert len({rule["alert"] for rule in rules}) == len(rules) > 8
-    scalers = exposed()
+    series = exposed()
     for rule in rules:
-        for name in re.findall(r"berth_scaler_\w+", rule["expr"]):
-            assert name in scalers, rule["alert"]
-    told = set(re.findall(r"`(berth_scaler_\w+)", section("Metrics", OPERATING)))
-    plain = {re.sub(r"_(bucket|count|sum)$", "", name) for name in scalers}
-    assert told == plain
+        named = set(re.findall(r"berth_\w+", rule["expr"]))
+        assert named <= set(series), rule["alert"]
+        labels = set().union(*(series[name] for name in named))
+        asked = re.findall(r"(\w+)=~?\"", rule["expr"])
+        shown = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
+        assert {*asked, *shown} <= labels, rule["alert"]
+    told = set(re.findall(r"`(berth_(?:scaler|activator)_\w+)", section("Metrics", OPERATING)))
+    assert told == {re.sub(r"_(bucket|count|sum)$", "", name) for name in series}
+
+
+def test_the_phases_of_a_cold_start_are_those_that_are_told_in_their_order() -> None:
+    table = OPERATING.partition("| `berth_scaler_wake_seconds` | `berth_cold_start_seconds` |")[2].partition(
+        "\n\n"
+    )[0]
+    found = [line.split("|")[1:3] for line in table.splitlines()[2:] if line.startswith("|")]
+    scaler, agent = ([cell.strip(" `") for cell in column] for column in zip(*found, strict=True))
+    assert [one for one in scaler if one] == list(wakes.PHASES)
+    assert [one for one in agent if one != "–"] == list(cold_starts.PHASES)

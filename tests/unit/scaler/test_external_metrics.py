@@ -72,6 +72,20 @@ async def test_a_value_is_written_as_the_autoscaler_reads_it(client: Client, mod
     }
 
 
+async def test_what_is_desired_is_of_no_window(client: Client, models: FakeModels) -> None:
+    models.add("a/m", wanted=2)
+    told = await get(client, f"{ROOT}/namespaces/a/berth-desired")
+    assert [one.keys() >= {"window"} for one in told["items"]] == [False]
+
+
+async def test_a_model_that_goes_meanwhile_is_not_among_them(
+    client: Client, models: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.add("a/m", wanted=2)
+    monkeypatch.setattr(models, "names", lambda namespace: ["m", "gone"])
+    assert await values(client, "a", "berth-desired") == {"m": "2"}
+
+
 async def test_a_selector_chooses_among_the_namespaces_own_models(client: Client, models: FakeModels) -> None:
     for number, name in enumerate(("a/m", "a/n", "b/m", "b/o")):
         models.add(name, requests_per_second=Averages(float(number), 0.0), wanted=number + 1)
@@ -117,6 +131,7 @@ async def test_a_path_is_read_as_the_api_server_reads_it_or_not_at_all(
         (None, "namespaces/a/berth-cpu", {}, 404, "berth-concurrency"),
         (None, "namespaces/a/berth-rps", {"labelSelector": "model in ("}, 400, "labelSelector"),
         (None, "namespaces/a/berth-rps", {"labelSelector": "x" * 5000}, 400, "labelSelector"),
+        (None, "namespaces/a/berth-rps", {"labelSelector": "model in (\x1b[2J\n)"}, 400, "labelSelector"),
         ("leads", "namespaces/a/berth-rps", {}, 503, "lead"),
         ("unknown", "namespaces/a/berth-rps", {}, 503, "a/n"),
     ],
@@ -130,6 +145,7 @@ async def test_refusals_are_a_status_with_its_reason(
     told = await get(client, f"{ROOT}/{path}", **params)
     assert (told["kind"], told["status"], told["code"]) == ("Status", "Failure", code)
     assert word in told["message"]
+    assert told["message"].isprintable()
 
 
 @pytest.mark.parametrize("path", ["/apis", ROOT, f"{ROOT}/namespaces/a/berth-rps", "/elsewhere"])

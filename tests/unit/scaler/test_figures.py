@@ -30,6 +30,7 @@ UNKNOWN = Averages()
         ({"wanted": 5}, "desired", 5.0),
         ({"wanted": 5, "clipped": 2}, "desired", 3.0),
         ({"wanted": 0}, "desired", 0.0),
+        ({"wanted": 1, "clipped": 2}, "desired", 0.0),
     ],
 )
 def test_figures(figures: dict[str, Any], metric: str, value: float | None) -> None:

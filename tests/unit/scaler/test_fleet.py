@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from berth.contract.keys import Keys
-from berth.contract.scaling import ModelKey
+from berth.contract.scaling import ModelKey, Scaled
 from scaler.activation.slices import DoorPorts
-from scaler.core.deployments import Proxy, keep_deployment, read_proxy
+from scaler.core.deployments import Proxy, keep_deployment, read_proxy, template_text, text_hash
 from scaler.core.fleet import Counts, Fleet, PodState, keep_pod
 from scaler.core.plan import Kind
 from scaler.decision.defaults import BERTH, HPA, KPA, read_defaults
@@ -116,6 +116,13 @@ def test_the_template_counts_before_the_deployment() -> None:
     assert (limits.requests, limits.bytes, limits.seconds) == (6, 1024, 90.0)
 
 
+def crashing() -> dict[str, Any]:
+    item = pod()
+    item["metadata"]["annotations"] = {"controller.kubernetes.io/pod-deletion-cost": "7"}
+    item["status"]["containerStatuses"] = [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}}]
+    return item
+
+
 def test_what_a_mirror_keeps_is_enough() -> None:
     whole, kept = fleet(), fleet()
     item = deployment({OWN + "clients": "b, c"}, spec={"containers": [{"args": ["proxy"]}]})
@@ -127,10 +134,15 @@ def test_what_a_mirror_keeps_is_enough() -> None:
         pod(conditions=READY),
         pod(node="", phase="Pending"),
         pod(waiting="ErrImagePull", phase="Pending"),
+        pod(phase="Pending", conditions={Keys().loaded_condition: ("False", "Broken")}, priority=3),
+        crashing(),
     ):
         whole.observe_pod(one, 5)
         kept.observe_pod(keep_pod(one), 5)
         assert list(whole.pods(KEY)) == list(kept.pods(KEY))
+    assert whole.priority(KEY) == kept.priority(KEY) == 3
+    (found,) = kept.pods(KEY)
+    assert (found.stuck, found.deletion_cost) == ("CrashLoopBackOff", "7")
     assert "containers" not in keep_pod(pod())["spec"]
 
 
@@ -147,6 +159,9 @@ def test_what_a_mirror_keeps_is_enough() -> None:
         (OWN + "hold-timeout", "nan"),
         (OWN + "hold-timeout", "0s"),
         (OWN + "hold-requests", "many"),
+        (OWN + "hold-requests", "0"),
+        (OWN + "hold-requests", "1000001"),
+        (OWN + "overflow-pods", "1001"),
         (OWN + "hold-bytes", "-5"),
     ],
 )
@@ -165,8 +180,60 @@ def test_what_does_not_go_is_named_once_and_the_last_good_reading_stays(name: st
     kept = told.deployments[KEY]
     assert (kept.spec.bounds.max_scale, kept.replicas) == (3, 3)
     assert kept.template == bad["spec"]["template"]
+    text = template_text(bad["spec"]["template"])
+    assert (kept.template_hash, kept.template_bytes) == (text_hash(text), len(text))
+    told.observe_deployment(deployment({GROUP + "max-scale": "6", name: text_of(bad, name)}))
+    assert told.complaints() == [], "it was named, and what else has changed is no news of it"
     told.observe_deployment(deployment({GROUP + "max-scale": "5"}))
     assert (told.deployments[KEY].spec.bounds.max_scale, told.refused(KEY)) == (5, "")
+
+
+def text_of(item: dict[str, Any], name: str) -> str:
+    text: str = item["metadata"]["annotations"][name]
+    return text
+
+
+def test_who_writes_nonsense_again_and_again_is_told_of_the_last() -> None:
+    """However often between two steps; of a standby, which tells nobody, it makes nothing grow."""
+    told = fleet()
+    for number in range(50):
+        told.observe_deployment(deployment({GROUP + "target": f"bad{number}"}))
+    (complaint,) = told.complaints()
+    assert "bad49" in complaint.text
+    told.observe_deployment(deployment({GROUP + "target": "bad"}))
+    told.deployment_gone(deployment())
+    assert told.complaints() == []
+
+
+def test_the_last_good_annotations_are_found_again_as_the_last_scaler_wrote_them() -> None:
+    good = {GROUP + "class": HPA, GROUP + "max-scale": "3", OWN + "hold-requests": "7"}
+    bad = {GROUP + "max-scale": "abc", OWN + "scaled": Scaled(good=good).to_text()}
+    told = fleet()
+    told.observe_deployment(deployment(bad))
+    found = told.deployments[KEY]
+    assert (found.kind, found.spec.bounds.max_scale, found.options.limits.requests) == (Kind.HPA, 3, 7)
+    assert (told.held_to(KEY), len(told.complaints())) == (good, 1)
+    told.observe_deployment(deployment({**bad, GROUP + "max-scale": "4"}))
+    assert (told.deployments[KEY].spec.bounds.max_scale, told.held_to(KEY)) == (4, {})
+
+
+@pytest.mark.parametrize(
+    "good", [{GROUP + "max-scale": "3"}, {GROUP + "class": KPA, GROUP + "target": "x"}, {}]
+)
+def test_what_anybody_may_have_written_as_good_is_read_as_any_other(good: dict[str, str]) -> None:
+    told = fleet()
+    told.observe_deployment(
+        deployment({GROUP + "max-scale": "abc", OWN + "scaled": Scaled(good=good).to_text()})
+    )
+    assert (told.deployments, told.held_to(KEY)) == ({}, {})
+
+
+def test_of_another_class_requests_at_once_are_counted_where_nothing_else_is_named() -> None:
+    told, args = fleet(), {"containers": [{"args": ["proxy", "--model=x", "--container-concurrency=4"]}]}
+    for given, metric, total in (({}, "concurrency", 4.0), ({GROUP + "metric": "rps"}, "rps", 200.0)):
+        told.observe_deployment(deployment(given, kind="keda", spec=args))
+        spec = told.deployments[KEY].spec
+        assert (spec.metric, spec.total) == (metric, total)
 
 
 def test_without_a_good_reading_nothing_is_scaled() -> None:
@@ -209,6 +276,22 @@ def test_until_needed_is_for_ever() -> None:
             Proxy(container_concurrency=3),
         ),
         (
+            {"args": ["proxy", "--model=$(BASE)-$(SIZE)$$(BASE)", "--container-concurrency", "$(CC)"],
+             "env": [{"name": "BASE", "value": "bert"}, {"name": "SIZE", "value": "$(BASE)9"}, {"name": "CC", "value": "4"}]},
+            Proxy(model="bert-bert9$(BASE)", container_concurrency=4),
+        ),
+        (
+            {"args": ["proxy", "--model=$(ELSEWHERE)", "--http-listen=:$(PORT)"],
+             "env": [{"name": "ELSEWHERE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+            Proxy(model="$(ELSEWHERE)"),
+        ),
+        (
+            {"args": ["proxy", "--model=mine", "--container-concurrency=4"],
+             "env": [{"name": "BERTH_PROXY_CONTAINER_CONCURRENCY", "value": "3"}, {"name": "BERTH_PROXY_MODEL", "value": "x"}]},
+            Proxy(model="mine", container_concurrency=4),
+        ),
+        ({"args": ["proxy", "--model=x", "y", "--container-concurrency=4", "5"]}, Proxy(model="x", container_concurrency=4)),
+        (
             {"args": ["proxy", "--http-listen=[$(POD_IP)]:8080", "--grpc-listen", "0.0.0.0:8081", "--tls-cert=/x"]},
             Proxy(tls=True, door=DoorPorts(8080, 8081, {})),
         ),
@@ -218,6 +301,9 @@ def test_until_needed_is_for_ever() -> None:
         ),
         ({"args": ["serve", "--container-concurrency=4"]}, Proxy()),
         ({"name": "bare"}, Proxy()),
+        # What no message can say, behind a beginning that looks well.
+        ({"args": ["proxy", "--http-listen=:0000099999999999", "--grpc-listen=:99999"]}, Proxy()),
+        ({"args": ["proxy", "--http-listen=:" + "00000" + 5000 * "9"]}, Proxy()),
     ],
 )  # fmt: skip
 def test_the_proxys_own_arguments(container: dict[str, Any], proxy: Proxy) -> None:
@@ -243,6 +329,7 @@ def test_the_limit_of_a_copy_bounds_its_target() -> None:
         (pod(node="", phase="Pending"), PodState.PENDING),
         (pod(node="", phase="Pending", conditions={"PodScheduled": ("False", "SchedulingGated")}), PodState.PENDING),
         (pod(node="", phase="Pending", conditions={"PodScheduled": ("False", "Unschedulable")}), PodState.UNSCHEDULABLE),
+        (pod(node="", phase="Pending", conditions={"PodScheduled": ("True", "Unschedulable")}), PodState.PENDING),
         (pod(conditions=READY, deleting=True), PodState.LEAVING),
     ],
 )  # fmt: skip
@@ -268,7 +355,7 @@ def test_counts_and_what_makes_no_progress() -> None:
     told.observe_pod(pod("u3", phase="Pending", waiting="PodInitializing"), 0)
     told.observe_pod(pod("u4", phase="Pending", conditions={loaded: ("False", "Broken")}), 0)
     told.observe_pod(pod("u5", node="", phase="Pending"), 0)
-    told.observe_pod(pod("u6", deleting=True), 0)
+    told.observe_pod(pod("u6", deleting=True, conditions={loaded: ("False", "Broken")}), 0)
     counts = told.counts(KEY)
     assert counts == Counts(ready=1, starting=3, pending=1, unschedulable=0, leaving=1, stuck=2)
     assert (counts.bound, counts.on_their_way) == (4, 2)
@@ -278,12 +365,21 @@ def test_counts_and_what_makes_no_progress() -> None:
     assert told.counts(KEY).ready == 0
 
 
+def test_a_pods_own_words_are_few_and_on_one_line() -> None:
+    told = fleet()
+    told.observe_pod(pod(conditions={Keys().loaded_condition: ("False", "no\n\x1b[2J" + "x" * 10_000)}), 0)
+    (found,) = told.pods(KEY)
+    assert len(found.hopeless) <= 512
+    assert found.hopeless.isprintable()
+
+
 def test_when_a_copy_was_first_seen_to_be_so() -> None:
     told = fleet()
     told.observe_pod(pod(node="", phase="Pending"), 1)
     told.observe_pod(pod(), 2)
     told.observe_pod(pod(conditions=READY), 3)
     told.observe_pod(pod(), 4)
+    told.observe_pod(pod(conditions=READY), 5)
     (found,) = told.pods(KEY)
     assert (found.bound_ns, found.ready_ns) == (2, 3)
 
@@ -296,27 +392,97 @@ def test_endpoints_are_copies_with_an_address() -> None:
     told.observe_pod(pod("u2"), 0)
     told.observe_pod(pod("u3", node="", phase="Pending"), 0)
     told.observe_pod(pod("u4", conditions=READY, deleting=True), 0)
-    assert [(one.name, one.rest_port, one.ready) for one in told.endpoints(KEY)] == [
-        ("u1", 9000, True),
-        ("u2", 9000, False),
-    ]
+    found = told.endpoints(KEY)
+    assert [(one.name, one.ready, one.soon) for one in found] == [("u1", True, False), ("u2", False, False)]
+    assert {(one.rest_port, one.grpc_port, one.slots) for one in found} == {(9000, 9001, 140)}
+    told.observe_pod(pod("u2", conditions={"Initialized": ("True", "")}), 1)  # its loader is done
+    assert [(one.name, one.soon) for one in told.endpoints(KEY)] == [("u1", False), ("u2", True)]
+
+
+def test_a_nodes_address_is_no_copys() -> None:
+    """An activator would be sent to whatever listens there, at any port that the template names."""
+    told = fleet()
+    told.observe_deployment(deployment())
+    bare = pod(conditions=READY)
+    bare["spec"]["hostNetwork"] = True
+    told.observe_pod(keep_pod(bare), 0)
+    assert told.endpoints(KEY) == ()
+    told.observe_deployment(deployment(spec={"hostNetwork": True}))
+    (complaint,) = told.complaints()
+    assert "hostNetwork" in complaint.text
 
 
 def test_priorities() -> None:
     told = fleet()
     told.observe_deployment(deployment(spec={"priorityClassName": "high"}))
-    assert told.priority(KEY) == 0
+    told.observe_priority_class({"metadata": {"name": "nobodys"}, "value": 9})
+    told.observe_priority_class({"metadata": {"name": "usual"}, "value": 1, "globalDefault": True})
+    assert told.priority(KEY) == 0, "it names another, of which nothing is known"
     told.observe_pod(pod(priority=3), 0)
+    told.observe_pod(pod(priority=None), 1)
     assert told.priority(KEY) == 3
     told.observe_priority_class({"metadata": {"name": "high"}, "value": 7})
-    told.observe_priority_class({"metadata": {"name": "usual"}, "value": 1, "globalDefault": True})
     assert told.priority(KEY) == 7
     assert told.priority(ModelKey("a", "other")) == 1
     told.priority_class_gone({"metadata": {"name": "high"}})
     assert told.priority(KEY) == 3
+    told.pod_gone(pod(priority=3))
+    assert told.priority(KEY) == 3
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"since": "x"}', '{"activity": 5}'])
+def test_of_pods_that_outlive_their_deployment_nothing_is_left() -> None:
+    told = fleet()
+    told.observe_deployment(deployment())
+    told.observe_pod(pod(priority=3), 0)
+    told.deployment_gone(deployment())
+    told.observe_pod(pod(priority=3, deleting=True), 0)
+    told.pod_gone(pod(priority=3))
+    kept = {name for name, value in vars(told).items() if isinstance(value, dict) and value}
+    assert kept == set()
+
+
+@pytest.mark.parametrize("kind", [KPA, None])
+def test_of_what_is_gone_nothing_is_kept(kind: str | None) -> None:
+    """Whichever is seen to go first, and a pod that leaves is seen to do so once more: names come and go for ever."""
+    told = fleet()
+    for order in ("pods", "deployment", "pods of nobody"):
+        if order != "pods of nobody":
+            told.observe_deployment(deployment(kind=kind))
+        told.observe_pod(pod(priority=3, conditions=READY), 0)
+        told.ready(KEY), told.counts(KEY)
+        if order == "pods":
+            told.pod_gone(pod())
+            assert told.priority(KEY) == (0 if kind is None else 3), "its next one will have the same"
+        if order != "pods of nobody":
+            told.deployment_gone(deployment(kind=kind))
+        if order != "pods":
+            told.observe_pod(pod(priority=3, deleting=True), 1)
+            told.pod_gone(pod())
+        assert not any(
+            vars(told)[name] for name in ("_readings", "_deployments", "_priorities", "_pods", "_pods_of")
+        )
+        assert not told.complaints()
+
+
+def test_a_pod_that_another_deployment_takes_is_that_ones() -> None:
+    told = fleet()
+    told.observe_pod(pod(conditions=READY), 0)
+    assert told.counts(KEY).ready == 1
+    told.observe_pod(pod(owner="other-5f", conditions=READY), 1)
+    assert (told.counts(KEY).ready, told.counts(ModelKey("a", "other")).ready) == (0, 1)
+
+
+def test_who_says_no_replicas_has_one() -> None:
+    told = fleet()
+    item = deployment()
+    del item["spec"]["replicas"]
+    told.observe_deployment(item)
+    assert told.deployments[KEY].replicas == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '{"since": "x"}', '{"activity": 5}', '{"x":' + "[" * 100_000], ids=len
+)
 def test_what_stands_in_our_annotation_may_be_anything(text: str) -> None:
     told = fleet()
     told.observe_deployment(deployment({OWN + "scaled": text}))
@@ -336,9 +502,69 @@ def test_clients_that_are_no_namespaces_or_too_many_are_refused(clients: str) ->
     assert len(complaint.text) < 300
 
 
-def test_a_name_that_no_model_has_is_refused() -> None:
+def proxy(*args: str, **more: Any) -> dict[str, Any]:
+    return {"containers": [{"args": ["proxy", *args], **more}]}
+
+
+ELSEWHERE = {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (proxy("--model=" + "m" * 256), "the model's name has 256 characters; 255 at most are served"),
+        (
+            proxy("--model=$(M)", env=[{"name": "M"} | ELSEWHERE]),
+            "--model: what '$(M)' is, the template does not say; write it",
+        ),
+        (
+            proxy(env=[{"name": "BERTH_PROXY_MODEL"} | ELSEWHERE]),
+            "--model: what '$(BERTH_PROXY_MODEL)' is, the template does not say; write it",
+        ),
+        *(
+            (proxy(f"--container-concurrency={limit}"), f"--container-concurrency: '{limit}' does not go; write a whole number, 0 to 1000000")
+            for limit in ("$(LIMIT)", "many", "-1", "1000001")
+        ),
+        (
+            {"a": "x" * (128 * 1024 - 67)},
+            "the pod template has 131073 bytes; a model that is scaled has 131072 at most",
+        ),
+    ],
+)  # fmt: skip
+def test_a_template_of_which_one_cannot_be_sure_is_refused(spec: dict[str, Any], said: str) -> None:
+    """Of what sleeps an activator would refuse every request by a name that is not its own."""
     told = fleet()
-    args = ["proxy", "--model=" + "m" * 256]
-    told.observe_deployment(deployment({}, spec={"containers": [{"args": args}]}))
+    told.observe_deployment(deployment(spec=spec))
     (complaint,) = told.complaints()
-    assert complaint.text == "the model's name has 256 characters; 255 at most are served"
+    assert complaint.text == said
+
+
+def test_what_a_bound_itself_allows_goes() -> None:
+    told, limits = fleet(), {"hold-requests": "1000000", "hold-timeout": "600", "overflow-pods": "1000"}
+    clients = {"clients": ",".join(f"n{number}" for number in range(64))}
+    own = {OWN + name: text for name, text in {**limits, **clients}.items()}
+    told.observe_deployment(deployment(own, spec=proxy("--model=" + "m" * 255)))
+    options = told.deployments[KEY].options
+    assert (options.limits.requests, options.limits.seconds, options.overflow_pods) == (10**6, 600.0, 1000)
+    assert len(options.clients) == 65
+    told.observe_deployment(deployment(own, spec={"a": "x" * (128 * 1024 - 68)}))
+    assert told.complaints() == []
+    for name, text in (("hold-timeout", "0.01h"), ("hold-timeout", "36")):
+        told.observe_deployment(deployment({OWN + name: text}))
+        assert told.deployments[KEY].options.limits.seconds == 36.0
+
+
+def test_a_model_is_called_as_its_proxy_serves_it_or_its_template_says() -> None:
+    told, names = fleet(), {OWN + "model-name": "named", OWN + "model-id": "id"}
+    for template, spec, name in (
+        (names, proxy("--model=served"), "served"),
+        (names, {}, "named"),
+        ({OWN + "model-id": "id"}, {}, "id"),
+        ({}, {}, "m"),
+    ):
+        told.observe_deployment(deployment(template=template, spec=spec))
+        assert told.deployments[KEY].public_name == name
+
+
+def test_equal_templates_have_an_equal_hash() -> None:
+    assert template_text({"a": 1, "b": {"c": 2, "d": 3}}) == template_text({"b": {"d": 3, "c": 2}, "a": 1})

@@ -5,7 +5,9 @@ import pytest
 from berth.contract.errors import InvalidValue
 from berth.contract.scaling import ModelKey
 from berth.v1.externalscaler_pb2 import ScaledObjectRef
-from scaler.show.keda import Trigger, trigger_of
+from scaler.core.models_view import Averages
+from scaler.show.keda import KedaScaler, Trigger, trigger_of
+from tests.fakes.models_view import FakeModels
 
 
 def asked(name: str = "resnet", namespace: str = "a", **metadata: str) -> Trigger:
@@ -46,6 +48,28 @@ def test_triggers(metadata: dict[str, str], trigger: Trigger) -> None:
 def test_what_cannot_be_meant_is_named(metadata: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidValue, match=f"^{named}: .*write"):
         asked(**metadata)
+
+
+def test_whole_numbers_are_told_as_well_and_are_never_less() -> None:
+    """Whoever reads these alone: half a request would be nobody's."""
+    models = FakeModels()
+    model = models.add("a/m", concurrency=Averages(3.25, 0.0), target="1.5")
+    scaler, trigger = KedaScaler(models), Trigger(model, "concurrency", None)
+    (value,) = scaler._values(trigger, "").metricValues
+    assert (value.metricValue, value.metricValueFloat) == (4, 3.25)
+    (spec,) = scaler._spec(trigger).metricSpecs
+    assert (spec.targetSize, spec.targetSizeFloat) == (2, 1.5)
+    models.change(model, concurrency=Averages(1e300, 0.0))
+    (value,) = scaler._values(trigger, "").metricValues
+    assert value.metricValue == value.metricValueFloat == 2**53
+
+
+def test_of_streams_that_ended_nothing_is_kept() -> None:
+    scaler, model = KedaScaler(FakeModels()), ModelKey("a", "m")
+    watching = [scaler._watch(model) for _ in range(3)]
+    for changed in watching:
+        scaler._unwatch(model, changed)
+    assert (scaler._streams, scaler._open) == ({}, 0)
 
 
 def test_a_refusal_holds_nothing_that_a_terminal_would_obey() -> None:

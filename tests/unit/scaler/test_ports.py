@@ -81,3 +81,26 @@ def test_one_that_comes_back_in_time_has_them_still() -> None:
     ports.gone(B, NOW)  # never had any
     ports.expire(NOW + 2 * FREED_AFTER_NS)
     assert len(ports) == 1
+
+
+def test_what_is_free_is_a_namespaces_again_one_by_one() -> None:
+    ports = Ports(range(20000, 20180))
+    models = [ModelKey("a", f"m{n}") for n in range(60)]
+    assert all(ports.of(one) is not None for one in models)
+    ports.gone(models[0], NOW)
+    ports.expire(NOW + FREED_AFTER_NS)
+    assert sum(ports.of(ModelKey("a", f"n{n}")) is not None for n in range(9)) == 1
+    for one in [*models, *(ModelKey("a", f"n{n}") for n in range(9))]:
+        ports.gone(one, NOW)
+    ports.expire(NOW + FREED_AFTER_NS)
+    assert not any(value for value in vars(ports).values() if isinstance(value, dict))
+
+
+def test_one_whose_slice_stands_is_not_gone() -> None:
+    ports = Ports(range(20000, 20004))
+    pair = ports.of(A)
+    assert pair is not None
+    ports.gone(A, NOW)
+    assert ports.adopt(A, pair.grpc) == pair
+    ports.expire(NOW + FREED_AFTER_NS)
+    assert ports.known(A) == pair

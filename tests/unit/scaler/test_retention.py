@@ -68,6 +68,19 @@ def test_memory_is_free_a_while_after_the_pod_has_gone() -> None:
     assert chosen(evictions, "y", at=90) == ["y"]
 
 
+def test_memory_is_free_once_all_have_gone() -> None:
+    evictions = Evictions()
+    chosen(evictions, "x", "y")
+    evictions.forget_done(lambda uid: uid == "u-y", 1 * SECOND)
+    evictions.forget_done(lambda uid: uid == "u-y", 1 * SECOND + SETTLE_NS)
+    assert chosen(evictions, "z", at=12) == []
+
+
+def test_of_equals_the_order_is_always_the_same() -> None:
+    copies = [idle("b"), idle("a")]
+    assert least_recently_used(copies) == least_recently_used(copies[::-1])
+
+
 def test_who_does_not_go_is_not_waited_for_for_ever() -> None:
     evictions = Evictions()
     chosen(evictions, "x")

@@ -8,6 +8,7 @@ import pytest
 
 from berth.contract.ids import PodUid
 from berth.contract.scaling import (
+    ACTIVATOR_PORTS,
     Assignment,
     CopyLoad,
     HoldState,
@@ -21,7 +22,7 @@ from berth.kube.informer import Change, ChangeKind
 from scaler.activation.activators import Activator
 from scaler.activation.attend import NotLeading
 from scaler.activation.ports import PortPair
-from scaler.activation.switch import Apply, SliceAction
+from scaler.activation.switch import NO_PORTS, NO_SERVICE, Apply, SliceAction
 from scaler.core.fleet import Fleet
 from scaler.core.plan import Action, Switched, WriteScale, WriteStatus
 from scaler.core.tick import Scaler
@@ -85,6 +86,7 @@ class Stream:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.told: dict[ModelKey, Assignment] = {}
+        self.said: list[str] = []
         self.opens = True
 
     def tell(self, model: ModelKey, assignments: Mapping[PodUid, Assignment]) -> None:
@@ -94,8 +96,11 @@ class Stream:
         else:
             self.told[model] = told
 
-    def sources_changed(self) -> None: ...
-    def end(self) -> None: ...
+    def sources_changed(self) -> None:
+        self.said.append("sources")
+
+    def end(self) -> None:
+        self.said.append("end")
 
     def report(self, *, held: int = 0, arrived: float = 0, forwarded: float = 0, wake: bool = False) -> None:
         world, told = self.world, self.told.get(MODEL)
@@ -134,12 +139,14 @@ class World:
         self.written: list[str] = []
         self.api_answers = True
         self.requests, self.last_arrival = 0.0, 0
+        # By which the node's clock is ahead.
+        self.off_seconds = 0
         if replicas:
             self.pods["p"] = copy("p", ready=True)
         self.anew()
 
-    def anew(self) -> None:
-        """Another scaler, which knows what stands in the API server."""
+    def anew(self, *, deputy_seconds: int = 0, attaches: bool = True) -> None:
+        """Another scaler, which knows what stands in the API server. It was there for so long before it led."""
         self.fleet = Fleet(read_defaults(BERTH))
         self.core = Scaler(self.fleet, self.now)
         self.route = Route(self.fleet, self.core, put=self.put, act=self.act, clock_ns=lambda: self.now)
@@ -152,9 +159,11 @@ class World:
         for pod in self.pods.values():
             self.fleet.observe_pod(pod, self.now)
         self.controllers_slice()
+        self.now += deputy_seconds * SECOND_NS
         self.act(self.core.step(self.now))
         self.route.begin(self.now)
-        self.attach()
+        if attaches:
+            self.attach()
 
     def attach(self) -> None:
         self.activator = self.board.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
@@ -230,7 +239,8 @@ class World:
                 second=at,
                 average_concurrent_requests=self.requests,
                 request_count=self.requests,
-                last_arrival=self.last_arrival,
+                last_arrival=self.last_arrival and self.last_arrival + self.off_seconds,
+                timestamp=at + self.off_seconds,
                 process_uptime=100.0,
             )
             self.core.heard([load], {load.pod_uid}, self.now)
@@ -274,6 +284,22 @@ async def test_a_model_that_nobody_asks_goes_to_zero_behind_an_activator() -> No
     assert world.written == ["Apply", "replicas=0"]
     assert world.state() == "hold"
     assert world.now // SECOND_NS - world.last_arrival >= 5
+
+
+@pytest.mark.parametrize("off_seconds", [0, 60, -60, 86_400, -86_400])
+async def test_whoever_still_sends_a_copy_requests_is_seen_by_a_clock_that_is_off(off_seconds: int) -> None:
+    """The slice stands, and a kube-proxy has not heard of it: its requests are short, and come now and then."""
+    world = World()
+    world.off_seconds, world.requests = off_seconds, 1.0
+    for _ in range(10):
+        await world.second()
+    world.requests = 0.0
+    await world.until(lambda: "Apply" in world.written)
+    for _ in range(12):
+        world.last_arrival = world.now // SECOND_NS
+        await world.second()
+    assert world.replicas == 1
+    assert 3 <= await world.until(lambda: world.replicas == 0) <= 10
 
 
 async def test_without_an_activator_that_listens_the_last_copy_stays() -> None:
@@ -446,3 +472,103 @@ async def test_a_thousand_that_sleep_cost_little() -> None:
         await world.second()
     assert looks <= 12
     assert replace(world.stream.told[MODEL], version=0).state is HoldState.HOLD
+
+
+async def test_a_model_with_copies_is_not_looked_at_again_and_again() -> None:
+    world = World()
+    world.requests = 1.0
+    await world.second()
+    looks = 0
+    real = world.board.look
+
+    def look(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return real(*args)
+
+    world.board.look = look  # type: ignore[assignment, method-assign]
+    for _ in range(20):
+        await world.second()
+    assert looks <= 1
+
+
+async def test_a_deputy_that_takes_over_waits_for_those_that_another_had_attached() -> None:
+    world = World()
+    await world.asleep()
+    world.anew(deputy_seconds=60, attaches=False)
+    for _ in range(8):
+        await world.second()
+    assert world.slice is not None
+    assert len(world.slice["endpoints"]) == 1
+    for _ in range(6):
+        await world.second()
+    assert world.slice["endpoints"] == []
+
+
+async def test_an_activator_that_does_not_come_back_is_out_of_the_slices_soon() -> None:
+    world = World()
+    await world.asleep()
+    world.board.activators.detach(world.activator, world.now)
+    gone: list[str] = []
+
+    def activator_gone(activator: str) -> None:
+        gone.append(activator)
+
+    world.core.activator_gone = activator_gone  # type: ignore[method-assign]
+    world.route.detached(world.activator)
+    assert gone == ["act"]
+    for _ in range(9):
+        await world.second()
+    assert world.slice is not None
+    assert len(world.slice["endpoints"]) == 1
+    seconds = await world.until(lambda: world.slice is None or not world.slice["endpoints"], most=10)
+    assert seconds <= 7
+
+
+async def test_who_leads_no_more_sends_everybody_on() -> None:
+    world = World()
+    world.route.end()
+    assert world.stream.said == ["end"]
+    with pytest.raises(NotLeading):
+        world.route.require_leading()
+
+
+async def test_whose_an_address_is_reaches_the_activators() -> None:
+    world = World()
+    pod = copy("client", ready=True)
+    world.route.on_client(Change(ChangeKind.SET, pod))
+    assert (world.route.sources.whose("10.0.0.9"), world.stream.said) == ("a", ["sources"])
+    world.route.on_client(Change(ChangeKind.GONE, pod))
+    assert (world.route.sources.whose("10.0.0.9"), world.stream.said) == ("", ["sources"] * 2)
+
+
+async def test_why_a_model_cannot_sleep_is_known_for_as_long_as_it_is_so() -> None:
+    world = World()
+    world.route.on_service(Change(ChangeKind.GONE, SERVICE))
+    await world.until(lambda: world.route.troubles)
+    assert world.route.troubles == {MODEL: NO_SERVICE}
+    assert (world.replicas, world.written) == (1, [])
+    world.route.on_service(Change(ChangeKind.SET, SERVICE))
+    await world.until(lambda: world.replicas == 0)
+    assert world.route.troubles == {}
+
+
+async def test_whom_no_port_was_left_for_sleeps_once_one_is_free() -> None:
+    world = World()
+    others = [ModelKey("z", str(port)) for port in ACTIVATOR_PORTS[::2]]
+    for other in others:
+        world.board._ports.adopt(other, int(other.name))
+    await world.until(lambda: world.route.troubles)
+    assert world.route.troubles == {MODEL: NO_PORTS}
+    for other in others:
+        world.board._ports.gone(other, world.now)
+    await world.until(lambda: world.replicas == 0, most=400)
+
+
+async def test_others_hear_of_what_is_held() -> None:
+    world = World()
+    await world.asleep()
+    heard: list[ModelKey] = []
+    world.route.held = heard.append
+    world.stream.report(held=1, arrived=1, wake=True)
+    assert heard == [MODEL]

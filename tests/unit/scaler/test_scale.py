@@ -18,6 +18,7 @@ from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.options import parse_options
 from scaler import scale
 from scaler.core.models_view import Averages, DecisionView, WakeView, to_json
+from scaler.decision.bounds import Activity
 from tests.fakes.models_view import FakeModels
 from tests.fakes.web import serving
 
@@ -30,8 +31,12 @@ CLASS = {"autoscaling.knative.dev/class": "kpa.autoscaling.knative.dev"}
 SECOND_NS = 1_000_000_000
 
 
+# At which everybody looks, however long a test takes.
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
 def ago(seconds: float) -> datetime:
-    return datetime.now(UTC) - timedelta(seconds=seconds)
+    return NOW - timedelta(seconds=seconds)
 
 
 class Server:
@@ -76,6 +81,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         yield server
 
     monkeypatch.setattr(scale, "open_client", opened)
+    monkeypatch.setattr(scale, "utc_now", lambda: NOW)
     return server
 
 
@@ -105,7 +111,10 @@ def figures() -> Json:
             DecisionView(at_ns=int(ago(200).timestamp()) * SECOND_NS, desired=-1, wanted=-1, written=0, ready=0, in_panic=False),
             DecisionView(at_ns=int(ago(90).timestamp()) * SECOND_NS, desired=7, wanted=5, written=3, ready=1, in_panic=True, why="\x1b[31mno room"),
         ),
-        wakes=(WakeView(at_ns=int(ago(95).timestamp()) * SECOND_NS, phases=(("decision", 0.01), ("load", 2.5))),),
+        wakes=(
+            WakeView(at_ns=int(ago(95).timestamp()) * SECOND_NS, phases=(("decide", 0.01), ("place", 0.1), ("load", 2.4), ("serve", 0.0))),
+            WakeView(at_ns=int(ago(30).timestamp()) * SECOND_NS, phases=(("decide", 0.02),)),
+        ),
     )  # fmt: skip
     return to_json(models.views[model])
 
@@ -130,8 +139,13 @@ async def test_the_leaders_figures_are_shown(server: Server, capsys: pytest.Capt
     assert ["requests", "waiting", "1", "?"] in lines
     assert ["90s", "ago", "7", "5", "3", "1", "yes", "[31mno", "room"] in lines, "newest first, and no escape"
     assert ["3m", "ago", "?", "?", "0", "0", "no"] in lines
-    assert ["95s", "ago", "2.51", "s", "decision", "0.01", "s,", "load", "2.5", "s"] in lines
+    (woken,) = [line for line in lines if line[:2] == ["95s", "ago"]]
+    assert " ".join(woken[2:]) == "2.51 s decide 0.01 s, place 0.1 s, load 2.4 s, serve 0 s"
+    assert ["30s", "ago", "not", "served", "decide", "0.02", "s"] in lines, "what served nobody took no time"
     assert "FROM" not in shown
+    assert lines.index(["3m", "ago", "?", "?", "0", "0", "no"]) > [line[:1] for line in lines].index(["90s"])
+    assert ["CLASS", "kpa.autoscaling.knative.dev"] in lines
+    assert ["BOUNDS", "0", "to", "any,", "1", "in", "the", "beginning"] in lines
 
     await call("resnet", "-n", "a", "-o", "json")
     told = json.loads(capsys.readouterr().out)
@@ -141,6 +155,67 @@ async def test_the_leaders_figures_are_shown(server: Server, capsys: pytest.Capt
         5,
         7.25,
     )
+
+
+@pytest.mark.parametrize(("is_scaled", "holds"), [(True, True), (False, False)])
+async def test_good_annotations_hold_where_there_were_any(
+    server: Server, capsys: pytest.CaptureFixture[str], is_scaled: bool, holds: bool
+) -> None:
+    template = CLASS | {"autoscaling.knative.dev/min-scale": "3", "autoscaling.knative.dev/max-scale": "2"}
+    server.deployment({}, template=template)
+    server.lease("berth-scaler-7d-x2-17-0a0b0c0d@10.0.0.7:9093")
+    server.there[PROXY] = (
+        figures() | {"invalid": "as it is"} if is_scaled else response_error(404, "", "not scaled here")
+    )
+    await call("resnet", "-n", "a")
+    shown = capsys.readouterr().out
+    assert "REFUSED" in shown
+    assert ("the last good annotations hold" in shown) == holds
+
+
+def test_bounds_are_those_that_hold() -> None:
+    told = {"minScale": 0, "maxScale": 0, "initialScale": 2, "scaleToZero": False}
+    assert scale._bounds(told) == "1 to any, 2 in the beginning"
+    assert scale._bounds(told | {"minScale": 3, "maxScale": 9}) == "3 to 9, 2 in the beginning"
+    assert scale._bounds(told | {"scaleToZero": True}) == "0 to any, 2 in the beginning"
+
+
+@pytest.mark.parametrize(
+    ("now", "state"),
+    [
+        ({}, "asleep: the next request wakes it"),
+        ({"wanted": None}, "asleep: the next request wakes it"),
+        ({"held": 1}, "activating for 30s"),
+        ({"ready": 1, "written": 1}, "activating for 30s"),
+        ({"why": "its files are refused"}, "activating for 30s"),
+        ({"activity": Activity.INACTIVE}, "asleep: the next request wakes it"),
+        ({"activity": Activity.INACTIVE, "ready": 1}, "inactive for 30s"),
+        ({"activity": Activity.ACTIVE}, "active for 30s"),
+    ],
+)
+async def test_a_model_without_a_copy_is_asleep(
+    server: Server, capsys: pytest.CaptureFixture[str], now: Json, state: str
+) -> None:
+    models = FakeModels()
+    since_ns = int(ago(30).timestamp()) * SECOND_NS
+    view = {"wanted": 0, "written": 0, "ready": 0, "replicas": 0, "activity": Activity.ACTIVATING} | now
+    models.add("a/resnet", since_ns=since_ns, **view)
+    server.deployment({})
+    server.lease("berth-scaler-7d-x2-17-0a0b0c0d@10.0.0.7:9093")
+    server.there[PROXY] = to_json(*models.views.values())
+    await call("resnet", "-n", "a")
+    assert state in capsys.readouterr().out
+
+
+async def test_what_nobody_scales_now_is_not_said_to_be_woken(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.deployment({KEYS.scaled: Scaled(wanted=0, written=0, activity="False").to_text()})
+    server.there[DEPLOYMENT]["status"] = {}  # type: ignore[index]
+    await call("resnet", "-n", "a")
+    shown = capsys.readouterr().out
+    assert "asleep" in shown
+    assert "wakes" not in shown
 
 
 @pytest.mark.parametrize(
@@ -259,6 +334,15 @@ async def test_errors_say_what_would_be_right(
     server.deployment({})
     with pytest.raises(error, match=words):
         await call(*argv)
+
+
+async def test_who_may_not_see_who_leads_is_told_so(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.deployment({})
+    server.there[LEASE] = response_error(403, "Forbidden", "leases")
+    await call("resnet", "-n", "a")
+    assert "who leads may not be read: 403 Forbidden" in " ".join(capsys.readouterr().out.split())
 
 
 async def test_who_has_not_asked_is_told_how(server: Server) -> None:

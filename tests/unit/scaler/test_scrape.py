@@ -203,10 +203,48 @@ async def test_a_defect_costs_one_second(here: Here, monkeypatch: pytest.MonkeyP
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_who_has_gone_is_asked_no_more_and_is_new_when_it_comes_again(
+    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scrape, "PERIOD_SECONDS", 0.02)
+
+    def asking() -> int:
+        return sum(task.get_name() == "gateway of a" for task in asyncio.all_tasks())
+
+    async def until(is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not is_so():
+                await asyncio.sleep(0.01)
+
+    def complaints() -> int:
+        return sum("does not tell" in one.message for one in caplog.records)
+
+    await here.node("a", answering(b"no JSON"), "u")
+    gateways = dict(here.gateways)
+    task = asyncio.create_task(here.scraper.run())
+    for times in (1, 2):
+        here.gateways.update(gateways)
+        await until(lambda times=times: complaints() == times)  # type: ignore[misc]
+        assert asking() == 1
+        here.gateways.clear()
+        await until(lambda: asking() == 0)
+    here.gateways.update(gateways)
+    await until(lambda: asking() == 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert asking() == 0
+
+
 async def test_rows_that_say_nothing_are_counted(here: Here) -> None:
     await here.node("a", answering(b'[7, {"namespace":"n","podName":"p","podUid":"u","second":3}]'), "u")
     await here.scraper.ask("a")
     assert (here.metrics.rows_left, len(here.told)) == (1, 1)
+
+
+async def test_a_gateway_is_not_believed_about_others_copies(here: Here) -> None:
+    await here.node("a", answering(stat("u", "of another node")), "u")
+    await here.scraper.ask("a")
+    assert [load.pod_uid for load in here.told] == ["u"]
 
 
 async def test_a_node_without_a_gateway_is_not_asked(here: Here) -> None:

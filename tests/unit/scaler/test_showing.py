@@ -109,13 +109,48 @@ async def test_keda_is_answered_by_the_leader_whichever_replica_it_asks() -> Non
         ({"tls_cert": Path("tls.crt")}, "--tls-key"),
         ({"tls_key": Path("tls.key")}, "--tls-cert"),
         ({"external_metrics_listen": Endpoint(HOST, 0)}, "--external-metrics-listen needs --tls-cert"),
-        ({"keda_client_ca": Path("ca.crt")}, "--keda-client-ca needs --tls-cert"),
+        (
+            {"keda_listen": Endpoint(HOST, 0), "keda_client_ca": Path("ca.crt")},
+            "--keda-client-ca needs --tls-cert",
+        ),
+        ({"keda_client_ca": Path("ca.crt")}, "--keda-client-ca needs --keda-listen"),
+        (
+            {"tls_cert": Path("no.crt"), "tls_key": Path("no.key")},
+            "--tls-cert no.crt, --tls-key no.key: .*No such",
+        ),
     ],
 )
 async def test_options_that_do_not_go_together_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         async with showing(FakeModels(), **options):
             pass
+
+
+def test_a_file_that_is_replaced_is_another_one_however_alike(tmp_path: Path) -> None:
+    """As a Secret's is: by a link to another directory, in the same second, with as many bytes."""
+    files = TlsFiles(*(tmp_path / name for name in ("tls.crt", "tls.key", "ca.crt")))
+    for path in (files.cert, files.key, files.client_ca):
+        assert path is not None
+        path.write_text("a")
+        before = files.stamps()
+        assert files.stamps() == before
+        (tmp_path / "new").write_text("b")
+        (tmp_path / "new").replace(path)
+        assert files.stamps() != before
+        path.unlink()
+        assert files.stamps() != before
+
+
+async def test_an_authority_that_is_none_is_named(tmp_path: Path) -> None:
+    tls = {"tls_cert": tmp_path / "tls.crt", "tls_key": tmp_path / "tls.key"}
+    make_serving_certificate(*tls.values(), hosts=[HOST])
+    authority = tmp_path / "ca.crt"
+    for text in (None, "nonsense"):
+        if text is not None:
+            authority.write_text(text)
+        with pytest.raises(ConfigError, match=rf"--keda-client-ca {authority}: "):
+            async with showing(FakeModels(), keda_listen=Endpoint(HOST, 0), keda_client_ca=authority, **tls):
+                pass
 
 
 async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

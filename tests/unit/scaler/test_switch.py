@@ -124,25 +124,35 @@ def test_to_zero_in_this_order() -> None:
 
 def test_the_slice_names_the_services_ports_with_the_models_numbers() -> None:
     world = World(1)
+    world.seen = [Seen(replace(SERVICE, ports=(replace(REST, app_protocol="http"), GRPC)), ready=1)]
     world.look(away=True)
     world.listen()
     (action,) = world.look().slices
     assert isinstance(action, Apply)
-    body = action.slice.to_json()
-    assert body["metadata"]["name"] == "m-berth"
-    assert body["metadata"]["namespace"] == "a"
-    assert body["metadata"]["labels"] == {
-        "kubernetes.io/service-name": "m",
-        "endpointslice.kubernetes.io/managed-by": "berth-scaler",
+    assert action.slice.to_json() == {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": "m-berth",
+            "namespace": "a",
+            "labels": {
+                "kubernetes.io/service-name": "m",
+                "endpointslice.kubernetes.io/managed-by": "berth-scaler",
+            },
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": "m", "uid": "service-uid"}],
+        },
+        "addressType": "IPv4",
+        "ports": [
+            {"name": "http", "port": world.pair.rest, "protocol": "TCP", "appProtocol": "http"},
+            {"name": "grpc", "port": world.pair.grpc, "protocol": "TCP"},
+        ],
+        "endpoints": [
+            {
+                "addresses": ["10.0.1.0"],
+                "conditions": {"ready": True, "serving": True, "terminating": False},
+            }
+        ],
     }
-    assert body["metadata"]["ownerReferences"] == [
-        {"apiVersion": "v1", "kind": "Service", "name": "m", "uid": "service-uid"}
-    ]
-    assert [(port["name"], port["port"]) for port in body["ports"]] == [
-        ("http", world.pair.rest),
-        ("grpc", world.pair.grpc),
-    ]
-    assert [one["addresses"] for one in body["endpoints"]] == [["10.0.1.0"]]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +219,29 @@ def test_up_in_this_order() -> None:
     assert world.look(after=FORWARD_NS - 1).state is HoldState.FORWARD
     off = world.look(after=1)
     assert (off.state, off.assignments) == (HoldState.OFF, {})
+
+
+def test_while_a_model_wakes_its_slice_follows_the_activators() -> None:
+    world = World()
+    world.asleep()
+    world.activators.detach(world.attached[0], world.now, dead=True)
+    waking = world.look(after=SECOND_NS, away=False)
+    assert applied(waking) == [("10.0.1.1",)]
+    world.write(waking)
+    # Deleted by somebody: it is wanted to be up, so it does not come back.
+    world.seen = [replace(world.seen[0], ours=None)]
+    assert world.look().slices == ()
+
+
+def test_who_held_for_it_the_last_time_has_nothing_to_do_with_it_the_next() -> None:
+    world = World()
+    world.asleep()
+    world.serve(1)
+    world.write(world.look(away=False))
+    world.look()
+    assert world.look(after=FORWARD_NS).state is HoldState.OFF
+    world.attached[0].leaving = True
+    assert set(world.look(away=True).assignments) == {"act-1"}
 
 
 def test_it_turns_round_at_any_moment() -> None:
@@ -297,6 +330,19 @@ def test_when_all_ports_are_taken_it_stays_up() -> None:
     assert (outcome.trouble, outcome.state, outcome.proven) == (NO_PORTS, HoldState.OFF, False)
 
 
+def test_a_slice_whose_ports_cannot_be_had_is_ended() -> None:
+    """It leads clients to another model's ports, or to none."""
+    ports = Ports(range(20000, 20002))
+    taken = ports.of(OTHER)
+    assert taken is not None
+    world = World(ports=ports)
+    world.seen = [Seen(SERVICE, ready=0, ours=wanted_slice(SERVICE, taken, ["10.0.1.0"]))]
+    world.switch.adopt(world.seen)
+    outcome = world.look(away=True)
+    assert [type(one) for one in outcome.slices] == [Delete]
+    assert (outcome.trouble, outcome.state, outcome.assignments) == (NO_PORTS, HoldState.OFF, {})
+
+
 def test_two_services_are_led_each_by_its_own_slice() -> None:
     world = World(1)
     second = Service(ServiceRef("a", "m-2"), "uid-2", (REST,))
@@ -354,6 +400,15 @@ def test_one_that_leaves_is_taken_out_first_and_passes_on_what_still_comes() -> 
     assert set(world.look(after=FORWARD_NS).assignments) == {"act-1"}
 
 
+def test_the_last_ones_that_leave_pass_on_with_all_slots() -> None:
+    world = World()
+    world.asleep()
+    for one in world.attached:
+        one.leaving = True
+    told = world.look().assignments.values()
+    assert [(one.state, one.share) for one in told] == [(HoldState.FORWARD, 1)] * 2
+
+
 def test_one_that_closes_its_ports_proves_nothing_any_more() -> None:
     world = World()
     world.asleep()
@@ -397,6 +452,19 @@ def test_a_scaler_that_starts_leaves_standing_what_it_finds_until_it_knows() -> 
     one = world.attach(0)
     world.listen(one)
     assert applied(world.look(after=LINGER_NS)) == [("10.0.1.0",)]
+
+
+def test_a_slice_that_was_written_in_the_future_is_of_now() -> None:
+    """By an API server whose clock is ahead."""
+    before = World()
+    before.asleep()
+    world = World()
+    (seen,) = before.seen
+    world.seen = [replace(seen, since_ns=T0 + 3600 * SECOND_NS)]
+    world.switch.adopt(world.seen)
+    world.look(away=True)
+    world.listen()
+    assert world.look(after=SECOND_NS).proxied_since_ns == world.now
 
 
 def test_a_scaler_that_starts_ends_what_another_has_begun() -> None:
@@ -464,3 +532,43 @@ def test_a_stream_that_comes_back_before_the_old_one_has_ended_stays() -> None:
     # At another address nothing of it is open.
     moved = activators.attach(PodUid("u"), "n", "10.0.1.2", None)
     assert not moved.open
+
+
+def test_what_an_activator_opens_is_news_once() -> None:
+    world = World(1)
+    (one,) = world.attached
+    pair = PortPair(20000, 20001)
+    said = [pair, pair, PortPair(20002, 20003), PortPair(0, 0), PortPair(0, 0)]
+    assert [world.activators.opened(one, MODEL, ports) for ports in said] == [True, False, True, True, False]
+
+
+def test_which_addresses_of_a_slice_may_still_come_back() -> None:
+    activators = Activators(began_ns=T0)
+    address = "10.0.1.1"
+    assert activators.may_come_back(address, T0 + LINGER_NS - 1)
+    assert not activators.may_come_back(address, T0 + LINGER_NS)
+    one = activators.attach(PodUid("u"), "n", address, None)
+    assert activators.may_come_back(address, T0)  # it has not told yet what it has open
+    one.has_told = True
+    assert not activators.may_come_back(address, T0)
+    activators.detach(one, T0, dead=True)
+    assert not activators.may_come_back(address, T0)
+    activators.attach(PodUid("v"), "n", address, None)  # another pod at its address
+    assert activators.may_come_back(address, T0)
+
+
+def test_who_died_is_not_remembered_for_ever() -> None:
+    activators = Activators(began_ns=T0)
+    for n in range(9):
+        activators.detach(activators.attach(PodUid(f"u{n}"), "n", f"10.0.1.{n}", None), T0, dead=True)
+    activators.begin(T0 + SECOND_NS)
+    activators.expire(T0 + LINGER_NS - 1)
+    assert not activators.may_come_back("10.0.1.1", T0 + LINGER_NS - 1)
+    activators.expire(T0 + LINGER_NS)
+    assert activators.may_come_back("10.0.1.1", T0 + LINGER_NS)
+
+
+def test_the_order_in_which_activators_are_named_is_no_change() -> None:
+    names = [f"10.0.1.{n}" for n in range(9)]
+    pair = PortPair(20000, 20001)
+    assert wanted_slice(SERVICE, pair, names) == wanted_slice(SERVICE, pair, reversed(names))

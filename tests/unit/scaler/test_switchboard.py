@@ -1,5 +1,6 @@
 """Services and slices find their models, and slices that nobody needs any more are ended."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from berth.contract.ids import PodUid
 from berth.contract.scaling import HoldState, ModelKey
 from scaler.activation.activators import LINGER_NS
-from scaler.activation.ports import PortPair, Ports
-from scaler.activation.slices import DoorPorts, leads_to, read_slice, service_of
+from scaler.activation.ports import FREED_AFTER_NS, PortPair, Ports
+from scaler.activation.slices import DoorPorts, leads_to, read_slice, service_of, wanted_slice
 from scaler.activation.switch import MOST_SERVICES, TOO_MANY_SERVICES, Apply, Asked, Delete, SliceAction
 from scaler.activation.switchboard import Switchboard, Template
 from scaler.go import SECOND_NS
@@ -89,6 +90,8 @@ def listen(made: Switchboard, model: ModelKey = M) -> PortPair:
         ({"clusterIP": "None"}, False),  # its clients connect to pods' ports by themselves
         ({"clusterIP": ""}, False),
         ({"type": "ExternalName", "clusterIP": None}, False),
+        ({"clusterIP": "fd00::1", "ipFamilies": ["IPv6"]}, False),  # no slice of ours is its
+        ({"clusterIP": "fd00::1", "ipFamilies": ["IPv6", "IPv4"]}, True),
         ({"selector": {"app": "other"}}, False),
         ({"selector": {"app": "m", "track": "x"}}, False),
         ({"ports": [{"port": 9090, "targetPort": "admin"}]}, False),
@@ -136,8 +139,39 @@ def test_what_is_written_is_read_again_as_the_same() -> None:
     outcome = made.look(asked(), T0 + 9 * SECOND_NS)
     assert outcome.proven
     assert outcome.slices == ()
-    # Since it was made, for it was there before.
-    assert outcome.proxied_since_ns == 1_699_999_980 * SECOND_NS
+    assert outcome.proxied_since_ns == T0 + 9 * SECOND_NS
+    # For the next scaler since it was made, for it was there before.
+    later = board(M)
+    later.set_service(service())
+    later.set_slice(as_written(action))
+    later.adopt(T0)
+    listen(later)
+    assert later.look(asked(), T0 + 9 * SECOND_NS).proxied_since_ns == 1_699_999_980 * SECOND_NS
+
+
+def test_a_slice_is_read_as_what_it_is() -> None:
+    raw = service(ports=[{"name": "g", "port": 2, "targetPort": 9001, "appProtocol": "kubernetes.io/h2c"}])
+    found = service_of(raw, DOOR)
+    assert found is not None
+    ours = wanted_slice(found, PortPair(20000, 20001), ["10.0.1.2", "10.0.1.1"])
+    stands = as_written(Apply(ours))
+    assert read_slice(stands) == ours
+    # However it was written.
+    stands["endpoints"].reverse()
+    assert read_slice(stands) == ours
+    owner = stands["metadata"]["ownerReferences"][0]
+    another, of_another_kind = owner | {"uid": "x"}, owner | {"uid": "x", "kind": "Deployment"}
+    for owners, uid in (
+        ([owner, of_another_kind], "uid-m"),
+        ([owner, another], ""),
+        ([of_another_kind], ""),
+        (None, ""),
+    ):
+        stands["metadata"]["ownerReferences"] = owners
+        assert read_slice(stands) == replace(ours, service_uid=uid)
+    assert read_slice({**stands, "addressType": "IPv6"}) is None
+    for name in ("m", "m-berth-2", "n-berth"):
+        assert read_slice({**stands, "metadata": {**stands["metadata"], "name": name}}) is None
 
 
 @pytest.mark.parametrize(
@@ -241,7 +275,7 @@ def test_a_scaler_that_starts_gives_nobody_the_ports_of_a_slice_that_stands() ->
     for one in (service(), service("n")):
         made.set_service(one)
     made.set_slice(as_written(action))
-    made.adopt()
+    made.adopt(T0)
     made.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
     other = made.look(asked(N), T0).assignments[PodUid("act")]
     same = made.look(asked(M), T0).assignments[PodUid("act")]
@@ -249,49 +283,32 @@ def test_a_scaler_that_starts_gives_nobody_the_ports_of_a_slice_that_stands() ->
     assert other.rest_port != same.rest_port
 
 
-def test_a_slice_that_a_tenant_has_made_up_takes_nobodys_ports() -> None:
-    """It bears our label, has another model's ports, and is older."""
+@pytest.mark.parametrize("made_up", ["2025-12-31T00:00:00Z", "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"])
+def test_a_slice_that_a_tenant_has_made_up_leads_nobody_to_it(made_up: str) -> None:
+    """It bears our label and has another model's ports: older, newer, nobody can tell which is made up."""
     first = board(M)
     first.set_service(service())
     pair = listen(first)
     (action,) = first.look(asked(), T0).slices
     assert isinstance(action, Apply)
-    forged = as_written(action)
-    forged["metadata"] |= {"name": "n-berth", "uid": "forged"}
-    forged["metadata"]["labels"]["kubernetes.io/service-name"] = "n"
-    made = board(M, N)
-    for one in (service(), service("n")):
-        made.set_service(one)
-    made.set_slice(as_written(action))
-    made.set_slice(forged)
-    made.adopt()
-    made.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
-    pairs = {made.look(asked(model), T0).assignments[PodUid("act")].rest_port for model in (M, N)}
-    assert len(pairs) == 2
-    assert pair.rest in pairs
-
-
-def test_a_slice_that_was_made_up_later_does_not_get_the_ports_of_the_one_that_stands() -> None:
-    first = board(M)
-    first.set_service(service())
-    pair = listen(first)
-    (action,) = first.look(asked(), T0).slices
     stands, forged = as_written(action), as_written(action)
     stands["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    forged["metadata"] |= {"name": "n-berth", "uid": "forged", "creationTimestamp": "2026-01-01T00:00:01Z"}
-    forged["metadata"]["labels"] = {
-        **forged["metadata"]["labels"],
-        "kubernetes.io/service-name": "n",
-    }
-    made = board(N, M)
+    forged["metadata"] |= {"name": "n-berth", "uid": "forged", "creationTimestamp": made_up}
+    forged["metadata"]["labels"] = {**forged["metadata"]["labels"], "kubernetes.io/service-name": "n"}
+    # Few enough that one of them would get these again by its name.
+    ports = Ports(range(pair.rest, pair.rest + 8))
+    made = board(N, M, ports=ports)
     for one in (service(), service("n")):
         made.set_service(one)
     made.set_slice(stands)
     made.set_slice(forged)
-    made.adopt()
+    made.adopt(T0)
     made.activators.attach(PodUid("act"), "act", "10.0.1.1", None)
     told = {model: made.look(asked(model), T0).assignments[PodUid("act")].rest_port for model in (N, M)}
-    assert told[M] == pair.rest != told[N]
+    assert len(set(told.values())) == 2
+    assert pair.rest not in told.values()
+    made.strays(T0 + FREED_AFTER_NS)
+    assert len(ports) == 2, "they are somebody's again after a while"
 
 
 def test_of_two_models_that_share_a_service_the_other_is_looked_at_when_one_comes_or_goes() -> None:
@@ -350,3 +367,48 @@ def test_nothing_is_left_of_what_is_gone() -> None:
     made.model_gone(N, T0)
     held = {name: value for name, value in vars(made).items() if isinstance(value, dict) and value}
     assert held == {}
+
+
+def test_a_slice_that_becomes_anothers_is_that_ones_alone() -> None:
+    made = board(M, N)
+    made.set_service(service())
+    made.set_service(service("n", selector={"app": "n"}))
+    made.set_slice(endpoints("m", "10.0.0.9", uid="one"))
+    made.changed.clear()
+    made.set_slice(endpoints("n", "10.0.0.9", uid="one"))
+    assert made.changed == {M, N}
+    nobodys = endpoints("n", "10.0.0.9", uid="one")
+    nobodys["metadata"]["labels"] = {}
+    made.set_slice(nobodys)
+    made.service_gone(service())
+    made.service_gone(service("n"))
+    for model in (M, N):
+        made.model_gone(model, T0)
+    assert not any(value for value in vars(made).values() if isinstance(value, dict))
+
+
+def test_of_a_service_with_two_slices_one_may_go() -> None:
+    made = board(M)
+    made.set_service(service())
+    listen(made)
+    (action,) = made.look(asked(), T0).slices
+    made.set_slice(as_written(action))
+    first, second = endpoints("m", "10.0.0.8", uid="1"), endpoints("m", "10.0.0.9", uid="2")
+    for one in (first, second):
+        made.set_slice(one)
+    made.slice_gone(first)
+    assert [type(one) for one in made.look(asked(away=False), T0).slices] == [Delete]
+    made.slice_gone(second)
+    assert made.look(asked(away=False), T0).slices == ()
+
+
+def test_the_ports_of_a_model_that_is_gone_are_free_after_a_while() -> None:
+    ports = Ports()
+    made = board(M, ports=ports)
+    made.set_service(service())
+    listen(made)
+    made.model_gone(M, T0)
+    made.strays(T0 + FREED_AFTER_NS - 1)
+    assert ports.known(M)
+    made.strays(T0 + FREED_AFTER_NS)
+    assert ports.known(M) is None

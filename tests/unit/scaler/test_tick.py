@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from berth.contract.scaling import ModelKey, PlaceableAnswer, Report, Scaled
-from scaler.core.course import Path
+from scaler.core.course import Course, Path
 from scaler.core.plan import Event, Switched, WriteScale, WriteStatus
 from scaler.core.tick import Scaler
 from scaler.decision.bounds import Activity
@@ -56,6 +56,26 @@ def scales(actions: list[Any]) -> list[int]:
     return [action.copies for action in actions if isinstance(action, WriteScale)]
 
 
+@pytest.mark.parametrize("breaks", ["decide", "record", "configure", "scaled"])
+def test_a_model_that_nobody_has_thought_of_does_not_end_the_scaling_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    def broken(self: Any, *args: Any, **more: Any) -> Any:
+        if self.key.name == "odd":
+            raise ZeroDivisionError
+        return whole(self, *args, **more)
+
+    whole = getattr(Course, breaks)
+    cluster = Cluster()
+    odd, good = cluster.add("odd", load=3.0, **ONE), cluster.add("good", load=3.0, **ONE)
+    monkeypatch.setattr(Course, breaks, broken)
+    for _ in range(40):
+        odd.annotations["autoscaling.knative.dev/max-scale"] = str(cluster.now)
+        cluster.change(odd)
+        cluster.second()
+    assert good.replicas == 3
+
+
 # As many copies as are wanted, and as fit.
 
 
@@ -85,6 +105,19 @@ def test_nothing_is_shown_as_no_less_than_nothing() -> None:
         cluster.second()
         shown = cluster.view(model).requests_per_second
         assert all(copysign(1.0, value) == 1.0 for value in (shown.stable, shown.panic) if value is not None)
+
+
+def test_what_is_forwarded_before_a_copy_has_counted_it_is_shown_as_none() -> None:
+    cluster = Cluster()
+    model = asleep(cluster)
+    cluster.do(cluster.scaler.held("act", report(model), cluster.ns))
+    cluster.do(cluster.scaler.held("act", report(model, held=0, arrived=0.0, forwarded=9.0), cluster.ns))
+    cluster.second()
+    _, requests = cluster.scaler._courses[model.key].model.averages(cluster.ns)
+    assert requests is not None
+    assert requests.stable < 0
+    shown = cluster.view(model).requests_per_second
+    assert (shown.stable, shown.panic) == (0.0, 0.0)
 
 
 def test_what_becomes_free_is_used_at_the_next_decision() -> None:
@@ -158,6 +191,55 @@ def test_what_has_been_promised_to_one_is_not_given_to_another() -> None:
     assert (first.replicas, second.replicas) == (1, 0)
 
 
+def test_a_copy_that_the_binder_has_refused_is_owed_nothing() -> None:
+    cluster = Cluster(places=1)
+    first = asleep(cluster)
+    cluster.do(cluster.scaler.held("act", report(first), cluster.ns))
+    cluster._follow(first)
+    cluster.taken_by_others = 1
+    cluster._bind()
+    assert [pod.refused for pod in cluster.living(first)] == [True]
+    cluster.taken_by_others = 0
+    second = cluster.add("z", min_scale="1", priority=9)
+    cluster.do(cluster.scaler.step(cluster.ns))
+    assert second.replicas == 1
+
+
+def test_copies_that_are_there_are_told_with_the_question() -> None:
+    cluster = Cluster()
+    model = cluster.add("m", min_scale="3", load_seconds=5)
+    cluster.run(8)
+    model.load_seconds = 100
+    model.annotations["autoscaling.knative.dev/min-scale"] = "5"
+    cluster.change(model)
+    cluster.run(4)
+    model.annotations["autoscaling.knative.dev/min-scale"] = "6"
+    cluster.change(model)
+    cluster.scaler.step(cluster.ns)
+    question = cluster.scaler.question(cluster.ns)
+    assert question is not None
+    (asked,) = question.models
+    assert (asked.wanted, asked.running, asked.starting) == (6, 3, 2)
+
+
+def test_the_last_word_of_a_silent_binder_is_that_of_its_last_answer() -> None:
+    """What it had room for long before that is nobody's any more."""
+    cluster = Cluster(places=4)
+    model = cluster.add("m", min_scale="9")
+    cluster.run(6)
+    model.annotations["autoscaling.knative.dev/min-scale"] = "1"
+    cluster.change(model)
+    cluster.run(20)
+    assert model.replicas == 1
+    cluster.add("other", min_scale="3")
+    cluster.run(6)
+    cluster.binder_answers = False
+    model.annotations["autoscaling.knative.dev/min-scale"] = "4"
+    cluster.change(model)
+    cluster.run(20)
+    assert model.replicas == 1
+
+
 @pytest.mark.parametrize("replicas", [0, 2])
 def test_without_an_answer_nothing_more_is_asked_for(replicas: int) -> None:
     cluster = Cluster()
@@ -204,6 +286,17 @@ def test_for_copies_that_have_a_place_nobody_is_asked() -> None:
     assert cluster.scaler.binder_silent_ns == 0
 
 
+def test_a_binder_that_nobody_asks_any_more_is_not_silent() -> None:
+    cluster = Cluster()
+    model = loaded(cluster, 2)
+    cluster.binder_answers, model.load = False, 4
+    cluster.run(20)
+    assert cluster.scaler.binder_silent_ns > 0
+    model.load = 2
+    cluster.run(300)
+    assert cluster.scaler.binder_silent_ns == 0
+
+
 def test_what_was_promised_and_not_written_is_anybodys_after_a_while() -> None:
     cluster = Cluster(places=5)
     model = loaded(cluster, 2)
@@ -211,11 +304,95 @@ def test_what_was_promised_and_not_written_is_anybodys_after_a_while() -> None:
     model.load = 5
     cluster.until(lambda: cluster.view(model).written == 5, most=20)
     cluster.taken_by_others = 3
-    cluster.run(20)
+    cluster.run(6)
+    assert cluster.view(model).written == 5, "it may be on its way"
+    cluster.run(14)
     cluster.api_works = True
     cluster.run(10)
-    assert model.replicas == 2
-    assert not any(pod.refused for pod in cluster.living(model))
+    assert max(model.written) == model.replicas == 2
+
+
+def test_who_is_owed_copies_that_do_not_come_is_waited_for_ten_seconds() -> None:
+    cluster = Cluster(places=3)
+    model = cluster.add("m", min_scale="3", most_pods=0)
+    cluster.run(4)
+    assert model.replicas == 3
+    other = cluster.add("other", min_scale="3", priority=9)
+    cluster.run(4)
+    assert other.replicas == 0
+    cluster.run(8)
+    assert other.replicas == 3
+
+
+# Copies that are asked for and never made.
+
+
+def hindered(cluster: Cluster, **options: Any) -> FakeModel:
+    """It may have two pods, wants as many as there are places, and more than others."""
+    model = cluster.add("m", min_scale="6", priority=5, most_pods=2, load_seconds=1, **options)
+    cluster.run(10)
+    assert (model.replicas, len(cluster.living(model))) == (6, 2)
+    return model
+
+
+def test_what_a_quota_forbids_keeps_no_place_from_others() -> None:
+    cluster = Cluster(places=6)
+    model = hindered(cluster)
+    other = cluster.add("other", min_scale="3", load_seconds=1)
+    cluster.run(10)
+    assert other.replicas == 0, "they may still be made"
+    cluster.run(20)
+    assert (other.replicas, len(cluster.ready(other))) == (3, 3)
+    assert model.replicas == 6
+    assert "are made" in cluster.view(model).why
+    assert "are made" in Scaled.from_text(model.scaled or "").why
+
+
+def test_who_may_have_no_more_pods_asks_again_now_and_then_and_not_for_long() -> None:
+    cluster = Cluster(places=6)
+    model = hindered(cluster)
+    cluster.run(30)
+    asked = 0
+    for second in range(300):
+        model.replicas = (2, 6)[second // 4 % 2]  # whatever its owner writes
+        cluster.change(model)
+        cluster.second()
+        cluster._carry_out(cluster.scaler.step(cluster.ns))
+        asked += cluster.scaler.question(cluster.ns) is not None
+    assert 0 < asked < 100
+
+
+def test_once_a_pod_is_made_after_all_the_others_are_asked_for() -> None:
+    cluster = Cluster(places=6)
+    model = hindered(cluster)
+    cluster.run(30)
+    model.most_pods, model.annotations["autoscaling.knative.dev/min-scale"] = 9, "8"
+    cluster.change(model)
+    cluster.run(4)
+    assert (model.replicas, cluster.view(model).why) == (6, "1 GPUMemoryInsufficient")
+    cluster.places = 8
+    cluster.run(4)
+    assert model.replicas == 8
+
+
+def test_what_could_not_be_written_is_not_what_is_not_made() -> None:
+    cluster = Cluster(places=6)
+    model = cluster.add("m", min_scale="6", load_seconds=1)
+    cluster.api_works = False
+    cluster.run(60)
+    cluster.api_works = True
+    cluster.run(8)
+    assert (model.replicas, len(cluster.ready(model)), cluster.view(model).why) == (6, 6, "")
+
+
+def test_pods_that_are_made_slowly_are_waited_for() -> None:
+    cluster = Cluster(places=6)
+    model = hindered(cluster)
+    other = cluster.add("other", min_scale="1", load_seconds=1)
+    for _ in range(4):
+        cluster.run(15)
+        model.most_pods += 1
+    assert (other.replicas, model.most_pods) == (0, 6)
 
 
 # From zero.
@@ -250,6 +427,7 @@ def test_a_second_request_decides_nothing_before_its_time() -> None:
         {"average_held": float("nan")},
         {"arrived": -1.0},
         {"forwarded": float("inf")},
+        {"served_ago": float("nan")},
         {"model": ModelKey("x", "y")},
     ],
 )
@@ -260,6 +438,38 @@ def test_what_cannot_be_wakes_nobody(fields: dict[str, Any]) -> None:
     assert model.replicas == 0
 
 
+def test_a_model_that_cannot_come_is_not_being_woken() -> None:
+    cluster = Cluster()
+    model = asleep(cluster, fails="it is broken")
+    model.load = 1
+    cluster.run(10)
+    model.load = 0
+    cluster.run(2 * WINDOW)
+    seen = len(cluster.view(model).wakes)
+    assert cluster.scaler.held("act", report(model), cluster.ns) == []
+    assert len(cluster.view(model).wakes) == seen
+
+
+def test_what_an_activator_holds_that_says_no_more_is_waited_for() -> None:
+    """Until its stream ends: it may be slow, and its clients wait all the same."""
+    cluster = Cluster()
+    model = asleep(cluster, load_seconds=1000)
+    cluster.do(cluster.scaler.held("act", report(model, average_held=1.0), cluster.ns))
+    cluster.run(4 * WINDOW)
+    assert (model.replicas, cluster.view(model).desired) == (1, 1)
+    cluster.scaler.activator_gone("act")
+    cluster.until(lambda: cluster.view(model).desired == 0, most=2 * WINDOW)
+
+
+def test_requests_that_are_held_are_among_those_that_wait() -> None:
+    cluster = Cluster()
+    model = asleep(cluster, load_seconds=1000)
+    assert cluster.view(model).waiting.stable == 0.0
+    model.load = 5
+    cluster.run(30)
+    assert cluster.view(model).waiting.panic == 5.0
+
+
 def test_how_long_a_wake_took_by_phases() -> None:
     cluster = Cluster()
     model = asleep(cluster, load_seconds=5)
@@ -267,6 +477,32 @@ def test_how_long_a_wake_took_by_phases() -> None:
     cluster.run(10)
     (wake,) = cluster.view(model).wakes
     assert dict(wake.phases) == {"decide": 0.0, "place": 1.0, "load": 5.0, "serve": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("served_ago", "found"),
+    [
+        (0.0, {"decide": 0.0, "place": 1.0, "load": 5.0, "serve": 0.5}),
+        (0.25, {"decide": 0.0, "place": 1.0, "load": 5.0, "serve": 0.25}),
+        (1.0, {"decide": 0.0, "place": 1.0, "load": 4.5, "serve": 0.0}),  # before it was seen to be ready
+        (1e6, {"decide": 0.0, "place": 0.0, "load": 0.0, "serve": 0.0}),
+    ],
+)
+def test_a_wake_ends_when_a_copy_has_served_and_not_when_that_is_told(
+    served_ago: float, found: dict[str, float]
+) -> None:
+    cluster = Cluster()
+    model = asleep(cluster, load_seconds=5)
+    began_ns = cluster.ns
+    cluster.scaler.held("act", report(model, held=1, wake=True), began_ns)
+    wakes = cluster.scaler._courses[model.key].wakes
+    wakes.asked(began_ns)
+    wakes._reach(2, began_ns + SECOND)
+    wakes._reach(3, began_ns + 6 * SECOND)
+    told = report(model, held=0, forwarded=1.0, served_ago=served_ago)
+    cluster.scaler.held("act", told, began_ns + 13 * SECOND // 2)
+    (wake,) = cluster.view(model).wakes
+    assert dict(wake.phases) == found
 
 
 def test_what_was_woken_in_vain_goes_again() -> None:
@@ -279,6 +515,9 @@ def test_what_was_woken_in_vain_goes_again() -> None:
     cluster.run(100)
     assert len(cluster.ready(model)) == 1
     cluster.until(lambda: model.replicas == 0, most=2 * WINDOW + GRACE)
+    model.load_seconds, model.load = 1, 1
+    cluster.run(10)
+    assert [dict(wake.phases).get("serve") for wake in cluster.view(model).wakes] == [None, 0.0]
 
 
 # To zero.
@@ -350,8 +589,70 @@ def test_who_could_not_be_woken_keeps_one_copy(lacking: str) -> None:
     cluster.run(10 * WINDOW)
     assert model.replicas == 1
     assert lacking in cluster.told("NotToZero")[0]
+    assert len(cluster.told("NotToZero")) <= 2
     model.has_service, cluster.activators = True, 1
     cluster.until(lambda: model.replicas == 0, most=3 * WINDOW)
+
+
+def test_who_is_kept_is_shown_as_kept_and_why() -> None:
+    """Not as one that is wanted now and is not the next moment, each window anew."""
+    cluster = Cluster()
+    model = loaded(cluster, 1, has_service=False)
+    model.load = 0
+    cluster.until(lambda: cluster.told("NotToZero"))
+    shown = set()
+    for _ in range(5 * WINDOW):
+        cluster.second()
+        view = cluster.view(model)
+        shown.add((view.wanted, view.written, view.activity, view.why))
+    assert shown == {(1, 1, Activity.INACTIVE, "no Service leads to its copies")}
+
+
+def test_who_is_kept_and_asked_is_active_again() -> None:
+    cluster = Cluster()
+    model = loaded(cluster, 1, has_service=False)
+    model.load = 0
+    cluster.until(lambda: cluster.told("NotToZero"))
+    model.load = 2
+    cluster.until(lambda: model.replicas == 2)
+    view = cluster.view(model)
+    assert (view.activity, view.why) == (Activity.ACTIVE, "")
+
+
+def test_a_minimum_is_no_copy_that_is_kept() -> None:
+    cluster = Cluster()
+    model = loaded(cluster, 1, has_service=False)
+    model.load = 0
+    cluster.until(lambda: cluster.told("NotToZero"))
+    model.annotations["autoscaling.knative.dev/min-scale"] = "1"
+    cluster.change(model)
+    cluster.run(4)
+    view = cluster.view(model)
+    assert (view.wanted, view.activity, view.why) == (1, Activity.ACTIVE, "")
+
+
+def test_while_a_copy_is_wanted_nothing_is_said_of_why_the_last_one_would_stay() -> None:
+    cluster = Cluster()
+    model = asleep(cluster, load_seconds=100, has_service=False)
+    model.load = 1
+    cluster.run(20)
+    assert (model.replicas, cluster.view(model).desired) == (1, 1)
+    assert cluster.told("NotToZero") == []
+
+
+def test_the_time_of_an_activation_is_not_that_of_the_one_before() -> None:
+    cluster = Cluster()
+    model = asleep(cluster, load_seconds=1, stuck="CrashLoopBackOff")
+    model.load = 1
+    cluster.run(4)
+    model.load = 0
+    (pod,) = cluster.living(model)
+    for is_ready in (False, True, False):
+        pod.ready, pod.waiting_reason = is_ready, "" if is_ready else "CrashLoopBackOff"
+        cluster._show(pod)
+        cluster.run(4 if is_ready else 400)
+        assert model.replicas == 1
+    cluster.until(lambda: model.replicas == 0, most=240)
 
 
 def test_who_sleeps_is_not_woken_for_want_of_an_activator() -> None:
@@ -550,6 +851,47 @@ def test_of_another_class_nothing_is_written_and_its_requests_are_held() -> None
     assert model.written == []
 
 
+def test_annotations_that_do_not_go_put_nobody_out_of_reach_when_the_scaler_is_another() -> None:
+    cluster = Cluster()
+    model = asleep(cluster, max_scale="3")
+    model.annotations["autoscaling.knative.dev/max-scale"] = "abc"
+    cluster.change(model)
+    cluster.run(20)
+    for _ in range(2):  # what is written by the first is what the second writes
+        cluster.restart()
+        cluster.run(20)
+    asked = cluster.scaler.asked(model.key, cluster.ns)
+    assert asked is not None
+    assert asked.away
+    model.load = 9
+    cluster.run(20)
+    assert model.replicas == 3
+    model.annotations["autoscaling.knative.dev/max-scale"] = "5"
+    cluster.change(model)
+    cluster.run(20)
+    assert model.replicas == 5
+    assert Scaled.from_text(model.scaled or "").good == {}
+
+
+def test_what_another_autoscaler_does_is_not_told_as_ours() -> None:
+    cluster = Cluster()
+    model = cluster.add("m", kind="external", replicas=1, **ONE)
+    for model.replicas in (1, 0, 2, 0):
+        cluster.change(model)
+        cluster.run(20)
+        assert cluster.view(model).written == model.replicas
+    assert (cluster.told("Woken"), cluster.told("ScaledToZero")) == ([], [])
+
+
+def test_one_that_is_woken_by_hand_is_not_told_as_ours() -> None:
+    cluster = Cluster()
+    model = asleep(cluster, load_seconds=10)
+    model.replicas = 1
+    cluster.change(model)
+    cluster.run(4)
+    assert cluster.told("Woken") == []
+
+
 def test_what_is_set_by_hand_is_overwritten() -> None:
     cluster = Cluster()
     model = loaded(cluster, 3)
@@ -590,8 +932,9 @@ def test_a_successor_that_nobody_has_seen_in_between_is_another_as_well() -> Non
     model = loaded(cluster, 3)
     model.uid, model.scaled = "another", None
     cluster.change(model)
-    cluster.do(cluster.scaler.step(cluster.ns))
+    cluster.do(cluster.scaler.held("act", report(model, held=0), cluster.ns))
     assert cluster.view(model).since_ns == cluster.ns
+    assert cluster.view(model).decisions == ()
 
 
 # Options.
@@ -895,6 +1238,21 @@ def test_the_copy_that_was_named_goes_and_no_other_of_its_model() -> None:
     assert cluster.ready(model) == [first]
 
 
+def test_two_copies_of_one_model_go_for_two_others() -> None:
+    cluster = Cluster(places=2, config={"max-scale-down-rate": "10"})
+    model = two_idle(cluster)
+    for name in ("needy", "other"):
+        cluster.add(name, min_scale="1", **ONE)
+    cluster._carry_out(cluster.scaler.step(cluster.ns))
+    question = cluster.scaler.question(cluster.ns)
+    assert question is not None
+    answer = cluster.answer(question)
+    for asked, name in zip(question.models, question.idle, strict=True):
+        answer.models[asked.model] = replace(answer.models[asked.model], if_idle_go=(name,))
+    actions = cluster.scaler.answered(question, answer, cluster.ns)
+    assert scales([one for one in actions if one.model == model.key])[-1] == 0
+
+
 def test_who_has_made_room_is_not_given_more_than_somebody_has_left() -> None:
     cluster = Cluster(places=2, config={"max-scale-down-rate": "10"})
     model = two_idle(cluster)
@@ -905,6 +1263,23 @@ def test_who_has_made_room_is_not_given_more_than_somebody_has_left() -> None:
     model.written.clear()
     cluster.run(20)
     assert max(model.written, default=0) == 0
+
+
+def test_nobody_goes_for_a_copy_of_who_is_let_make_none() -> None:
+    """Else a tenant without a pod could empty all caches."""
+    cluster = Cluster(places=3)
+    kept = [retained(cluster, name) for name in ("a", "b")]
+    cluster.run(10)
+    for model in kept:
+        model.load = 0
+    cluster.run(5 * WINDOW)
+    needy = cluster.add("needy", min_scale="9", most_pods=0)
+    for cluster.taken_by_others in (0, 1):  # the place that it has not used goes to somebody else
+        cluster.run(4 * WINDOW)
+        assert (needy.replicas, [len(cluster.ready(model)) for model in kept]) == (1, [1, 1])
+    cluster.taken_by_others, needy.most_pods = 0, 9
+    cluster.run(20)
+    assert [len(cluster.ready(model)) for model in kept] == [0, 0]
 
 
 def test_a_retained_copy_serves_at_once() -> None:
@@ -946,6 +1321,38 @@ def test_nobody_goes_for_a_lower_priority() -> None:
     assert (kept.replicas, new.replicas) == (1, 0)
 
 
+# Other annotations.
+
+
+def test_what_waits_is_averaged_over_the_window_of_now() -> None:
+    cluster = Cluster()
+    model = asleep(cluster, load_seconds=1000)
+    model.load = 5
+    cluster.run(30)
+    model.load = 0
+    model.annotations["autoscaling.knative.dev/window"] = "6s"
+    cluster.change(model)
+    cluster.run(8)
+    assert cluster.view(model).waiting.stable == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_new"),
+    [
+        ("scale-down-delay", "10m", True),
+        ("metric-aggregation-algorithm", "weighted-exponential", True),
+        ("target", "2", False),
+    ],
+)
+def test_what_a_decider_takes_at_its_beginning_makes_a_new_one(name: str, value: str, is_new: bool) -> None:
+    cluster = Cluster()
+    model = loaded(cluster, 2)
+    model.annotations[f"autoscaling.knative.dev/{name}"] = value
+    cluster.change(model)
+    cluster.scaler.step(cluster.ns)
+    assert (cluster.view(model).concurrency.stable is None) == is_new
+
+
 # Over a restart.
 
 
@@ -981,6 +1388,20 @@ def test_who_sleeps_goes_on_sleeping_over_a_restart() -> None:
     assert model.written == []
 
 
+def test_before_anything_is_known_nothing_is_taken_back() -> None:
+    cluster = Cluster(places=3)
+    model = loaded(cluster, 3)
+    cluster.places = 2
+    cluster._end(cluster.ready(model)[0])
+    cluster._follow(model)
+    cluster._bind()
+    cluster.restart()
+    cluster.scaler.heard = lambda *_: False  # type: ignore[method-assign]
+    model.written.clear()
+    cluster.run(20)
+    assert model.written == []
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -989,11 +1410,14 @@ def test_who_sleeps_goes_on_sleeping_over_a_restart() -> None:
         "[]",
         '{"activity": "Maybe", "since": -1e300}',
         '{"activity": "False", "since": 1e12, "wanted": "x"}',
+        Scaled(wanted=0, activity="False", since=9e9).to_text(),
     ],
 )
 def test_what_others_write_there_is_nobodys_harm(text: str) -> None:
     cluster = Cluster()
     model = cluster.add("m", replicas=1, scaled=text, **ONE)
+    cluster.scaler.step(cluster.ns)
+    assert cluster.view(model).since_ns <= cluster.ns
     model.load = 3
     cluster.run(20)
     assert model.replicas == 3

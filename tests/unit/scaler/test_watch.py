@@ -147,6 +147,25 @@ def test_a_gateways_successor_is_asked_whichever_of_the_two_is_told_last(here: H
     assert here.asked == {}
 
 
+def test_a_gateway_that_is_only_known_on_its_way_out_is_asked_as_long_as_it_is_there(here: Here) -> None:
+    here.tell("deployments", deployment())
+    here.tell("pods", pod("p1"))
+    here.tell("pods", server("n1", "10.1.0.1", deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert here.asked["n1"][0] == "10.1.0.1:8473"
+
+
+@pytest.mark.parametrize("status", [{"phase": "Failed"}, {"podIP": ""}])
+def test_a_gateway_that_has_ended_or_has_no_address_is_not_asked(here: Here, status: Json) -> None:
+    here.tell("deployments", deployment())
+    here.tell("pods", pod("p1"))
+    item = server("n1", "10.1.0.1")
+    here.tell("pods", item)
+    assert here.asked
+    item["status"] |= status
+    here.tell("pods", item)
+    assert here.asked == {}
+
+
 @pytest.mark.parametrize("where", [{"namespace": "team"}, {"labels": {"app.kubernetes.io/name": "berth"}}])
 def test_nobody_else_passes_for_a_gateway(here: Here, where: Json) -> None:
     here.tell("deployments", deployment())

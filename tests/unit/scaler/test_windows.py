@@ -1,5 +1,6 @@
 """Averages over windows: Knative's own cases (pkg/autoscaler/aggregation/*_test.go, metrics/collector_test.go)."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from scaler.decision.delay import DelayWindow
 from scaler.decision.load import Load, Stat, extrapolated, sample_size
 from scaler.decision.spec import spec_of
 from scaler.decision.windows import LinearWindow, WeightedWindow, coefficient
+from scaler.go import power
 
 SECOND = 1_000_000_000
 
@@ -125,6 +127,70 @@ def test_weights() -> None:
     assert window.average(4) == pytest.approx(6 * 0.2 + 5 * 0.16 + 4 * 0.128 + 3 * 0.1024 + 2 * 0.08192)
 
 
+def _each_weighed(window: WeightedWindow, second: int) -> float:
+    """As Knative does it: all of them, one after the other."""
+    size, last = window._size, window._last
+    late = max(second - last, 0)
+    newest = coefficient(size)
+    weight, average = newest * power(1 - newest, late) if late else newest, 0.0
+    for age in range(size - late):
+        average += window._buckets[(last - age) % size] * weight
+        weight *= 1 - newest
+    return average
+
+
+@pytest.mark.parametrize(("stable", "panic"), [(3600, 360), (600, 600), (60, 6)])
+@pytest.mark.parametrize("kind", ["steady", "rare", "of all sizes", "holes"])
+def test_what_is_left_out_of_a_weighted_average_changes_no_bit(stable: int, panic: int, kind: str) -> None:
+    chance, now, read_once = Random(kind), 10_000, 0
+    long, short = WeightedWindow(stable), WeightedWindow(panic)
+    for number in range(500):
+        now += chance.choice((1, 1, 1, 2, 7, 70, 400, 4000)) if kind == "holes" and number % 9 == 0 else 1
+        value = chance.uniform(0, 500)
+        if kind == "rare" and number % 150:
+            value = 0.0
+        if kind == "of all sizes":
+            value = 10 ** chance.uniform(-30, 20) * chance.choice((1, 1, -1))
+        second = now - chance.choice((0, 0, 0, 2, 300))
+        for window in (long, short):
+            window.record(second, value)
+        if kind == "holes" and number == 300:
+            long.resize(2 * stable, now)
+            short.resize(panic + 30, now)
+        if number % 5 and number < 490:
+            continue
+        second = now + chance.choice((0, 0, 1, 3))
+        stated = long.average(second)
+        assert stated == _each_weighed(long, second)
+        if short.reads_as(long, second):
+            assert stated == _each_weighed(short, second)
+            read_once += 1
+        assert short.average(second) == _each_weighed(short, second)
+    assert read_once or panic < 200 or kind != "steady"
+
+
+def test_two_windows_of_one_model_are_read_once_while_the_short_one_has_all_that_counts() -> None:
+    def told(size: int, resized: int = 0) -> WeightedWindow:
+        window = WeightedWindow(size)
+        for second in range(400):
+            window.record(second, 1.0)
+        if resized:  # nothing is left of it: it was not told anything for so long
+            window.resize(resized, 1000)
+            window.record(399, 1.0)
+        return window
+
+    long = told(3600)
+    long.average(399)
+    assert told(360).reads_as(long, 399)
+    assert not told(170).reads_as(long, 399)
+    assert not told(360, resized=370).reads_as(long, 399)
+    long.average(600)
+    assert not told(360).reads_as(long, 600)
+    long = told(390, resized=3600)
+    long.average(399)
+    assert not told(360).reads_as(long, 399)
+
+
 @pytest.mark.parametrize(("size", "weight"), [(6, 0.78456), (40, 0.20567), (60, 0.2), (100, 0.2)])
 def test_the_newest_weighs_most_in_a_short_window(size: int, weight: float) -> None:
     assert round(coefficient(size), 5) == weight
@@ -180,4 +246,4 @@ def test_nothing_is_known_after_a_window_without_reports() -> None:
 
 def test_samples() -> None:
     assert [sample_size(copies) for copies in (0, 1, 2, 5, 10, 100, 1000)] == [0, 1, 2, 4, 7, 14, 16]
-    assert extrapolated([Stat(1, 0, 10, 2), Stat(3, 1, 20, 4)], 5) == Stat(10, 2.5, 75, 15)
+    assert extrapolated(Stat(4, 1, 30, 6), 2, 5) == Stat(10, 2.5, 75, 15)

@@ -275,6 +275,21 @@ async def test_of_a_slice_the_newest_word_counts_be_it_that_it_goes(here: Here) 
 
 
 @on_a_loop_that_leaps
+async def test_of_a_slice_that_could_not_be_written_the_newest_word_counts_as_well(here: Here) -> None:
+    async def fails_late(path: str) -> None:
+        await asyncio.sleep(1)
+        if here.api.begun[-1][0] == "apply":
+            raise response_error(500, "InternalError", path)
+
+    here.api.take = fails_late
+    here.writer.put(Apply(a_slice()))
+    await asyncio.sleep(0.1)
+    here.writer.put(Delete(a_slice()))
+    await here.settled()
+    assert [verb for verb, _, _ in here.api.begun] == ["apply", "delete"]
+
+
+@on_a_loop_that_leaps
 async def test_a_crowd_of_writes_leaves_connections_for_the_lease(here: Here) -> None:
     async def slow(_: str) -> None:
         await asyncio.sleep(1)
@@ -302,6 +317,7 @@ async def test_the_end_waits_for_what_is_under_way_and_begins_nothing_more(here:
     here.writer.put(scale(2))
     assert here.writer.in_doubt
     await here.writer.drain()
+    assert not here.writer.in_doubt, "it has been answered"
     here.writer.put(scale(3, B))
     await asyncio.sleep(30)
     assert here.api.replicas == [1]
@@ -336,6 +352,18 @@ async def test_a_write_without_an_answer_is_in_doubt_until_it_cannot_be_carried_
     assert here.writer.in_doubt
     await asyncio.sleep(11)
     assert not here.writer.in_doubt
+
+
+@on_a_loop_that_leaps
+async def test_a_write_that_was_refused_is_not_in_doubt(here: Here) -> None:
+    async def refused(path: str) -> None:
+        raise response_error(500, "InternalError", path)
+
+    here.api.take = refused
+    here.writer.put(scale(1))
+    await asyncio.sleep(0.01)
+    await here.writer.drain()
+    assert (len(here.api.begun), here.writer.in_doubt) == (1, False)
 
 
 @on_a_loop_that_leaps
