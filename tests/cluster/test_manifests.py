@@ -1,5 +1,6 @@
 """Every manifest of `deploy/` is accepted by the real API server, as kustomize renders it."""
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,19 @@ def test_every_object_stays_where_its_file_puts_it(part: str) -> None:
     found = [document for path in files for document in yaml.safe_load_all(path.read_text())]
     wanted = {_key(d) for d in found if "metadata" in d}
     assert {_key(d) for d in rendered(part) if d["kind"] != "ConfigMap"} == wanted
+
+
+def test_what_the_docs_say_to_apply_takes_every_image_from_the_registry(tmp_path: Path) -> None:
+    """What an overlay sets for the base holds for none of a component's objects."""
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    block = (DEPLOY.parent / "docs" / "autoscaling.md").read_text().split("```yaml\n")[1].split("```")[0]
+    assert block.startswith("# deploy/kustomization.yaml")
+    (tmp_path / "deploy" / "kustomization.yaml").write_text(block)
+    documents = rendered(str(tmp_path / "deploy"))
+    specs = [d["spec"]["template"]["spec"] for d in documents if d["kind"] in ("DaemonSet", "Deployment")]
+    images = [one["image"] for s in specs for one in (*s.get("initContainers", ()), *s["containers"])]
+    assert len(specs) == 5
+    assert {image.partition("/")[0] for image in images} == {"REGISTRY"}
 
 
 def test_a_right_to_one_object_is_to_that_of_its_file() -> None:

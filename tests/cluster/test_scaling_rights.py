@@ -93,6 +93,7 @@ async def scaler(cluster: LocalCluster, tmp_path_factory: Any) -> AsyncIterator[
             await _is_denied(client.patch(pod_of(await pods(cluster)), LABEL))
             await _is_denied(client.create(SLICES, a_slice("u", port=1).to_json()))
             await _is_denied(client.create(LEASES, lease("somebody-elses")))
+            await _is_denied(cluster.client.create(SLICES, a_slice("u").to_json(), dryRun="All"))
 
         await eventually(in_force, what="the admission policies to be in force")
         yield client
@@ -104,6 +105,19 @@ async def scaler(cluster: LocalCluster, tmp_path_factory: Any) -> AsyncIterator[
                 name = document["metadata"]["name"]
                 if name.startswith("berth-scaler"):
                     await cluster.client.delete(f"/apis/admissionregistration.k8s.io/v1/{kind}/{name}")
+
+    async def out_of_force() -> None:
+        try:
+            body = {**a_slice("u").to_json()}
+            await cluster.client.create(SLICES.replace(NS, "default"), _moved(body), dryRun="All")
+        except Denied as error:
+            raise AssertionError from error
+
+    await eventually(out_of_force, what="the admission policies to be gone")
+
+
+def _moved(body: Json) -> Json:
+    return {**body, "metadata": {**body["metadata"], "namespace": "default"}}
 
 
 async def _is_denied(call: Awaitable[Json]) -> None:
@@ -377,6 +391,66 @@ async def test_slices_of_others_are_not_its_to_change(cluster: LocalCluster, sca
         with pytest.raises(Denied, match="no EndpointSlice of another's"):
             await call()
     await cluster.client.delete(f"{SLICES}/theirs")
+
+
+@asynccontextmanager
+async def tenant(cluster: LocalCluster, directory: Path) -> AsyncIterator[KubeClient]:
+    """Whoever edits the namespace. Clusters that were made before Kubernetes 1.22 let an editor write slices, too."""
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NS}"
+    await cluster.client.create(f"/api/v1/namespaces/{NS}/serviceaccounts", {"metadata": {"name": "tenant"}})
+    rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["*"]}
+    await cluster.client.create(f"{rbac}/roles", {"metadata": {"name": "slices"}, "rules": [rule]})
+    for kind, name in (("ClusterRole", "edit"), ("Role", "slices")):
+        body = {
+            "metadata": {"name": f"tenant-{name}"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": "tenant", "namespace": NS}],
+        }
+        await cluster.client.create(f"{rbac}/rolebindings", body)
+    async with speaking_as(cluster, "tenant", directory, namespace=NS) as client:
+
+        async def may_read() -> None:
+            try:
+                await client.get(SLICES)
+            except Denied as error:
+                raise AssertionError("its rights are not known yet") from error
+
+        await eventually(may_read)
+        yield client
+
+
+async def test_nobody_makes_up_a_slice_of_the_scalers(
+    cluster: LocalCluster, scaler: KubeClient, tmp_path: Path
+) -> None:
+    """With another model's ports it would be led that model's requests after the next change of the leader."""
+    uid = (await cluster.client.get(f"/api/v1/namespaces/{NS}/services/model"))["metadata"]["uid"]
+    made_up, label = a_slice(uid, name="model").to_json(), "endpointslice.kubernetes.io/managed-by"
+    plain = {**made_up, "metadata": {"name": "plain", "labels": {"kubernetes.io/service-name": "model"}}}
+    path = f"{SLICES}/model-berth"
+    async with tenant(cluster, tmp_path) as client:
+        await client.create(SLICES, plain)  # what is its own it may write
+        await scaler.create(SLICES, made_up)
+        calls: tuple[Call, ...] = (
+            lambda: client.create(
+                SLICES, made_up | {"metadata": made_up["metadata"] | {"name": "other-berth"}}
+            ),
+            lambda: client.patch(f"{SLICES}/plain", {"metadata": {"labels": {label: "berth-scaler"}}}),
+            lambda: client.patch(path, {"ports": [{"name": "", "port": 20_002}]}),
+            lambda: client.patch(path, {"endpoints": [{"addresses": ["10.9.9.9"]}]}),
+            lambda: client.patch(path, {"metadata": {"labels": {label: "me"}}}),
+            lambda: client.apply(
+                path, {**made_up, "ports": [{"name": "", "port": 20_002}]}, manager="berth-scaler"
+            ),
+            lambda: cluster.client.create(
+                SLICES, made_up | {"metadata": made_up["metadata"] | {"name": "other-berth"}}
+            ),
+        )
+        for call in calls:
+            with pytest.raises(Denied, match="written by Berth's scaler and nobody else"):
+                await call()
+        await client.patch(f"{SLICES}/plain", {"metadata": {"labels": {"x": "y"}}})
+        await client.delete(path)
+        await client.delete(f"{SLICES}/plain")
 
 
 @pytest.mark.parametrize(

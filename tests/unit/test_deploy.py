@@ -29,6 +29,7 @@ from berth.runtime.options import CommonOptions, parse_options
 from berth.triton.keys import TritonKeys
 from proxy.activator.config import ActivatorOptions
 from scaler.config import ScalerOptions
+from scaler.core.deployments import MOST_HOLD_SECONDS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -182,6 +183,60 @@ def test_only_activators_attach_to_the_scaler() -> None:
     assert source["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "berth-activator"}
 
 
+ANYBODY, ANYWHERE, NAMESPACE = "anybody", " of any namespace", "kubernetes.io/metadata.name"
+
+
+def reached(name: str, way: str, end: str) -> set[str]:
+    """By a policy: who, and at which ports. A pod is called by its name, with where it is if that is not our namespace."""
+    found = set()
+    for rule in documents("NetworkPolicy")[name]["spec"][way]:
+        for peer in rule.get(end, [{}]):
+            assert set(peer) <= {"podSelector", "namespaceSelector"}
+            pod = peer.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/name", ANYBODY)
+            where = peer.get("namespaceSelector")
+            labels = "" if where is None else ANYWHERE
+            if where:
+                labels = f" of {where['matchLabels'][NAMESPACE]}"
+            found |= {f"{pod}{labels}{_port(port)}" for port in rule.get("ports", [{}])}
+    return found
+
+
+def _port(port: Json) -> str:
+    """A port, a range, or any."""
+    more = f"-{port['endPort']}" if "endPort" in port else ""
+    kind = f"/{port['protocol']}" if "protocol" in port else ""
+    return f":{port['port']}{more}{kind}" if port else ""
+
+
+NAMES, API = {f"{ANYBODY}:53/TCP", f"{ANYBODY}:53/UDP"}, {f"{ANYBODY}:443", f"{ANYBODY}:6443"}
+ACTIVATORS = f"berth-activator{ANYWHERE}"
+# Policy → who comes in, whom it goes out to; None: to whomever it wants. A tenant's own activators are in its namespace.
+REACHED: dict[str, tuple[set[str], set[str] | None]] = {
+    "berth-scaler": (
+        {f"{ACTIVATORS}:9093", f"{ANYBODY}:8490"},
+        API | NAMES | {"berth-server:8473", "berth-binder:8482", f"{ACTIVATORS}:20000-29999"},
+    ),
+    "berth-activator": (
+        {f"{ANYBODY}:20000-29999", f"{ANYBODY}:9090"},
+        NAMES | {"berth-scaler:9093", f"{ANYBODY}{ANYWHERE}"},
+    ),
+    "berth-binder-asked": ({f"{ANYBODY}:8480", "berth-scaler:8482"}, None),
+    # A replica that does not lead passes on to the one that does.
+    "berth-scaler-external-metrics": ({f"{ANYBODY}:8491"}, {"berth-scaler:8491"}),
+    "berth-scaler-keda": ({f"{ANYBODY} of keda:9094", "berth-scaler:9094"}, {"berth-scaler:9094"}),
+}
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_who_reaches_whom_when_models_are_scaled(name: str) -> None:
+    comes_in, goes_out = REACHED[name]
+    assert reached(name, "ingress", "from") == comes_in
+    policy = documents("NetworkPolicy")[name]["spec"]
+    assert set(policy["policyTypes"]) == ({"Ingress"} if goes_out is None else {"Ingress", "Egress"})
+    if goes_out is not None:
+        assert reached(name, "egress", "to") == goes_out
+
+
 @pytest.mark.parametrize("name", ["berth-scaler", "berth-activator"])
 def test_of_those_that_scale_one_at_a_time_may_be_taken_away(name: str) -> None:
     spec = documents("PodDisruptionBudget")[name]["spec"]
@@ -190,7 +245,10 @@ def test_of_those_that_scale_one_at_a_time_may_be_taken_away(name: str) -> None:
     assert spec["maxUnavailable"] == 1 < deployment["replicas"]
 
 
-def test_an_activator_has_the_time_that_its_drain_takes() -> None:
+def test_an_activator_has_the_time_that_its_drain_takes_and_that_takes_as_long_as_any_request_may_wait() -> (
+    None
+):
+    assert ActivatorOptions.drain_timeout >= MOST_HOLD_SECONDS + 30  # and then it is answered
     seconds = ActivatorOptions.drain_delay + ActivatorOptions.drain_timeout
     assert pods()["berth-activator"]["terminationGracePeriodSeconds"] > seconds
 
@@ -313,6 +371,28 @@ def test_tritons_pod_is_not_spared_when_the_nodes_memory_runs_short() -> None:
 def test_who_scales_takes_no_servers_place(name: str) -> None:
     """Of a higher class it would: where a node's processors are all promised, a Triton with its models would go for it."""
     assert pods()[name]["priorityClassName"] == pods()["berth-server"]["priorityClassName"]
+
+
+@pytest.mark.parametrize("name", ["berth-binder", "berth-kube-scheduler"])
+def test_who_places_stays_where_memory_runs_short(name: str) -> None:
+    """A kubelet ends no pod of a system class for that; its update takes no more room than it has (below)."""
+    assert pods()[name]["priorityClassName"] == "system-cluster-critical"
+
+
+@pytest.mark.parametrize("name", sorted(documents("Deployment").keys() - {"simple", "berth-activator"}))
+def test_an_update_needs_no_more_room_than_there_is(name: str) -> None:
+    deployment = documents("Deployment")[name]["spec"]
+    assert deployment["replicas"] == 2  # one leads
+    assert deployment["strategy"] == {"rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
+
+
+@pytest.mark.parametrize("name", ["berth-binder", "berth-scaler", "berth-activator"])
+def test_a_process_may_start_slowly_and_is_asked_where_it_answers_at_once(name: str) -> None:
+    """Readiness waits for all that is mirrored, or for a scaler's word, which may be away: nobody is ended for that."""
+    container = container_of(name, name.removeprefix("berth-"))
+    start, live = container["startupProbe"], container["livenessProbe"]
+    assert start["httpGet"] == live["httpGet"] == {"path": "/livez", "port": "admin"}
+    assert start["periodSeconds"] * start["failureThreshold"] >= 60
 
 
 def test_triton_opens_no_connection() -> None:
