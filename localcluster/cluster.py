@@ -202,7 +202,8 @@ class LocalCluster:
             for runner in node.kubelet.runners():
                 where = node.name if runner.ref.namespace == SYSTEM_NAMESPACE else runner.ref.name
                 pids |= {f"{name} {where}": c.pid for name, c in runner.containers.items()}
-        return {name: _rss_mebibytes(pid) for name, pid in pids.items() if pid is not None}
+        found = {name: _rss_mebibytes(pid) for name, pid in pids.items() if pid is not None}
+        return {name: size for name, size in found.items() if size is not None}
 
     @property
     def signing_key(self) -> Path:
@@ -458,6 +459,10 @@ def _machine_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("BERTH_") and k != "KUBECONFIG"}
 
 
-def _rss_mebibytes(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+def _rss_mebibytes(pid: int) -> float | None:
+    """None: it has ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
     return pages * os.sysconf("SC_PAGE_SIZE") / 1024**2

@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from berth.contract.keys import Keys
 from berth.kube import paths
 from berth.kube.errors import KubeError, NotFound
+from berth.kube.times import utc_now
 from berth.runtime.options import CommonOptions, log_level, switch
 from berth.runtime.process import run_process
 from binder import top
@@ -28,6 +29,8 @@ from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.model_server import serving
 from localcluster.samples import SIMPLE_MODEL, archive, model_deployment, model_pod, model_service, packed
+from localcluster.services import ServicePort
+from scaler import scale
 
 Json = dict[str, Any]
 
@@ -59,10 +62,11 @@ NODES = (
 )
 _WAIT_SECONDS = 60.0
 # The scene of scaling: Knative's own annotations, with its shortest window, and so many requests a second for a copy.
+_TARGET = "autoscaling.knative.dev/target"
 _SCALING = {
     "autoscaling.knative.dev/class": "kpa.autoscaling.knative.dev",
     "autoscaling.knative.dev/metric": "rps",
-    "autoscaling.knative.dev/target": "15",
+    _TARGET: "15",
     "autoscaling.knative.dev/max-scale": "3",
     "autoscaling.knative.dev/window": "6s",
     # Its clients here are no pods of its namespace.
@@ -266,11 +270,7 @@ class Story:
         await self.cluster.client.delete("/apis/apps/v1/namespaces/default/deployments/resnet")
         await self.cluster.client.delete(paths.pod("default", pod["metadata"]["name"]), grace_seconds=0)
 
-        async def unloaded() -> bool:
-            view = await top.collect(self.cluster.client, self.keys, "berth-system")
-            return not any(m.model_name == "resnet" for node in view.nodes for m in node.models)
-
-        await self._until("the orphan to be unloaded", unloaded)
+        await self._unloaded("resnet")
         self._said("resnet is gone from its node, and so is the memory that it held")
         await self._show_gpus()
 
@@ -284,15 +284,23 @@ class Story:
         )
         await self.cluster.apply([model_service(model), deployment])
         address = await self._until(f"{model}'s Service to lead somewhere", lambda: self._listens(model))
-        self._said(f"{model}: 0 copies, Service {address}")
+        self._said(
+            f"{model}: 0 copies; http://{address}:9000 leads to {self._led_to(model)}, an activator's port"
+        )
 
         self._step("The first request wakes it, and waits")
         await self._wakes(model, address)
-        self._step("More requests a second than one copy is to have: three copies")
+        self._step(
+            f"{_CLIENTS} clients at once, and a copy is to have 70 % of {_SCALING[_TARGET]} requests a second: "
+            "three copies, as max-scale allows"
+        )
         async with self._asking(model, address):
             await self._counts(model, 3)
+            self._said(f"the Service leads to {self._led_to(model)}: nothing stands between")
+            await self._show_scaling(model)
         self._step("Nobody asks any more: no copy again, and the memory is free")
         await self._counts(model, 0)
+        await self._unloaded(model)
         await self._show_gpus()
 
     async def _wakes(self, model: str, address: str) -> None:
@@ -342,6 +350,15 @@ class Story:
         await self._until(f"{copies} copies of {model}", counted)
         self._said(f"{copies} copies after {time.monotonic() - began:.1f} s")
 
+    def _led_to(self, name: str) -> str:
+        """Where the Service's connections go."""
+        return ", ".join(map(str, self.cluster.services.backends(ServicePort("default", name, "http"))))
+
+    async def _show_scaling(self, model: str) -> None:
+        """What `berth scale` says."""
+        told = await scale.ask(self.cluster.client, scale.ScaleOptions(model=model))
+        scale.show(told, self.console, utc_now())
+
     async def _listens(self, name: str) -> str | None:
         """The Service's address, once connections to it are taken."""
         with suppress(LookupError, OSError):
@@ -363,6 +380,15 @@ class Story:
 
         await self._until(f"{name} to serve", ready)
         self._said(f"{name} serves after {timeline.ready:.1f} s")
+
+    async def _unloaded(self, model: str) -> None:
+        """Gone from what its node reports, which comes a moment after the model has gone."""
+
+        async def unloaded() -> bool:
+            view = await self._view()
+            return not any(m.model_name == model for node in view.nodes for m in node.models)
+
+        await self._until(f"{model} to be unloaded", unloaded)
 
     async def _ready(self, name: str) -> None:
         async def ready() -> bool:
