@@ -6,9 +6,13 @@ import sys
 
 from bench.proxy.peers import BERTH
 from bench.scaler import activator
+from bench.scaler.counting import Fates
 from bench.scaler.decisions import SPECS, microseconds
 from bench.scaler.equality import compare, told
 from bench.scaler.keda_client import keda_client
+from bench.scaler.knative_activator import KNATIVE
+from bench.scaler.lost import CYCLES, lost
+from bench.scaler.lost import table as lost_table
 from bench.scaler.oracle import oracle
 from bench.scaler.scraping import core_share
 from bench.scaler.ticks import cost
@@ -26,6 +30,7 @@ def main() -> None:
     speed = commands.add_parser("decisions", help="CPU time of decisions and of what they are made from")
     speed.add_argument("--models", type=int, default=1000)
     speed.add_argument("--ticks", type=int, default=100)
+    speed.add_argument("--rounds", type=int, default=3, help="whose least counts")
     speed.set_defaults(run=_decisions)
     asking = commands.add_parser("scrape", help="CPU time of asking all gateways of a cluster once a second")
     asking.add_argument("--nodes", type=int, default=200)
@@ -37,9 +42,12 @@ def main() -> None:
     )
     ticks.add_argument("--models", type=int, default=1000)
     ticks.add_argument("--copies", type=int, default=2, help="of each model")
-    ticks.add_argument("--seconds", type=int, default=60)
+    ticks.add_argument("--seconds", type=int, default=20)
+    ticks.add_argument("--rounds", type=int, default=3, help="whose least counts")
     ticks.set_defaults(run=_ticks)
-    forwarding = commands.add_parser("forwarding", help="CPU time of requests through the activator")
+    forwarding = commands.add_parser(
+        "forwarding", help="CPU time of requests through the activator, beside the data plane and Knative's"
+    )
     forwarding.add_argument("--seconds", type=float, default=5.0)
     forwarding.add_argument("--rounds", type=int, default=5)
     forwarding.set_defaults(run=_forwarding)
@@ -49,6 +57,14 @@ def main() -> None:
     first = commands.add_parser("wakes", help="how long a model's first request waits, by phase")
     first.add_argument("--models", type=int, default=20)
     first.set_defaults(run=_wakes)
+    missing = commands.add_parser("lost", help="what becomes of all requests while copies come and go")
+    missing.add_argument("--cycles", type=int, default=50, help="of each kind")
+    missing.add_argument(
+        "--rate", type=float, default=500.0, help="requests a second, of all models together"
+    )
+    missing.add_argument("--models", type=int, default=4, help="so many go through cycles at once")
+    missing.add_argument("--only", nargs="+", choices=[*CYCLES, "kill"], default=[*CYCLES, "kill"])
+    missing.set_defaults(run=_lost)
     build = commands.add_parser(
         "clients", help="build Knative's decider and KEDA's client, if they are not there yet"
     )
@@ -66,7 +82,8 @@ def _equality(options: argparse.Namespace) -> int:
 def _decisions(options: argparse.Namespace) -> int:
     print("| | µs per decision | µs per report |\n|---|---|---|")
     for name, annotations in SPECS.items():
-        decision, report = microseconds(annotations, options.models, options.ticks)
+        rounds = [microseconds(annotations, options.models, options.ticks) for _ in range(options.rounds)]
+        decision, report = map(min, zip(*rounds, strict=True))
         print(f"| {name} | {decision:.1f} | {report:.1f} |")
     return 0
 
@@ -80,7 +97,8 @@ def _scrape(options: argparse.Namespace) -> int:
 
 
 def _ticks(options: argparse.Namespace) -> int:
-    found = cost(options.models, options.copies, options.seconds)
+    rounds = [cost(options.models, options.copies, options.seconds) for _ in range(options.rounds)]
+    found = [min(parts) for parts in zip(*rounds, strict=True)]
     print(
         "| models × copies | reports heard | seconds closed | decisions | all, % of a core |\n|---|---|---|---|---|"
     )
@@ -90,10 +108,13 @@ def _ticks(options: argparse.Namespace) -> int:
 
 
 def _forwarding(options: argparse.Namespace) -> int:
-    print("| CPU µs/request | proxy | activator | ratio |\n|---|---|---|---|")
+    print("| CPU µs/request | activator | data plane | Knative's activator |\n|---|---|---|---|")
     for name, figures in activator.forwarding(options.seconds, options.rounds).items():
-        own, through = figures[BERTH.name], figures[activator.ACTIVATOR.name]
-        print(f"| {name} | {own:.1f} | {through:.1f} | {through / own:.2f} |")
+        through = figures[activator.ACTIVATOR.name]
+        others = (
+            f"{figures[peer.name]:.1f} (×{through / figures[peer.name]:.2f})" for peer in (BERTH, KNATIVE)
+        )
+        print(f"| {name} | {through:.1f} | {' | '.join(others)} |")
     return 0
 
 
@@ -106,6 +127,15 @@ def _held(options: argparse.Namespace) -> int:
 def _wakes(options: argparse.Namespace) -> int:
     print(table(asyncio.run(wakes(options.models))))
     return 0
+
+
+def _lost(options: argparse.Namespace) -> int:
+    found: dict[str, Fates] = {}
+    try:
+        asyncio.run(lost(options.only, options.cycles, options.rate, options.models, found))
+    finally:
+        print(lost_table(found))
+    return 1 if any(fates.lost for fates in found.values()) else 0
 
 
 def _clients(_: argparse.Namespace) -> int:

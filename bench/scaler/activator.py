@@ -1,4 +1,4 @@
-"""What the activator's data plane costs, beside the proxy's own, and what it takes to hold.
+"""What the activator's data plane costs, beside the proxy's own and Knative's activator, and what it takes to hold.
 
 As a program it is an activator of one model: its ports are those of `bench.proxy`'s peers, its copy is the upstream.
 """
@@ -20,6 +20,7 @@ from bench.proxy import loads, upstreams
 from bench.proxy.peers import BERTH, GRPC, HOST, HTTP, Peer, running
 from bench.proxy.processes import Running, started
 from bench.proxy.upstreams import MODEL
+from bench.scaler.knative_activator import KNATIVE, knative_activator
 from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import Assignment, HoldState, ModelKey, PodEndpoint
 from localcluster.triton import GRPC_PORT
@@ -33,6 +34,10 @@ from proxy.memory import settle
 _TRITON_REST: Final = 8000
 _SLOTS: Final = 256
 _HELD_BODY: Final = 1024
+# Of the bench itself: files, pipes, the program that it starts.
+_DESCRIPTORS_BESIDE: Final = 64
+# So many looks, a second apart.
+_STILL: Final = 5
 
 
 async def serve(rest: Endpoint | None, grpc: Endpoint | None) -> None:
@@ -86,12 +91,16 @@ def _start(*words: str) -> Callable[[Path, str, str], Iterator[Running]]:
 ACTIVATOR: Final = Peer("activator", _start())
 ASLEEP: Final = Peer("activator, asleep", _start("asleep"))
 
+_PEERS: Final = (BERTH, ACTIVATOR, KNATIVE)
+
 # By the name of what is measured and of who is: µs of CPU a request.
 Figures = dict[str, dict[str, float]]
 
 
 def forwarding(seconds: float, rounds: int) -> Figures:
-    """The proxy and the activator in turn, between the same clients and the same upstreams."""
+    """The proxy, the activator and Knative's in turn, between the same clients and the same upstreams. Raises
+    BuildFailed."""
+    knative_activator()
     with tempfile.TemporaryDirectory(prefix="berth-bench-") as name:
         return asyncio.run(_forwarding(Path(name), seconds, rounds))
 
@@ -101,7 +110,7 @@ async def _forwarding(directory: Path, seconds: float, rounds: int) -> Figures:
 
     def measure(name: str, rest: str, grpc: str, load: Callable[[Running], loads.Cost]) -> None:
         for number in range(rounds):
-            for peer in (BERTH, ACTIVATOR) if number % 2 else (ACTIVATOR, BERTH):
+            for peer in _PEERS[number % len(_PEERS) :] + _PEERS[: number % len(_PEERS)]:
                 with running(peer, directory, rest=rest, grpc=grpc) as one:
                     found.setdefault(name, {}).setdefault(peer.name, []).append(load(one).micros)
 
@@ -131,8 +140,12 @@ async def _forwarding(directory: Path, seconds: float, rounds: int) -> Figures:
 
 
 def held(requests: int) -> tuple[int, float, float]:
-    """How many requests of 1 KiB, each on its own connection, a process holds, and its resident MiB before and then."""
-    allow_descriptors()
+    """How many requests of 1 KiB, each on its own connection, a process holds, and its resident MiB before and then.
+    Raises SystemExit where there are too few descriptors."""
+    if (most := allow_descriptors()) < requests + _DESCRIPTORS_BESIDE:
+        raise SystemExit(
+            f"bench.scaler: {most} descriptors are not enough for {requests} connections (ulimit -Hn)"
+        )
     with tempfile.TemporaryDirectory(prefix="berth-bench-") as name, contextlib.ExitStack() as stack:
         one = stack.enter_context(running(ASLEEP, Path(name), rest="", grpc=""))
         before = one.rss_bytes() / 1024**2
@@ -143,9 +156,17 @@ def held(requests: int) -> tuple[int, float, float]:
         for _ in range(requests):
             client = stack.enter_context(socket.create_connection((HOST, HTTP)))
             client.sendall(head.encode() + body)
-        time.sleep(3)
-        counts = (Path(name) / "activator.log").read_text().split()
-        return int(counts[-1]), before, one.rss_bytes() / 1024**2
+        count = _held_at_last(Path(name) / "activator.log", requests)
+        return count, before, one.rss_bytes() / 1024**2
+
+
+def _held_at_last(log: Path, requests: int) -> int:
+    """What it says that it holds, once that is all of them or has been the same for a while."""
+    said = [0]
+    while said[-1] != requests and (len(said) < _STILL or len(set(said[-_STILL:])) > 1):
+        time.sleep(1)
+        said.append(int((log.read_text().split() or ["0"])[-1]))
+    return said[-1]
 
 
 def main() -> None:

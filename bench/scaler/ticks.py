@@ -64,6 +64,7 @@ def _load(key: ModelKey, uid: str, second: int, chance: Random) -> CopyLoad:
         request_count=busy * 10,
         in_triton=int(busy),
         last_arrival=BEGAN // SECOND + second,
+        timestamp=BEGAN // SECOND + second,
     )
 
 

@@ -24,11 +24,12 @@ _chance: Final = random.SystemRandom()
 
 
 class Answer(NamedTuple):
-    """`seconds`: from the first byte out to the last one in."""
+    """`seconds`: from the first byte out to the last one in. `retry_after`: it says when to ask again."""
 
     status: int
     body: bytes
     seconds: float
+    retry_after: bool = False
 
 
 class Lost(Exception):
@@ -59,8 +60,8 @@ class _Connection:
     def is_over(self) -> bool:
         return self.reader.at_eof() or self.writer.is_closing()
 
-    async def ask(self, request: bytes) -> tuple[int, bytes, bool]:
-        """Status, body, and whether the connection may be kept."""
+    async def ask(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers by their names in lower case, body."""
         self.writer.write(request)
         await self.writer.drain()
         head = await self.reader.readuntil(b"\r\n\r\n")
@@ -70,7 +71,7 @@ class _Connection:
             body = await self._chunks()
         else:
             body = await self.reader.readexactly(int(headers["content-length"]))
-        return int(first.split()[1]), body, headers.get("connection", "").lower() != "close"
+        return int(first.split()[1]), headers, body
 
     async def _chunks(self) -> bytes:
         body = bytearray()
@@ -94,10 +95,10 @@ class Client:
         began = time.monotonic()
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                status, body = await self._ask(request)
+                status, headers, body = await self._ask(request)
         except (OSError, EOFError, TimeoutError) as error:
             raise Lost(f"{type(error).__name__}: {error} after {time.monotonic() - began:.2f} s") from error
-        return Answer(status, body, time.monotonic() - began)
+        return Answer(status, body, time.monotonic() - began, "retry-after" in headers)
 
     async def ask_again(self, request: bytes) -> Answer:
         """As clients do whose request may be made twice: until somebody answers. Raises Lost."""
@@ -111,18 +112,18 @@ class Client:
         while self._idle:
             self._idle.pop().writer.close()
 
-    async def _ask(self, request: bytes) -> tuple[int, bytes]:
+    async def _ask(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = self._kept() or await self._connected()
         try:
-            status, body, keep = await connection.ask(request)
+            status, headers, body = await connection.ask(request)
         except BaseException:
             connection.writer.close()
             raise
-        if keep:
+        if headers.get("connection", "").lower() != "close":
             self._idle.append(connection)
         else:
             connection.writer.close()
-        return status, body
+        return status, headers, body
 
     def _kept(self) -> _Connection | None:
         while self._idle:
