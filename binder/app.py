@@ -1,7 +1,6 @@
 """The binder's composition root: watches, leadership, and the order in which it ends."""
 
 import asyncio
-import gc
 import logging
 import os
 import secrets
@@ -17,14 +16,12 @@ from berth.contract.endpoint import Endpoint
 from berth.kube import paths
 from berth.kube.client import WRITE_SECONDS, KubeClient, open_client, require_reachable
 from berth.kube.election import Election
-from berth.kube.errors import KubeError
 from berth.kube.events import EventRecorder
-from berth.kube.informer import Change, Informer, whole
+from berth.kube.informer import Change, Informer, catch_up, whole
 from berth.runtime.admin import AdminServer
-from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
-from berth.runtime.process import run_process, starting
-from berth.runtime.tasks import first_of, supervise
+from berth.runtime.process import run_process, spare_the_collector, starting
+from berth.runtime.tasks import supervise, work_or_stop
 from binder.cluster import slim
 from binder.config import BinderOptions
 from binder.extender import Extender
@@ -101,10 +98,10 @@ class _Binder:
             for name, informer in self._informers.items():
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
-            await _either(asyncio.create_task(self._synced()), stop)
+            await work_or_stop(self._synced(), stop)
             for demand in residents(self._informers["pods"].objects.values(), self._options.key_prefix):
                 self._scheduler.learn(demand)
-            _spare_the_collector()
+            spare_the_collector()
             if self._options.leader_elect:
                 await self._lead(stop)
             else:
@@ -122,31 +119,19 @@ class _Binder:
         # what is written last is written before anybody else can lead.
         self._scheduler.may_write = lambda: election.is_certain(for_seconds=WRITE_SECONDS)
         try:
-            await _either(asyncio.create_task(election.acquire()), stop)
+            await work_or_stop(election.acquire(), stop)
             if stop.is_set():
                 return
             async with supervise() as tasks:
                 tasks.eternal("leadership", election.hold())
-                await _either(asyncio.create_task(self._catch_up()), stop)
+                # Pods before nodes: a pod that is gone from the first list and may hold memory is in the second one's reports.
+                await work_or_stop(catch_up(self._informers[name] for name in ("pods", "nodes")), stop)
                 await self._schedule(stop)
         finally:
             # Also when only the answer to the write that acquired it was missing. A Lease with Bindings that
             # may still be written is left to run out, which takes longer than they can.
             if not self._scheduler.in_doubt:
                 await asyncio.shield(election.release())
-
-    async def _catch_up(self) -> None:
-        """The last leader may have bound pods that our watches have not shown yet. Pods before nodes:
-        a pod that is gone from the first list and may hold memory is in the second one's reports."""
-        backoff = Backoff(initial_seconds=0.2, cap_seconds=2.0)
-        for informer in (self._informers["pods"], self._informers["nodes"]):
-            while True:
-                try:
-                    await informer.relist()
-                    break
-                except KubeError as error:
-                    log.warning("not caught up yet", extra=fields(error=error))
-                    await asyncio.sleep(backoff.next())
 
     async def _schedule(self, stop: asyncio.Event) -> None:
         log.info("placing pods", extra=fields(scheduler=self._options.scheduler_name))
@@ -198,27 +183,6 @@ class _Binder:
         """A standby is ready: it can take over."""
         missing = [name for name, informer in self._informers.items() if not informer.synced.is_set()]
         return f"not mirrored yet: {', '.join(missing)}" if missing else None
-
-
-async def _either(work: "asyncio.Task[None]", stop: asyncio.Event) -> None:
-    """Wait for the work or for `stop`, whichever is first; raises what the work raises."""
-    done = asyncio.Event()
-    work.add_done_callback(lambda _: done.set())
-    try:
-        await first_of(done, stop)
-    finally:
-        if not work.done():
-            work.cancel()
-            await asyncio.wait({work})
-    if work.done() and not work.cancelled():
-        work.result()
-
-
-def _spare_the_collector() -> None:
-    """What has been mirrored stays: to look through all of it for cycles again and again, half a second
-    for fifty thousand pods, finds nothing and makes every pod wait."""
-    gc.collect()
-    gc.freeze()
 
 
 @asynccontextmanager

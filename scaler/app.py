@@ -1,7 +1,6 @@
 """The scaler's composition root: watches, leadership, what a leader does, and the order in which it ends."""
 
 import asyncio
-import gc
 import logging
 import os
 import secrets
@@ -18,14 +17,13 @@ from berth.contract.errors import InvalidValue
 from berth.kube import paths
 from berth.kube.client import WRITE_SECONDS, KubeClient, open_client, require_reachable
 from berth.kube.election import Election
-from berth.kube.errors import KubeError
 from berth.kube.events import EventRecorder
-from berth.kube.informer import Change, Informer
+from berth.kube.informer import Change, Informer, catch_up
 from berth.runtime.admin import AdminServer
-from berth.runtime.backoff import Backoff
 from berth.runtime.errors import ConfigError
 from berth.runtime.logs import fields
-from berth.runtime.tasks import first_of, supervise
+from berth.runtime.process import spare_the_collector
+from berth.runtime.tasks import supervise, work_or_stop
 from scaler.activation.attend import Attendance, serving
 from scaler.activation.callers import TokenCallers
 from scaler.config import LEASE, ScalerOptions
@@ -47,6 +45,8 @@ from scaler.writer import Writer
 log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 2.0
+# What a leader writes by or has written, in the order in which it is listed anew.
+_CAUGHT_UP = ("services", "endpointslices", "deployments", "pods")
 
 
 async def main(options: ScalerOptions, stop: asyncio.Event) -> None:
@@ -173,8 +173,8 @@ class Replica:
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
             tasks.eternal("figures", self._showing.run())
-            await _either(asyncio.create_task(self._synced()), stop)
-            _spare_the_collector()
+            await work_or_stop(self._synced(), stop)
+            spare_the_collector()
             if self._options.leader_elect:
                 await self._elect(port, stop)
             else:
@@ -198,7 +198,7 @@ class Replica:
         # written last is written before anybody else can lead.
         self._writer.may_write = lambda: election.is_certain(for_seconds=WRITE_SECONDS)
         try:
-            await _either(asyncio.create_task(election.acquire()), stop)
+            await work_or_stop(election.acquire(), stop)
             if stop.is_set():
                 return
             async with supervise() as tasks:
@@ -211,7 +211,7 @@ class Replica:
                 await asyncio.shield(election.release())
 
     async def _lead(self, stop: asyncio.Event) -> None:
-        await _either(asyncio.create_task(self._catch_up()), stop)
+        await work_or_stop(catch_up(self._watch.informers[name] for name in _CAUGHT_UP), stop)
         if stop.is_set():
             return
         log.info("scaling models", extra=fields(models=len(self._fleet.deployments)))
@@ -234,18 +234,6 @@ class Replica:
             async with asyncio.timeout(_FLUSH_SECONDS):
                 await self._events.flush()
 
-    async def _catch_up(self) -> None:
-        """The last leader may have written what our watches have not shown yet."""
-        backoff = Backoff(initial_seconds=0.2, cap_seconds=2.0)
-        for name in ("services", "endpointslices", "deployments", "pods"):
-            while True:
-                try:
-                    await self._watch.informers[name].relist()
-                    break
-                except KubeError as error:
-                    log.warning("not caught up yet", extra=fields(what=name, error=error))
-                    await asyncio.sleep(backoff.next())
-
     def _on_lease(self, change: Change) -> None:
         self._leader = address_of((change.object.get("spec") or {}).get("holderIdentity") or "")
 
@@ -257,26 +245,6 @@ class Replica:
         """A standby is ready: it can take over."""
         missing = [name for name, one in self._informers().items() if not one.synced.is_set()]
         return f"not mirrored yet: {', '.join(missing)}" if missing else None
-
-
-async def _either(work: "asyncio.Task[None]", stop: asyncio.Event) -> None:
-    """Wait for the work or for `stop`, whichever is first; raises what the work raises."""
-    done = asyncio.Event()
-    work.add_done_callback(lambda _: done.set())
-    try:
-        await first_of(done, stop)
-    finally:
-        if not work.done():
-            work.cancel()
-            await asyncio.wait({work})
-    if work.done() and not work.cancelled():
-        work.result()
-
-
-def _spare_the_collector() -> None:
-    """What has been mirrored stays: to look through all of it for cycles again and again finds nothing."""
-    gc.collect()
-    gc.freeze()
 
 
 def identity(attend: Endpoint) -> str:

@@ -236,6 +236,19 @@ def _is_object(item: object) -> bool:
     return _has_version(item) and isinstance(item, dict) and bool(item["metadata"].get("uid"))
 
 
+async def catch_up(informers: Iterable[Informer]) -> None:
+    """List each anew, in this order, until all have: a leader before may have written what their watches have not shown."""
+    backoff = Backoff(initial_seconds=0.2, cap_seconds=2.0)
+    for informer in informers:
+        while True:
+            try:
+                await informer.relist()
+                break
+            except KubeError as error:
+                log.warning("not caught up yet", extra=fields(path=informer._path, error=error))
+                await asyncio.sleep(backoff.next())
+
+
 def _error_of(status: object) -> KubeError:
     """What a watch says when it cannot go on."""
     said = status if isinstance(status, dict) else {}

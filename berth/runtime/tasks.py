@@ -132,3 +132,17 @@ async def first_of(*events: asyncio.Event) -> None:
     finally:
         for task in waiting:
             task.cancel()
+
+
+async def work_or_stop(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
+    """Wait for the work or for `stop`, whichever is first; raises what the work raises. Work that is stopped has ended."""
+    task, done = asyncio.create_task(work), asyncio.Event()
+    task.add_done_callback(lambda _: done.set())
+    try:
+        await first_of(done, stop)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.done() and not task.cancelled():
+        task.result()

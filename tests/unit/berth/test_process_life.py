@@ -29,7 +29,7 @@ from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.logs import configure_logging, fields, one_line
 from berth.runtime.options import CommonOptions, parse_options
 from berth.runtime.process import fail, run_process, starting
-from berth.runtime.tasks import first_of, repeat, supervise, wait_until_set
+from berth.runtime.tasks import first_of, repeat, supervise, wait_until_set, work_or_stop
 from tests.fakes import leaping
 
 
@@ -444,6 +444,28 @@ async def test_a_wait_tells_whether_it_was_worth_it() -> None:
     assert await wait_until_set(event, timeout_seconds=0.01) is False
     event.set()
     assert await wait_until_set(event, timeout_seconds=0.01) is True
+
+
+async def test_work_is_waited_for_until_it_ends_or_is_to_stop() -> None:
+    stop, ended = asyncio.Event(), asyncio.Event()
+
+    async def for_ever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+
+    async def breaks() -> None:
+        raise LookupError
+
+    async with asyncio.timeout(5):
+        await work_or_stop(asyncio.sleep(0), stop)
+        with pytest.raises(LookupError):
+            await work_or_stop(breaks(), stop)
+        asyncio.get_running_loop().call_later(0.01, stop.set)
+        await work_or_stop(for_ever(), stop)
+    assert ended.is_set(), "it has ended before anybody goes on"
 
 
 async def test_the_first_of_several_events_is_enough_and_leaves_no_task() -> None:
