@@ -16,6 +16,9 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup controlplane node clients demo test e2e-node check lint format generate generated fuzz mutants h2spec lock clean
 
+# Tests start hundreds of processes: each would compile all of Berth anew where the environment forbids to keep it.
+export PYTHONDONTWRITEBYTECODE =
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

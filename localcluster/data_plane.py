@@ -218,14 +218,16 @@ async def node(
 
 
 async def until_ready(process: asyncio.subprocess.Process, admin: Endpoint, log: Path) -> None:
-    """Wait until /readyz says so. Raises RuntimeError with the end of the log."""
+    """Wait until /readyz says so. Raises RuntimeError with what it did instead and the end of the log."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_START_SECONDS):
             while process.returncode is None:
                 if await _is_ready(admin):
                     return
                 await asyncio.sleep(_AGAIN_SECONDS)
-    raise RuntimeError(f"{admin} is not ready:\n{tail(log)}")
+    ended = process.returncode
+    did = f"was not ready in {_START_SECONDS:.0f} s" if ended is None else f"ended with status {ended}"
+    raise RuntimeError(f"{admin} {did}:\n{tail(log)}")
 
 
 async def _is_ready(admin: Endpoint) -> bool:

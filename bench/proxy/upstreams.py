@@ -119,10 +119,12 @@ async def triton_with(
     address: str = HOST,
     keys: TritonKeys | None = None,
     instances: int = 1,
+    shm_bytes: int = 64 * 1024**2,
 ) -> AsyncIterator[None]:
     """A real Triton with models by their names, each of them ECHO or COUNT.
 
-    `keys`: None leaves it open, for peers that could not send them.
+    `keys`: None leaves it open, for peers that could not send them; `shm_bytes`: what an instance has at once to
+    exchange tensors with its model.
     """
     for name, source in models.items():
         (directory / "models" / name / "1").mkdir(parents=True)
@@ -137,7 +139,7 @@ async def triton_with(
         shm_prefix=prefix,
     )
     command = [word for word in words if "default-byte-size" not in word]
-    command.append(f"--backend-config=python,shm-default-byte-size={64 * 1024 * 1024}")
+    command.append(f"--backend-config=python,shm-default-byte-size={shm_bytes}")
     if keys is None:
         command = [word for word in command if "restricted" not in word]
     process = await spawn(command, log=directory / "triton.log", env=triton.environment(os.environ))

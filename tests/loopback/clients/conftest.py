@@ -30,6 +30,9 @@ ECHO_COPY = copy_of("echo", "echo-1", limits=LIMITS)
 COUNT_COPY = copy_of("count", "count-1", limits=LIMITS)
 # Of another namespace: the same public name on the same node.
 OTHER_COPY = copy_of("echo", "echo-2", limits=LIMITS)
+# More than the longest answer here takes: a region that has to grow under load can end the server
+# (triton-inference-server/server#8882).
+_SHM_BYTES = 256 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ async def behind(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Behi
     models |= {one.server_name: ECHO for one in (ECHO_COPY, OTHER_COPY)} | {COUNT_COPY.server_name: COUNT}
     with cluster_network() as network:
         # The stand-alone proxy brings no key, so Triton has none here; that one is asked for is tested elsewhere.
-        async with triton_with(directory, models, address=f"{network}.0.1"):
+        async with triton_with(directory, models, address=f"{network}.0.1", shm_bytes=_SHM_BYTES):
             yield Behind(network, directory)
 
 
