@@ -1,9 +1,13 @@
 """A model that Triton cannot load: its reason reaches the pod, and nothing stays on the node."""
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from localcluster.parts import Part
 from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod, packed
 from tests.e2e.support import KEYS, User, berth, eventually
 
@@ -116,13 +120,26 @@ async def test_a_pod_with_a_wrong_annotation_is_told_so(
     assert annotation in await user.event(await user.pod("wrong"), "FailedScheduling")
 
 
+@contextmanager
+def standing_still(agent: Part) -> Iterator[None]:
+    """It mends its report within a moment."""
+    pid = agent.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 async def test_an_unreadable_node_report_refuses_the_node_until_its_agent_has_mended_it(
     user: User, source: str
 ) -> None:
     pinned = {"nodeSelector": {"kubernetes.io/hostname": "gpu-1"}}
     damaged = {"metadata": {"annotations": {KEYS.report: '{"v":1,"gpus":"all free"}'}}}
-    await user.client.patch("/api/v1/nodes/gpu-1", damaged)
-    await user.apply(model_pod("patient", source=source, gpu_mem="1Gi", pod_spec=pinned))
-    message = await user.event(await user.pod("patient"), "FailedScheduling")
+    with standing_still(user.cluster.nodes["gpu-1"].agent):
+        await user.client.patch("/api/v1/nodes/gpu-1", damaged)
+        await user.apply(model_pod("patient", source=source, gpu_mem="1Gi", pod_spec=pinned))
+        message = await user.event(await user.pod("patient"), "FailedScheduling")
     assert "1 UnreadableNodeReport (node report." in message
     await user.ready("patient")

@@ -72,7 +72,7 @@ async def test_init_containers_run_one_after_the_other_before_the_others(
             before = ended["finishedAt"]
         for running in pod["status"]["containerStatuses"]:
             assert before <= running["state"]["running"]["startedAt"], running["name"]
-            assert running["restartCount"] == 0, "it came up at the first attempt"
+            assert running["restartCount"] == 0, f"it came up at the first attempt: {running}"
 
 
 async def test_every_container_runs_as_declared(user: NodeUser, simple: Served) -> None:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from binder import placeable
 from binder.cluster import Cluster
 from binder.decision import Placement
 from binder.demand import Demand, parse_demand
+from binder.holders import Holder
+from binder.idle import IdlePods
 from binder.metrics import BinderMetrics
 from binder.placeable import Placeables, Steps
 from binder.preemption import Questions
@@ -625,6 +628,66 @@ def test_nobody_goes_where_there_is_room() -> None:
     cluster = cluster_of({"n1": [16]}, bound("x", "n1", 8))
     found = ask(cluster, model("a", 1, 8), idle=["team/x"])["a"]
     assert (found.now, found.if_idle_go) == (1, ())
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Each question whether a copy has a place without some: how many those are."""
+    asked, place = list[int](), Questions.place
+
+    def counting(self: Questions, node: NodeName, gone: Iterable[Holder]) -> Placement | None:
+        without = list(gone)
+        asked.append(len(without))
+        return place(self, node, without)
+
+    monkeypatch.setattr(Questions, "place", counting)
+    return asked
+
+
+def crowded(nodes: int, each: int, *, gpu_gib: int) -> tuple[Cluster, list[str]]:
+    """So many idle pods on each node, which have all its processors and a GiB each of its GPU; and their names."""
+    names = [(f"n{i}", f"p{i}-{j}") for i in range(nodes) for j in range(each)]
+    pods = [bound(uid, on, 1, requests={"cpu": "1"}) for on, uid in names]
+    room = {"cpu": str(each), "memory": "8Gi", "pods": "110"}
+    cluster = cluster_of({f"n{i}": [gpu_gib] for i in range(nodes)}, *pods, allocatable=room)
+    return cluster, [f"team/{uid}" for _, uid in names]
+
+
+def test_where_many_must_go_few_nodes_are_searched(questions: list[int]) -> None:
+    cluster, idle = crowded(nodes=30, each=16, gpu_gib=16)
+    assert len(ask(cluster, model("a", 1, 6), idle=idle)["a"].if_idle_go) == 6
+    assert 64 <= len(questions) < 64 + 2 * 16, "what is begun on a node is ended, and then no other is begun"
+
+
+def test_where_one_is_enough_eight_nodes_are_compared(questions: list[int]) -> None:
+    cluster, idle = crowded(nodes=30, each=1, gpu_gib=1)
+    assert ask(cluster, model("a", 1, 1), idle=idle)["a"].if_idle_go == ("team/p0-0",)
+    assert len(questions) == 3 * 8
+
+
+def test_what_bytes_do_not_tell_is_not_asked_of_every_group(questions: list[int]) -> None:
+    """There is memory without any of them going, and the processors are not there before six of them go."""
+    cluster, idle = crowded(nodes=1, each=16, gpu_gib=64)
+    found = ask(cluster, model("a", 1, 4, requests={"cpu": "6"}), idle=idle)["a"]
+    assert len(found.if_idle_go) == 6
+    assert len(questions) < 64 + 2 * 16
+
+
+def test_of_many_idle_pods_the_sixteen_longest_idle_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not among them would be enough alone: a group goes of which nobody can stay."""
+    looked, judge = list[int](), IdlePods._may_be_enough
+
+    def counting(*of: Any) -> bool:
+        looked.append(1)
+        return judge(*of)
+
+    monkeypatch.setattr(IdlePods, "_may_be_enough", counting)
+    small = [bound(f"p{i}", "n1", 1) for i in range(30)]
+    room = {"cpu": "4", "memory": "8Gi", "pods": "110"}
+    cluster = cluster_of({"n1": [38]}, *small, bound("large", "n1", 8), allocatable=room)
+    idle = [f"team/p{i}" for i in range(30)] + ["team/large"]
+    assert len(ask(cluster, model("a", 1, 8), idle=idle)["a"].if_idle_go) == 8
+    assert len(looked) == sum(comb(16, size) for size in range(1, 5))
 
 
 def random_full_cluster(chance: random.Random) -> tuple[Cluster, list[str]]:

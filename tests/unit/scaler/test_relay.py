@@ -1,8 +1,9 @@
 """Connections that a replica passes on to the leader."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import pytest
 
@@ -102,3 +103,18 @@ async def test_all_ends_with_it_and_the_port_is_free() -> None:
         writer.close()
         async with relaying("--x", Endpoint(STANDBY, port), lambda: LEADER):
             assert await asked(port) == b"a"
+
+
+async def test_a_leader_that_does_not_accept_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_CONNECT_SECONDS", 0.2)
+    with socket.socket() as listening, ExitStack() as stack:
+        listening.bind((LEADER, 0))
+        listening.listen(0)
+        # The kernel takes no third one, and the next one's SYN is not answered.
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        port = listening.getsockname()[1]
+        async with relaying("--x", Endpoint(STANDBY, port), lambda: LEADER):
+            assert await asked(port) == b""
