@@ -247,6 +247,20 @@ async def test_streams_are_bounded_of_a_model_and_in_all(
         assert await client.hear(second) == {"code": "OK"}
 
 
+async def test_a_call_and_the_connections_are_bounded(
+    models: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keda, "_CONNECTIONS", 1)
+    models.add("a/m", held=1)
+    async with served(models, port=(port := free_port(HOST))), client_of(port) as client:
+        assert await client.ask("active", trigger={"said": "x" * 60_000}) == {"active": True}
+        told = await client.ask("active", trigger={"said": "x" * 70_000})
+        assert told["code"] == "ResourceExhausted"
+        async with client_of(port) as second:
+            assert (await second.ask("active"))["code"] == "Unavailable"
+        assert await client.ask("active") == {"active": True}
+
+
 async def heard_all(client: Client, streams: Iterable[int]) -> list[Json]:
     return [await client.hear(stream) for stream in streams]
 
