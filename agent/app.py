@@ -83,7 +83,7 @@ async def main(options: AgentOptions, stop: asyncio.Event) -> None:
         open_admin(options.triton_grpc, keys or TritonKeys("none", "none")) as triton,
     ):
         node = paths.node(options.node_name)
-        found = await require_reachable(client, what_for=f"--node-name {options.node_name}", path=node)
+        found = await require_reachable(client, stop, what_for=f"--node-name {options.node_name}", path=node)
         if (said := last_report(found, options.key_prefix)) is not None:
             models.remember(said)
         await _run(_Parts(options, client, triton, repository, models, gpus), stop)

@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
 async def main(options: BinderOptions, stop: asyncio.Event) -> None:
     registry = CollectorRegistry()
     async with open_client(options.kubeconfig) as client:
-        await require_reachable(client, what_for="listing nodes", path=paths.NODES, limit="1")
+        await require_reachable(client, stop, what_for="listing nodes", path=paths.NODES, limit="1")
         events = EventRecorder(client, component=options.scheduler_name)
         metrics = BinderMetrics(registry)
         scheduler = Scheduler(

@@ -280,11 +280,38 @@ def test_a_crowd_of_slow_requests_does_not_hold_up_one_more(tmp_path: Path) -> N
 async def test_what_a_process_cannot_do_without_is_asked_for_first() -> None:
     api = Api({"kind": "Node"})
     async with connected(api.handle) as client:
-        assert await require_reachable(client, what_for="the node", path="/n", limit="1") == {"kind": "Node"}
+        stop = asyncio.Event()
+        found = await require_reachable(client, stop, what_for="the node", path="/n", limit="1")
+        assert found == {"kind": "Node"}
         assert (api.path, api.query) == ("/n", {"limit": "1"})
         api.status = 403
         with pytest.raises(CannotStart, match=f"the node: API server {client.host}: 403"):
-            await require_reachable(client, what_for="the node", path="/n")
+            await require_reachable(client, stop, what_for="the node", path="/n")
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_an_api_server_that_cannot_answer_now_is_asked_again(
+    status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    api, stop = Api({"kind": "Node"}), asyncio.Event()
+    api.status = status
+    async with connected(api.handle) as client, asyncio.timeout(20):
+        asking = asyncio.create_task(require_reachable(client, stop, what_for="the node", path="/n"))
+        while "asked again" not in caplog.text:
+            await asyncio.sleep(0.01)
+        api.status = 200
+        assert await asking == {"kind": "Node"}
+        # Whoever is told to end waits for nothing.
+        api.status = status
+        asking = asyncio.create_task(require_reachable(client, stop, what_for="the node", path="/n"))
+        await asyncio.sleep(0.05)
+        stop.set()
+        with pytest.raises(CannotStart, match=f"the node: API server {client.host}: {status}"):
+            await asking
+        # And it is for a while only.
+        monkeypatch.setattr("berth.kube.client._PATIENCE_SECONDS", 0.0)
+        with pytest.raises(CannotStart, match=f"the node: API server {client.host}: {status}"):
+            await require_reachable(client, asyncio.Event(), what_for="the node", path="/n")
 
 
 def test_paths_are_those_of_the_api() -> None:

@@ -205,7 +205,8 @@ async def test_it_can_be_stopped_while_another_leads(api: ApiServer) -> None:
     assert lease(api) == "another"
 
 
-async def test_an_api_server_that_is_away_is_said_at_once(api: ApiServer) -> None:
+async def test_an_api_server_that_is_away_is_named(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("berth.kube.client._PATIENCE_SECONDS", 0.0)
     api.fails = [KubeUnreachable("refused")]
     with pytest.raises(CannotStart, match="listing nodes"):
         await app.main(options_of(), asyncio.Event())
