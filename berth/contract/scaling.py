@@ -47,6 +47,12 @@ class ModelKey(NamedTuple):
 # What a gateway tells.
 
 
+# More than any copy has; a sum of what all copies of a cluster tell is still exact.
+_MOST: Final = 10**9
+Load = Annotated[float, msgspec.Meta(ge=0.0, le=_MOST)]
+Requests = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+
+
 class CopyLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One copy's last closed second. `second` grows by one for each: a reader that comes twice sees one second
     twice, one that is late misses some.
@@ -60,10 +66,10 @@ class CopyLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     pod_uid: str = ""
     model: str = ""
     second: int = 0
-    average_concurrent_requests: float = 0.0
-    request_count: float = 0.0
-    waiting: int = 0
-    in_triton: int = 0
+    average_concurrent_requests: Load = 0.0
+    request_count: Load = 0.0
+    waiting: Requests = 0
+    in_triton: Requests = 0
     # 0: no limit.
     container_concurrency: int = 0
     last_arrival: int = 0

@@ -11,9 +11,6 @@ import msgspec
 from berth.contract.scaling import CopyLoad, ModelKey
 from scaler.decision.load import Stat, extrapolated, sample_size
 
-# More than any copy has; a sum of what all copies of a cluster tell is still exact.
-_MOST: Final = 1e9
-
 _LOADS: Final = msgspec.json.Decoder(list[CopyLoad])
 _ROWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _LOAD: Final = msgspec.json.Decoder(CopyLoad)
@@ -23,14 +20,11 @@ def read_loads(body: bytes) -> tuple[list[CopyLoad], int]:
     """What a gateway tells, and how many of its rows say nothing that can be. Raises msgspec.DecodeError for what is
     no list."""
     try:
-        loads = _LOADS.decode(body)
-        left_aside = 0
+        return _LOADS.decode(body), 0
     except msgspec.ValidationError:
         rows = _ROWS.decode(body)
-        loads = list(_readable(rows))
-        left_aside = len(rows) - len(loads)
-    sane = [load for load in loads if _is_sane(load)]
-    return sane, left_aside + len(loads) - len(sane)
+    loads = list(_readable(rows))
+    return loads, len(rows) - len(loads)
 
 
 def _readable(rows: Iterable[msgspec.Raw]) -> Iterator[CopyLoad]:
@@ -39,15 +33,6 @@ def _readable(rows: Iterable[msgspec.Raw]) -> Iterator[CopyLoad]:
             yield _LOAD.decode(row)
         except msgspec.DecodeError:
             continue
-
-
-def _is_sane(load: CopyLoad) -> bool:
-    return (
-        0.0 <= load.average_concurrent_requests <= _MOST
-        and 0.0 <= load.request_count <= _MOST
-        and 0 <= load.waiting <= _MOST
-        and 0 <= load.in_triton <= _MOST
-    )
 
 
 class Seconds:
