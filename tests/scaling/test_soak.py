@@ -27,6 +27,7 @@ _MODELS: Final = ("dawn", "noon", "dusk")
 _PARTS: Final = ("scaler", "activator")
 
 
+@pytest.mark.timeout(_SECONDS + 300)
 async def test_days_and_nights(
     owner: Owner, echo: str, pod_address: str, cluster: LocalCluster, records: Path
 ) -> None:
