@@ -47,7 +47,7 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process
-from berth.runtime.tasks import Supervisor, first_of, in_thread, repeat, supervise
+from berth.runtime.tasks import Supervisor, first_of, in_thread, repeat, supervise, work_or_stop
 from berth.triton.admin import TritonAdmin, open_admin
 from berth.triton.errors import TritonError
 from berth.triton.keys import TritonKeys
@@ -83,7 +83,10 @@ async def main(options: AgentOptions, stop: asyncio.Event) -> None:
         open_admin(options.triton_grpc, keys or TritonKeys("none", "none")) as triton,
     ):
         node = paths.node(options.node_name)
-        found = await require_reachable(client, stop, what_for=f"--node-name {options.node_name}", path=node)
+        reached = require_reachable(client, what_for=f"--node-name {options.node_name}", path=node)
+        found = await work_or_stop(reached, stop)
+        if found is None:
+            return
         if (said := last_report(found, options.key_prefix)) is not None:
             models.remember(said)
         await _run(_Parts(options, client, triton, repository, models, gpus), stop)

@@ -46,7 +46,9 @@ def run(argv: Sequence[str]) -> int:
 async def main(options: BinderOptions, stop: asyncio.Event) -> None:
     registry = CollectorRegistry()
     async with open_client(options.kubeconfig) as client:
-        await require_reachable(client, stop, what_for="listing nodes", path=paths.NODES, limit="1")
+        reached = require_reachable(client, what_for="listing nodes", path=paths.NODES, limit="1")
+        if await work_or_stop(reached, stop) is None:
+            return
         events = EventRecorder(client, component=options.scheduler_name)
         metrics = BinderMetrics(registry)
         scheduler = Scheduler(

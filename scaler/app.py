@@ -54,9 +54,9 @@ async def main(options: ScalerOptions, stop: asyncio.Event) -> None:
     config = read_config(options.config)
     tls_of(options)  # what is wrong with it is said before anything else is tried
     async with open_client(options.kubeconfig) as client, aiohttp.ClientSession() as session:
-        await require_reachable(
-            client, stop, what_for="listing Deployments", path=paths.DEPLOYMENTS, limit="1"
-        )
+        reached = require_reachable(client, what_for="listing Deployments", path=paths.DEPLOYMENTS, limit="1")
+        if await work_or_stop(reached, stop) is None:
+            return
         binder = BinderClient(session, options.binder, options.binder_token.read_text)
         with recording(options.record, config) as record:
             await Replica(options, config, client, binder, record).run(stop)

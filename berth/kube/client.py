@@ -22,7 +22,6 @@ from berth.kube.errors import KubeError, KubeUnreachable, response_error
 from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.logs import fields
-from berth.runtime.tasks import wait_until_set
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +42,8 @@ _READ_TIMEOUT = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS, sock_connec
 _WRITE_TIMEOUT = aiohttp.ClientTimeout(total=WRITE_SECONDS, connect=_WRITE_CONNECT_SECONDS)
 # k8s.io/apiserver/pkg/endpoints/filters/request_deadline.go: for admission and etcd, too.
 _WRITE_PARAMS = {"timeout": f"{_WRITE_SERVER_SECONDS:g}s"}
-# How long a process waits at its start for an API server that is away.
-_PATIENCE_SECONDS: Final = 30.0
+# How long a process waits at its start for an API server that is away: less than its startup probe does for it.
+PATIENCE_SECONDS: Final = 30.0
 # One watch line is one object; the API server's own limit for one is about 1.5 MiB.
 _LINE_BYTES = 4 * 1024 * 1024
 
@@ -177,23 +176,22 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
     return configuration
 
 
-async def require_reachable(
-    client: KubeClient, stop: asyncio.Event, *, what_for: str, path: str, **params: str
-) -> JsonObject:
+async def require_reachable(client: KubeClient, *, what_for: str, path: str, **params: str) -> JsonObject:
     """One first request that the process cannot do without.
 
-    An API server that does not answer, or says that it cannot now, is asked again for half a minute, or until `stop`:
-    a process that ended instead would be started anew after ever longer pauses. Raises CannotStart with the reason.
+    An API server that does not answer, or says that it cannot now, is asked again, for the last time half a minute
+    later: a process that ended instead would be started anew after ever longer pauses. Raises CannotStart with the
+    reason.
     """
-    backoff, last = Backoff(initial_seconds=0.2, cap_seconds=2.0), time.monotonic() + _PATIENCE_SECONDS
+    backoff, last = Backoff(initial_seconds=0.2, cap_seconds=2.0), time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             return await client.get(path, **params)
         except KubeError as error:
-            if not _may_pass(error) or stop.is_set() or time.monotonic() >= last:
+            if not _may_pass(error) or time.monotonic() >= last:
                 raise CannotStart(f"{what_for}: API server {client.host}: {error}") from error
             log.warning("asked again", extra=fields(what_for=what_for, api_server=client.host, error=error))
-        await wait_until_set(stop, timeout_seconds=backoff.next())
+        await asyncio.sleep(backoff.next())
 
 
 def _may_pass(error: KubeError) -> bool:

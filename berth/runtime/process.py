@@ -118,6 +118,6 @@ def _described(options: CommonOptions) -> str:
 
 def spare_the_collector() -> None:
     """What has been mirrored stays: to look through all of it for cycles again and again, half a second
-    for fifty thousand pods, finds nothing and makes every pod wait."""
+    for fifty thousand pods, finds nothing and makes all else wait."""
     gc.collect()
     gc.freeze()

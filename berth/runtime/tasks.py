@@ -134,8 +134,8 @@ async def first_of(*events: asyncio.Event) -> None:
             task.cancel()
 
 
-async def work_or_stop(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-    """Wait for the work or for `stop`, whichever is first; raises what the work raises. Work that is stopped has ended."""
+async def work_or_stop(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
+    """What the work returns, or None if `stop` is first; raises what the work raises. Work that is stopped has ended."""
     task, done = asyncio.create_task(work), asyncio.Event()
     task.add_done_callback(lambda _: done.set())
     try:
@@ -144,5 +144,4 @@ async def work_or_stop(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> 
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
-    if task.done() and not task.cancelled():
-        task.result()
+    return None if task.cancelled() else task.result()

@@ -66,7 +66,7 @@ class _Relay:
             finally:
                 to_writer.close()
         except (OSError, TimeoutError) as error:
-            log.warning("the leader is not reached", extra=fields(error=error or "it does not answer"))
+            log.warning("the leader is not reached", extra=fields(error=str(error) or "it does not answer"))
         finally:
             writer.close()
 

@@ -3,7 +3,9 @@
 import asyncio
 import io
 import json
+import time
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,24 @@ from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
 from berth.kube import paths
 from berth.kube.client import (
+    PATIENCE_SECONDS,
+    REQUEST_TIMEOUT_SECONDS,
     STRATEGIC_PATCH,
     KubeClient,
     load_configuration,
     open_client,
     require_reachable,
 )
-from berth.kube.errors import Conflict, Denied, Gone, Invalid, KubeError, KubeUnreachable, NotFound
+from berth.kube.errors import (
+    Conflict,
+    Denied,
+    Gone,
+    Invalid,
+    KubeError,
+    KubeUnreachable,
+    NotFound,
+    response_error,
+)
 from berth.kube.times import micro_time, parse_time, rfc3339, utc_now
 from berth.kube.token_review import TokenRefused, review_pod_token
 from berth.runtime.errors import CannotStart, ConfigError
@@ -280,38 +293,59 @@ def test_a_crowd_of_slow_requests_does_not_hold_up_one_more(tmp_path: Path) -> N
 async def test_what_a_process_cannot_do_without_is_asked_for_first() -> None:
     api = Api({"kind": "Node"})
     async with connected(api.handle) as client:
-        stop = asyncio.Event()
-        found = await require_reachable(client, stop, what_for="the node", path="/n", limit="1")
+        found = await require_reachable(client, what_for="the node", path="/n", limit="1")
         assert found == {"kind": "Node"}
         assert (api.path, api.query) == ("/n", {"limit": "1"})
-        api.status = 403
-        with pytest.raises(CannotStart, match=f"the node: API server {client.host}: 403"):
-            await require_reachable(client, stop, what_for="the node", path="/n")
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-async def test_an_api_server_that_cannot_answer_now_is_asked_again(
-    status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+async def test_an_api_server_that_refuses_is_not_asked_again(status: int) -> None:
+    api = Api(status=status)
+    async with connected(api.handle) as client:
+        with pytest.raises(CannotStart, match=f"the node: API server {client.host}: {status}"):
+            await require_reachable(client, what_for="the node", path="/n")
+    assert api.requests == 1
+
+
+class Passing(KubeClient):
+    """Fails so many times, and then answers. `at`: when it was asked."""
+
+    host = "http://api"
+
+    def __init__(self, error: KubeError, times: int) -> None:
+        self.error, self.times, self.at = error, times, list[float]()
+
+    async def get(self, path: str, **params: str) -> dict[str, Any]:
+        self.at.append(time.monotonic())
+        if len(self.at) <= self.times:
+            raise self.error
+        return {"kind": "Node"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KubeUnreachable("refused"), *(response_error(status, "", "later") for status in (429, 500, 503))],
+    ids=str,
+)
+async def test_an_api_server_that_cannot_answer_now_is_asked_again_after_growing_pauses(
+    error: KubeError,
 ) -> None:
-    api, stop = Api({"kind": "Node"}), asyncio.Event()
-    api.status = status
-    async with connected(api.handle) as client, asyncio.timeout(20):
-        asking = asyncio.create_task(require_reachable(client, stop, what_for="the node", path="/n"))
-        while "asked again" not in caplog.text:
-            await asyncio.sleep(0.01)
-        api.status = 200
-        assert await asking == {"kind": "Node"}
-        # Whoever is told to end waits for nothing.
-        api.status = status
-        asking = asyncio.create_task(require_reachable(client, stop, what_for="the node", path="/n"))
-        await asyncio.sleep(0.05)
-        stop.set()
-        with pytest.raises(CannotStart, match=f"the node: API server {client.host}: {status}"):
-            await asking
-        # And it is for a while only.
-        monkeypatch.setattr("berth.kube.client._PATIENCE_SECONDS", 0.0)
-        with pytest.raises(CannotStart, match=f"the node: API server {client.host}: {status}"):
-            await require_reachable(client, asyncio.Event(), what_for="the node", path="/n")
+    client = Passing(error, 3)
+    assert await require_reachable(client, what_for="the node", path="/n") == {"kind": "Node"}
+    pauses = [after - before for before, after in pairwise(client.at)]
+    assert [round(pause, 1) >= least for pause, least in zip(pauses, (0.2, 0.4, 0.7), strict=True)] == [
+        True
+    ] * 3
+
+
+async def test_an_api_server_that_stays_away_is_asked_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an answer that never comes it is over before a startup probe gives up."""
+    assert PATIENCE_SECONDS + 2 * REQUEST_TIMEOUT_SECONDS < 120
+    monkeypatch.setattr("berth.kube.client.PATIENCE_SECONDS", 0.3)
+    client = Passing(KubeUnreachable("refused"), 99)
+    with pytest.raises(CannotStart, match="the node: API server http://api: refused"):
+        await require_reachable(client, what_for="the node", path="/n")
+    assert len(client.at) == 3
 
 
 def test_paths_are_those_of_the_api() -> None:

@@ -1,11 +1,13 @@
 """What an operator meets of every process: its flags, its log lines, its admin port, its end."""
 
 import asyncio
+import gc
 import itertools
 import json
 import logging
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -28,7 +30,7 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.logs import configure_logging, fields, one_line
 from berth.runtime.options import CommonOptions, parse_options
-from berth.runtime.process import fail, run_process, starting
+from berth.runtime.process import fail, run_process, spare_the_collector, starting
 from berth.runtime.tasks import first_of, repeat, supervise, wait_until_set, work_or_stop
 from tests.fakes import leaping
 
@@ -460,12 +462,39 @@ async def test_work_is_waited_for_until_it_ends_or_is_to_stop() -> None:
         raise LookupError
 
     async with asyncio.timeout(5):
-        await work_or_stop(asyncio.sleep(0), stop)
+        assert await work_or_stop(asyncio.sleep(0, "done"), stop) == "done"
         with pytest.raises(LookupError):
             await work_or_stop(breaks(), stop)
         asyncio.get_running_loop().call_later(0.01, stop.set)
-        await work_or_stop(for_ever(), stop)
-    assert ended.is_set(), "it has ended before anybody goes on"
+        assert await work_or_stop(for_ever(), stop) is None
+        assert ended.is_set(), "it has ended before anybody goes on"
+        # Nor does it outlive who waited for it.
+        ended.clear()
+        waiting = asyncio.create_task(work_or_stop(for_ever(), asyncio.Event()))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert ended.is_set()
+        assert waiting.cancelled()
+
+
+def test_the_collector_is_spared_what_stays() -> None:
+    before, cycle = gc.get_freeze_count(), Cycle()
+    gone = weakref.ref(cycle)
+    try:
+        gc.disable()
+        del cycle
+        spare_the_collector()
+        assert gone() is None, "what is no longer needed does not stay for ever"
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.own = self
 
 
 async def test_the_first_of_several_events_is_enough_and_leaves_no_task() -> None:

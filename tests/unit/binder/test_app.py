@@ -206,10 +206,20 @@ async def test_it_can_be_stopped_while_another_leads(api: ApiServer) -> None:
 
 
 async def test_an_api_server_that_is_away_is_named(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("berth.kube.client._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("berth.kube.client.PATIENCE_SECONDS", 0.0)
     api.fails = [KubeUnreachable("refused")]
     with pytest.raises(CannotStart, match="listing nodes"):
         await app.main(options_of(), asyncio.Event())
+
+
+async def test_who_is_told_to_end_while_the_api_server_is_away_ends(api: ApiServer) -> None:
+    """In good order and at once, whether it waits for an answer or to ask again."""
+    for away in ({"hidden": {paths.NODES}}, {"fails": [KubeUnreachable("refused")] * 99}):
+        vars(api).update(away)
+        async with binder():
+            await asyncio.sleep(0.3)
+        api.hidden = set()
+    assert lease(api) == "none"
 
 
 async def fetch(port: int, path: str, body: Any = None) -> tuple[int, str, str]:

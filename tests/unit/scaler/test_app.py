@@ -1,6 +1,8 @@
 """What the scaler's process reads, is called, and does with what is decided."""
 
 import asyncio
+import functools
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,24 @@ from prometheus_client import CollectorRegistry, generate_latest
 import scaler.live as live_module
 from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import ModelKey, PlaceableAnswer, PlaceableModel, PlaceableRequest, Scaled
+from berth.kube import paths
+from berth.kube.election import Election, ElectionTimes
+from berth.kube.times import micro_time
 from berth.runtime.errors import ConfigError
+from scaler import app
 from scaler.activation.attend import Attached, Figures
 from scaler.app import address_of, identity, main, read_config, recording
-from scaler.config import ScalerOptions
+from scaler.config import LEASE, ScalerOptions
 from scaler.core.models_view import Averages, ModelView, WakeView
 from scaler.core.plan import Action, Event, NoRecord, Switched, Woke, WriteScale, WriteStatus
 from scaler.decision.bounds import Activity
 from scaler.live import Clock, Live
 from scaler.metrics import ScalerMetrics
 from scaler.writer import DeploymentWrite
+from tests.fakes.api_server import LEASES, ApiServer
 from tests.fakes.attendance import FakeAttendance
 
+CLASS = {"autoscaling.knative.dev/class": "kpa.autoscaling.knative.dev"}
 A = ModelKey("team", "a")
 
 
@@ -278,3 +286,50 @@ def test_metrics_tell_of_each_model_and_nothing_of_what_is_unknown() -> None:
     assert f"berth_scaler_requests{labels}" not in text
     assert "berth_scaler_writes_waiting 4.0" in text
     assert 'berth_scaler_writes_total{result="refused",what="slice"} 0.0' in text
+
+
+# --- who leads ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_standby_lists_anew_what_a_leader_may_have_written_before_it_leads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "scaler.app")
+    listed = [paths.SERVICES, paths.ENDPOINT_SLICES, paths.DEPLOYMENTS, paths.PODS]
+    api, stop, quick = ApiServer(), asyncio.Event(), ElectionTimes(15, 10.0, 0.01)
+    api.collections |= {path: {} for path in (*listed, paths.PRIORITY_CLASSES)}
+    monkeypatch.setattr(app, "open_client", api.open)
+    monkeypatch.setattr(app, "Election", functools.partial(Election, times=quick))
+
+    def led_by(holder: str) -> None:
+        spec = {
+            "holderIdentity": holder,
+            "renewTime": micro_time(datetime.now(UTC)),
+            "leaseDurationSeconds": 15,
+        }
+        api.put(LEASES, {"metadata": {"name": LEASE}, "spec": spec})
+
+    led_by("another")
+    free = Endpoint("127.0.0.1", 0)
+    running = asyncio.create_task(main(ScalerOptions(admin_listen=free, attend_listen=free), stop))
+    try:
+        async with asyncio.timeout(20):
+            while not {*listed, LEASES} <= {*api.lists}:
+                await asyncio.sleep(0.005)
+            # What no watch has told yet.
+            api.silent = True
+            meta = {"namespace": "team", "name": "a", "annotations": CLASS}
+            spec = {"replicas": 1, "template": {"metadata": {}, "spec": {"containers": []}}}
+            api.put(paths.DEPLOYMENTS, {"metadata": meta, "spec": spec})
+            before = len(api.lists)
+            led_by("")
+            while "scaling models" not in caplog.text:
+                await asyncio.sleep(0.005)
+            (led,) = [one for one in caplog.records if one.message == "scaling models"]
+            assert api.lists[before:][:4] == listed
+            assert led.fields["models"] == 1  # type: ignore[attr-defined]
+            stop.set()
+            await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

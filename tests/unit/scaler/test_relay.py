@@ -105,7 +105,9 @@ async def test_all_ends_with_it_and_the_port_is_free() -> None:
             assert await asked(port) == b"a"
 
 
-async def test_a_leader_that_does_not_accept_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_leader_that_does_not_accept_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(relay, "_CONNECT_SECONDS", 0.2)
     with socket.socket() as listening, ExitStack() as stack:
         listening.bind((LEADER, 0))
@@ -118,3 +120,5 @@ async def test_a_leader_that_does_not_accept_is_not_waited_for(monkeypatch: pyte
         port = listening.getsockname()[1]
         async with relaying("--x", Endpoint(STANDBY, port), lambda: LEADER):
             assert await asked(port) == b""
+        (told,) = [one for one in caplog.records if one.message == "the leader is not reached"]
+        assert told.fields == {"error": "it does not answer"}  # type: ignore[attr-defined]

@@ -687,7 +687,7 @@ class World:
         return replica
 
     async def _lead(self, number: int) -> None:
-        """As `app._catch_up`: pods before nodes. Who was deposed has ended by then."""
+        """As `catch_up` in `binder/app.py`: pods before nodes. Who was deposed has ended by then."""
         if self.replicas[number].is_deposed:
             await self._renew(number)
         self.leader = number
