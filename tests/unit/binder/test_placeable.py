@@ -665,6 +665,16 @@ def test_where_one_is_enough_eight_nodes_are_compared(questions: list[int]) -> N
     assert len(questions) == 3 * 8
 
 
+def test_where_more_would_have_to_go_than_elsewhere_nobody_searches(questions: list[int]) -> None:
+    pods = [bound(f"p{i}-{half}", f"n{i}", 8) for i in range(5) for half in "ab"]
+    cluster = cluster_of(
+        {name: [16] for name in ("n0", "n1", "n2", "n3", "n4", "large")}, *pods, bound("x", "large", 16)
+    )
+    idle = [*(f"team/{one['metadata']['name']}" for one in pods), "team/x"]
+    assert ask(cluster, model("a", 1, 16), idle=idle)["a"].if_idle_go == ("team/x",)
+    assert len(questions) == 3
+
+
 def test_what_bytes_do_not_tell_is_not_asked_of_every_group(questions: list[int]) -> None:
     """There is memory without any of them going, and the processors are not there before six of them go."""
     cluster, idle = crowded(nodes=1, each=16, gpu_gib=64)
