@@ -190,7 +190,10 @@ async def require_reachable(client: KubeClient, *, what_for: str, path: str, **p
         except KubeError as error:
             if not _may_pass(error) or time.monotonic() >= last:
                 raise CannotStart(f"{what_for}: API server {client.host}: {error}") from error
-            log.warning("asked again", extra=fields(what_for=what_for, api_server=client.host, error=error))
+            log.warning(
+                "the API server is asked again",
+                extra=fields(what_for=what_for, api_server=client.host, error=error),
+            )
         await asyncio.sleep(backoff.next())
 
 
