@@ -295,6 +295,8 @@ def test_until_needed_is_for_ever() -> None:
             {"args": ["proxy", "--http-listen=[$(POD_IP)]:8080", "--grpc-listen", "0.0.0.0:8081", "--tls-cert=/x"]},
             Proxy(tls=True, door=DoorPorts(8080, 8081, {})),
         ),
+        ({"args": ["proxy", "--http-listen=:10080", "--grpc-listen=:65535"]}, Proxy(door=DoorPorts(10080, 65535, {}))),
+        ({"args": ["proxy", "--http-listen=:65536", "--grpc-listen=:0"]}, Proxy()),
         (
             {"args": ["proxy", "--http-listen=what"], "ports": [{"name": "http", "containerPort": 9000}, {"containerPort": 1}]},
             Proxy(door=DoorPorts(9000, 9001, {"http": 9000})),
