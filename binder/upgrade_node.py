@@ -13,7 +13,7 @@ from berth.contract.pod import PodRef
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
 from berth.kube.command import OutputOptions, console, object_name, plain
-from berth.kube.errors import Conflict, KubeError, NotFound
+from berth.kube.errors import Conflict, KubeError, NotFound, may_pass
 from berth.runtime import options as opt
 from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
@@ -275,4 +275,4 @@ def _is_owned(thing: Mapping[str, Any], uid: str) -> bool:
 
 def _may_pass(error: KubeError) -> bool:
     """An API server that is away or in trouble, and a budget that does not allow a pod to go now."""
-    return error.status is None or error.status in (409, 429) or error.status >= 500
+    return error.status == 409 or may_pass(error)

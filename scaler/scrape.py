@@ -27,8 +27,6 @@ PERIOD_SECONDS: Final = 1.0
 # Before the next period, and late enough for a node that is busy.
 DEADLINE_SECONDS: Final = 0.8
 AT_ONCE: Final = 64
-# Each question has a deadline: aiohttp need not watch the clock, too.
-_OURS: Final = aiohttp.ClientTimeout(total=None)
 # Some 300 bytes a copy: more copies than a node can have.
 ANSWER_BYTES: Final = 1024**2
 
@@ -65,7 +63,6 @@ async def scraping_session() -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(limit=AT_ONCE, limit_per_host=1, keepalive_timeout=15.0)
     async with aiohttp.ClientSession(
         connector=connector,
-        timeout=_OURS,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         headers={"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "berth"},

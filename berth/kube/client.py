@@ -18,7 +18,7 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
-from berth.kube.errors import KubeError, KubeUnreachable, response_error
+from berth.kube.errors import KubeError, KubeUnreachable, may_pass, response_error
 from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.logs import fields
@@ -188,17 +188,13 @@ async def require_reachable(client: KubeClient, *, what_for: str, path: str, **p
         try:
             return await client.get(path, **params)
         except KubeError as error:
-            if not _may_pass(error) or time.monotonic() >= last:
+            if not may_pass(error) or time.monotonic() >= last:
                 raise CannotStart(f"{what_for}: API server {client.host}: {error}") from error
             log.warning(
                 "the API server is asked again",
                 extra=fields(what_for=what_for, api_server=client.host, error=error),
             )
         await asyncio.sleep(backoff.next())
-
-
-def _may_pass(error: KubeError) -> bool:
-    return error.status is None or error.status == 429 or error.status >= 500
 
 
 @contextmanager

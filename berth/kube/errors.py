@@ -54,3 +54,9 @@ _BY_STATUS: dict[int, type[KubeResponseError]] = {
 def response_error(status: int, reason: str, message: str) -> KubeResponseError:
     """The error for an HTTP status and the API server's Status object."""
     return _BY_STATUS.get(status, KubeResponseError)(status, reason, message)
+
+
+def may_pass(error: KubeError) -> bool:
+    """Whether the same request may be answered otherwise a moment later: no answer, too many requests, or a failure of the
+    API server's own."""
+    return error.status is None or error.status == 429 or error.status >= 500

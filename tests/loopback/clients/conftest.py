@@ -30,8 +30,8 @@ ECHO_COPY = copy_of("echo", "echo-1", limits=LIMITS)
 COUNT_COPY = copy_of("count", "count-1", limits=LIMITS)
 # Of another namespace: the same public name on the same node.
 OTHER_COPY = copy_of("echo", "echo-2", limits=LIMITS)
-# More than the longest answer here takes: a region that has to grow under load can end the server
-# (triton-inference-server/server#8882).
+# More than the longest answer here takes, so that no region has to grow: this server has been seen to end in its python
+# backend's shared memory while long answers were made (it looked like triton-inference-server/server#8882).
 _SHM_BYTES = 256 * 1024**2
 
 

@@ -396,7 +396,11 @@ async def test_an_api_server_that_is_away_for_a_while_is_waited_for(machine: Mac
 
     async def then_it_goes_away() -> Any:
         upgrade = await begun()
-        machine.breaks += [KubeUnreachable("refused"), response_error(503, "", "starting")]
+        machine.breaks += [
+            KubeUnreachable("refused"),
+            *(response_error(status, "", "later") for status in (409, 429, 500)),
+            response_error(503, "", "starting"),
+        ]
         return upgrade
 
     made._begin = then_it_goes_away  # type: ignore[method-assign]
