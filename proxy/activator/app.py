@@ -24,6 +24,7 @@ from proxy.activator.hold import Bounds
 from proxy.activator.metrics import ActivatorCollector, Counts
 from proxy.activator.model import HeldModel
 from proxy.activator.models import Models
+from proxy.activator.port import Doorstep
 from proxy.drain import Stage, in_order
 from proxy.exchange.budget import Budget
 from proxy.fronts.listener import allow_descriptors
@@ -72,7 +73,10 @@ class ActivatorProcess:
     def __init__(self, options: ActivatorOptions) -> None:
         self._assigned = Assigned()
         self.counts = Counts(time.monotonic)
-        self.models = Models(options.address, self._assigned.allows, bounds=_bounds(options))
+        doorstep = Doorstep(told_for=lambda: self.link.attached_for)
+        self.models = Models(
+            options.address, self._assigned.allows, doorstep=doorstep, bounds=_bounds(options)
+        )
         self.link = Link(
             options.scaler,
             options.token_file,

@@ -71,8 +71,17 @@ class Link:
         self._pending: dict[ModelKey, Report] = {}
         self._news = asyncio.Event()
         self.is_leaving = False
-        self.is_attached = False
+        self._attached_at: float | None = None
         self.attached_times = 0
+
+    @property
+    def is_attached(self) -> bool:
+        return self._attached_at is not None
+
+    @property
+    def attached_for(self) -> float | None:
+        """Seconds that this stream has been telling; None: there is none."""
+        return None if self._attached_at is None else self._clock() - self._attached_at
 
     def wake(self, report: Report) -> None:
         """A request waits for which there is no copy."""
@@ -118,7 +127,7 @@ class Link:
             except asyncio.InvalidStateError as error:  # grpc.aio, where a call ends while it is written to
                 raise _Away("the stream broke off") from error
             finally:
-                self.is_attached = False
+                self._attached_at = None
                 call.cancel()
 
     async def _follow(self, call: Any, target: Endpoint) -> None:
@@ -134,7 +143,7 @@ class Link:
         except StopAsyncIteration:
             raise _Away("the stream ended before it began") from None
         await self._take(first)
-        self.is_attached = True
+        self._attached_at = self._clock()
         self.attached_times += 1
         log.info("attached", extra=fields(scaler=target, models=len(self._assigned)))
         tasks = [asyncio.create_task(self._read(messages)), asyncio.create_task(self._write(call, leaving))]

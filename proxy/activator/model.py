@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from berth.contract.endpoint import Endpoint
@@ -51,7 +51,7 @@ class Common:
     readers: AnswerReaders
     crowd: Crowd
     is_allowed: Callable[[ModelKey, str], bool]
-    doorstep: Doorstep = field(default_factory=Doorstep)
+    doorstep: Doorstep
 
 
 class HeldModel:

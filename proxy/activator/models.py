@@ -11,6 +11,7 @@ from berth.contract.scaling import Assignment, ModelKey, Report
 from berth.runtime.logs import fields
 from proxy.activator.hold import Bounds
 from proxy.activator.model import Common, HeldModel
+from proxy.activator.port import Doorstep
 from proxy.door.splice import Crowd
 from proxy.exchange.access import Whereabouts
 from proxy.exchange.copy import ModelCopy
@@ -36,17 +37,25 @@ class Models:
         host: str,
         is_allowed: IsAllowed,
         *,
+        doorstep: Doorstep | None = None,
         bounds: Bounds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`host`: where the ports are opened. `is_allowed`: whether a client at an address may call a model; it is
-        asked before anything is read of a connection."""
+        asked before anything is read of a connection. `doorstep`: where those wait who may not, or not yet."""
         where = Whereabouts()
         self._rest = RestShared(where)
         self._grpc = GrpcCommon(where, _NoQuestions())
         self.bounds = bounds or Bounds()
         self._common = Common(
-            host, self._bounds_of, self._rest, self._grpc, AnswerReaders(), Crowd(), is_allowed
+            host,
+            self._bounds_of,
+            self._rest,
+            self._grpc,
+            AnswerReaders(),
+            Crowd(),
+            is_allowed,
+            Doorstep() if doorstep is None else doorstep,
         )
         self._clock = clock
         # By namespace, as long as it has models.

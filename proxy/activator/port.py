@@ -1,11 +1,15 @@
 """One port of one model: who may connect. Whoever may not is refused before anything is read of it.
 
 The address of a pod that has just started is told a moment later than the pod can connect: by its kubelet, the API server
-and the scaler. So whoever may not, or not yet, is left waiting for a while, unread, and then refused.
+and the scaler. So whoever may not, or not yet, is left waiting for a while, unread, and then refused. While no scaler
+tells anything nobody knows whose the address is: one waits on, until the next scaler has had time to tell.
 """
 
 import asyncio
+import asyncio.trsock
 import logging
+import math
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +26,9 @@ _BACKLOG: Final = 1024
 # How long one waits for its address to be told: a kubelet looks at its pods once a second, and it and others may be
 # busy. And the pauses between two looks.
 _STRANGER_SECONDS: Final = 5.0
+# While no scaler is there: the longest Lease of one that died, the longest pause before the next is dialled, and the time
+# to be told.
+_UNTOLD_SECONDS: Final = 45.0
 _FIRST_LOOK, _LAST_LOOK = 0.02, 0.2
 # Who wait so, of all models, and of one address.
 _STRANGERS, _STRANGERS_EACH = 1024, 64
@@ -31,8 +38,15 @@ class Doorstep:
     """Where those wait whose address is not known, of all models. Strangers have no more room than this: it costs those
     who are known nothing."""
 
-    def __init__(self, most: int = _STRANGERS, most_each: int = _STRANGERS_EACH) -> None:
-        self._most, self._most_each = most, most_each
+    def __init__(
+        self,
+        most: int = _STRANGERS,
+        most_each: int = _STRANGERS_EACH,
+        *,
+        told_for: Callable[[], float | None] = lambda: math.inf,
+    ) -> None:
+        """`told_for`: for how many seconds whose an address is has been told without a break; None: it is not told now."""
+        self._most, self._most_each, self._told_for = most, most_each, told_for
         self._waiting: Counter[str] = Counter()
         self._all = 0
 
@@ -45,6 +59,12 @@ class Doorstep:
         self._waiting[address] += 1
         self._all += 1
         return True
+
+    def has_waited_enough(self, seconds: float) -> bool:
+        """Of one that came so long ago."""
+        told = self._told_for()
+        heard = 0.0 if told is None else min(told, seconds)
+        return heard >= _STRANGER_SECONDS or seconds >= _UNTOLD_SECONDS
 
     def leave(self, address: str) -> None:
         self._all -= 1
@@ -62,7 +82,8 @@ class Port:
         """`make`: a client's protocol. `is_allowed`: by the client's address."""
         self.make, self.is_allowed, self.doorstep = make, is_allowed, doorstep
         # Strangers, until they are let in or refused.
-        self.waiting: set[_Arrival] = set()
+        self.waiting: set[_Stranger] = set()
+        self._let_in: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.number = self._wanted = self._told_taken = 0
         self.refused = 0
@@ -91,75 +112,87 @@ class Port:
 
     def close(self) -> None:
         """Nobody new, and none of those who wait to be let in; who is there stays."""
-        for arrival in list(self.waiting):
-            arrival.refuse()
+        for stranger in list(self.waiting):
+            stranger.refuse()
         server, self._server, self.number, self._wanted = self._server, None, 0, 0
         if server is not None:
             server.close()
 
+    def let_wait(self, address: str, sock: asyncio.trsock.TransportSocket) -> None:
+        """A descriptor of its own holds the connection, whatever becomes of the one it came with; none does for whom there
+        is no room."""
+        if not self.doorstep.enter(address):
+            self.refused += 1
+            return
+        try:
+            kept = sock.dup()
+        except OSError:  # no descriptor is left
+            self.doorstep.leave(address)
+            self.refused += 1
+            return
+        self.waiting.add(_Stranger(self, address, kept))
+
+    def let_in(self, sock: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(self._connect(sock))
+        self._let_in.add(task)
+        task.add_done_callback(self._let_in.discard)
+
+    async def _connect(self, sock: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(self.make, sock)
+        except OSError:  # it has gone
+            sock.close()
+
 
 class _Arrival(asyncio.Protocol):
-    """A client until its source has been looked at."""
-
-    _transport: asyncio.Transport
+    """A client, in the moment in which its source is looked at."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
-        self._address = ""
-        self._next: asyncio.Handle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self._address = "" if peer is None else str(peer[0])
-        if self._port.is_allowed(self._address):
-            self._admit()
-        elif self._port.doorstep.enter(self._address):
-            self._port.waiting.add(self)
-            # Not at once: uvloop begins to read after this call, whatever was said in it.
-            self._next = asyncio.get_running_loop().call_soon(self._wait)
+        address = "" if peer is None else str(peer[0])
+        if self._port.is_allowed(address):
+            client = self._port.make()
+            cast(asyncio.Transport, transport).set_protocol(client)
+            client.connection_made(transport)
         else:
-            self.refuse()
+            self._port.let_wait(address, transport.get_extra_info("socket"))
+            cast(asyncio.Transport, transport).abort()
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._leave()
+
+class _Stranger:
+    """One whose source is not known, or not yet, as a bare socket: a transport would read of it, and uvloop's does even where
+    it was told not to."""
+
+    def __init__(self, port: Port, address: str, sock: socket.socket) -> None:
+        self._port, self._address, self._sock = port, address, sock
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+        self._look_later(_FIRST_LOOK)
 
     def refuse(self) -> None:
         self._leave()
         self._port.refused += 1
-        self._transport.abort()
+        self._sock.close()
 
-    def _wait(self) -> None:
-        self._transport.pause_reading()
-        loop = asyncio.get_running_loop()
-        self._look_later(loop, _FIRST_LOOK, loop.time() + _STRANGER_SECONDS)
+    def _look_later(self, pause: float) -> None:
+        self._next = self._loop.call_later(pause, self._look, min(2 * pause, _LAST_LOOK))
 
-    def _look_later(self, loop: asyncio.AbstractEventLoop, pause: float, until: float) -> None:
-        self._next = loop.call_later(pause, self._look, loop, min(2 * pause, _LAST_LOOK), until)
-
-    def _look(self, loop: asyncio.AbstractEventLoop, pause: float, until: float) -> None:
+    def _look(self, pause: float) -> None:
         if self._port.is_allowed(self._address):
             self._leave()
-            self._admit()
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
-        elif loop.time() < until:
-            self._look_later(loop, pause, until)
-        else:
+            self._port.let_in(self._sock)
+        elif self._port.doorstep.has_waited_enough(self._loop.time() - self._since):
             self.refuse()
+        else:
+            self._look_later(pause)
 
     def _leave(self) -> None:
-        """The doorstep, if it is there."""
-        waited, self._next = self._next, None
-        if waited is not None:
-            waited.cancel()
-            self._port.waiting.discard(self)
-            self._port.doorstep.leave(self._address)
-
-    def _admit(self) -> None:
-        client = self._port.make()
-        self._transport.set_protocol(client)
-        client.connection_made(self._transport)
+        self._next.cancel()
+        self._port.waiting.discard(self)
+        self._port.doorstep.leave(self._address)
 
 
 class Idler(Protocol):

@@ -218,6 +218,25 @@ async def test_what_is_held_outlives_the_scaler(stage: Stage, pod: FakePod) -> N
         assert (await asked)[0] == 200
 
 
+async def test_a_client_that_started_while_no_scaler_was_there_waits_for_the_next(
+    stage: Stage, pod: FakePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.activator.port._STRANGER_SECONDS", 0.3)
+    stage.know("127.0.0.9")
+    async with running(stage) as activator:
+        await stage.listens()
+        stage.scaler.core.leads = False
+        stage.scaler.attendance.end()
+        await until(lambda: not activator.link.is_attached)
+        asked = asyncio.create_task(stage.ask())
+        await asyncio.sleep(1)
+        assert not asked.done()
+        stage.know()
+        stage.scaler.core.leads = True
+        stage.want(endpoints=(pod.told(),))
+        assert (await asked)[0] == 200
+
+
 async def test_a_process_ends_in_order(stage: Stage, pod: FakePod) -> None:
     """SIGTERM: out of the slices first, serving on; then nobody new; what is held comes to its end."""
     stage.know()

@@ -1,6 +1,7 @@
 """Who is let in at a model's port, and who waits at it unread until its address is told."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -81,6 +82,24 @@ def test_who_is_known_a_moment_later_has_lost_nothing(factory: Any) -> None:
 
 
 @pytest.mark.parametrize("factory", LOOPS)
+def test_words_that_came_with_the_connection_are_not_lost(factory: Any) -> None:
+    """On a busy machine they are there before the connection is looked at."""
+
+    async def main() -> None:
+        async with gate() as one:
+            with socket.create_connection((HERE, one.port.number)) as client:
+                client.sendall(b"first words")
+                await until(lambda: len(one.doorstep) > 0)
+                await asyncio.sleep(0.1)
+                one.known.add(HERE)
+                client.setblocking(False)
+                async with asyncio.timeout(20):
+                    assert await asyncio.get_running_loop().sock_recv(client, 100) == b"first words"
+
+    run(factory, main())
+
+
+@pytest.mark.parametrize("factory", LOOPS)
 def test_who_stays_a_stranger_is_refused_unread(factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.activator.port._STRANGER_SECONDS", 0.5)
 
@@ -95,6 +114,37 @@ def test_who_stays_a_stranger_is_refused_unread(factory: Any, monkeypatch: pytes
             writer.close()
 
     run(factory, main())
+
+
+async def test_while_nobody_tells_whose_an_address_is_strangers_wait_for_who_will(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.activator.port._STRANGER_SECONDS", 0.3)
+    told_at: float | None = None
+
+    def told_for() -> float | None:
+        return None if told_at is None else time.monotonic() - told_at
+
+    async with gate(Doorstep(told_for=told_for)) as one:
+        reader, writer = await one.connect()
+        await asyncio.sleep(0.8)
+        assert len(one.doorstep) == 1
+        # Who tells from now on has as long for it as ever.
+        told_at = time.monotonic()
+        await ended(reader)
+        assert time.monotonic() - told_at >= 0.3
+        writer.close()
+
+
+async def test_nobody_waits_for_ever_for_who_might_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.activator.port._UNTOLD_SECONDS", 0.5)
+    async with gate(Doorstep(told_for=lambda: None)) as one:
+        began = time.monotonic()
+        reader, writer = await one.connect()
+        await ended(reader)
+        assert time.monotonic() - began >= 0.5
+        assert (one.port.refused, len(one.doorstep)) == (1, 0)
+        writer.close()
 
 
 @pytest.mark.parametrize("factory", LOOPS)
