@@ -916,7 +916,7 @@ async def test_a_triton_that_dies_of_what_it_serves_makes_nobody_suspect(on_node
 async def test_a_model_that_is_loaded_while_others_kill_triton_by_their_end_is_not_charged_alone(
     on_node: Node,
 ) -> None:
-    on_node.triton.load_seconds, on_node.triton.takes[NAME] = 0.01, 0.3
+    on_node.triton.load_seconds, on_node.triton.takes[NAME] = 0.01, 2
     leavers = [await on_node.stage(f"q{n}", on="GPU-b") for n in range(3)]
     for leaver in leavers:
         await on_node.lifecycle.start_load(leaver)
@@ -935,7 +935,7 @@ async def test_a_model_that_is_loaded_while_others_kill_triton_by_their_end_is_n
 async def test_a_suspect_is_not_loaded_beside_one_that_kills_triton_once_it_serves(on_node: Node) -> None:
     """Or it would be charged with what that one does."""
     killer, innocent = await on_node.stage("p2", on="GPU-b"), await on_node.stage()
-    on_node.triton.takes[NAME] = 0.3
+    on_node.triton.takes[NAME] = 2
     on_node.triton.kills_later = {on_server("p2"): 0.1}
     await on_node.lifecycle.start_load(killer)
     load = on_node.lifecycle.start_load(innocent)
