@@ -42,6 +42,7 @@ from berth.contract.pod import ModelPod, PodRef
 from berth.contract.quantity import format_bytes
 from berth.contract.report import Failure, ModelState
 from berth.kube.errors import KubeError
+from berth.runtime.keepalive import keepalive
 from berth.runtime.logs import fields
 from berth.runtime.process import starting
 from berth.runtime.tasks import in_thread
@@ -430,8 +431,7 @@ async def serve(api: NodeAgentApi, listen: Endpoint) -> grpc.aio.Server:
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.max_connection_idle_ms", 60_000),
             ("grpc.so_reuseport", 0),  # two agents on one port are a mistake, not a load balancer
-            ("grpc.keepalive_time_ms", 30_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
+            *keepalive(every_seconds=30, within_seconds=10),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ],
         interceptors=[api.door()],

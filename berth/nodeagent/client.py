@@ -11,13 +11,12 @@ import grpc.aio
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
+from berth.runtime.keepalive import keepalive
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 
 # Each is bounded by the agent's own limits; these only catch an agent that is gone without a word.
 UNLOAD_TIMEOUT_SECONDS = 150.0
-_KEEPALIVE_MILLISECONDS = 20_000
-
 _LONGEST_PAUSE_SECONDS = 60.0
 
 _TRY_AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
@@ -130,8 +129,7 @@ async def connect(agent: Endpoint, token_file: Path | None) -> AsyncIterator[Age
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2000),
-        ("grpc.keepalive_time_ms", _KEEPALIVE_MILLISECONDS),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        *keepalive(every_seconds=20, within_seconds=10),
     ]
     async with grpc.aio.insecure_channel(str(agent), options=options) as channel:
         with grpc.insecure_channel(str(agent), options=options) as threads:

@@ -19,6 +19,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.scaling import Assignment, ModelKey, Report
 from berth.runtime.backoff import Backoff
+from berth.runtime.keepalive import keepalive
 from berth.runtime.logs import fields
 from berth.v1 import scaler_pb2 as pb
 from berth.v1.scaler_pb2_grpc import ScalerStub
@@ -258,8 +259,7 @@ def _channel(target: Endpoint) -> grpc.aio.Channel:
         options=[
             ("grpc.enable_http_proxy", 0),
             ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-            ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 5_000),
+            *keepalive(every_seconds=10, within_seconds=5),
             # A channel of its own for each stream: we pause ourselves.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),

@@ -22,6 +22,7 @@ from berth.contract.errors import InvalidValue
 from berth.contract.ids import PodUid
 from berth.contract.scaling import Assignment, ModelKey, Report
 from berth.kube.errors import KubeError
+from berth.runtime.keepalive import keepalive
 from berth.runtime.logs import fields
 from berth.runtime.process import starting
 from berth.v1 import scaler_pb2 as pb
@@ -436,8 +437,7 @@ async def serving(attendance: Attendance, listen: Endpoint) -> AsyncIterator[int
             ("grpc.max_connection_idle_ms", 60_000),
             ("grpc.so_reuseport", 0),
             # One that is gone without a word is noticed by this.
-            ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 5_000),
+            *keepalive(every_seconds=10, within_seconds=5),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ],
         maximum_concurrent_rpcs=_CALLS,

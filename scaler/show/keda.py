@@ -18,6 +18,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.scaling import ModelKey
 from berth.contract.text import one_line
+from berth.runtime.keepalive import keepalive
 from berth.runtime.process import starting
 from berth.v1 import externalscaler_pb2 as pb
 from berth.v1.externalscaler_pb2_grpc import ExternalScalerServicer, add_ExternalScalerServicer_to_server
@@ -256,8 +257,7 @@ async def serve(scaler: KedaScaler, listen: Endpoint, tls: GrpcTls | None) -> gr
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.so_reuseport", 0),
             # A KEDA that is gone without a word keeps no stream open.
-            ("grpc.keepalive_time_ms", 30_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
+            *keepalive(every_seconds=30, within_seconds=10),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ],
         maximum_concurrent_rpcs=_STREAMS + 256,
