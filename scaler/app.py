@@ -116,13 +116,13 @@ class Replica:
         self._core = Scaler(self._fleet, self._clock(), record)
         self._writer = Writer(client, options.key_prefix, self._metrics)
         self._live = Live(self._core, self._writer, binder, self._events, self._metrics, self._clock)
-        self._leader = ""
+        self._leader = self._own = ""
         self._route = Route(
             self._fleet,
             self._core,
             put=self._writer.put,
             act=self._live.act,
-            leader=lambda: self._leader,
+            leader=self._other_leader,
             clock_ns=self._clock,
         )
         self._live.switched = self._route.switched
@@ -190,11 +190,13 @@ class Replica:
 
     async def _elect(self, port: int, stop: asyncio.Event) -> None:
         """A standby keeps its mirrors warm; a leader scales for as long as it is sure to lead."""
+        name = identity(Endpoint(self._options.attend_listen.host, port))
+        self._own = address_of(name)
         election = Election(
             self._client,
             namespace=self._options.system_namespace,
             name=LEASE,
-            identity=identity(Endpoint(self._options.attend_listen.host, port)),
+            identity=name,
         )
         # Asked before every write: a process that was stopped for a while learns of it here first, and what is
         # written last is written before anybody else can lead.
@@ -238,6 +240,10 @@ class Replica:
 
     def _on_lease(self, change: Change) -> None:
         self._leader = address_of((change.object.get("spec") or {}).get("holderIdentity") or "")
+
+    def _other_leader(self) -> str:
+        """HOST:PORT; "" where none is known: one that ends is still named by its Lease, and sends nobody to itself."""
+        return "" if self._leader == self._own else self._leader
 
     async def _synced(self) -> None:
         for informer in self._informers().values():

@@ -24,6 +24,8 @@ BINDER_AUDIENCE: Final = "berth-binder"
 SLICE_MANAGER: Final = "berth-scaler"
 # Ports of the activators: one for a model and protocol.
 ACTIVATOR_PORTS: Final = range(20000, 30000)
+# A scaler that leads says something to each activator as often as this, if there is nothing to say an empty word.
+BEAT_SECONDS: Final = 1.0
 
 
 class ModelKey(NamedTuple):

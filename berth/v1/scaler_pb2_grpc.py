@@ -46,7 +46,8 @@ class ScalerServicer:
 
     def Attend(self, request_iterator, context):
         """The first message is `hello`. The scaler answers with all assignments (`whole`), then with each change. A stream
-        that breaks off changes nothing: an activator goes on with what it knows.
+        that breaks off changes nothing: an activator goes on with what it knows. Where nothing has changed for a second
+        there is an empty message: who hears none has nobody who tells.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

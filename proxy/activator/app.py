@@ -24,7 +24,7 @@ from proxy.activator.hold import Bounds
 from proxy.activator.metrics import ActivatorCollector, Counts
 from proxy.activator.model import HeldModel
 from proxy.activator.models import Models
-from proxy.activator.port import Doorstep
+from proxy.activator.port import MOST_STRANGERS, Doorstep
 from proxy.drain import Stage, in_order
 from proxy.exchange.budget import Budget
 from proxy.fronts.listener import allow_descriptors
@@ -73,10 +73,10 @@ class ActivatorProcess:
     def __init__(self, options: ActivatorOptions) -> None:
         self._assigned = Assigned()
         self.counts = Counts(time.monotonic)
-        doorstep = Doorstep(told_for=lambda: self.link.attached_for)
-        self.models = Models(
-            options.address, self._assigned.allows, doorstep=doorstep, bounds=_bounds(options)
-        )
+        descriptors = allow_descriptors()
+        doorstep = Doorstep(_strangers(descriptors), told_for=lambda: self.link.told_for)
+        bounds = _bounds(options, descriptors)
+        self.models = Models(options.address, self._assigned.allows, doorstep=doorstep, bounds=bounds)
         self.link = Link(
             options.scaler,
             options.token_file,
@@ -174,9 +174,14 @@ class _Held:
         return {**self.model.hold.refusals, "stranger": strangers}
 
 
-def _bounds(options: ActivatorOptions) -> Bounds:
+def _strangers(descriptors: int) -> int:
+    """How many may wait at the doorstep: they have descriptors, too."""
+    return min(MOST_STRANGERS, descriptors // 8)
+
+
+def _bounds(options: ActivatorOptions, descriptors: int) -> Bounds:
     """No more connections than there are descriptors for: each may have one more, to a copy that never answers."""
-    for_clients = (allow_descriptors() - _DESCRIPTORS_KEPT) // 2
+    for_clients = (descriptors - _DESCRIPTORS_KEPT - _strangers(descriptors)) // 2
     return Bounds(
         places=Budget(options.most_held),
         memory=Budget(options.memory_budget),

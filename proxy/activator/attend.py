@@ -17,7 +17,7 @@ import grpc.aio
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
-from berth.contract.scaling import Assignment, ModelKey, Report
+from berth.contract.scaling import BEAT_SECONDS, Assignment, ModelKey, Report
 from berth.runtime.backoff import Backoff
 from berth.runtime.keepalive import keepalive
 from berth.runtime.logs import fields
@@ -31,8 +31,12 @@ log = logging.getLogger(__name__)
 _MESSAGE_BYTES: Final = 64 * 1024**2
 # Until its first word. It may have a thousand models to look at.
 _FIRST_SECONDS: Final = 20.0
-# A stream that lasts for so long was a good one: the next pause is short again.
+# A stream that has told for so long was a good one: the next pause is short again.
 _GOOD_SECONDS: Final = 5.0
+# A scaler that has said nothing for so long tells nothing now, whether or not its connection has ended.
+_SILENT_SECONDS: Final = 3 * BEAT_SECONDS
+# To connect. A Service that names one that is gone leads to another at the next try.
+_CONNECT_MILLISECONDS: Final = 1500
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 # From one replica to the one it names, without a pause: two that name each other are asked no oftener.
 _REDIRECTS: Final = 3
@@ -72,17 +76,24 @@ class Link:
         self._pending: dict[ModelKey, Report] = {}
         self._news = asyncio.Event()
         self.is_leaving = False
-        self._attached_at: float | None = None
+        # Since when this stream tells without a break, and when it did last.
+        self._told_since: float | None = None
+        self._heard_at = 0.0
+        # For how long the last stream was one.
+        self._lasted_seconds = 0.0
         self.attached_times = 0
 
     @property
     def is_attached(self) -> bool:
-        return self._attached_at is not None
+        return self._told_since is not None
 
     @property
-    def attached_for(self) -> float | None:
-        """Seconds that this stream has been telling; None: there is none."""
-        return None if self._attached_at is None else self._clock() - self._attached_at
+    def told_for(self) -> float | None:
+        """For how many seconds a scaler has been telling without a break; None: none is now."""
+        now = self._clock()
+        if self._told_since is None or now - self._heard_at > _SILENT_SECONDS:
+            return None
+        return now - self._told_since
 
     def wake(self, report: Report) -> None:
         """A request waits for which there is no copy."""
@@ -98,14 +109,14 @@ class Link:
         backoff = Backoff(initial_seconds=_LEAST_PAUSE, cap_seconds=_LONGEST_PAUSE)
         redirects, told = 0, ""
         while True:
-            target, began = self._leader or self._scaler, self._clock()
-            self._leader = None
+            target, self._leader = self._leader or self._scaler, None
+            self._lasted_seconds = 0.0
             try:
                 await self._attend(target)
                 reason = "the stream ended"
             except _Away as error:
                 reason, self._leader = str(error), error.leader
-            if self._clock() - began >= _GOOD_SECONDS:
+            if self._lasted_seconds >= _GOOD_SECONDS:
                 backoff.reset()
                 redirects = 0
             level = logging.DEBUG if reason == told else logging.WARNING
@@ -128,7 +139,7 @@ class Link:
             except asyncio.InvalidStateError as error:  # grpc.aio, where a call ends while it is written to
                 raise _Away("the stream broke off") from error
             finally:
-                self._attached_at = None
+                self._told_since = None
                 call.cancel()
 
     async def _follow(self, call: Any, target: Endpoint) -> None:
@@ -144,7 +155,7 @@ class Link:
         except StopAsyncIteration:
             raise _Away("the stream ended before it began") from None
         await self._take(first)
-        self._attached_at = self._clock()
+        attached_at = self._told_since = self._heard_at = self._clock()
         self.attached_times += 1
         log.info("attached", extra=fields(scaler=target, models=len(self._assigned)))
         tasks = [asyncio.create_task(self._read(messages)), asyncio.create_task(self._write(call, leaving))]
@@ -154,12 +165,17 @@ class Link:
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
+            self._lasted_seconds = self._clock() - attached_at
         for error in ended:
             if isinstance(error, Exception):
                 raise error
 
     async def _read(self, messages: AsyncIterator[pb.AttendResponse]) -> None:
         async for message in messages:
+            now = self._clock()
+            if now - self._heard_at > _SILENT_SECONDS:
+                self._told_since = now
+            self._heard_at = now
             await self._take(message)
 
     async def _take(self, message: pb.AttendResponse) -> None:
@@ -261,6 +277,7 @@ def _channel(target: Endpoint) -> grpc.aio.Channel:
             ("grpc.max_receive_message_length", _MESSAGE_BYTES),
             *keepalive(every_seconds=10, within_seconds=5),
             # A channel of its own for each stream: we pause ourselves.
+            ("grpc.min_reconnect_backoff_ms", _CONNECT_MILLISECONDS),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),
         ],

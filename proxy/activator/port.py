@@ -31,7 +31,10 @@ _STRANGER_SECONDS: Final = 5.0
 _UNTOLD_SECONDS: Final = 45.0
 _FIRST_LOOK, _LAST_LOOK = 0.02, 0.2
 # Who wait so, of all models, and of one address.
-_STRANGERS, _STRANGERS_EACH = 1024, 64
+MOST_STRANGERS: Final = 1024
+_STRANGERS_EACH: Final = 64
+# Linux' TCP_ESTABLISHED, of the first byte of `struct tcp_info`.
+_ESTABLISHED: Final = 1
 
 
 class Doorstep:
@@ -40,7 +43,7 @@ class Doorstep:
 
     def __init__(
         self,
-        most: int = _STRANGERS,
+        most: int = MOST_STRANGERS,
         most_each: int = _STRANGERS_EACH,
         *,
         told_for: Callable[[], float | None] = lambda: math.inf,
@@ -118,6 +121,10 @@ class Port:
         if server is not None:
             server.close()
 
+    @property
+    def is_wanted(self) -> bool:
+        return self._wanted != 0
+
     def let_wait(self, address: str, sock: asyncio.trsock.TransportSocket) -> None:
         """A descriptor of its own holds the connection, whatever becomes of the one it came with; none does for whom there
         is no room."""
@@ -139,7 +146,7 @@ class Port:
 
     async def _connect(self, sock: socket.socket) -> None:
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self.make, sock)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: _Arrival(self), sock)
         except OSError:  # it has gone
             sock.close()
 
@@ -153,13 +160,16 @@ class _Arrival(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
         address = "" if peer is None else str(peer[0])
-        if self._port.is_allowed(address):
+        if not self._port.is_wanted:  # it has closed since
+            self._port.refused += 1
+        elif self._port.is_allowed(address):
             client = self._port.make()
             cast(asyncio.Transport, transport).set_protocol(client)
             client.connection_made(transport)
+            return
         else:
             self._port.let_wait(address, transport.get_extra_info("socket"))
-            cast(asyncio.Transport, transport).abort()
+        cast(asyncio.Transport, transport).abort()
 
 
 class _Stranger:
@@ -181,7 +191,10 @@ class _Stranger:
         self._next = self._loop.call_later(pause, self._look, min(2 * pause, _LAST_LOOK))
 
     def _look(self, pause: float) -> None:
-        if self._port.is_allowed(self._address):
+        if _has_gone(self._sock):
+            self._leave()
+            self._sock.close()
+        elif self._port.is_allowed(self._address):
             self._leave()
             self._port.let_in(self._sock)
         elif self._port.doorstep.has_waited_enough(self._loop.time() - self._since):
@@ -193,6 +206,12 @@ class _Stranger:
         self._next.cancel()
         self._port.waiting.discard(self)
         self._port.doorstep.leave(self._address)
+
+
+def _has_gone(sock: socket.socket) -> bool:
+    """Whether the client has ended its side: unread, nothing else tells."""
+    state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state != _ESTABLISHED
 
 
 class Idler(Protocol):

@@ -17,6 +17,9 @@ from scaler.go import SECOND_NS
 MOST: Final = 8
 # Longer than an activator's longest pause before it dials again.
 LINGER_NS: Final = 10 * SECOND_NS
+# A new leader waits for so long for those that another had attached: they may have to notice first that it is gone (15 s
+# where it says nothing), and their Service may still name it.
+RETURN_NS: Final = 30 * SECOND_NS
 _NOWHERE: Final = PortPair(0, 0)
 
 
@@ -91,7 +94,8 @@ class Activators:
         for one in list(self._all.values()):
             if one.detached_ns is not None and now_ns - one.detached_ns >= LINGER_NS:
                 del self._all[one.uid]
-        self._dead = {address: at for address, at in self._dead.items() if now_ns - at < LINGER_NS}
+                self._dead[one.address] = now_ns
+        self._dead = {address: at for address, at in self._dead.items() if now_ns - at < RETURN_NS}
 
     def chosen(self, model: ModelKey) -> tuple[Activator, ...]:
         """Those that are to hold for a model: few of many, and mostly the same when one comes or goes (rendezvous
@@ -106,7 +110,7 @@ class Activators:
 
     def may_come_back(self, address: str, now_ns: int) -> bool:
         """Whether an address that a slice has from before may be an activator's that is on its way to this scaler."""
-        if now_ns - self._began_ns >= LINGER_NS or address in self._dead:
+        if now_ns - self._began_ns >= RETURN_NS or address in self._dead:
             return False
         return not any(one.address == address and one.has_told for one in self._all.values())
 

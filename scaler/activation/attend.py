@@ -20,11 +20,12 @@ import grpc.aio
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import PodUid
-from berth.contract.scaling import Assignment, ModelKey, Report
+from berth.contract.scaling import BEAT_SECONDS, Assignment, ModelKey, Report
 from berth.kube.errors import KubeError
 from berth.runtime.keepalive import keepalive
 from berth.runtime.logs import fields
 from berth.runtime.process import starting
+from berth.runtime.tasks import wait_until_set
 from berth.v1 import scaler_pb2 as pb
 from berth.v1.scaler_pb2_grpc import ScalerServicer, add_ScalerServicer_to_server
 from scaler.activation.activators import Activator, Activators
@@ -375,16 +376,15 @@ class _Session:
             self._wake.set()
 
     async def write(self, context: Context) -> None:
-        """All that there is, then what changes. Raises TooMany for one that does not read."""
+        """All that there is, then what changes, or that nothing has. Raises TooMany for one that does not read."""
         whole = True
         while True:
             self._wake.clear()
             # In this order: an activator knows whose an address is before it lets a model's clients in by it.
             self.follower.want(self._namespaces())
-            if whole or self._news or self.follower.has_news:
-                await _write(context, self._message(whole=whole))
-                whole = False
-            await self._wake.wait()
+            await _write(context, self._message(whole=whole))
+            whole = False
+            await wait_until_set(self._wake, timeout_seconds=BEAT_SECONDS)
 
     def _message(self, *, whole: bool) -> pb.AttendResponse:
         news, self._news = self._news, {}

@@ -10,7 +10,7 @@ from berth.contract.ids import PodUid
 from berth.contract.scaling import SLICE_MANAGER, ModelKey
 from berth.kube import paths
 from localcluster.cluster import LocalCluster
-from scaler.activation.activators import LINGER_NS
+from scaler.activation.activators import RETURN_NS
 from scaler.activation.callers import NotAllowed, TokenCallers, Unauthenticated
 from scaler.activation.ports import PortPair
 from scaler.activation.slices import DoorPorts, is_ours
@@ -63,7 +63,7 @@ class Place:
     def __init__(self, cluster: LocalCluster) -> None:
         self.client = cluster.client
         self.now = 1_700_000_000 * SECOND_NS
-        self.board = Switchboard(began_ns=self.now - LINGER_NS)
+        self.board = Switchboard(began_ns=self.now - RETURN_NS)
         self.board.set_model(MODEL, Template({"app": "m"}, DoorPorts(9000, 9001, {"http": 9000})))
         self.one = self.board.activators.attach(PodUid("act"), "act", "10.77.9.1", None)
 

@@ -139,7 +139,7 @@ async def test_a_request_wakes_its_model_is_held_and_answered(stage: Stage, pod:
 async def test_who_is_not_known_wakes_nobody(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.activator.port._STRANGER_SECONDS", 0.3)
     stage.know("127.0.0.9")
-    async with running(stage) as activator:
+    async with asyncio.timeout(30), running(stage) as activator:
         await stage.listens()
         with pytest.raises(aiohttp.ClientError):
             await stage.ask()
@@ -187,7 +187,7 @@ async def test_it_is_ready_from_the_first_word_on_whether_or_not_a_scaler_is_the
 
 
 @pytest.mark.parametrize(
-    ("descriptors", "connections"), [(1024, 384), (2**20, 65_536), (sys.maxsize, 65_536)]
+    ("descriptors", "connections"), [(1024, 320), (2**20, 65_536), (sys.maxsize, 65_536)]
 )
 async def test_there_are_no_more_connections_than_descriptors_for_them(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, descriptors: int, connections: int

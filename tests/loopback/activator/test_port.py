@@ -1,11 +1,14 @@
 """Who is let in at a model's port, and who waits at it unread until its address is told."""
 
 import asyncio
+import errno
+import math
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -147,6 +150,86 @@ async def test_nobody_waits_for_ever_for_who_might_tell(monkeypatch: pytest.Monk
         writer.close()
 
 
+@pytest.mark.parametrize(
+    ("told", "seconds", "is_enough"),
+    [
+        (math.inf, 4.9, False),
+        (math.inf, 5.0, True),
+        (4.9, 30.0, False),
+        (5.0, 30.0, True),
+        (None, 44.9, False),
+        (None, 45.0, True),
+        (0.0, 45.0, True),
+    ],
+)
+def test_how_long_a_stranger_waits(told: float | None, seconds: float, is_enough: bool) -> None:
+    assert Doorstep(told_for=lambda: told).has_waited_enough(seconds) is is_enough
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+@pytest.mark.parametrize("how", ["close", "half-close", "reset"])
+def test_strangers_that_have_gone_keep_no_place_and_ask_for_nothing(factory: Any, how: str) -> None:
+    """Whoever tries again and again has one request, not as many as it has given up."""
+
+    async def main() -> None:
+        async with gate() as one:
+            clients = [socket.create_connection((HERE, one.port.number)) for _ in range(20)]
+            await until(lambda: len(one.doorstep) == 20)
+            for client in clients:
+                client.sendall(b"x")
+                if how == "reset":
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if how == "half-close":
+                    client.shutdown(socket.SHUT_WR)
+                else:
+                    client.close()
+            await until(lambda: len(one.doorstep) == 0)
+            one.known.add(HERE)
+            await asyncio.sleep(0.1)
+            assert (one.made, one.port.refused, len(one.port.waiting)) == (0, 0, 0)
+            for client in clients:
+                client.close()
+
+    run(factory, main())
+
+
+async def test_who_is_let_in_as_the_port_closes_is_not() -> None:
+    one = Gate(Doorstep())
+    one.known.add(HERE)
+    with (
+        socket.create_server((HERE, 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+    ):
+        accepted, _ = listening.accept()
+        accepted.setblocking(False)
+        one.port.let_in(accepted)
+        client.setblocking(False)
+        async with asyncio.timeout(20):
+            assert await asyncio.get_running_loop().sock_recv(client, 100) == b""
+    assert (one.made, one.port.refused) == (0, 1)
+
+
+async def test_who_has_gone_as_it_is_let_in_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*told: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "connect_accepted_socket", fails)
+    one, (here, there) = Gate(Doorstep()), socket.socketpair()
+    one.port.let_in(here)
+    await until(lambda: here.fileno() == -1 and not one.port._let_in)
+    there.close()
+
+
+async def test_without_a_descriptor_for_a_stranger_it_is_refused() -> None:
+    class Sock:
+        def dup(self) -> None:
+            raise OSError(errno.EMFILE, "too many")
+
+    one, sock = Gate(Doorstep()), cast(Any, Sock())
+    one.port.let_wait(HERE, sock)
+    assert (one.port.refused, len(one.doorstep), len(one.port.waiting)) == (1, 0, 0)
+
+
 @pytest.mark.parametrize("factory", LOOPS)
 def test_strangers_that_leave_and_ports_that_close_leave_nobody_waiting(factory: Any) -> None:
     async def main() -> None:
@@ -194,6 +277,13 @@ def test_an_address_has_its_own_part_of_the_doorstep() -> None:
         doorstep.leave(address)
     assert len(doorstep) == 0
     assert doorstep.enter("10.0.0.1")
+
+
+def test_how_many_strangers_there_may_be() -> None:
+    doorstep = Doorstep()
+    assert [doorstep.enter("10.0.0.0") for _ in range(65)] == [True] * 64 + [False]
+    others = [doorstep.enter(f"10.0.1.{n % 64}") for n in range(961)]
+    assert others == [True] * 960 + [False]
 
 
 async def test_of_two_words_at_once_the_last_counts() -> None:

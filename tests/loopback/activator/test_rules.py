@@ -461,6 +461,7 @@ async def test_who_may_not_call_is_refused_before_it_is_read(
     assert not place.woken
     assert place.own.copy.calls == 0
     assert place.own.rest_port.refused >= 1
+    assert place.own.rest_port.doorstep is place.own.grpc_port.doorstep
     place.refused_sources.clear()
     assert (await get(place, "/v2/health/ready"))[0] == 200
 

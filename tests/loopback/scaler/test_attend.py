@@ -2,6 +2,7 @@
 what becomes of either when the other goes."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -19,7 +20,7 @@ from berth.kube.errors import KubeUnreachable
 from berth.v1 import scaler_pb2 as pb
 from berth.v1.scaler_pb2_grpc import ScalerStub
 from proxy.activator.assign import Assigned
-from proxy.activator.attend import Link
+from proxy.activator.attend import Link, _Away
 from scaler.activation import attend
 from scaler.activation.callers import NotAllowed, TooMany, Unauthenticated
 from scaler.activation.ports import PortPair
@@ -44,9 +45,12 @@ class Talker:
         said = [pb.HoldReport(**one) for one in reports]
         await self.call.write(pb.AttendRequest(reports=pb.HoldReports(reports=said)))
 
-    async def hear(self) -> pb.AttendResponse:
+    async def hear(self, *, beats: bool = False) -> pb.AttendResponse:
+        """`beats`: an empty message is one, too."""
         async with asyncio.timeout(10):
             message: pb.AttendResponse = await self.call.read()
+            while message == pb.AttendResponse() and not beats:
+                message = await self.call.read()
         return message
 
     async def refusal(self) -> tuple[grpc.StatusCode, str]:
@@ -131,6 +135,11 @@ async def test_what_cannot_be_said_of_one_model_is_left_out_and_the_others_are_t
         at.core.wanted[MODEL] = assignment()
         at.core.tell(MODEL)
         assert [told.name for told in (await one.hear()).assignments] == [MODEL.name]
+
+
+async def test_who_has_nothing_to_say_says_so() -> None:
+    async with scaler() as at, attached(at) as one:
+        assert [await one.hear(beats=True) for _ in range(3)] == [pb.AttendResponse()] * 3
 
 
 async def test_versions_grow_over_a_restart_of_the_scaler() -> None:
@@ -590,6 +599,22 @@ async def test_a_leader_that_is_not_there_is_left_for_the_service(tmp_path: Path
             await asyncio.sleep(0.05)
         at.core.leads = True
         await until(lambda: MODEL in one.plane.told)
+
+
+async def test_one_that_takes_no_connection_is_given_up_before_tcp_does(tmp_path: Path) -> None:
+    """As an address of a pod that is gone, to which a Service may lead for a while."""
+    with socket.create_server((HERE, 0), backlog=0) as full:
+        crowd = [socket.socket() for _ in range(3)]
+        for one in crowd:
+            one.setblocking(False)
+            with suppress(BlockingIOError):
+                one.connect(full.getsockname())
+        link = Dialler(Endpoint(HERE, full.getsockname()[1]), tmp_path).link
+        async with asyncio.timeout(4):
+            with pytest.raises(_Away):
+                await link._attend(link._scaler)
+        for one in crowd:
+            one.close()
 
 
 async def test_the_token_is_read_anew_for_each_stream(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import ModelKey, PlaceableAnswer, PlaceableModel, PlaceableRequest, Scaled
 from berth.kube import paths
 from berth.kube.election import Election, ElectionTimes
+from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
 from berth.runtime.errors import ConfigError
 from scaler import app
-from scaler.activation.attend import Attached, Figures
-from scaler.app import address_of, identity, main, read_config, recording
+from scaler.activation.attend import Attached, Figures, NotLeading
+from scaler.app import Replica, address_of, identity, main, read_config, recording
 from scaler.config import LEASE, ScalerOptions
 from scaler.core.models_view import Averages, ModelView, WakeView
 from scaler.core.plan import Action, Event, NoRecord, Switched, Woke, WriteScale, WriteStatus
@@ -289,6 +290,19 @@ def test_metrics_tell_of_each_model_and_nothing_of_what_is_unknown() -> None:
 
 
 # --- who leads ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("holder", "named"), [("other@10.0.0.2:9093", "10.0.0.2:9093"), ("this@10.0.0.1:9093", ""), ("", "")]
+)
+def test_nobody_is_sent_to_one_that_has_just_ended_to_lead(holder: str, named: str) -> None:
+    nothing: Any = None
+    replica = Replica(ScalerOptions(), {}, nothing, nothing, NoRecord())
+    replica._own = "10.0.0.1:9093"
+    replica._on_lease(Change(ChangeKind.SET, {"spec": {"holderIdentity": holder}}))
+    with pytest.raises(NotLeading) as refused:
+        replica._route.require_leading()
+    assert refused.value.leader == named
 
 
 async def test_a_standby_lists_anew_what_a_leader_may_have_written_before_it_leads(

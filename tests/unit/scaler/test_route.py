@@ -492,7 +492,7 @@ async def test_a_deputy_that_takes_over_waits_for_those_that_another_had_attache
     world = World()
     await world.asleep()
     world.anew(deputy_seconds=60, attaches=False)
-    for _ in range(8):
+    for _ in range(28):
         await world.second()
     assert world.slice is not None
     assert len(world.slice["endpoints"]) == 1

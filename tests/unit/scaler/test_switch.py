@@ -7,7 +7,7 @@ import pytest
 
 from berth.contract.ids import PodUid
 from berth.contract.scaling import HoldState, ModelKey, PodEndpoint
-from scaler.activation.activators import LINGER_NS, Activator, Activators
+from scaler.activation.activators import LINGER_NS, RETURN_NS, Activator, Activators
 from scaler.activation.ports import PortPair, Ports
 from scaler.activation.slices import BerthSlice, Service, ServicePort, ServiceRef, wanted_slice
 from scaler.activation.switch import (
@@ -37,7 +37,7 @@ class World:
 
     def __init__(self, activators: int = 2, *, ports: Ports | None = None) -> None:
         self.now = T0
-        self.activators = Activators(began_ns=T0 - LINGER_NS)
+        self.activators = Activators(began_ns=T0 - RETURN_NS)
         self.ports = Ports() if ports is None else ports
         self.switch = Switch(MODEL, self.ports)
         self.asked = Asked(model=MODEL, away=False, public_name="m", endpoints=(POD,))
@@ -451,7 +451,7 @@ def test_a_scaler_that_starts_leaves_standing_what_it_finds_until_it_knows() -> 
     world.activators = Activators(began_ns=T0)
     one = world.attach(0)
     world.listen(one)
-    assert applied(world.look(after=LINGER_NS)) == [("10.0.1.0",)]
+    assert applied(world.look(after=RETURN_NS)) == [("10.0.1.0",)]
 
 
 def test_a_slice_that_was_written_in_the_future_is_of_now() -> None:
@@ -545,8 +545,8 @@ def test_what_an_activator_opens_is_news_once() -> None:
 def test_which_addresses_of_a_slice_may_still_come_back() -> None:
     activators = Activators(began_ns=T0)
     address = "10.0.1.1"
-    assert activators.may_come_back(address, T0 + LINGER_NS - 1)
-    assert not activators.may_come_back(address, T0 + LINGER_NS)
+    assert activators.may_come_back(address, T0 + RETURN_NS - 1)
+    assert not activators.may_come_back(address, T0 + RETURN_NS)
     one = activators.attach(PodUid("u"), "n", address, None)
     assert activators.may_come_back(address, T0)  # it has not told yet what it has open
     one.has_told = True
@@ -562,10 +562,10 @@ def test_who_died_is_not_remembered_for_ever() -> None:
     for n in range(9):
         activators.detach(activators.attach(PodUid(f"u{n}"), "n", f"10.0.1.{n}", None), T0, dead=True)
     activators.begin(T0 + SECOND_NS)
-    activators.expire(T0 + LINGER_NS - 1)
-    assert not activators.may_come_back("10.0.1.1", T0 + LINGER_NS - 1)
-    activators.expire(T0 + LINGER_NS)
-    assert activators.may_come_back("10.0.1.1", T0 + LINGER_NS)
+    activators.expire(T0 + RETURN_NS - 1)
+    assert not activators.may_come_back("10.0.1.1", T0 + RETURN_NS - 1)
+    activators.expire(T0 + RETURN_NS)
+    assert activators.may_come_back("10.0.1.1", T0 + RETURN_NS)
 
 
 def test_the_order_in_which_activators_are_named_is_no_change() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from berth.contract.ids import PodUid
 from berth.contract.scaling import HoldState, ModelKey
-from scaler.activation.activators import LINGER_NS
+from scaler.activation.activators import RETURN_NS
 from scaler.activation.ports import FREED_AFTER_NS, PortPair, Ports
 from scaler.activation.slices import DoorPorts, leads_to, read_slice, service_of, wanted_slice
 from scaler.activation.switch import MOST_SERVICES, TOO_MANY_SERVICES, Apply, Asked, Delete, SliceAction
@@ -59,7 +59,7 @@ def as_written(action: SliceAction, created: str = "2023-11-14T22:13:00Z") -> Js
 
 
 def board(*models: ModelKey, ports: Ports | None = None) -> Switchboard:
-    made = Switchboard(began_ns=T0 - LINGER_NS, ports=ports)
+    made = Switchboard(began_ns=T0 - RETURN_NS, ports=ports)
     for model in models:
         made.set_model(model, template(model.name))
     return made

@@ -1,12 +1,14 @@
 """How the activator looks for the scaler that leads. No sockets."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from berth.contract.endpoint import Endpoint
+from berth.v1 import scaler_pb2 as pb
 from proxy.activator import attend
 from proxy.activator.assign import Assigned
 
@@ -31,7 +33,7 @@ class Looking(attend.Link):
 
     async def _attend(self, target: Endpoint) -> None:
         self.asked.append(target)
-        self.now += self._seconds
+        self._lasted_seconds = self._seconds
         away = attend._Away("this replica does not lead")
         away.leader = OTHER if target == ONE else ONE
         if len(self.asked) == self._most:
@@ -61,3 +63,29 @@ async def test_who_leads_no_more_after_a_while_sends_it_on_at_once(monkeypatch: 
     link = Looking(most=50, seconds=5.0)
     await link.looks(monkeypatch)
     assert link.pauses == []
+
+
+async def hears(link: Looking, after: float) -> None:
+    async def messages() -> AsyncIterator[pb.AttendResponse]:
+        link.now += after
+        yield pb.AttendResponse()
+
+    await link._read(messages())
+
+
+async def test_a_scaler_tells_for_as_long_as_it_says_something() -> None:
+    link = Looking(most=1)
+    assert link.told_for is None
+    link._told_since = link._heard_at = link.now
+    assert link.told_for == 0
+    for _ in range(4):
+        await hears(link, after=1.0)
+    assert link.told_for == 4
+    link.now += 3
+    assert link.told_for == 7
+    link.now += 0.1
+    assert link.told_for is None
+    assert link.is_attached
+    # What it has not told meanwhile has time to come.
+    await hears(link, after=0.0)
+    assert link.told_for == 0
