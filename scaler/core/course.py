@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from berth.contract.scaling import Scaled
+from scaler.activation.activators import LINGER_NS
 from scaler.core.clip import Ceiling, Clipped
 from scaler.core.deployments import Deployment
 from scaler.core.holding import Holding
@@ -64,6 +65,8 @@ class Course:
         self.model = Model(deployment.spec, ready=ready, now_ns=now_ns)
         self.waiting = _Waiting(deployment.spec.stable_window_seconds, deployment.spec.panic_window_seconds)
         self._recorded_ns = 0
+        # Since when its windows have missed nothing: what came before was perhaps somebody's.
+        self._known_since_ns = now_ns
         # The decider's last word, and what the bounds made of it.
         self.desired = UNKNOWN
         self.step = Step(UNKNOWN, write=False)
@@ -100,7 +103,9 @@ class Course:
     # A step.
 
     def record(self, stat: Stat, now_ns: int) -> None:
-        """The load of one second; several of one second add up."""
+        """The load of one second; several of one second add up. Windows begin with the first one."""
+        if not self._recorded_ns:
+            self._known_since_ns = now_ns
         self.model.record(stat, now_ns)
         self._recorded_ns = now_ns
 
@@ -108,9 +113,17 @@ class Course:
         """Without a decision the last one stands. A number below 0 is none: somebody's target is no number. Nor does one
         count that is made in the one second in which a window without a value reads 0 and is not empty yet."""
         decision = self.model.decide(ready=ready, now_ns=now_ns)
-        window_ns = self.deployment.spec.stable_window_seconds * SECOND_NS
-        if decision is not None and now_ns // SECOND_NS * SECOND_NS - self._recorded_ns < window_ns:
+        if decision is not None and now_ns // SECOND_NS * SECOND_NS - self._recorded_ns < self._window_ns:
             self.desired = max(decision.desired, UNKNOWN)
+
+    @property
+    def _window_ns(self) -> int:
+        return self.deployment.spec.stable_window_seconds * SECOND_NS
+
+    def is_young(self, counts: Counts, now_ns: int) -> bool:
+        """Whether there may be requests that nobody has told of yet: in the part of the window before its beginning, or,
+        where no copy serves, at activators that have not come back to this scaler."""
+        return now_ns - self._known_since_ns < (self._window_ns if counts.ready else LINGER_NS)
 
     def advance(self, counts: Counts, pods: Iterable[Pod], now_ns: int) -> bool:
         """What becomes of the last decision. True if it has changed who is to take its requests."""
@@ -149,15 +162,23 @@ class Course:
             # Nobody could wake it again. One that is at zero stays there all the same.
             self.kept_for = self.path.trouble
             spec = replace(spec, bounds=replace(spec.bounds, scale_to_zero=False))
-        activating, proven = self.activity is Activity.ACTIVATING, self.is_proven(now_ns)
+        proven = self.is_proven(now_ns)
         state = State(
             activity=self.activity,
-            since_ns=now_ns - self._activating_ns if activating else self.since_ns,
+            since_ns=self._counted_since_ns(now_ns),
             initialised=self.initialised,
             proxied_since_ns=now_ns - spec.bounds.grace_period_ns if proven else None,
             proven=proven,
         )
         return step(spec, state, self.desired, now_ns)
+
+    def _counted_since_ns(self, now_ns: int) -> int:
+        """The last copy does not go by windows that have just begun, however long the model has been active."""
+        if self.activity is Activity.ACTIVATING:
+            return now_ns - self._activating_ns
+        if self.activity is Activity.ACTIVE:
+            return max(self.since_ns, self._known_since_ns)
+        return self.since_ns
 
     def is_proven(self, now_ns: int) -> bool:
         """Whether nobody sends its copies a request any more: theirs have gone to the activators for the grace period,
@@ -194,6 +215,7 @@ class Course:
             self.model.update(after, now_ns)
             return False
         self.model = Model(after, ready=ready, now_ns=now_ns)
+        self._recorded_ns, self._known_since_ns = 0, now_ns
         return True
 
     # Hope.

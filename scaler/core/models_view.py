@@ -76,6 +76,8 @@ class ModelView:
     requests_per_second: Averages = Averages()
     # Requests that are in their copies' queues, or held by an activator.
     waiting: Averages = Averages()
+    # There may have been requests, or be held, that nobody has told of yet: 0 is not known.
+    is_young: bool = False
     in_panic: bool = False
     activity: Activity = Activity.ACTIVATING
     # In `activity`.

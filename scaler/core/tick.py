@@ -240,7 +240,7 @@ class Scaler:
         course = self._courses.get(model)
         if course is None:
             return None
-        deployment, now_ns = course.deployment, self._now_ns
+        deployment, now_ns, counts = course.deployment, self._now_ns, self._fleet.counts(model)
         course.wakes.seen(self._fleet.pods(model))
         concurrency, requests = course.model.averages(now_ns)
         return ModelView(
@@ -248,7 +248,7 @@ class Scaler:
             kind=deployment.class_name,
             spec=deployment.spec,
             invalid=self._fleet.refused(model),
-            ready=self._fleet.counts(model).ready,
+            ready=counts.ready,
             replicas=deployment.replicas,
             desired=known(course.desired),
             wanted=known(course.step.copies),
@@ -258,6 +258,7 @@ class Scaler:
             concurrency=_shown(concurrency),
             requests_per_second=_shown(requests),
             waiting=_shown(course.waiting.averages(now_ns // SECOND_NS)),
+            is_young=course.is_young(counts, now_ns),
             in_panic=course.model.in_panic,
             activity=course.activity,
             since_ns=course.since_ns,

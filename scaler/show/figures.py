@@ -51,10 +51,13 @@ def _waiting(view: ModelView) -> float | None:
 
 def _average(view: ModelView, of: Averages, without_copies: float) -> float | None:
     """Of the stable window; in panic the larger of both, so that a burst is not told of a minute late. Where no copy
-    serves there is nobody to tell of any load, and nobody has any but who holds it."""
+    serves there is nobody to tell of any load, and nobody has any but who holds it. What has just begun to be averaged
+    is known where it is more than 0: an autoscaler takes the last copy by a 0, and by nothing else."""
     if of.stable is None:
-        return without_copies if view.ready == 0 else None
-    return max(of.stable, of.panic or 0.0) if view.in_panic else of.stable
+        value = without_copies if view.ready == 0 else None
+    else:
+        value = max(of.stable, of.panic or 0.0) if view.in_panic else of.stable
+    return value or (None if view.is_young else value)
 
 
 def _desired(view: ModelView) -> float | None:

@@ -1,5 +1,6 @@
 """The scaler's heart in a cluster in a nutshell: what comes of a decision, and when."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from math import copysign
@@ -15,6 +16,7 @@ from scaler.core.plan import Event, Switched, WriteScale, WriteStatus
 from scaler.core.tick import Scaler
 from scaler.decision.bounds import Activity
 from scaler.decision.defaults import HPA
+from scaler.show.figures import figure, is_active
 from tests.fakes.scaled_cluster import BEGAN, SECOND, Cluster, FakeModel, FakePod
 
 WINDOW, GRACE = 60, 30
@@ -1378,6 +1380,96 @@ def test_a_restart_goes_on_where_the_last_one_was() -> None:
     cluster.run(2)
     assert (cluster.view(model).activity, cluster.view(model).since_ns) == (Activity.INACTIVE, since)
     assert cluster.until(lambda: model.replicas == 0) <= GRACE
+
+
+def asked_each(cluster: Cluster, model: FakeModel, period: int, seconds: int) -> None:
+    """A request of a second, as often."""
+    for passed in range(seconds):
+        model.load = model.rate = float(passed % period == 0)
+        cluster.second()
+
+
+def another_leads(cluster: Cluster, model: FakeModel) -> None:
+    cluster.restart()
+
+
+def another_leads_and_hears_nothing(cluster: Cluster, model: FakeModel) -> None:
+    """For a while."""
+    cluster.restart()
+    heard, cluster.scaler.heard = cluster.scaler.heard, lambda *_: False  # type: ignore[method-assign]
+    asked_each(cluster, model, 50, 30)
+    cluster.scaler.heard = heard  # type: ignore[method-assign]
+
+
+def another_decider(cluster: Cluster, model: FakeModel) -> None:
+    model.annotations["autoscaling.knative.dev/metric-aggregation-algorithm"] = "weighted-exponential"
+    cluster.change(model)
+
+
+@pytest.mark.parametrize("begins", [another_leads, another_leads_and_hears_nothing, another_decider])
+def test_windows_that_have_just_begun_end_no_last_copy(
+    begins: Callable[[Cluster, FakeModel], None],
+) -> None:
+    cluster = Cluster()
+    model = cluster.add("m", replicas=1, **ONE)
+    asked_each(cluster, model, 50, 200)
+    model.written.clear()
+    begins(cluster, model)
+    cluster.run(49)
+    asked_each(cluster, model, 50, 200)
+    assert (model.written, cluster.view(model).activity) == ([], Activity.ACTIVE)
+
+
+@pytest.mark.parametrize("begins", [another_leads, another_leads_and_hears_nothing, another_decider])
+def test_who_is_asked_no_more_goes_a_window_after_its_windows_began(
+    begins: Callable[[Cluster, FakeModel], None],
+) -> None:
+    cluster = Cluster()
+    model = cluster.add("m", replicas=1, **ONE)
+    asked_each(cluster, model, 50, 200)
+    begins(cluster, model)
+    model.load = model.rate = 0.0
+    cluster.run(1)
+    away = cluster.until(lambda: cluster.view(model).activity is Activity.INACTIVE)
+    assert WINDOW - 1 <= away <= WINDOW + 3
+    assert GRACE <= cluster.until(lambda: model.replicas == 0) <= GRACE + 4
+
+
+@pytest.mark.parametrize("begins", [another_leads, another_decider])
+def test_who_is_on_its_way_to_zero_goes_on(begins: Callable[[Cluster, FakeModel], None]) -> None:
+    """Its window was a whole one."""
+    cluster = Cluster()
+    model = loaded(cluster, 1)
+    model.load = 0
+    cluster.until(lambda: cluster.view(model).activity is Activity.INACTIVE)
+    begins(cluster, model)
+    assert cluster.until(lambda: model.replicas == 0) <= GRACE + 4
+
+
+def test_nothing_in_windows_that_have_just_begun_is_not_known_to_be_nothing() -> None:
+    cluster = Cluster()
+    model = cluster.add("m", replicas=1, kind="keda", **ONE)
+    cluster.run(2 * WINDOW)
+    assert is_active(cluster.view(model)) is False
+    cluster.restart()
+    cluster.run(WINDOW)
+    assert is_active(cluster.view(model)) is None
+    cluster.run(2)
+    assert is_active(cluster.view(model)) is False
+    model.load = 1
+    cluster.restart()
+    cluster.run(3)
+    assert figure(cluster.view(model), "concurrency") == 1.0
+
+
+def test_nobody_is_known_to_wait_for_nothing_before_the_activators_are_back() -> None:
+    cluster = Cluster()
+    model = cluster.add("m", kind="keda", **ONE)
+    cluster.restart()
+    cluster.run(10)
+    assert is_active(cluster.view(model)) is None
+    cluster.run(2)
+    assert is_active(cluster.view(model)) is False
 
 
 def test_who_sleeps_goes_on_sleeping_over_a_restart() -> None:
