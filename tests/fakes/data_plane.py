@@ -269,8 +269,8 @@ class RestPair:
     def triton_at_hand() -> Iterator[None]:
         """Connections to Triton are made in the loop's next step, each with its own front end's pair."""
 
-        async def connection(pool: UpstreamPool, endpoint: Endpoint, asker: Any) -> UpstreamHttp:
-            pair, upstream = _POOLS[pool], UpstreamHttp(pool, endpoint, asker)
+        async def connection(pool: UpstreamPool, endpoint: Endpoint) -> UpstreamHttp:
+            pair, upstream = _POOLS[pool], UpstreamHttp(pool, endpoint)
             pair.tritons.append(upstream)
             pair.to_triton.append(Wire())
             upstream.connection_made(pair.to_triton[-1])  # type: ignore[arg-type]

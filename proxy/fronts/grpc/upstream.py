@@ -94,12 +94,18 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     @property
     def is_usable(self) -> bool:
         """Whether a call may ever be opened here again."""
-        return not self.is_retired and not self.is_closed and self.codec.is_usable
+        if self.is_retired or self.is_closed or (self.transport is not None and self.transport.is_closing()):
+            return False
+        return self.codec.is_usable
 
     @property
     def has_room(self) -> bool:
         """Whether a call that is sent now goes out now."""
-        return self.is_writable and not self.is_retired and self.transport is not None and self.codec.can_open
+        transport = self.transport
+        if not self.is_writable or self.is_retired or transport is None:
+            return False
+        # The loop tells of an end later than the transport knows of it: what is written meanwhile reaches nobody.
+        return not transport.is_closing() and self.codec.can_open
 
     def open(self, asker: Asker, block: bytes) -> Stream:
         """Begin a call. Raises Refused where Triton takes no more."""
@@ -137,7 +143,7 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     async def connected(self) -> bool:
         """Wait until it is, or cannot be."""
         await asyncio.wait([self._connecting])
-        return self.transport is not None and not self.is_closed
+        return self.transport is not None and self.is_usable
 
     async def closed(self, reason: str) -> None:
         self.abort(reason)

@@ -100,10 +100,11 @@ class UpstreamHttp(asyncio.Protocol):
 
     # The transport's own, once there is one.
     write: Callable[[bytes], None]
+    is_closing: Callable[[], bool]
 
-    def __init__(self, pool: "UpstreamPool", endpoint: Endpoint, asker: Asker) -> None:
+    def __init__(self, pool: "UpstreamPool", endpoint: Endpoint) -> None:
         self._pool, self.endpoint = pool, endpoint
-        self.asker: Asker | None = asker
+        self.asker: Asker | None = None
         # The copy that it counts for, until it waits in the pool or has gone.
         self.counts_for: object | None = None
         self.transport: asyncio.Transport | None = None
@@ -122,7 +123,7 @@ class UpstreamHttp(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH)
-        self.write = self.transport.write
+        self.write, self.is_closing = self.transport.write, self.transport.is_closing
         keep_alive(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -313,7 +314,7 @@ class UpstreamPool:
         """A connection that is there; else None, and `connected` or `response_lost` follows. Raises NotServed."""
         self._where.require()
         whose = asker.whose
-        if self._idle and whose not in self._waiting:
+        if whose not in self._waiting and self._any_idle():
             return self.take_idle(asker)
         if whose not in self._waiting and self._has_room(whose):
             self._connect_for(asker)
@@ -338,10 +339,18 @@ class UpstreamPool:
 
     @property
     def has_idle(self) -> bool:
-        return bool(self._idle) and not self._waiting
+        idle = self._idle
+        return bool(idle) and not self._waiting and (not idle[-1].is_closing() or self._any_idle())
+
+    def _any_idle(self) -> bool:
+        """The loop tells of a connection's end later than it knows of it: what is written meanwhile reaches nobody."""
+        idle = self._idle
+        while idle and idle[-1].is_closing():
+            idle.pop()
+        return bool(idle)
 
     def take_idle(self, asker: Asker) -> UpstreamHttp:
-        """One that waits; `has_idle` has said that there is one."""
+        """One that waits; `has_idle` has just said that there is one."""
         upstream = self._idle.pop()
         self._begin_use(upstream, asker)
         return upstream
@@ -424,7 +433,7 @@ class UpstreamPool:
         asker = self._next()
         if asker is None:
             return
-        if self._idle:
+        if self._any_idle():
             asker.connected(self.take_idle(asker))
         else:
             self._connect_for(asker)
@@ -446,7 +455,9 @@ class UpstreamPool:
         for _ in range(_CONNECT_TRIES):
             access = self._where.require()
             try:
-                upstream = await self._connection(access.http, asker)
+                upstream = await self._connection(access.http)
+                if upstream.is_closing():  # nobody reads what would be written
+                    raise ConnectionResetError("it ended the connection at once")
             except (OSError, TimeoutError) as error:
                 reason = f"Triton cannot be reached: {str(error) or 'no answer'}"
                 if self._where.access is access:
@@ -454,7 +465,7 @@ class UpstreamPool:
             else:
                 if self._where.access is access:
                     self._all.add(upstream)
-                    upstream.counts_for = whose
+                    upstream.asker, upstream.counts_for = asker, whose
                     asker.connected(upstream)
                     return
                 upstream.abort()
@@ -462,8 +473,9 @@ class UpstreamPool:
         self._count_off(whose)
         asker.response_lost(reason)
 
-    async def _connection(self, endpoint: Endpoint, asker: Asker) -> UpstreamHttp:
-        make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, endpoint, asker)  # noqa: E731
+    async def _connection(self, endpoint: Endpoint) -> UpstreamHttp:
+        """It has no asker yet: what comes of it before it is asked is nobody's answer."""
+        make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, endpoint)  # noqa: E731
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, upstream = await asyncio.get_running_loop().create_connection(
                 make, endpoint.host, endpoint.port

@@ -12,11 +12,14 @@ from typing import Any
 import aiohttp
 import grpc.aio
 import pytest
+import uvloop
 
 import proxy.activator.pod as pod_module
+from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import HoldState, ModelKey, PodEndpoint
 from proxy.activator import passing
 from proxy.fronts.rest.questions import Silent
+from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
 from tests.fakes.pods import FakePod
 from tests.loopback.activator.clients import asking, channel, infer, post, raw, request, stub
 from tests.loopback.activator.conftest import OWN, Place, free_port, until
@@ -124,6 +127,56 @@ async def test_a_request_whose_copy_cannot_be_reached_goes_to_another(place: Pla
         answers = await asyncio.gather(*(post(session, place) for _ in range(50)))
     assert Counter((status, answer["pod"]) for status, answer, _ in answers) == {(200, "p"): 50}
     assert gone.served == 0
+
+
+class Slamming(FakePod):
+    """It answers on its first connection, which is the one that asks whether it serves, and ends all others unread."""
+
+    slammed = 0
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.connections:
+            self.slammed += 1
+            writer.close()
+        else:
+            await super()._serve(reader, writer)
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_request_whose_copy_ends_its_connection_as_it_is_made_goes_to_another(
+    factory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = UpstreamPool._connection
+
+    async def late(pool: UpstreamPool, endpoint: Endpoint, *more: Any) -> UpstreamHttp:
+        """As on a busy machine: the end is known before anything can be written."""
+        upstream = await connection(pool, endpoint, *more)
+        if slamming.connections and endpoint.port == slamming.rest_port and pool is not questions():
+            await until(lambda: upstream.transport is not None and upstream.transport.is_closing())
+        return upstream
+
+    def questions() -> UpstreamPool:
+        return next(pod.questions for pod in place.own.pods if pod.told.name == "slamming")
+
+    async def main() -> None:
+        await place.start()
+        place.pods.append(await slamming.start())
+        await place.serve(slamming)
+        await until(lambda: place.own.pods.any_open)
+        async with aiohttp.ClientSession() as session:
+            asked = asyncio.create_task(post(session, place))
+            await until(lambda: slamming.slammed)
+            good = await place.pod("good")
+            await place.serve(slamming, good)
+            status, answer, _ = await asyncio.wait_for(asked, 20)
+            assert (status, answer.get("pod")) == (200, "good")
+            assert (len(good.hashes), slamming.hashes) == (1, [])
+        await place.close()
+
+    monkeypatch.setattr(UpstreamPool, "_connection", late)
+    place, slamming = Place(), Slamming("slamming", slots=100)
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
 
 
 async def test_a_request_whose_only_copy_cannot_be_reached_waits_for_the_next(place: Place) -> None:

@@ -634,6 +634,32 @@ async def test_what_triton_breaks_off_is_unavailable_and_the_next_call_gets_a_ne
     assert len(both.pair.tritons) == 2
 
 
+@pytest.mark.parametrize("first_bytes", [0, 9])
+async def test_a_connection_to_triton_that_is_about_to_be_lost_gets_no_call(
+    connect: Connect, first_bytes: int
+) -> None:
+    """At once, or the long way."""
+    both = connect()
+    first = both.client.call()
+    both.client.send(first, framed(request()), end=True)
+    both.exchange()
+    both.triton.answer(first, pb.ModelInferResponse(model_name="own").SerializeToString())
+    both.exchange()
+    both.pair.to_triton[0].close()
+    again = both.client.call()
+    data = framed(request())
+    if first_bytes:
+        both.client.send(again, data[:first_bytes])
+        both.client.exchange()
+    both.client.send(again, data[first_bytes:], end=True)
+    both.client.exchange()
+    assert len(both.pair.tritons) == 2
+    assert not both.pair.to_triton[0].sent
+    both.pair.tritons[0].connection_lost(None)
+    both.client.exchange()
+    assert again not in both.client.ended
+
+
 async def test_a_goaway_of_tritons_moves_new_calls_to_a_new_connection(connect: Connect) -> None:
     both = connect()
     old = both.client.call()

@@ -6,6 +6,7 @@ import json
 import random
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -25,7 +26,7 @@ from proxy.fronts.rest import client as rest_client
 from proxy.fronts.rest import upstream as rest_upstream
 from proxy.fronts.rest.questions import Answer
 from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
-from tests.fakes.data_plane import RestPair, own_copy, settle
+from tests.fakes.data_plane import RestPair, Wire, own_copy, settle
 from tests.unit.proxy.test_rest_bytes import BODY, OK, Connect, chunked, drive, infer, seen
 
 HEAD = "HTTP/1.1 200 OK\r\n"
@@ -102,12 +103,12 @@ async def test_every_form_of_answer_arrives_however_it_is_cut(connect: Connect, 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_client_of_http_1_0_gets_no_chunks_and_then_the_end(connect: Connect, form: str) -> None:
     answer, body = FORMS[form]
-    for cut in (len(answer), len(answer) - 4):
+    for pieces in ([answer], [answer[:-4], answer[-4:]]):
         pair = connect()
         request = infer().replace(b"HTTP/1.1", b"HTTP/1.0", 1)
         upstream = await asked(pair, request)
-        upstream.data_received(answer[:cut])
-        upstream.data_received(answer[cut:])
+        for piece in pieces:
+            upstream.data_received(piece)
         sent = pair.to_client.sent
         assert body_of(sent) == body
         for unknown in (b"Transfer-Encoding", b"Trailer"):
@@ -313,6 +314,7 @@ class Asks:
     def __init__(self) -> None:
         self.upstream: UpstreamHttp | None = None
         self.lost = ""
+        self.losses: list[str] = []
         self.told = asyncio.Event()
 
     def connected(self, upstream: UpstreamHttp) -> None:
@@ -321,6 +323,7 @@ class Asks:
 
     def response_lost(self, reason: str) -> None:
         self.lost = reason
+        self.losses.append(reason)
         self.told.set()
 
 
@@ -353,6 +356,72 @@ async def test_connections_are_made_where_triton_is_and_end_with_the_pool() -> N
     pool.take(waits)  # type: ignore[arg-type]
     await pool.close()  # with one on its way
     assert not waits.told.is_set()
+
+
+ENDS: dict[str, Callable[[UpstreamHttp, Wire], None]] = {
+    "is about to be lost": lambda upstream, wire: wire.close(),
+    "has been lost": lambda upstream, wire: (wire.close(), upstream.connection_lost(None))[-1],
+    "speaks before it is asked": lambda upstream, wire: upstream.data_received(OK),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+async def test_a_connection_that_ends_as_it_is_made_was_not_made(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[UpstreamHttp, Wire], None]
+) -> None:
+    """Nobody has read anything: who seeks may go to another copy, and this one is not accused."""
+
+    async def made(make: Callable[[], UpstreamHttp], *_: object) -> tuple[Wire, UpstreamHttp]:
+        wire, upstream = Wire(), make()
+        upstream.connection_made(wire)  # type: ignore[arg-type]
+        end(upstream, wire)
+        return wire, upstream
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", made)
+    here, blamed = Endpoint("127.0.0.1", 1), list[object]()
+    pool, asks = UpstreamPool(Whereabouts(Access(here, here)), lost=blamed.append), Asks()
+    pool.take(asks)  # type: ignore[arg-type]
+    await asyncio.wait_for(asks.told.wait(), 5)
+    await settle()
+    assert asks.upstream is None
+    assert asks.losses == ["Triton cannot be reached: it ended the connection at once"]
+    assert (pool.in_use, blamed) == (0, [])
+
+
+@pytest.mark.parametrize("usual", [False, True])
+async def test_an_idle_connection_that_is_about_to_be_lost_is_not_taken(
+    connect: Connect, usual: bool
+) -> None:
+    pair = connect()
+    await answered(pair, pair)
+    if usual:
+        await answered(pair, pair)
+    pair.to_triton[0].close()
+    before = pair.to_triton[0].sent
+    await answered(pair, pair)
+    assert pair.to_triton[0].sent == before
+    assert len(pair.tritons) == 2
+    pair.tritons[0].connection_lost(None)
+    await answered(pair, pair)
+    assert len(pair.tritons) == 2
+    assert pair.front.shared.pool.in_use == 0
+
+
+async def test_who_waits_gets_no_connection_that_is_about_to_be_lost(connect: Connect) -> None:
+    """One that is idle when another's end makes room."""
+    pair = connect()
+    first, second = RestPair(front=pair.front), RestPair(front=pair.front)
+    for client in (first, second):
+        client.client.data_received(infer())
+    await settle()
+    pair.tritons[1].data_received(OK)
+    pair.to_triton[1].close()
+    pool, waits = pair.front.shared.pool, Asks()
+    pool._waiting["own"] = deque([waits])  # type: ignore[list-item]
+    pair.tritons[0].abort()
+    pair.tritons[0].connection_lost(None)
+    await asyncio.wait_for(waits.told.wait(), 5)
+    assert waits.upstream is pair.tritons[2]
 
 
 async def test_a_triton_that_takes_no_connection_is_not_waited_for_long(

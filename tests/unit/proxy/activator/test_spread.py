@@ -33,6 +33,9 @@ class Wire(asyncio.Transport):
 
     def abort(self) -> None: ...
 
+    def is_closing(self) -> bool:
+        return False
+
 
 class Calls:
     """A copy's gRPC connection, as far as its places are counted by it."""
@@ -198,10 +201,10 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> random.Random:
     """No copy is asked whether it serves, and connections are made in some steps of the loop."""
     rng = random.Random()
 
-    async def made(self: UpstreamPool, endpoint: Any, asker: Any) -> UpstreamHttp:
+    async def made(self: UpstreamPool, endpoint: Any) -> UpstreamHttp:
         for _ in range(rng.randrange(4)):
             await asyncio.sleep(0)
-        upstream = UpstreamHttp(self, endpoint, asker)
+        upstream = UpstreamHttp(self, endpoint)
         upstream.connection_made(Wire())
         return upstream
 
