@@ -114,7 +114,7 @@ class RestConnection(asyncio.Protocol):
             # Else whole requests: they wait for answers to be taken.
             if not self._input or self._head_deadline:
                 self._linger()
-        elif self._at is _At.REQUEST and self._is_half_said and self._transport is not None:
+        elif self._transport is not None and (self._at is _At.LINGER or self._is_half_said):
             self._transport.close()
 
     def pause_writing(self) -> None:
@@ -290,7 +290,10 @@ class RestConnection(asyncio.Protocol):
         data = self._input
         if data:
             self._keep(b"")
+            # The client's end lies behind what it has sent: until that is taken, an answer is not the last.
+            at_eof, self.at_eof = self.at_eof, False
             self.data_received(data)
+            self.at_eof = at_eof
         if self.at_eof:
             self._end_what_is_half_said()
         self.regulate()

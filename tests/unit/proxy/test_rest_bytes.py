@@ -509,6 +509,41 @@ async def test_a_half_closed_client_gets_its_answers_and_then_the_end(
     assert not half.client.eof_received()  # its rest will never come
 
 
+ANSWERED_HERE = {
+    "by the head": infer(BODY, "other"),
+    "by the body": infer(b"{"),
+    "by the body in chunks": infer(chunked(b"{", 9), "own", "Transfer-Encoding: chunked", length=False),
+    "without a body": b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("last", [b"", b"\r\n", infer()[:9], infer()[:-1]])
+@pytest.mark.parametrize("request_", ANSWERED_HERE.values(), ids=ANSWERED_HERE.keys())
+async def test_a_half_closed_client_gets_every_answer_that_is_made_here(
+    connect: Connect, request_: bytes, last: bytes
+) -> None:
+    pair = connect()
+    pair.client.data_received(request_ * 4 + last)
+    pair.client.eof_received()
+    for _ in range(9):
+        await settle()
+    assert pair.to_client.sent.count(b"HTTP/1.1") == 4
+    assert pair.to_client.ended
+    assert not pair.client._input
+
+
+@pytest.mark.parametrize("last", [infer(BODY, "own", "Connection: close"), b"no request\r\n\r\n"])
+async def test_a_half_closed_client_is_not_waited_for_behind_its_last_answer(
+    connect: Connect, last: bytes
+) -> None:
+    pair = connect()
+    pair.client.data_received(infer(BODY, "other") + last)
+    pair.client.eof_received()
+    await drive(pair, b"")
+    assert len(re.findall(rb"HTTP/1.1 \d", pair.to_client.sent)) == 2
+    assert not pair.to_client.open
+
+
 @pytest.mark.parametrize("rest", [b"\r\n", infer()[:9], infer()[:-1]])
 async def test_a_half_closed_client_that_has_begun_another_request_is_not_waited_for(
     connect: Connect, rest: bytes
