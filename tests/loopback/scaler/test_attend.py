@@ -617,6 +617,22 @@ async def test_one_that_takes_no_connection_is_given_up_before_tcp_does(tmp_path
             one.close()
 
 
+async def test_a_stream_was_a_good_one_for_as_long_as_it_told(tmp_path: Path) -> None:
+    async with scaler(leads=False) as at:
+        link = Dialler(at.endpoint, tmp_path).link
+        with pytest.raises(_Away):
+            await link._attend(at.endpoint)
+        assert link._lasted_seconds == 0
+        at.core.leads = True
+        stream = asyncio.create_task(link._attend(at.endpoint))
+        await until(lambda: link.is_attached)
+        await asyncio.sleep(0.2)
+        at.core.leads = False
+        at.attendance.end()
+        await asyncio.gather(stream, return_exceptions=True)
+        assert link._lasted_seconds >= 0.2
+
+
 async def test_the_token_is_read_anew_for_each_stream(tmp_path: Path) -> None:
     async with scaler() as at:
         one = Dialler(at.endpoint, tmp_path)

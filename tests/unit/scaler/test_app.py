@@ -324,6 +324,14 @@ async def test_a_standby_lists_anew_what_a_leader_may_have_written_before_it_lea
         api.put(LEASES, {"metadata": {"name": LEASE}, "spec": spec})
 
     led_by("another")
+    replicas: list[Replica] = []
+
+    class Kept(Replica):
+        def __init__(self, *told: Any) -> None:
+            super().__init__(*told)
+            replicas.append(self)
+
+    monkeypatch.setattr(app, "Replica", Kept)
     free = Endpoint("127.0.0.1", 0)
     running = asyncio.create_task(main(ScalerOptions(admin_listen=free, attend_listen=free), stop))
     try:
@@ -342,6 +350,9 @@ async def test_a_standby_lists_anew_what_a_leader_may_have_written_before_it_lea
             (led,) = [one for one in caplog.records if one.message == "scaling models"]
             assert api.lists[before:][:4] == listed
             assert led.fields["models"] == 1  # type: ignore[attr-defined]
+            # The Lease that it leads by is the one by which it would send others to itself.
+            holder = api.collections[LEASES][LEASE]["spec"]["holderIdentity"]
+            assert replicas[0]._own == address_of(holder) != ""
             stop.set()
             await running
     finally:

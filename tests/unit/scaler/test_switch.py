@@ -557,6 +557,15 @@ def test_which_addresses_of_a_slice_may_still_come_back() -> None:
     assert activators.may_come_back(address, T0)
 
 
+def test_one_that_this_scaler_has_known_and_lost_is_not_waited_for_again() -> None:
+    activators = Activators(began_ns=T0)
+    one = activators.attach(PodUid("u"), "n", "10.0.1.1", None)
+    one.has_told = True
+    activators.detach(one, T0)
+    activators.expire(T0 + LINGER_NS)
+    assert not activators.may_come_back("10.0.1.1", T0 + LINGER_NS)
+
+
 def test_who_died_is_not_remembered_for_ever() -> None:
     activators = Activators(began_ns=T0)
     for n in range(9):
