@@ -143,7 +143,7 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     async def connected(self) -> bool:
         """Wait until it is, or cannot be."""
         await asyncio.wait([self._connecting])
-        return self.transport is not None and self.is_usable
+        return self.transport is not None and not self.is_closed
 
     async def closed(self, reason: str) -> None:
         self.abort(reason)
