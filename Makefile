@@ -9,12 +9,14 @@
 #   make mutants         change one thing at a time in the code; does a unit test notice? MUTANTS=200 SEED=1 JOBS=2,
 #                        PACKAGES="binder agent"; ARGS=--at=FILE:LINE, or --again=build/mutants/result.json for what
 #                        nothing noticed last time
+#   make flakes          unit and loopback tests again and again in random order beside a busy loop: TIMES=50 SEED=1,
+#                        PATHS="tests/unit/binder" for some of them; hours, so a nightly run
 #   make h2spec          HTTP/2 conformance of the gRPC port (needs Go)
 #   make lock            the pinned dependencies, after a change in pyproject.toml
 #   make clean           what the above made in this directory (the cache in ~/.cache/berth stays)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup controlplane node clients demo test e2e-node check lint format generate generated fuzz mutants h2spec lock clean
+.PHONY: help setup controlplane node clients demo test e2e-node check lint format generate generated fuzz mutants flakes h2spec lock clean
 
 # Tests start hundreds of processes: each would compile all of Berth anew where the environment forbids to keep it.
 export PYTHONDONTWRITEBYTECODE =
@@ -107,6 +109,13 @@ JOBS ?= 2
 mutants: $(STAMP)
 	@$(BIN)/python -m tests.mutants $(PACKAGES) --count $(MUTANTS) --seed $(SEED) --jobs $(JOBS) \
 		--output build/mutants/result.json $(ARGS)
+
+TIMES ?= 50
+PATHS ?=
+
+# With the real parts that loopback tests ask for.
+flakes: controlplane clients
+	@$(BIN)/python -m tests.flakes --times $(TIMES) --seed $(SEED) $(PATHS)
 
 h2spec: $(STAMP)
 	@scripts/h2spec $(BIN)/berth
