@@ -73,3 +73,11 @@ def test_a_binder_that_forgets_what_it_has_assumed_is_found_out(monkeypatch: pyt
     monkeypatch.setattr(ClusterState, "assume", lambda *_: None)
     broken = next(h for h in map(history, range(20)) if asyncio.run(fault_of(h)) is not None)
     assert len(shortened(broken)) < 20
+
+
+def test_a_binder_that_misses_a_wake_up_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(review of the binder, `op_quiet`) While pods were tried of themselves after 130 s, this was hidden."""
+    from binder.hints import Hints
+
+    monkeypatch.setattr(Hints, "_rows", lambda *_: [])
+    assert any((fault := asyncio.run(fault_of(h))) and "not tried" in fault for h in map(history, range(20)))

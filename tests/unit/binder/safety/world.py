@@ -10,6 +10,7 @@ that every part of a history is a history, too, and a failing one can be shorten
 
 import asyncio
 import copy
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +30,9 @@ from berth.kube.times import micro_time, utc_now
 from binder.cluster import slim
 from binder.decision import Placement
 from binder.extender import Extender
+from binder.hints import Stand
 from binder.metrics import BinderMetrics
+from binder.queue import SchedulingQueue, Waiting
 from binder.scheduler import Scheduler
 from binder.strategies import make_strategy
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
@@ -45,6 +48,8 @@ _KINDS = ("nodes", "pods")
 _OUTCOMES = ("done", "done", "done", "conflict", "busy", "lost", "done unheard", "late", "late")
 _SILENT = ("lost", "done unheard", "late")
 _REFUSALS = {"conflict": 409, "busy": 429}
+# Longer than who is woken pauses (`WOKEN_CAP_SECONDS`, with its jitter).
+_QUIET_SECONDS = 12.0
 
 
 class Broken(AssertionError):
@@ -192,6 +197,21 @@ class Metrics(BinderMetrics):
             raise Broken(f"a decision broke: {sys.exception()!r}")
 
 
+class Hinted(SchedulingQueue):
+    """A queue in which nobody who was refused is ever tried of himself: a wake-up that is missed would be hidden by
+    that, and is a pod that waits here for ever."""
+
+    def park(self, waiting: Waiting, stand: Stand) -> None:
+        super().park(waiting, stand)
+        waiting.due = waiting.again = math.inf
+        self._file(waiting)
+
+    def is_held(self, uid: PodUid) -> bool:
+        """Its Binding has failed, and the pause after that is not over."""
+        known = self.find(uid)
+        return known is not None and known.stand is None and known.due > self._clock()
+
+
 class Replica:
     """One binder process: its mirrors, and what the watches have yet to tell it."""
 
@@ -208,6 +228,7 @@ class Replica:
             clock=lambda: world.now,
             sleep=world.sleep,
         )
+        self.scheduler.queue = self.queue = Hinted(lambda: world.now)
         self.extender = Extender(self.scheduler, KEYS, lambda: "")
         self._hear = {source.name: source.hear for source in self.scheduler.sources("berth-system")}
         self._mirrors = {"nodes": Mirror(), "pods": Mirror(slim)}
@@ -550,15 +571,16 @@ class World:
                 for kind in _KINDS:
                     while replica.pending[kind]:
                         replica.deliver(kind, again=False)
-            self.pass_time(130.0)  # longer than any backoff
+            self.pass_time(_QUIET_SECONDS)
             for _ in range(3 * len(self.truth.pods) + 3):
                 self.replicas[self.leader].scheduler.step()
                 await self._settle()
         if self.calls or any("deletionTimestamp" in one["metadata"] for one in self.truth.pods.values()):
             return  # still busy: whoever was evicted made room for one more
-        self._check_quiet(self.replicas[self.leader].scheduler)
+        self._check_quiet(self.replicas[self.leader])
 
-    def _check_quiet(self, scheduler: Scheduler) -> None:
+    def _check_quiet(self, replica: Replica) -> None:
+        scheduler = replica.scheduler
         waiting = {demand.model.ref.uid: demand for demand in scheduler.queue.demands()}
         for uid, one in self.truth.pods.items():
             ours = one["spec"]["schedulerName"] == "trtis-scheduler"
@@ -569,7 +591,7 @@ class World:
         for uid, demand in waiting.items():
             if uid not in self.truth.pods:
                 raise Broken(f"pod {uid} is gone and waits")
-            if scheduler.room.waits_for_room(demand):
+            if scheduler.room.waits_for_room(demand) or replica.queue.is_held(uid):
                 continue
             if isinstance(scheduler.cluster.decider.decide(demand), Placement):
                 raise Broken(f"pod {uid} fits and is not tried")
