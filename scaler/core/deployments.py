@@ -41,6 +41,8 @@ _LONGEST_NAME: Final = 255
 MOST_TEMPLATE_BYTES: Final = 128 * 1024
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?|\*", re.ASCII)
 _METRIC: Final = GROUP + "metric"
+# A variable's value, and a word, once what they refer to stands in them: references double what they name each time.
+_LONGEST_EXPANDED: Final = 4096
 # In a container's words, as a kubelet reads them: a dollar, or the value of a variable.
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([^()]*)\)")
 _KINDS: Final = {KPA: Kind.KPA, HPA: Kind.HPA}
@@ -137,12 +139,12 @@ def read_deployment(
         raise InvalidValue(
             "hostNetwork: requests are held for copies with addresses of their own; leave it out"
         )
-    proxy = read_proxy(template)
     text = template_text(template)
     if len(text) > MOST_TEMPLATE_BYTES:
         raise InvalidValue(
             f"the pod template has {len(text)} bytes; a model that is scaled has {MOST_TEMPLATE_BYTES} at most"
         )
+    proxy = read_proxy(template)
     return Deployment(
         key=key,
         uid=uid,
@@ -262,23 +264,36 @@ def read_proxy(template: JsonObject) -> Proxy:
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
         if "proxy" in words:
             variables = _variables(container)
-            given = [_expanded(word, variables) for word in words[words.index("proxy") + 1 :]]
-            return _proxy(_flags(given), variables, container)
+            given = words[words.index("proxy") + 1 :]
+            flags = _flags([_expanded(word, variables, too_long=word) for word in given])
+            return _proxy(flags, variables, container)
     return Proxy()
 
 
 def _variables(container: JsonObject) -> dict[str, str]:
-    """What a template does not say itself, such as a value from a ConfigMap, stays a reference."""
+    """What a template does not say itself, such as a value from a ConfigMap, stays a reference; so does what would be
+    longer than any value that is read here."""
     variables: dict[str, str] = {}
     for one in container.get("env") or ():
-        name = one.get("name", "")
-        variables[name] = f"$({name})" if "valueFrom" in one else _expanded(one.get("value") or "", variables)
+        reference = f"$({one.get('name', '')})"
+        variables[one.get("name", "")] = (
+            reference
+            if "valueFrom" in one
+            else _expanded(one.get("value") or "", variables, too_long=reference)
+        )
     return variables
 
 
-def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """Who is not known stays as it stands. Source: k8s.io/kubernetes third_party/forked/golang/expansion."""
-    return _REFERENCE.sub(lambda found: "$" if found[1] is None else variables.get(found[1], found[0]), text)
+def _expanded(text: str, variables: Mapping[str, str], *, too_long: str) -> str:
+    """Who is not known stays as it stands; `too_long` in place of more than `_LONGEST_EXPANDED` characters.
+    Source: k8s.io/kubernetes third_party/forked/golang/expansion."""
+
+    def value(found: re.Match[str]) -> str:
+        return "$" if found[1] is None else variables.get(found[1], found[0])
+
+    # Before anything is put together: a word can name what is long thousands of times.
+    length = len(text) + sum(len(value(found)) - len(found[0]) for found in _REFERENCE.finditer(text))
+    return too_long if length > _LONGEST_EXPANDED else _REFERENCE.sub(value, text)
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What is made of Deployments and pods as the API server shows them."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -508,6 +509,12 @@ def proxy(*args: str, **more: Any) -> dict[str, Any]:
     return {"containers": [{"args": ["proxy", *args], **more}]}
 
 
+def doubled(times: int) -> list[dict[str, str]]:
+    """The last variable, V<times>, is 16 << times characters long."""
+    more = [{"name": f"V{n}", "value": f"$(V{n - 1})$(V{n - 1})"} for n in range(1, times + 1)]
+    return [{"name": "V0", "value": "x" * 16}, *more]
+
+
 ELSEWHERE = {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
 
 
@@ -528,6 +535,10 @@ ELSEWHERE = {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
             for limit in ("$(LIMIT)", "many", "-1", "1000001")
         ),
         (
+            proxy("--model=$(V9)", env=doubled(40)),
+            "--model: what '$(V9)' is, the template does not say; write it",
+        ),
+        (
             {"a": "x" * (128 * 1024 - 67)},
             "the pod template has 131073 bytes; a model that is scaled has 131072 at most",
         ),
@@ -539,6 +550,33 @@ def test_a_template_of_which_one_cannot_be_sure_is_refused(spec: dict[str, Any],
     told.observe_deployment(deployment(spec=spec))
     (complaint,) = told.complaints()
     assert complaint.text == said
+
+
+def test_variables_that_double_each_other_are_not_put_together() -> None:
+    """Forty of them are a kilobyte of a template, and 16 TiB of text."""
+    template = {"spec": proxy("--model=$(V4)", "--http-listen=$(V40):9", "--tls-cert=$(V9)", env=doubled(40))}
+    tracemalloc.start()
+    try:
+        found = read_proxy(template)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.model == "x" * 256
+    assert found.tls
+    assert peak < 1 << 20
+
+
+def test_a_value_may_be_as_long_as_any_that_is_read() -> None:
+    def model(times: int, more: str = "") -> str:
+        return read_proxy({"spec": proxy(f"--model=$(V{times}){more}", env=doubled(times))}).model
+
+    assert model(7, "y") == "x" * 2048 + "y"
+    assert model(8) == "$(V8)"  # with the flag's name, longer than a word may be
+    assert model(9) == "$(V9)"
+    env = [{"name": "BERTH_PROXY_MODEL", "value": "$(V8)"}]
+    assert read_proxy({"spec": proxy(env=[*doubled(8), *env])}).model == "x" * 4096
+    env = [{"name": "BERTH_PROXY_MODEL", "value": "$(V8)x"}]
+    assert read_proxy({"spec": proxy(env=[*doubled(8), *env])}).model == "$(BERTH_PROXY_MODEL)"
 
 
 def test_what_a_bound_itself_allows_goes() -> None:
