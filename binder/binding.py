@@ -7,18 +7,18 @@ from typing import Any
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef
 from berth.kube import paths
-from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from binder.decision import Placement
+from binder.fenced import NotLeading, PodClient
 
 log = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
 
 
-async def post_binding(client: KubeClient, keys: Keys, ref: PodRef, placement: Placement) -> None:
+async def post_binding(client: PodClient, keys: Keys, ref: PodRef, placement: Placement) -> None:
     """Bind the pod. Raises KubeError; whether it took effect is then for `may_have_happened` to say.
 
     The uid is a precondition, and the annotations are merged into the pod in the same write.
@@ -43,11 +43,11 @@ def is_answer(error: KubeError) -> bool:
 
 
 def may_have_happened(error: KubeError) -> bool:
-    """A refusal is certain; silence and the server's own failure leave it open."""
-    return error.status is None or error.status >= 500
+    """A refusal is certain, and so is what was not sent; silence and the server's own failure leave it open."""
+    return not isinstance(error, NotLeading) and (error.status is None or error.status >= 500)
 
 
-async def current_pod(client: KubeClient, ref: PodRef) -> JsonObject | None:
+async def current_pod(client: PodClient, ref: PodRef) -> JsonObject | None:
     """The pod as it is now, None if it is gone. Asks until there is an answer."""
     backoff = Backoff(initial_seconds=0.2, cap_seconds=15.0)
     while True:

@@ -14,13 +14,13 @@ from typing import Generic, TypeVar
 from berth.contract.ids import NodeName
 from berth.contract.pod import PodRef, node_of
 from berth.kube import paths
-from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.informer import Change, ChangeKind
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from binder.binding import current_pod
 from binder.cluster import slim
+from binder.fenced import PodClient
 from binder.state import ClusterState
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Doubts:
 
     def __init__(
         self,
-        client: KubeClient,
+        client: PodClient,
         state: ClusterState,
         *,
         on_pod: Hear,

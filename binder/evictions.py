@@ -4,12 +4,12 @@ from typing import Any
 
 from berth.contract.pod import PodRef
 from berth.kube import paths
-from berth.kube.client import KubeClient
 from berth.kube.errors import NotFound
+from binder.fenced import PodClient
 from binder.pod_status import patch_status
 
 
-async def evict(client: KubeClient, ref: PodRef, *, rehearse: bool = False) -> None:
+async def evict(client: PodClient, ref: PodRef, *, rehearse: bool = False) -> None:
     """Ask for the pod's end, or whether it would be granted. Raises KubeError: 429 where a budget does not
     allow it now, 500 where two budgets count the pod."""
     options: dict[str, Any] = {"preconditions": {"uid": ref.uid}}
@@ -27,6 +27,6 @@ async def evict(client: KubeClient, ref: PodRef, *, rehearse: bool = False) -> N
         return
 
 
-async def set_nominated_node(client: KubeClient, ref: PodRef, node: str) -> None:
+async def set_nominated_node(client: PodClient, ref: PodRef, node: str) -> None:
     """Say in the pod's status for which node it waits; "" for none. Raises KubeError."""
     await patch_status(client, ref, {"nominatedNodeName": node or None})

@@ -9,13 +9,13 @@ from typing import Any
 
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
-from berth.kube.client import KubeClient
 from berth.kube.errors import Conflict, Invalid, KubeError, NotFound
 from berth.kube.events import EventRecorder
 from berth.kube.times import rfc3339, utc_now
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
+from binder.fenced import FencedClient
 from binder.pod_status import patch_status
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class _Notice:
 class Notices:
     """Writes the newest message of each pod, one pod at a time: nothing overtakes anything."""
 
-    def __init__(self, client: KubeClient, events: EventRecorder) -> None:
+    def __init__(self, client: FencedClient, events: EventRecorder) -> None:
         self._client, self._events = client, events
         self._pending: dict[PodUid, _Notice] = {}
         self._writing: PodUid | None = None

@@ -5,10 +5,11 @@ from typing import Any
 
 from berth.contract.pod import PodRef
 from berth.kube import paths
-from berth.kube.client import STRATEGIC_PATCH, KubeClient
+from berth.kube.client import STRATEGIC_PATCH
+from binder.fenced import PodClient
 
 
-async def patch_status(client: KubeClient, ref: PodRef, status: Mapping[str, Any]) -> None:
+async def patch_status(client: PodClient, ref: PodRef, status: Mapping[str, Any]) -> None:
     """Merge into the pod's status; conditions by their type. Raises KubeError.
 
     The uid is a precondition: a successor of the same name is somebody else.

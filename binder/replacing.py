@@ -20,7 +20,6 @@ from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, is_deleting, is_model_pod, node_of, pod_ref
 from berth.contract.report import Failure, ModelReport, ModelState
 from berth.kube import paths
-from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.events import EventRecorder
 from berth.kube.times import rfc3339, utc_now
@@ -29,6 +28,7 @@ from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from binder.demand import Demand, parse_demand
 from binder.evictions import evict
+from binder.fenced import FencedClient
 from binder.load_failures import CURABLE, EXCLUDED_SECONDS, LoadFailures, model_key
 from binder.pod_status import patch_status
 from binder.view import NodeView
@@ -59,7 +59,7 @@ class Replacer:
 
     def __init__(
         self,
-        client: KubeClient,
+        client: FencedClient,
         keys: Keys,
         scheduler_name: str,
         failures: LoadFailures,
@@ -228,7 +228,7 @@ class Replacer:
 
 
 async def pod_of_row(
-    client: KubeClient, keys: Keys, model: ModelReport, node: NodeName
+    client: FencedClient, keys: Keys, model: ModelReport, node: NodeName
 ) -> tuple[JsonObject, Demand] | None:
     """The pod of a row of the node's report, if it is still there, stays, and is a model pod: whatever a
     report says, no agent may have other pods evicted. Raises KubeError."""

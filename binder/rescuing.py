@@ -14,12 +14,12 @@ from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef
 from berth.contract.report import ModelReport, ModelState
-from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError
 from berth.kube.events import EventRecorder
 from berth.runtime.logs import fields
 from binder.demand import Demand
 from binder.evictions import evict
+from binder.fenced import FencedClient
 from binder.replacing import pod_of_row
 from binder.view import NodeView
 
@@ -57,7 +57,7 @@ class Rescuer:
 
     def __init__(
         self,
-        client: KubeClient,
+        client: FencedClient,
         keys: Keys,
         scheduler_name: str,
         events: EventRecorder,

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.pod import PodRef
-from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError
 from berth.kube.events import EventRecorder
 from berth.runtime.backoff import Backoff
@@ -28,6 +27,7 @@ from binder.cluster import Cluster
 from binder.decision import Placement, Refusal
 from binder.demand import Demand
 from binder.evictions import evict, set_nominated_node
+from binder.fenced import FencedClient
 from binder.filters import Codes
 from binder.hints import Stand
 from binder.holders import Holder
@@ -70,7 +70,7 @@ class RoomMaker:
 
     def __init__(
         self,
-        client: KubeClient,
+        client: FencedClient,
         cluster: Cluster,
         events: EventRecorder,
         *,

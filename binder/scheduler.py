@@ -34,6 +34,7 @@ from binder.decision import Placement, Refusal
 from binder.demand import Demand, parse_demand
 from binder.doubts import Doubts
 from binder.explain import summary
+from binder.fenced import FencedClient, NotLeading
 from binder.filters import FITS
 from binder.hints import Hints, Hope, News, stand_of
 from binder.load_failures import LoadFailures
@@ -109,15 +110,16 @@ class Scheduler:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._client, self._keys, self._name, self._strategy = client, keys, scheduler_name, strategy
-        self._events, self._metrics, self._clock = events, metrics, clock
         self.may_write: Callable[[], bool] = lambda: True
-        self._notices = Notices(client, events)
+        fenced = FencedClient(client, lambda: self.may_write())
+        self._client, self._keys, self._name, self._strategy = fenced, keys, scheduler_name, strategy
+        self._events, self._metrics, self._clock = events, metrics, clock
+        self._notices = Notices(fenced, events)
         failures = LoadFailures(clock)
         self.cluster = Cluster(keys, strategy, clock=clock, excluded=failures.excluded, now=now)
         self.state = self.cluster.state
         self.queue = SchedulingQueue(clock)
-        self.room = RoomMaker(client, self.cluster, events, may_write=lambda: self.may_write(), clock=clock)
+        self.room = RoomMaker(fenced, self.cluster, events, may_write=lambda: self.may_write(), clock=clock)
         self._hints = Hints(
             self.cluster,
             self.room.victims,
@@ -131,13 +133,13 @@ class Scheduler:
         self._to_adopt: dict[PodUid, Demand] = {}
         self._troubles = Troubles(self.state, events)
         self._doubts = Doubts(
-            client, self.state, on_pod=self.on_pod, on_node=self.on_node, freed=self._note, clock=clock
+            fenced, self.state, on_pod=self.on_pod, on_node=self.on_node, freed=self._note, clock=clock
         )
         self._replacer = Replacer(
-            client, keys, scheduler_name, failures, events, fits_elsewhere=self.fits_elsewhere
+            fenced, keys, scheduler_name, failures, events, fits_elsewhere=self.fits_elsewhere
         )
         self.rescuer = Rescuer(
-            client, keys, scheduler_name, events, fits=self.fits_anew, clock=clock, sleep=sleep
+            fenced, keys, scheduler_name, events, fits=self.fits_anew, clock=clock, sleep=sleep
         )
         metrics.follow(self.queue, self.state, self.cluster.quarantines)
         self._unreadable: dict[PodUid, _Unreadable] = {}
@@ -490,6 +492,8 @@ class Scheduler:
         while self.may_write() and not (backoff.failures and self._stopping):
             try:
                 await self._post(ref, placement)
+            except NotLeading:
+                break
             except KubeError as error:
                 self._metrics.attempted("error")
                 log.warning("binding failed", extra=fields(pod=ref, node=placement.node, error=error))

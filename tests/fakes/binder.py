@@ -78,8 +78,8 @@ class Events:
 class Bench:
     """`step` is what the binder's loop does once; `now` stands still unless it is moved."""
 
-    def __init__(self, *, strategy: str = "binpack") -> None:
-        self.api, self.events, self.now, self.steps = Api(), Events(), 1000.0, 0
+    def __init__(self, *, strategy: str = "binpack", api: Api | None = None) -> None:
+        self.api, self.events, self.now, self.steps = api or Api(), Events(), 1000.0, 0
         self.scheduler = Scheduler(
             self.api,  # type: ignore[arg-type]
             keys=KEYS,
