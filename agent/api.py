@@ -286,6 +286,11 @@ class NodeAgentApi(NodeAgentServicer):
         )
         await self._lifecycle.publish(model, staged, record)
         self._metrics.staged(files.bytes)
+        if admitted.overwritten_name:
+            log.info(
+                "the name in config.pbtxt is overwritten: the pod's model has another",
+                extra=fields(model=name, pod=pod.ref, overwritten=admitted.overwritten_name),
+            )
         log.info(
             "model staged",
             extra=fields(model=model.name, pod=pod.ref, files=files.files, bytes=files.bytes),

@@ -32,6 +32,7 @@ from agent.serving.journal import Journal
 from agent.serving.lifecycle import Lifecycle
 from agent.serving.reconcile import Reconciler
 from agent.serving.restart import RestartFile
+from berth.contract.backends import backend_name
 from berth.contract.errors import InvalidValue
 from berth.contract.gateway import TICKET_BYTES
 from berth.contract.ids import NodeName, PodUid
@@ -285,7 +286,7 @@ class _Parts:
 
     def _capabilities(self) -> tuple[str, ...]:
         base = self.options.capabilities or self._backends or DEFAULT_CAPABILITIES
-        return tuple(sorted({*base, *self.options.extra_capabilities}))
+        return tuple(sorted({backend_name(one) for one in (*base, *self.options.extra_capabilities)}))
 
     def _on_pod(self, change: Change) -> None:
         note_pod(self.models, change, self.options.key_prefix)

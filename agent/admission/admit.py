@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from google.protobuf import json_format, text_format
 
 from agent.admission import placement
 from agent.admission.backends import BACKENDS, BY_FILE, PLATFORMS, READ_ONNX, UNKNOWN, Backend
-from agent.admission.checks import check_together
+from agent.admission.checks import settle_together
 from agent.admission.errors import CodeRefused, InvalidModel
 from agent.admission.files import CONFIG_FILE, ModelFiles, look_at
 from agent.admission.onnx import check_graph
 from agent.admission.table import TABLE
 from agent.admission.verdicts import written_anew
+from berth.contract.backends import backend_name
 from berth.contract.ids import ModelName, ServerName
 from berth.contract.report import CodeRule
 from berth.contract.text import one_line
@@ -27,6 +28,7 @@ from berth.triton.wire import model_config_pb2 as pb
 # A model with a thousand tensors has a third of it. The parser takes about a second for the worst of so much.
 CONFIG_BYTES = 256 * 1024
 _WHERE = f"{CONFIG_FILE}: "
+_SHOWN_NAME = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,12 @@ class NodeRules:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A model that may be loaded here. `code`: the first thing about it that is code; None: it has none."""
+    """A model that may be loaded here. `code`: the first thing about it that is code; None: it has none.
+    `overwritten_name`: what config.pbtxt called the model, where that is not the pod's model."""
 
     config: pb.ModelConfig
     code: str | None
+    overwritten_name: str = field(default="", compare=False)
 
     @property
     def backend(self) -> str:
@@ -99,10 +103,6 @@ def judge(config: bytes | None, files: ModelFiles, name: ModelName, rules: NodeR
     if any(path.startswith(f"{CONFIG_FILE}/") for path in files.sizes):
         raise InvalidModel(f"{CONFIG_FILE} is a directory; a file is expected")
     asked = pb.ModelConfig() if config is None else parse(config)
-    if asked.name not in ("", name):
-        raise InvalidModel(
-            f"{_WHERE}name is {asked.name[:80]!r}, but the pod's model is {name!r}; leave it out"
-        )
     understood = written_anew(asked, TABLE, where=_WHERE)
     assert isinstance(understood, pb.ModelConfig)
     understood.name = name
@@ -111,11 +111,12 @@ def judge(config: bytes | None, files: ModelFiles, name: ModelName, rules: NodeR
     understood.runtime = ""
     backend = BACKENDS.get(understood.backend, UNKNOWN)
     placement.settle(understood, backend, where=_WHERE)
-    check_together(understood, backend, files, where=_WHERE)
+    settle_together(understood, backend, files, where=_WHERE)
     code = _code(understood, backend, files)
     if code is not None and rules.code is CodeRule.NONE:
         raise CodeRefused(f"the model brings code ({code}), and this node takes none (--code none)")
-    return Admitted(understood, code)
+    said = asked.name[:_SHOWN_NAME] if asked.name != name else ""
+    return Admitted(understood, code, overwritten_name=said)
 
 
 def parse(text: bytes) -> pb.ModelConfig:
@@ -140,11 +141,12 @@ def _backend(config: pb.ModelConfig, files: ModelFiles, rules: NodeRules) -> str
         raise InvalidModel(
             f"{_WHERE}platform: {config.platform!r} is none of {known}; name the backend instead"
         )
-    if by_platform and config.backend not in ("", by_platform):
+    said = backend_name(config.backend)
+    if by_platform and said not in ("", by_platform):
         raise InvalidModel(
             f"{_WHERE}backend: {config.backend!r} does not go with platform {config.platform!r}"
         )
-    name = config.backend or by_platform or _by_files(config, files)
+    name = said or by_platform or _by_files(config, files)
     if name not in rules.capabilities:
         has = ", ".join(sorted(rules.capabilities))
         raise InvalidModel(f"{_WHERE}backend: {name!r} is not among what this node's Triton has: {has}")

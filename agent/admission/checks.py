@@ -1,11 +1,12 @@
 """What one field cannot tell alone: products, sums, names that come twice, files that must be there."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from agent.admission.backends import ACCELERATORS, Backend, Check
+from agent.admission.backends import ACCELERATORS, Backend
 from agent.admission.errors import InvalidModel
 from agent.admission.files import PYTHON_STUB, ModelFiles, require_inside
+from agent.admission.settings import Settings
 from agent.admission.table import (
     ITEM_BYTES,
     MAX_ELEMENTS,
@@ -23,8 +24,9 @@ _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY/"
 _PYTHON_PATHS = ("EXECUTION_ENV_PATH",)
 
 
-def check_together(config: pb.ModelConfig, backend: Backend, files: ModelFiles, *, where: str) -> None:
-    """Of a config whose instance groups have their counts. Raises InvalidModel."""
+def settle_together(config: pb.ModelConfig, backend: Backend, files: ModelFiles, *, where: str) -> None:
+    """Of a config whose instance groups have their counts; what settings say is written as it was understood.
+    Raises InvalidModel."""
     versions = served_versions(config, files, where=where)
     copies = len(versions) * sum(group.count for group in config.instance_group)
     if copies > MAX_INSTANCES:
@@ -36,8 +38,8 @@ def check_together(config: pb.ModelConfig, backend: Backend, files: ModelFiles, 
     _check_warmup(config, files, copies, where)
     _check_states(config, files, copies, where)
     _check_metrics(config, where)
-    _check_parameters(config, backend, files, where)
-    _check_accelerators(config, where)
+    _settle_parameters(config, backend, files, where)
+    _settle_accelerators(config, where)
     _check_files(config, backend, files, versions, where)
     _check_stub(config, files)
 
@@ -160,12 +162,13 @@ def _check_metrics(config: pb.ModelConfig, where: str) -> None:
             raise InvalidModel(f"{where}model_metrics.metric_control[{at}]: buckets must ascend")
 
 
-def _check_parameters(config: pb.ModelConfig, backend: Backend, files: ModelFiles, where: str) -> None:
+def _settle_parameters(config: pb.ModelConfig, backend: Backend, files: ModelFiles, where: str) -> None:
     for name in sorted(config.parameters):
-        value, place = config.parameters[name].string_value, f"{where}parameters[{name[:80]!r}]"
-        if backend.parameters is not None:
-            _check_setting(name, value, backend.parameters, place)
+        one, place = config.parameters[name], f"{where}parameters[{name[:80]!r}]"
+        if name in backend.parameters or not backend.is_program:
+            one.string_value = _understood(name, one.string_value, backend.parameters, place)
         elif name in _PYTHON_PATHS:
+            value = one.string_value
             if not value.startswith(_MODEL_DIRECTORY):
                 raise InvalidModel(f"{place}: {value[:80]!r}; {_MODEL_DIRECTORY}FILE is taken")
             path = value.removeprefix(_MODEL_DIRECTORY)
@@ -174,24 +177,27 @@ def _check_parameters(config: pb.ModelConfig, backend: Backend, files: ModelFile
                 raise InvalidModel(f"{place}: there is no {path[:200]}")
 
 
-def _check_accelerators(config: pb.ModelConfig, where: str) -> None:
+def _settle_accelerators(config: pb.ModelConfig, where: str) -> None:
     both = config.optimization.execution_accelerators
     place = f"{where}optimization.execution_accelerators"
     for one in (*both.gpu_execution_accelerator, *both.cpu_execution_accelerator):
         if one.name not in ACCELERATORS:
             raise InvalidModel(f"{place}: {one.name[:80]!r} is none of {', '.join(sorted(ACCELERATORS))}")
         for name in sorted(one.parameters):
-            settings = ACCELERATORS[one.name]
-            _check_setting(name, one.parameters[name], settings, f"{place}.{one.name}[{name!r}]")
+            shown = f"{place}.{one.name}[{name!r}]"
+            one.parameters[name] = _understood(name, one.parameters[name], ACCELERATORS[one.name], shown)
 
 
-def _check_setting(name: str, value: str, settings: Mapping[str, Check], place: str) -> None:
-    check = settings.get(name)
-    if check is None:
+def _understood(name: str, value: str, settings: Settings, place: str) -> str:
+    """What is written for a setting. Raises InvalidModel."""
+    setting = settings.get(name)
+    if setting is None:
         known = ", ".join(sorted(settings)) or "none"
         raise InvalidModel(f"{place}: not taken; leave it out. What is taken: {known}")
-    if right := check(value):
-        raise InvalidModel(f"{place}: {value[:80]!r}; {right} is taken")
+    written = setting.written(value)
+    if written is None:
+        raise InvalidModel(f"{place}: {value[:80]!r}; {setting.like} is taken")
+    return written
 
 
 def _check_files(

@@ -13,6 +13,7 @@ from agent.admission.verdicts import (
     Many,
     Named,
     Number,
+    Numeral,
     OneOf,
     Parts,
     Real,
@@ -40,6 +41,8 @@ MAX_WARMUP_RUNS = 1000
 MAX_STATE_BYTES = 256 * 1024**2
 # Triton keeps every line of a file of labels, once for each output that names it.
 MAX_LABEL_BYTES = 64 * 1024**2
+# Profiles of a TensorRT plan, by number.
+MAX_PROFILE = 9999
 _MINUTE_MICROSECONDS = 60 * 10**6
 _DAY_MICROSECONDS = 24 * 60 * _MINUTE_MICROSECONDS
 
@@ -167,7 +170,8 @@ TABLE: Table = {
         "input": Named(MAX_TENSORS, _NAME, Parts()),
         "graph_lower_bound": Parts(),
     },
-    "ModelOptimizationPolicy.Cuda.GraphSpec.Shape": {"dim": Many(MAX_RANK, _SIZE)},
+    # The TensorRT backend reads each from text by `stoi` (instance_state.cc), which ends Triton beyond 32 bits.
+    "ModelOptimizationPolicy.Cuda.GraphSpec.Shape": {"dim": Many(MAX_RANK, Number(1, _INT32))},
     "ModelOptimizationPolicy.Cuda.GraphSpec.LowerBound": {
         "batch_size": Number(0, MAX_BATCH),
         "input": Named(MAX_TENSORS, _NAME, Parts()),
@@ -258,7 +262,7 @@ TABLE: Table = {
         "rate_limiter": Parts(),
         "gpus": Many(64, Written("the GPUs that the binder has chosen")),
         "secondary_devices": Refused("leave it out: only GPUs are placed"),
-        "profile": Many(64, Text(8, r"[0-9]+", "the number of a TensorRT profile, like '0',")),
+        "profile": Many(64, Numeral(0, MAX_PROFILE)),
         "passive": _EITHER,
         "host_policy": Text(64, r"[\w.-]*", "the name of a host policy"),
     },

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from agent.admission.errors import InvalidModel
 from agent.admission.files import require_inside
+from agent.admission.settings import Integer
 
 
 class Verdict(Protocol):
@@ -87,6 +88,21 @@ class Text:
         if self.pattern is not None and not re.fullmatch(self.pattern, value, re.ASCII):
             raise InvalidModel(f"{where}: {value[:80]!r}; {self.like} is taken")
         return value
+
+
+@dataclass(frozen=True)
+class Numeral:
+    """A whole number that stands as text: what was understood is written."""
+
+    lowest: int
+    highest: int
+
+    def take(self, value: str, where: str) -> str:
+        setting = Integer(self.lowest, self.highest)
+        written = setting.written(value)
+        if written is None:
+            raise InvalidModel(f"{where}: {value[:80]!r}; {setting.like} is taken")
+        return written
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from berth.contract.backends import backend_name
 from berth.contract.errors import InvalidPod, InvalidValue
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import ModelId, ModelName, NodeName, PodUid, parse_model_name
@@ -98,7 +99,7 @@ def parse_model_pod(pod: JsonObject, keys: Keys) -> ModelPod:
             request_bytes=effective_request(pod, keys.gpu_mem),
             model_id=_model_id(annotations, keys),
             declared_name=_declared_name(annotations, keys),
-            requirements=_comma_list(annotations, keys.requirements),
+            requirements=_requirements(annotations, keys),
             server=_text(annotations, keys.server),
             gpu=_gpu(annotations, keys),
             gpu_count=_gpu_count(annotations, keys),
@@ -183,6 +184,10 @@ def _comma_list(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
     if not all(entries):
         raise InvalidPod(f"annotation {key} is {text!r}; write a comma list such as a,b")
     return tuple(sorted(set(entries)))
+
+
+def _requirements(annotations: Mapping[str, str], keys: Keys) -> tuple[str, ...]:
+    return tuple(sorted({backend_name(one) for one in _comma_list(annotations, keys.requirements)}))
 
 
 def _gpu_count(annotations: Mapping[str, str], keys: Keys) -> int:

@@ -128,10 +128,24 @@ def test_without_a_backend_the_file_tells_it(file: str, backend: str, text: str 
 
 @pytest.mark.parametrize(
     ("text", "backend"),
-    [('platform: "onnxruntime_onnx"', "onnxruntime"), ('name: "m" backend: "onnxruntime"', "onnxruntime")],
+    [
+        ('platform: "onnxruntime_onnx"', "onnxruntime"),
+        ('name: "m" backend: "onnxruntime"', "onnxruntime"),
+        ('backend: "onnx"', "onnxruntime"),
+        ('backend: "onnx" platform: "onnxruntime_onnx"', "onnxruntime"),
+    ],
 )
 def test_a_backend_is_named_in_two_ways(text: str, backend: str) -> None:
     assert judged(text).backend == backend
+
+
+@pytest.mark.parametrize(("said", "overwritten"), [("densenet_onnx", "densenet_onnx"), ("m", ""), ("", "")])
+def test_the_name_in_a_config_is_overwritten(said: str, overwritten: str) -> None:
+    """ecosystem A5: samples are named after their directory; the pod's model is what it is served as."""
+    admitted = judged(ONNX_CONFIG + f'name: "{said}"')
+    assert (admitted.config.name, admitted.overwritten_name) == ("m", overwritten)
+    again = judged(admitted.text())
+    assert (again, again.overwritten_name) == (admitted, "")
 
 
 DIMS = 'input [ { name: "I" data_type: TYPE_FP32 dims: [ %s ] } ]'
@@ -155,7 +169,6 @@ REFUSED = [
     ("max_batch_size: many", r"config.pbtxt: 1:\d+"),
     ("nonsense { }", "no field named"),
     ("input {" * 2000, "no field named"),
-    ('name: "other"', "name is 'other', but the pod's model is 'm'; leave it out"),
     ('platform: "ensemble"', "ensembles are not served"),
     ("ensemble_scheduling { }", "ensemble_scheduling: leave it out: a pod is one model"),
     ("model_repository_agents { }", "model_repository_agents: leave it out"),
@@ -172,7 +185,7 @@ REFUSED = [
         "instance_group [ { kind: KIND_MODEL } ]",
         "kind: KIND_MODEL; this backend runs on KIND_GPU or KIND_CPU",
     ),
-    ('instance_group [ { profile: "-1" } ]', "the number of a TensorRT profile"),
+    ('instance_group [ { profile: "-1" } ]', "'-1'; a whole number from 0 to 9999 is taken"),
     ("instance_group [ { rate_limiter { resources [ { count: 4000000000 } ] } } ]", "0 to 1024 is taken"),
     ('platform: "caffe2_netdef"', "platform: 'caffe2_netdef' is none of"),
     ('backend: "python" platform: "tensorrt_plan"', "does not go with platform"),
@@ -229,8 +242,8 @@ REFUSED = [
     ('output [ { name: "O" label_filename: "labels" } ]', "there is no file 'labels'"),
     ('model_operations { op_library_filename: "x.so" }', "op_library_filename: leave it out"),
     (PARAMETER % ("session.load_model_format", "/x"), "session.load_model_format'.: not taken; leave it out"),
-    (PARAMETER % ("intra_op_thread_count", "1000000"), "'1000000'; a number from 0 to 128 is taken"),
-    (PARAMETER % ("intra_op_thread_count", "nan"), "a number from"),
+    (PARAMETER % ("intra_op_thread_count", "1000000"), "'1000000'; a whole number from 0 to 128 is taken"),
+    (PARAMETER % ("intra_op_thread_count", "nan"), "a whole number from"),
     (ACCELERATOR % ("evil", ""), "'evil' is none of auto_mixed_precision"),
     (
         ACCELERATOR % ("tensorrt", 'parameters { key: "trt_engine_cache_path" value: "/x" }'),

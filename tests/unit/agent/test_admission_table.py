@@ -17,6 +17,7 @@ from agent.admission.verdicts import (
     Many,
     Named,
     Number,
+    Numeral,
     OneOf,
     Parts,
     Real,
@@ -50,7 +51,7 @@ INTEGERS = {
 # Which verdicts say anything of a type of field.
 FITTING: dict[int, tuple[type, ...]] = {
     **dict.fromkeys(INTEGERS, (Number, Refused, Written)),
-    FieldDescriptor.CPPTYPE_STRING: (Text, Inside, Refused, Written),
+    FieldDescriptor.CPPTYPE_STRING: (Text, Numeral, Inside, Refused, Written),
     FieldDescriptor.CPPTYPE_BOOL: (Keep,),
     FieldDescriptor.CPPTYPE_ENUM: (OneOf, Refused),
     FieldDescriptor.CPPTYPE_FLOAT: (Real,),

@@ -942,9 +942,13 @@ async def test_a_model_of_another_namespace_is_refused_beside_code_before_its_by
     assert record.code
 
 
-async def test_what_a_tenant_wrote_is_not_what_is_published(tmp_path: Path) -> None:
+async def test_what_a_tenant_wrote_is_not_what_is_published(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the name in it is overwritten, with one log line (ecosystem A5)."""
+    caplog.set_level("INFO")
     node = Node(tmp_path)
-    config = b'#x\nbackend: "python"'
+    config = b'#x\nbackend: "python" name: "densenet"'
     api = api_of(node, max_model_bytes=1000)
     files = [("1/model.py", b"y"), ("config.pbtxt", config)]
     parts = [HEADER]
@@ -956,6 +960,9 @@ async def test_what_a_tenant_wrote_is_not_what_is_published(tmp_path: Path) -> N
     text = (tmp_path / "models" / on_server("p1") / "config.pbtxt").read_text()
     assert "#x" not in text
     assert 'backend: "python"' in text
+    assert 'name: "model-p1"' in text
+    told = [one for one in caplog.records if one.message.startswith("the name in config.pbtxt is overwritten")]
+    assert len(told) == 1
 
 
 async def test_files_that_are_refused_take_nothing_from_a_model_that_serves(tmp_path: Path) -> None:

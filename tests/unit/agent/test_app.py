@@ -289,6 +289,7 @@ async def test_a_node_says_what_it_is(world: World) -> None:
     [
         (("--capabilities=b,a",), {"a", "b"}),
         (("--capabilities=a", "--extra-capabilities=c", "--backend-directory=BACKENDS"), {"a", "c"}),
+        (("--capabilities=onnx,a",), {"onnxruntime", "a"}),
         (("--backend-directory=BACKENDS", "--extra-capabilities=c"), {"python", "c"}),
         (("--extra-capabilities=c",), {*agent.app.DEFAULT_CAPABILITIES, "c"}),
     ],

@@ -144,7 +144,7 @@ ORDINARY = {
         parameters [ { key: "model_type" value: { string_value: "xgboost_json" } },
           { key: "predict_proba" value: { string_value: "true" } },
           { key: "output_class" value: { string_value: "true" } },
-          { key: "threshold" value: { string_value: "0.5000" } },
+          { key: "threshold" value: { string_value: "0.5" } },
           { key: "algo" value: { string_value: "ALGO_AUTO" } },
           { key: "storage_type" value: { string_value: "AUTO" } },
           { key: "blocks_per_sm" value: { string_value: "0" } },

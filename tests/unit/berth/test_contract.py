@@ -230,6 +230,12 @@ def test_a_pod_of_the_proof_of_concept() -> None:
     assert str(parsed.ref) == "team/p"
 
 
+def test_a_requirement_may_say_onnx_for_onnxruntime() -> None:
+    """ecosystem: other systems call the backend so; a pod that says both says one thing."""
+    pod = _pod({KEYS.requirements: "onnx, gpu-fast,onnxruntime"}, limits=("11Gi",))
+    assert parse_model_pod(pod, KEYS).requirements == ("gpu-fast", "onnxruntime")
+
+
 def test_an_anonymous_pod_has_no_name() -> None:
     assert parse_model_pod(_pod(), KEYS).model_name is None
 
