@@ -13,7 +13,6 @@ import aiohttp
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.errors import InvalidValue
 from berth.kube import paths
 from berth.kube.client import WRITE_SECONDS, KubeClient, open_client, require_reachable
 from berth.kube.election import Election
@@ -27,10 +26,10 @@ from berth.runtime.tasks import supervise, work_or_stop
 from scaler.activation.attend import Attendance, serving
 from scaler.activation.callers import TokenCallers
 from scaler.config import LEASE, ScalerOptions
+from scaler.config_map import ConfigMap, ConfigMapWatch, read_config, warn
 from scaler.core.fleet import Fleet
 from scaler.core.plan import NoRecord, Record
 from scaler.core.tick import Scaler
-from scaler.decision.defaults import BERTH, read_defaults
 from scaler.go import SECOND_NS
 from scaler.live import Binder, Clock, Live
 from scaler.metrics import ScalerMetrics
@@ -52,31 +51,15 @@ _CAUGHT_UP = ("services", "endpointslices", "deployments", "pods")
 async def main(options: ScalerOptions, stop: asyncio.Event) -> None:
     """Scale until `stop`."""
     config = read_config(options.config)
+    warn(config)
     tls_of(options)  # what is wrong with it is said before anything else is tried
     async with open_client(options.kubeconfig) as client, aiohttp.ClientSession() as session:
         reached = require_reachable(client, what_for="listing Deployments", path=paths.DEPLOYMENTS, limit="1")
         if await work_or_stop(reached, stop) is None:
             return
         binder = BinderClient(session, options.binder, options.binder_token.read_text)
-        with recording(options.record, config) as record:
+        with recording(options.record, config.data) as record:
             await Replica(options, config, client, binder, record).run(stop)
-
-
-def read_config(directory: Path | None) -> dict[str, str]:
-    """Knative's ConfigMap, over Berth's own defaults. Raises ConfigError."""
-    given: dict[str, str] = {}
-    try:
-        for file in sorted(directory.iterdir()) if directory is not None else ():
-            # A mounted ConfigMap has hidden directories of its own.
-            if not file.name.startswith((".", "_")) and file.is_file():
-                given[file.name] = file.read_text(encoding="utf-8").strip()
-        config = {**BERTH, **given}
-        read_defaults(config)
-    except OSError as error:
-        raise ConfigError(f"--config: {directory}: {error.strerror or error}") from error
-    except (UnicodeError, InvalidValue) as error:
-        raise ConfigError(f"--config: {directory}: {error}") from error
-    return config
 
 
 @contextmanager
@@ -99,20 +82,19 @@ class Replica:
     def __init__(
         self,
         options: ScalerOptions,
-        config: Mapping[str, str],
+        config: ConfigMap,
         client: KubeClient,
         binder: Binder,
         record: Record,
     ) -> None:
-        """`config`: as `read_config` gives it."""
-        self._options, self._client = options, client
+        self._options, self._client, self._config, self._record = options, client, config, record
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._metrics = ScalerMetrics(self._registry)
         self._events = EventRecorder(client, component="berth-scaler")
         self._clock = Clock()
-        self._fleet = Fleet(read_defaults(config), options.key_prefix)
+        self._fleet = Fleet(config.defaults, options.key_prefix)
         self._core = Scaler(self._fleet, self._clock(), record)
         self._writer = Writer(client, options.key_prefix, self._metrics)
         self._live = Live(self._core, self._writer, binder, self._events, self._metrics, self._clock)
@@ -175,6 +157,10 @@ class Replica:
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
             tasks.eternal("figures", self._showing.run())
+            if self._options.config is not None:
+                refused = self._metrics.config_refused.set
+                watch = ConfigMapWatch(self._options.config, self._config, self._configure, refused)
+                tasks.eternal("config", watch.run())
             await work_or_stop(self._synced(), stop)
             spare_the_collector()
             if self._options.leader_elect:
@@ -185,6 +171,11 @@ class Replica:
     def _informers(self) -> dict[str, Informer]:
         own = {"leader": self._lease} if self._options.leader_elect else {}
         return {**self._watch.informers, **own}
+
+    def _configure(self, config: ConfigMap) -> None:
+        """The next decisions go by it, whether this replica leads or not."""
+        self._record.configured(config.data)
+        self._fleet.configure(config.defaults)
 
     # Leadership.
 

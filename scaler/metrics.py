@@ -43,6 +43,11 @@ class ScalerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.leader = Gauge("berth_scaler_leader", "1 while this replica scales", registry=registry)
+        self.config_refused = Gauge(
+            "berth_scaler_config_refused",
+            "1 while the mounted ConfigMap is rejected and the last valid one holds",
+            registry=registry,
+        )
         self._scrapes = Counter(
             "berth_scaler_scrapes", "questions to gateways", ("result",), registry=registry
         )

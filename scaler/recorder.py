@@ -29,6 +29,10 @@ class Recorder:
         # A line at a time: a kill cuts none in two, and loses none.
         self._file: IO[str] | None = path.open("w", encoding="utf-8", buffering=1)
 
+    def configured(self, config: Mapping[str, str]) -> None:
+        """Another ConfigMap, for the lines that follow."""
+        self._config = config
+
     def model(
         self,
         key: ModelKey,

@@ -9,7 +9,7 @@ from typing import Any
 
 from berth.kube import paths
 from berth.kube.client import KubeClient
-from berth.kube.errors import KubeError
+from berth.kube.errors import KubeError, NotFound
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from localcluster.kubelet.environment import Addresses, field
@@ -122,9 +122,13 @@ class Volumes:
 
     async def _write_config_map(self, place: Path, source: JsonObject) -> None:
         namespace = self._pod["metadata"]["namespace"]
-        found = await self._client.get(
-            f"{paths.pods(namespace).removesuffix('pods')}configmaps/{source['name']}"
-        )
+        path = f"{paths.pods(namespace).removesuffix('pods')}configmaps/{source['name']}"
+        try:
+            found = await self._client.get(path)
+        except NotFound:
+            if not source.get("optional"):
+                raise
+            return
         data = found.get("data") or {}
         items = source.get("items") or [{"key": key, "path": key} for key in data]
         for item in items:

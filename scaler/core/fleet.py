@@ -39,10 +39,11 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What was last made of a Deployment's annotations and template. `deployment`: the last good one, by the annotations
-    `good`; `refused`: why these are not."""
+    """What was last made of a Deployment's annotations and template, where its annotations say nothing by `defaults`.
+    `deployment`: the last good one, by the annotations `good`; `refused`: why these are not."""
 
     uid: str
+    defaults: Defaults
     annotations: Mapping[str, str]
     template: JsonObject
     deployment: Deployment | None
@@ -54,9 +55,11 @@ class Fleet:
     """By their names. Nothing is read twice that has not changed: a Deployment changes with each of its pods."""
 
     def __init__(self, defaults: Defaults, keys: Keys | None = None) -> None:
-        self.defaults = defaults
+        self._defaults = defaults
         self.keys = keys or Keys()
         self._readings: dict[ModelKey, _Reading] = {}
+        # As they were seen last, of those that have a reading.
+        self._objects: dict[ModelKey, JsonObject] = {}
         self._deployments: dict[ModelKey, Deployment] = {}
         self._pods: dict[str, Pod] = {}
         self._pods_of: dict[ModelKey, dict[str, Pod]] = {}
@@ -77,6 +80,12 @@ class Fleet:
         """Those that are scaled: they asked for it, and once at least in words that go."""
         return self._deployments
 
+    def configure(self, defaults: Defaults) -> None:
+        """Other defaults. Who does not go with them keeps what it had, and is told."""
+        self._defaults = defaults
+        for item in list(self._objects.values()):
+            self.observe_deployment(item)
+
     def observe_deployment(self, item: JsonObject) -> None:
         """New or different."""
         key, meta, spec = _key(item), item["metadata"], item.get("spec") or {}
@@ -85,6 +94,7 @@ class Fleet:
         if not is_scaled(annotations):
             self._forget(key)
             return
+        self._objects[key] = item
         told = read_told(own.get(self.keys.scaled))
         reading = self._readings[key] = self._read(key, meta.get("uid", ""), annotations, template, told)
         if reading.deployment is None:
@@ -121,6 +131,7 @@ class Fleet:
 
     def _forget(self, key: ModelKey) -> None:
         self._readings.pop(key, None)
+        self._objects.pop(key, None)
         self._deployments.pop(key, None)
         self._complaints.pop(key, None)
         self._changed(key)
@@ -141,7 +152,7 @@ class Fleet:
         known = self._readings.get(key)
         if known is not None and known.uid != uid:
             known = None
-        if known is not None and known.annotations == annotations and known.template == template:
+        if known is not None and _is_of(known, self._defaults, annotations, template):
             return known
         try:
             deployment = self._made_of(key, uid, annotations, template)
@@ -149,12 +160,12 @@ class Fleet:
             if known is None and told is not None:
                 known = self._good_before(key, uid, template, told)
             return self._refused(key, uid, annotations, template, known, str(error))
-        return _Reading(uid, annotations, template, deployment, annotations)
+        return _Reading(uid, self._defaults, annotations, template, deployment, annotations)
 
     def _made_of(
         self, key: ModelKey, uid: str, annotations: Mapping[str, str], template: JsonObject
     ) -> Deployment:
-        return read_deployment(key, uid, annotations, template, defaults=self.defaults, keys=self.keys)
+        return read_deployment(key, uid, annotations, template, defaults=self._defaults, keys=self.keys)
 
     def _good_before(self, key: ModelKey, uid: str, template: JsonObject, told: Scaled) -> _Reading | None:
         """By what the last scaler went on with. Whoever may change the Deployment can write anything there."""
@@ -164,7 +175,7 @@ class Fleet:
             deployment = self._made_of(key, uid, told.good, template)
         except InvalidValue:
             return None
-        return _Reading(uid, told.good, template, deployment, told.good)
+        return _Reading(uid, self._defaults, told.good, template, deployment, told.good)
 
     def _refused(
         self,
@@ -182,7 +193,8 @@ class Fleet:
         if good is not None:
             text = template_text(template)
             good = replace(good, template=template, template_hash=text_hash(text), template_bytes=len(text))
-        return _Reading(uid, annotations, template, good, {} if known is None else known.good, why)
+        kept = {} if known is None else known.good
+        return _Reading(uid, self._defaults, annotations, template, good, kept, why)
 
     # Pods.
 
@@ -274,6 +286,10 @@ class Fleet:
         if key in self._priorities:
             return self._priorities[key]
         return next((value for value, is_default in self._classes.values() if is_default and not name), 0)
+
+
+def _is_of(known: _Reading, defaults: Defaults, annotations: Mapping[str, str], template: JsonObject) -> bool:
+    return known.defaults is defaults and known.annotations == annotations and known.template == template
 
 
 def _key(item: JsonObject) -> ModelKey:

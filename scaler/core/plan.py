@@ -73,6 +73,7 @@ Action = WriteScale | WriteStatus | Event | Switched | Woke
 class Record(Protocol):
     """Who writes down what the deciders are told."""
 
+    def configured(self, config: Mapping[str, str]) -> None: ...
     def model(
         self,
         key: ModelKey,
@@ -90,6 +91,9 @@ class Record(Protocol):
 
 class NoRecord:
     """Nobody."""
+
+    def configured(self, config: Mapping[str, str]) -> None:
+        pass
 
     def model(self, key: ModelKey, now_ns: int, **_: object) -> None:
         pass

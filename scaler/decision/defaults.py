@@ -78,6 +78,10 @@ _READERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
 }
 
 
+# The keys of the ConfigMap, with the fields of `Defaults`.
+KEYS: Final = {key: field for key, (field, _) in _READERS.items()}
+
+
 def read_defaults(data: Mapping[str, str]) -> Defaults:
     """Keys that are none are passed over, as `_example` is. Raises InvalidValue that names the key, its value and
     what would be right."""

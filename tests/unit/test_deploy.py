@@ -148,6 +148,16 @@ def test_the_scaler_asks_the_binder_with_a_token_for_that_alone() -> None:
     assert source["serviceAccountToken"]["audience"] == BINDER_AUDIENCE
 
 
+def test_the_scaler_reads_a_config_map_that_may_come_later() -> None:
+    """autoscaling D2: no manifest mounted one."""
+    pod = pods()["berth-scaler"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["config"]["configMap"] == {"name": "config-autoscaler", "optional": True}
+    (container,) = containers(pod)
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert f"--config={mounts['config']}" in container["args"]
+
+
 @pytest.mark.parametrize(
     ("pod", "process"), [("berth-scaler", ScalerOptions), ("berth-activator", ActivatorOptions)]
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from berth.kube.errors import NotFound
 from localcluster.kubelet.backoff import CrashBackoff
 from localcluster.kubelet.container import Launch
 from localcluster.kubelet.environment import Addresses, environment_of
@@ -20,6 +21,7 @@ from localcluster.kubelet.status import (
     pod_status,
     with_transitions,
 )
+from localcluster.kubelet.volumes import Volumes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IMAGES = Images({"berth": Image(entrypoint=("true",))})
@@ -260,3 +262,24 @@ def test_a_condition_tells_when_it_became_what_it_is() -> None:
     changed = told("True", same, 3)
     times = [one["conditions"][0]["lastTransitionTime"] for one in (first, same, changed)]
     assert times == ["2026-01-01T00:00:01Z", "2026-01-01T00:00:01Z", "2026-01-01T00:00:03Z"]
+
+
+@pytest.mark.parametrize("optional", [True, False])
+async def test_a_config_map_that_is_missing_is_an_empty_directory_if_it_may_be(
+    tmp_path: Path, optional: bool
+) -> None:
+    class Nothing:
+        async def get(self, path: str) -> None:
+            raise NotFound(404, "NotFound", path)
+
+    client: Any = Nothing()
+    volume = {"name": "config", "configMap": {"name": "c", "optional": optional}}
+    pod = {"metadata": {"namespace": "n"}, "spec": {"volumes": [volume]}}
+    volumes = Volumes(client, pod, tmp_path, host=tmp_path, addresses=Addresses("10.0.0.1", "10.0.0.2"))
+    if not optional:
+        with pytest.raises(NotFound):
+            await volumes.make()
+        return
+    await volumes.make()
+    (place,) = volumes.mounts_of({"volumeMounts": [{"name": "config", "mountPath": "/c"}]}).values()
+    assert list(Path(place).iterdir()) == []

@@ -19,8 +19,9 @@ from berth.kube.times import micro_time
 from berth.runtime.errors import ConfigError
 from scaler import app
 from scaler.activation.attend import Attached, Figures, NotLeading
-from scaler.app import Replica, address_of, identity, main, read_config, recording
+from scaler.app import Replica, address_of, identity, main, recording
 from scaler.config import LEASE, ScalerOptions
+from scaler.config_map import ConfigMap
 from scaler.core.models_view import Averages, ModelView, WakeView
 from scaler.core.plan import Action, Event, NoRecord, Switched, Woke, WriteScale, WriteStatus
 from scaler.decision.bounds import Activity
@@ -35,35 +36,6 @@ A = ModelKey("team", "a")
 
 
 # --- configuration ------------------------------------------------------------------------------------------------
-
-
-def test_without_a_directory_berths_own_defaults_hold() -> None:
-    assert read_config(None) == {"target-burst-capacity": "0"}
-
-
-def test_a_mounted_config_map_is_a_file_for_each_key(tmp_path: Path) -> None:
-    """As a kubelet lays it out: the files are links into a hidden directory, which is replaced as one."""
-    data = tmp_path / "..2026"
-    data.mkdir()
-    (tmp_path / "..data").symlink_to(data)
-    for key, value in {"stable-window": "30s\n", "_example": "anything at all", "max-scale": "7"}.items():
-        (data / key).write_text(value)
-        (tmp_path / key).symlink_to(tmp_path / "..data" / key)
-    assert read_config(tmp_path) == {"target-burst-capacity": "0", "stable-window": "30s", "max-scale": "7"}
-
-
-@pytest.mark.parametrize(
-    ("file", "said"), [(b"5s", "stable-window: '5s' does not go; write 6s to 1h"), (b"\xff", "can't decode")]
-)
-def test_a_bad_key_is_named_at_the_start(tmp_path: Path, file: bytes, said: str) -> None:
-    (tmp_path / "stable-window").write_bytes(file)
-    with pytest.raises(ConfigError, match=said):
-        read_config(tmp_path)
-
-
-def test_a_directory_that_is_none_is_told_as_such(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--config: .*none"):
-        read_config(tmp_path / "none")
 
 
 async def test_certificates_are_looked_at_before_the_api_server_is_asked(tmp_path: Path) -> None:
@@ -297,7 +269,7 @@ def test_metrics_tell_of_each_model_and_nothing_of_what_is_unknown() -> None:
 )
 def test_nobody_is_sent_to_one_that_has_just_ended_to_lead(holder: str, named: str) -> None:
     nothing: Any = None
-    replica = Replica(ScalerOptions(), {}, nothing, nothing, NoRecord())
+    replica = Replica(ScalerOptions(), ConfigMap({}), nothing, nothing, NoRecord())
     replica._own = "10.0.0.1:9093"
     replica._on_lease(Change(ChangeKind.SET, {"spec": {"holderIdentity": holder}}))
     with pytest.raises(NotLeading) as refused:

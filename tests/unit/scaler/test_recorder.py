@@ -9,7 +9,7 @@ import pytest
 from berth.contract.scaling import ModelKey
 from scaler.decision.annotations import GROUP
 from scaler.decision.decider import Decision
-from scaler.decision.defaults import BERTH
+from scaler.decision.defaults import BERTH, read_defaults
 from scaler.decision.load import Stat
 from scaler.decision.model import Model
 from scaler.decision.replay import Json, Replay, answer_of
@@ -20,7 +20,7 @@ KEY = ModelKey("a", "m")
 
 
 def test_a_record_makes_the_same_decisions_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a cluster with all that can happen to a model: clips, other annotations, sleep, a restart of its scaler."""
+    """Of a cluster with all that can happen to a model: clips, other annotations and defaults, sleep, a restart of its scaler."""
     made: list[Json] = []
     decide = Model.decide
 
@@ -43,6 +43,14 @@ def test_a_record_makes_the_same_decisions_again(tmp_path: Path, monkeypatch: py
             models[2].annotations[GROUP + "metric-aggregation-algorithm"] = "weighted-exponential"
             for model in models:
                 cluster.change(model)
+        if second == 300:
+            cluster.config = {
+                **BERTH,
+                "container-concurrency-target-percentage": "50",
+                "stable-window": "40s",
+            }
+            recorder.configured(cluster.config)
+            cluster.fleet.configure(read_defaults(cluster.config))
         if second == 400:
             cluster.restart()
         cluster.now += chance.random() < 0.05
