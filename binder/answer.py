@@ -15,7 +15,7 @@ from berth.contract.quantity import format_bytes
 from berth.kube.command import OutputOptions, console, plain
 from binder.cluster import Cluster
 from binder.decision import Placement
-from binder.demand import Demand
+from binder.demand import Demand, Shape
 from binder.explain import NodeVerdict, sentence, summary, verdicts
 from binder.progress import Progress
 from binder.remedy import remedy
@@ -102,7 +102,7 @@ def tell(answer: Shown, options: OutputOptions) -> None:
 
 
 def judge(cluster: Cluster, demand: Demand, name: str) -> Answer:
-    decider, asked = cluster.decider, format_bytes(demand.shape.request_bytes)
+    decider, asked = cluster.decider, _asked(demand.shape)
     outcome = decider.decide(demand)
     found = tuple(verdicts(decider, demand))
     if isinstance(outcome, Placement):
@@ -111,6 +111,12 @@ def judge(cluster: Cluster, demand: Demand, name: str) -> Answer:
         return Answer(f"{message}; the binder places it, if it runs", True, "", found)
     message = f"{name} asks for {asked}; {summary(decider, demand, outcome)}"
     return Answer(message, False, remedy(decider, demand, outcome, most_nodes=_CLOSE_LOOKS), found)
+
+
+def _asked(shape: Shape) -> str:
+    each, count = shape.request_bytes, shape.gpu_count
+    total = format_bytes(each * count)
+    return total if count == 1 else f"{total} ({format_bytes(each)} on each of {count} GPUs)"
 
 
 def _rows(verdict: NodeVerdict) -> list[tuple[str, str, str, str]]:

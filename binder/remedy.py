@@ -19,8 +19,8 @@ def remedy(decider: Decider, demand: Demand, refusal: Refusal, *, most_nodes: in
     if refusal.because is not None or codes.isdisjoint(CODE[kind] for kind in CURABLE):
         return ""
     if CODE[Kind.GPU_MEMORY] in codes and (largest := _largest(decider, demand)) < demand.shape.request_bytes:
-        asked = format_bytes(demand.shape.request_bytes)
-        return f"no GPU is large enough: {asked} asked, {format_bytes(largest)} on the largest when empty"
+        asked = f"{format_bytes(demand.shape.request_bytes)} asked{' on each' * (demand.shape.gpu_count > 1)}"
+        return f"no GPU is large enough: {asked}, {format_bytes(largest)} on the largest when empty"
     nodes = _freest(decider, refusal, most_nodes)
     sacrifice = find_sacrifice(decider, demand, nodes, may_go=lambda _: True, budgets=Budgets())
     if sacrifice is None:

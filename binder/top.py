@@ -43,7 +43,7 @@ class GpuLine:
 
 @dataclass(frozen=True, slots=True)
 class ModelLine:
-    """One pod's model, as its node reports it."""
+    """One pod's model, as its node reports it; of several GPUs the bytes are those of each."""
 
     pod: str
     model_id: str | None
@@ -188,11 +188,16 @@ def _model_row(node: NodeLines, model: ModelLine) -> list[Text]:
         model.pod,
         node.name,
         ",".join(indexes) or "-",
-        _figure(model.requested_bytes),
-        _figure(model.measured_bytes),
+        _on_each(model, model.requested_bytes),
+        _on_each(model, model.measured_bytes),
         model.state if model.failure is None else f"{model.state} ({model.failure})",
     )
     return [plain(part) for part in parts]
+
+
+def _on_each(model: ModelLine, count: int | None) -> str:
+    gpus = 1 + len(model.other_gpus)
+    return _figure(count) if gpus == 1 or count is None else f"{gpus} x {_figure(count)}"
 
 
 def _figure(count: int | None) -> str:

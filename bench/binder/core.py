@@ -201,11 +201,10 @@ def _demands(mix: str, count: int) -> Iterator[Demand]:
         name = f"{mix} {number}"
         pod["metadata"] |= {"uid": name, "name": name}
         pod["metadata"]["annotations"][objects.KEYS.model_id] = name.replace(" ", "-")
-        limits = pod["spec"]["containers"][0]["resources"]["limits"]
         if mix == _DIFFERENT:
-            limits[objects.KEYS.gpu_mem] = f"{2048 + number}Mi"
+            objects.set_gpu_mem(pod, mib_each=2048 + number)
         elif mix == _REFUSED:
-            limits[objects.KEYS.gpu_mem] = f"{objects.GPU_GIB + 1}Gi"
+            objects.set_gpu_mem(pod, mib_each=(objects.GPU_GIB + 1) * 1024)
         yield parse_demand(pod, objects.KEYS)
 
 
@@ -236,6 +235,7 @@ def _kind(number: int, chance: random.Random) -> str:
             ]
         case 4:
             pod["metadata"]["annotations"][objects.KEYS.gpu_count] = "2"
+            objects.set_gpu_mem(pod, mib_each=ask.gpu_gib * 1024)
     return json.dumps(pod)
 
 

@@ -93,6 +93,12 @@ def berth_pod(name: str, ask: Ask) -> Json:
     return _pod(name, ask, SCHEDULER_NAME, {KEYS.gpu_mem: f"{ask.gpu_gib}Gi"})
 
 
+def set_gpu_mem(pod: Json, *, mib_each: int) -> None:
+    """So much on each of the GPUs that the pod asks for; its limit is the total."""
+    count = int(pod["metadata"]["annotations"].get(KEYS.gpu_count, "1"))
+    pod["spec"]["containers"][0]["resources"]["limits"][KEYS.gpu_mem] = f"{mib_each * count}Mi"
+
+
 def kube_pod(name: str, ask: Ask) -> Json:
     return _pod(name, ask, KUBE_SCHEDULER_NAME, {KUBE_GPU_MEM: str(ask.gpu_gib * 1024)})
 

@@ -137,7 +137,6 @@ def _question(wanted: int, *, too_much: bool, idle: tuple[str, ...]) -> bytes:
     chance, models = random.Random(1), []
     for number in range(_MODELS):
         pod = json.loads(_kind(number, chance))
-        limits = pod["spec"]["containers"][0]["resources"]["limits"]
         size = (
             (objects.GPU_GIB + 1) * 1024
             if too_much
@@ -145,7 +144,7 @@ def _question(wanted: int, *, too_much: bool, idle: tuple[str, ...]) -> bytes:
             if idle
             else 2048 + number
         )
-        limits[objects.KEYS.gpu_mem] = f"{size}Mi"
+        objects.set_gpu_mem(pod, mib_each=size)
         models.append(
             PlaceableModel(
                 model=ModelKey(pod["metadata"]["namespace"], f"m{number}"),

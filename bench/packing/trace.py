@@ -64,7 +64,7 @@ def _demand(task: Task) -> Demand:
 
 
 def _pod(task: Task) -> dict[str, Any]:
-    limits = {KEYS.gpu_mem: str(task.gpu_bytes)} if task.gpu_count else {}
+    limits = {KEYS.gpu_mem: str(task.gpu_bytes * task.gpu_count)} if task.gpu_count else {}
     requests = {"cpu": f"{task.cpu}m", "memory": f"{task.memory_mib}Mi"}
     annotations = {KEYS.gpu_count: str(task.gpu_count)} if task.gpu_count > 1 else {}
     return {

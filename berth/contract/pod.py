@@ -14,6 +14,7 @@ from berth.contract.quantity import MOST, parse_bytes
 JsonObject = Mapping[str, Any]
 ENDED_PHASES = frozenset({"Succeeded", "Failed"})
 _ANNOTATION_LIMIT = 253
+_MIB = 1024**2
 MOST_GPUS = 64  # of one node; no machine has more
 
 
@@ -31,7 +32,11 @@ class PodRef:
 
 @dataclass(frozen=True, slots=True)
 class ModelPod:
-    """The Berth side of one pod."""
+    """The Berth side of one pod.
+
+    `request_bytes` is what each of its GPUs carries: its limits are the pod's total, as a quota counts it,
+    shared out among `gpu_count` GPUs, or once it is placed among those of `gpu`.
+    """
 
     ref: PodRef
     node: NodeName | None
@@ -91,18 +96,21 @@ def parse_model_pod(pod: JsonObject, keys: Keys) -> ModelPod:
     """Read a pod. Raises InvalidPod naming the key, its value and what would be right."""
     annotations = pod["metadata"].get("annotations") or {}
     try:
+        count, gpu = _gpu_count(annotations, keys), _gpu(annotations, keys)
+        # Of a placed pod the binder's word counts: its owner may have changed the count since.
+        total, gpus = effective_request(pod, keys.gpu_mem), count if gpu is None else len(gpu.gpus)
         return ModelPod(
             ref=pod_ref(pod),
             node=node_of(pod),
             deleting=is_deleting(pod),
             ended=has_ended(pod),
-            request_bytes=effective_request(pod, keys.gpu_mem),
+            request_bytes=_share(total, gpus, keys),
             model_id=_model_id(annotations, keys),
             declared_name=_declared_name(annotations, keys),
             requirements=_requirements(annotations, keys),
             server=_text(annotations, keys.server),
-            gpu=_gpu(annotations, keys),
-            gpu_count=_gpu_count(annotations, keys),
+            gpu=gpu,
+            gpu_count=count,
             gpu_products=_comma_list(annotations, keys.gpu_product),
         )
     except InvalidPod:
@@ -128,6 +136,25 @@ def effective_request(pod: JsonObject, resource: str) -> int:
         else:
             peak = max(peak, sidecars + _amount(container, resource))
     return min(max(running + sidecars, peak), MOST)
+
+
+def _share(total_bytes: int, gpus: int, keys: Keys) -> int:
+    """What each of `gpus` GPUs carries of a pod's total. Raises InvalidPod where that is no whole number."""
+    rest = total_bytes % gpus
+    if not rest or total_bytes == MOST:  # MOST stands for all amounts that no machine has
+        return total_bytes // gpus
+    raise InvalidPod(
+        f"limit {keys.gpu_mem} is the pod's total, {total_bytes} bytes, which is no whole number of bytes for "
+        f"each of {gpus} GPUs (annotation {keys.gpu_count}); the next that is: "
+        f"{_next_total(total_bytes, gpus)}"
+    )
+
+
+def _next_total(total_bytes: int, gpus: int) -> str:
+    """The next larger total that divides, and the next in MiB where the total was written in such."""
+    nearest = f"{-(-total_bytes // gpus) * gpus}"
+    whole_mib, rest = divmod(total_bytes, _MIB)
+    return nearest if rest else f"{nearest}, or {-(-whole_mib // gpus) * gpus}Mi"
 
 
 def _all_containers(pod: JsonObject) -> list[JsonObject]:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from berth.contract.keys import Keys
+from berth.contract.pod import parse_model_pod
 from berth.kube import paths
 from berth.kube.client import STRATEGIC_PATCH, KubeClient
 from berth.kube.errors import Conflict, Denied, Invalid
@@ -107,6 +108,33 @@ async def test_a_pod_for_berth_says_how_much_gpu_memory_it_takes(
 )
 async def test_every_other_pod_is_made(cluster: LocalCluster, body: Json) -> None:
     await cluster.client.create(PODS, body, dryRun="All")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def quota(cluster: LocalCluster) -> AsyncIterator[str]:
+    """A namespace whose pods may take 10 GiB of GPU memory; its path."""
+    client, path, resource = cluster.client, "/api/v1/namespaces/bounded", f"requests.{KEYS.gpu_mem}"
+    await client.create(paths.NAMESPACES, {"metadata": {"name": "bounded"}})
+    limit = {"metadata": {"name": "gpu-memory"}, "spec": {"hard": {resource: "10Gi"}}}
+    await client.create(f"{path}/resourcequotas", limit)
+
+    async def counted() -> None:  # by its controller: until then no pod is admitted
+        found = await client.get(f"{path}/resourcequotas/gpu-memory")
+        assert found.get("status", {}).get("used") == {resource: "0"}
+
+    await eventually(counted, seconds=60, what="the quota's first count")
+    yield path
+    await client.delete(path)
+
+
+async def test_a_quota_counts_what_a_pod_of_several_gpus_takes(cluster: LocalCluster, quota: str) -> None:
+    """ecosystem A4: the limit is the total, so what the API server counts is what the GPUs carry together."""
+    pods, four = f"{quota}/pods", {KEYS.gpu_count: "4"}
+    made = await cluster.client.create(pods, pod("eight", asks="8Gi", annotations=four))
+    asked = parse_model_pod(made, KEYS)
+    assert asked.request_bytes * asked.gpu_count == 8 * 1024**3
+    with pytest.raises(Denied, match=r"exceeded quota: gpu-memory, requested: .*=4Gi, used: .*=8Gi, limited"):
+        await cluster.client.create(pods, pod("four", asks="4Gi", annotations=four))
 
 
 # --- pods are bound ------------------------------------------------------------------------------------------

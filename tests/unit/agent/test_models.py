@@ -42,7 +42,7 @@ def of(models: Models, uid: str) -> Model:
 
 def test_a_pod_is_told_whole() -> None:
     models = Models()
-    models.see_pod(seen("p1", choice=BOTH))
+    models.see_pod(seen("p1", mem="2Gi", choice=BOTH))
     model = of(models, "p1")
     assert (model.is_wanted, model.state, model.resident, model.has_served) == (
         True,
@@ -64,7 +64,7 @@ def test_a_pod_is_told_whole() -> None:
 
 def test_memory_is_charged_to_each_gpu_while_triton_holds_the_model() -> None:
     models = Models()
-    for pod_ in (seen("p1", choice=BOTH), seen("p2"), anonymous("p3")):
+    for pod_ in (seen("p1", mem="2Gi", choice=BOTH), seen("p2"), anonymous("p3")):
         models.see_pod(pod_)
     p1, p2, p3 = (of(models, uid) for uid in ("p1", "p2", "p3"))
     p1.measured_bytes, p2.measured_bytes, p3.measured_bytes = 3, 4, 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.packing.churn import Refusals
-from bench.packing.trace import Task, read_tasks
+from bench.packing.trace import GPU_BYTES, Task, demand, read_tasks
 
 WHOLE = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
@@ -33,6 +33,12 @@ def test_a_whole_row(tmp_path: Path) -> None:
 )
 def test_files_without_the_last_columns_or_the_memory(tmp_path: Path, text: str, memory_mib: int) -> None:
     assert read(tmp_path, text) == Task("a", 12000, memory_mib, 1, 460, (), 0, 0)
+
+
+def test_a_task_asks_for_all_of_each_of_its_gpus() -> None:
+    """ecosystem A4: a pod's limit is the total of its GPUs."""
+    shape = demand(Task("t", 1, 1, 8, GPU_BYTES, (), 0, 0), "t").shape
+    assert (shape.gpu_count, shape.request_bytes) == (8, GPU_BYTES)
 
 
 def test_refusals_are_weighed_by_gpus_by_gpu_seconds_and_by_class() -> None:

@@ -289,6 +289,60 @@ def test_how_many_gpus_no_node_has(text: str) -> None:
         parse_model_pod(pod({KEYS.gpu_count: text}), KEYS)
 
 
+def on_gpus(total: str, count: str, choice: GpuChoice | None = None) -> dict[str, Any]:
+    asking = pod({KEYS.gpu_count: count} | ({} if choice is None else {KEYS.gpu: choice.encode()}))
+    asking["spec"]["containers"][0]["resources"]["limits"][KEYS.gpu_mem] = total
+    return asking
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "each"),
+    [
+        ("40Gi", "1", 40 * 1024**3),
+        ("40Gi", "4", 10 * 1024**3),
+        ("6", "3", 2),
+        ("0", "3", 0),
+        ("1e40", "3", 2**62 // 3),  # more than any machine has: no amount is the next right one
+    ],
+)
+def test_the_limit_is_the_pods_total(total: str, count: str, each: int) -> None:
+    """ecosystem A4: with `gpu-count: N` each of N GPUs carries total ÷ N, so a quota counts what is taken."""
+    assert parse_model_pod(on_gpus(total, count), KEYS).request_bytes == each
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "right"),
+    [
+        ("10Gi", "3", "10737418242, or 10242Mi"),
+        ("1", "64", "64"),
+        ("7", "2", "8"),
+        ("1025Mi", "2", None),
+        ("1048577", "2", "1048578"),
+    ],
+)
+def test_a_total_that_its_gpus_cannot_share(total: str, count: str, right: str | None) -> None:
+    """ecosystem A4: refused, with the next right value."""
+    asking = on_gpus(total, count)
+    if right is None:  # an odd number of MiB is an even number of bytes
+        assert parse_model_pod(asking, KEYS).request_bytes == 1025 * 1024**2 // 2
+        return
+    with pytest.raises(InvalidPod) as refused:
+        parse_model_pod(asking, KEYS)
+    assert str(refused.value) == (
+        f"limit {KEYS.gpu_mem} is the pod's total, {parse_bytes(total)} bytes, which is no whole number of "
+        f"bytes for each of {count} GPUs (annotation {KEYS.gpu_count}); the next that is: {right}"
+    )
+    next_right = on_gpus(right.split(",")[0], count)
+    assert parse_model_pod(next_right, KEYS).request_bytes * int(count) == int(right.split(",")[0])
+
+
+def test_a_placed_pod_has_its_total_on_the_gpus_that_it_was_given() -> None:
+    """ecosystem A4: a count that its owner changes afterwards takes nothing off a GPU."""
+    given = GpuChoice(A, 0, 20, (GpuRef(B, 1),))
+    for count in ("1", "2", "64"):
+        assert parse_model_pod(on_gpus("40", count, given), KEYS).request_bytes == 20
+
+
 def test_an_annotation_is_as_long_as_a_name_may_be() -> None:
     longest = "x" * 253
     assert parse_model_pod(pod({KEYS.server: longest}), KEYS).server == longest

@@ -144,7 +144,8 @@ async def test_top_for_people(machine: Reader, capsys: pytest.CaptureFixture[str
     assert ["n4", "-", "-", "-", "-", "-", "-", "-", "NoNodeReport"] in lines
     assert ["n5", "-", "-", "-", "-", "-", "-", "-", "NoGPU"] in lines
     assert ["MODEL", "POD", "NODE", "GPU", "REQUESTED", "MEASURED", "STATE"] in lines
-    assert ["model-p1", "team/p1", "n1", "0,1", "4", "GiB", "5", "GiB", "ready"] in lines
+    each = ["2", "x", "4", "GiB", "2", "x", "5", "GiB"]
+    assert ["model-p1", "team/p1", "n1", "0,1", *each, "ready"] in lines
     assert ["-", "p2", "n1", "-", "1", "GiB", "?", "failed"] in lines
 
 
@@ -257,6 +258,12 @@ NOT_JUDGED: dict[str, tuple[Json, str]] = {
         pod(mem="1.5"),
         f"team/p1 cannot be placed: container 'proxy': {KEYS.gpu_mem}: '1.5' is not a whole number of bytes",
     ),
+    "not to be shared by its GPUs": (
+        pod(mem="10Gi", annotations={KEYS.gpu_count: "3"}),
+        f"team/p1 cannot be placed: limit {KEYS.gpu_mem} is the pod's total, 10737418240 bytes, which is no "
+        f"whole number of bytes for each of 3 GPUs (annotation {KEYS.gpu_count}); the next that is: "
+        "10737418242, or 10242Mi",
+    ),
 }
 
 
@@ -366,6 +373,20 @@ async def test_a_file_that_would_fit(
     )
     assert said["fits"]
     assert "stage" not in said
+
+
+async def test_a_pod_of_several_gpus_asks_for_its_total_and_for_a_share_of_it_on_each(
+    api: Reader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ecosystem A4: a pod that takes 40 GiB is said to take them."""
+    add_node(api, "n1", says=report(*(gpu(f"GPU-{i}", index=i) for i in range(4))))
+    said = await answer_of(api, pod(mem="40Gi", annotations={KEYS.gpu_count: "4"}), capsys)
+    assert said["fits"]
+    assert said["message"].startswith("team/p1 asks for 40 GiB (10 GiB on each of 4 GPUs) and fits on 1 of 1")
+    said = await answer_of(api, pod(mem="68Gi", annotations={KEYS.gpu_count: "4"}), capsys)
+    assert said["message"].startswith("team/p1 asks for 68 GiB (17 GiB on each of 4 GPUs); 0/1 nodes: ")
+    asked = "no GPU is large enough: 17 GiB asked on each, 16 GiB on the largest when empty"
+    assert said["remedy"] == asked
 
 
 async def test_standard_input_and_the_exit_code_of_what_would_not_fit(

@@ -24,8 +24,9 @@ def _with_model(bench: Bench, number: int) -> None:
 
 def _too_large(bench: Bench, number: int) -> None:
     """Every pod of a size of its own; two GPUs for every fifth."""
-    count = {KEYS.gpu_count: "2"} if number % 5 == 0 else {}
-    bench.add(f"b{number}", mem=f"{90 * 1024 + number}Mi", priority=50, annotations=count)
+    count = 2 if number % 5 == 0 else 1
+    annotations = {KEYS.gpu_count: f"{count}"}
+    bench.add(f"b{number}", mem=f"{count * (90 * 1024 + number)}Mi", priority=50, annotations=annotations)
 
 
 def _too_large_with_all_others_gone(bench: Bench, number: int) -> None:
@@ -55,7 +56,7 @@ def _kept_out_by_one_of_two(bench: Bench, number: int) -> None:
             for j in range(2):
                 bench.resident(f"kept{i}-{j}", f"n{i}", 30, slot=j, labels={"app": "web"})
     annotations = {KEYS.gpu_count: "2"}
-    bench.add(f"b{number}", mem=f"{61 * 1024 + number}Mi", priority=50, annotations=annotations)
+    bench.add(f"b{number}", mem=f"{2 * (61 * 1024 + number)}Mi", priority=50, annotations=annotations)
 
 
 def _without_cpu(bench: Bench, number: int) -> None:

@@ -289,10 +289,10 @@ def test_several_gpus_are_distinct_and_each_has_the_bytes() -> None:
     state = state_of(
         node("n1", says=report(*(gpu(f"GPU-{i}", index=i, total=(i + 1) * GIB) for i in range(4))))
     )
-    two = pod(mem="3Gi", annotations={KEYS.gpu_count: "2"})
+    two = pod(mem="6Gi", annotations={KEYS.gpu_count: "2"})
     chosen = choose("binpack", two, state).gpu
     assert [(one.uuid, one.index) for one in chosen.gpus] == [("GPU-2", 2), ("GPU-3", 3)]
     assert GpuChoice.decode(chosen.encode()) == chosen
-    reason = verdict(pod(mem="3Gi", annotations={KEYS.gpu_count: "3"}), state).reason
+    reason = verdict(pod(mem="9Gi", annotations={KEYS.gpu_count: "3"}), state).reason
     assert reason is not None
     assert (reason.kind, reason.short_bytes) == (Kind.GPU_MEMORY, GIB)

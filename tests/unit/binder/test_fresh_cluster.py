@@ -32,7 +32,7 @@ FRESH: dict[str, tuple[list[Any], str]] = {
 ASKS: dict[str, dict[str, Any]] = {
     "one": {"mem": "4Gi"},
     "none": {"mem": None},
-    "several": {"mem": "4Gi", "annotations": {KEYS.gpu_count: "4"}},
+    "several": {"mem": "16Gi", "annotations": {KEYS.gpu_count: "4"}},
     "a product": {"mem": "4Gi", "annotations": {KEYS.gpu_product: "T4"}},
     "a selector": {"mem": "4Gi", "nodeSelector": {"kubernetes.io/hostname": "n0"}},
 }

@@ -95,7 +95,7 @@ def test_among_equals_the_fullest_gpu_is_taken(gpu_count: int) -> None:
         strategy.arrivals.note(parse_demand(pod(mem="6Gi", requests={"cpu": "100m"}), KEYS).shape)
     cluster.decider.refresh()
     strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
-    asked = pod(mem="2Gi", annotations={KEYS.gpu_count: str(gpu_count)})
+    asked = pod(mem=f"{2 * gpu_count}Gi", annotations={KEYS.gpu_count: str(gpu_count)})
     chosen = cluster.decider.decide(parse_demand(asked, KEYS))
     assert isinstance(chosen, Placement)
     assert chosen.node == "n2"

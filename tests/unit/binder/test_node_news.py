@@ -214,11 +214,12 @@ def test_two_hundred_nodes_are_judged_as_each_alone(seed: int) -> None:
         if step % 100:
             continue
         for _ in range(4):
-            marks = {KEYS.model_id: f"m{chance.randrange(6)}", KEYS.gpu_count: str(chance.randrange(1, 4))}
+            count = chance.randrange(1, 4)
+            marks = {KEYS.model_id: f"m{chance.randrange(6)}", KEYS.gpu_count: str(count)}
             if chance.random() < 0.3:
                 marks[KEYS.gpu_product] = "nvidia a100"
             asks = pod(
-                mem=f"{chance.randrange(20)}Gi",
+                mem=f"{chance.randrange(20) * count}Gi",
                 annotations=marks,
                 requests={"cpu": chance.choice("123")},
                 nodeSelector=chance.choice(({}, {"zone": "a"})),

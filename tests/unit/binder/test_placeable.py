@@ -343,15 +343,18 @@ def test_a_model_that_cannot_be_read_is_told_so_and_the_others_are_answered() ->
     annotated = template()
     annotated["metadata"]["annotations"][KEYS.gpu_count] = "many"
     wrong = replace(model("b", 2), template=annotated)
+    uneven = model("e", 2)  # ecosystem A4
+    uneven.template["metadata"]["annotations"][KEYS.gpu_count] = "3"
     unhashable = replace(
         model("d", 2), template={"metadata": {"labels": {"a": ["b"]}}, "spec": template()["spec"]}
     )
-    found = ask(cluster_of({"n1": [16]}), broken, wrong, model("c", 2), unhashable)
+    found = ask(cluster_of({"n1": [16]}), broken, wrong, model("c", 2), unhashable, uneven)
     assert found["c"].now == 2
     for name, said in (
         ("a", "the pod template cannot be read"),
         ("b", "the pod cannot be placed: "),
         ("d", "the pod template"),
+        ("e", f"the pod cannot be placed: limit {KEYS.gpu_mem} is the pod's total, 4294967296 bytes, "),
     ):
         assert (found[name].now, found[name].never) == (0, 2)
         assert found[name].reason.startswith(said)
@@ -384,6 +387,7 @@ def test_never_is_what_no_node_takes_even_when_it_is_empty(case: str) -> None:
     asks, wanted, never = NEVER[case]
     asks = dict(asks)
     count, product = asks.pop("annotations", None), asks.pop("product", None)
+    asks["gib"] *= int(count or 1)
     cluster = cluster_of(
         {"n1": [16, 8], "n2": [16]}, bound("x", "n1", 16), bound("y", "n1", 8, 1), bound("z", "n2", 16)
     )
@@ -752,9 +756,10 @@ def brute_force(cluster: Cluster, asks: PlaceableModel, idle: list[str]) -> tupl
 def test_nobody_goes_who_need_not(seed: int) -> None:
     chance = random.Random(seed)
     cluster, idle = random_full_cluster(chance)
-    asks = model("new", 1, chance.randint(1, 12), priority=chance.randint(0, 1))
-    if chance.random() < 0.3:
-        asks.template["metadata"]["annotations"][KEYS.gpu_count] = "2"
+    each, priority = chance.randint(1, 12), chance.randint(0, 1)
+    count = 2 if chance.random() < 0.3 else 1
+    asks = model("new", 1, each * count, priority=priority)
+    asks.template["metadata"]["annotations"][KEYS.gpu_count] = str(count)
     cluster.decider.refresh()
     answer = ask(cluster, asks, idle=idle)["new"]
     expected = None if answer.now else brute_force(cluster, asks, idle)
@@ -775,14 +780,15 @@ def test_a_node_with_a_copy_more_is_what_the_state_makes_of_it(seed: int) -> Non
     cluster.state.set_node(node(says=report(gpu("n1-0"), gpu("n1-1", index=1), code=rule)))
     cluster.decider.table.beat(NodeName("n1"), np.inf)
     for number in range(4):
+        count = chance.choice((1, 2))
         asks = pod(
             f"p{number}",
-            mem=f"{chance.randint(0, 4)}Gi",
+            mem=f"{chance.randint(0, 4) * count}Gi",
             requests={"cpu": f"{chance.randint(0, 900)}m"},
             annotations={
                 KEYS.model_id: chance.choice((None, f"m{number}")),
                 KEYS.requirements: chance.choice((None, "python")),
-                KEYS.gpu_count: chance.choice(("1", "2")),
+                KEYS.gpu_count: str(count),
             },
         )
         asks["metadata"]["namespace"] = chance.choice(("team", "team", "other"))
@@ -880,15 +886,15 @@ class World:
     def _template(self, name: str = "p") -> Json:
         chance = self.chance
         requests = {"cpu": f"{chance.choice((0, 100, 900))}m"}
+        count = 2 if chance.random() < 0.2 else 1
         made = template(
-            chance.choice((1, 3, 4, 7, 8, 12)),
+            chance.choice((1, 3, 4, 7, 8, 12)) * count,
             model_id=chance.choice((None, name)),
             labels={"app": name},
             requests=requests,
             preemptionPolicy="Never",
         )
-        if chance.random() < 0.2:
-            made["metadata"]["annotations"][KEYS.gpu_count] = "2"
+        made["metadata"]["annotations"][KEYS.gpu_count] = str(count)
         if chance.random() < 0.2:
             made["metadata"]["annotations"][KEYS.requirements] = "python"
         if chance.random() < 0.2:

@@ -127,7 +127,7 @@ DETAILS: dict[str, tuple[Json, Json, tuple[Json, ...], str]] = {
     ),
     "product": ({"annotations": {KEYS.gpu_product: "H100"}}, {"says": TWO}, (), "GPUProductMismatch: T4"),
     "count": (
-        {"annotations": {KEYS.gpu_count: "3"}},
+        {"mem": "3Gi", "annotations": {KEYS.gpu_count: "3"}},
         {"says": TWO},
         (),
         "GPUCountInsufficient: 3 wanted, 2 here",
@@ -136,7 +136,7 @@ DETAILS: dict[str, tuple[Json, Json, tuple[Json, ...], str]] = {
     "unknown": ({}, {"says": report(gpu(foreign_bytes=None))}, (), "GPUFactsUnknown"),
     "memory": ({"mem": "17Gi"}, {"says": TWO}, (), "GPUMemoryInsufficient: 1 GiB short on the best GPU"),
     "memory of several": (
-        {"mem": "5Gi", "annotations": {KEYS.gpu_count: "2"}},
+        {"mem": "10Gi", "annotations": {KEYS.gpu_count: "2"}},
         {
             "says": report(
                 gpu("GPU-a"), gpu("GPU-b", index=1, total=2 * GIB), gpu("GPU-c", index=2, total=3 * GIB)
@@ -280,7 +280,7 @@ def test_what_would_help_is_said_of_the_node_with_most_room() -> None:
         "would fit on n2, GPU 0, without team/n20",
         "would fit on n2, GPU 1, without team/n21",
     )
-    both = pod(mem="8Gi", annotations={KEYS.gpu_count: "2"})
+    both = pod(mem="16Gi", annotations={KEYS.gpu_count: "2"})
     assert helps(cluster, both) == "would fit on n2, GPU 0, 1, without team/n20, team/n21"
     assert (
         helps(cluster, pod(mem="17Gi"))

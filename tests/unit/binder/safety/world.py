@@ -367,12 +367,11 @@ class World:
         """A pod: its size, model, priority, number of GPUs and scheduler by chance."""
         self._made += 1
         uid = f"p{self._made}"
-        annotations = {KEYS.model_id: f"m{a % 7}"}
-        if b % 6 == 0:
-            annotations[KEYS.gpu_count] = "2"
+        gpus = 2 if b % 6 == 0 else 1
+        annotations = {KEYS.model_id: f"m{a % 7}", KEYS.gpu_count: str(gpus)}
         one = pod(
             uid,
-            mem=f"{1 + a % 9}Gi",
+            mem=f"{(1 + a % 9) * gpus}Gi",
             annotations=annotations,
             requests={"cpu": f"{200 * (b % 5)}m"},
             priority=(b % 3) * 10,
