@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.pod import PodRef
-from berth.kube.errors import KubeError
+from berth.kube.errors import Conflict, Invalid, KubeError, NotFound
 from berth.kube.events import EventRecorder
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
@@ -50,13 +50,15 @@ def _retries() -> Backoff:
 
 @dataclass(slots=True)
 class _Nomination:
-    """`to_go`: the victims that are yet to be evicted; `granted`: all of them may be."""
+    """`to_go`: the victims that are yet to be evicted; `granted`: all of them may be, and the API server has said that
+    it knows for whom; `is_told`: the pod's status may name the node."""
 
     demand: Demand
     sacrifice: Sacrifice
     until: float
     to_go: list[Holder]
     granted: bool = False
+    is_told: bool = False
     next_try: float = 0.0
     retries: Backoff = field(default_factory=_retries)
 
@@ -83,6 +85,7 @@ class RoomMaker:
         self._waiting: dict[PodUid, _Nomination] = {}
         self._lost: set[PodUid] = set()
         self._to_clear: dict[PodUid, PodRef] = {}
+        self._next_clear, self._clear_retries = _OVER, _retries()
         # Pods whose eviction was refused: until when they are no victims. Known for as long as they live.
         self._barred: dict[PodUid, float] = {}
         self._wake = asyncio.Event()
@@ -165,7 +168,9 @@ class RoomMaker:
         with decider.without([*self.aside(demand), *(holder.ref.uid for holder in going)]):
             outcome = decider.place_on(demand, node)
             found = Sacrifice(outcome, ()) if isinstance(outcome, Placement) else self._find(demand, [node])
-        if found is not None:
+        if found is None:
+            self._take_back(demand)
+        else:
             to_go, everybody = found.victims, (*going, *found.victims)
             self._nominate(demand, Sacrifice(found.placement, everybody), to_go=to_go)
 
@@ -183,6 +188,8 @@ class RoomMaker:
                 self._bar(*nomination.to_go, seconds=NOMINATION_SECONDS)
             elif nomination.to_go and nomination.next_try <= now:
                 self._wake.set()
+        if self._to_clear and self._next_clear <= now:
+            self._wake.set()
         for uid, until in list(self._barred.items()):
             if (holder := self._cluster.state.holder_of(uid)) is None:
                 del self._barred[uid]
@@ -197,8 +204,7 @@ class RoomMaker:
             self._wake.clear()
             for nomination in list(self._waiting.values()):
                 await self._clear(nomination)
-            for uid in list(self._to_clear):
-                await self._forget_nominated(uid)
+            await self._clear_nominated()
 
     async def _clear(self, one: _Nomination) -> None:
         """Evict those who are still to go, as far as it is granted."""
@@ -241,6 +247,7 @@ class RoomMaker:
 
     async def _tell_nominated(self, one: _Nomination) -> bool:
         """The next leader must know of it before anybody goes."""
+        one.is_told = True  # whether or not an answer comes
         try:
             await set_nominated_node(self._client, one.demand.model.ref, one.node)
         except KubeError as error:
@@ -249,14 +256,22 @@ class RoomMaker:
             return False
         return True
 
-    async def _forget_nominated(self, uid: PodUid) -> None:
-        ref = self._to_clear.pop(uid, None)
-        if ref is None or not self._may_write():
-            return
-        try:
-            await set_nominated_node(self._client, ref, "")
-        except KubeError as error:
-            log.warning("nominated node not cleared", extra=fields(pod=ref, error=error))
+    async def _clear_nominated(self) -> None:
+        """Until one cannot be written: then all wait for a while."""
+        for uid in list(self._to_clear) if self._next_clear <= self._clock() else ():
+            ref = self._to_clear.get(uid)
+            if ref is None or not self._may_write():
+                continue
+            try:
+                await set_nominated_node(self._client, ref, "")
+            except (NotFound, Conflict, Invalid):  # gone, or somebody else by now
+                pass
+            except KubeError as error:
+                log.warning("nominated node not cleared", extra=fields(pod=ref, error=error))
+                self._next_clear = self._clock() + self._clear_retries.next()
+                return
+            self._clear_retries.reset()
+            self._to_clear.pop(uid, None)
 
     def _is_wanted(self, one: _Nomination) -> bool:
         """Asked before every write: the pod still waits for it, and nobody else can lead by now."""
@@ -326,9 +341,13 @@ class RoomMaker:
         self._lost.add(ref.uid)
         if one.retries.failures:
             self._bar(one.to_go[0], seconds=NOMINATION_SECONDS)
-        if one.granted:
-            self._to_clear[ref.uid] = ref
-            self._wake.set()
+        if one.is_told:
+            self._take_back(one.demand)
+
+    def _take_back(self, demand: Demand) -> None:
+        """Say in the pod's status that it waits for no node any more: cluster autoscalers take it for placed there."""
+        self._to_clear[demand.model.ref.uid] = demand.model.ref
+        self._wake.set()
 
     def _forget(self, uid: PodUid) -> None:
         self._waiting.pop(uid, None)
@@ -342,7 +361,9 @@ class RoomMaker:
         granted = not to_go  # an earlier leader's work
         # Who was refused before goes first: if that fails again, nobody else has gone in vain.
         first = sorted(to_go, key=lambda victim: victim.ref.uid not in self._barred)
-        self._waiting[uid] = _Nomination(demand, sacrifice, until, first, granted)
+        self._waiting[uid] = _Nomination(
+            demand, sacrifice, until, first, granted, is_told=demand.nominated is not None
+        )
         self._cluster.state.nominate(demand, placement.node, placement.gpu)
         self._displace(placement.node, demand)
         self._wake.set()

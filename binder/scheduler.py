@@ -131,6 +131,7 @@ class Scheduler:
         self._refused: OrderedDict[Hashable, PodUid] = OrderedDict()
         # Pods that an earlier leader has begun to make room for.
         self._to_adopt: dict[PodUid, Demand] = {}
+        self._has_led = False
         self._troubles = Troubles(self.state, events)
         self._doubts = Doubts(
             fenced, self.state, on_pod=self.on_pod, on_node=self.on_node, freed=self._note, clock=clock
@@ -273,6 +274,7 @@ class Scheduler:
 
     def _adopt(self) -> None:
         """Before anybody else can take their places."""
+        self._has_led = True
         for demand in self._to_adopt.values():
             self.room.adopt(demand)
         self._to_adopt.clear()
@@ -404,11 +406,19 @@ class Scheduler:
             self._unreadable[ref.uid] = _Unreadable(ref, f"the pod cannot be placed: {error}", before)
         else:
             self._unreadable.pop(ref.uid, None)
-            if self.queue.put(demand, told=told(pod)):
+            if is_new := self.queue.put(demand, told=told(pod)):
                 self.learn(demand)
-                if demand.nominated:
-                    self._to_adopt[ref.uid] = demand
+            if is_new or not self._has_led:
+                self._note_nominated(demand)
         self._wake.set()
+
+    def _note_nominated(self, demand: Demand) -> None:
+        """An earlier leader makes room for the pod, or does not any more. A standby has known most pods for long when
+        they are nominated; a leader hears in this way of its own nominations only."""
+        if demand.nominated:
+            self._to_adopt[demand.model.ref.uid] = demand
+        else:
+            self._to_adopt.pop(demand.model.ref.uid, None)
 
     def _no_longer_waits(self, uid: PodUid) -> None:
         self.queue.remove(uid)

@@ -179,6 +179,7 @@ class Api:
         return copy.deepcopy(found)
 
     async def patch(self, path: str, body: Json, *, content_type: str) -> Json:
+        self._world.patch(self, path.split("/")[-2], body)
         return {}
 
 
@@ -621,6 +622,17 @@ class World:
             self._publish("pods", "MODIFIED", self.truth.touch(one))
         else:
             self._delete(uid)
+
+    def patch(self, by: Api, name: str, body: Json) -> None:
+        """As the API server takes a write of a pod's status. Of the status only the nominated node matters here."""
+        if by is not self.replicas[self.leader].api:
+            self._faults.append(f"the status of {name} is written by one who does not lead")
+        one = self.truth.pods.get(name)
+        if one is None:
+            raise response_error(404, "NotFound", name)
+        if "nominatedNodeName" in body["status"]:
+            one["status"]["nominatedNodeName"] = body["status"]["nominatedNodeName"]
+            self._publish("pods", "MODIFIED", self.truth.touch(one))
 
     def _end_all(self) -> bool:
         """Whoever is on his way out has gone. True if there was anybody."""
