@@ -96,6 +96,8 @@ class Course:
         self.asked_for = deployment.replicas
         # When the binder was last asked for its copies.
         self.asked_ns = 0
+        # Who has written its replicas as an autoscaler does since this one scales it, and when.
+        self.rival: tuple[str, str] | None = None
         self.decisions: deque[DecisionView] = deque(maxlen=KEPT)
         # When people were last told: of each kind of event, and by the annotation.
         self.told_ns: dict[str, int] = {}
@@ -169,6 +171,7 @@ class Course:
             initialised=self.initialised,
             proxied_since_ns=now_ns - spec.bounds.grace_period_ns if proven else None,
             proven=proven,
+            progress_deadline_ns=self.deployment.progress_deadline_ns,
         )
         return step(spec, state, self.desired, now_ns)
 
@@ -205,8 +208,10 @@ class Course:
     def configure(self, deployment: Deployment, *, ready: int, now_ns: int) -> bool | None:
         """The Deployment as it is now. Of its decider: None, nothing has changed; False, other values; True, a new one:
         what Knative's takes at its beginning only is a new revision's there."""
-        before, self.deployment = self.deployment.spec, deployment
-        after = deployment.spec
+        before, after = self.deployment.spec, deployment.spec
+        if deployment.scaled_by not in (None, self.deployment.scaled_by):
+            self.rival = deployment.scaled_by
+        self.deployment = deployment
         if after == before:
             return None
         self.waiting.resize(after.stable_window_seconds, after.panic_window_seconds, now_ns // SECOND_NS)

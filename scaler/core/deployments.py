@@ -20,7 +20,8 @@ from berth.contract.text import one_line
 from scaler.activation.slices import DoorPorts
 from scaler.core.plan import Kind
 from scaler.core.pods import JsonObject, picked
-from scaler.decision.annotations import CONCURRENCY, GROUP, Annotations, of_deployment
+from scaler.decision.annotations import CONCURRENCY, GROUP, NUMBERS, Annotations, of_deployment
+from scaler.decision.bounds import PROGRESS_DEADLINE_NS
 from scaler.decision.defaults import HPA, KPA, Defaults
 from scaler.decision.spec import Spec, spec_of
 from scaler.go import SECOND_NS, parse_duration_ns, parse_float, parse_int
@@ -40,6 +41,9 @@ _MOST_CLIENTS: Final = 64
 _LONGEST_NAME: Final = 255
 MOST_TEMPLATE_BYTES: Final = 128 * 1024
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?|\*", re.ASCII)
+_SCALE: Final = "scale"
+_PROXY: Final = "proxy"
+_PROGRESS_DEADLINE: Final = ("serving.knative.dev/progress-deadline", "serving.knative.dev/progressDeadline")
 _METRIC: Final = GROUP + "metric"
 # A variable's value, and a word, once what they refer to stands in them: references double what they name each time.
 _LONGEST_EXPANDED: Final = 4096
@@ -86,6 +90,10 @@ class Deployment:
     template_bytes: int
     replicas: int = 0
     told: Scaled | None = None
+    # Who wrote `replicas` last as an autoscaler does, and when.
+    scaled_by: tuple[str, str] | None = None
+    # So long a model may take to get ready before it is given up (Knative's annotation of a Revision).
+    progress_deadline_ns: int = PROGRESS_DEADLINE_NS
 
     @property
     def class_name(self) -> str:
@@ -104,16 +112,34 @@ class Deployment:
 
 def keep_deployment(item: JsonObject) -> dict[str, Any]:
     """What a mirror needs to keep of a Deployment."""
+    kept = picked(item["metadata"], "name", "namespace", "uid", "resourceVersion", "annotations")
+    kept["managedFields"] = [
+        picked(one, "manager", "time", "subresource", "fieldsV1")
+        for one in item["metadata"].get("managedFields") or ()
+        if one.get("subresource") == _SCALE
+    ]
     return {
-        "metadata": picked(item["metadata"], "name", "namespace", "uid", "resourceVersion", "annotations"),
+        "metadata": kept,
         "spec": picked(item.get("spec") or {}, "replicas", "template"),
     }
 
 
+def scaled_by(item: JsonObject) -> tuple[str, str] | None:
+    """Who owns `replicas` by the subresource that autoscalers write (a HorizontalPodAutoscaler, and KEDA by one), and
+    since when. What a person writes with kubectl is no autoscaler's."""
+    for one in item["metadata"].get("managedFields") or ():
+        manager = one.get("manager") or ""
+        owned = ((one.get("fieldsV1") or {}).get("f:spec") or {}).keys()
+        if one.get("subresource") == _SCALE and "f:replicas" in owned and not manager.startswith("kubectl"):
+            return manager, one.get("time") or ""
+    return None
+
+
 def merged_annotations(template: JsonObject, own: Mapping[str, str], keys: Keys) -> dict[str, str]:
-    """Autoscaling's and Berth's options, and nothing else."""
+    """Autoscaling's and Berth's options, Knative's of a Revision, and nothing else."""
     of_template = (template.get("metadata") or {}).get("annotations") or {}
-    names = (keys.overflow_pods, keys.hold_timeout, keys.hold_requests, keys.hold_bytes, keys.clients)
+    names = [keys.overflow_pods, keys.hold_timeout, keys.hold_requests, keys.hold_bytes, keys.clients]
+    names += _PROGRESS_DEADLINE
     return of_deployment(of_template, own) | picked(own, *names) | picked(of_template, *names)
 
 
@@ -157,6 +183,7 @@ def read_deployment(
         template=template,
         template_hash=text_hash(text),
         template_bytes=len(text),
+        progress_deadline_ns=_progress_deadline_ns(annotations),
     )
 
 
@@ -179,6 +206,7 @@ def read_told(text: str | None) -> Scaled | None:
 
 def _spec(given: Mapping[str, str], defaults: Defaults, proxy: Proxy, *, until_needed: bool) -> Spec:
     spec = spec_of(given, defaults, container_concurrency=proxy.container_concurrency)
+    _check_finite(Annotations(given))
     if spec.target_burst_capacity != 0:
         name = Annotations(given).key("target-burst-capacity")
         raise InvalidValue(
@@ -187,6 +215,27 @@ def _spec(given: Mapping[str, str], defaults: Defaults, proxy: Proxy, *, until_n
     if until_needed:
         return replace(spec, bounds=replace(spec.bounds, retention_ns=_FOR_EVER_NS))
     return spec
+
+
+def _check_finite(given: Annotations) -> None:
+    """Knative takes NaN for any number, and an infinite target: the model would never scale. Raises InvalidValue."""
+    for name in NUMBERS:
+        number = given.number(name)
+        if number is not None and not math.isfinite(number):
+            raise _wrong(given.key(name), given.text(name) or "", "a finite number")
+
+
+def _progress_deadline_ns(given: Mapping[str, str]) -> int:
+    for key in _PROGRESS_DEADLINE:
+        if (text := given.get(key)) is not None:
+            try:
+                deadline_ns = parse_duration_ns(text)
+            except InvalidValue:
+                deadline_ns = 0
+            if deadline_ns <= 0 or deadline_ns % SECOND_NS:
+                raise _wrong(key, text, "a duration of whole seconds, more than 0s")
+            return deadline_ns
+    return PROGRESS_DEADLINE_NS
 
 
 def _options(given: Mapping[str, str], keys: Keys, namespace: str, *, until_needed: bool) -> Options:
@@ -260,14 +309,40 @@ def _clients(given: Mapping[str, str], key: str, namespace: str) -> frozenset[st
 
 def read_proxy(template: JsonObject) -> Proxy:
     """A template without one has what a proxy has that is told nothing. Raises InvalidValue for a limit that is none."""
-    for container in (template.get("spec") or {}).get("containers") or ():
-        words = [*(container.get("command") or ()), *(container.get("args") or ())]
-        if "proxy" in words:
-            variables = _variables(container)
-            given = words[words.index("proxy") + 1 :]
-            flags = _flags([_expanded(word, variables, too_long=word) for word in given])
-            return _proxy(flags, variables, container)
-    return Proxy()
+    found = _proxy_container(template.get("spec") or {})
+    if found is None:
+        return Proxy()
+    container, given = found
+    variables = _variables(container)
+    flags = _flags([_expanded(word, variables, too_long=word) for word in given])
+    return _proxy(flags, variables, container)
+
+
+def _proxy_container(spec: JsonObject) -> tuple[JsonObject, Sequence[str]] | None:
+    """With its flags. Whoever runs `berth proxy`, before whoever is only called so; main containers and native
+    sidecars (init containers that are started again) alike."""
+    sidecars = [one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"]
+    every = [*(spec.get("containers") or ()), *sidecars]
+    running = [(one, flags) for one in every if (flags := _proxy_flags(one)) is not None]
+    called = [(one, _words(one)) for one in every if one.get("name") == _PROXY]
+    of_both = [found for found in running if found[0].get("name") == _PROXY]
+    return next(iter([*of_both, *running, *called]), None)
+
+
+def _proxy_flags(container: JsonObject) -> Sequence[str] | None:
+    """What stands behind `berth proxy`, or behind `proxy` where the image's own entrypoint is berth. Another program's
+    `proxy` (Istio's is `proxy sidecar --…`) is followed by a word that is no flag."""
+    words = _words(container)
+    for place, word in enumerate(words):
+        is_ours = not (place or container.get("command")) or words[place - 1].rpartition("/")[2] == "berth"
+        if word == _PROXY and is_ours:
+            flags = words[place + 1 :]
+            return flags if not flags or flags[0].startswith("-") else None
+    return None
+
+
+def _words(container: JsonObject) -> list[str]:
+    return [*(container.get("command") or ()), *(container.get("args") or ())]
 
 
 def _variables(container: JsonObject) -> dict[str, str]:

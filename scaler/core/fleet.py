@@ -8,6 +8,7 @@ go make a `Complaint`, and the last good reading stays.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from berth.contract.errors import InvalidValue
 from berth.contract.keys import Keys
@@ -18,23 +19,28 @@ from scaler.core.deployments import (
     merged_annotations,
     read_deployment,
     read_told,
+    scaled_by,
     template_text,
     text_hash,
 )
 from scaler.core.pods import Counts, JsonObject, Pod, PodState, counted, keep_pod, read_pod
-from scaler.decision.annotations import is_scaled
+from scaler.decision.annotations import is_scaled, unknown
 from scaler.decision.defaults import Defaults
 
 __all__ = ["Complaint", "Counts", "Deployment", "Fleet", "Pod", "PodState", "keep_deployment", "keep_pod"]
 
+_INVALID: Final = "InvalidAnnotation"
+_UNKNOWN: Final = "UnknownAnnotation"
+
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What somebody has written on a Deployment and does not go."""
+    """What somebody has written on a Deployment and does not go, or is not read."""
 
     key: ModelKey
     uid: str
     text: str
+    reason: str = _INVALID
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,9 @@ class Fleet:
         # Of the last pod of each Deployment that said one: of those that have pods, or are scaled.
         self._priorities: dict[ModelKey, int] = {}
         # The newest of each: whoever writes nonsense again and again is told no oftener than this is asked for.
-        self._complaints: dict[ModelKey, Complaint] = {}
+        self._complaints: dict[tuple[ModelKey, str], Complaint] = {}
+        # What was last said of annotations that there are not.
+        self._unknown: dict[ModelKey, str] = {}
 
     # Deployments.
 
@@ -91,6 +99,7 @@ class Fleet:
         key, meta, spec = _key(item), item["metadata"], item.get("spec") or {}
         own, template = meta.get("annotations") or {}, spec.get("template") or {}
         annotations = merged_annotations(template, own, self.keys)
+        self._look_for_unknown(key, meta.get("uid", ""), annotations)
         if not is_scaled(annotations):
             self._forget(key)
             return
@@ -104,6 +113,7 @@ class Fleet:
             reading.deployment,
             replicas=int(spec.get("replicas", 1)),
             told=told,
+            scaled_by=scaled_by(item),
         )
 
     def deployment_gone(self, item: JsonObject) -> None:
@@ -112,6 +122,7 @@ class Fleet:
         reading = self._readings.get(key)
         if reading is not None and reading.uid == item["metadata"].get("uid", ""):
             self._forget(key)
+        self._unknown.pop(key, None)
         self._forget_priority(key)
 
     def refused(self, key: ModelKey) -> str:
@@ -125,7 +136,7 @@ class Fleet:
         return reading.good if reading is not None and reading.refused else {}
 
     def complaints(self) -> list[Complaint]:
-        """Each once, the newest of each Deployment."""
+        """Each once, the newest of each kind and Deployment."""
         told, self._complaints = self._complaints, {}
         return list(told.values())
 
@@ -133,8 +144,18 @@ class Fleet:
         self._readings.pop(key, None)
         self._objects.pop(key, None)
         self._deployments.pop(key, None)
-        self._complaints.pop(key, None)
+        self._complaints.pop((key, _INVALID), None)
         self._changed(key)
+
+    def _look_for_unknown(self, key: ModelKey, uid: str, annotations: Mapping[str, str]) -> None:
+        """Also of who has not asked to be scaled: perhaps it is `class` that is misspelt."""
+        text = unknown(annotations)
+        if text and text != self._unknown.get(key):
+            self._complaints[key, _UNKNOWN] = Complaint(key, uid, text, _UNKNOWN)
+        if text:
+            self._unknown[key] = text
+        else:
+            self._unknown.pop(key, None)
 
     def _forget_priority(self, key: ModelKey) -> None:
         """Who is scaled and has no pod will have more of them."""
@@ -188,7 +209,7 @@ class Fleet:
     ) -> _Reading:
         """What is to be placed is the new template all the same."""
         if known is None or known.refused != why:
-            self._complaints[key] = Complaint(key, uid, why)
+            self._complaints[key, _INVALID] = Complaint(key, uid, why)
         good = None if known is None else known.deployment
         if good is not None:
             text = template_text(template)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final, Literal
 
+from berth.contract.text import one_line
 from scaler.core.clip import Clipped, clip
 from scaler.core.copies import Copies
 from scaler.core.course import Course
@@ -11,12 +12,14 @@ from scaler.core.models_view import DecisionView
 from scaler.core.plan import Action, Event, Kind, WriteScale, WriteStatus
 from scaler.core.retention import Evictions
 from scaler.decision.bounds import Activity
+from scaler.decision.defaults import HPA
 from scaler.go import SECOND_NS
 
 # A little less than a tick.
 _STATUS_PAUSE_NS: Final = 1_500_000_000
 _EVENT_PAUSE_NS: Final = 300 * SECOND_NS
 # Copies of a retained model that nobody needs to go.
+_CONFLICT: Final = "ReplicasConflict"
 _KEPT_COST: Final = 1_000_000_000
 
 
@@ -111,6 +114,17 @@ class Outcomes:
             )
         if course.kept_for and course.is_due("NotToZero", _EVENT_PAUSE_NS, now_ns):
             yield event_on(course, "Warning", "NotToZero", f"its last copy stays: {course.kept_for}")
+        if course.rival is not None:
+            yield from self._conflict(course, course.rival[0], now_ns)
+
+    def _conflict(self, course: Course, rival: str, now_ns: int) -> Iterator[Event]:
+        if course.deployment.kind is Kind.KPA and course.is_due(_CONFLICT, _EVENT_PAUSE_NS, now_ns):
+            course.rival = None
+            text = (
+                f"{one_line(rival, limit=80)} writes replicas as well, as a HorizontalPodAutoscaler does: two autoscalers"
+                f" undo each other. Delete that one, or leave the replicas to it by the class {HPA}, or keda"
+            )
+            yield event_on(course, "Warning", _CONFLICT, text)
 
     def _note(self, course: Course, counts: Counts, copies: int, now_ns: int) -> None:
         """The decision, if it differs from the last one."""

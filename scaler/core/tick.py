@@ -410,7 +410,7 @@ class Scaler:
                 model=complaint.key,
                 uid=complaint.uid,
                 type="Warning",
-                reason="InvalidAnnotation",
+                reason=complaint.reason,
                 message=complaint.text,
             )
 

@@ -7,6 +7,7 @@ refused here is what is there. The names of several words may also be written in
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Final, TypeVar
 
@@ -19,6 +20,32 @@ CONCURRENCY: Final = "concurrency"
 RPS: Final = "rps"
 WEIGHTED: Final = ("weighted-exponential", "weightedExponential")
 _ALGORITHMS: Final = ("linear", *WEIGHTED)
+NAMES: Final = (
+    "activation-scale",
+    "class",
+    "initial-scale",
+    "max-scale",
+    "metric",
+    "metric-aggregation-algorithm",
+    "min-scale",
+    "panic-threshold-percentage",
+    "panic-window-percentage",
+    "scale-down-delay",
+    "scale-to-zero-pod-retention-period",
+    "target",
+    "target-burst-capacity",
+    "target-utilization-percentage",
+    "window",
+)
+# All that are read as numbers with a fraction.
+NUMBERS: Final = (
+    "target",
+    "target-utilization-percentage",
+    "target-burst-capacity",
+    "panic-window-percentage",
+    "panic-threshold-percentage",
+)
+_MOST_UNKNOWN: Final = 3
 _KEBAB_ONLY: Final = frozenset({"activation-scale", "class", "metric", "target", "window"})
 
 _CAPITAL: Final = re.compile(r"[A-Z]")
@@ -79,6 +106,19 @@ def _hyphenated(key: str) -> str:
     """The usual spelling of a name that has two."""
     usual = _CAPITAL.sub(lambda found: "-" + found[0].lower(), key)
     return key if usual.removeprefix(GROUP) in _KEBAB_ONLY else usual
+
+
+def unknown(annotations: Mapping[str, str]) -> str:
+    """Which of autoscaling's annotations there are not, and which are meant, most likely; "": none."""
+    names = sorted(key.removeprefix(GROUP) for key in annotations if key.startswith(GROUP))
+    found = [name for name in names if _hyphenated(GROUP + name).removeprefix(GROUP) not in NAMES]
+    said = [_did_you_mean(name) for name in found[:_MOST_UNKNOWN]]
+    return "; ".join(said) + (f"; and {len(found) - len(said)} more" if len(found) > len(said) else "")
+
+
+def _did_you_mean(name: str) -> str:
+    near = get_close_matches(_CAPITAL.sub(lambda found: "-" + found[0].lower(), name), NAMES, n=1)
+    return f"{GROUP}{name} is not read" + (f"; did you mean {GROUP}{near[0]}?" if near else "")
 
 
 def check(annotations: Mapping[str, str], defaults: Defaults) -> None:

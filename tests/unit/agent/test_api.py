@@ -961,7 +961,9 @@ async def test_what_a_tenant_wrote_is_not_what_is_published(
     assert "#x" not in text
     assert 'backend: "python"' in text
     assert 'name: "model-p1"' in text
-    told = [one for one in caplog.records if one.message.startswith("the name in config.pbtxt is overwritten")]
+    told = [
+        one for one in caplog.records if one.message.startswith("the name in config.pbtxt is overwritten")
+    ]
     assert len(told) == 1
 
 

@@ -1,16 +1,17 @@
 """What is made of Deployments and pods as the API server shows them."""
 
 import tracemalloc
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from berth.contract.keys import Keys
 from berth.contract.scaling import ModelKey, Scaled
 from scaler.activation.slices import DoorPorts
-from scaler.core.deployments import Proxy, keep_deployment, read_proxy, template_text, text_hash
+from scaler.core.deployments import Proxy, keep_deployment, read_proxy, scaled_by, template_text, text_hash
 from scaler.core.fleet import Counts, Fleet, PodState, keep_pod
 from scaler.core.plan import Kind
+from scaler.decision.annotations import NAMES
 from scaler.decision.defaults import BERTH, HPA, KPA, read_defaults
 
 GROUP = "autoscaling.knative.dev/"
@@ -313,6 +314,54 @@ def test_the_proxys_own_arguments(container: dict[str, Any], proxy: Proxy) -> No
     assert read_proxy({"spec": {"containers": [{"args": ["sidecar"]}, container]}}) == proxy
 
 
+BERTHS: Final = {"name": "door", "args": ["proxy", "--model=ours"]}
+ISTIOS: Final = {"name": "istio-proxy", "args": ["proxy", "sidecar", "--domain", "a.svc", "--model=theirs"]}
+OTHERS: Final = {"name": "proxy", "command": ["oauth"], "args": ["--model=theirs"]}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": [ISTIOS, BERTHS]},
+        {"containers": [OTHERS, BERTHS]},
+        {"containers": [ISTIOS, {"name": "p", "command": ["/usr/bin/berth"], "args": ["proxy", "--model", "ours"]}]},
+        {"containers": [{"name": "p", "command": ["tini", "--", "berth", "proxy", "--model=ours"]}]},
+        {"containers": [{"name": "proxy", "command": ["start"], "args": ["--model=ours"]}, ISTIOS]},
+        {"containers": [OTHERS], "initContainers": [{**BERTHS, "restartPolicy": "Always"}]},
+        {
+            "containers": [{"name": "main", "args": ["sleep"]}],
+            "initContainers": [
+                {**ISTIOS, "restartPolicy": "Always"},
+                {"name": "loader", "args": ["loader", "--model=x"]},
+                {**BERTHS, "restartPolicy": "Always"},
+            ],
+        },
+        {
+            "containers": [{**BERTHS, "args": ["proxy", "--model=theirs"]}, {**BERTHS, "name": "proxy"}],
+        },
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_the_proxy_is_found_among_all_that_run_beside_it(spec: dict[str, Any]) -> None:
+    """autoscaling D9: a native sidecar was not found, and Istio's proxy was."""
+    assert read_proxy({"spec": spec}).model == "ours"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": [ISTIOS]},
+        {"containers": [{"name": "a", "command": ["other"], "args": ["proxy", "--model=theirs"]}]},
+        {"containers": [], "initContainers": [BERTHS]},
+        {"containers": [{"name": "a", "args": ["serve", "proxy", "--model=theirs"]}]},
+    ],
+    ids=range(4),
+)
+def test_what_is_not_berths_proxy_is_not_taken_for_it(spec: dict[str, Any]) -> None:
+    """autoscaling D9. An init container that ends serves nobody."""
+    assert read_proxy({"spec": spec}) == Proxy()
+
+
 def test_the_limit_of_a_copy_bounds_its_target() -> None:
     told = fleet()
     spec = {"containers": [{"args": ["proxy", "--model=public", "--container-concurrency=2"]}]}
@@ -577,6 +626,133 @@ def test_a_value_may_be_as_long_as_any_that_is_read() -> None:
     assert read_proxy({"spec": proxy(env=[*doubled(8), *env])}).model == "x" * 4096
     env = [{"name": "BERTH_PROXY_MODEL", "value": "$(V8)x"}]
     assert read_proxy({"spec": proxy(env=[*doubled(8), *env])}).model == "$(BERTH_PROXY_MODEL)"
+
+
+@pytest.mark.parametrize("text", ["NaN", "Inf", "+Inf", "-Inf", "infinity"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "target",
+        "target-utilization-percentage",
+        "panic-window-percentage",
+        "panic-threshold-percentage",
+        "target-burst-capacity",
+    ],
+)
+def test_what_is_no_finite_number_is_refused(name: str, text: str) -> None:
+    """autoscaling D5: Knative takes some of these; then a request at zero waits for nothing, without a word."""
+    told = fleet()
+    told.observe_deployment(deployment({GROUP + name: text}))
+    (complaint,) = told.complaints()
+    assert f"{GROUP}{name}" in complaint.text
+    assert text in complaint.text
+    assert not told.deployments
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["targt"], f"{GROUP}targt is not read; did you mean {GROUP}target?"),
+        (["minscale"], f"{GROUP}minscale is not read; did you mean {GROUP}min-scale?"),
+        (["maxScal"], f"{GROUP}maxScal is not read; did you mean {GROUP}max-scale?"),
+        (["activationScale"], f"{GROUP}activationScale is not read; did you mean {GROUP}activation-scale?"),
+        (["xyz"], f"{GROUP}xyz is not read"),
+        (
+            ["a1", "a2", "a3", "a4", "a5"],
+            f"{GROUP}a1 is not read; {GROUP}a2 is not read; {GROUP}a3 is not read; and 2 more",
+        ),
+    ],
+)
+def test_an_annotation_that_there_is_not_is_told_with_the_one_that_is_meant(
+    names: list[str], said: str
+) -> None:
+    """autoscaling D7: a typo in an annotation's name was silent."""
+    told = fleet()
+    item = deployment(dict.fromkeys((GROUP + name for name in names), "1"))
+    told.observe_deployment(item)
+    (complaint,) = told.complaints()
+    assert (complaint.reason, complaint.text, complaint.uid) == ("UnknownAnnotation", said, "d")
+    assert told.deployments[KEY].spec.target == 70.0  # what it does not read changes nothing
+    told.observe_deployment(item)
+    assert not told.complaints()
+    told.observe_deployment(deployment())
+    told.observe_deployment(item)
+    assert len(told.complaints()) == 1
+    told.deployment_gone(item)
+    told.observe_deployment(item)
+    assert len(told.complaints()) == 1
+
+
+def test_a_class_that_is_misspelt_is_told_though_nothing_is_scaled() -> None:
+    """autoscaling D7."""
+    told = fleet()
+    told.observe_deployment(deployment({GROUP + "clas": KPA, GROUP + "min-scale": "1"}, kind=None))
+    (complaint,) = told.complaints()
+    assert complaint.text.endswith(f"did you mean {GROUP}class?")
+    assert not told.deployments
+
+
+def test_what_there_is_is_told_of_nobody_and_both_complaints_are_told() -> None:
+    """autoscaling D7: every name of Knative's, in each spelling that is read."""
+    told = fleet()
+    known = {name: "" for name in NAMES if name != "class"} | {"minScale": "", "targetBurstCapacity": ""}
+    told.observe_deployment(deployment({GROUP + name: text for name, text in known.items()}, kind=None))
+    assert not told.complaints()
+    told.observe_deployment(deployment({GROUP + "target": "x", GROUP + "tagret": "1"}))
+    assert {one.reason for one in told.complaints()} == {"InvalidAnnotation", "UnknownAnnotation"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [(None, 600), ("25m", 1500), ("0s", None), ("1500ms", None), ("-1s", None), ("5", None)],
+)
+@pytest.mark.parametrize("name", ["progress-deadline", "progressDeadline"])
+def test_knatives_progress_deadline_is_read(name: str, text: str | None, seconds: int | None) -> None:
+    """autoscaling, undocumented differences: it was 600 s whatever was written."""
+    told, key = fleet(), f"serving.knative.dev/{name}"
+    told.observe_deployment(deployment(template={} if text is None else {key: text}))
+    if seconds is None:
+        (complaint,) = told.complaints()
+        assert key in complaint.text
+    else:
+        assert told.deployments[KEY].progress_deadline_ns == seconds * 10**9
+
+
+def managed(manager: str, *, subresource: str | None = "scale", field: str = "f:replicas") -> dict[str, Any]:
+    entry = {
+        "manager": manager,
+        "time": "2026-01-01T00:00:00Z",
+        "operation": "Update",
+        "apiVersion": "apps/v1",
+    }
+    entry |= {"fieldsV1": {"f:spec": {field: {}}}}
+    item = deployment()
+    item["metadata"]["managedFields"] = [entry | ({"subresource": subresource} if subresource else {})]
+    return item
+
+
+@pytest.mark.parametrize("manager", ["kube-controller-manager", "keda"])
+def test_who_scales_beside_us_is_seen_by_the_field_that_it_owns(manager: str) -> None:
+    """autoscaling D8."""
+    item = managed(manager)
+    assert scaled_by(item) == scaled_by(keep_deployment(item)) == (manager, "2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        managed("berth", subresource=None),
+        managed("kubectl"),
+        managed("kubectl-scale"),
+        managed("kube-controller-manager", subresource="status"),
+        managed("kube-controller-manager", field="f:paused"),
+        deployment(),
+    ],
+    ids=range(6),
+)
+def test_neither_our_writes_nor_a_persons_are_an_autoscalers(item: dict[str, Any]) -> None:
+    """autoscaling D8."""
+    assert scaled_by(item) is scaled_by(keep_deployment(item)) is None
 
 
 def test_what_a_bound_itself_allows_goes() -> None:

@@ -1665,3 +1665,75 @@ def test_a_template_that_is_too_large_is_not_asked_for_and_its_user_is_told() ->
     (event,) = [action for action in cluster.scaler.step(cluster.ns) if isinstance(action, Event)]
     assert "the pod template has 200" in event.message
     assert cluster.scaler.question(cluster.ns) is None
+
+
+# --- what people get wrong --------------------------------------------------------------------------------------------
+
+
+def test_another_autoscaler_of_the_same_deployment_is_told_of() -> None:
+    """autoscaling D8: class kpa beside an HPA was neither detected nor told. What it wrote before Berth scaled is no
+    conflict, nor what a class leaves to it."""
+
+    def scaled_by(model: FakeModel, time: str) -> None:
+        item = model.json()
+        fields = {"f:spec": {"f:replicas": {}}}
+        item["metadata"]["managedFields"] = [
+            {"manager": "kube-controller-manager", "subresource": "scale", "time": time, "fieldsV1": fields}
+        ]
+        cluster.fleet.observe_deployment(item)
+
+    cluster = Cluster()
+    ours, theirs = cluster.add("m", **ONE, min_scale="1"), cluster.add("n", kind=HPA, min_scale="1")
+    for model in (ours, theirs):
+        scaled_by(model, "1")
+    cluster.do(cluster.scaler.step(cluster.ns))
+    assert not cluster.told("ReplicasConflict")
+    for model in (ours, theirs):
+        scaled_by(model, "2")
+    cluster.do(cluster.scaler.step(cluster.ns))
+    (said,) = cluster.told("ReplicasConflict")
+    assert "kube-controller-manager writes replicas as well" in said
+    assert [event.model for event in cluster.events if event.reason == "ReplicasConflict"] == [ours.key]
+    cluster.now += 100
+    scaled_by(ours, "3")
+    cluster.do(cluster.scaler.step(cluster.ns))
+    assert len(cluster.told("ReplicasConflict")) == 1
+    cluster.now += 300
+    cluster.do(cluster.scaler.step(cluster.ns))
+    assert len(cluster.told("ReplicasConflict")) == 2
+    cluster.now += 1000
+    cluster.api_works = False
+    ours.annotations["autoscaling.knative.dev/max-scale"] = "7"  # anything else of it changes
+    scaled_by(ours, "3")
+    cluster.do(cluster.scaler.step(cluster.ns))
+    assert len(cluster.told("ReplicasConflict")) == 3  # since it was last seen, our own write lay between
+    cluster.now += 1000
+    ours.annotations["autoscaling.knative.dev/max-scale"] = "8"
+    scaled_by(ours, "3")
+    cluster.do(cluster.scaler.step(cluster.ns))
+    assert len(cluster.told("ReplicasConflict")) == 3
+
+
+def test_an_unknown_annotation_is_told_on_the_deployment() -> None:
+    """autoscaling D7."""
+    cluster = Cluster()
+    model = cluster.add("m", targt="3")
+    cluster.run(20)
+    assert len(cluster.told("UnknownAnnotation")) == 1
+    (event,) = [one for one in cluster.events if one.reason == "UnknownAnnotation"]
+    assert (event.model, event.uid, event.type) == (model.key, model.uid, "Warning")
+
+
+@pytest.mark.parametrize("seconds", [60, 600])
+def test_a_model_that_does_not_come_up_is_given_up_after_its_progress_deadline(seconds: int) -> None:
+    """autoscaling, undocumented differences: `serving.knative.dev/progress-deadline`, and 30 s more."""
+    cluster = Cluster()
+    model = cluster.add("m", **ONE, stuck="CrashLoopBackOff")
+    model.annotations["serving.knative.dev/progress-deadline"] = f"{seconds}s"
+    cluster.change(model)
+    model.load = 1
+    cluster.until(lambda: model.replicas == 1)
+    cluster.until(lambda: any(pod.waiting_reason for pod in cluster.of(model)))
+    model.load = 0
+    passed = cluster.until(lambda: model.replicas == 0, most=2000)
+    assert seconds + 20 < passed <= seconds + 30 + 5
