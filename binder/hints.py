@@ -21,7 +21,7 @@ from binder.labels import Labels
 from binder.neighbours import Term
 from binder.pod_index import Neighbour, Turn
 from binder.reasons import Kind
-from binder.table import Bools, Ints
+from binder.table import Bools, Ints, NodeTable
 from binder.victims import Victims
 
 Some = NDArray[np.intp]
@@ -53,22 +53,38 @@ class Hope:
 
     rows: frozenset[int] | None
 
+    @property
+    def is_news(self) -> bool:
+        """Something has changed: more than that a search was left off (`GO_ON`)."""
+        return self.rows is None or bool(self.rows)
+
     def and_also(self, other: "Hope") -> "Hope":
         if self.rows is None or other.rows is None:
             return Hope(None)
         return Hope(self.rows | other.rows)
 
 
+# Nobody knows what has changed.
+ANY = Hope(None)
+# The search for pods that could go was left off, and goes on.
+GO_ON = Hope(frozenset())
+
+
 @dataclass(slots=True)
 class Stand:
-    """How a pod stood when it was refused. `codes`: the first rule of each row; `clock`: the table's then;
-    `searched`: the table's when nobody was found who could go for it."""
+    """How a pod stood when it was refused. `codes`: the first rule of each row; `clock`: the table's then.
+
+    Of the search for pods that could go for it: `searched`: the table's clock when nobody was found; `unasked`: rows that
+    it had not come to by then; `met`: what stood in the way without them, which `kinds` have, too.
+    """
 
     codes: Codes
     kinds: set[Kind]
     hopeless: bool
     clock: int
     searched: int | None = None
+    unasked: Some = field(default_factory=lambda: np.zeros(0, np.intp))
+    met: frozenset[Kind] = frozenset()
 
     def copy(self) -> "Stand":
         return replace(self, codes=self.codes.copy(), kinds=set(self.kinds))
@@ -80,6 +96,28 @@ class Stand:
         self.codes[rows] = codes
         self.kinds |= _kinds(codes)
         self.clock = clock
+
+    def go_on_from(self, before: "Stand") -> None:
+        """What was searched before need not be searched again."""
+        self.searched, self.unasked, self.met = before.searched, before.unasked, before.met
+        self.kinds |= before.met
+
+    def begin_anew(self) -> None:
+        """All is to be searched again."""
+        self.searched, self.met, self.unasked = None, frozenset(), self.unasked[:0]
+
+    def to_search(self, table: NodeTable) -> Some:
+        """Rows where somebody could be found who was not before: what has become better since, and what was not
+        asked."""
+        if self.searched is None:
+            return np.arange(len(table))
+        return np.union1d(table.eased_since(self.searched), self.unasked)
+
+    def note_search(self, clock: int, unasked: Some, met: "set[Kind]") -> None:
+        """Nobody was found, but for those rows that were not asked."""
+        self.searched, self.unasked = clock, unasked
+        self.met |= met
+        self.kinds |= self.met
 
 
 def stand_of(decider: Decider, refusal: Refusal) -> Stand:
@@ -177,7 +215,8 @@ class Hints:
             rows = np.arange(len(table))
         else:
             moved = table.moved_since(stand.clock)
-            rows = np.union1d(moved, np.array(sorted(hope.rows), np.intp)).astype(np.intp)
+            hoped = np.array(sorted(hope.rows), np.intp)
+            rows = np.union1d(np.union1d(moved, hoped), stand.unasked).astype(np.intp)
         with decider.without(self._aside(demand)):
             codes = decider.codes_on(demand, rows)
         if (codes == FITS).any():

@@ -6,9 +6,8 @@ protects first and then the most important; between nodes choose the one whose v
 things are Berth's own: only model pods are victims, and a PodDisruptionBudget is never violated.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +40,9 @@ CURABLE = frozenset(
 _CURABLE_CODES = [CODE[kind] for kind in CURABLE]
 # Nodes where a sacrifice was found, among which the cheapest is chosen: kube-scheduler looks at 100, or a
 # tenth of the nodes. And questions in one search, at least one for each node, which stand in the order of what
-# they promise: nothing else is heard meanwhile, and each takes up to a millisecond.
+# they promise: nothing else is heard meanwhile, and each takes up to a millisecond. The next search goes on behind them.
 _ENOUGH = 8
-_MOST_QUESTIONS = 64
+MOST_QUESTIONS = 64
 # Added to each priority, so that one more victim is never cheaper (kube-scheduler's MaxInt32 + 1).
 _PRIORITY_OFFSET = 2**31
 
@@ -78,55 +77,84 @@ def find_sacrifice(
 ) -> Sacrifice | None:
     """The cheapest way to make room for the pod on one of these nodes; None where there is none. Only
     those who `may_go` go, and never more than the budgets allow."""
-    found: list[Sacrifice] = []
-    questions = Questions(decider, demand)
-    for node in nodes:
-        if (one := _on_node(questions, node, may_go, budgets)) is not None:
-            found.append(one)
-        if len(found) == _ENOUGH or questions.asked >= _MOST_QUESTIONS:
-            break
-    return min(found, key=lambda one: one.cost, default=None)
+    return search(Questions(decider, demand), nodes, may_go=may_go, budgets=budgets)
 
 
 class Questions:
-    """Whether a pod has a place on a node without some of the pods there. `asked`: how many there were."""
+    """Whether a pod has a place on a node without some of the pods there. `asked`: how many there were; `met`: why there
+    was none."""
 
-    def __init__(self, decider: Decider, demand: Demand) -> None:
-        self.decider, self._demand, self.asked = decider, demand, 0
+    def __init__(self, decider: Decider, demand: Demand, *, most: int = MOST_QUESTIONS) -> None:
+        self.decider, self._demand, self._most = decider, demand, most
+        self.asked, self.met = 0, set[Kind]()
+
+    @property
+    def is_over(self) -> bool:
+        return self.asked >= self._most
 
     def place(self, node: NodeName, gone: Iterable[Holder]) -> Placement | None:
         self.asked += 1
         with self.decider.without([victim.ref.uid for victim in gone]):
             outcome = self.decider.place_on(self._demand, node)
-        return outcome if isinstance(outcome, Placement) else None
+        if isinstance(outcome, Placement):
+            return outcome
+        self.met.add(outcome.kind)
+        return None
+
+
+def search(
+    questions: Questions, nodes: Iterable[NodeName], *, may_go: Callable[[Holder], bool], budgets: Budgets
+) -> Sacrifice | None:
+    """As `find_sacrifice`. It takes from `nodes` only those that it asks."""
+    found: list[Sacrifice] = []
+    for node in nodes:
+        if (one := _on_node(questions, node, may_go, budgets)) is not None:
+            found.append(one)
+        if len(found) == _ENOUGH or questions.is_over:
+            break
+    return min(found, key=lambda one: one.cost, default=None)
 
 
 def promising(
     decider: Decider, victims: Victims, demand: Demand, codes: Codes, among: NDArray[np.intp]
-) -> list[NodeName]:
-    """Nodes, of these rows, where the end of pods of lower priority may be enough, most promising first:
-    where the least important would do, where few would, where little is missing. `codes`: by row."""
+) -> Iterator[NodeName]:
+    """The nodes of `ranked`, but for those that hold what stays in the way."""
+    rows = ranked(decider, victims, demand, codes, among)
+    return names(decider, victims, demand, codes, iter(rows.tolist()))
+
+
+def names(
+    decider: Decider, victims: Victims, demand: Demand, codes: Codes, rows: Iterator[int]
+) -> Iterator[NodeName]:
+    """Takes from `rows` no more than it is asked for. Leaves out where the pod's model stays."""
+    blocked = CODE[Kind.MODEL_ON_NODE]
+    for row in rows:
+        if codes[row] != blocked or not victims.in_the_way_for_good(demand, row):
+            yield decider.table.view(row).facts.name
+
+
+def ranked(
+    decider: Decider, victims: Victims, demand: Demand, codes: Codes, among: NDArray[np.intp]
+) -> NDArray[np.intp]:
+    """Those of these rows where the end of pods of lower priority may be enough, by all that they would give back, most
+    promising first: where the least important would do, where few would, where little is missing. `codes`: by row."""
     victims.renew()
     table, count, asked = decider.table, demand.shape.gpu_count, demand.shape.request_bytes
     levels = victims.below(demand.priority)
     rows = among[curable(codes[among]) & table.live[among]]
     rows = rows[victims.some(rows, levels)]
+    for name, amount in demand.shape.amounts:
+        if amount > 0 and len(rows):
+            rows = rows[victims.left(name, rows, levels) >= amount]
     if not len(rows) or count > table.free.shape[1]:
-        return []
+        return rows[:0]
     least = np.full(len(rows), len(levels))
     for number in reversed(range(len(levels) + 1)):
         least[victims.reach(rows, levels[:number])[:, count - 1] >= asked] = number
     free = -np.sort(-table.free[rows], axis=1)[:, count - 1]
     reached = victims.reach(rows, levels)[:, count - 1] >= asked
     order = np.lexsort((rows, asked - free, least))
-    order = order[reached[order]]
-    blocked = CODE[Kind.MODEL_ON_NODE]
-    names = (
-        table.view(int(row)).facts.name
-        for row in rows[order]
-        if codes[row] != blocked or not victims.in_the_way_for_good(demand, int(row))
-    )
-    return list(islice(names, _MOST_QUESTIONS))
+    return rows[order[reached[order]]]
 
 
 def _on_node(

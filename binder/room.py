@@ -23,15 +23,25 @@ from berth.kube.events import EventRecorder
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
+from binder.allowance import Allowance
 from binder.cluster import Cluster
 from binder.decision import Placement, Refusal
 from binder.demand import Demand
 from binder.evictions import evict, set_nominated_node
 from binder.fenced import FencedClient
 from binder.filters import Codes
-from binder.hints import Stand
+from binder.hints import ANY, Hope, Stand
 from binder.holders import Holder
-from binder.preemption import Sacrifice, find_sacrifice, promising
+from binder.preemption import (
+    MOST_QUESTIONS,
+    Questions,
+    Sacrifice,
+    find_sacrifice,
+    names,
+    promising,
+    ranked,
+    search,
+)
 from binder.victims import Victims
 
 log = logging.getLogger(__name__)
@@ -39,6 +49,8 @@ log = logging.getLogger(__name__)
 NOMINATION_SECONDS = 300.0
 # A pod whose eviction was refused is no victim for so long.
 _BARRED_SECONDS = 60.0
+# Questions of searches that nothing has called for, for all pods together: a part of one core at worst.
+_REPEATED_A_SECOND, _REPEATED_AT_ONCE = 250.0, 1024
 _OVER = float("-inf")
 _MOST_WAITING = 256
 _TICK_SECONDS = 1.0
@@ -86,6 +98,7 @@ class RoomMaker:
         self._lost: set[PodUid] = set()
         self._to_clear: dict[PodUid, PodRef] = {}
         self._next_clear, self._clear_retries = _OVER, _retries()
+        self._repeats = Allowance(per_second=_REPEATED_A_SECOND, most=_REPEATED_AT_ONCE, clock=clock)
         # Pods whose eviction was refused: until when they are no victims. Known for as long as they live.
         self._barred: dict[PodUid, float] = {}
         self._wake = asyncio.Event()
@@ -135,26 +148,50 @@ class RoomMaker:
         known = self._waiting.get(demand.model.ref.uid)
         if known is not None:
             return not self._is_held(known)
-        return demand.preempts and bool(promising(self._cluster.decider, self.victims, demand, codes, rows))
+        found = promising(self._cluster.decider, self.victims, demand, codes, rows)
+        return demand.preempts and next(found, None) is not None
 
-    def make_room(self, demand: Demand, refusal: Refusal, stand: Stand) -> Sacrifice | None:
-        """Look for pods of lower priority that can go, and begin to end them: on nodes that have become
-        better since `stand` was searched, on all of them where it was not. Also told again while the pod
-        waits for those that are on their way out."""
+    def make_room(
+        self, demand: Demand, refusal: Refusal, stand: Stand, hope: Hope | None = ANY
+    ) -> Sacrifice | None:
+        """Look for pods of lower priority that can go, and begin to end them: on nodes that have become better since
+        `stand` was searched or were not asked then, on all of them where it was not. Also told again while the pod
+        waits for those that are on their way out.
+
+        `hope`: why it is tried. Without news the search goes on where it was left off, or begins anew, for nobody
+        foresees all that can help; as often as there is time for it.
+        """
         known = self._waiting.get(demand.model.ref.uid)
         if known is not None:
             return known.sacrifice
         if not demand.preempts or refusal.because is not None or len(self._waiting) >= _MOST_WAITING:
             return None
-        decider = self._cluster.decider
-        table = decider.table
-        rows = np.arange(len(table)) if stand.searched is None else table.eased_since(stand.searched)
-        nodes = promising(decider, self.victims, demand, refusal.codes, rows)
-        with decider.without(self.aside(demand) if nodes else ()):
-            sacrifice = self._find(demand, nodes)
-        stand.searched = table.clock
+        is_called_for = hope is not None and hope.is_news
+        most = MOST_QUESTIONS if is_called_for else min(MOST_QUESTIONS, self._repeats.left())
+        if not most:
+            return None
+        if hope is None and not len(stand.unasked):
+            stand.begin_anew()
+        questions = Questions(self._cluster.decider, demand, most=most)
+        sacrifice = self._search(demand, refusal, stand, questions)
+        if not is_called_for:
+            self._repeats.spend(questions.asked)
         if sacrifice is not None:
             self._nominate(demand, sacrifice, to_go=sacrifice.victims)
+        return sacrifice
+
+    def _search(
+        self, demand: Demand, refusal: Refusal, stand: Stand, questions: Questions
+    ) -> Sacrifice | None:
+        decider, table = self._cluster.decider, self._cluster.decider.table
+        rows = ranked(decider, self.victims, demand, refusal.codes, stand.to_search(table))
+        left = iter(rows.tolist())
+        nodes = names(decider, self.victims, demand, refusal.codes, left)
+        with decider.without(self.aside(demand) if len(rows) else ()):
+            sacrifice = search(
+                questions, nodes, may_go=self._may_go_for(demand), budgets=self._cluster.budgets
+            )
+        stand.note_search(table.clock, np.fromiter(left, np.intp), questions.met)
         return sacrifice
 
     def adopt(self, demand: Demand) -> None:
@@ -282,9 +319,12 @@ class RoomMaker:
             self._cluster.decider,
             demand,
             nodes,
-            may_go=lambda h: h.priority < demand.priority and not h.deleting and not self._is_barred(h),
+            may_go=self._may_go_for(demand),
             budgets=self._cluster.budgets,
         )
+
+    def _may_go_for(self, demand: Demand) -> Callable[[Holder], bool]:
+        return lambda h: h.priority < demand.priority and not h.deleting and not self._is_barred(h)
 
     def _is_barred(self, victim: Holder) -> bool:
         return self._barred.get(victim.ref.uid, _OVER) > self._clock()

@@ -36,7 +36,7 @@ from binder.doubts import Doubts
 from binder.explain import summary
 from binder.fenced import FencedClient, NotLeading
 from binder.filters import FITS
-from binder.hints import Hints, Hope, News, stand_of
+from binder.hints import ANY, GO_ON, Hints, Hope, News, stand_of
 from binder.load_failures import LoadFailures
 from binder.market import price
 from binder.metrics import BinderMetrics
@@ -329,7 +329,7 @@ class Scheduler:
         """A pod that asked the same, was refused, and has no hope since: one of many copies."""
         uid = self._refused.get(waiting.demand.question)
         known = None if uid is None else self.queue.find(uid)
-        if known is None or known.stand is None or known.hope is not None:
+        if known is None or known.stand is None or (known.hope is not None and known.hope.is_news):
             return None
         same = known.demand.question == waiting.demand.question
         return known if same and not self.room.waits_for_room(known.demand) else None
@@ -373,14 +373,17 @@ class Scheduler:
         self._metrics.refused(counts)
         reasons, waits = summary(self.cluster.decider, waiting.demand, refusal), ""
         stand = stand_of(self.cluster.decider, refusal)
-        if waiting.stand is not None and (waiting.hope is None or waiting.hope.rows is not None):
-            stand.searched = waiting.stand.searched
-        if sacrifice := self.room.make_room(waiting.demand, refusal, stand):
+        why = ANY if waiting.stand is None else waiting.hope
+        if waiting.stand is not None and why != ANY:
+            stand.go_on_from(waiting.stand)
+        if sacrifice := self.room.make_room(waiting.demand, refusal, stand, why):
             names = ", ".join(str(victim.ref) for victim in sacrifice.victims)
             waits = f"; waits for node {sacrifice.placement.node} to be rid of {names}"
         if said := waiting.said.then(reasons, waits, now=self._clock()):
             self._tell(waiting, self._with_remedy(waiting.demand, refusal, reasons + waits), said)
         self.queue.park(waiting, stand)
+        if sacrifice is None and why is not None and len(stand.unasked):
+            self.queue.wake(waiting, GO_ON)
         self._refused[waiting.demand.question] = waiting.uid
         if len(self._refused) > _MOST_QUESTIONS:
             self._refused.popitem(last=False)
