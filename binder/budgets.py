@@ -62,6 +62,15 @@ class Budgets:
                     return False
         return True
 
+    def count(self, namespace: str) -> bool:
+        """There is a budget in the namespace; without one nobody's labels need be looked at."""
+        return bool(self._budgets.get(namespace))
+
+    @property
+    def have_turned(self) -> bool:
+        """Some budget has changed since `take_turned`."""
+        return bool(self._turned)
+
     def of(self, pod: Labelled) -> list[Budget]:
         """The budgets that count the pod."""
         ref, labels = pod

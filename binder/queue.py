@@ -72,6 +72,8 @@ class SchedulingQueue:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._waiting: dict[PodUid, Waiting] = {}
+        # Of them those that were refused and may be woken: looked at whenever something changes.
+        self._parked: dict[PodUid, Waiting] = {}
         self._ready: list[tuple[Order, PodUid]] = []
         self._again: list[tuple[Order, PodUid]] = []
         self._later: list[tuple[float, PodUid]] = []
@@ -113,16 +115,17 @@ class SchedulingQueue:
 
     def remove(self, uid: PodUid) -> None:
         self._waiting.pop(uid, None)
+        self._parked.pop(uid, None)
 
     def pop(self) -> Waiting | None:
         """Take out the next pod whose time has come."""
         self._sort_in_due()
         if self._again and (not self._ready or self._since_turn >= TURN):
             self._since_turn = 0
-            return self._waiting.pop(heapq.heappop(self._again)[1])
+            return self._take(heapq.heappop(self._again)[1])
         if self._ready:
             self._since_turn += 1
-            return self._waiting.pop(heapq.heappop(self._ready)[1])
+            return self._take(heapq.heappop(self._ready)[1])
         return None
 
     def park(self, waiting: Waiting, stand: Stand) -> None:
@@ -141,9 +144,13 @@ class SchedulingQueue:
         waiting.stand, waiting.hope = None, None
         self._put_back(waiting)
 
-    def parked(self) -> Iterator[Waiting]:
+    @property
+    def has_parked(self) -> bool:
+        return bool(self._parked)
+
+    def parked(self) -> list[Waiting]:
         """Those that were refused and may be woken."""
-        return (one for one in self._waiting.values() if one.stand is not None and not one.demand.gated)
+        return list(self._parked.values())
 
     def hopeful(self) -> list[Demand]:
         """Those that have a reason to be tried, now or after a pause, in their order."""
@@ -172,6 +179,10 @@ class SchedulingQueue:
         waiting.stand, waiting.hope = stand, None
         self._put_back(waiting)
 
+    def _take(self, uid: PodUid) -> Waiting:
+        self._parked.pop(uid, None)
+        return self._waiting.pop(uid)
+
     def _put_back(self, waiting: Waiting) -> None:
         # A newer state of the pod stands.
         if waiting.uid not in self._waiting:
@@ -182,6 +193,10 @@ class SchedulingQueue:
         self._file(waiting)
 
     def _file(self, waiting: Waiting) -> None:
+        if waiting.stand is None or waiting.demand.gated:
+            self._parked.pop(waiting.uid, None)
+        else:
+            self._parked[waiting.uid] = waiting
         if waiting.demand.gated:
             return  # its change brings it here again
         if waiting.due > self._clock():

@@ -61,6 +61,8 @@ _STOP_SECONDS = 20.0
 # Woken pods that are looked at in one step: some milliseconds.
 _MOST_LOOKS = 32
 _NODES_AT_ONCE = 32
+# Changes of nodes that need not be weighed at once while nobody waits: some milliseconds.
+_MOST_LAG = 64
 _MOST_QUESTIONS = 4096
 # Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
 _CLOSE_LOOKS = 2
@@ -281,6 +283,13 @@ class Scheduler:
 
     def _wake_queue(self) -> None:
         """Wake the pods that the news may help."""
+        if not self.queue.has_parked and not self.room.has_lost:
+            # Nobody to wake. What could be freed is brought up to date now and then, so that the first one who
+            # asks for it has not everything to wait for.
+            self.room.victims.renew(lag=_MOST_LAG)
+            if self.room.victims.is_behind:
+                self._wake.set()
+            return
         news = self._hints.take_news()
         if self.room.victims.is_behind:
             self._wake.set()
@@ -381,6 +390,8 @@ class Scheduler:
             waits = f"; waits for node {sacrifice.placement.node} to be rid of {names}"
         if said := waiting.said.then(reasons, waits, now=self._clock()):
             self._tell(waiting, self._with_remedy(waiting.demand, refusal, reasons + waits), said)
+        if waiting.stand is None and not self.queue.has_parked:
+            self._hints.take_news()  # not asked for while nobody was parked: older than this refusal
         self.queue.park(waiting, stand)
         if sacrifice is None and why is not None and len(stand.unasked):
             self.queue.wake(waiting, GO_ON)

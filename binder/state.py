@@ -18,7 +18,7 @@ Besides, whatever a report lists is held, also when this binder never saw its po
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -27,7 +27,7 @@ from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, has_ended, is_deleting, node_of, pod_ref
 from berth.contract.report import ModelReport, NodeReport
-from binder.amounts import total
+from binder.amounts import PODS, Amounts
 from binder.demand import Demand
 from binder.holders import Holder, bound_holder, held_by_gpu, placed_holder
 from binder.labels import Labels
@@ -131,7 +131,8 @@ class ClusterState:
             return self.remove_pod(uid)
         holder = bound_holder(pod, node, self._keys)
         neighbour = _neighbour(pod, node)
-        if self._bound.get(uid) == holder and self.pods.get(uid) == neighbour:
+        if self._living(uid) == holder and self.pods.get(uid) == neighbour:
+            self._confirm(uid, holder)
             return False
         was_listed = uid in self._listed
         before = self._lift(uid)
@@ -166,11 +167,20 @@ class ClusterState:
         assert not self.has_place(uid), f"pod {demand.model.ref} has a place already"
         self._lift(uid)
         self._require_room(demand, node, gpu)
+        before, report = self.view(node), self._report_of(node)
         holder = self._assumed[uid] = placed_holder(demand, node, gpu)
         self._assumed_at[uid] = self._clock()
         self._put_on_node(uid, holder, listed=False)
+        if report is None or report.model_of(uid) is None:  # else it is held already
+            self._views[node] = with_copy(before, demand, gpu)
         ref, apart = demand.model.ref, demand.neighbours.anti_affinity
         self.pods.put(uid, Neighbour(ref.namespace, demand.labels, node, keeps_away=apart))
+
+    def _confirm(self, uid: PodUid, holder: Holder) -> None:
+        """A pod that was assumed has been seen bound, just as it was assumed: nothing changes for anybody."""
+        if self._assumed.pop(uid, None) is not None:
+            del self._assumed_at[uid]
+            self._bound[uid] = holder
 
     def forget(self, uid: PodUid) -> None:
         """The assumed binding did not happen: nothing was ever there. A pod seen bound stays."""
@@ -296,7 +306,7 @@ class ClusterState:
             coders |= {told}
         return NodeView(
             facts=facts,
-            used=total(holder.amounts for holder in here.values()),
+            used=_used(facts, [holder.amounts for holder in here.values()]),
             held=held,
             held_anywhere=anywhere,
             model_ids=_ids(holders.values(), listed.values()),
@@ -377,6 +387,33 @@ class ClusterState:
         for node in nodes:
             self._views.pop(node, None)
             self._touched.add(node)
+
+
+def with_copy(view: NodeView, demand: Demand, gpu: GpuChoice) -> NodeView:
+    """A node with one pod more, as `ClusterState` would have it once the pod is assumed there."""
+    model, home = demand.model, demand.model.ref.namespace
+    held = dict(view.held)
+    for one in gpu.gpus:
+        held[one.uuid] = held.get(one.uuid, 0) + gpu.bytes
+    told = None if view.facts.report is None else view.facts.report.code.namespace
+    said = frozenset() if told is None else frozenset({told})
+    tenants = view.tenants | {home}
+    alone = len(tenants) == 1 and (demand.has_code or bool(view.coders - said))
+    amounts = demand.amounts
+    return replace(
+        view,
+        used={name: used + amounts.get(name, 0) for name, used in view.used.items()},
+        held=held,
+        model_ids=view.model_ids if model.model_id is None else view.model_ids | {(home, model.model_id)},
+        host_ports=view.host_ports | demand.host_ports,
+        tenants=tenants,
+        coders=(tenants if alone else frozenset()) | said,
+    )
+
+
+def _used(facts: NodeFacts, amounts: Collection[Amounts]) -> dict[str, int]:
+    """What pods take of the resources that the node has. What else they name nobody can get there."""
+    return {name: sum([one.get(name, 0) for one in amounts]) for name in (*facts.allocatable, PODS)}
 
 
 def _neighbour(pod: JsonObject, node: NodeName) -> Neighbour:

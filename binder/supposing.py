@@ -10,18 +10,16 @@ volumes are looked up as they are by then.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import NodeName, PodUid
-from binder.amounts import total
 from binder.decision import Decider, Placement
 from binder.demand import Demand
 from binder.labels import Labels, Selector
 from binder.neighbours import Term
 from binder.pod_index import Neighbour, PodIndex
-from binder.state import ClusterState
+from binder.state import ClusterState, with_copy
 from binder.strategies import Strategy
 from binder.table import NodeTable
 from binder.view import NodeView
@@ -142,27 +140,6 @@ class Supposing(Decider):
 
     def _view(self, node: NodeName) -> NodeView:
         return self.table.view(self.table.row_of[node])
-
-
-def with_copy(view: NodeView, demand: Demand, gpu: GpuChoice) -> NodeView:
-    """A node with one pod more, as `ClusterState` would have it once the pod is assumed there."""
-    model, home = demand.model, demand.model.ref.namespace
-    held = dict(view.held)
-    for one in gpu.gpus:
-        held[one.uuid] = held.get(one.uuid, 0) + gpu.bytes
-    told = None if view.facts.report is None else view.facts.report.code.namespace
-    said = frozenset() if told is None else frozenset({told})
-    tenants = view.tenants | {home}
-    alone = len(tenants) == 1 and (demand.has_code or bool(view.coders - said))
-    return replace(
-        view,
-        used=total((view.used, demand.amounts)),
-        held=held,
-        model_ids=view.model_ids if model.model_id is None else view.model_ids | {(home, model.model_id)},
-        host_ports=view.host_ports | demand.host_ports,
-        tenants=tenants,
-        coders=(tenants if alone else frozenset()) | said,
-    )
 
 
 class _Pods:

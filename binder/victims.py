@@ -5,7 +5,7 @@ budget lets go are not counted.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -34,7 +34,7 @@ class _Share:
     """What one pod holds. `budget`: the one that counts it, None where none does."""
 
     priority: int
-    amounts: Mapping[str, int]
+    amounts: Sequence[tuple[str, int]]
     slots: tuple[int, ...]
     bytes: int
     budget: Budget | None
@@ -48,9 +48,8 @@ class Victims:
         self._state, self._table, self._budgets = state, table, budgets
         # By priority: (rows, GPUs) bytes that pods of it would give back at most, and those of them that no budget
         # counts; (rows) on how many GPUs the others could give back theirs together, and whether there are any.
-        self._bytes: dict[int, Ints] = {}
-        self._sure: dict[int, Ints] = {}
-        self._helped: dict[int, Ints] = {}
+        # One array each, so that a row is written and compared at once: of g GPUs the first g columns, g more, the last.
+        self._given: dict[int, Ints] = {}
         self._any: dict[int, Bools] = {}
         self._amounts: dict[tuple[int, str], Ints] = {}
         self._below: dict[int, tuple[int, ...]] = {}
@@ -63,7 +62,7 @@ class Victims:
         """The priorities of pods that could go for one of this priority, the lowest first."""
         found = self._below.get(priority)
         if found is None:
-            found = self._below[priority] = tuple(sorted(one for one in self._bytes if one < priority))
+            found = self._below[priority] = tuple(sorted(one for one in self._given if one < priority))
         return found
 
     def reach(self, rows: Some, levels: tuple[int, ...]) -> Ints:
@@ -73,12 +72,13 @@ class Victims:
         usable = table.condition[rows] == USABLE
         # What is over its memory is shown as unknown bytes of a GPU that is usable.
         free = np.maximum(np.minimum(table.free[rows], _PLENTY), 0)
-        most = sum((self._bytes[level][rows] for level in levels), start=free)
-        sure = sum((self._sure[level][rows] for level in levels), start=free)
-        helped = sum((self._helped[level][rows] for level in levels), start=np.zeros(len(rows), np.int64))
-        return _at_most(
-            np.where(usable, most, NOT_KNOWN), np.where(usable, sure, NOT_KNOWN), helped[:, np.newaxis]
+        gpus = free.shape[1]
+        given = sum(
+            (self._given[level][rows] for level in levels),
+            start=np.zeros((len(rows), 2 * gpus + 1), np.int64),
         )
+        most, sure, helped = free + given[:, :gpus], free + given[:, gpus : 2 * gpus], given[:, -1:]
+        return _at_most(np.where(usable, most, NOT_KNOWN), np.where(usable, sure, NOT_KNOWN), helped)
 
     def left(self, name: str, rows: Some, levels: tuple[int, ...]) -> Ints:
         """What could be left of a resource then."""
@@ -103,14 +103,18 @@ class Victims:
 
     def may_go(self, holder: Holder) -> bool:
         """No budget and no earlier failure forbids to end this one pod."""
-        return (
-            holder.has_model and not holder.deleting and self._budgets.allow([self._state.labelled(holder)])
+        if holder.deleting or not holder.has_model:
+            return False
+        return not self._budgets.count(holder.ref.namespace) or self._budgets.allow(
+            [self._state.labelled(holder)]
         )
 
-    def renew(self) -> None:
-        """Take over what has changed since the last call; of what is due to budgets a part (`is_behind`):
-        until then it is what it was, and what is eased then is news."""
+    def renew(self, *, lag: int = 0) -> None:
+        """Take over what has changed since the last call, unless that is no more than `lag` changes; of what is due to
+        budgets a part (`is_behind`): until then it is what it was, and what is eased then is news."""
         table = self._table
+        if table.clock - self._clock <= lag and not self._due and not self._budgets.have_turned:
+            return
         rows = set(table.changed_since(self._clock).tolist())
         for namespace, selector in self._budgets.take_turned():
             self._due |= {pod.node for pod in self._state.pods.in_namespace(namespace, selector)}
@@ -123,7 +127,6 @@ class Victims:
         for row in rows:
             before = self._row(row)
             self._weigh(row)
-            self._free[row] = np.clip(table.free[row], 0, _PLENTY)
             if table.live[row] and _grows(before, self._row(row)):
                 table.ease(table.view(row).facts.name)
 
@@ -134,67 +137,74 @@ class Victims:
 
     def _row(self, row: int) -> "dict[int | None, Ints]":
         """All that a node's reach is made of: what is free, and what pods of each priority would give back."""
-        free = self._free[row]
         return {
-            None: np.concatenate((free, free, [0])),
-            **{
-                level: np.concatenate((most[row], self._sure[level][row], [self._helped[level][row]]))
-                for level, most in self._bytes.items()
-            },
+            None: self._free[row].copy(),
+            **{level: given[row].copy() for level, given in self._given.items()},
         }
 
     def _fit_to_table(self) -> None:
-        shape = self._table.free.shape
-        if self._free.shape == shape:
+        rows, gpus = self._table.free.shape
+        width = 2 * gpus + 1
+        if self._free.shape == (rows, width):
             return
-        self._free = _grown(self._free, shape)
-        for level, known in self._bytes.items():
-            self._bytes[level] = _grown(known, shape)
-            self._sure[level] = _grown(self._sure[level], shape)
-            self._any[level] = _grown(self._any[level], shape[:1])
-            self._helped[level] = _grown(self._helped[level], shape[:1])
+        known = self._free.shape[1] // 2
+        columns = np.concatenate((np.arange(known), gpus + np.arange(known), [2 * gpus]))[
+            : self._free.shape[1]
+        ]
+        self._free = _grown(self._free, (rows, width), columns)
+        for level, given in self._given.items():
+            self._given[level] = _grown(given, (rows, width), columns)
+            self._any[level] = _grown(self._any[level], (rows,))
         for key, amounts in self._amounts.items():
-            self._amounts[key] = _grown(amounts, shape[:1])
+            self._amounts[key] = _grown(amounts, (rows,))
 
     def _weigh(self, row: int) -> None:
-        for level in self._bytes:
-            self._bytes[level][row] = self._sure[level][row] = 0
+        for level, given in self._given.items():
+            given[row] = 0
             self._any[level][row] = False
-            self._helped[level][row] = 0
         for amounts in self._amounts.values():
             amounts[row] = 0
+        gpus = self._table.free.shape[1]
+        free = np.minimum(np.maximum(self._table.free[row], 0), _PLENTY)
+        self._free[row, :gpus] = self._free[row, gpus : 2 * gpus] = free
         if not self._table.live[row]:
             return
-        view = self._table.view(row)
-        shares = list(self._shares(view))
+        shares = list(self._shares(self._table.view(row)))
+        given_back: dict[int, list[int]] = {}
+        taken: dict[tuple[int, str], int] = {}
         for share in shares:
-            for name, amount in share.amounts.items():
-                key = (share.priority, name)
-                if key not in self._amounts:
-                    self._amounts[key] = np.zeros(len(self._table), np.int64)
-                self._amounts[key][row] = _plus(self._amounts[key][row], amount)
-        # Of a budget's pods any may be those that go: for each GPU the largest ones count.
-        for slot in range(self._table.free.shape[1]):
+            for name, amount in share.amounts:
+                taken[share.priority, name] = taken.get((share.priority, name), 0) + amount
+            if share.budget is None:
+                figures = given_back.setdefault(share.priority, [0] * (2 * gpus + 1))
+                for slot in share.slots:
+                    figures[slot] += share.bytes
+                    figures[gpus + slot] += share.bytes
+        self._weigh_budgeted([share for share in shares if share.budget is not None], given_back, gpus)
+        for level, figures in given_back.items():
+            self._level(level)
+            self._given[level][row] = [min(figure, _PLENTY) for figure in figures]
+            self._any[level][row] = True
+        for key, amount in taken.items():
+            if key not in self._amounts:
+                self._amounts[key] = np.zeros(len(self._table), np.int64)
+            self._amounts[key][row] = min(amount, _PLENTY)
+
+    def _weigh_budgeted(self, shares: "list[_Share]", given_back: dict[int, list[int]], gpus: int) -> None:
+        """Of a budget's pods any may be those that go: for each GPU the largest ones count."""
+        for slot in range(gpus) if shares else ():
             here = sorted((share for share in shares if slot in share.slots), key=lambda one: -one.bytes)
             for share in _allowed(here):
-                self._level(share.priority)
-                for bytes in (self._bytes, self._sure) if share.budget is None else (self._bytes,):
-                    known = bytes[share.priority]
-                    known[row, slot] = _plus(known[row, slot], share.bytes)
+                given_back.setdefault(share.priority, [0] * (2 * gpus + 1))[slot] += share.bytes
         for share in _allowed(sorted(shares, key=lambda one: -len(one.slots))):
-            self._level(share.priority)
-            self._any[share.priority][row] = True
-            if share.budget is not None:
-                self._helped[share.priority][row] += len(share.slots)
+            given_back.setdefault(share.priority, [0] * (2 * gpus + 1))[-1] += len(share.slots)
 
     def _level(self, priority: int) -> None:
         """There are pods of this priority."""
-        if priority not in self._bytes:
+        if priority not in self._given:
             self._below.clear()
-            self._bytes[priority] = np.zeros(self._table.free.shape, np.int64)
-            self._sure[priority] = np.zeros(self._table.free.shape, np.int64)
+            self._given[priority] = np.zeros(self._free.shape, np.int64)
             self._any[priority] = np.zeros(len(self._table), np.bool_)
-            self._helped[priority] = np.zeros(len(self._table), np.int64)
 
     def _shares(self, view: NodeView) -> Iterator[_Share]:
         report, node = view.facts.report, view.facts.name
@@ -208,8 +218,18 @@ class Victims:
                 continue
             gpus, size = place_of(holder, listed.get(uid), uuids)
             where = tuple(slots[gpu] for gpu in gpus if gpu in slots) if gpus else tuple(slots.values())
-            budget = next(iter(self._budgets.of(self._state.labelled(holder))), None)
-            yield _Share(holder.priority, holder.amounts, where, size, budget)
+            yield _Share(holder.priority, _offered(holder, view), where, size, self._budget_of(holder))
+
+    def _budget_of(self, holder: Holder) -> Budget | None:
+        if not self._budgets.count(holder.ref.namespace):
+            return None
+        return next(iter(self._budgets.of(self._state.labelled(holder))), None)
+
+
+def _offered(holder: Holder, view: NodeView) -> list[tuple[str, int]]:
+    """What the pod takes of what the node has: whatever else it names makes room for nobody."""
+    amounts = holder.amounts
+    return [(name, amounts[name]) for name in view.facts.allocatable if name in amounts]
 
 
 def _allowed(shares: Iterable[_Share]) -> Iterator[_Share]:
@@ -231,10 +251,6 @@ def _at_most(most: Ints, sure: Ints, helped: Ints) -> Ints:
     return np.where(unhelped < 0, most, np.minimum(most, others))
 
 
-def _plus(sum: Any, amount: int) -> int:
-    return min(int(sum) + amount, _PLENTY)
-
-
 def _grows(before: "dict[int | None, Ints]", after: "dict[int | None, Ints]") -> bool:
     """Whether more could be free than before for a pod of some priority."""
     was, now = before[None], after[None]
@@ -245,9 +261,13 @@ def _grows(before: "dict[int | None, Ints]", after: "dict[int | None, Ints]") ->
     return False
 
 
-def _grown(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _grown(array: NDArray[Any], shape: tuple[int, ...], columns: Some | None = None) -> NDArray[Any]:
+    """The same figures in a larger array, in these columns of it."""
     grown = np.zeros(shape, array.dtype)
-    grown[tuple(slice(length) for length in array.shape)] = array
+    if columns is None:
+        grown[: len(array)] = array
+    else:
+        grown[: len(array), columns] = array
     return grown
 
 

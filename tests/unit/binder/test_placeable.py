@@ -27,8 +27,8 @@ from binder.metrics import BinderMetrics
 from binder.placeable import Placeables, Steps
 from binder.preemption import Questions
 from binder.scheduler import Scheduler
+from binder.state import with_copy
 from binder.strategies import make_strategy
-from binder.supposing import with_copy
 from tests.fakes.binder import Events
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
@@ -801,6 +801,7 @@ def test_a_node_with_a_copy_more_is_what_the_state_makes_of_it(seed: int) -> Non
             expected = with_copy(cluster.state.view(outcome.node), demand, outcome.gpu)
             cluster.state.assume(demand, outcome.node, outcome.gpu)
             assert cluster.state.view(outcome.node) == expected
+            assert cluster.state.view_without(outcome.node, ()) == expected  # made anew
 
 
 class Api:
