@@ -44,6 +44,7 @@ from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, Informer
 from berth.kube.lease import Heartbeat
 from berth.runtime.admin import AdminServer
+from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.logs import fields
@@ -300,7 +301,7 @@ async def _run(parts: _Parts, stop: asyncio.Event) -> None:
         options.admin_listen,
         not_ready=parts.not_ready,
         not_alive=parts.not_alive,
-        registry=parts.registry,
+        pages={"/metrics": metrics_page(parts.registry)},
     )
     async with admin, supervise() as tasks:
         tasks.eternal("pods", parts.pods.run())

@@ -19,6 +19,7 @@ from berth.kube.election import Election
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, Informer, catch_up, whole
 from berth.runtime.admin import AdminServer
+from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process, spare_the_collector, starting
 from berth.runtime.tasks import supervise, work_or_stop
@@ -95,7 +96,11 @@ class _Binder:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`. Raises LeadershipLost when another replica may have taken over."""
-        admin = AdminServer(self._options.admin_listen, not_ready=self._not_ready, registry=self._registry)
+        admin = AdminServer(
+            self._options.admin_listen,
+            not_ready=self._not_ready,
+            pages={"/metrics": metrics_page(self._registry)},
+        )
         async with admin, self._extender(), self._placeables(), supervise() as tasks:
             for name, informer in self._informers.items():
                 tasks.eternal(name, informer.run())

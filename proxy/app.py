@@ -2,27 +2,27 @@
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from berth.runtime.admin import AdminServer, Handler
+from berth.runtime.admin import AdminServer, Answer, Reply, Request
+from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.logs import fields
 from berth.runtime.tasks import supervise
 from proxy.config import ProxyOptions
 from proxy.drain import Stage, in_order
 from proxy.exchange.access import Access, Whereabouts
 from proxy.exchange.copy import ModelCopy
-from proxy.exchange.load import LoadReport, encode_stat
+from proxy.exchange.load import LoadReport
 from proxy.exchange.traffic import Figures
 from proxy.memory import settle
 from proxy.metrics import ProxyCollector
 from proxy.server import open_upstream, own_copy, serving
+from proxy.stat import stat_reply
 from proxy.upstream import Upstream
 from proxy.workers import Crew
 
@@ -83,8 +83,7 @@ class _Proxy:
         return AdminServer(
             self._options.admin_listen,
             not_ready=self._copy.not_ready,
-            registry=registry,
-            routes=[("/stat", self._stat(plane.figures))],
+            pages={"/metrics": metrics_page(registry), "/stat": self._stat(plane.figures)},
         )
 
     def _ending(self, plane: DataPlane) -> list[Stage]:
@@ -101,24 +100,14 @@ class _Proxy:
             Stage("requests in flight", finish_requests, options.drain_timeout),
         ]
 
-    def _stat(self, figures: Callable[[], Figures]) -> Handler:
+    def _stat(self, figures: Callable[[], Figures]) -> Answer:
         """The last second's load: Knative's Stat as protobuf if asked for, else JSON."""
 
-        async def answer(request: web.Request) -> web.Response:
-            now, pod = figures(), socket.gethostname()
+        def answer(request: Request) -> Reply:
+            now = figures()
             load = LoadReport(
                 now.average_concurrency, now.requests_per_second, time.monotonic() - self._began, time.time()
             )
-            if "application/protobuf" in request.headers.get("Accept", ""):
-                return web.Response(body=encode_stat(load, pod_name=pod), content_type="application/protobuf")
-            return web.json_response(
-                {
-                    "podName": pod,
-                    "averageConcurrentRequests": load.average_concurrency,
-                    "requestCount": load.requests,
-                    "processUptime": load.uptime_seconds,
-                    "timestamp": int(load.timestamp),
-                }
-            )
+            return stat_reply(load, request.accept)
 
         return answer

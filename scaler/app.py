@@ -19,6 +19,7 @@ from berth.kube.election import Election
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, Informer, catch_up
 from berth.runtime.admin import AdminServer
+from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.errors import ConfigError
 from berth.runtime.logs import fields
 from berth.runtime.process import spare_the_collector
@@ -145,8 +146,7 @@ class Replica:
         admin = AdminServer(
             self._options.admin_listen,
             not_ready=self._not_ready,
-            registry=self._registry,
-            routes=self._showing.routes(),
+            pages={"/metrics": metrics_page(self._registry), **self._showing.pages()},
         )
         async with (
             admin,

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from berth.contract.scaling import ModelKey, Report
 from berth.runtime.admin import AdminServer
+from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.errors import ConfigError
 from berth.runtime.process import run_process
 from berth.runtime.tasks import supervise
@@ -144,7 +145,9 @@ class ActivatorProcess:
         )
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        return AdminServer(options.admin_listen, not_ready=self.not_ready, registry=registry)
+        return AdminServer(
+            options.admin_listen, not_ready=self.not_ready, pages={"/metrics": metrics_page(registry)}
+        )
 
     async def end(self, options: ActivatorOptions) -> None:
         """Out of the slices first, then nobody new, then to the end of what is here; every wait is bounded."""

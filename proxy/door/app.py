@@ -5,17 +5,16 @@ aiohttp or prometheus_client.
 """
 
 import asyncio
-import json
 import logging
-import socket
 import time
+from collections.abc import Iterator
 from typing import Final
 
+from berth.runtime.admin import AdminServer, CachedPage, Format, Reply, Request
 from berth.runtime.logs import fields
 from berth.runtime.tasks import supervise
 from proxy.codecs.preamble import Kind
 from proxy.config import ProxyOptions
-from proxy.door.admin import AdminPort, Reply
 from proxy.door.agent import UNLOAD_SECONDS, Agent, NodeAgent, follow, give_back
 from proxy.door.gateway import Gateway
 from proxy.door.metrics import CONTENT_TYPE, exposition
@@ -23,9 +22,10 @@ from proxy.door.port import Port, most_clients
 from proxy.door.report import Report
 from proxy.door.splice import Crowd
 from proxy.drain import Stage, in_order
-from proxy.exchange.load import LoadReport, encode_stat
+from proxy.exchange.load import LoadReport
 from proxy.exchange.traffic import Figures
 from proxy.fronts.tls import Certificates, certificates_of, follow_certificates
+from proxy.stat import stat_reply
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,10 @@ class Door:
         self._crowd, most = Crowd(), most_clients()
         self.rest = Port(Kind.REST, self.gateway, self._crowd, most=most, what="--http-listen")
         self.grpc = Port(Kind.GRPC, self.gateway, self._crowd, most=most, what="--grpc-listen")
-        self.admin = AdminPort(
-            {"/livez": _livez, "/readyz": self._readyz, "/metrics": self._metrics, "/stat": self._stat}
+        self.admin = AdminServer(
+            options.admin_listen,
+            not_ready=self._not_ready,
+            pages={"/metrics": self._metrics(), "/stat": self._stat},
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -60,16 +62,16 @@ class Door:
         options = self._options
         await self._use_certificates()
         try:
-            await self.admin.start(options.admin_listen)
-            self.rest.start(options.http_listen)
-            self.grpc.start(options.grpc_listen)
-            log.info(
-                "listening",
-                extra=fields(model=options.model, http=options.http_listen, grpc=options.grpc_listen),
-            )
-            await self._serve(stop)
+            async with self.admin:
+                self.rest.start(options.http_listen)
+                self.grpc.start(options.grpc_listen)
+                log.info(
+                    "listening",
+                    extra=fields(model=options.model, http=options.http_listen, grpc=options.grpc_listen),
+                )
+                await self._serve(stop)
         finally:
-            for port in (self.rest, self.grpc, self.admin):
+            for port in (self.rest, self.grpc):
                 port.close()
 
     async def _serve(self, stop: asyncio.Event) -> None:
@@ -115,38 +117,27 @@ class Door:
     def _not_ready(self) -> str | None:
         return "draining" if self._is_draining else self.gateway.not_ready()
 
-    def _readyz(self, _: str) -> Reply:
-        reason = self._not_ready()
-        return Reply(b"ok\n") if reason is None else Reply(f"{reason}\n".encode(), status=503)
+    def _metrics(self) -> CachedPage[tuple[Figures, bool]]:
+        def take() -> tuple[Figures, bool]:
+            word = self.gateway.word
+            return Figures() if word is None else word.figures, self.gateway.lately() is not None
 
-    def _metrics(self, _: str) -> Reply:
-        word, lately = self.gateway.word, self.gateway.lately()
-        figures = Figures() if word is None else word.figures
-        return Reply(exposition(figures, is_fresh=lately is not None).encode(), CONTENT_TYPE)
+        def write(taken: tuple[Figures, bool]) -> Iterator[bytes]:
+            figures, is_fresh = taken
+            yield exposition(figures, is_fresh=is_fresh).encode()
 
-    def _stat(self, accept: str) -> Reply:
+        return CachedPage(take, [Format("", CONTENT_TYPE, write)])
+
+    def _stat(self, request: Request) -> Reply:
         """The last second's load: Knative's Stat as protobuf if asked for, else JSON."""
         word = self.gateway.lately()
         if word is None:  # unknown, which is not nothing
             return Reply(f"{self.gateway.not_ready()}\n".encode(), status=503)
-        pod, figures = socket.gethostname(), word.figures
+        figures = word.figures
         load = LoadReport(
             figures.average_concurrency,
             figures.requests_per_second,
             time.monotonic() - self._began,
             time.time(),
         )
-        if "application/protobuf" in accept:
-            return Reply(encode_stat(load, pod_name=pod), "application/protobuf")
-        said = {
-            "podName": pod,
-            "averageConcurrentRequests": load.average_concurrency,
-            "requestCount": load.requests,
-            "processUptime": load.uptime_seconds,
-            "timestamp": int(load.timestamp),
-        }
-        return Reply(json.dumps(said).encode(), "application/json; charset=utf-8")
-
-
-def _livez(_: str) -> Reply:
-    return Reply(b"ok\n")
+        return stat_reply(load, request.accept)

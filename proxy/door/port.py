@@ -10,11 +10,11 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from berth.contract.endpoint import Endpoint
+from berth.runtime.listening import listening_sockets
 from berth.runtime.process import starting
 from proxy.codecs.preamble import Kind
 from proxy.door.absent import refuse
 from proxy.door.gateway import Gateway, NoGateway
-from proxy.door.listening import listening_sockets
 from proxy.door.splice import Crowd, Joined
 from proxy.fronts.tcp import keep_alive
 

@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import uvloop
-from aiohttp import web
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from berth.runtime.admin import AdminServer
+from berth.contract.gateway import Copy
+from berth.runtime.admin import AdminServer, CachedPage, Format
 from berth.runtime.process import run_process
 from berth.runtime.tasks import supervise, wait_until_set
 from proxy.drain import Stage, in_order
@@ -19,7 +18,8 @@ from proxy.gateway.config import GatewayOptions
 from proxy.gateway.control import Control
 from proxy.gateway.crew import Plane, open_plane
 from proxy.gateway.hub import Hub
-from proxy.gateway.metrics import GatewayCollector
+from proxy.gateway.metrics import metrics_page
+from proxy.gateway.orders import Sum
 from proxy.gateway.stats import stats_json, stats_protobuf
 from proxy.memory import settle
 
@@ -78,24 +78,28 @@ class Gateway:
         return "draining" if self._ends else self.hub.not_ready()
 
     def _admin(self, options: GatewayOptions) -> AdminServer:
-        registry = CollectorRegistry()
-        registry.register(GatewayCollector(self.hub, self._plane.words))
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
         return AdminServer(
             options.admin_listen,
             not_ready=self.not_ready,
-            registry=registry,
-            routes=[("/stat", self._stat)],
+            pages={"/metrics": metrics_page(self.hub, self._plane.words), "/stat": self._stat()},
         )
 
-    async def _stat(self, request: web.Request) -> web.Response:
+    def _stat(self) -> CachedPage[list[tuple[Copy, Sum]]]:
         """Every copy's last second, as protobuf if asked for, else JSON."""
-        sums = self.hub.sums()
-        told = [(copy, sums[copy.pod_uid]) for copy in self.hub.registry if copy.pod_uid in sums]
-        if "application/protobuf" in request.headers.get("Accept", ""):
-            return web.Response(body=stats_protobuf(told), content_type="application/protobuf")
-        return web.Response(body=stats_json(told), content_type="application/json")
+
+        def take() -> list[tuple[Copy, Sum]]:
+            sums = self.hub.sums()
+            return [(copy, sums[copy.pod_uid]) for copy in self.hub.registry if copy.pod_uid in sums]
+
+        protobuf, json = "application/protobuf", "application/json"
+        return CachedPage(
+            take,
+            (
+                Format(protobuf, protobuf, lambda told: iter([stats_protobuf(told)])),
+                Format("", json, lambda told: iter([stats_json(told)])),
+            ),
+            news=self._plane.seconds,
+        )
 
     async def end(self, seconds: float) -> None:
         """Let what is under way come to its end, within a bound."""

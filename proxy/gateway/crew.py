@@ -52,6 +52,10 @@ class Plane(Protocol):
 
     def words(self) -> list[Word]: ...
 
+    def seconds(self) -> int:
+        """Another number whenever a copy's second may have closed. May be asked on any thread."""
+        ...
+
     def tell_sums(self, sums: Mapping[str, Sum]) -> None:
         """For the doors."""
         ...
@@ -77,6 +81,9 @@ class Alone:
 
     def words(self) -> list[Word]:
         return [self._node.word()]
+
+    def seconds(self) -> int:
+        return self._node.seconds
 
     def tell_sums(self, sums: Mapping[str, Sum]) -> None:
         self._node.tell_doors(sums)
@@ -107,6 +114,7 @@ class _Process:
         if "word" in said:
             before = self.word
             self.word, self.is_idle = Word.from_json(said["word"]), said["idle"]
+            self._crew.heard += 1
             if before is None or _asks(before) != _asks(self.word):
                 self._crew.wake()
         self.spoke.set()
@@ -131,6 +139,8 @@ class Crew:
         self._registry = Registry()
         self._limits: dict[str, SharedLimit] = {}
         self._stopping = False
+        # Words, of all of them.
+        self.heard = 0
         self.port = 0
         self.wake: Callable[[], None] = lambda: None
         self.died: Died = lambda inside: None
@@ -243,6 +253,9 @@ class Crew:
         for limit in self._limits.values():
             limit.settle()
         return [one.word or Word() for one in self._processes]
+
+    def seconds(self) -> int:
+        return self.heard
 
     def tell_sums(self, sums: Mapping[str, Sum]) -> None:
         told = {uid: sum.to_json() for uid, sum in sums.items()}

@@ -61,6 +61,8 @@ class Node:
         self.wished: Callable[[], None] = lambda: None
         self.triton_died: Callable[[frozenset[str]], None] = lambda inside: None
         self.places = Places(most_connections)
+        # That have closed.
+        self.seconds = 0
         self.doorstep = Doorstep(self, arrivals)
         self._turns = FairTurns()
         self._registry = Registry()
@@ -145,6 +147,7 @@ class Node:
         """Every second: end what has waited too long."""
         for served in self:
             served.tick(now)
+        self.seconds += 1
         for served, until in list(self._ending.items()):
             idle = served.is_idle
             if idle or now > until:

@@ -17,6 +17,8 @@ Json = dict[str, Any]
 
 # Of one model's decisions and wakes, as many are kept to be shown.
 KEPT: Final = 10
+# Of the admin port, and what is below it.
+MODELS_PATH: Final = "/models/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,13 @@ class ModelsView(Protocol):
 
 def models_path(model: ModelKey) -> str:
     """Of the admin port: what `to_json` gives."""
-    return f"/models/{model.namespace}/{model.name}"
+    return f"{MODELS_PATH}{model.namespace}/{model.name}"
+
+
+def model_of(path: str) -> ModelKey | None:
+    """Whose path it is; None: no model's."""
+    names = path.removeprefix(MODELS_PATH).split("/")
+    return ModelKey(*names) if len(names) == 2 and path.startswith(MODELS_PATH) and all(names) else None
 
 
 def to_json(view: ModelView) -> Json:

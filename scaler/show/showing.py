@@ -1,18 +1,17 @@
 """All through which others see a scaler's figures, wired: its admin port's models, external metrics, KEDA's scaler."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, Protocol
 
-from aiohttp import web
-
 from berth.contract.scaling import ModelKey
 from berth.kube.client import KubeClient
-from berth.runtime.admin import Handler
+from berth.runtime.admin import Page, Reply, Request
 from berth.runtime.errors import ConfigError
 from berth.runtime.tasks import supervise
-from scaler.core.models_view import ModelView, models_path, to_json
+from scaler.core.models_view import MODELS_PATH, ModelView, model_of, to_json
 from scaler.show.external_metrics import ExternalMetrics
 from scaler.show.front_proxy import FrontProxyPort
 from scaler.show.keda import KedaScaler, serve
@@ -59,9 +58,9 @@ class Showing:
         self._grpc_tls = None if self._tls is None else GrpcTls(self._tls)
         self._leads = asyncio.Event()
 
-    def routes(self) -> Iterable[tuple[str, Handler]]:
+    def pages(self) -> Mapping[str, Page]:
         """For the admin port."""
-        return ((models_path(ModelKey("{namespace}", "{name}")), self._model),)
+        return {MODELS_PATH: self._model}
 
     def look(self, changed: Iterable[ModelKey]) -> None:
         self._keda.look(changed)
@@ -112,11 +111,12 @@ class Showing:
             self._keda.end()
             await server.stop(_GRACE_SECONDS)
 
-    async def _model(self, request: web.Request) -> web.Response:
-        view = self._shown.view(ModelKey(request.match_info["namespace"], request.match_info["name"]))
+    def _model(self, request: Request) -> Reply:
+        model = model_of(request.path)
+        view = None if model is None else self._shown.view(model)
         if view is None:
-            return web.Response(status=404, text="not scaled here\n")
-        return web.json_response(to_json(view))
+            return Reply(b"not scaled here\n", status=404)
+        return Reply(json.dumps(to_json(view)).encode(), "application/json; charset=utf-8")
 
 
 def tls_of(options: ShowingOptions) -> TlsFiles | None:

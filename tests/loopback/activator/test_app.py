@@ -126,11 +126,13 @@ async def test_a_request_wakes_its_model_is_held_and_answered(stage: Stage, pod:
         await until(lambda: reports[-1][1].held == 0)
         assert sum(report.arrived for _, report in reports) == 1
         assert sum(report.forwarded for _, report in reports) == 1
-        text = await scraped(activator.admin.port)
-        assert 'berth_activator_forwarded_requests_total{model="own",namespace="a"} 1.0' in text
-        # Its last phase: the others may have been reached between two looks.
+        # A scrape may be a second old. Of the phases the last one: the others may have been reached between two looks.
+        wanted = (
+            'berth_activator_forwarded_requests_total{model="own",namespace="a"} 1.0',
+            'wake_seconds_bucket{le="+Inf",phase="forwarded"} 1.0',
+        )
         async with asyncio.timeout(20):
-            while 'wake_seconds_bucket{le="+Inf",phase="forwarded"} 1.0' not in text:
+            while not all(line in text for line in wanted):
                 await asyncio.sleep(0.02)
                 text = await scraped(activator.admin.port)
         assert "berth_activator_scaler_attached 1.0" in text

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 from prometheus_client import CollectorRegistry, Counter
 
 import berth.cli
@@ -25,7 +25,8 @@ from berth.contract.errors import InvalidValue
 from berth.contract.keys import Keys
 from berth.kube.options import KubeOptions
 from berth.runtime import options as opt
-from berth.runtime.admin import AdminServer
+from berth.runtime.admin import AdminServer, Reply
+from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.logs import configure_logging, fields, one_line
@@ -245,13 +246,12 @@ def test_only_what_is_severe_enough_is_told_and_once(capsys: pytest.CaptureFixtu
 
 
 async def test_the_admin_port_tells_metrics_in_the_form_that_is_asked_for() -> None:
-    async def extra(_: web.Request) -> web.Response:
-        return web.Response(text="mine")
-
     registry = CollectorRegistry()
     Counter("berth_things", "t", registry=registry).inc()
     admin = AdminServer(
-        Endpoint("127.0.0.1", 0), not_ready=lambda: None, registry=registry, routes=[("/mine", extra)]
+        Endpoint("127.0.0.1", 0),
+        not_ready=lambda: None,
+        pages={"/metrics": metrics_page(registry), "/mine": lambda _: Reply(b"mine")},
     )
     async with admin, ClientSession(f"http://127.0.0.1:{admin.port}") as session:
         for accept, kind in (
@@ -268,7 +268,7 @@ async def test_the_admin_port_tells_metrics_in_the_form_that_is_asked_for() -> N
 
 async def test_the_admin_port_is_free_again_when_it_ends() -> None:
     for _ in range(2):
-        admin = AdminServer(Endpoint("127.0.0.1", 0), not_ready=lambda: None, registry=CollectorRegistry())
+        admin = AdminServer(Endpoint("127.0.0.1", 0), not_ready=lambda: None)
         async with admin:
             port = admin.port
         with pytest.raises(OSError, match="onnect"):

@@ -16,6 +16,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.runtime import options as opt
 from berth.runtime.admin import AdminServer
+from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.backoff import Backoff
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.logs import configure_logging, fields
@@ -239,7 +240,7 @@ async def test_admin_port() -> None:
         Endpoint("127.0.0.1", 0),
         not_ready=lambda: reason[0],
         not_alive=lambda: stuck[0],
-        registry=registry,
+        pages={"/metrics": metrics_page(registry)},
     )
     async with admin, ClientSession(f"http://127.0.0.1:{admin.port}") as session:
         async with session.get("/readyz") as answer:
@@ -258,7 +259,7 @@ async def test_admin_port() -> None:
 async def test_a_taken_port_is_cannot_start_and_names_the_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = Endpoint("127.0.0.1", taken.getsockname()[1])
-        admin = AdminServer(listen, not_ready=lambda: None, registry=CollectorRegistry())
+        admin = AdminServer(listen, not_ready=lambda: None)
         with pytest.raises(CannotStart, match=f"--admin-listen: cannot listen on {listen}"):
             async with admin:
                 pass

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from berth.contract.endpoint import Endpoint
+from berth.runtime.admin import AdminServer
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.v1.externalscaler_pb2 import ScaledObjectRef
 from berth.v1.externalscaler_pb2_grpc import ExternalScalerStub
@@ -41,14 +42,9 @@ async def test_the_admin_port_shows_a_model_while_this_replica_leads() -> None:
     models = FakeModels()
     models.add("a/resnet", wanted=3)
     async with showing(models) as one:
-        application = web.Application()
-        for path, handler in one.routes():
-            application.router.add_get(path, handler)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        await web.TCPSite(runner, HOST, 0).start()
-        url = f"http://{HOST}:{runner.addresses[0][1]}/models/a/"
-        async with aiohttp.ClientSession() as session:
+        admin = AdminServer(Endpoint(HOST, 0), not_ready=lambda: None, pages=one.pages())
+        async with admin, aiohttp.ClientSession() as session:
+            url = f"http://{HOST}:{admin.port}/models/a/"
 
             async def status(name: str) -> tuple[int, int | None]:
                 async with session.get(url + name) as response:
@@ -60,7 +56,6 @@ async def test_the_admin_port_shows_a_model_while_this_replica_leads() -> None:
                 assert await status("resnet") == (200, 3)
                 assert await status("bert") == (404, None)
             assert await status("resnet") == (404, None)
-        await runner.cleanup()
 
 
 @asynccontextmanager

@@ -15,7 +15,6 @@ from berth.contract.endpoint import Endpoint
 from proxy.codecs.h2.frames import MAX_STREAM_ID, ErrorCode, goaway
 from proxy.codecs.report import DRAIN, DRAINED, LEAVING, Told, read_told, says
 from proxy.door.absent import GrpcRefusal, Refusing, RestRefusal
-from proxy.door.admin import AdminPort, Reply
 from proxy.door.gateway import STALE_SECONDS, Access, Gateway
 from proxy.door.metrics import exposition
 from proxy.exchange.traffic import Figures
@@ -275,31 +274,3 @@ def test_a_block_without_end_is_not_kept() -> None:
     for at in range(0, len(sent), 5000):
         refusal.receive(sent[at : at + 5000])
     assert refusal.is_said
-
-
-ADMIN = AdminPort({"/livez": lambda _: Reply(b"ok\n"), "/stat": lambda accept: Reply(accept.encode())})
-
-
-@pytest.mark.parametrize(
-    ("head", "status", "body"),
-    [
-        (b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n", 200, b"ok\n"),
-        (b"GET /livez?verbose=1 HTTP/1.0\r\n\r\n", 200, b"ok\n"),
-        (b"HEAD /livez HTTP/1.1\r\n\r\n", 200, b""),
-        (b"GET /stat HTTP/1.1\r\nACCEPT: application/protobuf\r\n\r\n", 200, b" application/protobuf"),
-        (b"GET /stat HTTP/1.1\r\n\r\n", 200, b""),
-        (b"GET /nope HTTP/1.1\r\n\r\n", 404, b"there are /livez, /stat\n"),
-        (b"POST /livez HTTP/1.1\r\n\r\n", 405, b"GET is expected\n"),
-        (b"GET livez HTTP/1.1\r\n\r\n", 400, b"this is not a request of HTTP/1.1\n"),
-        (b"\x16\x03\x01\r\n\r\n", 400, b"this is not a request of HTTP/1.1\n"),
-        (b"GET /livez HTTP/2.0\r\n\r\n", 400, b"this is not a request of HTTP/1.1\n"),
-    ],
-)
-def test_the_admin_port_answers_every_head(head: bytes, status: int, body: bytes) -> None:
-    answer = ADMIN.answer(head)
-    start, _, rest = answer.partition(b"\r\n\r\n")
-    assert start.startswith(b"HTTP/1.1 %d " % status)
-    assert b"Connection: close" in start
-    assert rest == body
-    if not head.startswith(b"HEAD"):
-        assert b"Content-Length: %d" % len(body) in start

@@ -7,7 +7,7 @@ from berth.contract.endpoint import Endpoint
 _BACKLOG = 4096
 
 
-def listening_sockets(listen: Endpoint) -> list[socket.socket]:
+def listening_sockets(listen: Endpoint, *, backlog: int = _BACKLOG) -> list[socket.socket]:
     """One for each address of the host. Raises OSError."""
     found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     made: list[socket.socket] = []
@@ -19,7 +19,7 @@ def listening_sockets(listen: Endpoint) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind(address)
-            one.listen(_BACKLOG)
+            one.listen(backlog)
             one.setblocking(False)
     except OSError:
         for one in made:
