@@ -133,10 +133,16 @@ class ScalerMetrics:
 
 _Read = Callable[[ModelView], float | None]
 _GAUGES: Final[tuple[tuple[str, str, _Read], ...]] = (
+    ("desired_replicas", "replicas that the decider desires, before any bound", lambda view: view.desired),
     ("wanted_copies", "copies that are wanted, within bounds", lambda view: view.wanted),
     ("asked_copies", "copies that are asked for: spec.replicas", lambda view: view.replicas),
     ("ready_copies", "copies that are ready", lambda view: view.ready),
     ("clipped_copies", "of the wanted copies, those that are not asked for", lambda view: view.clipped),
+    ("not_ready_pods", "pods that have a node and are not ready", lambda view: view.pods.not_ready),
+    ("pending_pods", "pods that have no node, for whatever reason", lambda view: view.pods.pending),
+    ("unschedulable_pods", "of those, the ones that have no place", lambda view: view.pods.unschedulable),
+    ("gated_pods", "of those, the ones that scheduling gates hold back", lambda view: view.pods.gated),
+    ("terminating_pods", "pods that are being deleted", lambda view: view.pods.terminating),
     ("in_panic", "1 while the panic window counts, and nothing goes", lambda view: view.in_panic),
     ("held_requests", "requests that activators hold", lambda view: view.held),
     (
@@ -147,6 +153,13 @@ _GAUGES: Final[tuple[tuple[str, str, _Read], ...]] = (
     ("concurrency", "requests at once, over the stable window", lambda view: view.concurrency.stable),
     ("requests", "requests a second, over the stable window", lambda view: view.requests_per_second.stable),
     ("waiting_requests", "requests that wait, over the stable window", lambda view: view.waiting.stable),
+    ("concurrency_panic", "requests at once, over the panic window", lambda view: view.concurrency.panic),
+    (
+        "requests_panic",
+        "requests a second, over the panic window",
+        lambda view: view.requests_per_second.panic,
+    ),
+    ("waiting_requests_panic", "requests that wait, over the panic window", lambda view: view.waiting.panic),
     (
         "invalid",
         "1 while its annotations are refused, and the last good ones count",

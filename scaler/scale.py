@@ -183,6 +183,7 @@ def _written(deployment: Json, model: ModelKey, keys: Keys) -> Json:
         **told,
         "wanted": scaled.wanted,
         "written": scaled.written,
+        "pods": {"gated": scaled.gated},
         "clipped": scaled.clipped,
         "why": scaled.why,
         "inPanic": scaled.in_panic,
@@ -238,6 +239,8 @@ def _head(told: Json, now: datetime) -> Iterator[tuple[str, str]]:
         yield "AIM", _aim(spec)
         yield "BOUNDS", _bounds(spec)
     yield "COPIES", _copies(told)
+    if gated := (told.get("pods") or {}).get("gated"):
+        yield "GATED", f"{gated} pods are held back by scheduling gates, as a quota's are"
     if told.get("clipped"):
         yield (
             "CLIPPED",

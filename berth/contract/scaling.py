@@ -279,6 +279,7 @@ class Assignment:
 
     `public_name`: as the model's clients call it. Ports 0: none. `tls`: bytes are passed on as they come.
     `clients`: namespaces whose pods may call, "*" all. `hopeless`: why no copy will ever come, for its clients.
+    `waits_for`: what the first copy waits for, for those whose time is over before it comes; "": its place, or its load.
     `share`: how many activators hold for this model: each has that part of the slots.
     """
 
@@ -293,6 +294,7 @@ class Assignment:
     limits: HoldLimits = HoldLimits()
     clients: frozenset[str] = frozenset()
     hopeless: str = ""
+    waits_for: str = ""
     share: int = 1
 
 
@@ -340,6 +342,8 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     activity: str = "Unknown"
     since: float = 0.0
     initialised: bool = False
+    # Pods that scheduling gates hold back.
+    gated: int = 0
     # The annotations that hold, while those of the Deployment are refused.
     good: dict[str, str] = {}
 

@@ -88,7 +88,7 @@ class AttendResponse(_message.Message):
     def __init__(self, whole: _Optional[bool] = ..., assignments: _Optional[_Iterable[_Union[HoldAssignment, _Mapping]]] = ..., sources: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class HoldAssignment(_message.Message):
-    __slots__ = ("version", "namespace", "name", "public_name", "state", "rest_port", "grpc_port", "tls", "endpoints", "limits", "clients", "hopeless", "share", "gone")
+    __slots__ = ("version", "namespace", "name", "public_name", "state", "rest_port", "grpc_port", "tls", "endpoints", "limits", "clients", "hopeless", "share", "gone", "waits_for")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class HoldAssignment(_message.Message):
     HOPELESS_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     version: int
     namespace: str
     name: str
@@ -117,7 +118,8 @@ class HoldAssignment(_message.Message):
     hopeless: str
     share: int
     gone: bool
-    def __init__(self, version: _Optional[int] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., public_name: _Optional[str] = ..., state: _Optional[_Union[HoldState, str]] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., tls: _Optional[bool] = ..., endpoints: _Optional[_Iterable[_Union[HoldEndpoint, _Mapping]]] = ..., limits: _Optional[_Union[HoldLimits, _Mapping]] = ..., clients: _Optional[_Iterable[str]] = ..., hopeless: _Optional[str] = ..., share: _Optional[int] = ..., gone: _Optional[bool] = ...) -> None: ...
+    waits_for: str
+    def __init__(self, version: _Optional[int] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ..., public_name: _Optional[str] = ..., state: _Optional[_Union[HoldState, str]] = ..., rest_port: _Optional[int] = ..., grpc_port: _Optional[int] = ..., tls: _Optional[bool] = ..., endpoints: _Optional[_Iterable[_Union[HoldEndpoint, _Mapping]]] = ..., limits: _Optional[_Union[HoldLimits, _Mapping]] = ..., clients: _Optional[_Iterable[str]] = ..., hopeless: _Optional[str] = ..., share: _Optional[int] = ..., gone: _Optional[bool] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class HoldLimits(_message.Message):
     __slots__ = ("requests", "bytes", "seconds", "wakes_per_second", "wake_burst")

@@ -143,6 +143,7 @@ def read_assignment(said: pb.HoldAssignment) -> Assignment:
         ),
         clients=frozenset(said.clients),
         hopeless=one_line(said.hopeless),
+        waits_for=one_line(said.waits_for),
         share=max(1, said.share),
     )
 

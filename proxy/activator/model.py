@@ -147,6 +147,7 @@ class HeldModel:
         self.told = told
         self.hold.set_limits(told.limits)
         self.pods.patience_seconds = told.limits.seconds
+        self.rest.overdue = self.grpc.overdue = f"{OVERDUE}: {told.waits_for}" if told.waits_for else OVERDUE
         self.rest.arrival_seconds = self.grpc.arrival_seconds = told.limits.seconds
         self.copy.budget.limit_bytes = told.limits.bytes
         self._room.limit_bytes = told.limits.requests + _IDLE_CONNECTIONS

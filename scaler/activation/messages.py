@@ -88,5 +88,6 @@ def _assignment(one: Assignment) -> pb.HoldAssignment:
         ),
         clients=sorted(one.clients),
         hopeless=one.hopeless,
+        waits_for=one.waits_for,
         share=one.share,
     )

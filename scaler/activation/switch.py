@@ -49,6 +49,7 @@ class Asked:
     limits: HoldLimits = HoldLimits()
     clients: frozenset[str] = frozenset()
     hopeless: str = ""
+    waits_for: str = ""
     last_arrival_ns: int | None = None
 
 
@@ -253,5 +254,6 @@ def _assignment(asked: Asked, state: HoldState, pair: PortPair, share: int) -> A
         limits=asked.limits,
         clients=asked.clients,
         hopeless=asked.hopeless,
+        waits_for=asked.waits_for,
         share=max(share, 1),
     )

@@ -60,7 +60,7 @@ def clip(
     Whatever has a place is never given up for want of room for more, nor what has been promised one, pods that nobody
     has seen yet among them, until the binder refuses it.
     """
-    there = max(counts.bound + counts.pending, promised - counts.unschedulable)
+    there = max(counts.bound + counts.pending, promised - counts.unschedulable - counts.gated)
     room, why = _room(counts, ceiling, silent_ns)
     copies = min(wanted, max(there, room + overflow))
     return Clipped(copies, wanted - copies, why) if copies < wanted else Clipped(copies)

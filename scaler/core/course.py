@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from berth.contract.scaling import Scaled
+from berth.contract.text import one_line
 from scaler.activation.activators import LINGER_NS
 from scaler.core.clip import Ceiling, Clipped
 from scaler.core.deployments import Deployment
@@ -33,6 +34,7 @@ _PROMISE_NS: Final = 10 * SECOND_NS
 # place is kept for them, until one is made after all or the other time is over.
 _MAKING_NS: Final = 30 * SECOND_NS
 _UNMADE_NS: Final = 120 * SECOND_NS
+_MOST_GATES: Final = 3
 _MAKES_UP: Final = 8
 _UNMADE: Final = "no pods are made of copies that were asked for: the events of its ReplicaSet say why"
 _LATEST_SECONDS: Final = 1e10
@@ -43,6 +45,14 @@ class _Hopeless:
     why: str
     until_ns: int
     template_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What its pods wait for that neither the binder nor a node gives them. `reason`: of an event, and the metric."""
+
+    reason: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +94,7 @@ class Course:
         self.holding = Holding()
         self.wakes = Wakes()
         self._hopeless: _Hopeless | None = None
+        self.waits: Waits | None = None
         # What there is room for, and what of the wanted copies is asked for.
         self.ceiling: Ceiling | None = None
         self.clipped = Clipped(UNKNOWN)
@@ -132,6 +143,7 @@ class Course:
         passed_ns, self._stepped_ns = now_ns - self._stepped_ns, now_ns
         self._count_activation(counts, passed_ns)
         self._look_for_new_ones(counts, passed_ns, now_ns)
+        self.waits = self._waits(counts, pods)
         if counts.ready > 0:
             self._hopeless = None
         else:
@@ -150,9 +162,28 @@ class Course:
         return self._switch(counts)
 
     def _count_activation(self, counts: Counts, passed_ns: int) -> None:
-        """A copy that waits for its place or loads stops the clock: what takes long is not what fails."""
-        if self.activity is Activity.ACTIVATING and counts.on_their_way == 0:
+        """A copy that waits for its place or loads stops the clock: what takes long is not what fails. One that waits for
+        a node that is still to come stops it only while somebody waits for the copy."""
+        if self.activity is not Activity.ACTIVATING:
+            return
+        is_wanted = self.desired != 0
+        coming = counts.on_their_way + (counts.gated if is_wanted else 0)
+        if self.deployment.options.overflow_pods and not is_wanted:
+            coming -= counts.unschedulable
+        if coming == 0:
             self._activating_ns += passed_ns
+
+    def _waits(self, counts: Counts, pods: Iterable[Pod]) -> Waits | None:
+        if counts.gated:
+            names = sorted({one_line(gate, limit=80) for pod in pods for gate in pod.gates})[:_MOST_GATES]
+            text = (
+                f"scheduling gates hold {counts.gated} of its pods back, as a quota does: {', '.join(names)}"
+            )
+            return Waits("SchedulingGated", text)
+        if counts.unschedulable and self.deployment.options.overflow_pods:
+            why = self.ceiling.why if self.ceiling is not None and self.ceiling.why else "none has room"
+            return Waits("WaitingForNode", f"{counts.unschedulable} of its pods wait for a node: {why}")
+        return None
 
     def _step(self, counts: Counts, now_ns: int) -> Step:
         spec = self.deployment.spec
@@ -245,7 +276,18 @@ class Course:
 
     def lacks(self, counts: Counts, now_ns: int) -> bool:
         """Whether more copies are wanted than have a place, and there would be pods to take one."""
-        return self.step.write and self.step.copies > counts.bound and not self.is_unmade(now_ns)
+        return self.step.write and self.placeable(counts) > counts.bound and not self.is_unmade(now_ns)
+
+    def placeable(self, counts: Counts) -> int:
+        """Of the wanted copies, those that may take a place: none is kept for a pod that a gate holds back."""
+        return min(self.step.copies, counts.admitted) if counts.gated else self.step.copies
+
+    def may_wait_for_node(self, counts: Counts, pods: Iterable[Pod]) -> bool:
+        """Whether a node may come for its pods: it lets some be Pending, and theirs is the condition that asks for one, as
+        far as they have one."""
+        if not self.deployment.options.overflow_pods:
+            return False
+        return not counts.unschedulable or any(pod.asks_for_node for pod in pods)
 
     def is_unmade(self, now_ns: int) -> bool:
         """Copies that were asked for are not made. A place that is kept for one is taken from others for nothing."""
@@ -253,7 +295,13 @@ class Course:
 
     def room(self, counts: Counts, now_ns: int) -> Ceiling | None:
         """As the binder has said last; None: it has not."""
-        return Ceiling(counts.made, _UNMADE) if self.is_unmade(now_ns) else self.ceiling
+        if self.is_unmade(now_ns):
+            return Ceiling(counts.made, _UNMADE)
+        if counts.gated and self.waits is not None:
+            # One more than is let through, so that whoever lifts the gates sees that there is a demand.
+            known = counts.bound if self.ceiling is None else max(self.ceiling.copies, counts.bound)
+            return Ceiling(min(known, counts.admitted) + 1, self.waits.text)
+        return self.ceiling
 
     def _look_for_new_ones(self, counts: Counts, passed_ns: int, now_ns: int) -> None:
         """Time in which no pod is missing makes up for little: `replicas` that come and go, which their owner can write,
@@ -305,6 +353,7 @@ class Course:
             activity=self.activity.value,
             since=self.since_ns / SECOND_NS,
             initialised=self.initialised,
+            gated=counts.gated,
             good=dict(good),
         )
 
@@ -316,6 +365,8 @@ class Course:
             return _UNMADE
         if self.clipped.by > 0:
             return self.clipped.why
+        if self.waits is not None:
+            return self.waits.text
         return self.path.trouble if self.away else ""
 
 

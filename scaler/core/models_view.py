@@ -54,6 +54,18 @@ class WakeView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PodsView:
+    """Those that are not ready. `not_ready`: bound; `pending`: not bound, of which some are `unschedulable` and some
+    `gated`: held back by scheduling gates."""
+
+    not_ready: int = 0
+    pending: int = 0
+    unschedulable: int = 0
+    gated: int = 0
+    terminating: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelView:
     """One Deployment that has asked to be scaled."""
 
@@ -66,6 +78,7 @@ class ModelView:
     invalid: str = ""
     # Copies that serve.
     ready: int = 0
+    pods: PodsView = PodsView()
     # The Deployment's own `replicas`.
     replicas: int | None = None
     desired: int | None = None
@@ -128,6 +141,13 @@ def to_json(view: ModelView) -> Json:
         "invalid": view.invalid,
         "spec": None if view.spec is None else _spec(view.spec),
         "ready": view.ready,
+        "pods": {
+            "notReady": view.pods.not_ready,
+            "pending": view.pods.pending,
+            "unschedulable": view.pods.unschedulable,
+            "gated": view.pods.gated,
+            "terminating": view.pods.terminating,
+        },
         "replicas": view.replicas,
         "desired": view.desired,
         "wanted": view.wanted,

@@ -73,9 +73,10 @@ class Outcomes:
         if evicted_to is not None and course.activity is Activity.INACTIVE:
             course.evicted_to = evicted_to
             return min(evicted_to, course.deployment.replicas)
-        # Nobody waits any more for what has no place.
-        there = counts.bound + counts.pending
-        return min(there, course.deployment.replicas) if counts.unschedulable else None
+        # Nobody waits any more for what has no place, or is held back; but a node that has been asked for may still come.
+        waiting = min(counts.unschedulable, course.deployment.options.overflow_pods)
+        there = counts.bound + counts.pending + waiting
+        return min(there, course.deployment.replicas) if counts.unschedulable or counts.gated else None
 
     def _write(self, course: Course, copies: int, now_ns: int) -> WriteScale:
         if copies > 0:
@@ -114,6 +115,8 @@ class Outcomes:
             )
         if course.kept_for and course.is_due("NotToZero", _EVENT_PAUSE_NS, now_ns):
             yield event_on(course, "Warning", "NotToZero", f"its last copy stays: {course.kept_for}")
+        if (waits := course.waits) is not None and course.is_due(waits.reason, _EVENT_PAUSE_NS, now_ns):
+            yield event_on(course, "Warning", waits.reason, waits.text)
         if course.rival is not None:
             yield from self._conflict(course, course.rival[0], now_ns)
 

@@ -3,7 +3,7 @@
 What it is made of comes from the API server, whose types hold; what a tenant writes are words.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -17,6 +17,10 @@ JsonObject = Mapping[str, Any]
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _HASH_LABEL: Final = "pod-template-hash"
+# Reasons of the condition PodScheduled. A node autoscaler acts on this word alone.
+_ASKS_FOR_NODE: Final = "Unschedulable"
+_GATED: Final = "SchedulingGated"
+_MOST_GATES: Final = 3
 # What a kubelet says of a container that makes no progress.
 _STUCK: Final = frozenset(
     {
@@ -37,7 +41,8 @@ class PodState(Enum):
     READY = "ready"
     STARTING = "starting"  # bound
     PENDING = "pending"  # the binder has not spoken yet
-    UNSCHEDULABLE = "unschedulable"
+    UNSCHEDULABLE = "unschedulable"  # it has no place, for whatever reason
+    GATED = "gated"  # scheduling gates keep it from the binder, as a quota's do
     LEAVING = "leaving"
 
 
@@ -45,7 +50,8 @@ class PodState(Enum):
 class Pod:
     """`stuck`: why it makes no progress; `hopeless`: why it never will. `initialised`: its init containers, the loader
     among them, have done their work. `bound_ns`, `ready_ns`: when it was first seen
-    to be so."""
+    to be so. `gates`: of its scheduling gates, the names of the first few. `asks_for_node`: its condition is the one by
+    which node autoscalers add a node."""
 
     uid: str
     name: str
@@ -58,6 +64,8 @@ class Pod:
     stuck: str = ""
     hopeless: str = ""
     initialised: bool = False
+    gates: tuple[str, ...] = ()
+    asks_for_node: bool = False
     bound_ns: int | None = None
     ready_ns: int | None = None
 
@@ -70,6 +78,7 @@ class Counts:
     starting: int = 0
     pending: int = 0
     unschedulable: int = 0
+    gated: int = 0
     leaving: int = 0
     # Of those that are starting, how many make no progress.
     stuck: int = 0
@@ -81,6 +90,11 @@ class Counts:
     @property
     def made(self) -> int:
         """Pods, wherever they are."""
+        return self.admitted + self.gated
+
+    @property
+    def admitted(self) -> int:
+        """Pods that have a node or may get one: no gate holds them back."""
         return self.bound + self.pending + self.unschedulable
 
     @property
@@ -104,7 +118,8 @@ def keep_pod(item: JsonObject) -> dict[str, Any]:
     }
     return {
         "metadata": kept,
-        "spec": picked(spec, "nodeName", "priority", "hostNetwork"),
+        "spec": picked(spec, "nodeName", "priority", "hostNetwork")
+        | {"schedulingGates": [picked(gate, "name") for gate in _first_gates(spec)]},
         "status": picked(status, "phase", "podIP", "conditions") | containers,
     }
 
@@ -120,8 +135,10 @@ def read_pod(item: JsonObject, keys: Keys) -> Pod | None:
     if deployment is None or status.get("phase") in ENDED_PHASES:
         return None
     conditions = {one.get("type"): one for one in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled") or {}
     loaded = conditions.get(keys.loaded_condition) or {}
     state = _state(meta, spec, status, conditions)
+    is_unschedulable = state is PodState.UNSCHEDULABLE
     return Pod(
         uid=meta.get("uid", ""),
         name=meta["name"],
@@ -135,6 +152,8 @@ def read_pod(item: JsonObject, keys: Keys) -> Pod | None:
         stuck=_stuck(status) if state is PodState.STARTING else "",
         hopeless=_words(loaded) if loaded.get("status") == "False" else "",
         initialised=(conditions.get("Initialized") or {}).get("status") == "True",
+        gates=tuple(gate.get("name") or "" for gate in _first_gates(spec)),
+        asks_for_node=is_unschedulable and scheduled.get("reason") == _ASKS_FOR_NODE,
     )
 
 
@@ -162,11 +181,18 @@ def _state(
     if meta.get("deletionTimestamp") is not None:
         return PodState.LEAVING
     if not spec.get("nodeName"):
+        if spec.get("schedulingGates"):
+            return PodState.GATED
         scheduled = conditions.get("PodScheduled") or {}
-        refused = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+        # The condition of gates that are gone stands until a scheduler has looked.
+        refused = scheduled.get("status") == "False" and scheduled.get("reason") != _GATED
         return PodState.UNSCHEDULABLE if refused else PodState.PENDING
     ready = status.get("phase") == "Running" and (conditions.get("Ready") or {}).get("status") == "True"
     return PodState.READY if ready else PodState.STARTING
+
+
+def _first_gates(spec: JsonObject) -> Sequence[JsonObject]:
+    return (spec.get("schedulingGates") or ())[:_MOST_GATES]
 
 
 def _stuck(status: JsonObject) -> str:

@@ -44,7 +44,7 @@ from scaler.core.course import Course, Path, known
 from scaler.core.deployments import MOST_TEMPLATE_BYTES, Deployment
 from scaler.core.fleet import Fleet
 from scaler.core.models_view import Averages as Shown
-from scaler.core.models_view import ModelView
+from scaler.core.models_view import ModelView, PodsView
 from scaler.core.outcome import Outcomes, event_on
 from scaler.core.plan import Action, Event, Kind, NoRecord, Record, Switched, Woke
 from scaler.core.retention import Evictions, Idle, least_recently_used
@@ -233,6 +233,7 @@ class Scaler:
             limits=deployment.options.limits,
             clients=deployment.options.clients,
             hopeless=course.hopeless(now_ns),
+            waits_for="" if course.waits is None else course.waits.text,
             last_arrival_ns=self._copies.last_arrival_ns(model, now_ns),
         )
 
@@ -249,6 +250,13 @@ class Scaler:
             spec=deployment.spec,
             invalid=self._fleet.refused(model),
             ready=counts.ready,
+            pods=PodsView(
+                not_ready=counts.starting,
+                pending=counts.pending + counts.unschedulable + counts.gated,
+                unschedulable=counts.unschedulable,
+                gated=counts.gated,
+                terminating=counts.leaving,
+            ),
             replicas=deployment.replicas,
             desired=known(course.desired),
             wanted=known(course.step.copies),
@@ -343,7 +351,7 @@ class Scaler:
         counts = self._fleet.counts(course.key)
         return PlaceableModel(
             model=course.key,
-            wanted=min(course.step.copies, _MOST_COPIES),
+            wanted=min(course.placeable(counts), _MOST_COPIES),
             running=counts.ready,
             starting=counts.starting,
             priority=self._fleet.priority(course.key),
@@ -360,14 +368,16 @@ class Scaler:
                 course.limit_to_promise()
 
     def _is_owed(self, course: Course, now_ns: int) -> bool:
-        unschedulable = self._fleet.counts(course.key).unschedulable
-        return course.ceiling is not None and course.ceiling.copies < course.owed(now_ns) - unschedulable
+        counts = self._fleet.counts(course.key)
+        refused = counts.unschedulable + counts.gated
+        return course.ceiling is not None and course.ceiling.copies < course.owed(now_ns) - refused
 
     def _placed(self, asked: PlaceableModel, placeable: Placeable | None, now_ns: int) -> list[Action]:
         course, counts = self._courses[asked.model], self._fleet.counts(asked.model)
         actions: list[Action] = []
         if placeable is not None and course.ceiling is not None:
-            if course.ceiling.never and counts.bound == 0:
+            is_never = course.ceiling.never and counts.bound == 0
+            if is_never and not course.may_wait_for_node(counts, self._fleet.pods(asked.model)):
                 course.has_no_place(placeable.reason, now_ns)
             # Nobody goes for one more copy before those are made that have a place.
             is_made = counts.made >= max(course.deployment.replicas, course.ceiling.copies)

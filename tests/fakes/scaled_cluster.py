@@ -37,6 +37,8 @@ class FakePod:
     ready_at: int | None = None
     ready: bool = False
     refused: bool = False
+    refused_for: str = "Unschedulable"
+    gated: bool = False
     leaving_until: int | None = None
     failed: str = ""
     waiting_reason: str = ""
@@ -51,7 +53,7 @@ class FakePod:
         conditions = [{"type": "Ready", "status": "True" if self.ready else "False"}]
         if self.refused:
             conditions.append(
-                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+                {"type": "PodScheduled", "status": "False", "reason": self.refused_for, "message": "no room"}
             )
         if self.failed:
             conditions.append({"type": LOADED, "status": "False", "message": self.failed})
@@ -68,7 +70,8 @@ class FakePod:
         waiting = {"waiting": {"reason": self.waiting_reason}} if self.waiting_reason else {}
         return {
             "metadata": meta,
-            "spec": {"nodeName": self.node} if self.node else {},
+            "spec": ({"nodeName": self.node} if self.node else {})
+            | ({"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]} if self.gated else {}),
             "status": {
                 "phase": "Running" if self.ready else "Pending",
                 "podIP": "10.0.0.1" if self.node else "",
@@ -97,6 +100,9 @@ class FakeModel:
     has_service: bool = True
     # Of its pods: a quota's, an admission's.
     most_pods: int = 1000
+    # So many of its pods are let through their scheduling gates; None: they have none.
+    quota: int | None = None
+    refused_for: str = "Unschedulable"
     written: list[int] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
@@ -283,6 +289,7 @@ class Cluster:
         for _ in range(min(model.replicas, model.most_pods) - len(living)):
             self._count += 1
             pod = FakePod(f"{model.key.name}-5f-{self._count}", f"u{self._count}", model.key)
+            pod.gated, pod.refused_for = model.quota is not None, model.refused_for
             self.pods[pod.uid] = pod
             self._show(pod)
         ranked = sorted(living, key=lambda pod: (bool(pod.node), pod.ready, int(pod.cost or 0)))
@@ -294,9 +301,21 @@ class Cluster:
         pod.leaving_until = self.now + (2 if pod.node else 0)
         self._show(pod)
 
-    def _bind(self) -> None:
+    def _admit(self) -> None:
+        """As a quota's controller takes gates away."""
         for pod in self.pods.values():
-            if pod.node or pod.leaving_until is not None:
+            if not pod.gated or pod.leaving_until is not None:
+                continue
+            model = self.models[pod.model]
+            admitted = sum(not one.gated for one in self.living(model))
+            if model.quota is None or admitted < model.quota:
+                pod.gated = False
+                self._show(pod)
+
+    def _bind(self) -> None:
+        self._admit()
+        for pod in self.pods.values():
+            if pod.node or pod.gated or pod.leaving_until is not None:
                 continue
             if self.free > 0:
                 pod.node, pod.refused = "n", False

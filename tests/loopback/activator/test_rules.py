@@ -275,6 +275,21 @@ async def test_bytes_that_are_held_are_bounded(place: Place) -> None:
         assert [(await one)[0] for one in held] == [200] * 2
 
 
+async def test_who_waits_too_long_for_a_gate_is_told_of_it(place: Place) -> None:
+    """elastic 3.2: the refusal after hold-timeout says that a scheduling gate holds the model back."""
+    await place.limits(seconds=0.3)
+    await place.tell(waits_for="scheduling gates hold 1 of its pods back")
+    said = "no copy of the model has taken the request within hold-timeout: scheduling gates hold 1 of its pods back"
+    async with aiohttp.ClientSession() as session, channel(place) as over:
+        (status, answer, _), (code, text, _) = await asyncio.gather(
+            post(session, place), status_of(stub(over).ModelInfer(request()))
+        )
+        assert (status, answer["error"]) == (503, said)
+        assert (code, text) == (grpc.StatusCode.UNAVAILABLE, said)
+        await place.tell(waits_for="")
+        assert (await post(session, place))[1]["error"] == said.partition(":")[0]
+
+
 async def test_who_waits_too_long_is_told(place: Place) -> None:
     await place.limits(seconds=0.3)
     async with aiohttp.ClientSession() as session, channel(place) as over:

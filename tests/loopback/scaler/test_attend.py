@@ -91,7 +91,12 @@ async def test_an_activator_is_told_all_at_first_and_then_what_changes() -> None
         uid="u", name="p", address="10.0.0.9", rest_port=9000, grpc_port=9001, slots=4, ready=True, soon=True
     )
     whole = assignment(
-        endpoints=(pod,), limits=HoldLimits(requests=5, bytes=6, seconds=7.5), hopeless="", tls=True, share=2
+        endpoints=(pod,),
+        limits=HoldLimits(requests=5, bytes=6, seconds=7.5),
+        hopeless="",
+        waits_for="a gate",
+        tls=True,
+        share=2,
     )
     async with scaler(wanted={MODEL: whole, OTHER: assignment(OTHER)}) as at, attached(at) as one:
         first = one.whole

@@ -105,7 +105,7 @@ class Refusing:
 def exposed() -> dict[str, set[str]]:
     """Names of all series of scaler and activator, and the labels that each may have."""
     models = ToldModels()
-    models.add("a/m", wanted=1)
+    models.add("a/m", wanted=1, desired=1)
     registry = CollectorRegistry()
     ScalerMetrics(registry).follow(
         models,

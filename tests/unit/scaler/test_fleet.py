@@ -118,6 +118,11 @@ def test_the_template_counts_before_the_deployment() -> None:
     assert (limits.requests, limits.bytes, limits.seconds) == (6, 1024, 90.0)
 
 
+def gated(item: dict[str, Any], *names: str) -> dict[str, Any]:
+    item["spec"]["schedulingGates"] = [{"name": name} for name in names or ("q/admission",)]
+    return item
+
+
 def crashing() -> dict[str, Any]:
     item = pod()
     item["metadata"]["annotations"] = {"controller.kubernetes.io/pod-deletion-cost": "7"}
@@ -382,6 +387,11 @@ def test_the_limit_of_a_copy_bounds_its_target() -> None:
         (pod(node="", phase="Pending", conditions={"PodScheduled": ("False", "SchedulingGated")}), PodState.PENDING),
         (pod(node="", phase="Pending", conditions={"PodScheduled": ("False", "Unschedulable")}), PodState.UNSCHEDULABLE),
         (pod(node="", phase="Pending", conditions={"PodScheduled": ("True", "Unschedulable")}), PodState.PENDING),
+        (pod(node="", phase="Pending", conditions={"PodScheduled": ("False", "ModelTooLarge")}), PodState.UNSCHEDULABLE),
+        (pod(node="", phase="Pending", conditions={"PodScheduled": ("False", "SchedulerError")}), PodState.UNSCHEDULABLE),
+        (gated(pod(node="", phase="Pending", conditions={"PodScheduled": ("False", "SchedulingGated")})), PodState.GATED),
+        (gated(pod(node="", phase="Pending")), PodState.GATED),
+        (gated(pod(node="", phase="Pending", deleting=True)), PodState.LEAVING),
         (pod(conditions=READY, deleting=True), PodState.LEAVING),
     ],
 )  # fmt: skip
@@ -753,6 +763,21 @@ def test_who_scales_beside_us_is_seen_by_the_field_that_it_owns(manager: str) ->
 def test_neither_our_writes_nor_a_persons_are_an_autoscalers(item: dict[str, Any]) -> None:
     """autoscaling D8."""
     assert scaled_by(item) is scaled_by(keep_deployment(item)) is None
+
+
+def test_gates_are_known_by_the_names_of_the_first_few_and_a_node_is_asked_for_by_one_word_alone() -> None:
+    """elastic 3.2, ecosystem A2."""
+    told = fleet()
+    told.observe_pod(keep_pod(gated(pod("g", node="", phase="Pending"), *"abcde")), 0)
+    for uid, reason in (("u", "Unschedulable"), ("v", "WaitingForRoom")):
+        conditions = {"PodScheduled": ("False", reason)}
+        told.observe_pod(keep_pod(pod(uid, node="", phase="Pending", conditions=conditions)), 0)
+    found = {one.uid: one for one in told.pods(KEY)}
+    assert found["g"].gates == ("a", "b", "c")
+    assert [uid for uid, one in found.items() if one.asks_for_node] == ["u"]
+    counts = told.counts(KEY)
+    assert counts == Counts(unschedulable=2, gated=1)
+    assert (counts.made, counts.admitted, counts.on_their_way) == (3, 2, 2)
 
 
 def test_what_a_bound_itself_allows_goes() -> None:

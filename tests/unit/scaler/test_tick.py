@@ -166,6 +166,151 @@ def test_some_may_wait_for_a_node_that_is_still_to_come() -> None:
     assert sum(pod.refused for pod in cluster.living(model)) == 2
 
 
+# --- a node that is still to come, and scheduling gates -----------------------------------------------------------------
+
+
+def without_nodes(**options: Any) -> tuple[Cluster, FakeModel]:
+    """A model at zero whose pool has no node yet."""
+    cluster = Cluster(places=0)
+    model = asleep(cluster, **options)
+    model.annotations["seldon.io/trtis-overflow-pods"] = "2"
+    cluster.change(model)
+    return cluster, model
+
+
+def test_a_model_at_zero_asks_an_empty_pool_for_a_node() -> None:
+    """ecosystem A2: it was called hopeless, its pod went after a second, and no node autoscaler ever saw one."""
+    cluster, model = without_nodes()
+    model.load = 1
+    cluster.run(300)
+    assert model.replicas == 1
+    (pod,) = cluster.living(model)
+    assert pod.refused
+    assert model.written == [1]
+    asked = cluster.scaler.asked(model.key, cluster.ns)
+    assert asked is not None
+    assert not asked.hopeless
+    assert "1 of its pods wait for a node" in asked.waits_for
+    assert "wait for a node" in cluster.view(model).why
+    assert len(cluster.told("WaitingForNode")) == 1
+    cluster.places = 1
+    cluster.until(lambda: bool(cluster.ready(model)), most=30)
+    assert cluster.view(model).why == ""
+
+
+@pytest.mark.parametrize("deadline", [60, 600])
+def test_a_pod_that_waits_for_a_node_outlives_those_who_wait_for_it(deadline: int) -> None:
+    """ecosystem A2: a node takes longer than a client waits. Its progress deadline after the last of them, and no later."""
+    cluster, model = without_nodes()
+    model.annotations["serving.knative.dev/progress-deadline"] = f"{deadline}s"
+    cluster.change(model)
+    model.load = 1
+    cluster.run(700)
+    assert model.replicas == 1
+    model.load = 0
+    passed = cluster.until(lambda: model.replicas == 0, most=2000)
+    assert deadline + 30 <= passed <= deadline + 30 + WINDOW + 10
+    cluster.run(100)
+    assert model.replicas == 0
+
+
+def test_a_pod_that_no_node_would_help_waits_for_none() -> None:
+    """ecosystem A2: the condition that node autoscalers act on is `Unschedulable` alone; whatever else the binder says
+    is a refusal all the same."""
+    cluster, model = without_nodes(refused_for="ModelTooLarge")
+    model.load = 1
+    cluster.run(20)
+    asked = cluster.scaler.asked(model.key, cluster.ns)
+    assert asked is not None
+    assert asked.hopeless
+    assert model.replicas == 0
+
+
+def test_without_pods_that_may_wait_an_empty_pool_is_hopeless_at_once() -> None:
+    cluster = Cluster(places=0)
+    model = asleep(cluster)
+    model.load = 1
+    cluster.run(4)
+    asked = cluster.scaler.asked(model.key, cluster.ns)
+    assert asked is not None
+    assert asked.hopeless
+    assert model.replicas == 0
+
+
+def test_a_model_behind_a_quota_shows_one_pod_more_than_is_let_through() -> None:
+    """elastic 3.2: gated pods are neither on their way nor unmade, and a quota sees the demand by one of them."""
+    cluster = Cluster(places=9)
+    model = cluster.add("m", min_scale="5", quota=2)
+    cluster.until(lambda: model.replicas == 3, most=60)
+    cluster.run(200)
+    assert model.replicas == 3
+    assert len(cluster.ready(model)) == 2
+    view = cluster.view(model)
+    assert (view.wanted, view.clipped, view.pods.gated, view.pods.pending) == (5, 2, 1, 1)
+    assert "scheduling gates hold 1 of its pods back, as a quota does: kueue.x-k8s.io/admission" in view.why
+    assert Scaled.from_text(model.scaled or "").gated == 1
+    assert 1 <= len(cluster.told("SchedulingGated")) <= 2
+    model.quota = 4
+    cluster.until(lambda: len(cluster.ready(model)) == 4, most=60)
+    cluster.run(60)
+    assert model.replicas == 5
+    model.quota = None
+    cluster.until(lambda: len(cluster.ready(model)) == 5, most=60)
+    cluster.run(4)
+    assert (cluster.view(model).why, cluster.view(model).pods.gated) == ("", 0)
+
+
+def test_a_model_at_zero_behind_a_quota_waits_and_its_clients_are_told_what_for() -> None:
+    """elastic 3.2: it is buffered, not refused; whoever waits in vain learns that a gate holds it back."""
+    cluster = Cluster(places=9)
+    model = asleep(cluster, quota=0)
+    model.load = 1
+    cluster.run(400)
+    assert model.replicas == 1
+    asked = cluster.scaler.asked(model.key, cluster.ns)
+    assert asked is not None
+    assert not asked.hopeless
+    assert "scheduling gates hold 1 of its pods back" in asked.waits_for
+    assert model.written == [1]
+    model.quota = 1
+    cluster.until(lambda: bool(cluster.ready(model)), most=30)
+    asked = cluster.scaler.asked(model.key, cluster.ns)
+    assert asked is not None
+    assert asked.waits_for == ""
+
+
+def test_a_gated_pod_that_nobody_waits_for_any_more_goes() -> None:
+    """elastic 3.2."""
+    cluster = Cluster(places=9)
+    model = asleep(cluster, quota=0)
+    model.load = 1
+    cluster.run(100)
+    model.load = 0
+    cluster.until(lambda: model.replicas == 0, most=WINDOW + 10)
+
+
+def test_a_copy_that_was_gated_for_long_is_not_given_up_while_it_loads() -> None:
+    """elastic 3.2: the time behind a gate is not time in which it fails to come up."""
+    cluster = Cluster(places=9)
+    model = asleep(cluster, quota=0, load_seconds=90)
+    model.load = 1
+    cluster.run(1000)
+    model.quota = 1
+    cluster.until(lambda: any(pod.node for pod in cluster.of(model)))
+    model.load = 0
+    cluster.until(lambda: bool(cluster.ready(model)), most=100)
+
+
+def test_no_place_is_kept_for_a_pod_that_a_gate_holds_back() -> None:
+    """elastic 3.2: a place that is kept for one is taken from others for nothing."""
+    cluster = Cluster(places=4)
+    behind = cluster.add("a", min_scale="4", quota=1, priority=9)
+    cluster.until(lambda: behind.replicas == 2, most=60)
+    other = cluster.add("b", min_scale="3")
+    cluster.until(lambda: len(cluster.ready(other)) == 3, most=60)
+    assert len(cluster.ready(behind)) == 1
+
+
 def test_priority_is_served_first_then_who_lacks_most() -> None:
     cluster = Cluster(places=6)
     low, high = cluster.add("a", min_scale="6"), cluster.add("b", min_scale="4", priority=5)
@@ -1737,3 +1882,19 @@ def test_a_model_that_does_not_come_up_is_given_up_after_its_progress_deadline(s
     model.load = 0
     passed = cluster.until(lambda: model.replicas == 0, most=2000)
     assert seconds + 20 < passed <= seconds + 30 + 5
+
+
+def test_pods_behind_gates_are_owed_nothing() -> None:
+    """elastic 3.2: what was promised to them a moment ago keeps nobody else from a place."""
+    cluster = Cluster(places=9)
+    behind = cluster.add("a", min_scale="4", quota=0)
+    cluster.now += 1
+    cluster.do(cluster.scaler.step(cluster.ns))
+    assert behind.replicas == 4
+    cluster._follow(behind)
+    first, *_ = cluster.of(behind)
+    first.gated = False  # and the binder has not spoken yet
+    cluster._show(first)
+    other = cluster.add("b", min_scale="3")
+    cluster.do(cluster.scaler.step(cluster.ns))
+    assert other.replicas == 3
