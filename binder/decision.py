@@ -33,7 +33,7 @@ from binder.matching import tolerates_taints
 from binder.ranking import Ranking, Rankings
 from binder.reasons import Kind, Reason
 from binder.state import ClusterState
-from binder.strategies import Strategy, best_gpus
+from binder.strategies import Strategy, best_gpus, waits
 from binder.table import Bools, Floats, Ints, NodeTable
 from binder.topology import NodePolicy, Pods, Surroundings, misfits, wishes
 from binder.volumes import Volumes
@@ -95,7 +95,7 @@ class Decider:
         self.refresh()
         if because := self.because(demand):
             return Refusal(np.full(len(self.table), CODE[because.kind], np.int8), because)
-        ranking = self._rankings.of(demand.shape, self.table)
+        ranking = self._ranking(demand)
         codes = self._codes(ranking, demand)
         row = self._best(ranking, codes, demand)
         return Refusal(codes) if row is None else self._placement(demand, row)
@@ -105,7 +105,7 @@ class Decider:
         self.refresh()
         if because := self.because(demand):
             return np.full(len(self.table), CODE[because.kind], np.int8)
-        return self._codes(self._rankings.of(demand.shape, self.table), demand)
+        return self._codes(self._ranking(demand), demand)
 
     def codes_on(self, demand: Demand, rows: NDArray[np.intp]) -> Codes:
         """For each of some rows the first rule that it fails: what `codes` says, without a look at the
@@ -120,7 +120,7 @@ class Decider:
         """The strategy's figure for each row, the larger the better; -inf where the pod does not fit
         by its shape alone."""
         self.refresh()
-        return self._rankings.of(demand.shape, self.table).score
+        return self._ranking(demand).score
 
     def place_on(self, demand: Demand, node: NodeName) -> Placement | Reason:
         """The best GPUs of one node, or why it does not take the pod."""
@@ -185,6 +185,15 @@ class Decider:
     def is_claimed(self, namespace: str, claim: str) -> bool:
         """A pod that has a node mounts this volume claim."""
         return bool(self.state.claims[namespace, claim])
+
+    def _ranking(self, demand: Demand) -> Ranking:
+        return self._rankings.of(demand.shape, self.table, awaited=self._is_awaited(demand))
+
+    def _is_awaited(self, demand: Demand) -> bool:
+        """No other replica of its model has a node: if there are requests for it, they wait for this one."""
+        if demand.model.model_id is not None:
+            return not self.model_rows(demand)
+        return not self._around.pods.owned(demand.model.ref.namespace, demand.owner)
 
     def _codes(self, ranking: Ranking, demand: Demand) -> Codes:
         """The shape's codes, and what depends on who the pod is and on the time."""
@@ -261,6 +270,9 @@ class Decider:
         table, shape, rows = self.table, demand.shape, np.array([row])
         gpus = gpu_fit(table, shape, rows)
         gains = self._strategy.gains(table, shape, rows, gpus.after)
+        cost = waits(table, self._strategy, rows, awaited=self._is_awaited(demand))
+        if cost is not None:
+            gains = gains - cost
         slots = best_gpus(gains[0], gpus.fits[0], gpus.after[0], shape.gpu_count)
         chosen = [table.view(row).gpus[slot] for slot in slots]
         first, *others = [GpuRef(gpu.uuid, gpu.index) for gpu in chosen]

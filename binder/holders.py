@@ -125,7 +125,7 @@ def held_by_gpu(
 
 
 def place_of(
-    holder: Holder, model: ModelReport | None, gpus: frozenset[GpuUuid]
+    holder: Holder | None, model: ModelReport | None, gpus: frozenset[GpuUuid]
 ) -> tuple[frozenset[GpuUuid], int]:
     """The GPUs on which a pod is counted (none: on all of them), and its bytes on each."""
     return _gpus_of(holder, model, gpus), _share(holder, model)

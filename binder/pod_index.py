@@ -19,13 +19,14 @@ _Mark = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """One pod as others see it. `keeps_away`: its own required anti-affinity."""
+    """One pod as others see it. `keeps_away`: its own required anti-affinity; `owner`: the uid of its controller."""
 
     namespace: str
     labels: Labels
     node: NodeName
     deleting: bool = False
     keeps_away: tuple[Term, ...] = ()
+    owner: str | None = None
 
 
 # A pod as it was and as it is; None while it is not there.
@@ -39,6 +40,8 @@ class PodIndex:
         self._pods: dict[PodUid, Neighbour] = {}
         self._marked: dict[_Mark, set[PodUid]] = {}
         self._in_namespace: dict[str, set[PodUid]] = {}
+        # Where the replicas of one controller are, but for those that are on their way out.
+        self._owned: dict[tuple[str, str], dict[NodeName, int]] = {}
         # Where pods with one and the same anti-affinity term are; and the terms by one label that
         # they ask for, so that a pod meets only those that could speak of it.
         self._apart: dict[Term, dict[NodeName, int]] = {}
@@ -67,6 +70,7 @@ class PodIndex:
         self._in_namespace.setdefault(pod.namespace, set()).add(uid)
         for mark in _marks(pod):
             self._marked.setdefault(mark, set()).add(uid)
+        self._count_owned(pod, 1)
         for term in pod.keeps_away:
             self._add_term(term, pod.node)
 
@@ -79,6 +83,7 @@ class PodIndex:
         _discard(self._in_namespace, pod.namespace, uid)
         for mark in _marks(pod):
             _discard(self._marked, mark, uid)
+        self._count_owned(pod, -1)
         for term in pod.keeps_away:
             self._drop_term(term, pod.node)
 
@@ -95,6 +100,10 @@ class PodIndex:
         """The pods of one namespace that a selector matches."""
         return iter(()) if selector is None else self._in((namespace,), selector)
 
+    def owned(self, namespace: str, owner: str | None) -> Mapping[NodeName, int]:
+        """How many replicas of a controller are on each node; without those that are on their way out."""
+        return {} if owner is None else self._owned.get((namespace, owner), {})
+
     def terms_against(self, labels: Labels) -> Iterator[tuple[Term, Mapping[NodeName, int]]]:
         """Terms that could speak of a pod with these labels, and the nodes of the pods that have them."""
         seen: set[Term] = set()
@@ -103,6 +112,17 @@ class PodIndex:
                 if term not in seen:
                     seen.add(term)
                     yield term, self._apart[term]
+
+    def _count_owned(self, pod: Neighbour, by: int) -> None:
+        if pod.owner is None or pod.deleting:
+            return
+        key = (pod.namespace, pod.owner)
+        nodes = self._owned.setdefault(key, {})
+        nodes[pod.node] = nodes.get(pod.node, 0) + by
+        if not nodes[pod.node]:
+            del nodes[pod.node]
+        if not nodes:
+            del self._owned[key]
 
     def _namespaces_of(self, term: Term, namespaces: Mapping[str, Labels]) -> frozenset[str]:
         among = term.namespace_selector

@@ -11,7 +11,7 @@ import numpy as np
 from binder.demand import Shape
 from binder.filters import FITS, Codes, first_failing, gpu_fit, resource_misfits, standing_codes
 from binder.matching import preference, untolerated_preferences
-from binder.strategies import Strategy, best_together
+from binder.strategies import Strategy, best_together, best_waiting, waits
 from binder.table import Floats, Ints, NodeTable, Rows
 
 # Of all rankings together, each some 20 bytes: of a thousand nodes two thousand rankings. Of fewer nodes than so many no
@@ -24,10 +24,11 @@ _NEVER = -1
 
 class Ranking:
     """`codes`: the first rule that each row fails; `score`: the strategy's figure, the larger the
-    better, where it fails none; `wishes`: what the pod's owner prefers, None where he does not care."""
+    better, where it fails none; `wishes`: what the pod's owner prefers, None where he does not care. `awaited`: of pods
+    that requests may wait for."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.shape = shape
+    def __init__(self, shape: Shape, *, awaited: bool = False) -> None:
+        self.shape, self._awaited = shape, awaited
         self.codes: Codes = np.zeros(0, np.int8)
         self.score: Floats = np.zeros(0)
         self._standing: Codes = np.zeros(0, np.int8)
@@ -71,32 +72,37 @@ class Ranking:
         misfits = (*resource_misfits(table, shape, rows), *gpus.misfits)
         codes = first_failing(len(standing), misfits, standing)
         gains = strategy.gains(table, shape, rows, gpus.after)
-        gain, left = best_together(gains, gpus.fits, gpus.after, shape.gpu_count)
-        score = strategy.score(table, shape, rows, gain, left)
+        cost = waits(table, strategy, rows, awaited=self._awaited)
+        if cost is None:
+            gain, left = best_together(gains, gpus.fits, gpus.after, shape.gpu_count)
+            score = strategy.score(table, shape, rows, gain, left)
+        else:
+            gain, left, wait = best_waiting(gains, gpus.fits, gpus.after, shape.gpu_count, cost)
+            score = strategy.score(table, shape, rows, gain, left) - wait
         score[codes != FITS] = -np.inf
         self.codes[rows], self.score[rows] = codes, score
 
 
 class Rankings:
-    """One ranking a shape, as many as there is memory for. Which one goes for a new one is left to chance: a question
+    """One ranking a shape, of awaited pods another, as many as there is memory for. Which one goes for a new one is left to chance: a question
     goes through all of its models in turn, and the one that was not used for longest would be the very next."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._known: dict[Shape, Ranking] = {}
+        self._known: dict[tuple[Shape, bool], Ranking] = {}
         self._chance = Random(0)
 
-    def of(self, shape: Shape, table: NodeTable) -> Ranking:
+    def of(self, shape: Shape, table: NodeTable, *, awaited: bool = False) -> Ranking:
         """The ranking of a shape, up to date."""
-        ranking = self._known.get(shape)
+        ranking = self._known.get((shape, awaited))
         if ranking is None:
             self._make_room(len(table))
-            ranking = self._known[shape] = Ranking(shape)
+            ranking = self._known[shape, awaited] = Ranking(shape, awaited=awaited)
         ranking.renew(table, self._strategy)
         return ranking
 
     def _make_room(self, rows: int) -> None:
         most = max(_LEAST_KEPT, _KEPT_ROWS // max(rows, _FEW_ROWS))
         if len(self._known) >= most:
-            for shape in self._chance.sample(list(self._known), len(self._known) - most + 1):
-                del self._known[shape]
+            for key in self._chance.sample(list(self._known), len(self._known) - most + 1):
+                del self._known[key]

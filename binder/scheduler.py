@@ -261,6 +261,7 @@ class Scheduler:
         """What is a matter of time."""
         self._next_tick = self._clock() + _TICK_SECONDS
         self.state.expire_ghosts()
+        self.state.expire_loads()
         self.room.expire()
         for waiting in self.queue.parked():
             if waiting.stand and (hope := self._hints.spared(waiting.demand, waiting.stand)):

@@ -25,12 +25,13 @@ from typing import Any
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
-from berth.contract.pod import PodRef, has_ended, is_deleting, node_of, pod_ref
+from berth.contract.pod import PodRef, has_ended, is_deleting, is_initialized, node_of, pod_ref
 from berth.contract.report import ModelReport, NodeReport
 from binder.amounts import PODS, Amounts
-from binder.demand import Demand
+from binder.demand import Demand, controller_of
 from binder.holders import Holder, bound_holder, held_by_gpu, placed_holder
 from binder.labels import Labels
+from binder.loading import ExpectedLoads, loads_by_gpu
 from binder.neighbours import required_anti_affinity
 from binder.pod_index import Neighbour, PodIndex
 from binder.tenants import tenants
@@ -67,6 +68,7 @@ class ClusterState:
         self._ghosts: dict[PodUid, Ghost] = {}
         # Holders that some report of their node has listed.
         self._listed: set[PodUid] = set()
+        self._expected = ExpectedLoads()
         self._by_node: dict[NodeName, set[PodUid]] = {}
         self._views: dict[NodeName, NodeView] = {}
         # Pods that are taken out of account for the moment, in the reports too.
@@ -131,12 +133,17 @@ class ClusterState:
             return self.remove_pod(uid)
         holder = bound_holder(pod, node, self._keys)
         neighbour = _neighbour(pod, node)
+        loaded = is_initialized(pod)
+        if loaded and self._expected.forget(uid):
+            self._touch(node)
         if self._living(uid) == holder and self.pods.get(uid) == neighbour:
             self._confirm(uid, holder)
             return False
         was_listed = uid in self._listed
         before = self._lift(uid)
         self._bound[uid] = holder
+        if before is None and holder.gpus and not loaded:
+            self._expected.note(uid, self._clock())
         # What another node has listed says nothing of this one.
         self._put_on_node(uid, holder, listed=was_listed and before is not None and before.node == node)
         self.pods.put(uid, neighbour)
@@ -148,6 +155,7 @@ class ClusterState:
         if not self.has_place(uid):
             return False
         self.expire_ghosts()  # here too, so that a standby does not gather them
+        self._expected.forget(uid)
         was_listed = uid in self._listed
         holder = self._lift(uid)
         assert holder is not None
@@ -170,11 +178,14 @@ class ClusterState:
         before, report = self.view(node), self._report_of(node)
         holder = self._assumed[uid] = placed_holder(demand, node, gpu)
         self._assumed_at[uid] = self._clock()
+        self._expected.note(uid, self._clock())
         self._put_on_node(uid, holder, listed=False)
         if report is None or report.model_of(uid) is None:  # else it is held already
             self._views[node] = with_copy(before, demand, gpu)
         ref, apart = demand.model.ref, demand.neighbours.anti_affinity
-        self.pods.put(uid, Neighbour(ref.namespace, demand.labels, node, keeps_away=apart))
+        self.pods.put(
+            uid, Neighbour(ref.namespace, demand.labels, node, keeps_away=apart, owner=demand.owner)
+        )
 
     def _confirm(self, uid: PodUid, holder: Holder) -> None:
         """A pod that was assumed has been seen bound, just as it was assumed: nothing changes for anybody."""
@@ -185,6 +196,7 @@ class ClusterState:
     def forget(self, uid: PodUid) -> None:
         """The assumed binding did not happen: nothing was ever there. A pod seen bound stays."""
         if uid in self._assumed:
+            self._expected.forget(uid)
             self._lift(uid)
 
     def overdue(self, *, seconds: float) -> list[PodRef]:
@@ -220,6 +232,12 @@ class ClusterState:
         for uid in old:
             self._lift(uid)
         return bool(old)
+
+    def expire_loads(self) -> None:
+        """Wait no more for the files of pods that have had a node for long."""
+        for uid in self._expected.take_overdue(self._clock()):
+            if (holder := self._living(uid)) is not None:
+                self._touch(holder.node)
 
     def unsettled(self) -> set[NodeName]:
         """Nodes to ask about ghosts that no report has listed and whose grace is over."""
@@ -313,6 +331,7 @@ class ClusterState:
             host_ports=frozenset().union(*(holder.ports for holder in here.values())),
             tenants=here_now,
             coders=coders,
+            loads=loads_by_gpu(here, listed, gpus, self._expected.among(here)),
         )
 
     def _require_room(self, demand: Demand, node: NodeName, gpu: GpuChoice) -> None:
@@ -392,9 +411,10 @@ class ClusterState:
 def with_copy(view: NodeView, demand: Demand, gpu: GpuChoice) -> NodeView:
     """A node with one pod more, as `ClusterState` would have it once the pod is assumed there."""
     model, home = demand.model, demand.model.ref.namespace
-    held = dict(view.held)
+    held, loads = dict(view.held), dict(view.loads)
     for one in gpu.gpus:
         held[one.uuid] = held.get(one.uuid, 0) + gpu.bytes
+        loads[one.uuid] = loads.get(one.uuid, 0) + 1
     told = None if view.facts.report is None else view.facts.report.code.namespace
     said = frozenset() if told is None else frozenset({told})
     tenants = view.tenants | {home}
@@ -408,6 +428,7 @@ def with_copy(view: NodeView, demand: Demand, gpu: GpuChoice) -> NodeView:
         host_ports=view.host_ports | demand.host_ports,
         tenants=tenants,
         coders=(tenants if alone else frozenset()) | said,
+        loads=loads,
     )
 
 
@@ -424,6 +445,7 @@ def _neighbour(pod: JsonObject, node: NodeName) -> Neighbour:
         node,
         deleting=is_deleting(pod),
         keeps_away=required_anti_affinity(pod),
+        owner=controller_of(pod),
     )
 
 

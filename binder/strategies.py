@@ -9,7 +9,9 @@ from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
+from berth.contract.quantity import MOST
 from binder.demand import Shape
 from binder.market import Arrivals, Prices, extended, price
 from binder.table import USABLE, Bools, Floats, Ints, NodeTable, Rows
@@ -20,6 +22,10 @@ _DECIMALS = 7
 # How much the share that is left of the chosen GPU counts against it, in GPUs. Learned worths come in steps,
 # so that many places are worth the same: without this the first of them is taken, and remainders gather.
 _BEST_FIT = 0.3
+# What it is worth not to wait for a load, in GPUs. If nobody waits for the pod it is more than best fit and less than
+# to break up a GPU that is worth more as a whole: a wait is over in a while, and where a pod is lasts. If somebody does, it is more
+# than any one GPU.
+_LOAD_COST, _AWAITED_LOAD_COST = 0.1, 1.0
 
 
 class Strategy(Protocol):
@@ -29,6 +35,10 @@ class Strategy(Protocol):
 
     def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: Ints) -> Floats:
         """(rows, GPUs): what putting one share of the pod on each GPU does. `after`: bytes free then."""
+
+    def load_cost(self, *, awaited: bool) -> float:
+        """How much one load that the pod's own would wait for counts against a GPU. `awaited`: requests may wait
+        for the pod."""
 
     def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         """(rows): what putting the whole pod on a node does. `gain` and `left`: the gain of each node's best GPUs, and
@@ -43,6 +53,9 @@ class Simple:
 
     def gains(self, table: NodeTable, shape: Shape, rows: Rows, after: Ints) -> Floats:
         return self._figure(after)
+
+    def load_cost(self, *, awaited: bool) -> float:
+        return 0.0
 
     def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         return gain
@@ -66,6 +79,9 @@ class LeastFragmentation:
         prices = self._current(table)
         gains: Floats = prices.value(table.gpu_model[rows], after) - self._of(table, prices).gpus[rows]
         return gains
+
+    def load_cost(self, *, awaited: bool) -> float:
+        return _AWAITED_LOAD_COST if awaited else _LOAD_COST
 
     def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         prices, asked = self._current(table), dict(shape.amounts)
@@ -142,6 +158,31 @@ def make_strategy(name: str, random: np.random.Generator) -> Strategy:
     raise ValueError(name)
 
 
+def waits(table: NodeTable, strategy: Strategy, rows: Rows, *, awaited: bool) -> Floats | None:
+    """(rows, GPUs): what the loads count that one on this GPU would wait for; None where there are none."""
+    loads, cost = table.loads[rows], strategy.load_cost(awaited=awaited)
+    return cost * loads if cost and loads.any() else None
+
+
+def best_waiting(
+    gains: Floats, fits: Bools, after: Ints, count: int, cost: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """As `best_together`, of rows that fit, where loads are waited for; and what that costs: on the GPU where it is most.
+    `cost`: `waits` of these rows."""
+    if count > gains.shape[1]:
+        return *best_together(gains, fits, after, count), np.zeros(len(gains))
+    masked = np.where(fits, gains - cost, -np.inf)
+    if count == 1:
+        best = masked.max(axis=1)
+        free = np.where(masked >= best[:, None] - 0.5 * 10**-_DECIMALS, after, MOST)
+        left = free.min(axis=1)
+        wait = np.where(free == left[:, None], cost, np.inf).min(axis=1)
+        return best + wait, left.astype(float), wait
+    slots = _best_slots(masked, after, count)
+    gain, left, waits = (np.take_along_axis(one, slots, axis=1) for one in (gains, after, cost))
+    return gain.sum(axis=1), left.sum(axis=1, dtype=float), waits.max(axis=1)
+
+
 def best_together(gains: Floats, fits: Bools, after: Ints, count: int) -> tuple[Floats, Floats]:
     """(rows) twice: the gains of the `count` best GPUs that fit, and the bytes left on them, each together.
     The gain is -inf where there are fewer."""
@@ -153,9 +194,14 @@ def best_together(gains: Floats, fits: Bools, after: Ints, count: int) -> tuple[
         best = masked.max(axis=1)
         equal = masked >= best[:, None] - 0.5 * 10**-_DECIMALS
         return best, np.where(equal, after, np.inf).min(axis=1)
-    slots = np.lexsort((after, -np.round(masked, _DECIMALS)))[:, :count]
+    slots = _best_slots(masked, after, count)
     gain, left = (np.take_along_axis(one, slots, axis=1).sum(axis=1, dtype=float) for one in (masked, after))
     return gain, left
+
+
+def _best_slots(masked: Floats, after: Ints, count: int) -> NDArray[np.intp]:
+    """(rows, count): the most gain first, then the least left."""
+    return np.lexsort((after, -np.round(masked, _DECIMALS)))[:, :count]
 
 
 def best_gpus(gains: Floats, fits: Bools, after: Ints, count: int) -> list[int]:

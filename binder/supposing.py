@@ -92,7 +92,7 @@ class Supposing(Decider):
         self.table.put(with_copy(self._view(node), demand, placement.gpu), supposed=True)
         self._claims.update((ref.namespace, claim) for claim in demand.claims)
         apart = demand.neighbours.anti_affinity
-        self._pods.add(Neighbour(ref.namespace, demand.labels, node, keeps_away=apart))
+        self._pods.add(Neighbour(ref.namespace, demand.labels, node, keeps_away=apart, owner=demand.owner))
 
     def dismiss(self, uids: Collection[PodUid]) -> None:
         """These pods are gone, and their models."""
@@ -169,6 +169,16 @@ class _Pods:
     def in_namespace(self, namespace: str, selector: Selector | None) -> Iterator[Neighbour]:
         there = self._there.in_namespace(namespace, selector)
         return chain(self._left(there), self._copies.in_namespace(namespace, selector))
+
+    def owned(self, namespace: str, owner: str | None) -> Mapping[NodeName, int]:
+        there, copies = self._there.owned(namespace, owner), self._copies.owned(namespace, owner)
+        if not copies and not self._gone:
+            return there
+        counts = Counter(there)
+        counts.update(copies)
+        gone = (pod for pod in self._gone.values() if (pod.namespace, pod.owner) == (namespace, owner))
+        counts.subtract(pod.node for pod in gone if not pod.deleting)
+        return +counts
 
     def terms_against(self, labels: Labels) -> Iterator[tuple[Term, Mapping[NodeName, int]]]:
         for term, nodes in self._there.terms_against(labels):

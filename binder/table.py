@@ -109,6 +109,7 @@ class NodeTable:
         self.models: list[tuple[str, int]] = [("", 0)] if like is None else like.models
         self._model_of: dict[tuple[str, int], int] = {} if like is None else like._model_of
         self._gpu_model: NDArray[np.int32] = np.zeros((capacity, self._width), np.int32, order="F")
+        self._loads: NDArray[np.int32] = np.zeros((capacity, self._width), np.int32, order="F")
         # By resource and by label: what pods have asked about, the last used ones.
         self._left: OrderedDict[str, Ints] = OrderedDict()
         self._allocatable: OrderedDict[str, Ints] = OrderedDict()
@@ -153,6 +154,11 @@ class NodeTable:
     def gpu_model(self) -> NDArray[np.int32]:
         """(rows, GPUs): which of `models` the GPU is."""
         return self._gpu_model[: len(self)]
+
+    @property
+    def loads(self) -> NDArray[np.int32]:
+        """(rows, GPUs): models that are to be loaded there or are being loaded."""
+        return self._loads[: len(self)]
 
     def left(self, resource: str) -> Ints:
         """What is left of a resource on every node; less than MOST, so that a pod which asks for that
@@ -301,6 +307,8 @@ class NodeTable:
         """What is left of it. `before`: how it was, if the node is the same: then most of its GPUs are as they were."""
         for resource, left in self._left.items():
             left[row] = _within_64_bits(view.left_of(resource))
+        if view.loads or self._loads[row].any():
+            self._loads[row, : len(view.gpus)] = [view.loads.get(gpu.uuid, 0) for gpu in view.gpus]
         for slot, gpu in enumerate(view.gpus):
             if before is not None and before.held_on(gpu.uuid) == view.held_on(gpu.uuid):
                 continue
@@ -310,6 +318,7 @@ class NodeTable:
 
     def _forget_gpus(self, row: int) -> None:
         self._free[row], self._condition[row], self._gpu_model[row] = NOT_KNOWN, ABSENT, NO_MODEL
+        self._loads[row] = 0
 
     def _model(self, gpu: GpuReport) -> int:
         key = (product_key(gpu.product), _within_64_bits(max(0, (gpu.total_bytes or 0) - gpu.headroom_bytes)))
@@ -354,6 +363,7 @@ class NodeTable:
         self._free = _grown(self._free, gpus, NOT_KNOWN)
         self._condition = _grown(self._condition, gpus, ABSENT)
         self._gpu_model = _grown(self._gpu_model, gpus, NO_MODEL)
+        self._loads = _grown(self._loads, gpus, 0)
         for amounts in (self._left, self._allocatable):
             for resource in amounts:
                 amounts[resource] = _grown(amounts[resource], rows, 0)
@@ -369,6 +379,7 @@ class NodeTable:
         self._free = _grown(self._free, shape, NOT_KNOWN)
         self._condition = _grown(self._condition, shape, ABSENT)
         self._gpu_model = _grown(self._gpu_model, shape, NO_MODEL)
+        self._loads = _grown(self._loads, shape, 0)
         self._width = width
 
     def _amounts(

@@ -47,7 +47,7 @@ class NodeView:
 
     `held`: bytes on each GPU. `held_anywhere`: bytes of pods whose GPU cannot be read. They are counted on every GPU, because
     they are on one of them and nobody knows on which. `tenants`: whose models are here or on their way, `coders`:
-    those of them who bring code.
+    those of them who bring code. `loads`: how many models are to be loaded on a GPU or are being loaded.
     """
 
     facts: NodeFacts
@@ -58,6 +58,7 @@ class NodeView:
     host_ports: frozenset[HostPort] = frozenset()
     tenants: frozenset[str] = frozenset()
     coders: frozenset[str] = frozenset()
+    loads: Mapping[GpuUuid, int] = field(default_factory=dict)
 
     def held_on(self, gpu: GpuUuid) -> int:
         """Bytes that models hold on one GPU, or may hold there."""

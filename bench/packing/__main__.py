@@ -50,14 +50,16 @@ def _run(job: tuple[argparse.Namespace, int]) -> dict[str, dict[str, float]]:
             for load in options.loads
         }
     else:
-        done = {"allocated_percent": allocated_percent(nodes, tasks, options.strategy, seed)}
+        done = {"allocated_percent": allocated_percent(nodes, tasks, options.strategy, seed, options.loading)}
     print(f"seed {seed}: {done}", file=sys.stderr, flush=True)
     return done
 
 
-def allocated_percent(nodes: list[Any], tasks: list[Task], strategy: str, seed: int) -> dict[str, float]:
+def allocated_percent(
+    nodes: list[Any], tasks: list[Task], strategy: str, seed: int, loading: int
+) -> dict[str, float]:
     """Share of all GPUs that is given out when 100 % and 130 % of them have been asked for."""
-    cluster = Packed(nodes, strategy_of(strategy, tasks, seed))
+    cluster = Packed(nodes, strategy_of(strategy, tasks, seed), loading=loading)
     offered, marks, result = 0.0, list(_MARKS), {}
     for number, task in enumerate(_inflow(tasks, Random(seed))):
         offered += task.gpus
@@ -89,6 +91,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pods", type=Path, required=True, help="CSV of tasks in the openb format")
     parser.add_argument("--strategy", choices=(*STRATEGIES, FGD), default=STRATEGIES[0])
     parser.add_argument("--seeds", default="42-51", help="one, or a range (default: 42-51)")
+    parser.add_argument(
+        "--loading", type=int, default=0, help="so many of the last tasks are still being loaded (default: 0)"
+    )
     parser.add_argument("--json", type=Path, help="write the result here, too")
     parser.add_argument(
         "--churn", choices=("trace", "random"), help="tasks end: after the trace's own times, or random ones"

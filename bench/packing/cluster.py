@@ -9,6 +9,7 @@ from bench.packing.fgd import FragmentationGradient
 from bench.packing.trace import GPU_BYTES, KEYS, Task, demand
 from berth.contract.ids import PodUid
 from binder.decision import Decider, Placement
+from binder.loading import EXPECTED_SECONDS
 from binder.market import price
 from binder.state import ClusterState
 from binder.strategies import LeastFragmentation, Strategy, make_strategy
@@ -24,10 +25,11 @@ def strategy_of(name: str, tasks: Sequence[Task], seed: int) -> Strategy:
 
 
 class Packed:
-    """`gpus`: how many there are, in GPUs of GPU_BYTES; `allocated`: how much of them is given out."""
+    """`gpus`: how many there are, in GPUs of GPU_BYTES; `allocated`: how much of them is given out. `loading`: so many
+    of the last tasks are still being loaded when the next one comes."""
 
-    def __init__(self, nodes: list[dict[str, Any]], strategy: Strategy) -> None:
-        self._now = 0.0
+    def __init__(self, nodes: list[dict[str, Any]], strategy: Strategy, *, loading: int = 0) -> None:
+        self._now, self._pause = 0.0, EXPECTED_SECONDS / max(loading, 0.5)
         self._state = ClusterState(KEYS, clock=lambda: self._now)
         self._strategy = strategy
         self._decider = Decider(self._state, self._strategy, clock=lambda: self._now)
@@ -39,6 +41,8 @@ class Packed:
 
     def offer(self, task: Task, uid: str) -> bool:
         """Place the task if it fits; nothing waits."""
+        self._now += self._pause
+        self._state.expire_loads()
         asked = demand(task, uid)
         outcome = self._decider.decide(asked)
         self._learn(asked)

@@ -51,6 +51,9 @@ class FragmentationGradient:
             )
         return gains
 
+    def load_cost(self, *, awaited: bool) -> float:
+        return 0.0
+
     def score(self, table: NodeTable, shape: Shape, rows: Rows, gain: Floats, left: Floats) -> Floats:
         # A hundred steps, as kube-scheduler's scores have: the published figures owe a point to such ties.
         return np.floor(100 / (1 + np.exp(-gain / GPU_BYTES)))

@@ -79,6 +79,12 @@ def is_deleting(pod: JsonObject) -> bool:
     return pod["metadata"].get("deletionTimestamp") is not None
 
 
+def is_initialized(pod: JsonObject) -> bool:
+    """Its init containers are done, the loader among them: its model has been loaded."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "Initialized" and one.get("status") == "True" for one in conditions)
+
+
 def is_placed(pod: JsonObject, keys: Keys) -> bool:
     """True if it says which GPU it has, readable or not: the binder has bound it."""
     return keys.gpu in (pod["metadata"].get("annotations") or {})

@@ -134,6 +134,9 @@ class Fussy:
             raise ZeroDivisionError("three")
         return self._other.gains(table, shape, rows, after)
 
+    def load_cost(self, *, awaited: bool) -> float:
+        return self._other.load_cost(awaited=awaited)
+
     def score(self, table: Any, shape: Shape, rows: Any, gain: Any, left: Any) -> Any:
         return self._other.score(table, shape, rows, gain, left)
 

@@ -372,7 +372,7 @@ def test_what_is_kept_of_the_nodes_worth_is_what_it_would_be_found_to_be() -> No
         fresh = LeastFragmentation()
         assert strategy._prices is not None
         fresh.learn(strategy._prices)
-        anew = Ranking(demand.shape)
+        anew = Ranking(demand.shape, awaited=True)
         anew.renew(cluster.decider.table, fresh)
         assert (found == anew.score).all()
         outcome = cluster.decider.decide(demand)

@@ -51,7 +51,7 @@ def test_more_nodes_leave_room_for_fewer(table: NodeTable, monkeypatch: pytest.M
     keep(monkeypatch, rows=20, few=1, least=4)
     rankings.of(many[39], table)
     assert len(rankings._known) == 10
-    assert many[39] in rankings._known
+    assert (many[39], False) in rankings._known
 
 
 def test_one_shape_more_than_are_kept_does_not_cost_all_of_them(
@@ -62,10 +62,10 @@ def test_one_shape_more_than_are_kept_does_not_cost_all_of_them(
     rankings, many, made = Rankings(LeastFragmentation()), shapes(55), 0
 
     class Counted(Ranking):
-        def __init__(self, shape: Shape) -> None:
+        def __init__(self, shape: Shape, *, awaited: bool = False) -> None:
             nonlocal made
             made += 1
-            super().__init__(shape)
+            super().__init__(shape, awaited=awaited)
 
     monkeypatch.setattr(ranking, "Ranking", Counted)
     for _ in range(10):
