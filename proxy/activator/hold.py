@@ -69,10 +69,12 @@ class TenantBudget(Budget):
         """For one of its models, whose own rule is by the whole."""
         return self._whole.free_bytes
 
+    def has_room(self, size_bytes: int) -> bool:
+        most = _TENANT_SHARE * (self._whole.free_bytes - size_bytes)
+        return self.used_bytes + size_bytes <= most and self._whole.has_room(size_bytes)
+
     def take(self, size_bytes: int) -> bool:
-        if self.used_bytes + size_bytes > _TENANT_SHARE * (self._whole.free_bytes - size_bytes):
-            return False
-        if not self._whole.take(size_bytes):
+        if not self.has_room(size_bytes) or not self._whole.take(size_bytes):
             return False
         self.used_bytes += size_bytes
         return True

@@ -15,6 +15,13 @@ class Budget:
         self.limit_bytes, self.parent = limit_bytes, parent
         self.used_bytes = 0
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether `take` would take them."""
+        used, parent = self.used_bytes + size_bytes, self.parent
+        if used > self.limit_bytes:
+            return False
+        return parent is None or (used <= parent.free_bytes - size_bytes and parent.has_room(size_bytes))
+
     def take(self, size_bytes: int) -> bool:
         """True: they are taken. False: nothing has changed."""
         used, parent = self.used_bytes + size_bytes, self.parent

@@ -70,8 +70,14 @@ class Exchange:
 
     # Admitted.
 
-    def admit_at_once(self, now: float, cost_bytes: int) -> bool:
-        """The quick way; False where it would have to wait."""
+    def admit_at_once(self, now: float, cost_bytes: int, size_bytes: int) -> bool:
+        """The quick way, of a request that is here with so many bytes; False where it would have to wait.
+
+        It holds none of them, as they go on in this step; but where there is no room for more it goes no other way
+        than the others do.
+        """
+        if not self.copy.budget.has_room(size_bytes):
+            return False
         self.admission = self.copy.admissions.admit_at_once(
             now, cost_bytes=cost_bytes, deadline=self.deadline
         )

@@ -56,7 +56,7 @@ from proxy.fronts.grpc.head import (
 from proxy.fronts.grpc.upstream import UpstreamConnection
 
 # What a call takes here while it is open, beside the headers that it came with.
-_OPEN_BYTES: Final = 1024
+OPEN_BYTES: Final = 1024
 _GRPC_ONLY: Final = b"this port takes gRPC calls: POST with content-type application/grpc\n"
 BEYOND_THE_MODEL: Final = "this call reaches beyond the model; the proxy does not offer it"
 
@@ -201,7 +201,7 @@ class Call:
 
     def _take_room(self) -> None:
         """A client may open thousands and say nothing more. Raises Refused."""
-        size = _OPEN_BYTES + len(self.fields.forwarded)
+        size = OPEN_BYTES + len(self.fields.forwarded)
         if not self.copy.budget.take(size):
             raise in_grpc(self.exchange.no_room(size))
         self._open_bytes = size
@@ -259,6 +259,8 @@ class Call:
         assert up is not None, "asked of no other"
         assert upstream is not None
         if not guard.is_usual(message) or not upstream.codec.takes_now(up, size + len(guard.appended)):
+            return False
+        if not front.copy.budget.has_room(size):
             return False
         now = time.monotonic()
         deadline = now + front.timeout_seconds
@@ -558,16 +560,21 @@ class Call:
         if (data is None or not self.kind.is_usual) and AnswerReader.is_needed(self.kind.method, front.own):
             data, _ = AnswerReader(self.kind.method, front.own).feed(answer.data)
         data = answer.data if data is None else data
-        size, codec, names = len(data), self.client.codec, front.own.names
+        size, codec, names, budget = len(data), self.client.codec, front.own.names, front.copy.budget
+        code = answer.trailers.kind.code
         front.copy.grpc.sent_bytes += size
+        waits = not codec.takes_now(self.stream, size)
         codec.send_answer(
             self.stream,
             head_block(answer.fields, names),
             data,
             trailers_block(answer.trailers, names),
-            owned=None if codec.takes_now(self.stream, size) else Untaken(front.copy.budget, size, None),
+            owned=Untaken(budget, size, None) if waits else None,
         )
-        self._finish(answer.trailers.kind.code, now)
+        if waits and budget.is_exceeded:
+            codec.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)
+            code = Status.RESOURCE_EXHAUSTED.name
+        self._finish(code, now)
         self.up = None
 
     def _answer_in_parts(self, answer: Answer) -> None:

@@ -17,7 +17,7 @@ from proxy.exchange import cost
 from proxy.exchange.messages import PREFIX_BYTES, in_grpc, pack_prefix, read_prefix
 from proxy.exchange.pace import TOO_SLOW
 from proxy.exchange.refusal import NotServed
-from proxy.fronts.grpc.call import Call, Stage
+from proxy.fronts.grpc.call import OPEN_BYTES, Call, Stage
 from proxy.fronts.grpc.connection import H2Connection
 from proxy.fronts.grpc.front import GrpcFront
 from proxy.fronts.grpc.head import CallKind, list_bytes, timeout_of
@@ -278,7 +278,8 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             return False
         now = time.monotonic()
         call = Call(self, event.stream, fields, now)
-        if not call.exchange.admit_at_once(now, cost.of_short_message(length)):
+        room = OPEN_BYTES + len(fields.forwarded) + size
+        if not call.exchange.admit_at_once(now, cost.of_short_message(length), room):
             return False
         if guard.appended:
             data = b"".join((pack_prefix(0, length + len(guard.appended)), message, guard.appended))

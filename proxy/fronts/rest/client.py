@@ -6,9 +6,10 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, cast
 
-from proxy.codecs.http1 import HEAD_BYTES, HEAD_END, BadRequest, require_hopeful, write_error
+from proxy.codecs.http1 import HEAD_BYTES, HEAD_END, BadRequest, HttpRefused, require_hopeful, write_error
 from proxy.codecs.json_guard import BadJson, check_generate, check_infer
 from proxy.exchange import cost
+from proxy.exchange.refusal import Refusal
 from proxy.fronts.rest.checking import INLINE_BYTES
 from proxy.fronts.rest.cycle import Cycle, State
 from proxy.fronts.rest.front import RestFront
@@ -164,7 +165,8 @@ class RestConnection(asyncio.Protocol):
     def _take_usual(self, data: bytes) -> bool:
         """A request whose head has been seen before, with its whole JSON, for a Triton that waits.
 
-        What this does is what the steps below would. False, with nothing done, for anything else.
+        What this does is what the steps below would; what a head alone decides is not asked again, the limits of now
+        are. False, with nothing done, for anything else.
         """
         front = self._front
         end = data.find(HEAD_END) + len(HEAD_END)
@@ -183,7 +185,12 @@ class RestConnection(asyncio.Protocol):
             return False  # to be told of below
         now = time.monotonic()
         cycle = Cycle(self, front, usual.asked, b"", now)
-        if not cycle.admit_at_once(now, cost.of_json(body)):
+        try:
+            cycle.require_size(usual.length)
+            cycle.require_json_size(usual.length)
+        except (HttpRefused, Refusal):
+            return False
+        if not cycle.admit_at_once(now, cost.of_json(body), usual.length):
             return False
         self._at, self._cycle, self._since = _At.REQUEST, cycle, now
         copy.rest.received_bytes += usual.length

@@ -153,16 +153,18 @@ class Cycle(Exchange):
             raise HttpRefused(400, f"{HEADER_LENGTH} belongs to infer")
         if head.encoding not in ("identity", *CODINGS):
             raise HttpRefused(415, f"Content-Encoding {head.encoding!r}; gzip and deflate are taken")
-        max_json_bytes = self.copy.limits.max_json_bytes
         if head.header_length is None or head.is_chunked or head.encoding != "identity":
-            if length > max_json_bytes:
-                raise _json_too_large(self.copy)
+            self.require_json_size(length)
             return length
         if head.header_length > length:
             raise HttpRefused(400, f"{HEADER_LENGTH} is above Content-Length")
-        if head.header_length > max_json_bytes:
-            raise _json_too_large(self.copy)
+        self.require_json_size(head.header_length)
         return length if length <= _GATHERED_BYTES else max(head.header_length, BEGUN_BYTES)
+
+    def require_json_size(self, size_bytes: int) -> None:
+        """Raises HttpRefused where no JSON may be so long."""
+        if size_bytes > self.copy.limits.max_json_bytes:
+            raise _json_too_large(self.copy)
 
     @property
     def takes_more(self) -> bool:

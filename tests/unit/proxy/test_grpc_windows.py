@@ -18,7 +18,7 @@ from proxy.codecs.h2.codec import CONNECTION_WINDOW, MAX_FRAME, H2Codec
 from proxy.codecs.h2.flow import FIRST_WINDOW
 from proxy.exchange.messages import INFER, STREAM_INFER, framed
 from proxy.exchange.pace import BEGUN_BYTES
-from proxy.fronts.grpc.call import _OPEN_BYTES, Stage
+from proxy.fronts.grpc.call import OPEN_BYTES, Stage
 from tests.fakes.data_plane import GrpcPair, Wire
 from tests.fakes.grpc_peers import Both, Connect, Triton, request
 
@@ -289,13 +289,13 @@ async def test_a_call_that_waits_is_held_to_its_first_window(connect: Connect) -
     todo = {second: framed(request(size=900_000))}
     while send_what_may_be_sent(both, todo):
         both.exchange(1)
-    assert both.pair.held_bytes == FIRST_WINDOW + 2 * _OPEN_BYTES
+    assert both.pair.held_bytes == FIRST_WINDOW + 2 * OPEN_BYTES
     both.triton.answer(first, b"")
     both.exchange()
     while send_what_may_be_sent(both, todo):
         both.exchange(2)
     assert second in both.triton.ended
-    assert both.pair.held_bytes == _OPEN_BYTES
+    assert both.pair.held_bytes == OPEN_BYTES
 
 
 async def test_what_all_clients_have_waiting_here_is_bounded(connect: Connect) -> None:
@@ -327,7 +327,7 @@ async def test_a_stream_may_rest_for_hours_but_not_in_the_middle_of_a_message(co
     both.pair.client.tick(now + 301)
     both.exchange()
     assert both.client.status(half) == 4
-    assert both.pair.held_bytes == _OPEN_BYTES
+    assert both.pair.held_bytes == OPEN_BYTES
     both.pair.client.tick(now + 100_000)
     both.exchange()
     assert both.client.status(resting) is None

@@ -1,0 +1,253 @@
+"""Whatever limits a copy has by now, what goes the quick way is answered as by the long one.
+
+A quick way is found by what was seen before the limits were lowered: each case sees a request first, sets limits, and
+asks again, once as it comes and once with the quick ways shut.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import h2.settings
+import pytest
+
+from proxy.exchange import cost
+from proxy.exchange.messages import STREAM_INFER, framed
+from proxy.fronts.grpc import client as grpc_client
+from proxy.fronts.grpc.call import Call
+from proxy.fronts.grpc.client import GrpcConnection
+from proxy.fronts.rest.client import RestConnection
+from tests.fakes.data_plane import RestPair, own_copy, settle
+from tests.fakes.grpc_peers import Both, Connect, request
+from tests.unit.proxy.test_rest_bytes import OK, drive, infer, seen
+
+WIDE = {"max_request_bytes": 10**6, "max_json_bytes": 10**6, "max_inflight_bytes": 10**9}
+REST_BODY = b'{"inputs":[{"name":"I","datatype":"INT32","shape":[3000],"data":[%b]}]}' % b",".join(
+    [b"1"] * 3000
+)
+GRPC_MESSAGE = request(size=3000)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_out_of_breath(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is."""
+    monkeypatch.setattr(grpc_client, "BREATH_SECONDS", math.inf)
+
+
+def around(*sizes: int) -> Iterator[int]:
+    for size in sizes:
+        yield from (size - 1, size, size + 1)
+
+
+def cases(body: int, cost_bytes: int, held: int) -> list[tuple[str, float]]:
+    """Every limit of a copy, at the values where something ends to go."""
+    return [
+        *(("max_request_bytes", value) for value in (1, *around(body))),
+        *(("max_json_bytes", value) for value in (1, *around(body))),
+        *(("max_inflight_bytes", value) for value in (1, *around(body, held, cost_bytes))),
+        *(("container_concurrency", value) for value in (0, 1, 2)),
+        *(("queue_depth", value) for value in (0, 1)),
+        *(("request_timeout_seconds", value) for value in (10.0, 60.0)),
+    ]
+
+
+REST_CASES = cases(len(REST_BODY), cost.of_json(REST_BODY), len(REST_BODY))
+GRPC_CASES = cases(len(GRPC_MESSAGE), cost.of_short_message(len(GRPC_MESSAGE)), len(GRPC_MESSAGE) + 5 + 1024)
+
+
+def lowered(copy: Any, limit: str, value: float) -> None:
+    copy.set_limits(replace(copy.limits, **{"container_concurrency": 3, limit: value}))
+
+
+def shut(_: object, *__: object) -> bool:
+    return False
+
+
+async def rest_told(route: str, limit: str, value: float) -> tuple[Any, ...]:
+    """What client and Triton get of a second request, of one beside it, and when the first one's time is up."""
+    sent = infer(REST_BODY if route == "infer" else b'{"text":"%b"}' % bytes(REST_BODY[:5900]).replace(b'"', b"'"),
+                 route=route)  # fmt: skip
+    pair = RestPair(copy=own_copy(3, 0, **WIDE))
+    await drive(pair, sent)
+    lowered(pair.front.copy, limit, value)
+    pair.client.data_received(sent)
+    beside = RestPair(front=pair.front)
+    beside.client.data_received(sent)
+    await settle()
+    passed = [len(body) for _, _, body in seen(pair)]
+    pair.client.tick(time.monotonic() + 20.0)
+    for upstream in pair.tritons:
+        if upstream.asker is not None and upstream.request_done:
+            upstream.data_received(OK)
+    await settle()
+    copy = pair.front.copy
+    return (
+        pair.to_client.sent,
+        beside.to_client.sent,
+        passed,
+        dict(copy.rest.codes),
+        (copy.admissions.running, copy.admissions.bytes.used_bytes, copy.budget.used_bytes),
+    )
+
+
+@pytest.mark.parametrize("route", ["infer", "generate"])
+@pytest.mark.parametrize(("limit", "value"), REST_CASES)
+async def test_a_rest_request_seen_before(
+    monkeypatch: pytest.MonkeyPatch, route: str, limit: str, value: float
+) -> None:
+    """Maintainability, top: the quick way of REST left out max-request-bytes and max-json-bytes."""
+    with RestPair.triton_at_hand():
+        quick = await rest_told(route, limit, value)
+        monkeypatch.setattr(RestConnection, "_take_usual", shut)
+        assert quick == await rest_told(route, limit, value)
+
+
+@pytest.mark.parametrize("limit", ["max_request_bytes", "max_json_bytes"])
+async def test_a_rest_body_above_a_limit_that_was_lowered(limit: str) -> None:
+    """Maintainability, top: a body of 6 068 bytes got 200 after its limit had become 2 048, as its head was known."""
+    with RestPair.triton_at_hand():
+        pair = RestPair(copy=own_copy(**WIDE))
+        await drive(pair, infer(REST_BODY))
+        assert pair.to_client.sent == OK
+        lowered(pair.front.copy, limit, 2048)
+        await drive(pair, infer(REST_BODY))
+        assert pair.to_client.sent.removeprefix(OK).startswith(b"HTTP/1.1 413 ")
+        assert len(seen(pair)) == 1
+
+
+async def test_bodies_that_are_coming_leave_no_room_to_a_quick_one() -> None:
+    """As they leave none to one that has not been seen before."""
+    with RestPair.triton_at_hand():
+        pair = RestPair(copy=own_copy(**WIDE))
+        await drive(pair, infer(REST_BODY))
+        pair.front.copy.budget.charge(10**9)
+        await drive(pair, infer(REST_BODY))
+        assert pair.to_client.sent.removeprefix(OK).startswith(b"HTTP/1.1 503 ")
+
+
+def unary(both: Both) -> int:
+    stream = both.client.call()
+    both.client.send(stream, framed(GRPC_MESSAGE), end=True)
+    both.exchange()
+    return stream
+
+
+def answer(both: Both, stream: int) -> None:
+    both.triton.answer(stream, b"fine")
+    both.exchange()
+
+
+def told(both: Both, *streams: int) -> list[Any]:
+    client = both.client
+    return [
+        (client.status(one), dict(client.headers.get(one, [])).get(b"grpc-message"), client.data.get(one))
+        for one in streams
+    ]
+
+
+def grpc_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
+    both = connect(limit=3, depth=0, **WIDE)
+    answer(both, unary(both))
+    lowered(both.pair.copy, limit, value)
+    first, beside = unary(both), unary(both)
+    passed = {one: both.triton.messages(one) for one in (first, beside)}
+    both.pair.client.tick(time.monotonic() + 20.0)
+    both.exchange()
+    for one in (first, beside):
+        if one in both.triton.ended:
+            answer(both, one)
+    copy = both.pair.copy
+    return (
+        told(both, first, beside),
+        passed,
+        dict(copy.grpc.codes),
+        (copy.admissions.running, copy.admissions.bytes.used_bytes, copy.budget.used_bytes),
+    )
+
+
+@pytest.mark.parametrize(("limit", "value"), GRPC_CASES)
+async def test_a_unary_call_like_one_before(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
+) -> None:
+    quick = grpc_told(connect, limit, value)
+    monkeypatch.setattr(GrpcConnection, "_take_usual", shut)
+    assert quick == grpc_told(connect, limit, value)
+
+
+def stream_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
+    both = connect(limit=3, depth=0, **WIDE)
+    stream = both.client.call(STREAM_INFER)
+    both.client.send(stream, framed(GRPC_MESSAGE))
+    both.exchange()
+    both.triton.begin(stream)
+    both.triton.send(stream, framed(b""))
+    both.exchange()
+    lowered(both.pair.copy, limit, value)
+    for _ in range(2):
+        if stream not in both.client.ended:
+            both.client.send(stream, framed(GRPC_MESSAGE))
+            both.exchange()
+    passed = both.triton.messages(stream)
+    both.pair.client.tick(time.monotonic() + 20.0)
+    both.exchange()
+    copy = both.pair.copy
+    return (
+        told(both, stream),
+        passed,
+        dict(copy.grpc.codes),
+        (copy.admissions.running, copy.admissions.bytes.used_bytes, copy.budget.used_bytes),
+    )
+
+
+@pytest.mark.parametrize(("limit", "value"), GRPC_CASES)
+async def test_a_message_of_a_stream(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
+) -> None:
+    quick = stream_told(connect, limit, value)
+    monkeypatch.setattr(Call, "_takes_usual", shut)
+    assert quick == stream_told(connect, limit, value)
+
+
+async def test_calls_and_bodies_that_are_here_leave_no_room_to_a_quick_call(connect: Connect) -> None:
+    """As they leave none to one that has not been seen before."""
+    both = connect(**WIDE)
+    answer(both, unary(both))
+    stream = both.client.call(STREAM_INFER)
+    both.client.send(stream, framed(GRPC_MESSAGE))
+    both.exchange()
+    both.pair.copy.budget.charge(10**9)
+    both.client.send(stream, framed(GRPC_MESSAGE))
+    both.exchange()
+    refused = unary(both)
+    assert [both.client.status(one) for one in (stream, refused)] == [8, 8]
+    assert len(both.triton.messages(stream)) == 1
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_answers_that_nobody_takes_end_where_there_is_no_room_for_them(
+    connect: Connect, is_whole: bool
+) -> None:
+    """Maintainability 2, six quick ways: an answer that comes in one piece was kept however much was kept already."""
+    both = connect(max_inflight_bytes=300_000)
+    both.client.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    both.exchange()
+    streams = []
+    for _ in range(30):
+        streams.append(both.client.call())
+        both.client.send(streams[-1], framed(request()), end=True)
+        both.exchange()
+    for stream in streams:
+        both.triton.begin(stream)
+        if not is_whole:
+            both.triton.exchange()
+        both.triton.h2.send_data(both.triton.own(stream), framed(bytes(15_000)))
+        both.triton.h2.send_headers(both.triton.own(stream), [("grpc-status", "0")], end_stream=True)
+        both.exchange()
+        assert both.pair.copy.budget.used_bytes <= 300_000
+    assert set(both.client.resets.values()) == {11}
+    codes = both.pair.copy.grpc.codes
+    assert codes["OK"] + codes["RESOURCE_EXHAUSTED"] == 30
+    both.pair.client.connection_lost(None)
+    assert both.pair.copy.budget.used_bytes == 0
