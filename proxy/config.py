@@ -7,6 +7,7 @@ from berth.contract.endpoint import Address, Endpoint
 from berth.contract.gateway import CopyLimits
 from berth.contract.ids import ModelName, parse_model_name
 from berth.runtime import options as opt
+from proxy.exchange.outstanding import MOST_OUTSTANDING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,13 @@ class ProxyOptions(opt.CommonOptions):
         "processes that serve, with one limit and one report",
         default=1,
         parse=opt.integer(minimum=1, maximum=64),
+        metavar="N",
+    )
+    # What one thread of Triton's REST front end loses answers beyond, less a margin (exchange/outstanding.py).
+    triton_rest_requests: int = opt.option(
+        "REST requests with Triton at once, all workers' together; beyond some 280 Triton loses answers of any model",
+        default=MOST_OUTSTANDING,
+        parse=opt.integer(minimum=64, maximum=10**6),
         metavar="N",
     )
     tls_cert: Path | None = opt.option(

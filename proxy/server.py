@@ -11,6 +11,7 @@ from proxy.config import ProxyOptions
 from proxy.exchange.access import Whereabouts
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.names import Names
+from proxy.exchange.outstanding import Outstanding
 from proxy.exchange.traffic import Figures
 from proxy.fronts.grpc.client import GrpcConnection
 from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
@@ -36,7 +37,8 @@ def own_copy(options: ProxyOptions, *, shared: tuple[int, int] | None = None) ->
     """
     name = options.model.encode()
     limits = replace(options.limits, max_inflight_bytes=options.max_inflight_bytes // options.workers)
-    return ModelCopy(Names(name, name), limits, shared=shared)
+    outstanding = Outstanding(options.triton_rest_requests // options.workers)
+    return ModelCopy(Names(name, name), limits, shared=shared, outstanding=outstanding)
 
 
 class Server:

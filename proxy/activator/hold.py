@@ -190,7 +190,13 @@ class Hold(Admissions):
         self._slots = slots
 
     def admit(
-        self, now: float, granted: Callable[[], None], *, cost_bytes: int = 0, deadline: float = float("inf")
+        self,
+        now: float,
+        granted: Callable[[], None],
+        *,
+        cost_bytes: int = 0,
+        deadline: float = float("inf"),
+        is_rest: bool = False,
     ) -> Admission:
         """As Admissions', for as long as a request may be held. Raises Refusal."""
         had = self.held

@@ -17,6 +17,7 @@ from typing import Final
 from berth.contract.quantity import format_bytes
 from proxy.exchange.budget import Budget
 from proxy.exchange.load import LoadMeter
+from proxy.exchange.outstanding import Outstanding, Share
 from proxy.exchange.refusal import Refusal, Why
 
 QUEUE_FULL: Final = "pending request queue full"
@@ -50,12 +51,19 @@ class Admission:
     given back once.
     """
 
-    __slots__ = ("_granted", "_home", "cost_bytes", "deadline", "state")
+    __slots__ = ("_granted", "_home", "cost_bytes", "deadline", "share", "state")
 
     def __init__(
-        self, home: "Admissions", state: State, cost_bytes: int, deadline: float, granted: Callable[[], None]
+        self,
+        home: "Admissions",
+        state: State,
+        cost_bytes: int,
+        deadline: float,
+        granted: Callable[[], None],
+        share: Share | None,
     ) -> None:
-        self._home, self._granted = home, granted
+        """`share`: what it takes one of beside its slot; None: nothing."""
+        self._home, self._granted, self.share = home, granted, share
         self.state, self.cost_bytes, self.deadline = state, cost_bytes, deadline
 
     @property
@@ -124,7 +132,7 @@ class Admission:
         if self.state is _RUNNING:
             self.state = _ASIDE
             self.cost_bytes += answer_bytes
-            self._home.has_run(answer_bytes)
+            self._home.has_run(self, answer_bytes)
 
 
 def _nobody() -> None:
@@ -135,15 +143,26 @@ class Admissions:
     """All admissions of one kind to one copy. `limit` 0: as many at once as their bytes allow."""
 
     def __init__(
-        self, meter: LoadMeter, *, limit: int, queue_depth: int, bytes: Budget, bytes_flag: str = ""
+        self,
+        meter: LoadMeter,
+        *,
+        limit: int,
+        queue_depth: int,
+        bytes: Budget,
+        bytes_flag: str = "",
+        outstanding: Outstanding | None = None,
     ) -> None:
         """`bytes`: of what runs, together, and no part of another; what a request costs is its caller's to say.
 
         `bytes_flag`: which option sets that limit, for those that are refused.
+        `outstanding`: what REST requests of all replicas share; None: they are not counted.
         """
+        self._share = None if outstanding is None else Share(outstanding, self.hand_out)
         self._meter, self._limit, self._depth = meter, limit, queue_depth
         self.bytes, self._bytes_flag = bytes, bytes_flag
         self._waiting: OrderedDict[Admission, None] = OrderedDict()
+        # REST requests that came before all of those and lack a turn among the replicas; gRPC does not wait for them.
+        self._out_of_turn: OrderedDict[Admission, None] = OrderedDict()
         # Those that have begun, and need a slot again: before all others.
         self._returning: OrderedDict[Admission, None] = OrderedDict()
         # Only while somebody waits for nothing to be there.
@@ -158,15 +177,25 @@ class Admissions:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._returning)
+        return len(self._waiting) + len(self._out_of_turn) + len(self._returning)
 
     @property
     def others_wait_for_room(self) -> bool:
         """For the bytes of those that are in Triton."""
-        return bool(self._waiting) and next(iter(self._waiting)).cost_bytes > self.bytes.free_bytes
+        return any(not self._has_room(queue) for queue in (self._out_of_turn, self._waiting))
+
+    def _has_room(self, queue: OrderedDict[Admission, None]) -> bool:
+        """Whether there are bytes for the first one."""
+        return not queue or next(iter(queue)).cost_bytes <= self.bytes.free_bytes
 
     def admit(
-        self, now: float, granted: Callable[[], None], *, cost_bytes: int = 0, deadline: float = float("inf")
+        self,
+        now: float,
+        granted: Callable[[], None],
+        *,
+        cost_bytes: int = 0,
+        deadline: float = float("inf"),
+        is_rest: bool = False,
     ) -> Admission:
         """It runs already, or it waits until `granted` is called, which must not raise. Raises Refusal.
 
@@ -175,7 +204,7 @@ class Admissions:
         self._require_possible(cost_bytes)
         if self.closed is not None:
             self._refuse(Why.NOT_SERVED, self.closed)
-        admission = self.admit_at_once(now, cost_bytes=cost_bytes, deadline=deadline)
+        admission = self.admit_at_once(now, cost_bytes=cost_bytes, deadline=deadline, is_rest=is_rest)
         if admission is not None:
             return admission
         if self.given_up >= MOST_GIVEN_UP:
@@ -184,32 +213,39 @@ class Admissions:
             )
         if not self._take_place():
             self._refuse_for_want_of_room(cost_bytes)
-        admission = Admission(self, _WAITING, cost_bytes, deadline, granted)
+        share = self._share if is_rest else None
+        admission = Admission(self, _WAITING, cost_bytes, deadline, granted, share)
         self._waiting[admission] = None
+        self._set_out_of_turn_aside()
         self._meter.enter(now)
         self._watch(True)
         return admission
 
     def admit_at_once(
-        self, now: float, *, cost_bytes: int = 0, deadline: float = float("inf")
+        self, now: float, *, cost_bytes: int = 0, deadline: float = float("inf"), is_rest: bool = False
     ) -> Admission | None:
         """An admission that runs, if there is room and nobody waits for it."""
         if self._waiting or self._returning or self.given_up >= MOST_GIVEN_UP or self.closed is not None:
+            return None
+        share = self._share if is_rest else None
+        if share is not None and (self._out_of_turn or not share.has_room):
             return None
         room = self.bytes
         used = room.used_bytes + cost_bytes
         if used > room.limit_bytes or not self._take():
             return None
+        if share is not None:
+            share.take()
         room.used_bytes = used
         self.running += 1
         self._meter.enter(now)
-        return Admission(self, _RUNNING, cost_bytes, deadline, _nobody)
+        return Admission(self, _RUNNING, cost_bytes, deadline, _nobody, share)
 
     def released(self, admission: Admission, was: State, now: float) -> None:
         """For an admission alone."""
         self._meter.leave(now)
         if was is _WAITING:
-            del self._waiting[admission]
+            del (self._out_of_turn if admission in self._out_of_turn else self._waiting)[admission]
             self._give_place()
         else:
             self.bytes.used_bytes -= admission.cost_bytes
@@ -220,9 +256,8 @@ class Admissions:
                 self._aside -= 1
             else:
                 self.given_up -= was is _GIVEN_UP
-                self.running -= 1
-                self._give()
-        if self._waiting or self._returning:
+                self._stops_running(admission)
+        if self._anybody_waits:
             self.hand_out()
             return
         if was is _WAITING or was is _RETURNING:
@@ -230,23 +265,46 @@ class Admissions:
         if self._idle is not None:
             self._look_idle()
 
-    def has_run(self, answer_bytes: int) -> None:
+    def has_run(self, admission: Admission, answer_bytes: int) -> None:
         """For an admission alone."""
         self._aside += 1
-        self.running -= 1
         self.bytes.charge(answer_bytes)
-        self._give()
-        if self._waiting or self._returning:
+        self._stops_running(admission)
+        if self._anybody_waits:
             self.hand_out()
+
+    def _stops_running(self, admission: Admission) -> None:
+        self.running -= 1
+        self._give()
+        if admission.share is not None:
+            admission.share.give()
+
+    @property
+    def _anybody_waits(self) -> bool:
+        return bool(self._waiting or self._out_of_turn or self._returning)
 
     def came_back(self, admission: Admission) -> bool:
         """For an admission alone: whether there is a slot for it; else it waits."""
-        if not self._returning and self._take():
-            self._aside -= 1
-            self.running += 1
+        if not self._returning and self._has_turn(admission) and self._take():
+            self._runs_again(admission)
             return True
         self._returning[admission] = None
         self._watch(True)
+        return False
+
+    def _runs_again(self, admission: Admission) -> None:
+        if admission.share is not None:
+            admission.share.take()
+        self._aside -= 1
+        self.running += 1
+
+    @staticmethod
+    def _has_turn(admission: Admission) -> bool:
+        """Whether it may run, as far as other replicas are concerned; if not, it hears of its turn."""
+        share = admission.share
+        if share is None or share.has_room:
+            return True
+        share.wait()
         return False
 
     def stays_away(self, admission: Admission) -> None:
@@ -266,36 +324,55 @@ class Admissions:
         while (admission := self._next()) is not None:
             admission.grant()
         self._hands_out = False
-        self._watch(bool(self._waiting or self._returning))
+        self._watch(self._anybody_waits)
         self._look_idle()
 
     def _next(self) -> Admission | None:
         """The next that has all it needs by now."""
-        if self._returning:
+        if self._returning and self._has_turn(next(iter(self._returning))):
             if not self._take():
                 return None
             admission, _ = self._returning.popitem(last=False)
-            self._aside -= 1
-            self.running += 1
+            self._runs_again(admission)
             return admission
-        if not self._waiting or self.given_up >= MOST_GIVEN_UP:
+        if self.given_up >= MOST_GIVEN_UP:
             return None
-        admission = next(iter(self._waiting))
-        if not self._take_all(admission.cost_bytes):
+        self._set_out_of_turn_aside()
+        queue = self._out_of_turn
+        if not queue or not self._has_turn(next(iter(queue))):
+            queue = self._waiting
+        if not queue:
             return None
-        del self._waiting[admission]
+        admission = next(iter(queue))
+        if not self._take_all(admission):
+            return None
+        del queue[admission]
         self._give_place()
         return admission
+
+    def _set_out_of_turn_aside(self) -> None:
+        """What is first and lacks nothing but its turn keeps no gRPC call waiting; it goes on before all that came later."""
+        waiting, aside = self._waiting, self._out_of_turn
+        while waiting:
+            first = next(iter(waiting))
+            if first.share is None or (not aside and self._has_turn(first)):
+                return
+            del waiting[first]
+            aside[first] = None
 
     def close(self) -> None:
         """Nobody is admitted any more; what runs may still give back."""
 
     async def idle(self) -> None:
         """Return when nothing runs, waits or is still to be taken. For one caller at a time."""
-        while self.running or self._waiting or self._aside:
+        while not self._is_idle:
             self._idle = asyncio.Event()
             await self._idle.wait()
         self._idle = None
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self.running or self._aside or self._anybody_waits)
 
     def _require_possible(self, cost_bytes: int) -> None:
         if cost_bytes > self.bytes.limit_bytes:
@@ -327,10 +404,13 @@ class Admissions:
         self._meter.refused()
         raise Refusal(why, message)
 
-    def _take_all(self, cost_bytes: int) -> bool:
-        used = self.bytes.used_bytes + cost_bytes
+    def _take_all(self, admission: Admission) -> bool:
+        """Of one whose turn it is."""
+        used = self.bytes.used_bytes + admission.cost_bytes
         if used > self.bytes.limit_bytes or not self._take():
             return False
+        if admission.share is not None:
+            admission.share.take()
         self.bytes.used_bytes = used
         self.running += 1
         return True
@@ -342,7 +422,7 @@ class Admissions:
         """`running` has told already."""
 
     def _take_place(self) -> bool:
-        return len(self._waiting) < self._depth
+        return len(self._waiting) + len(self._out_of_turn) < self._depth
 
     def _give_place(self) -> None:
         """The length of the queue has told already."""
@@ -351,8 +431,19 @@ class Admissions:
         """Whether anybody waits for what another process may give."""
 
     def _look_idle(self) -> None:
-        if self._idle is not None and not (self.running or self._waiting or self._aside):
+        if self._idle is not None and self._is_idle:
             self._idle.set()
+
+    @property
+    def _lacks_a_slot(self) -> bool:
+        """Whether somebody waits for a slot and for nothing else."""
+        if self._returning and self._has_turn(next(iter(self._returning))):
+            return True
+        if self.given_up >= MOST_GIVEN_UP:
+            return False
+        if self._out_of_turn and self._has_turn(next(iter(self._out_of_turn))):
+            return self._has_room(self._out_of_turn)
+        return bool(self._waiting) and self._has_room(self._waiting)
 
 
 class SharedAdmissions(Admissions):
@@ -362,10 +453,19 @@ class SharedAdmissions(Admissions):
     """
 
     def __init__(
-        self, meter: LoadMeter, slots: int, places: int, *, bytes: Budget, bytes_flag: str = ""
+        self,
+        meter: LoadMeter,
+        slots: int,
+        places: int,
+        *,
+        bytes: Budget,
+        bytes_flag: str = "",
+        outstanding: Outstanding | None = None,
     ) -> None:
         """Descriptors of the free slots and of the free places in the queue, as `shared_limit` makes them."""
-        super().__init__(meter, limit=0, queue_depth=0, bytes=bytes, bytes_flag=bytes_flag)
+        super().__init__(
+            meter, limit=0, queue_depth=0, bytes=bytes, bytes_flag=bytes_flag, outstanding=outstanding
+        )
         self._slots, self._places = slots, places
         self._watching = self._is_over = False
 
@@ -397,8 +497,8 @@ class SharedAdmissions(Admissions):
             os.eventfd_write(self._places, 1)
 
     def _watch(self, waiting: bool) -> None:
-        # A slot that is free is no news to one that waits for bytes: what gives those back hands out.
-        waits = waiting and not self._is_over and (bool(self._returning) or not self.others_wait_for_room)
+        # A slot that is free is no news to one that waits for bytes or for its turn: what gives those back hands out.
+        waits = waiting and not self._is_over and self._lacks_a_slot
         if waits and not self._watching:
             asyncio.get_running_loop().add_reader(self._slots, self.hand_out)
         elif self._watching and not waits:

@@ -13,6 +13,7 @@ from proxy.exchange.budget import Budget
 from proxy.exchange.load import LoadMeter, LoadReport
 from proxy.exchange.model_facts import ModelFacts
 from proxy.exchange.names import Names
+from proxy.exchange.outstanding import Outstanding
 from proxy.exchange.refusal import Flags
 from proxy.exchange.traffic import Figures, Traffic
 
@@ -33,6 +34,7 @@ class ModelCopy:
         limits: CopyLimits,
         *,
         process_budget: Budget | None = None,
+        outstanding: Outstanding | None = None,
         shared: tuple[int, int] | None = None,
         admissions: Callable[[LoadMeter], Admissions] | None = None,
         flags_of: Callable[[CopyLimits], Flags] = lambda limits: Flags(),
@@ -41,6 +43,7 @@ class ModelCopy:
     ) -> None:
         """`process_budget`: what all copies of the process may hold together of bodies that are coming.
 
+        `outstanding`: what REST requests of all copies of the process share.
         `shared`: the limit is one with other processes' (`admission.shared_limit`).
         `admissions`: makes what admits where it is not these limits that do.
         `flags_of`: which options set such limits.
@@ -61,7 +64,11 @@ class ModelCopy:
             self.admissions = admissions(self._meter)
         elif shared is not None:
             self.admissions = SharedAdmissions(
-                self._meter, *shared, bytes=in_triton, bytes_flag=self.flags.inflight
+                self._meter,
+                *shared,
+                bytes=in_triton,
+                bytes_flag=self.flags.inflight,
+                outstanding=outstanding,
             )
         else:
             self.admissions = Admissions(
@@ -70,6 +77,7 @@ class ModelCopy:
                 queue_depth=queue_depth(limits),
                 bytes=in_triton,
                 bytes_flag=self.flags.inflight,
+                outstanding=outstanding,
             )
         # Of what takes no slot and is no load: nobody reads this meter.
         self.questions = Admissions(

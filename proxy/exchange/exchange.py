@@ -24,6 +24,8 @@ MEMORY_FLAG: Final = "--memory-budget of the node's gateway"
 class Exchange:
     """`deadline`: on the clock of `began`; a front end ends what is late (`is_late`)."""
 
+    # Of a protocol whose requests Triton takes a bounded number of at once.
+    is_rest = False
     # As most requests are: what is never set costs nothing.
     admission: Admission | None = None
     held_bytes = 0
@@ -79,7 +81,7 @@ class Exchange:
         if not self.copy.budget.has_room(size_bytes):
             return False
         self.admission = self.copy.admissions.admit_at_once(
-            now, cost_bytes=cost_bytes, deadline=self.deadline
+            now, cost_bytes=cost_bytes, deadline=self.deadline, is_rest=self.is_rest
         )
         return self.admission is not None
 
@@ -91,7 +93,9 @@ class Exchange:
         `counted`: it is load and takes a slot; else it is a question.
         """
         admissions = self.copy.admissions if counted else self.copy.questions
-        self.admission = admissions.admit(now, granted, cost_bytes=cost_bytes, deadline=self.deadline)
+        self.admission = admissions.admit(
+            now, granted, cost_bytes=cost_bytes, deadline=self.deadline, is_rest=self.is_rest
+        )
         return not self.admission.is_waiting
 
     def is_too_slow(self, received_bytes: int, now: float, *, is_awaited: bool) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from berth.contract.endpoint import Address, Endpoint, UnixSocket, parse_address
 from berth.contract.errors import InvalidValue
 from berth.runtime import options as opt
+from proxy.exchange.outstanding import MOST_OUTSTANDING
 from proxy.gateway.registry import Ceilings
 
 
@@ -42,6 +43,13 @@ class GatewayOptions(opt.CommonOptions):
         "processes that serve, with one limit and one report for each model",
         default=1,
         parse=opt.integer(minimum=1, maximum=64),
+        metavar="N",
+    )
+    # What one thread of Triton's REST front end loses answers beyond, less a margin (exchange/outstanding.py).
+    triton_rest_requests: int = opt.option(
+        "REST requests with Triton at once, all models' and workers' together; beyond some 280 Triton loses answers of any model",
+        default=MOST_OUTSTANDING,
+        parse=opt.integer(minimum=64, maximum=10**6),
         metavar="N",
     )
     memory_budget: int = opt.option(

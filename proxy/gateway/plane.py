@@ -17,6 +17,7 @@ from proxy.exchange.access import Access, Whereabouts
 from proxy.exchange.budget import Budget
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.names import Names
+from proxy.exchange.outstanding import Outstanding
 from proxy.fronts.grpc.client import GrpcConnection
 from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
 from proxy.fronts.listener import Listener, allow_descriptors
@@ -116,6 +117,7 @@ class _Parts:
     def __init__(self, options: GatewayOptions, share: int, limit_of: LimitOf) -> None:
         self._where = Whereabouts(access_of(options))
         self._budget = Budget(options.memory_budget // share)
+        self._outstanding = Outstanding(options.triton_rest_requests // share)
         self._limit_of, self._flags_of = limit_of, options.ceilings.flags
         self._rest = RestShared(self._where, lost=self._broke)
         self._grpc = GrpcCommon(self._where, TritonQuestions(self._rest.pool, self._where), lost=self._broke)
@@ -143,6 +145,7 @@ class _Parts:
             Names(copy.model.encode(), copy.server_name.encode()),
             copy.limits,
             process_budget=self._budget,
+            outstanding=self._outstanding,
             shared=self._limit_of(copy),
             flags_of=self._flags_of,
         )

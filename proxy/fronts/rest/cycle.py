@@ -96,6 +96,7 @@ class State(Enum):
 class Cycle(Exchange):
     """One request."""
 
+    is_rest = True
     # As most requests are: what is never set costs nothing.
     state = State.ANSWER
     closes = False

@@ -159,6 +159,51 @@ async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> Non
             assert await one.process.wait() == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_no_more_rest_requests_are_with_triton_than_it_can_answer(tmp_path: Path, workers: int) -> None:
+    """Data-plane D2: Triton loses answers, any model's, of too many; the bound is all workers' together."""
+    own, other = copy_of("a", limits=CopyLimits(queue_depth=1000)), copy_of("b")
+    flags = (f"--workers={workers}", "--triton-rest-requests=64")
+    async with (
+        triton() as there,
+        gateway(tmp_path, there.port, *flags) as one,
+        agent_at(one.control) as agent,
+    ):
+        agent.tell([own, other])
+
+        async def are_ready() -> bool:
+            _, text = await one.get("/metrics")
+            return len(re.findall(r"berth_proxy_model_ready\{[^}]*\} 1.0", text)) == 2
+
+        await until(are_ready)
+        clients = [await connect(one.port, own.ticket, Kind.REST) for _ in range(300)]
+        for _, writer in clients:
+            writer.write(REQUEST)
+
+        async def all_are_there() -> bool:
+            _, text = await one.get("/metrics")
+            found = dict(re.findall(r"berth_proxy_(running|waiting)_requests\{[^}]*pod-a[^}]*\} (\d+)", text))
+            return sum(map(int, found.values())) == 300
+
+        await until(all_are_there)
+
+        async def are_inside(count: int) -> bool:
+            return there.inside == count
+
+        # Of each worker's part one model has a half and one.
+        await until(lambda: are_inside(32 + workers))
+        beside = [await connect(one.port, other.ticket, Kind.REST) for _ in range(5)]
+        for _, writer in beside:
+            writer.write(REQUEST)
+        await until(lambda: are_inside(32 + workers + 5))
+        there.may_answer.set()
+        for reader, writer in clients + beside:
+            async with asyncio.timeout(20):
+                assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+            writer.close()
+        assert there.most <= 64
+
+
 async def test_a_worker_that_dies_takes_the_gateway_along(tmp_path: Path) -> None:
     async with triton() as there, gateway(tmp_path, there.port, "--workers=2") as one:
         children = Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text().split()

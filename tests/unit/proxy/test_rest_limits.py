@@ -16,6 +16,7 @@ from proxy.codecs.http1 import HEADER_LENGTH
 from proxy.exchange.budget import Budget
 from proxy.exchange.copy import ModelCopy
 from proxy.exchange.names import Names
+from proxy.exchange.outstanding import Outstanding
 from proxy.exchange.refusal import Flags, Refusal
 from proxy.fronts.rest import checking
 from proxy.fronts.rest.front import RestFront, RestShared
@@ -453,3 +454,63 @@ async def test_what_a_packed_body_has_become_is_counted_while_it_waits(connect: 
         pair.client.data_received(small)
         await settle()
     assert [pair.to_client.sent[9:12] for pair in waiting] == [b"", b"", *[b"503"] * 4]
+
+
+async def test_a_burst_of_one_replica_leaves_triton_to_the_others(connect: Connect) -> None:
+    """Data-plane D2: Triton loses answers when too many REST requests are outstanding, its neighbours' too."""
+    whole = Outstanding(16)
+    names = [Names(b"own", name) for name in (b"own-of-pod-1", b"own-of-pod-2")]
+    limits = CopyLimits(queue_depth=100)
+    copies = [ModelCopy(one, limits, outstanding=whole) for one in names]
+    shared = RestShared(here())
+    fronts = [RestFront(shared, copy) for copy in copies]
+    greedy = [connect(front=fronts[0]) for _ in range(50)]
+    for one in greedy:
+        one.client.data_received(infer())
+    await settle()
+    pair = greedy[0]
+    assert len(pair.tritons) == 9
+    assert (copies[0].admissions.running, copies[0].admissions.waiting) == (9, 41)
+    beside = connect(front=fronts[1])
+    beside.client.data_received(infer())
+    await settle()
+    assert len(pair.tritons) == 10
+    answered: list[int] = []
+    while busy := [one for one in pair.tritons if one.asker is not None]:
+        assert len(busy) <= 10
+        answered.append(len(busy))
+        busy[0].data_received(OK)
+        await settle()
+    assert len(answered) == 51
+    assert all(one.to_client.sent == OK for one in [*greedy, beside])
+    assert whole.free == 16
+
+
+async def test_a_long_answer_or_half_a_request_takes_no_turn_from_others(connect: Connect) -> None:
+    """Data-plane D2: what Triton does not compute loses nobody's answer."""
+    whole = Outstanding(1)
+    copies = [
+        ModelCopy(Names(b"own", name), CopyLimits(queue_depth=9), outstanding=whole)
+        for name in (b"own-1", b"own-2")
+    ]
+    shared = RestShared(here())
+    uploads, reads, quick = (connect(front=RestFront(shared, copies[index])) for index in (0, 0, 1))
+    sent = binary(MIB)
+    uploads.client.data_received(sent[:-1])
+    await settle()
+    reads.client.data_received(infer())
+    await settle()
+    first = uploads  # its pair has the connections
+    first.tritons[1].data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + bytes(10))
+    quick.client.data_received(infer())
+    await settle()
+    uploads.client.data_received(sent[-1:])
+    await settle()
+    assert not first.tritons[0].request_done
+    first.tritons[2].data_received(OK)
+    await settle()
+    assert quick.to_client.sent == OK
+    assert first.tritons[0].request_done
+    first.tritons[0].data_received(OK)
+    first.tritons[1].data_received(bytes(999_990))
+    assert whole.free == 1
