@@ -37,11 +37,12 @@ class State(Enum):
     RUNNING = auto()
     GIVEN_UP = auto()  # nobody wants the answer any more, and Triton works on it all the same
     ASIDE = auto()  # Triton has bytes of it and nothing to compute: half a request, or an answer to be taken
+    LEAVING = auto()  # nobody wants the rest of its answer, which is read and dropped
     RETURNING = auto()  # the request is whole now but for a last bit, which waits for the slot
     RELEASED = auto()
 
 
-_WAITING, _RUNNING, _GIVEN_UP, _ASIDE, _RETURNING, _RELEASED = State
+_WAITING, _RUNNING, _GIVEN_UP, _ASIDE, _LEAVING, _RETURNING, _RELEASED = State
 
 
 class Admission:
@@ -79,6 +80,13 @@ class Admission:
         """Triton may be told all of it: it has its slot, and somebody waits for the answer."""
         return self.state is _RUNNING
 
+    @property
+    def keeps_others_waiting(self) -> bool:
+        """For its slot, or for the bytes that Triton has of it."""
+        if self.state is _RUNNING:
+            return self._home.waiting > 0
+        return self.state is _ASIDE and self._home.others_wait_for_room
+
     def step_aside(self) -> None:
         """The rest of it is still to come: until `come_back` Triton has nothing to compute, and it needs no slot."""
         self.has_run(0)
@@ -103,6 +111,9 @@ class Admission:
         if self.state is _RUNNING:
             self.state = _GIVEN_UP
             self._home.given_up += 1
+        elif self.state is _ASIDE:
+            self.state = _LEAVING
+            self._home.leaving_bytes += self.cost_bytes
         elif self.state is _RETURNING:
             self.state = _ASIDE
             self._home.stays_away(self)
@@ -169,8 +180,8 @@ class Admissions:
         self._idle: asyncio.Event | None = None
         # Those that nobody waits for any more run as well.
         self.running = self.given_up = 0
-        # Those that have bytes and no slot.
-        self._aside = 0
+        # Those that have bytes and no slot; the bytes of those of them that are free in a moment.
+        self._aside = self.leaving_bytes = 0
         self._hands_out = False
         # Why nobody is admitted for now, in words for clients.
         self.closed: str | None = None
@@ -181,12 +192,13 @@ class Admissions:
 
     @property
     def others_wait_for_room(self) -> bool:
-        """For the bytes of those that are in Triton."""
-        return any(not self._has_room(queue) for queue in (self._out_of_turn, self._waiting))
+        """For the bytes of those that are in Triton and stay."""
+        more = self.leaving_bytes
+        return not (self._has_room(self._out_of_turn, more) and self._has_room(self._waiting, more))
 
-    def _has_room(self, queue: OrderedDict[Admission, None]) -> bool:
-        """Whether there are bytes for the first one."""
-        return not queue or next(iter(queue)).cost_bytes <= self.bytes.free_bytes
+    def _has_room(self, queue: OrderedDict[Admission, None], more_bytes: int = 0) -> bool:
+        """Whether there are bytes for the first one, were there so many more."""
+        return not queue or next(iter(queue)).cost_bytes <= self.bytes.free_bytes + more_bytes
 
     def admit(
         self,
@@ -249,8 +261,9 @@ class Admissions:
             self._give_place()
         else:
             self.bytes.used_bytes -= admission.cost_bytes
-            if was is _ASIDE:
+            if was is _ASIDE or was is _LEAVING:
                 self._aside -= 1
+                self.leaving_bytes -= admission.cost_bytes if was is _LEAVING else 0
             elif was is _RETURNING:
                 self.stays_away(admission)
                 self._aside -= 1

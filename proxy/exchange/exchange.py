@@ -30,6 +30,7 @@ class Exchange:
     admission: Admission | None = None
     held_bytes = 0
     _pace: Pace | None = None
+    _answer_pace: Pace | None = None
     # Counted: the client gets nothing more.
     is_answered = False
 
@@ -107,6 +108,15 @@ class Exchange:
             self._pace = Pace(received_bytes, now)
         others_wait = is_awaited and self.copy.admissions.others_wait_for_room
         return self._pace.is_too_slow(received_bytes, now, others_wait=others_wait)
+
+    def is_taken_too_slowly(self, taken_bytes: int, now: float, *, others_wait: bool) -> bool:
+        """Of an answer that has begun and is not all taken: whether its client keeps others waiting for too long.
+
+        Ask every second. `others_wait`: for what the answer keeps in Triton, and nothing but its client keeps it there.
+        """
+        if self._answer_pace is None:
+            self._answer_pace = Pace(taken_bytes, now)
+        return self._answer_pace.is_too_slow(taken_bytes, now, others_wait=others_wait)
 
     # Answered, refused, left: whichever comes first counts.
 

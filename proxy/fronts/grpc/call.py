@@ -81,6 +81,8 @@ class Client(Protocol):
     @property
     def codec(self) -> ServerCodec[CallKind, None]: ...
 
+    is_writable: bool
+
     @property
     def is_out_of_breath(self) -> bool: ...
 
@@ -660,8 +662,7 @@ class Call:
             return
         codec.send_data(self.stream, payload, owned=Untaken(budget, size, data))
         if budget.is_exceeded:
-            codec.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)
-            self._leave(Status.RESOURCE_EXHAUSTED.name)
+            self.cut()
 
     def _answered_messages(self, count: int) -> None:
         """So many messages of a stream are answered for good."""
@@ -736,6 +737,27 @@ class Call:
         return bool(self._unsent_bytes and not self.outbox) and self.exchange.is_too_slow(
             self.stream.received, now, is_awaited=not self.stream.held
         )
+
+    def is_taken_too_slowly(self, now: float) -> bool:
+        """Whether its client leaves so much of Triton's answer lying here that others wait for too long."""
+        up = self.up
+        if up is None or self.stage is _ANSWERED:
+            return False
+        is_awaited = bool(self.stream.queue) or (up.held > 0 and not self.client.is_writable)
+        others_wait = is_awaited and self._keeps_others_waiting
+        return self.exchange.is_taken_too_slowly(up.received - up.held, now, others_wait=others_wait)
+
+    @property
+    def _keeps_others_waiting(self) -> bool:
+        if self.kind.is_stream:
+            return any(one.keeps_others_waiting for one in self.admissions or ())
+        admission = self.exchange.admission
+        return admission is not None and admission.keeps_others_waiting
+
+    def cut(self) -> None:
+        """Its client gets no more of the answer, and is told past what it does not read."""
+        self.client.codec.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)
+        self._leave(Status.RESOURCE_EXHAUSTED.name)
 
     def out_of_time(self) -> None:
         """Triton has had its time for a call that nobody waits for."""

@@ -114,6 +114,8 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             if not call.is_late(now) or call.may_rest:
                 if call.is_too_slow(now):
                     call.refuse(Refused(Status.DEADLINE_EXCEEDED, TOO_SLOW))
+                elif call.is_taken_too_slowly(now):
+                    call.cut()
                 continue
             if call.stage is _ANSWERED:  # and the client does not take the answer
                 self.codec.reset(call.stream, ErrorCode.CANCEL)

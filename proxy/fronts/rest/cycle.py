@@ -110,6 +110,8 @@ class Cycle(Exchange):
     # What goes on of the body is put into chunks here.
     _chunks_anew = False
     _whole: list[bytes] | None = None
+    # What has come of an answer that has begun: as much as its client takes, and what there is room for here.
+    _answer_bytes = 0
     # Of a body that is here and waits for its slot.
     _last = b""
     _task: asyncio.Task[None] | None = None
@@ -446,6 +448,7 @@ class Cycle(Exchange):
     def response_data(self, data: bytes) -> None:
         if self._client is None:
             return
+        self._answer_bytes += len(data)
         if self._whole is not None:
             self._gather(self._whole, data)
             return
@@ -598,6 +601,16 @@ class Cycle(Exchange):
             self._out_of_time(504, "request timeout")
         elif self.state is State.STREAM and self._is_upload_too_slow(now):
             self._out_of_time(408, TOO_SLOW)
+        elif self._begun is not None and self._is_answer_taken_too_slowly(now):
+            log.debug("an answer was taken too slowly", extra=fields(bytes=self._answer_bytes))
+            self._cut("408")
+
+    def _is_answer_taken_too_slowly(self, now: float) -> bool:
+        client, admission = self._client, self.admission
+        # While the client takes what is written, nobody waits for it.
+        is_awaited = client is not None and not client.is_writable
+        others_wait = is_awaited and admission is not None and admission.keeps_others_waiting
+        return self.is_taken_too_slowly(self._answer_bytes, now, others_wait=others_wait)
 
     def _is_upload_too_slow(self, now: float) -> bool:
         return self.is_too_slow(

@@ -245,10 +245,12 @@ def test_slots_and_bytes_are_back_to_zero_after_any_history(seed: int, limit: in
         )
         assert states.count(State.WAITING) <= 4
         assert not states.count(State.RETURNING) or running == limit
-        in_triton = (State.RUNNING, State.GIVEN_UP, State.ASIDE, State.RETURNING)
+        in_triton = (State.RUNNING, State.GIVEN_UP, State.ASIDE, State.LEAVING, State.RETURNING)
         used = sum(o.cost_bytes for o in history.all if o.state in in_triton)
         assert limited.bytes.used_bytes == used
-        assert meter.concurrency == running + limited.waiting + states.count(State.ASIDE)
+        aside = states.count(State.ASIDE) + states.count(State.LEAVING)
+        assert meter.concurrency == running + limited.waiting + aside
+        assert limited.leaving_bytes == sum(o.cost_bytes for o in history.all if o.state is State.LEAVING)
         for index in history.granted:
             assert history.all[index].state is not State.WAITING
     history.end()
