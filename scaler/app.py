@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from berth.contract.endpoint import Endpoint
 from berth.kube import paths
 from berth.kube.client import WRITE_SECONDS, KubeClient, open_client, require_reachable
-from berth.kube.election import Election
+from berth.kube.election import Election, LeadershipLost
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, Informer, catch_up
 from berth.runtime.admin import AdminServer
@@ -60,7 +60,10 @@ async def main(options: ScalerOptions, stop: asyncio.Event) -> None:
             return
         binder = BinderClient(session, options.binder, options.binder_token.read_text)
         with recording(options.record, config.data) as record:
-            await Replica(options, config, client, binder, record).run(stop)
+            while not stop.is_set():
+                replica = Replica(options, config, client, binder, record)
+                await replica.run(stop)
+                config = replica.config
 
 
 @contextmanager
@@ -88,7 +91,8 @@ class Replica:
         binder: Binder,
         record: Record,
     ) -> None:
-        self._options, self._client, self._config, self._record = options, client, config, record
+        self._options, self._client, self._record = options, client, record
+        self.config = config
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
@@ -100,6 +104,7 @@ class Replica:
         self._writer = Writer(client, options.key_prefix, self._metrics)
         self._live = Live(self._core, self._writer, binder, self._events, self._metrics, self._clock)
         self._leader = self._own = ""
+        self._regained, self._has_begun = asyncio.Event(), False
         self._route = Route(
             self._fleet,
             self._core,
@@ -142,7 +147,8 @@ class Replica:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`. Raises LeadershipLost when another replica may have taken over."""
+        """Until `stop`, or until another has led after this one: what was known of the models is then of another time, and
+        a new Replica begins as a standby does."""
         admin = AdminServer(
             self._options.admin_listen,
             not_ready=self._not_ready,
@@ -159,7 +165,7 @@ class Replica:
             tasks.eternal("figures", self._showing.run())
             if self._options.config is not None:
                 refused = self._metrics.config_refused.set
-                watch = ConfigMapWatch(self._options.config, self._config, self._configure, refused)
+                watch = ConfigMapWatch(self._options.config, self.config, self._configure, refused)
                 tasks.eternal("config", watch.run())
             await work_or_stop(self._synced(), stop)
             spare_the_collector()
@@ -174,6 +180,7 @@ class Replica:
 
     def _configure(self, config: ConfigMap) -> None:
         """The next decisions go by it, whether this replica leads or not."""
+        self.config = config
         self._record.configured(config.data)
         self._fleet.configure(config.defaults)
 
@@ -181,46 +188,90 @@ class Replica:
 
     async def _elect(self, port: int, stop: asyncio.Event) -> None:
         """A standby keeps its mirrors warm; a leader scales for as long as it is sure to lead."""
-        name = identity(Endpoint(self._options.attend_listen.host, port))
+        name = identity(Endpoint(self._options.attend_listen.host, port), self._options.pod_uid)
         self._own = address_of(name)
         election = Election(
             self._client,
             namespace=self._options.system_namespace,
             name=LEASE,
             identity=name,
+            is_predecessor=lambda holder: is_predecessor(holder, name, self._options.pod_uid),
         )
         # Asked before every write: a process that was stopped for a while learns of it here first, and what is
         # written last is written before anybody else can lead.
         self._writer.may_write = lambda: election.is_certain(for_seconds=WRITE_SECONDS)
+        ended = asyncio.Event()
         try:
             await work_or_stop(election.acquire(), stop)
             if stop.is_set():
                 return
             async with supervise() as tasks:
-                tasks.eternal("leadership", election.hold())
-                await self._lead(stop)
+                tasks.eternal("leadership", self._stay(election, ended))
+                tasks.eternal("resume", self._resume_each_time(election))
+                tasks.eternal("stop", _pass_on(stop, ended))
+                await self._lead(ended, election.is_certain)
         finally:
             # A Lease with writes that may still be carried out is left to run out, which takes longer than they can.
             await self._writer.close()
             if not self._writer.in_doubt:
                 await asyncio.shield(election.release())
 
-    async def _lead(self, stop: asyncio.Event) -> None:
-        await work_or_stop(catch_up(self._watch.informers[name] for name in _CAUGHT_UP), stop)
-        if stop.is_set():
+    async def _stay(self, election: Election, ended: asyncio.Event) -> None:
+        """Lead for as long as nobody else has. Without the API server nobody can: the load is followed and decided by, and
+        nothing is written until the Lease is renewed."""
+        while True:
+            try:
+                await election.hold()
+            except LeadershipLost as error:
+                log.warning("leadership lost: deciding on, writing nothing", extra=fields(reason=str(error)))
+            self._pause()
+            if not await election.regain():
+                log.warning("another scaler leads: standing by", extra=fields(lease=LEASE))
+                ended.set()
+                await asyncio.Event().wait()
+            self._regained.set()
+
+    async def _resume_each_time(self, election: Election) -> None:
+        while True:
+            await self._regained.wait()
+            self._regained.clear()
+            await self._catch_up()
+            if self._has_begun and election.is_certain():
+                log.info("leading again", extra=fields(models=len(self._fleet.deployments)))
+                self._begin(self._route.resume)
+
+    def _pause(self) -> None:
+        self._metrics.leader.set(0)
+        self._live.acts = False
+        self._writer.discard()
+        self._route.end()
+        self._core.pause()
+
+    def _begin(self, lead: Callable[[int], None]) -> None:
+        """`lead`: of the routes."""
+        now_ns = self._clock()
+        self._metrics.leader.set(1)
+        self._live.acts = self._has_begun = True
+        self._core.resume(now_ns)
+        first = self._core.step(now_ns)
+        lead(now_ns)
+        self._live.act(first)
+
+    async def _lead(self, ended: asyncio.Event, is_certain: Callable[[], bool] = lambda: True) -> None:
+        await work_or_stop(self._catch_up(), ended)
+        if ended.is_set():
             return
         log.info("scaling models", extra=fields(models=len(self._fleet.deployments)))
-        self._metrics.leader.set(1)
-        first = self._core.step(self._clock())
-        self._route.begin(self._clock())
-        self._live.act(first)
+        self._begin(self._route.begin)
+        if not is_certain():  # lost meanwhile
+            self._pause()
         try:
             async with scraping_session() as session, self._showing.leading(), supervise() as tasks:
                 scraper = Scraper(session, self._watch.gateways, self._live.heard, self._metrics)
                 tasks.eternal("scrape", scraper.run())
                 tasks.eternal("routes", self._route.run())
                 tasks.eternal("decisions", self._live.run())
-                await stop.wait()
+                await ended.wait()
         finally:
             self._metrics.leader.set(0)
             self._route.end()
@@ -228,6 +279,9 @@ class Replica:
         with suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):
                 await self._events.flush()
+
+    async def _catch_up(self) -> None:
+        await catch_up(self._watch.informers[name] for name in _CAUGHT_UP)
 
     def _on_lease(self, change: Change) -> None:
         self._leader = address_of((change.object.get("spec") or {}).get("holderIdentity") or "")
@@ -246,10 +300,27 @@ class Replica:
         return f"not mirrored yet: {', '.join(missing)}" if missing else None
 
 
-def identity(attend: Endpoint) -> str:
+def identity(attend: Endpoint, pod_uid: str = "") -> str:
     """Unique for each life of each replica; ends in where its activators reach it, after an @, where that is told."""
-    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    lives_in = pod_uid.replace("-", "") or str(os.getpid())
+    name = f"{socket.gethostname()}-{lives_in}-{secrets.token_hex(4)}"
     return name if attend.host in ("0.0.0.0", "::", "") else f"{name}@{attend}"  # noqa: S104
+
+
+def is_predecessor(holder: str, own: str, pod_uid: str) -> bool:
+    """Whether a holder was the scaler of this pod before this one. A kubelet starts a container again only when the
+    one before has ended; without the pod's uid nobody knows."""
+    return bool(pod_uid) and holder != own and _life(holder) == _life(own)
+
+
+def _life(identity: str) -> str:
+    return identity.partition("@")[0].rpartition("-")[0]
+
+
+async def _pass_on(stop: asyncio.Event, ended: asyncio.Event) -> None:
+    await stop.wait()
+    ended.set()
+    await asyncio.Event().wait()
 
 
 def address_of(identity: str) -> str:

@@ -40,6 +40,12 @@ class ScalerOptions(ShowingOptions):
     )
     admin_listen: Endpoint = opt.endpoint("health and metrics", default="0.0.0.0:8490")
     leader_elect: bool = opt.switch("scale only while holding the Lease berth-scaler", default=True)
+    pod_uid: str = opt.option(
+        "uid of the pod that this process runs in, as its only scaler: one that is started again in it takes over from the "
+        "one before as soon as what that one wrote last is done, and does not wait for its Lease to run out",
+        default="",
+        metavar="UID",
+    )
     record: Path | None = opt.option(
         "write down what each decision saw, as lines for --replay; what is there already becomes FILE.1",
         default=None,

@@ -65,6 +65,8 @@ class Live:
         self._events, self._metrics, self._clock_ns = events, metrics, clock_ns
         self.switched: Callable[[Switched], None] = lambda action: None
         self.decided: Callable[[Iterable[ModelKey]], None] = lambda models: None
+        # Whether what is decided is done; decided it is in any case, so that nothing of the load is missed.
+        self.acts = True
         self._to_ask = asyncio.Event()
 
     def heard(self, loads: list[CopyLoad], copies: Container[str]) -> None:
@@ -118,6 +120,8 @@ class Live:
         """Never waits."""
         for action in actions:
             match action:
+                case WriteScale() | WriteStatus() | Switched() if not self.acts:
+                    pass  # what is still needed then is told again by the step that comes first
                 case WriteScale() | WriteStatus():
                     self._write(action)
                 case Event():

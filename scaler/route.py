@@ -93,8 +93,12 @@ class Route:
         """All models are looked at once, so that whoever attaches is told of all."""
         for model, deployment in self._fleet.deployments.items():
             self.board.set_model(model, _template(deployment))
-        self.board.activators.begin(now_ns)
         self.board.adopt(now_ns)
+        self.resume(now_ns)
+
+    def resume(self, now_ns: int) -> None:
+        """After `end`: this replica leads again, and no other has meanwhile."""
+        self.board.activators.begin(now_ns)
         self._leads = True
         self._look_at(list(self._fleet.deployments), now_ns)
 
@@ -163,6 +167,8 @@ class Route:
     async def turn(self) -> None:
         """Look at what has changed, and at what is due."""
         self._wake.clear()
+        if not self._leads:
+            return
         models = list(self._to_look_at(self._clock_ns()))
         for first in range(0, len(models), _AT_ONCE):
             self._look_at(models[first : first + _AT_ONCE], self._clock_ns())

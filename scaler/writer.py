@@ -116,6 +116,10 @@ class Writer:
         """Some write may still be carried out that nobody waits for any more."""
         return self._under_way > 0 or self._clock() < self._doubtful_until
 
+    def discard(self) -> None:
+        """What is not under way is not to be written any more: it will be decided anew."""
+        self._wanted.clear()
+
     async def drain(self) -> None:
         """Begin nothing more, and wait within a bound for what is under way."""
         self._stopping.set()

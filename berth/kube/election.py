@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from berth.kube import paths
-from berth.kube.client import JsonObject, KubeClient
+from berth.kube.client import WRITE_SECONDS, JsonObject, KubeClient
 from berth.kube.errors import Conflict, KubeError, NotFound
 from berth.kube.times import micro_time, utc_now
 from berth.runtime.logs import fields
@@ -54,12 +54,17 @@ class Election:
         namespace: str,
         name: str,
         identity: str,
+        is_predecessor: Callable[[str], bool] = lambda holder: False,
         times: ElectionTimes = ElectionTimes(),
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
+        """`is_predecessor`: whether a holder is for certain a process that has ended, which this one has replaced: its
+        Lease need not run out, only what it may still have been writing."""
         self._client, self._namespace, self._name, self._identity = client, namespace, name, identity
         self._times, self._clock, self._now = times, clock, now
+        self._is_predecessor = is_predecessor
+        self._said = ""
         self._observed: tuple[str, str] | None = None
         self._observed_at = 0.0
         self._lease_seconds = times.lease_seconds
@@ -85,6 +90,29 @@ class Election:
                         await asyncio.sleep(self._times.retry_seconds / 4)
             except TimeoutError:
                 raise LeadershipLost(f"{self._name}: not renewed in time") from None
+
+    async def regain(self) -> bool:
+        """After LeadershipLost. True once this candidate leads again, and no other has meanwhile; False as soon as it is
+        known that another has held the Lease, or that it is gone: then `acquire` as any other candidate."""
+        while True:
+            try:
+                return await self._renewed()
+            except KubeError as error:
+                self._failed(error)
+            await asyncio.sleep(self._times.retry_seconds)
+
+    async def _renewed(self) -> bool:
+        """Raises KubeError, of which a Conflict says that the Lease is to be read."""
+        try:
+            lease = self._written or await self._timed(self._client.get(self._path))
+            if _holder(lease) != self._identity:
+                return False
+            return await self._replace(lease)
+        except NotFound:
+            return False
+        except Conflict:
+            self._written = None
+            raise
 
     def is_certain(self, *, for_seconds: float = 0.0) -> bool:
         """No other candidate can lead at this moment, nor for so long, whatever this process has slept
@@ -114,8 +142,14 @@ class Election:
         try:
             return await self._write()
         except KubeError as error:
-            log.warning("lease not written", extra=fields(lease=self._name, error=error))
+            self._failed(error)
             return False
+
+    def _failed(self, error: KubeError) -> None:
+        """Said once, and again when it is another error, or one after a success."""
+        if str(error) != self._said:
+            self._said = str(error)
+            log.warning("lease not written", extra=fields(lease=self._name, error=error))
 
     async def _write(self) -> bool:
         """Raises KubeError."""
@@ -165,7 +199,7 @@ class Election:
         # Taken before the write: the Lease cannot end earlier than this clock says.
         asked_at, lease_seconds = self._clock(), self._lease_seconds
         self._written = await self._timed(write)
-        self._renewed_at, self._ends_at = asked_at, asked_at + lease_seconds
+        self._renewed_at, self._ends_at, self._said = asked_at, asked_at + lease_seconds, ""
         return True
 
     async def _timed(self, request: Awaitable[JsonObject]) -> JsonObject:
@@ -181,7 +215,10 @@ class Election:
         state = (spec.get("holderIdentity") or "", spec.get("renewTime") or "")
         if state != self._observed:
             self._observed, self._observed_at = state, self._clock()
-        return self._clock() >= self._observed_at + float(spec.get("leaseDurationSeconds") or 0)
+        lasts = float(spec.get("leaseDurationSeconds") or 0)
+        if self._is_predecessor(spec.get("holderIdentity") or ""):
+            lasts = min(lasts, WRITE_SECONDS)
+        return self._clock() >= self._observed_at + lasts
 
     def _spec(self, *, acquired: str | None, transitions: int) -> JsonObject:
         stamp = micro_time(self._now())

@@ -48,8 +48,10 @@ class Activators:
         self._dead: dict[str, int] = {}
 
     def begin(self, now_ns: int) -> None:
-        """This scaler leads from now on: what it knew as another's deputy is nothing."""
+        """This scaler leads from now on, or again: what it knew as another's deputy is nothing, and whoever has no stream
+        now may come back."""
         self._began_ns = now_ns
+        self._all = {uid: one for uid, one in self._all.items() if one.detached_ns is None}
 
     def __iter__(self) -> Iterator[Activator]:
         return iter(self._all.values())

@@ -138,6 +138,12 @@ class Course:
         where no copy serves, at activators that have not come back to this scaler."""
         return now_ns - self._known_since_ns < (self._window_ns if counts.ready else LINGER_NS)
 
+    def resume(self, counts: Counts, now_ns: int) -> None:
+        """The scaler writes again, after a while in which it heard copies and no activators."""
+        self.path = Path()
+        if not counts.ready:
+            self._known_since_ns = now_ns
+
     def advance(self, counts: Counts, pods: Iterable[Pod], now_ns: int) -> bool:
         """What becomes of the last decision. True if it has changed who is to take its requests."""
         passed_ns, self._stepped_ns = now_ns - self._stepped_ns, now_ns

@@ -76,6 +76,7 @@ class Scaler:
         self._outcomes = Outcomes(fleet, self._copies, self._evictions)
         # Models whose copies are not asked for before the binder has answered.
         self._unanswered: set[ModelKey] = set()
+        self._is_paused = False
         # Since when no question has been answered.
         self._silent_since_ns: int | None = None
 
@@ -130,7 +131,8 @@ class Scaler:
 
     def _second_of(self, course: Course, stat: Stat | None, now_ns: int) -> None:
         ready = self._fleet.counts(course.key).ready
-        if stat is None and ready == 0 and course.desired > 0 and course.holding.held == 0:
+        is_idle = ready == 0 and course.desired > 0 and course.holding.held == 0
+        if stat is None and is_idle and not self._is_paused:
             stat = Stat()
         if stat is not None:
             self._tell(course, stat, now_ns)
@@ -150,6 +152,16 @@ class Scaler:
         course.wakes.seen(self._fleet.pods(course.key))
         wake = course.wakes.served(now_ns - int(report.served_ago * SECOND_NS))
         return [] if wake is None else [Woke(model=course.key, wake=wake)]
+
+    def pause(self) -> None:
+        """Nobody reports what is held from now on."""
+        self._is_paused = True
+
+    def resume(self, now_ns: int) -> None:
+        """Activators come back now, and whether requests get to them is to be seen anew."""
+        self._is_paused, now_ns = False, self._now(now_ns)
+        for course in self._courses.values():
+            course.resume(self._fleet.counts(course.key), now_ns)
 
     # What is to be done.
 

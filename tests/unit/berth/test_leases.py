@@ -96,7 +96,7 @@ class Store:
             raise self.broken
 
 
-def candidate(api: Store, identity: str) -> Election:
+def candidate(api: Store, identity: str, **options: Any) -> Election:
     return Election(
         api,  # type: ignore[arg-type]
         namespace="berth-system",
@@ -104,6 +104,7 @@ def candidate(api: Store, identity: str) -> Election:
         identity=identity,
         clock=leaping.now,
         now=lambda: START + timedelta(seconds=leaping.now()),
+        **options,
     )
 
 
@@ -391,6 +392,115 @@ def lose_the_answer(api: Store) -> Callable[[], None]:
         raise KubeUnreachable("reset")
 
     return lose
+
+
+@pytest.mark.parametrize(("ours", "least", "most"), [(True, WRITE_SECONDS, 13.0), (False, 30.0, 33.0)])
+def test_a_lease_of_ones_predecessor_is_taken_once_its_writes_are_over(
+    ours: bool, least: float, most: float
+) -> None:
+    """autoscaling D3: a leader that died hard delayed every cold start by its Lease, though it was back after a second.
+    What it wrote last may still be carried out for so long; a Lease that it renewed last as well."""
+
+    async def story() -> None:
+        api = Store()
+        api.hold("dead", leaseDurationSeconds=30, renewTime="1")
+        back = candidate(api, "back", is_predecessor=lambda holder: ours and holder == "dead")
+        assert least <= await seconds(back.acquire()) <= most
+        assert api.spec["holderIdentity"] == "back"
+
+    leaping.run(story())
+
+
+def test_a_renewal_of_a_predecessors_that_comes_late_begins_its_time_anew() -> None:
+    """autoscaling D3."""
+
+    async def story() -> None:
+        api = Store()
+        api.hold("dead", leaseDurationSeconds=15, renewTime="1")
+        back = asyncio.create_task(
+            seconds(candidate(api, "b", is_predecessor=lambda one: one == "dead").acquire())
+        )
+        await asyncio.sleep(6)
+        api.hold("dead", leaseDurationSeconds=15, renewTime="2")
+        assert await back >= 6 + WRITE_SECONDS
+
+    leaping.run(story())
+
+
+def test_a_predecessors_lease_that_ends_sooner_is_not_waited_for_longer() -> None:
+    async def story() -> None:
+        api = Store()
+        api.hold("dead", leaseDurationSeconds=4, renewTime="1")
+        assert await seconds(candidate(api, "b", is_predecessor=lambda one: True).acquire()) < WRITE_SECONDS
+
+    leaping.run(story())
+
+
+async def lost(api: Store, leader: Election) -> None:
+    """Leads, and is told that it does not any more."""
+    await leader.acquire()
+    api.broken = KubeUnreachable("away")
+    with pytest.raises(LeadershipLost):
+        await leader.hold()
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_leader_that_nobody_has_followed_leads_again(heard: bool) -> None:
+    """autoscaling D4: also where its own last write was carried out and never answered."""
+
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        await lost(api, leader)
+        if not heard:
+            api.hold("one", leaseDurationSeconds=15, renewTime="late", leaseTransitions=0)
+        regaining = asyncio.create_task(leader.regain())
+        await asyncio.sleep(1000)
+        assert not regaining.done()
+        assert not leader.is_certain()
+        api.broken = None
+        assert await regaining
+        assert leader.is_certain(for_seconds=WRITE_SECONDS)
+        assert (api.spec["holderIdentity"], api.spec["leaseTransitions"]) == ("one", 0)
+
+    leaping.run(story())
+
+
+@pytest.mark.parametrize("holder", ["two", "", None])
+def test_a_leader_that_another_has_followed_learns_of_it(holder: str | None) -> None:
+    """autoscaling D4: also where that one has let go since, or the Lease was deleted: what it knows is of another time."""
+
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        await lost(api, leader)
+        api.broken = None
+        if holder is None:
+            api.lease = None
+        else:
+            api.hold(holder, leaseDurationSeconds=15, renewTime="x")
+        assert not await leader.regain()
+        assert not leader.is_certain()
+        assert (api.lease or {}).get("spec", {}).get("holderIdentity") == holder
+
+    leaping.run(story())
+
+
+def test_that_a_lease_is_not_written_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """autoscaling D4: one line, however long the API server is away."""
+
+    async def story() -> None:
+        api = Store()
+        leader = candidate(api, "one")
+        for _ in range(2):
+            api.broken = None
+            await lost(api, leader)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(100):
+                    await leader.regain()
+
+    leaping.run(story())
+    assert [one.message for one in caplog.records].count("lease not written") == 2
 
 
 def test_a_leader_whose_lease_another_has_taken_does_not_write_over_it() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import socket
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import ModelKey, PlaceableAnswer, PlaceableModel, PlaceableRequest, Scaled
 from berth.kube import paths
 from berth.kube.election import Election, ElectionTimes
+from berth.kube.errors import KubeUnreachable
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
 from berth.runtime.errors import ConfigError
 from scaler import app
 from scaler.activation.attend import Attached, Figures, NotLeading
-from scaler.app import Replica, address_of, identity, main, recording
+from scaler.app import Replica, address_of, identity, is_predecessor, main, recording
 from scaler.config import LEASE, ScalerOptions
 from scaler.config_map import ConfigMap
 from scaler.core.models_view import Averages, ModelView, WakeView
@@ -71,6 +74,18 @@ def test_a_replica_is_called_by_where_its_activators_reach_it(listen: str, found
     name = identity(Endpoint.parse(listen))
     assert address_of(name) == found
     assert identity(Endpoint.parse(listen)) != name  # each life is another's
+
+
+def test_a_predecessor_is_known_by_the_pod_that_both_live_in() -> None:
+    """autoscaling D3. Without a pod's uid two processes of one machine may live side by side."""
+    here, uid = Endpoint.parse("10.0.0.7:9093"), "5f1e-aa"
+    before, now = identity(here, uid), identity(here, uid)
+    assert is_predecessor(before, now, uid)
+    assert not is_predecessor(now, now, uid)
+    assert not is_predecessor(identity(here, "5f1e-ab"), now, uid)
+    assert not is_predecessor(identity(here), identity(here), "")
+    assert not is_predecessor("", now, uid)
+    assert before.partition("@")[0].rsplit("-", 2)[0] == socket.gethostname()  # as `berth scale` reads it
 
 
 # --- time ----------------------------------------------------------------------------------------------------------
@@ -327,6 +342,108 @@ async def test_a_standby_lists_anew_what_a_leader_may_have_written_before_it_lea
             assert replicas[0]._own == address_of(holder) != ""
             stop.set()
             await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class Cut(ApiServer):
+    """`away`: no write of a Lease has an answer."""
+
+    away = False
+
+    async def replace(self, path: str, body: Any) -> Any:
+        if self.away and path.startswith(LEASES):
+            raise KubeUnreachable("away")
+        return await super().replace(path, body)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """autoscaling D4: it crashed after 12 s, with its windows. Nobody can have led meanwhile. Once another has, it is a
+    standby that begins anew, in the same process."""
+    caplog.set_level("INFO", "scaler.app")
+    # Long enough to write in, and lost a moment after it was renewed last.
+    times = ElectionTimes(lease_seconds=14, renew_deadline_seconds=3.0, retry_seconds=0.01)
+    api, stop = Cut(), asyncio.Event()
+    api.collections |= {
+        path: {}
+        for path in (
+            paths.SERVICES,
+            paths.ENDPOINT_SLICES,
+            paths.DEPLOYMENTS,
+            paths.PODS,
+            paths.PRIORITY_CLASSES,
+        )
+    }
+    meta = {"namespace": "team", "name": "a", "annotations": CLASS}
+    spec = {"replicas": 1, "template": {"metadata": {}, "spec": {"containers": []}}}
+    api.put(paths.DEPLOYMENTS, {"metadata": meta, "spec": spec})
+    api.put(LEASES, {"metadata": {"name": LEASE}, "spec": {"holderIdentity": ""}})
+    monkeypatch.setattr(app, "open_client", api.open)
+    monkeypatch.setattr(app, "Election", functools.partial(Election, times=times))
+    replicas: list[Any] = []
+
+    class Kept(Replica):
+        def __init__(self, *told: Any) -> None:
+            super().__init__(*told)
+            replicas.append(self)
+
+    monkeypatch.setattr(app, "Replica", Kept)
+
+    def said(what: str) -> int:
+        return sum(what in one.message for one in caplog.records)
+
+    def leads(replica: Any) -> bool:
+        return "berth_scaler_leader 1.0" in generate_latest(replica._registry).decode()
+
+    free = Endpoint("127.0.0.1", 0)
+    running = asyncio.create_task(main(ScalerOptions(admin_listen=free, attend_listen=free), stop))
+    try:
+        await until(lambda: bool(replicas) and leads(replicas[0]))
+        (one,) = replicas
+        course = one._core._courses[A]
+        wrote: list[Any] = []
+        monkeypatch.setattr(one._writer, "put", wrote.append)
+        api.away = True
+        await until(lambda: said("leadership lost") > 0)
+        await until(lambda: not leads(one))
+        with pytest.raises(NotLeading):
+            one._route.require_leading()
+        wrote.clear()
+        steps: list[int] = []
+        step = one._core.step
+        monkeypatch.setattr(one._core, "step", lambda now: steps.append(now) or step(now))
+        await until(lambda: len(steps) >= 2)  # it decides on
+        assert wrote == []
+        api.away = False
+        await until(lambda: said("leading again") > 0)
+        await until(lambda: leads(one))
+        one._route.require_leading()
+        assert one._core._courses[A] is course  # with its windows
+        await until(lambda: wrote != [])  # the newest, now
+        held = api.collections[LEASES][LEASE]
+        holder = held["spec"]["holderIdentity"]
+        assert address_of(holder) == one._own
+        # Another takes it.
+        api.put(LEASES, {**held, "spec": {**held["spec"], "holderIdentity": "another", "renewTime": "x"}})
+        await until(lambda: said("another scaler leads") == 1)
+        await until(lambda: len(replicas) == 2)
+        assert not running.done()
+        held = api.collections[LEASES][LEASE]
+        api.put(LEASES, {**held, "spec": {**held["spec"], "holderIdentity": ""}})
+        await until(lambda: leads(replicas[1]))
+        assert replicas[1]._core._courses[A] is not course
+        assert not [one for one in caplog.records if one.levelname in ("ERROR", "CRITICAL")]
+        stop.set()
+        await running
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

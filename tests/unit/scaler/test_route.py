@@ -568,3 +568,39 @@ async def test_others_hear_of_what_is_held() -> None:
     world.route.held = heard.append
     world.stream.report(held=1, arrived=1, wake=True)
     assert heard == [MODEL]
+
+
+async def test_a_leader_that_leads_again_waits_for_its_activators_and_writes_nothing_meanwhile() -> None:
+    """autoscaling D4: without its Lease it sends them away; for however long, the way of what sleeps stands."""
+    world = World()
+    await world.asleep()
+    before = world.slice
+    assert before is not None
+    world.written.clear()
+    world.route.end()
+    world.board.activators.detach(world.activator, world.now)
+    world.route.detached(world.activator)
+    world.core.pause()
+    for _ in range(120):
+        world.now += SECOND_NS
+        world.core.second(world.now)
+        world.core.step(world.now)
+        world.route.touch(MODEL)
+        await world.route.turn()
+    assert world.written == []
+    world.core.resume(world.now)
+    world.act(world.core.step(world.now))
+    world.route.resume(world.now)
+    await world.route.turn()
+    for _ in range(5):
+        world.now += SECOND_NS
+        await world.route.turn()
+    assert world.written == []  # they are on their way
+    world.attach()
+    await world.second()
+    assert world.slice is not None
+    assert world.slice["ports"] == before["ports"]
+    assert world.slice["endpoints"] == before["endpoints"]
+    assert "Delete" not in world.written
+    world.stream.report(held=1, arrived=1, wake=True)
+    assert world.replicas == 1

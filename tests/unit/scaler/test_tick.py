@@ -1898,3 +1898,44 @@ def test_pods_behind_gates_are_owed_nothing() -> None:
     other = cluster.add("b", min_scale="3")
     cluster.do(cluster.scaler.step(cluster.ns))
     assert other.replicas == 3
+
+
+# --- without the Lease ----------------------------------------------------------------------------------------------------
+
+
+def test_while_nobody_reports_what_is_held_that_is_not_taken_for_nothing() -> None:
+    """autoscaling D4: a leader without its Lease has sent the activators away; what they hold still waits for a copy."""
+    cluster = Cluster()
+    model = asleep(cluster, load_seconds=1000)
+    model.load = 1
+    cluster.until(lambda: model.replicas == 1)
+    cluster.run(4)
+
+    def alone(seconds: int) -> None:
+        for _ in range(seconds):
+            cluster.now += 1
+            cluster.scaler.second(cluster.ns)
+            cluster.scaler.step(cluster.ns)
+
+    cluster.scaler.pause()
+    cluster.scaler.activator_gone("act")
+    alone(20 * WINDOW)
+    assert cluster.view(model).desired == 1
+    cluster.scaler.resume(cluster.ns)
+    assert cluster.view(model).is_young  # they come back within a while
+    alone(2 * WINDOW)
+    assert cluster.view(model).desired == 0
+
+
+def test_a_way_that_was_proven_before_a_leader_lost_its_lease_is_proven_anew() -> None:
+    """autoscaling D4: the last copy does not go by activators that have been sent away since."""
+    cluster = Cluster()
+    model = cluster.add("m", replicas=1, **ONE)
+    cluster.run(4)
+    cluster.until(lambda: cluster.view(model).activity is Activity.INACTIVE, most=200)
+    proven = Path(proven_ns=cluster.ns - GRACE * SECOND, quiet=True)
+    cluster.scaler.led(model.key, proven)
+    cluster.scaler.resume(cluster.ns)
+    assert scales(cluster.scaler.step(cluster.ns)) == []
+    cluster.scaler.led(model.key, proven)
+    assert scales(cluster.scaler.step(cluster.ns)) == [0]

@@ -401,3 +401,15 @@ async def test_a_successor_of_a_deployment_gets_nothing_of_its_predecessors(here
     last = [body for _, path, body in here.api.begun if path.endswith("/a")][-1]
     assert last["metadata"]["uid"] == "another"
     assert "spec" not in last
+
+
+@on_a_loop_that_leaps
+async def test_what_is_discarded_is_not_written_when_it_could_be_again(here: Here) -> None:
+    """autoscaling D4: by then it is decided anew, or another has led since."""
+    here.writer.may_write = lambda: False
+    here.writer.put(scale(3))
+    await asyncio.sleep(1)
+    here.writer.discard()
+    here.writer.may_write = lambda: True
+    await here.settled()
+    assert here.api.replicas == []
