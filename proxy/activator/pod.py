@@ -79,7 +79,9 @@ class Pod:
         self._rest_seconds = 0.0
         # Connections that are spliced, where it is TLS.
         self.spliced = 0
-        self._asked = 0
+        # Questions since it opened or closed last, and what is left of those in a hurry. Whoever waits for it renews
+        # neither: clients that come and leave would keep them up for ever.
+        self._asked, self._hurries_left = 0, _HURRY_TIMES
         self._look = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
@@ -106,7 +108,7 @@ class Pod:
             self.look_again()
 
     def look_again(self) -> None:
-        self._asked = 0
+        """Now, and then as often as before."""
         self._look.set()
 
     def could_not_be_reached(self) -> None:
@@ -176,6 +178,7 @@ class Pod:
         if self.is_open:
             return _OPEN_SECONDS
         if self._is_in_a_hurry():
+            self._hurries_left -= 1
             pause = _HURRY_SECONDS
         else:
             pause = _SOON_SECONDS if self._asked < _SOON_TIMES else _LATER_SECONDS
@@ -189,7 +192,7 @@ class Pod:
     def _is_in_a_hurry(self) -> bool:
         """Whether it is worth asking without a rest: its next word is that it serves."""
         is_asked = self._memory is not None and self.told.rest_port > 0
-        return is_asked and self.told.soon and not self._has_served and self._asked <= _HURRY_TIMES
+        return is_asked and self.told.soon and not self._has_served and self._hurries_left > 0
 
     async def _serves(self) -> bool:
         if self._memory is None:

@@ -84,9 +84,8 @@ async def test_a_copy_whose_model_is_loaded_is_asked_without_a_rest_until_it_ser
     other.rest_port, other.grpc_port = free_port(), free_port()
     await place.tell(endpoints=(other.told(soon=True),))
     (late,) = place.own.pods._pods.values()
-    late._asked = 400
+    late._hurries_left = 1
     assert late._pause() == 0.01
-    late._asked = 500
     assert late._pause() == 60.0
 
 
