@@ -140,6 +140,8 @@ class Lifecycle:
         # When a model has come to serve last, and when suspects are looked at again for that.
         self._served_at = float("-inf")
         self._looking_later: asyncio.TimerHandle | None = None
+        # When what is under way is waited for no longer.
+        self._granting_later: asyncio.TimerHandle | None = None
         # How often something has come or gone on a GPU.
         self._moves: defaultdict[GpuUuid, int] = defaultdict(int)
         self.triton_version: str | None = None
@@ -250,6 +252,7 @@ class Lifecycle:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._looking_later is not None:
             self._looking_later.cancel()
+        self._grant_in(None)
         for slot in self._slots.values():
             slot.phase = Phase.OUT  # nobody here knows any more
 
@@ -496,6 +499,8 @@ class Lifecycle:
         slot.phase, todo = next_of(before, event)
         if slot.phase is not before:
             slot.since = asyncio.get_running_loop().time()
+            if not before.is_under_way:
+                slot.under_way_since = slot.since
             self._touch(slot)
             if before.may_be_held != slot.phase.may_be_held or Do.NOTE_SERVED in todo:
                 for gpu in slot.gpus:
@@ -775,6 +780,7 @@ class Lifecycle:
         while self._away_since is None:
             waiting, noise_seconds = self._waiting(), self._noise_seconds()
             turns = next_turn(waiting, self._busy(), is_quiet=noise_seconds <= 0)
+            self._grant_in(turns.again_seconds)
             for name, why in turns.waits.items():
                 if (model := self._slots[name].model) is not None:
                     self._models.set(model, ModelState.LOADING, why)
@@ -783,6 +789,14 @@ class Lifecycle:
                     self._look_in(noise_seconds)
                 return
             self._begin(self._slots[turns.next])
+
+    def _grant_in(self, seconds: float | None) -> None:
+        """What is under way then counts as hanging."""
+        if self._granting_later is not None:
+            self._granting_later.cancel()
+            self._granting_later = None
+        if seconds is not None:
+            self._granting_later = asyncio.get_running_loop().call_later(seconds, self._grant)
 
     def _look_in(self, seconds: float) -> None:
         """Look before the suspect begins: else it is charged with a death that came before."""
@@ -871,6 +885,7 @@ class Lifecycle:
                 slot.name,
                 slot.gpus,
                 slot.order,
+                namespace=_namespace(slot),
                 is_known=slot.is_known,
                 has_served=slot.record is not None and slot.record.served,
                 is_suspect=self._is_suspect(slot),
@@ -880,10 +895,20 @@ class Lifecycle:
         ]
 
     def _busy(self) -> list[Busy]:
+        now = asyncio.get_running_loop().time()
         return [
-            Busy(slot.gpus, slot.is_load, is_known=slot.is_known, is_suspect=self._is_suspect(slot))
+            Busy(
+                slot.gpus,
+                slot.is_load,
+                is_known=slot.is_known,
+                is_suspect=self._is_suspect(slot),
+                seconds=now - slot.under_way_since,
+                is_wanted=slot.phase is not Phase.DOOMED,
+                is_given_up=slot.phase.hangs,
+                namespace=_namespace(slot),
+            )
             for slot in self._slots.values()
-            if slot.is_busy
+            if slot.is_busy or slot.phase.hangs
         ]
 
     def _is_suspect(self, slot: Slot) -> bool:
@@ -998,6 +1023,10 @@ class _Progress:
 
     def disturbed(self) -> set[GpuUuid]:
         return self._lifecycle.disturbed(self._slot, since=self._moves)
+
+
+def _namespace(slot: Slot) -> str:
+    return "" if slot.record is None else slot.record.pod.namespace
 
 
 def _will_load(model: Model) -> bool:

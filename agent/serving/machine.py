@@ -29,6 +29,11 @@ class Phase(str, Enum):
         return self not in (Phase.OUT, Phase.TELLING, Phase.QUEUED)
 
     @property
+    def is_under_way(self) -> bool:
+        """Triton may be at it: what it takes is changing, or may be."""
+        return self.may_be_held and self is not Phase.SERVING
+
+    @property
     def hangs(self) -> bool:
         """Triton has been at it for longer than it may: nobody waits for its end any more."""
         return self in (Phase.LATE, Phase.STUCK)

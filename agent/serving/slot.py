@@ -19,6 +19,8 @@ class Slot:
     name: ServerName
     since: float
     phase: Phase = Phase.OUT
+    # When Triton has begun to be at it, through whatever phases.
+    under_way_since: float = 0.0
     model: Model | None = None
     record: Record | None = None
     admitted: Admitted | None = None

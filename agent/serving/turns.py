@@ -3,9 +3,11 @@
 A load that is measured has its GPUs for itself; those whose bytes are known go side by side. Models that
 have served come first. A suspect is loaded when nothing else is and nothing has come to serve just before,
 so that Triton's death has one culprit; who comes after it waits for it, so that its turn does come. What
-hangs is not waited for.
+hangs is not waited for: what takes longer than its turn, or what nobody wants any more. It keeps a thread of
+Triton's, of which a namespace has a share.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +15,17 @@ from berth.contract.ids import GpuUuid, ServerName
 
 # Of known size, on one GPU. Triton has threads for more (--model-load-thread-count).
 MOST_ON_A_GPU = 4
+# What others wait for a load or an unload at the most: a tenth of the time for which a cold start's request is kept.
+TURN_SECONDS = 30.0
+# And for a suspect, for which the whole node waits: a death of Triton has one culprit only while it is alone.
+SUSPECT_TURN_SECONDS = 120.0
+# Of Triton's threads for loads (32) so many may be with what hangs, of all namespaces together.
+MOST_HANGING = 16
 ON_ITS_GPU = "waits until another model has been loaded on its GPU, or taken from it"
 BEHIND_SUSPECTS = "waits while models that were being loaded when Triton died are tried one at a time"
+TOO_MANY_HANG = (
+    "waits for one of its namespace's models that Triton has been loading, or unloading, for too long"
+)
 SUSPECT = "was being loaded when Triton died: it is loaded alone, a while after all others"
 
 
@@ -25,6 +36,7 @@ class Waiting:
     name: ServerName
     gpus: frozenset[GpuUuid]
     order: int
+    namespace: str = ""
     is_known: bool = False
     has_served: bool = False
     is_suspect: bool = False
@@ -36,20 +48,35 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """A load or an unload that is under way and does not hang."""
+    """A load or an unload that is under way for `seconds`. `is_wanted`: somebody waits for its end;
+    `is_given_up`: it has been told as failed."""
 
     gpus: frozenset[GpuUuid]
     is_load: bool
     is_known: bool = False
     is_suspect: bool = False
+    seconds: float = 0.0
+    is_wanted: bool = True
+    is_given_up: bool = False
+    namespace: str = ""
+
+    @property
+    def turn_seconds(self) -> float:
+        """How long yet others wait for it; 0: it hangs."""
+        is_trial = self.is_load and self.is_suspect
+        if self.is_given_up or not (self.is_wanted or is_trial):
+            return 0.0
+        return max(0.0, (SUSPECT_TURN_SECONDS if is_trial else TURN_SECONDS) - self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The next to begin, if any may, and why the others wait."""
+    """The next to begin, if any may, and why the others wait. `again_seconds`: when to ask again though nothing
+    happens; None: never."""
 
     next: ServerName | None
     waits: dict[ServerName, str]
+    again_seconds: float | None = None
 
 
 def next_turn(waiting: Iterable[Waiting], busy: Sequence[Busy], *, is_quiet: bool = True) -> Turns:
@@ -59,8 +86,13 @@ def next_turn(waiting: Iterable[Waiting], busy: Sequence[Busy], *, is_quiet: boo
     waits: dict[ServerName, str] = {}
     taken: set[GpuUuid] = set()
     behind_suspect = False
+    moving = [one for one in busy if one.turn_seconds > 0]
+    hanging = Counter(one.namespace for one in busy if not one.turn_seconds)
     for one in sorted(waiting, key=lambda one: one.rank):
-        why = BEHIND_SUSPECTS if behind_suspect else _why_not(one, busy, taken, is_quiet=is_quiet)
+        if hanging[one.namespace] and not _has_share(one.namespace, hanging):
+            waits[one.name] = TOO_MANY_HANG
+            continue  # nor does anybody wait for it
+        why = BEHIND_SUSPECTS if behind_suspect else _why_not(one, moving, taken, is_quiet=is_quiet)
         if not why and first is None:
             first = one.name
         else:
@@ -68,7 +100,13 @@ def next_turn(waiting: Iterable[Waiting], busy: Sequence[Busy], *, is_quiet: boo
         # Whoever waits keeps its place before those behind it.
         taken |= one.gpus
         behind_suspect |= one.is_suspect
-    return Turns(first, waits)
+    again = min((one.turn_seconds for one in moving), default=None) if waits else None
+    return Turns(first, waits, again)
+
+
+def _has_share(namespace: str, hanging: Counter[str]) -> bool:
+    """One more only while it has fewer than are free: half where it is alone, the next half of the rest."""
+    return hanging[namespace] < MOST_HANGING - hanging.total()
 
 
 def _why_not(one: Waiting, busy: Sequence[Busy], taken: set[GpuUuid], *, is_quiet: bool) -> str:

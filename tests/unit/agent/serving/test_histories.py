@@ -2,12 +2,9 @@
 Triton die at any moment. Nothing waits for a clock: time leaps."""
 
 import asyncio
-import os
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -185,20 +182,6 @@ class History:
                     assert model.failure is Failure.INVALID_MODEL or model.state is ModelState.PENDING
         listed = {model.ref.uid for model in self.node.models}
         assert listed == set(self.pods), "a pod that is gone has left something"
-
-
-@pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads take time that does not leap; and the disk of a test needs no more than to be there."""
-
-    async def at_once(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
-        await asyncio.sleep(0)
-        return work(*args, **more)
-
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    # Its kubelet is a fake: what is newer than the server is told by the file's own time.
-    monkeypatch.setattr("agent.serving.restart.LEAST_SECONDS_BETWEEN", 0.0)
 
 
 ACTIONS = ("pods_come",) * 2 + ("pod_goes",) * 3 + ("triton_dies", "agent_dies") * 2

@@ -1,6 +1,7 @@
 """Who is loaded next, beside what, and when Triton is restarted."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ from agent.serving.restart import (
     Stuck,
     why_restart,
 )
-from agent.serving.turns import MOST_ON_A_GPU, Busy, Waiting, next_turn
+from agent.serving.turns import (
+    MOST_HANGING,
+    MOST_ON_A_GPU,
+    SUSPECT_TURN_SECONDS,
+    TOO_MANY_HANG,
+    TURN_SECONDS,
+    Busy,
+    Waiting,
+    next_turn,
+)
 from berth.contract.ids import GpuUuid, ServerName
 from berth.contract.report import Failure, GpuReport
 
@@ -72,6 +82,58 @@ def test_beside_what_is_under_way(one: Waiting, busy: list[Busy], may: bool) -> 
     turns = next_turn([one], busy)
     assert (turns.next == one.name) is may
     assert bool(turns.waits.get(one.name)) is not may
+
+
+HANGS = replace(LOAD, seconds=TURN_SECONDS)
+TRIAL = Busy(ON_B, True, is_suspect=True)
+
+
+@pytest.mark.parametrize(
+    ("busy", "may", "again"),
+    [
+        (replace(LOAD, seconds=TURN_SECONDS - 1), False, 1.0),
+        (replace(UNLOAD, seconds=TURN_SECONDS - 2), False, 2.0),
+        (HANGS, True, None),
+        (replace(UNLOAD, seconds=TURN_SECONDS), True, None),
+        (replace(LOAD, is_wanted=False), True, None),
+        (replace(LOAD, is_given_up=True), True, None),
+        (replace(TRIAL, seconds=TURN_SECONDS), False, SUSPECT_TURN_SECONDS - TURN_SECONDS),
+        (replace(TRIAL, seconds=SUSPECT_TURN_SECONDS), True, None),
+        (replace(TRIAL, is_wanted=False), False, SUSPECT_TURN_SECONDS),
+        (replace(TRIAL, is_given_up=True), True, None),
+        (Busy(ON_A, False, is_suspect=True, seconds=TURN_SECONDS), True, None),
+    ],
+)
+def test_what_takes_longer_than_its_turn_is_waited_for_by_nobody(
+    busy: Busy, may: bool, again: float | None
+) -> None:
+    """node D4, autoscaling D1: one that is not wanted any more has no turn at all, and a suspect a longer one."""
+    turns = next_turn([waits("new")], [busy])
+    assert (turns.next == "new", turns.again_seconds) == (may, again)
+
+
+def test_a_suspect_is_tried_beside_what_hangs() -> None:
+    assert next_turn([waits("suspect", is_suspect=True)], [HANGS]).next == "suspect"
+
+
+def test_a_namespace_has_a_share_of_what_may_hang() -> None:
+    """node D4: each that hangs keeps a thread of Triton's, and others need some."""
+    mine, theirs = replace(HANGS, namespace="mine"), replace(HANGS, namespace="theirs")
+    one = replace(waits("one", 1), namespace="mine")
+    other = replace(waits("other", 2), namespace="theirs")
+    half = MOST_HANGING // 2
+    assert next_turn([one, other], [mine] * (half - 1)).next == "one"
+    turns = next_turn([one, other], [mine] * half)
+    assert (turns.next, turns.waits) == ("other", {"one": TOO_MANY_HANG})
+    assert next_turn([one, other], [mine] * half + [theirs] * (half // 2)).waits == {
+        "one": TOO_MANY_HANG,
+        "other": TOO_MANY_HANG,
+    }
+    # Who has none that hangs is never in the way of this rule, nor kept from a GPU by who is.
+    fresh = replace(waits("fresh", 3), namespace="fresh")
+    assert next_turn([one, other, fresh], [mine] * half + [theirs] * half).next == "fresh"
+    suspect = replace(one, is_suspect=True)
+    assert next_turn([suspect, fresh], [mine] * half).next == "fresh"
 
 
 def test_nobody_overtakes_on_a_gpu_that_somebody_waits_for() -> None:
