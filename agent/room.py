@@ -13,10 +13,15 @@ class NoRoom(Exception):
     """The disk has no room for it now; it may have later."""
 
 
+# What a stream may hold of the disk beside what it has written. One that announces much and sends little keeps no
+# more than this from the others, and asks for more only as it writes.
+WINDOW_BYTES = 64 * 1024**2
+
+
 class Room:
     """The file system of `directory`, of which `keep_share` (0 to 1) of the bytes and of the inodes stays free.
 
-    What streams have announced and not written yet counts as written.
+    What streams have reserved and not written yet counts as written.
     """
 
     def __init__(
@@ -31,7 +36,7 @@ class Room:
         self._bytes = self._inodes = 0
 
     @property
-    def announced(self) -> tuple[int, int]:
+    def reserved(self) -> tuple[int, int]:
         """Bytes and inodes that are still to be written."""
         return self._bytes, self._inodes
 
@@ -39,16 +44,17 @@ class Room:
         """One stream's part of it."""
         return Share(self)
 
-    def announce(self, *, count: int, inodes: int) -> None:
-        """Raises NoRoom or OSError."""
+    def reserve(self, *, count: int, inodes: int, more_bytes: int = 0) -> None:
+        """`more_bytes`: what will come after these; it must have room now, and is not kept from others. Raises
+        NoRoom or OSError."""
         found = self._statvfs(self._directory)
         block = found.f_frsize
         with self._lock:
             total = found.f_blocks * block
             free = int(found.f_bavail * block - self._keep * total) - self._bytes
-            if count > free:
+            if count + more_bytes > free:
                 raise NoRoom(
-                    f"No space left on device: {format_bytes(count)} were announced and"
+                    f"No space left on device: {format_bytes(count + more_bytes)} are to come and"
                     f" {format_bytes(max(0, free))} of {format_bytes(total)} may be written; {self._keep:.0%}"
                     " stay free for the node (--keep-free)"
                 )
@@ -61,22 +67,40 @@ class Room:
             self._bytes, self._inodes = self._bytes + count, self._inodes + inodes
 
     def settle(self, *, count: int, inodes: int) -> None:
-        """So much of what was announced has been written, or never will be."""
+        """So much of what was reserved has been written, or never will be."""
         with self._lock:
             self._bytes, self._inodes = self._bytes - count, self._inodes - inodes
 
 
 class Share:
-    """What one stream has announced and not written yet."""
+    """What one stream has reserved and not written yet; of a file never more than a window."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._bytes = self._inodes = 0
+        self._to_come = 0  # of the file, and not reserved
 
-    def announce(self, *, count: int, inodes: int) -> None:
-        """Raises NoRoom or OSError."""
-        self._room.announce(count=count, inodes=inodes)
+    def announce(self, *, size: int, inodes: int) -> None:
+        """A file of `size` bytes comes. Raises NoRoom or OSError."""
+        count = min(size, WINDOW_BYTES)
+        self._room.reserve(count=count, inodes=inodes, more_bytes=size - count)
         self._bytes, self._inodes = self._bytes + count, self._inodes + inodes
+        self._to_come = size - count
+
+    def require(self, count: int) -> None:
+        """So many bytes of the file are about to be written. Raises NoRoom or OSError where others have taken
+        the room meanwhile."""
+        short = count - self._bytes
+        if short <= 0:
+            return
+        try:
+            self._take(min(self._to_come, max(WINDOW_BYTES - self._bytes, short)))
+        except NoRoom:
+            self._take(short)  # the last that there is goes to whoever writes it
+
+    def _take(self, count: int) -> None:
+        self._room.reserve(count=count, inodes=0)
+        self._bytes, self._to_come = self._bytes + count, self._to_come - count
 
     def written(self, *, count: int = 0, inodes: int = 0) -> None:
         self._room.settle(count=count, inodes=inodes)
@@ -84,4 +108,5 @@ class Share:
 
     def close(self) -> None:
         """Whatever is left is not to come any more."""
+        self._to_come = 0
         self.written(count=self._bytes, inodes=self._inodes)

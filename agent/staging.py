@@ -74,7 +74,7 @@ class StagedFiles:
                 f"a model has at most {MAX_ENTRIES} files and directories and {self._max_bytes} bytes"
                 f" (--max-model-bytes); with {path!r} it has {self.entries + entries} and {self.bytes + size}"
             )
-        self._share.announce(count=size, inodes=entries)
+        self._share.announce(size=size, inodes=entries)
         self._file = self._made(path)
         self._share.written(inodes=entries)
         self._hash.update(path.encode() + b"\0" + str(size).encode() + b"\0")
@@ -82,11 +82,12 @@ class StagedFiles:
         self.files, self.bytes, self.entries = self.files + 1, self.bytes + size, self.entries + entries
 
     def write(self, chunk: bytes) -> None:
-        """The next bytes of the current file."""
+        """The next bytes of the current file. Raises BadStream, NoRoom or OSError."""
         if self._file is None:
             raise BadStream("a chunk came before its file")
         if len(chunk) > self._left:
             raise BadStream(f"file {self._last!r} is longer than it was said to be")
+        self._share.require(len(chunk))
         self._file.write(chunk)
         self._hash.update(chunk)
         self._left -= len(chunk)

@@ -260,7 +260,7 @@ async def test_many_small_files_and_sizes_that_are_not_meant(tmp_path: Path) -> 
         assert "500 parts; 32 are allowed" in str(deep)
         (full,) = await errors_of(agent.stage("evil", huge(511 * GIB)))
         assert isinstance(full, AgentFull)
-        assert "No space left on device: 511 GiB were announced" in str(full)
+        assert "No space left on device: 511 GiB are to come" in str(full)
         announced = agent.stage("evil", huge(GIB))
         await eventually(lambda: agent.staging() != [])
         await agent.serve_a_pod("good")

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from agent.auth import NotAllowed, PodGuard
 from agent.copies import Copies
 from agent.gpus import GpuReading, GpusUnknown
 from agent.metrics import AgentMetrics
+from agent.room import Room
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import ticket_of
 from berth.contract.gpu_choice import GpuChoice, GpuRef
@@ -557,7 +559,7 @@ async def test_a_stage_that_is_given_up_at_any_moment_leaves_nothing(tmp_path: P
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.gather(task, return_exceptions=True)
     assert list((tmp_path / "staging").iterdir()) == []
-    assert api._room.announced == (0, 0)
+    assert api._room.reserved == (0, 0)
     assert not any(node.repository.records().values())
     for number in range(5):  # every slot is free
         knows.caller = f"q{number}"
@@ -1022,3 +1024,35 @@ async def test_what_the_node_keeps_free_is_not_filled_with_models(tmp_path: Path
         await staged(api_of(Node(tmp_path), keep_free=1.0), "model-p1")
     assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert list((tmp_path / "staging").iterdir()) == []
+
+
+async def test_a_pod_that_announces_the_whole_disk_keeps_a_window_of_it_from_the_others(
+    tmp_path: Path,
+) -> None:
+    """node D3: a neighbour's model of one byte is staged while that stream is open and silent."""
+    knows = Knows()
+    api = api_of(Node(tmp_path), knows, max_model_bytes=1024 * GIB)
+    api._room = Room(tmp_path, keep_share=0, statvfs=lambda _: _statvfs(bytes_free=50 * GIB))
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def announced() -> AsyncIterator[pb.StageRequest]:
+        yield HEADER
+        yield pb.StageRequest(file=pb.StageFile(path="1/model.py", size=50 * GIB))
+        begun.set()
+        await release.wait()
+
+    evil = asyncio.ensure_future(api.Stage(announced(), Context()))
+    await begun.wait()
+    knows.caller = "p2"
+    assert (await staged(api, "model-p2")).bytes == 1
+    release.set()
+    with pytest.raises(Refused, match="ended without a commit"):
+        await evil
+    assert api._room.reserved == (0, 0)
+
+
+def _statvfs(*, bytes_free: int) -> Any:
+    """Of a disk of 1 TiB."""
+    return SimpleNamespace(
+        f_frsize=4096, f_blocks=1024 * GIB // 4096, f_bavail=bytes_free // 4096, f_files=0, f_favail=0
+    )
