@@ -32,6 +32,7 @@ from agent.repository import Record, Repository
 from agent.room import NoRoom, Room
 from agent.serving.lifecycle import Lifecycle
 from agent.slots import StageSlots
+from agent.stage_message import check_stage_message
 from agent.staging import MAX_ENTRIES, BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
@@ -145,7 +146,9 @@ class NodeAgentApi(NodeAgentServicer):
 
     def door(self) -> Door:
         """What stands before these calls where they come over the network."""
-        return Door(self._authenticator, Callers(), refuse=self._refuse, told=_TOLD)
+        return Door(
+            self._authenticator, Callers(), refuse=self._refuse, told=_TOLD, check=check_stage_message
+        )
 
     async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:  # noqa: N802
         return await self._answer("Stage", context, _heard(requests, self._stage(requests, context)))
@@ -180,6 +183,7 @@ class NodeAgentApi(NodeAgentServicer):
         try:
             answer = await work
         except _TOLD as error:
+            _forget_frames(error)
             await self._refuse(method, context, error)
         self._metrics.called(method, "OK")
         return answer
@@ -218,46 +222,58 @@ class NodeAgentApi(NodeAgentServicer):
 
     async def _caller(self, text: str, context: Context) -> tuple[ModelPod, Model, ModelName]:
         pod = await self._guard.admit(await self._ref(context))
-        ref = pod.ref
-        name = parse_model_name(text)
+        return pod, *self._claimed(pod, text)
+
+    def _claimed(self, pod: ModelPod, text: str) -> tuple[Model, ModelName]:
+        ref, name = pod.ref, parse_model_name(text)
         if pod.model_name is not None and pod.model_name != name:
             raise NotAllowed(f"pod {ref} may use model {pod.model_name!r} only")
-        if pod.gpu is None and self._models.get(ref.uid) is None:
-            raise NotPlaced(f"pod {ref} has no GPU choice; is its schedulerName the binder's?")
+        self._require_chosen(pod)
         self._models.see_pod(pod)
         if pod.model_name is not None:
-            return pod, self._models.claim(ref.uid, name), name
-        return pod, self._models.own(ref.uid, name), name
+            return self._models.claim(ref.uid, name), name
+        return self._models.own(ref.uid, name), name
+
+    def _require_chosen(self, pod: ModelPod) -> None:
+        if pod.gpu is None and self._models.get(pod.ref.uid) is None:
+            raise NotPlaced(f"pod {pod.ref} has no GPU choice; is its schedulerName the binder's?")
 
     async def _ref(self, context: Context) -> PodRef:
         return await self._authenticator.pod_of(metadata_of(context), source_of(context))
 
     async def _stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:
-        await self._ref(context)
-        header = await _next_part(requests, "header", within=_SENDER_SECONDS)
-        pod, model, name = await self._caller(header.header.model_name, context)
-        gpu = self._require_placed(pod, model)
-        if len(header.header.files) > MAX_ENTRIES:
-            raise TooLarge(
-                f"{len(header.header.files)} files are announced; a model has at most {MAX_ENTRIES}"
-            )
-        self._models.claim(pod.ref.uid, name)
-        known = await asyncio.to_thread(self._repository.record, server_name_of(name, pod.ref.uid))
-        if known is not None and (known.pod.uid, known.digest, known.gpu) == (
-            pod.ref.uid,
-            header.header.digest,
-            gpu,
-        ):
-            return pb.StageResponse(digest=known.digest, already_staged=True)
+        pod = await self._guard.admit(await self._ref(context))
+        self._require_chosen(pod)
+        # With a slot from the first byte on: to read a header and to judge it takes the node's own memory and time,
+        # of which nobody may have more than a share.
         async with self._slots.slot(pod.ref):
-            # With a slot: to judge takes the node's own time, of which nobody may have more than a share.
-            if header.header.files:
-                await self._judged(model, lambda: _foreseen(header.header, name, self._rules))
+            model, gpu, known = await self._begun(requests, pod)
+            if known is not None:
+                return pb.StageResponse(digest=known.digest, already_staged=True)
             staged = self._repository.new_staging()
             try:
                 return await self._receive(requests, pod, model, gpu, staged)
             finally:
                 await in_thread(self._repository.discard, staged)
+
+    async def _begun(
+        self, requests: AsyncIterator[pb.StageRequest], pod: ModelPod
+    ) -> tuple[Model, GpuChoice, Record | None]:
+        """Whose model it is and where it goes, by the header, which is judged and not kept; and the record of the
+        very same files, if they are here."""
+        header = (await _next_part(requests, "header", within=_SENDER_SECONDS)).header
+        model, name = self._claimed(pod, header.model_name)
+        gpu = self._require_placed(pod, model)
+        if len(header.files) > MAX_ENTRIES:
+            raise TooLarge(f"{len(header.files)} files are announced; a model has at most {MAX_ENTRIES}")
+        self._models.claim(pod.ref.uid, name)
+        known = await asyncio.to_thread(self._repository.record, server_name_of(name, pod.ref.uid))
+        said = (pod.ref.uid, header.digest, gpu)
+        if known is not None and (known.pod.uid, known.digest, known.gpu) == said:
+            return model, gpu, known
+        if header.files:
+            await self._judged(model, lambda: _foreseen(header, name, self._rules))
+        return model, gpu, None
 
     async def _receive(
         self,
@@ -458,11 +474,20 @@ async def _heard(requests: AsyncIterator[pb.StageRequest], work: Awaitable[T]) -
     """Do the work, and hear the sender out before its outcome is told."""
     try:
         answer = await work
-    except _TOLD:
+    except _TOLD as error:
+        _forget_frames(error)
         await last_words(requests)
         raise
     await last_words(requests)
     return answer
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """An error that is told to the caller keeps what the functions held that raised it: a whole header, until a
+    late collection."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 async def _next_part(

@@ -27,10 +27,12 @@ _MOST_HEARD = 64
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Parse = Callable[[bytes], Any]
+Check = Callable[[bytes], None]
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets calls in one by one. `refuse` ends a call with the status of one of the errors in `told`."""
+    """Lets calls in one by one. `refuse` ends a call with the status of one of the errors in `told`; `check` raises
+    one of them for the bytes of a stream's message that is not to be parsed."""
 
     def __init__(
         self,
@@ -39,9 +41,10 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         *,
         refuse: Callable[[str, Context, Exception], Awaitable[NoReturn]],
         told: tuple[type[Exception], ...],
+        check: Check,
     ) -> None:
         self._authenticator, self._callers = authenticator, callers
-        self._refuse, self._told = refuse, told
+        self._refuse, self._told, self._check = refuse, told, check
         self._heard = 0
 
     async def intercept_service(
@@ -57,7 +60,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             try:
                 ref = await self._authenticator.pod_of(metadata_of(context), source_of(context))
                 with self._callers.call(ref) as reading:
-                    await _serve(handler, messages, context, reading)
+                    await _serve(handler, messages, context, reading, self._check)
             except self._told as error:
                 if handler.request_streaming and self._heard < _MOST_HEARD:
                     await self._hear(messages)
@@ -83,11 +86,15 @@ async def last_words(messages: AsyncIterator[Any]) -> None:
 
 
 async def _serve(
-    handler: Any, messages: AsyncIterator[bytes], context: Context, reading: asyncio.Semaphore
+    handler: Any,
+    messages: AsyncIterator[bytes],
+    context: Context,
+    reading: asyncio.Semaphore,
+    check: Check,
 ) -> None:
     parse = handler.request_deserializer
     if handler.request_streaming:
-        request: Any = _parsed(messages, parse)
+        request: Any = _parsed(messages, parse, check)
     else:
         async with reading:
             request = await _single(messages, parse)
@@ -112,9 +119,20 @@ async def _single(messages: AsyncIterator[bytes], parse: Parse) -> Any:
     return _read(message, parse)
 
 
-async def _parsed(messages: AsyncIterator[bytes], parse: Parse) -> AsyncIterator[Any]:
-    async for message in messages:
-        yield _read(message, parse)
+async def _parsed(messages: AsyncIterator[bytes], parse: Parse, check: Check) -> AsyncIterator[Any]:
+    """Nothing of a message is kept here: neither its bytes, nor what was read of them."""
+    while True:
+        try:
+            message = await anext(messages)
+        except StopAsyncIteration:
+            return
+        if len(message) > REQUEST_BYTES:
+            await asyncio.to_thread(check, message)  # counts, for some ten milliseconds at worst
+        else:
+            check(message)
+        request = [_read(message, parse)]
+        del message
+        yield request.pop()
 
 
 def _read(message: bytes, parse: Parse) -> Any:

@@ -269,6 +269,30 @@ async def test_many_small_files_and_sizes_that_are_not_meant(tmp_path: Path) -> 
         await eventually(lambda: agent.staging() == [])
 
 
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [(2 * 1024 * 1024 - 100, grpc.StatusCode.INVALID_ARGUMENT), (1024 * 1024, grpc.StatusCode.OUT_OF_RANGE)],
+)
+async def test_a_header_of_many_empty_files_is_refused_by_its_bytes(
+    tmp_path: Path, files: int, code: grpc.StatusCode
+) -> None:
+    """node D2: parsed, each of these two bytes would be fifty."""
+    name = b"\x0a\x0amodel-evil"
+    body = name + b"\x1a\x00" * files
+    size = bytes([len(body) & 0x7F | 0x80, len(body) >> 7 & 0x7F | 0x80, len(body) >> 14 & 0x7F | 0x80])
+    message = b"\x0a" + size + bytes([len(body) >> 21]) + body
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield message
+
+    async with serving(tmp_path) as agent, asyncio.timeout(4 * SOON):
+        call = agent.channel.stream_unary("/berth.v1.NodeAgent/Stage")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(parts(), metadata=caller("evil"))
+        assert refused.value.code() is code
+        await agent.serve_a_pod("good")
+
+
 async def test_entries_of_a_model_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_ENTRIES <= 100_000
     monkeypatch.setattr(agent.staging, "MAX_ENTRIES", 64)

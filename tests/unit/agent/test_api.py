@@ -1,12 +1,15 @@
 """Calls beside what the agent does by itself."""
 
 import asyncio
+import gc
 import hashlib
 import json
 import random
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -913,6 +916,73 @@ async def test_more_files_than_a_model_has_are_not_even_judged(tmp_path: Path) -
         await sent(api_of(node), manifest('backend: "python"', *(f"1/{n}" for n in range(100_001))))
     assert refused.value.code is grpc.StatusCode.OUT_OF_RANGE
     assert node.repository.records() == {}
+
+
+async def test_a_stream_that_has_no_slot_yet_is_not_read(tmp_path: Path) -> None:
+    """node D2: a header takes memory, of which each stream that is served may have some, and no other."""
+    api = api_of(Node(tmp_path))
+    read = asyncio.Event()
+
+    async def stream() -> AsyncIterator[pb.StageRequest]:
+        read.set()
+        yield HEADER
+
+    async with AsyncExitStack() as stack:
+        for at in range(agent.slots.SLOTS // 2):
+            await stack.enter_async_context(api._slots.slot(PodRef("team", f"o{at}", PodUid(f"o{at}"))))
+        waits = asyncio.ensure_future(api.Stage(stream(), Context()))
+        async with asyncio.timeout(20):
+            while not api._slots._waiting:
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0)
+        assert not read.is_set()
+    with pytest.raises(Refused, match="ended without a commit"):
+        await waits
+    assert read.is_set()
+
+
+class Weak:
+    """A message of which can be told whether anybody keeps it: what it wraps cannot be referred to weakly."""
+
+    def __init__(self, message: pb.StageHeader) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
+async def test_a_header_that_is_refused_is_kept_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """node D2: not until a late collection: a header of many files is large."""
+    kept: list[Callable[[], Weak | None]] = []
+
+    async def part(requests: AsyncIterator[pb.StageRequest], *_: str, within: float) -> Any:
+        one = Weak((await anext(requests)).header)
+        kept.append(weakref.ref(one))
+        return SimpleNamespace(header=one)
+
+    class AtTheEnd(Context):
+        async def abort(self, code: Any, details: str, trailing: Any = ()) -> None:
+            async with asyncio.timeout(20):  # the thread that has judged it lets go of it a moment later
+                while any(one() is not None for one in kept):
+                    await asyncio.sleep(0.005)
+            await super().abort(code, details, trailing)
+
+    monkeypatch.setattr(agent.api, "_next_part", part)
+    gc.disable()
+    try:
+        with pytest.raises(Refused, match="is not among"):
+            parts = manifest('backend: "evil"', "1/model.py", "config.pbtxt")
+            await api_of(Node(tmp_path)).Stage(_stream(parts), AtTheEnd())
+    finally:
+        gc.enable()
+    assert len(kept) == 1
+
+
+async def _stream(*parts: pb.StageRequest) -> AsyncIterator[pb.StageRequest]:
+    for one in parts:
+        yield one
 
 
 async def test_what_was_announced_is_judged_again_when_it_is_there(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ async def until(check: Callable[[], bool]) -> None:
 
 async def begun(node: Node, uid: str) -> Model:
     """A model whose load takes long, and is under way."""
-    slow = await node.stage(uid)
+    slow, loading = await node.stage(uid), node.triton.loading
     node.triton.takes[on_server(uid)] = LONG
     node.lifecycle.start_load(slow)
-    await until(lambda: on_server(uid) in node.triton.loads)
+    await until(lambda: node.triton.loading > loading)  # and so it would notice Triton's death
     return slow
 
 
