@@ -7,6 +7,10 @@ middle of a load has not been killed by it. Each death while nothing was being l
 Triton, of which the gateway tells, shows that it has other things to die of, and one more death is asked for.
 What was open when this agent started is suspect and never more: how Triton has ended, if it has, nobody has
 seen.
+
+Files are anybody's: two namespaces may bring the same. A death speaks against files for all of them only where
+nothing else could have killed Triton: not where another model with code has been in it, which may have done it at
+a moment of its choice, nor where requests were. Otherwise it counts for the namespace that loaded them.
 """
 
 from collections.abc import Collection, Iterable
@@ -30,6 +34,9 @@ _VERSION = 1
 _DEATHS = 2
 _IDLE_DEATHS_COUNT = timedelta(minutes=30)
 _MOST_IDLE_DEATHS = 3
+_ENOUGH_CODE = 2
+# Of a journal whose agent did not write it: some model that is nobody's.
+_UNKNOWN_CODE = (ServerName(""),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,22 @@ class Mark:
     open: bool
     deaths: int
     at: datetime
+    namespace: str = ""
+    # Of one death at least another may be the cause: they count for its namespace alone.
+    is_doubted: bool = False
     # Made by an agent before this one. Not on disk.
     inherited: bool = False
 
     @property
     def key(self) -> "Key":
         return (self.digest, self.name)
+
+    def died(self, *, is_doubted: bool) -> "Mark":
+        """Triton has, with it open."""
+        return replace(self, open=False, deaths=self.deaths + 1, is_doubted=self.is_doubted or is_doubted)
+
+    def counts_for(self, digest: str, namespace: str) -> bool:
+        return self.digest == digest and (self.namespace == namespace or not self.is_doubted)
 
 
 # Two pods of one node may bring the same files.
@@ -64,14 +81,21 @@ class Quarantined:
     name: ServerName
     at: datetime
     until: datetime
+    # Whose files are not loaded any more; empty: everybody's.
+    namespace: str = ""
+
+    @property
+    def key(self) -> "tuple[str, str, str]":
+        return (self.digest, self.triton, self.namespace)
 
     def reason(self, lift: str) -> str:
         """For people. `lift`: the node annotation that ends it."""
         short = self.digest[:12]
+        for_whom = f" for namespace {self.namespace}" if self.namespace else ""
         with_backend = f" with backend {self.backend}" if self.backend else ""
         return (
             f"quarantined: the files {short} took Triton {self.triton}{with_backend} down while they were "
-            f"loaded alone at {rfc3339(self.at)}; not loaded on this node until {rfc3339(self.until)}; "
+            f"loaded alone at {rfc3339(self.at)}; not loaded on this node{for_whom} until {rfc3339(self.until)}; "
             f"to lift it, set the annotation {lift}={short} on the Node"
         )
 
@@ -84,17 +108,41 @@ class Ledger:
         marks: Iterable[Mark] = (),
         quarantined: Iterable[Quarantined] = (),
         idle_deaths: Iterable[datetime] = (),
+        code: Iterable[ServerName] = (),
     ) -> None:
         self._marks = {mark.key: replace(mark, inherited=True) for mark in marks}
-        self._quarantined = {(one.digest, one.triton): one for one in quarantined}
+        self._quarantined = {one.key: one for one in quarantined}
         self._idle_deaths = list(idle_deaths)
+        # Models with code that have been in this Triton, also those that are gone: of two it is enough to know
+        # that for any model there was another one.
+        self._code = set(code)
 
-    def begin(self, digest: str, *, backend: str, name: ServerName, now: datetime) -> None:
+    def begin(
+        self,
+        digest: str,
+        *,
+        backend: str,
+        name: ServerName,
+        now: datetime,
+        namespace: str = "",
+        has_code: bool = False,
+    ) -> None:
         """A load is about to begin."""
         self._forget(now)
-        deaths = max((mark.deaths for mark in self._marks.values() if mark.digest == digest), default=0)
+        if has_code and len(self._code) < _ENOUGH_CODE:
+            self._code.add(name)
+        before = [mark for mark in self._marks.values() if mark.counts_for(digest, namespace)]
         self._marks.pop((digest, name), None)  # the newest is last
-        self._marks[digest, name] = Mark(digest, backend, name, open=True, deaths=deaths, at=now)
+        self._marks[digest, name] = Mark(
+            digest,
+            backend,
+            name,
+            open=True,
+            deaths=max((mark.deaths for mark in before), default=0),
+            at=now,
+            namespace=namespace,
+            is_doubted=any(mark.is_doubted for mark in before),
+        )
 
     def clear(self, digest: str, name: ServerName) -> bool:
         """The load is over and Triton lives. False if there was no mark."""
@@ -108,8 +156,8 @@ class Ledger:
     def open(self) -> list[Mark]:
         return [mark for mark in self._marks.values() if mark.open]
 
-    def is_suspect(self, digest: str) -> bool:
-        return any(mark.deaths > 0 for mark in self._marks.values() if mark.digest == digest)
+    def is_suspect(self, digest: str, namespace: str = "") -> bool:
+        return any(mark.deaths > 0 and mark.counts_for(digest, namespace) for mark in self._marks.values())
 
     def inherit(self, held: Collection[ServerName], *, remembers: bool) -> None:
         """What became of the loads that an agent before has left open. `held`: what Triton has, or is at;
@@ -118,39 +166,58 @@ class Ledger:
             if remembers:
                 self.clear(*mark.key)
             else:
-                self._marks[mark.key] = replace(mark, open=False, deaths=mark.deaths + 1)
+                self._marks[mark.key] = mark.died(is_doubted=True)
 
     def died(
-        self, *, triton: str, now: datetime, was_unloading: bool = False, had_requests: bool = False
+        self,
+        *,
+        triton: str,
+        now: datetime,
+        was_unloading: bool = False,
+        had_requests: bool = False,
     ) -> Quarantined | None:
         """Triton has died with the loads open that are marked so. The culprit, if it is known now: not
         where Triton was unloading as well, for a model can kill it by its end. Where requests were in it as
         well, it may have died of these: one more death is asked for."""
+        try:
+            return self._charge(triton, now, was_unloading=was_unloading, had_requests=had_requests)
+        finally:
+            self._code.clear()  # what it has left behind has ended with Triton's container
+
+    def _charge(
+        self, triton: str, now: datetime, *, was_unloading: bool, had_requests: bool
+    ) -> Quarantined | None:
         opened = self.open
         if had_requests or not opened:
             self._idle_deaths = [*self._recent(now), now][-_MOST_IDLE_DEATHS:]
         if not opened:
             return None
         for mark in opened:
-            self._marks[mark.key] = replace(mark, open=False, deaths=mark.deaths + 1)
+            is_doubted = had_requests or bool(self._code - {mark.name})
+            self._marks[mark.key] = mark.died(is_doubted=is_doubted)
         if len(opened) > 1 or opened[0].inherited or was_unloading:
             return None
         mark = self._marks[opened[0].key]
         if mark.deaths < _DEATHS + len(self._recent(now)):
             return None
         del self._marks[mark.key]
-        one = Quarantined(mark.digest, triton, mark.backend, mark.name, now, now + QUARANTINE)
-        self._quarantined[one.digest, one.triton] = one
+        whose = mark.namespace if mark.is_doubted else ""
+        one = Quarantined(mark.digest, triton, mark.backend, mark.name, now, now + QUARANTINE, whose)
+        self._quarantined[one.key] = one
         return one
 
     def restarted(self) -> None:
         """Triton was restarted on purpose: nobody is charged with it."""
+        self._code.clear()
         closed = (replace(mark, open=False) for mark in self._marks.values())
         self._marks = {mark.key: mark for mark in closed if mark.deaths}
 
-    def quarantined(self, digest: str, triton: str, now: datetime) -> Quarantined | None:
-        one = self._quarantined.get((digest, triton))
-        return one if one is not None and _is_on(one, now) else None
+    def quarantined(
+        self, digest: str, triton: str, now: datetime, *, namespace: str = ""
+    ) -> Quarantined | None:
+        """Whether these files are, for pods of this namespace."""
+        found = (self._quarantined.get((digest, triton, whose)) for whose in ("", namespace))
+        return next((one for one in found if one is not None and _is_on(one, now)), None)
 
     def all_quarantined(self, now: datetime) -> list[Quarantined]:
         return [one for one in self._quarantined.values() if _is_on(one, now)]
@@ -170,7 +237,7 @@ class Ledger:
             if any(word == LIFT_ALL or one.digest.startswith(word) for word in words)
         ]
         for one in ended:
-            del self._quarantined[one.digest, one.triton]
+            del self._quarantined[one.key]
         return ended
 
     def encode(self, now: datetime) -> dict[str, Any]:
@@ -187,6 +254,8 @@ class Ledger:
                     "open": mark.open,
                     "deaths": mark.deaths,
                     "at": rfc3339(mark.at),
+                    "namespace": mark.namespace,
+                    "doubted": mark.is_doubted,
                 }
                 for mark in marks
             ],
@@ -198,10 +267,12 @@ class Ledger:
                     "model": one.name,
                     "at": rfc3339(one.at),
                     "until": rfc3339(one.until),
+                    "namespace": one.namespace,
                 }
                 for one in quarantined
             ],
             "idleDeaths": [{"at": rfc3339(at)} for at in self._idle_deaths],
+            "code": sorted(self._code),
         }
 
     @classmethod
@@ -219,6 +290,9 @@ class Ledger:
                     open=one.boolean("open"),
                     deaths=one.integer("deaths"),
                     at=one.choice("at", _time),
+                    # An agent before this one has written neither.
+                    namespace=one.string("namespace", default=""),
+                    is_doubted="doubted" in one.data and one.boolean("doubted"),
                 )
                 for one in fields.objects("marks")
             ],
@@ -230,10 +304,12 @@ class Ledger:
                     name=ServerName(one.string("model")),
                     at=one.choice("at", _time),
                     until=one.choice("until", _time),
+                    namespace=one.string("namespace", default=""),
                 )
                 for one in fields.objects("quarantined")
             ],
             [one.choice("at", _time) for one in fields.objects("idleDeaths")],
+            map(ServerName, fields.strings("code")) if "code" in fields.data else _UNKNOWN_CODE,
         )
 
     def _forget(self, now: datetime) -> None:
@@ -241,7 +317,7 @@ class Ledger:
         closed = [mark for mark in self._marks.values() if not mark.open]
         kept = {mark.key for mark in closed[-MOST_ENTRIES:] if now - mark.at < QUARANTINE}
         self._marks = {key: mark for key, mark in self._marks.items() if mark.open or key in kept}
-        self._quarantined = {(one.digest, one.triton): one for one in self._newest_quarantined(now)}
+        self._quarantined = {one.key: one for one in self._newest_quarantined(now)}
 
     def _newest_quarantined(self, now: datetime) -> list[Quarantined]:
         return sorted(self.all_quarantined(now), key=lambda one: one.at)[-MOST_ENTRIES:]

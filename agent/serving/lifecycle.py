@@ -202,7 +202,7 @@ class Lifecycle:
             self._models.require_listed(model)
             await self._take_out(name, model)
             await in_thread(self._repository.publish, staged, record)
-            if (known := self._quarantine_of(record.digest)) is None:
+            if (known := self._quarantine_of(record)) is None:
                 self._models.set(model, ModelState.STAGED)
             else:
                 self._slot(name).record = record
@@ -226,7 +226,7 @@ class Lifecycle:
         """Of a model whose load ended in quarantine: whether that holds still."""
         slot = None if model.server_name is None else self._slots.get(model.server_name)
         record = None if slot is None else slot.record
-        return record is not None and self._quarantine_of(record.digest) is not None
+        return record is not None and self._quarantine_of(record) is not None
 
     async def lift(self, wish: str) -> bool:
         """End quarantines as the node's annotation asks. False if that cannot be understood. Raises OSError."""
@@ -284,7 +284,7 @@ class Lifecycle:
                 return
             if slot.phase is Phase.OUT or slot.record is None:
                 slot.record = record
-            if (known := self._quarantine_of(record.digest)) is not None:
+            if (known := self._quarantine_of(record)) is not None:
                 self._tell_failed(model, known.reason(self._lift_key), Failure.QUARANTINED)
                 return
             slot.model, slot.failure = model, None
@@ -819,7 +819,7 @@ class Lifecycle:
             log.info("load given up: the pod is ending", extra=fields(model=model.name, pod=model.ref))
             self._models.set(model, ModelState.STAGED)
             self._happens(slot, Event.DENIED)
-        elif (known := self._quarantine_of(slot.record.digest)) is not None:
+        elif (known := self._quarantine_of(slot.record)) is not None:
             self._deny(slot, known.reason(self._lift_key), Failure.QUARANTINED)
         elif (why := self._refusal(slot, model)) is not None:
             self._deny(slot, why.reason, why.failure)
@@ -912,19 +912,28 @@ class Lifecycle:
         ]
 
     def _is_suspect(self, slot: Slot) -> bool:
-        return slot.record is not None and self._ledger.is_suspect(slot.record.digest)
+        record = slot.record
+        return record is not None and self._ledger.is_suspect(record.digest, record.pod.namespace)
 
     # The journal.
 
-    def _quarantine_of(self, digest: str) -> Quarantined | None:
-        return self._ledger.quarantined(digest, self._last_version, self._now())
+    def _quarantine_of(self, record: Record) -> Quarantined | None:
+        return self._ledger.quarantined(
+            record.digest, self._last_version, self._now(), namespace=record.pod.namespace
+        )
 
     async def mark(self, slot: Slot) -> None:
         """On disk when it returns. Raises OSError."""
         assert slot.record is not None
         assert slot.admitted is not None
-        backend = slot.admitted.backend
-        self._ledger.begin(slot.record.digest, backend=backend, name=slot.name, now=self._now())
+        self._ledger.begin(
+            slot.record.digest,
+            backend=slot.admitted.backend,
+            name=slot.name,
+            now=self._now(),
+            namespace=slot.record.pod.namespace,
+            has_code=slot.admitted.has_code,
+        )
         await self._save()
 
     def _clear(self, slot: Slot) -> None:

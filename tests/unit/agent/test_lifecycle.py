@@ -1123,3 +1123,29 @@ async def test_two_pods_serve_models_of_one_name_and_of_one_content(tmp_path: Pa
     assert on_node.triton.held[on_server("p2", "net")] is IndexState.READY
     assert other.state is ModelState.READY
     assert list(on_node.repository.records()) == [on_server("p2", "net")]
+
+
+async def test_a_tenant_has_a_neighbours_files_refused_by_no_death_that_it_can_bring_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """node D5: it loads the files that a neighbour will bring, and its other model kills Triton meanwhile."""
+    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(agent.serving.lifecycle, "_QUIET_SECONDS", 0.05)
+    node, public = Node(tmp_path, code=CodeRule.ANY), "f" * 64
+    node.triton.takes[NAME] = 1
+    killer, bait = await node.stage("p2", on="GPU-b"), await node.stage(digest=public)
+    await node.lifecycle.start_load(killer)
+    load = node.lifecycle.start_load(bait)
+    for deaths in range(6):
+        if bait.failure is Failure.QUARANTINED:
+            break
+        await until(lambda: node.triton.held.get(NAME) is IndexState.LOADING or load.done())
+        node.triton.die()
+        await until(lambda deaths=deaths: node.triton.deaths > deaths and killer.state is ModelState.READY)  # type: ignore[misc]
+    await load
+    assert bait.failure is Failure.QUARANTINED
+    assert "for namespace team" in bait.reason
+    neighbour = await node.stage("p3", digest=public, namespace="another", on="GPU-b")
+    await node.lifecycle.start_load(neighbour)
+    assert (neighbour.state, neighbour.failure) == (ModelState.READY, None)
+    await node.lifecycle.close()

@@ -89,6 +89,117 @@ def test_a_death_while_nothing_loads_is_nobodys_and_makes_the_evidence_weaker() 
     assert ledger.died(triton="2.51", now=NOW + HOUR) is not None
 
 
+def load(ledger: Ledger, digest: str, name: str, *, namespace: str = "mine", has_code: bool = False) -> None:
+    ledger.begin(
+        digest,
+        backend="onnxruntime",
+        name=ServerName(name),
+        now=NOW,
+        namespace=namespace,
+        has_code=has_code,
+    )
+
+
+def is_quarantined(ledger: Ledger, digest: str, namespace: str) -> bool:
+    return ledger.quarantined(digest, "2.51", NOW, namespace=namespace) is not None
+
+
+def killed(ledger: Ledger, *, times: int = 2, with_code: bool, **more: bool) -> None:
+    """Triton, while files A of namespace `mine` were loaded alone; beside code of that namespace's, that serves."""
+    for _ in range(times):
+        if with_code:
+            load(ledger, B, "program", has_code=True)
+            ledger.clear(B, ServerName("program"))
+        load(ledger, A, "data")
+        ledger.died(triton="2.51", now=NOW, **more)
+
+
+@pytest.mark.parametrize(
+    ("with_code", "more", "times", "for_others"),
+    [
+        (False, {}, 2, True),
+        (True, {}, 2, False),
+        (False, {"had_requests": True}, 5, False),
+    ],
+)
+def test_files_are_quarantined_for_others_only_where_nothing_else_can_have_killed_triton(
+    with_code: bool, more: dict[str, bool], times: int, for_others: bool
+) -> None:
+    """node D5: else a tenant has a neighbour's files refused: it loads them, and kills Triton by other means."""
+    ledger = Ledger()
+    killed(ledger, times=times, with_code=with_code, **more)
+    for again in (ledger, read_again(ledger)):
+        assert is_quarantined(again, A, "mine")
+        assert is_quarantined(again, A, "theirs") is for_others
+    (one,) = ledger.all_quarantined(NOW)
+    assert ("for namespace mine" in one.reason("lift")) is not for_others
+    ledger.lift("all", NOW)
+    assert not is_quarantined(ledger, A, "mine")
+
+
+def test_a_program_that_kills_triton_as_it_is_loaded_is_no_doubt_of_its_own() -> None:
+    ledger = Ledger()
+    for _ in range(2):
+        load(ledger, A, "program", has_code=True)
+        ledger.died(triton="2.51", now=NOW)
+    assert is_quarantined(ledger, A, "theirs")
+
+
+def test_deaths_in_doubtful_company_count_for_no_other_namespace() -> None:
+    """node D5: nor is what others load suspect for them, or loaded alone and last."""
+    ledger = Ledger()
+    killed(ledger, times=1, with_code=True)
+    assert ledger.is_suspect(A, "mine")
+    assert not ledger.is_suspect(A, "theirs")
+    load(ledger, A, "theirs", namespace="theirs")
+    assert ledger.died(triton="2.51", now=NOW) is None
+    killed(ledger, times=1, with_code=False)  # the first death is in doubt as before
+    assert is_quarantined(ledger, A, "mine")
+    assert not is_quarantined(ledger, A, "theirs")
+
+
+def test_code_that_is_gone_may_have_left_something_behind_until_triton_starts_anew() -> None:
+    ledger = Ledger()
+    load(ledger, B, "program", has_code=True)
+    ledger.clear(B, ServerName("program"))
+    ledger = read_again(ledger)  # nor does an agent forget it that starts anew
+    load(ledger, A, "data")
+    ledger.died(triton="2.51", now=NOW)
+    assert not ledger.is_suspect(A, "theirs")
+    load(ledger, "c" * 64, "other")
+    ledger.died(triton="2.51", now=NOW)
+    assert ledger.is_suspect("c" * 64, "theirs")
+
+
+@pytest.mark.parametrize("end", ["died", "restarted"])
+def test_two_programs_are_company_for_each_other_and_a_new_triton_has_none(end: str) -> None:
+    ledger = Ledger()
+    for name in ("one", "two", "three"):
+        load(ledger, name, name, has_code=True)
+        ledger.clear(name, ServerName(name))
+    load(ledger, A, "one", has_code=True)
+    ledger.died(triton="2.51", now=NOW)
+    assert not ledger.is_suspect(A, "theirs")
+    load(ledger, "x", "one", has_code=True)
+    ledger.clear("x", ServerName("one"))
+    if end == "died":
+        ledger.died(triton="2.51", now=NOW)
+    else:
+        ledger.restarted()
+    load(ledger, B, "data")
+    ledger.died(triton="2.51", now=NOW)
+    assert ledger.is_suspect(B, "theirs")
+
+
+def test_of_a_journal_that_does_not_tell_of_code_nothing_is_believed_for_others() -> None:
+    text = json.loads(json.dumps(Ledger().encode(NOW)))
+    del text["code"]
+    ledger = Ledger.decode(json.dumps(text))
+    killed(ledger, with_code=False)
+    assert is_quarantined(ledger, A, "mine")
+    assert not is_quarantined(ledger, A, "theirs")
+
+
 def test_a_restart_on_purpose_charges_nobody() -> None:
     ledger = Ledger()
     begin(ledger, A)
