@@ -24,7 +24,7 @@ NAME, UID = on_server("p1"), PodUid("p1")
 
 
 async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not check():
             await asyncio.sleep(0.005)
 
@@ -287,8 +287,8 @@ async def test_what_triton_is_loading_already_is_waited_for_and_not_loaded_twice
     model = await on_node.stage()
     on_node.triton.held[NAME] = IndexState.LOADING
     load = on_node.lifecycle.start_load(model)
-    await asyncio.sleep(0.1)
-    assert (model.state, model.reason) == (ModelState.LOADING, "Triton is loading it since before this load")
+    told = (ModelState.LOADING, "Triton is loading it since before this load")
+    await until(lambda: (model.state, model.reason) == told)
     on_node.triton.held[NAME] = IndexState.READY
     await load
     assert (model.state, model.resident, model.reason) == (ModelState.READY, True, "")
@@ -476,11 +476,13 @@ async def test_memory_is_held_until_the_model_is_gone(on_node: Node) -> None:
     model = await on_node.stage()
     await on_node.lifecycle.start_load(model)
     on_node.models.lose_pod(UID)
+    on_node.triton.stays = {NAME}
     unload = on_node.lifecycle.start_unload(NAME)
-    await asyncio.sleep(0.05)
+    await until(lambda: on_node.triton.held[NAME] is IndexState.UNLOADING)
     assert (model.state, model.resident) == (ModelState.UNLOADING, True)
     assert on_node.models.get(UID) is model
     assert on_node.lifecycle.busy_gpus() == {GPU.uuid}
+    on_node.triton._unloaded(NAME)
     await unload
     assert on_node.models.get(UID) is None
     assert on_node.repository.records() == {}

@@ -295,9 +295,12 @@ async def test_a_new_agent_adopts_what_is_there_and_waits_for_what_triton_is_at(
     for uid in ("p1", "p2"):
         after.models.see_pod(seen(uid))
     await after.reconciler.step()
-    await asyncio.sleep(0.05)
-    states = {model.ref.uid: model.state for model in after.models}
-    assert states == {"p1": ModelState.LOADING, "p2": ModelState.READY}
+    async with asyncio.timeout(20):
+        while {model.ref.uid: model.state for model in after.models} != {
+            "p1": ModelState.LOADING,
+            "p2": ModelState.READY,
+        }:
+            await asyncio.sleep(0.005)
     after.triton.held[NAME] = IndexState.READY
     await after.settle()
     assert {model.state for model in after.models} == {ModelState.READY}
