@@ -4,6 +4,7 @@ Names, messages and annotations are written by others: what is shown is one line
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from berth.contract.quantity import format_bytes
+from berth.contract.wait_reason import WaitReason
 from berth.kube.command import OutputOptions, console, plain
 from binder.cluster import Cluster
 from binder.decision import Placement
@@ -22,24 +24,34 @@ from binder.remedy import remedy
 
 _CLOSE_LOOKS = 32
 _MESSAGE_LIMIT = 4000
+_TO_AUTOSCALERS: Mapping[WaitReason, str] = {
+    WaitReason.UNSCHEDULABLE: "one more node would take the pod, or no node is known yet",
+    WaitReason.MODEL_TOO_LARGE: "no known kind of node is large enough, even when empty; they add none",
+    WaitReason.NODES_REFUSE_MODEL: "every known kind of node refuses it; they add none",
+    WaitReason.POD_REFUSED: "the pod itself is refused; they add no node",
+    WaitReason.WAITING_FOR_ROOM: "other pods must go or come; they add no node",
+    WaitReason.SCHEDULER_ERROR: "it has a place and could not be bound; they add no node",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One line that says it all, what would help, and the verdict on each node where there is one. `stage`: of a
-    pod that exists."""
+    pod that exists; `reason`: what its condition tells cluster autoscalers."""
 
     message: str
     fits: bool = False
     remedy: str = ""
     verdicts: tuple[NodeVerdict, ...] = ()
     stage: str = ""
+    reason: WaitReason | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
             **({"stage": self.stage} if self.stage else {}),
             "message": self.message,
             "fits": self.fits,
+            **({} if self.reason is None else {"reason": self.reason.value}),
             "remedy": self.remedy,
             "nodes": [_node_json(verdict) for verdict in self.verdicts],
         }
@@ -48,6 +60,8 @@ class Answer:
         console.print(plain(self.message, limit=_MESSAGE_LIMIT))
         if self.remedy:
             console.print(plain(self.remedy, limit=_MESSAGE_LIMIT))
+        if self.reason is not None:
+            console.print(f"cluster autoscalers are told {self.reason.value}: {_TO_AUTOSCALERS[self.reason]}")
         if not self.verdicts:
             return
         lines = Table("NODE", "GPU", "FREE", "WHY NOT", box=None, pad_edge=False)

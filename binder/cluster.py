@@ -22,6 +22,7 @@ from binder.decision import Decider
 from binder.demand import Demand, controller_of
 from binder.heartbeats import Heartbeats
 from binder.labels import Labels
+from binder.node_kinds import NodeKinds
 from binder.notices import told
 from binder.quarantine import Quarantines, Template, template_of
 from binder.state import ClusterState
@@ -58,6 +59,7 @@ class Cluster:
         self.state = ClusterState(keys, clock=clock)
         self.volumes, self.budgets = Volumes(), Budgets()
         self.quarantines = Quarantines(now)
+        self.kinds = NodeKinds(self.state, clock=clock)
         # Set by what is heard, taken back by who has looked at it (`hints`).
         self.volumes_turned = False
         self.namespaces_turned: set[str] = set()
@@ -115,6 +117,8 @@ class Cluster:
             self.quarantines.follow(name, None, "", self._template)
             return self.state.remove_node(name)
         helps = self.state.set_node(change.object)
+        if helps and (facts := self.state.facts_of(name)) is not None:
+            self.kinds.see(facts)
         self._follow_quarantines(name)
         return helps
 

@@ -148,6 +148,12 @@ def controller_of(pod: JsonObject) -> str | None:
     return next((owner["uid"] for owner in owners if owner.get("controller")), None)
 
 
+def controller_kind(pod: JsonObject) -> str | None:
+    """What kind of object the pod's controller is."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return next((owner.get("kind") for owner in owners if owner.get("controller")), None)
+
+
 def product_key(product: str) -> str:
     """One spelling for NVML's `NVIDIA A100-SXM4-80GB` and the node label's `NVIDIA-A100-SXM4-80GB`."""
     return "-".join(product.split()).casefold()

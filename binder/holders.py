@@ -16,7 +16,7 @@ from berth.contract.memory import held_bytes
 from berth.contract.pod import PodRef, effective_request, is_deleting, is_placed, parse_model_pod, pod_ref
 from berth.contract.report import CODE_BACKENDS, ModelReport
 from binder.amounts import pod_amounts
-from binder.demand import Demand, controller_of, host_ports, pod_claims
+from binder.demand import Demand, controller_kind, controller_of, host_ports, pod_claims
 from binder.quarantine import Template, template_of
 from binder.view import HostPort
 
@@ -42,6 +42,8 @@ class Holder:
     deleting: bool = False
     has_code: bool = False
     template: Template | None = None
+    # Its node is where it belongs: a DaemonSet's, or a mirror of a static pod.
+    stays_with_node: bool = False
 
     @property
     def has_model(self) -> bool:
@@ -83,6 +85,7 @@ def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
         template=template_of(
             pod["metadata"].get("namespace", ""), controller_of(pod), pod["metadata"].get("labels") or {}
         ),
+        stays_with_node=controller_kind(pod) in ("DaemonSet", "Node"),
     )
     # Whoever puts a pod on a node without the binder gets no model loaded for it: it holds no GPU memory,
     # whatever it asks for, or one such pod could close a node to everybody.

@@ -9,6 +9,7 @@ from typing import Any
 
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
+from berth.contract.wait_reason import WAIT_REASONS, WaitReason
 from berth.kube.errors import Conflict, Invalid, KubeError, NotFound
 from berth.kube.events import EventRecorder
 from berth.kube.times import rfc3339, utc_now
@@ -29,11 +30,20 @@ _BETWEEN = re.compile(r"[,:;] ")
 
 
 def told(pod: Mapping[str, Any]) -> str:
-    """What the pod's condition says already; "" where it does not say that it is unschedulable."""
-    for condition in pod.get("status", {}).get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return condition.get("message") or ""
-    return ""
+    """What the pod's condition says already; "" where it does not say why the pod waits."""
+    return str((_condition_of(pod) or {}).get("message") or "")
+
+
+def told_reason(pod: Mapping[str, Any]) -> WaitReason | None:
+    """For which reason it says so."""
+    condition = _condition_of(pod)
+    return None if condition is None else WaitReason(condition["reason"])
+
+
+def _condition_of(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    ours = (one for one in conditions if one["type"] == "PodScheduled" and one.get("reason") in WAIT_REASONS)
+    return next(ours, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,7 @@ def statements_of(message: str) -> frozenset[str]:
 class _Notice:
     ref: PodRef
     message: str
+    reason: WaitReason
     turned: bool
 
 
@@ -84,12 +95,18 @@ class Notices:
         self._written = asyncio.Event()
         self._wake = asyncio.Event()
 
-    def tell(self, ref: PodRef, message: str, *, first: bool) -> None:
+    def tell(
+        self, ref: PodRef, message: str, *, first: bool, reason: WaitReason = WaitReason.UNSCHEDULABLE
+    ) -> None:
         """Say why the pod waits. `first`: its condition did not say so before. Never waits."""
         self._events.record(ref, "Warning", "FailedScheduling", message)
+        self.correct(ref, message, first=first, reason=reason)
+
+    def correct(self, ref: PodRef, message: str, *, reason: WaitReason, first: bool = False) -> None:
+        """Say it to programs alone: the message is not new. Never waits."""
         pending = self._pending.get(ref.uid)
         turned = first or (pending is not None and pending.turned)
-        self._pending[ref.uid] = _Notice(ref, message, turned)
+        self._pending[ref.uid] = _Notice(ref, message, reason, turned)
         self._wake.set()
 
     async def withdraw(self, uid: PodUid) -> None:
@@ -132,7 +149,7 @@ class Notices:
         condition = {
             "type": "PodScheduled",
             "status": "False",
-            "reason": "Unschedulable",
+            "reason": notice.reason.value,
             "message": notice.message,
         }
         if notice.turned:  # the time of the status, not of the message

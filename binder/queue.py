@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from berth.contract.ids import PodUid
+from berth.contract.wait_reason import WaitReason
 from berth.runtime.backoff import Backoff
 from binder.demand import Demand
 from binder.hints import Hope, Stand
@@ -34,7 +35,7 @@ def _backoff(cap_seconds: float) -> Backoff:
 class Waiting:
     """One pod in the queue. `due`: tried from this time on; a wake brings it forward, but not before
     `not_before`; `again`: its time without one. `stand`: how it stood when it was refused last; `hope`: what may have helped it since.
-    `message`: what its owner was told last; `said`: why it was refused, as far as that was told."""
+    `message`: what its owner was told last, `reason`: and programs; `said`: why it was refused, as far as that was told."""
 
     demand: Demand
     due: float
@@ -43,6 +44,7 @@ class Waiting:
     stand: Stand | None = None
     hope: Hope | None = None
     message: str = ""
+    reason: WaitReason | None = None
     said: Said = Said()
     backoff: Backoff = field(default_factory=lambda: _backoff(CAP_SECONDS))
     pause: Backoff = field(default_factory=lambda: _backoff(WOKEN_CAP_SECONDS))
@@ -92,17 +94,17 @@ class SchedulingQueue:
             counts["gated" if waiting.demand.gated else "ready" if waiting.due <= now else "parked"] += 1
         return counts
 
-    def put(self, demand: Demand, *, told: str = "") -> bool:
+    def put(self, demand: Demand, *, told: str = "", reason: WaitReason | None = None) -> bool:
         """Add a pod, or take its change: what it asks for now may fit where the old did not. True for
         a pod that was not known.
 
-        `told`: what its owner was told before, by an earlier leader perhaps.
+        `told`: what its owner was told before, by an earlier leader perhaps, `reason`: and programs.
         """
         uid, now = demand.model.ref.uid, self._clock()
         known = self._waiting.get(uid)
         if known is None:
             said = Said(statements=statements_of(told), at=now) if told else Said()
-            self._enter(Waiting(demand, due=now, message=told, said=said))
+            self._enter(Waiting(demand, due=now, message=told, reason=reason, said=said))
         elif known.demand != demand:
             known.demand, known.due = demand, now if known.stand is not None else known.due
             known.stand = known.hope = None

@@ -20,6 +20,7 @@ from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, has_ended, is_deleting, node_of, pod_ref
 from berth.contract.quantity import format_bytes
+from berth.contract.wait_reason import WaitReason
 from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, NotFound
 from berth.kube.events import EventRecorder
@@ -40,7 +41,7 @@ from binder.hints import ANY, GO_ON, Hints, Hope, News, stand_of
 from binder.load_failures import LoadFailures
 from binder.market import price
 from binder.metrics import BinderMetrics
-from binder.notices import Notices, Said, told
+from binder.notices import Notices, Said, told, told_reason
 from binder.queue import SchedulingQueue, Waiting
 from binder.remedy import remedy
 from binder.replacing import Replacer
@@ -48,6 +49,7 @@ from binder.rescuing import Rescuer
 from binder.room import RoomMaker
 from binder.strategies import LeastFragmentation, Strategy
 from binder.troubles import Troubles
+from binder.wait_reasons import WaitReasons
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ _MOST_LAG = 64
 _MOST_QUESTIONS = 4096
 # Nodes that are searched for what would make a pod fit, before its owner is told: some milliseconds.
 _CLOSE_LOOKS = 2
+_ERROR = WaitReason.SCHEDULER_ERROR
 
 
 @dataclass(slots=True)
@@ -120,6 +123,7 @@ class Scheduler:
         failures = LoadFailures(clock)
         self.cluster = Cluster(keys, strategy, clock=clock, excluded=failures.excluded, now=now)
         self.state = self.cluster.state
+        self._reasons = WaitReasons(self.cluster, clock=clock)
         self.queue = SchedulingQueue(clock)
         self.room = RoomMaker(fenced, self.cluster, events, may_write=lambda: self.may_write(), clock=clock)
         self._hints = Hints(
@@ -268,6 +272,7 @@ class Scheduler:
                 self.queue.wake(waiting, hope)
         self._troubles.tell()
         self._doubts.look()
+        self._reasons.look()
 
     def _pause(self) -> float:
         """Until the next pod's time, at most; a slot that comes free wakes, too."""
@@ -346,8 +351,11 @@ class Scheduler:
 
     def _refuse_alike(self, waiting: Waiting, alike: Waiting) -> None:
         assert alike.stand is not None
+        assert alike.reason is not None
         if not alike.said.statements <= waiting.said.statements:
-            self._tell(waiting, alike.message, alike.said)
+            self._tell(waiting, alike.message, alike.reason, alike.said)
+        else:
+            self._correct(waiting, alike.reason)
         self.queue.park(waiting, alike.stand.copy())
 
     def _is_busy(self) -> bool:
@@ -366,7 +374,7 @@ class Scheduler:
         log.error("decision broke", extra=fields(pod=waiting.demand.model.ref), exc_info=error)
         self.state.forget(waiting.uid)  # no Binding is on its way: that would have been the last step
         self.room.give_up(waiting.uid)
-        self._tell(waiting, f"the binder could not judge the pod, and tries again later: {error!r}")
+        self._tell(waiting, f"the binder could not judge the pod, and tries again later: {error!r}", _ERROR)
         self.queue.hold(waiting)
 
     def _decide(self, waiting: Waiting) -> None:
@@ -389,8 +397,11 @@ class Scheduler:
         if sacrifice := self.room.make_room(waiting.demand, refusal, stand, why):
             names = ", ".join(str(victim.ref) for victim in sacrifice.victims)
             waits = f"; waits for node {sacrifice.placement.node} to be rid of {names}"
+        reason = self._reasons.of(waiting.demand, refusal, makes_room=sacrifice is not None)
         if said := waiting.said.then(reasons, waits, now=self._clock()):
-            self._tell(waiting, self._with_remedy(waiting.demand, refusal, reasons + waits), said)
+            self._tell(waiting, self._with_remedy(waiting.demand, refusal, reasons + waits), reason, said)
+        else:
+            self._correct(waiting, reason)
         if waiting.stand is None and not self.queue.has_parked:
             self._hints.take_news()  # not asked for while nobody was parked: older than this refusal
         self.queue.park(waiting, stand)
@@ -416,12 +427,14 @@ class Scheduler:
             demand = parse_demand(pod, self._keys)
         except InvalidPod as error:
             self.queue.remove(ref.uid)
+            if pod["spec"].get("schedulingGates"):
+                return  # the API server's own condition says that it is gated; its change is heard of
             known = self._unreadable.get(ref.uid)
             before = told(pod) if known is None else known.told
             self._unreadable[ref.uid] = _Unreadable(ref, f"the pod cannot be placed: {error}", before)
         else:
             self._unreadable.pop(ref.uid, None)
-            if is_new := self.queue.put(demand, told=told(pod)):
+            if is_new := self.queue.put(demand, told=told(pod), reason=told_reason(pod)):
                 self.learn(demand)
             if is_new or not self._has_led:
                 self._note_nominated(demand)
@@ -500,7 +513,7 @@ class Scheduler:
         if failure is None:
             return
         if failure.pod is not None:
-            self._tell(waiting, f"binding to node {placement.node} failed: {failure.why}")
+            self._tell(waiting, f"binding to node {placement.node} failed: {failure.why}", _ERROR)
         if failure.pod is not None or failure.unsent:
             self.queue.hold(waiting)
         if failure.pod is not None:
@@ -592,21 +605,28 @@ class Scheduler:
             self.state.forget(ref.uid)
         return _Failure(str(error), pod)
 
-    def _tell(self, waiting: Waiting, message: str, said: Said | None = None) -> None:
+    def _tell(self, waiting: Waiting, message: str, reason: WaitReason, said: Said | None = None) -> None:
         """Once for each message. `said`: which refusal it tells of, if it does."""
         waiting.said = said or Said()
         if message == waiting.message:
+            self._correct(waiting, reason)
             return
         ref = waiting.demand.model.ref
         log.info("no place", extra=fields(pod=ref, reason=message))
-        self._notices.tell(ref, message, first=not waiting.message)
-        waiting.message = message
+        self._notices.tell(ref, message, first=not waiting.message, reason=reason)
+        waiting.message, waiting.reason = message, reason
+
+    def _correct(self, waiting: Waiting, reason: WaitReason) -> None:
+        """Whether a new node would help is told at once, whatever else need not be repeated."""
+        if reason is not waiting.reason:
+            self._notices.correct(waiting.demand.model.ref, waiting.message, reason=reason)
+            waiting.reason = reason
 
     def _tell_unreadable(self) -> None:
         for pod in self._unreadable.values():
             if pod.message != pod.told:
                 self._metrics.attempted("invalid")
-                self._notices.tell(pod.ref, pod.message, first=not pod.told)
+                self._notices.tell(pod.ref, pod.message, first=not pod.told, reason=WaitReason.POD_REFUSED)
                 pod.told = pod.message
 
     def _tell_placed(self, ref: PodRef, placement: Placement) -> None:

@@ -21,6 +21,7 @@ from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
 from binder.answer import Answer, ProgressShown, Shown, judge, tell
 from binder.demand import parse_demand
+from binder.notices import told_reason
 from binder.pod_facts import Facts, JsonObject, Unread, conditions
 from binder.progress import progress
 from binder.snapshot import read_cluster
@@ -125,7 +126,10 @@ async def _why_pending(client: KubeClient, options: WhyOptions, pod: JsonObject,
         return Answer(f"{name} is held back by its schedulingGates")
     cluster = await read_cluster(client, options.key_prefix, options.system_namespace)
     answer = judge(cluster, demand, name)
-    return replace(answer, remedy=_last_word(pod)) if answer.fits else answer
+    if answer.fits:
+        return replace(answer, remedy=_last_word(pod))
+    reason = told_reason(pod)
+    return answer if reason is None else replace(answer, reason=reason)
 
 
 def _last_word(pod: JsonObject) -> str:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid
+from berth.contract.wait_reason import WaitReason
 from berth.kube.times import micro_time, utc_now
 from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.options import parse_options
@@ -184,3 +185,15 @@ async def test_what_only_the_binder_knows_is_its_last_word(
     out = capsys.readouterr().out
     assert "fits on 1 of 1 nodes" in out
     assert f"the binder's last word was: {word}" in out
+
+
+@pytest.mark.parametrize("reason", [one.value for one in WaitReason])
+async def test_what_cluster_autoscalers_are_told_is_shown(
+    reason: str, api: Api, pending: Json, kubeconfig: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The binder's own verdict: it knows kinds of nodes that are not there any more (ecosystem A1)."""
+    pending["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": reason}]
+    await why(kubeconfig, "p1", "-n", "team")
+    assert f"cluster autoscalers are told {reason}: " in capsys.readouterr().out
+    await why(kubeconfig, "p1", "-n", "team", "-o", "json")
+    assert json.loads(capsys.readouterr().out)["reason"] == reason
