@@ -27,6 +27,7 @@ from berth.runtime.logs import fields
 from berth.runtime.process import run_process
 from berth.v1 import node_agent_pb2 as pb
 from loader.config import LoaderOptions
+from loader.download import Bounds
 from loader.send import ModelFile, digest_of, list_files, stage_requests
 from loader.sources import Request, fetched, from_path, scheme_of
 
@@ -83,7 +84,15 @@ async def _directory(options: LoaderOptions) -> AsyncIterator[Path]:
         yield await from_path(options.model_src, options.work_dir, sha256=None, source=str(options.model_src))
         return
     assert options.uri is not None
-    request = Request(options.uri, options.sha256, options.idle_timeout)
+    request = Request(
+        options.uri,
+        options.sha256,
+        Bounds(
+            idle_seconds=options.idle_timeout,
+            total_seconds=options.download_timeout,
+            most_bytes=options.max_download_bytes,
+        ),
+    )
     async with fetched(request, options.work_dir) as directory:
         yield directory
 

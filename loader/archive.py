@@ -34,6 +34,11 @@ def is_archive(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
+def is_utf8(name: str) -> bool:
+    """A name that a system or an archive has given: bytes that are none come as surrogates (PEP 383)."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def unpack(archive: Path, target: Path, *, source: str) -> None:
     """Raises Failed naming the member that is wrong; what was written before it is the caller's to delete."""
     limit = max(RATIO_FLOOR_BYTES, MAX_RATIO * archive.stat().st_size)
@@ -49,6 +54,8 @@ def unpack(archive: Path, target: Path, *, source: str) -> None:
         OSError,
         NotImplementedError,
         RuntimeError,
+        ValueError,  # of tarfile for a sparse map that is none, of zipfile for a name
+        LookupError,  # of zipfile for an empty name
     ) as error:
         raise Failed(f"{source}: not a readable archive: {error}") from error
 
@@ -80,6 +87,8 @@ def _copy(data: IO[bytes], file: IO[bytes], *, limit_bytes: int, source: str) ->
 
 def _safe(member: _Member, source: str) -> PurePosixPath:
     path = PurePosixPath(member.name)
+    if not is_utf8(member.name):
+        raise Failed(f"{source}: member {member.name!r} has a name that is not UTF-8")
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
         raise Failed(f"{source}: member {member.name!r} would leave the model's directory")
     if not member.is_plain and not member.is_directory:

@@ -47,3 +47,15 @@ class LoaderOptions(opt.CommonOptions):
     agent_timeout: float = opt.seconds("how long an agent may be away", default=120.0, minimum=1.0)
     # From byte to byte, not in all: a large model may take an hour.
     idle_timeout: float = opt.seconds("how long a download may stand still", default=60.0, minimum=1.0)
+    # The pod holds its GPU memory meanwhile: 512 GiB at 24 MiB/s.
+    download_timeout: float = opt.seconds(
+        "how long a download may take in all, with all its tries", default=6 * 3600.0, minimum=1.0
+    )
+    # As the agent's --max-model-bytes: more than that it would refuse.
+    max_download_bytes: int = opt.option(
+        "the largest file that is downloaded",
+        default=512 * 1024**3,
+        parse=opt.byte_count,
+        metavar="QUANTITY",
+        shown="512Gi",
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from berth.contract.ids import ModelName
 from berth.runtime.errors import Failed
 from berth.v1 import node_agent_pb2 as pb
-from loader.archive import MAX_FILES
+from loader.archive import MAX_FILES, is_utf8
 from loader.layout import kubelets_own
 
 CHUNK_BYTES = 1024 * 1024
@@ -46,6 +46,8 @@ def list_files(directory: Path) -> list[ModelFile]:
             if not location.is_file():
                 raise Failed(f"{location} is neither a file nor a directory, or a link to nothing")
             path = location.relative_to(directory).as_posix()
+            if not is_utf8(path):
+                raise Failed(f"{str(directory)!r}: the file {path!r} has a name that is not UTF-8")
             files.append(ModelFile(path, location, location.stat().st_size))
             if len(files) > MAX_FILES:
                 raise Failed(

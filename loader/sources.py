@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from berth.runtime.errors import ConfigError, Failed
 from loader.archive import is_archive, unpack
-from loader.download import Download, check_digest
+from loader.download import Bounds, Download, check_digest
 from loader.layout import find_model, place_file
 
 
@@ -21,7 +21,7 @@ class Request:
 
     uri: str
     sha256: str | None
-    idle_timeout_seconds: float
+    bounds: Bounds
 
 
 Fetch = Callable[[Request, Path], Awaitable[Path]]
@@ -83,7 +83,8 @@ async def _from_http(request: Request, work: Path) -> Path:
     if not is_archive(name):
         place_file(name, source=request.uri)  # before gigabytes are fetched for nothing
     target = work / name
-    await Download(request.uri, target, idle_timeout_seconds=request.idle_timeout_seconds).run()
+    has_digest = request.sha256 is not None
+    await Download(request.uri, target, bounds=request.bounds, has_digest=has_digest).run()
     model = await from_path(target, work, sha256=request.sha256, source=request.uri)
     target.unlink()
     return model

@@ -176,6 +176,16 @@ def test_a_link_that_leads_out_is_not_sent(tmp_path: Path) -> None:
         list_files(tmp_path / "m")
 
 
+def test_a_file_whose_name_is_not_utf_8_is_not_sent(tmp_path: Path) -> None:
+    """node D8: the agent's API knows no such names."""
+    for where in ("1/mod\udce8le.py", "mod\udce8le/x"):
+        model = tmp_path / str(len(where))
+        (model / where).parent.mkdir(parents=True)
+        (model / where).touch()
+        with pytest.raises(Failed, match=r"mod\\udce8le.* has a name that is not UTF-8"):
+            list_files(model)
+
+
 def test_links_to_what_is_inside_are_followed(tmp_path: Path) -> None:
     model = tmp_path / "m"
     (model / "weights").mkdir(parents=True)

@@ -2,9 +2,11 @@
 
 import io
 import random
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,73 @@ def test_an_archive_that_is_cut_off_says_so(tmp_path: Path) -> None:
     source.write_bytes(source.read_bytes()[:-20])
     with pytest.raises(Failed, match="it: not a readable archive"):
         unpacked(source)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_a_name_that_is_not_utf_8_refuses_the_archive(tmp_path: Path, kind: int) -> None:
+    """node D8: it ended with a traceback when the list of files was made."""
+    with tarfile.open(tmp_path / "m.tar", "w", format=kind, encoding="latin-1") as archive:
+        archive.addfile(tarfile.TarInfo("1/modèle.py"))
+    with pytest.raises(Failed, match=r"^it: member '1/mod\\udce8le.py' has a name that is not UTF-8$"):
+        unpacked(tmp_path / "m.tar")
+
+
+def test_a_zip_whose_name_only_says_that_it_is_utf_8_is_refused(tmp_path: Path) -> None:
+    """node D8."""
+    with zipfile.ZipFile(tmp_path / "n.zip", "w") as archive:
+        archive.writestr("é", "body")
+    (tmp_path / "n.zip").write_bytes((tmp_path / "n.zip").read_bytes().replace("é".encode(), b"\xff\xff"))
+    with pytest.raises(Failed, match=r"it: not a readable archive: .*utf-8"):
+        unpacked(tmp_path / "n.zip")
+
+
+def test_a_zip_with_a_member_without_a_name_says_so(tmp_path: Path) -> None:
+    """node D8: it ended with a traceback."""
+    with pytest.raises(Failed, match="it: not a readable archive"):
+        unpacked(_zip(tmp_path / "m.zip", "\0"))
+
+
+SPARSE = {
+    "no number": {"GNU.sparse.map": "0,x", "GNU.sparse.size": "1"},
+    "an odd number of them": {"GNU.sparse.map": "0", "GNU.sparse.size": "1"},
+    "no size": {"GNU.sparse.map": "0,1", "GNU.sparse.size": "big"},
+    "of format 1.0": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "x"},
+    "backwards": {"GNU.sparse.map": "-5,-5", "GNU.sparse.size": "-1"},
+    "far away": {"GNU.sparse.map": f"{10**30},1", "GNU.sparse.size": "1"},
+}
+
+
+@pytest.mark.parametrize("case", SPARSE)
+def test_a_sparse_map_that_is_broken_ends_as_an_archive_that_is(tmp_path: Path, case: str) -> None:
+    """node D8: it ended with a traceback."""
+    with tarfile.open(tmp_path / "m.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("1/model.py")
+        info.size, info.pax_headers = 600, SPARSE[case]
+        archive.addfile(info, io.BytesIO(b"no map\n" * 100))
+    with suppress(Failed):  # some are read as files with holes
+        unpacked(tmp_path / "m.tar")
+
+
+@pytest.mark.usefixtures("no_floor")
+def test_whatever_is_damaged_in_the_headers_of_an_archive_it_ends_with_a_reason(tmp_path: Path) -> None:
+    """node D8: each byte of the headers, by chance; nothing but Failed may come out."""
+    chance = random.Random(8)
+    with tarfile.open(tmp_path / "m.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("1/" + "x" * 120)
+        info.size, info.pax_headers = 5, {"GNU.sparse.map": "0,1,3,1", "GNU.sparse.size": "5", "mtime": "1.5"}
+        archive.addfile(info, io.BytesIO(b"abcde"))
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as zip:
+        zip.writestr("1/modèle.py", "x" * 50)
+    for name in ("m.tar", "m.zip"):
+        whole = (tmp_path / name).read_bytes()
+        for _ in range(200):
+            broken = bytearray(whole)
+            for _ in range(chance.randint(1, 3)):
+                broken[chance.randrange(min(len(whole), 2048))] = chance.choice(b"\0\xff-+09,=x/")
+            (tmp_path / name).write_bytes(broken)
+            with suppress(Failed):
+                unpacked(tmp_path / name)
+            shutil.rmtree(tmp_path / f"{name}.out")
 
 
 @pytest.mark.parametrize("name", ["m.tar", "m.tar.gz", "m.tgz", "M.ZIP"])

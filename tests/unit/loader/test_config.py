@@ -26,6 +26,8 @@ def test_what_is_not_said_has_a_default() -> None:
     # An agent's pod is replaced within a minute or two; a download may be slow, but not stand still for ever.
     assert 60 <= options.agent_timeout <= 600
     assert 10 <= options.idle_timeout <= 600
+    assert options.download_timeout == 6 * 3600
+    assert options.max_download_bytes == 512 * 1024**3
 
 
 def test_what_is_said_counts() -> None:
@@ -34,6 +36,8 @@ def test_what_is_said_counts() -> None:
     assert (options.work_dir, options.token_file, options.model_src) == (Path("/w"), Path("/t"), Path("/m"))
     assert parse(BERTH_LOADER_AGENT_TIMEOUT="1").agent_timeout == 1
     assert parse("--idle-timeout=1").idle_timeout == 1
+    options = parse("--download-timeout=60", "--max-download-bytes=2Gi")
+    assert (options.download_timeout, options.max_download_bytes) == (60, 2 * 1024**3)
 
 
 def test_a_digest_in_capitals_is_the_same() -> None:
@@ -50,6 +54,8 @@ def test_a_digest_in_capitals_is_the_same() -> None:
         ("--agent=nowhere", "--agent: 'nowhere' is not HOST:PORT"),
         ("--agent-timeout=0.5", "--agent-timeout: '0.5' is out of range"),
         ("--idle-timeout=0.5", "--idle-timeout: '0.5' is out of range"),
+        ("--download-timeout=0.5", "--download-timeout: '0.5' is out of range"),
+        ("--max-download-bytes=1.5", "--max-download-bytes: '1.5' is not a whole number of bytes"),
     ],
 )
 def test_what_is_wrong_is_named(argument: str, message: str) -> None:

@@ -15,12 +15,13 @@ from aiohttp import web
 
 import loader.download
 from berth.runtime.errors import Failed
-from loader.download import Download, check_digest
+from loader.download import Bounds, Download, check_digest
 from loader.sources import Request, fetched
 from tests.fakes import leaping, pauses
 from tests.fakes.web import serving
 
 BODY = bytes(range(256)) * 1000
+BOUNDS = Bounds(idle_seconds=30, total_seconds=3600, most_bytes=2**40)
 
 
 class Server:
@@ -43,6 +44,8 @@ class Server:
             return answer
         start = self._start(request)
         response = web.StreamResponse(status=206 if start else 200)
+        if start:
+            response.headers["Content-Range"] = f"bytes {start}-{len(BODY) - 1}/{len(BODY)}"
         response.content_length = len(BODY) - start
         response.headers.update(self.headers)
         if self.etag:
@@ -77,7 +80,7 @@ async def server(waited: list[float]) -> AsyncIterator[Server]:
 
 
 async def download(server: Server, path: Path) -> bytes:
-    await Download(server.url, path, idle_timeout_seconds=30).run()
+    await Download(server.url, path, bounds=BOUNDS).run()
     return path.read_bytes()
 
 
@@ -141,7 +144,7 @@ async def test_trouble_that_lasts_is_given_up_after_growing_pauses(
 
 async def test_nobody_there_is_bounded_too(tmp_path: Path, server: Server) -> None:
     with pytest.raises(Failed, match=r"127.0.0.1:1/x: Cannot connect .*; gave up after 6 tries"):
-        await Download("http://127.0.0.1:1/x", tmp_path / "f", idle_timeout_seconds=30).run()
+        await Download("http://127.0.0.1:1/x", tmp_path / "f", bounds=BOUNDS).run()
 
 
 def test_a_download_that_stands_still_is_resumed(tmp_path: Path) -> None:
@@ -204,14 +207,187 @@ async def test_redirects_are_followed_but_not_for_ever(server: Server, tmp_path:
     assert len(server.ranges) < 20
 
 
-async def test_a_file_comes_as_it_is_stored(server: Server, tmp_path: Path) -> None:
-    """Unpacked on the way, it would be neither as long as announced nor of the SHA-256 that was meant."""
+@pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip", "x-unknown"])
+async def test_a_file_comes_as_it_is_stored_or_not_at_all(
+    server: Server, tmp_path: Path, coding: str, waited: list[float]
+) -> None:
+    """node D7: what was compressed on the way is not the file."""
+    asked = []
 
-    async def encoded(_: web.Request) -> web.Response:
-        return web.Response(body=gzip.compress(BODY), headers={"Content-Encoding": "gzip"})
+    async def encoded(request: web.Request) -> web.Response:
+        asked.append(request.headers.getall("Accept-Encoding"))
+        return web.Response(body=gzip.compress(BODY), headers={"Content-Encoding": coding})
 
     server.script = [encoded]
-    assert await download(server, tmp_path / "f") == gzip.compress(BODY)
+    with pytest.raises(Failed, match=f"{server.url}: the server sends it with Content-Encoding {coding}, "):
+        await download(server, tmp_path / "f")
+    assert (asked, waited) == ([["identity"]], [])
+
+
+async def test_identity_is_no_encoding(server: Server, tmp_path: Path) -> None:
+    server.headers = {"Content-Encoding": "Identity"}
+    assert await download(server, tmp_path / "f") == BODY
+
+
+def rest(start: int = 100_000, **headers: str) -> Callable[[web.Request], Any]:
+    """A 206 with the file from `start` on, whatever was asked for."""
+
+    async def answer(_: web.Request) -> web.Response:
+        span = f"bytes {start}-{len(BODY) - 1}/{len(BODY)}"
+        said = {"ETag": '"v1"', "Content-Range": span, **{k.replace("_", "-"): v for k, v in headers.items()}}
+        return web.Response(status=206, body=BODY[start:], headers={k: v for k, v in said.items() if v})
+
+    return answer
+
+
+WRONG_PARTS = {
+    "another file's": rest(ETag='"v2"'),
+    "of no file": rest(ETag=""),
+    "of a file that is only like it": rest(ETag='W/"v1"'),
+    "from the beginning": rest(0),
+    "from further on": rest(100_001),
+    "from nowhere": rest(Content_Range=""),
+    "in another unit": rest(Content_Range=f"lines 100000-{len(BODY) - 1}/{len(BODY)}"),
+    "not to the end": rest(Content_Range=f"bytes 100000-{len(BODY) - 1}/{len(BODY) + 1}"),
+    "of another length": rest(Content_Range=f"bytes 100000-{len(BODY)}/{len(BODY) + 1}"),
+    "with many digits": rest(Content_Range=f"bytes 100000-{'9' * 5000}/*"),
+    "in parts": rest(Content_Range="", Content_Type="multipart/byteranges; boundary=x"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_PARTS)
+async def test_a_part_that_is_not_the_rest_of_this_file_is_not_glued_to_it(
+    server: Server, tmp_path: Path, case: str
+) -> None:
+    """node D7: it begins anew, with what is here forgotten."""
+    server.script = ["cut", WRONG_PARTS[case], "whole"]
+    assert await download(server, tmp_path / "f") == BODY
+    assert server.ranges == [None, "bytes=100000-", None]
+
+
+@pytest.mark.parametrize("start", [0, 100_000])
+async def test_a_part_that_nobody_asked_for_is_refused(server: Server, tmp_path: Path, start: int) -> None:
+    """node D7."""
+    server.script = [rest(start)]
+    with pytest.raises(Failed, match=r"the server answered 206 .*, a part that was not asked for"):
+        await download(server, tmp_path / "f")
+
+
+async def test_a_rest_may_leave_open_how_long_the_whole_is(server: Server, tmp_path: Path) -> None:
+    server.script = ["cut", rest(Content_Range=f"bytes 100000-{len(BODY) - 1}/*")]
+    assert await download(server, tmp_path / "f") == BODY
+
+
+@pytest.mark.parametrize("status", [201, 202, 203, 204, 205, 226, 300, 304])
+async def test_only_200_brings_a_file(server: Server, tmp_path: Path, status: int) -> None:
+    """node D8: a 204 counted as an empty file, a 3xx without a Location as whatever it said."""
+    server.script = [status]
+    with pytest.raises(Failed, match=f"{server.url}: the server answered {status} .*; a file comes with 200"):
+        await download(server, tmp_path / "f")
+    assert len(server.ranges) == 1
+
+
+def until_closed(body: bytes) -> Callable[[web.Request], Any]:
+    """As HTTP/1.0 does: no length, no chunks; the end of the connection is the end of the file."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + body)
+        request.transport.close()
+        return web.StreamResponse()
+
+    return answer
+
+
+async def test_a_file_whose_end_nobody_can_tell_is_taken_only_by_its_digest(
+    server: Server, tmp_path: Path
+) -> None:
+    """node D8: one that is cut would count as a whole one."""
+    server.script = [until_closed(BODY[:1000])]
+    with pytest.raises(Failed, match=r"neither a length nor chunks.*; give --sha256"):
+        await download(server, tmp_path / "f")
+    known = Download(server.url, tmp_path / "f", bounds=BOUNDS, has_digest=True)
+    await known.run()
+    assert (tmp_path / "f").read_bytes() == BODY[:1000]
+
+
+async def test_an_encoding_of_the_transfer_is_refused_too(server: Server, tmp_path: Path) -> None:
+    """node D7: it would be stored as it came."""
+
+    async def packed(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.write(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+        )
+        return web.StreamResponse()
+
+    server.script = [packed]
+    with pytest.raises(Failed, match=r"with Transfer-Encoding gzip, chunked, "):
+        await download(server, tmp_path / "f")
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_download_has_a_largest_size(server: Server, tmp_path: Path, announced: bool) -> None:
+    """node D8: what was announced before its first byte, the rest when it comes."""
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(bytes(65536))
+
+    if not announced:
+        server.script = [endless]
+    largest = len(BODY) - 1
+    bounds = Bounds(idle_seconds=30, total_seconds=600, most_bytes=largest)
+    with pytest.raises(Failed, match=r"more than --max-download-bytes, 250 KiB"):
+        await Download(server.url, tmp_path / "f", bounds=bounds).run()
+    assert (tmp_path / "f").exists() is not announced
+    assert announced or (tmp_path / "f").stat().st_size <= largest
+    server.script = ["cut", "whole"]
+    with pytest.raises(Failed, match=r"more than --max-download-bytes"):
+        await Download(server.url, tmp_path / "f", bounds=bounds).run()
+    server.script = ["cut", "whole"]
+    just = Bounds(idle_seconds=30, total_seconds=600, most_bytes=len(BODY))
+    await Download(server.url, tmp_path / "f", bounds=just).run()
+
+
+def test_a_download_has_a_longest_time(tmp_path: Path) -> None:
+    """node D8: a server that sends a byte now and then holds nobody for ever, tries and pauses counted."""
+    server = Server()
+
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x")
+            await asyncio.sleep(20)
+
+    async def story() -> None:
+        async with serving(server.answer) as url:
+            begun = leaping.now()
+            bounds = Bounds(idle_seconds=30, total_seconds=600, most_bytes=2**40)
+            with pytest.raises(Failed, match=r"/m.onnx: not whole within --download-timeout, 600 s"):
+                await Download(f"{url}/m.onnx", tmp_path / "f", bounds=bounds).run()
+            assert 599 < leaping.now() - begun < 660
+
+    server.script = [drip]
+    leaping.run(story(), grace_seconds=0.05)
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/m", "gopher://x/"])
+async def test_a_redirect_to_what_is_not_http_is_final(
+    server: Server, tmp_path: Path, target: str, waited: list[float]
+) -> None:
+    """node D8: it was tried six times."""
+
+    async def elsewhere(_: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": target})
+
+    server.script = [elsewhere]
+    with pytest.raises(Failed, match=f"{server.url}: redirects to .*{target}.*; only http and https"):
+        await download(server, tmp_path / "f")
+    assert (len(server.ranges), waited) == (1, [])
 
 
 async def test_a_proxy_of_the_environment_is_used(
@@ -277,11 +453,11 @@ async def test_a_digest_is_held_against_what_came(server: Server, tmp_path: Path
 
 
 async def test_nothing_stays_in_the_work_directory(server: Server, tmp_path: Path) -> None:
-    async with fetched(Request(server.url, None, 1.0), tmp_path) as directory:
+    async with fetched(Request(server.url, None, BOUNDS), tmp_path) as directory:
         assert (directory / "1" / "model.onnx").read_bytes() == BODY
     assert list(tmp_path.iterdir()) == []
     server.script = [404]
     with pytest.raises(Failed):
-        async with fetched(Request(server.url, None, 1.0), tmp_path):
+        async with fetched(Request(server.url, None, BOUNDS), tmp_path):
             pass
     assert list(tmp_path.iterdir()) == []

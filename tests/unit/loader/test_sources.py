@@ -10,10 +10,12 @@ import pytest
 from aiohttp import web
 
 from berth.runtime.errors import ConfigError, Failed
+from loader.download import Bounds
 from loader.sources import Request, fetched
 from tests.fakes.web import serving
 
 WEIGHTS = b"weights"
+BOUNDS = Bounds(idle_seconds=5, total_seconds=60, most_bytes=2**30)
 DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
 
 
@@ -34,7 +36,7 @@ def work(tmp_path: Path) -> Path:
 
 async def files_of(uri: str, work: Path, sha256: str | None = None) -> dict[str, bytes]:
     """The files of the model that a URI leads to. Nothing of it may stay in the working directory."""
-    async with fetched(Request(uri, sha256, 5.0), work) as directory:
+    async with fetched(Request(uri, sha256, BOUNDS), work) as directory:
         found = {
             path.relative_to(directory).as_posix(): path.read_bytes()
             for path in directory.rglob("*")
@@ -56,7 +58,7 @@ async def test_a_directory_is_taken_where_it_is_and_stays(tmp_path: Path, work: 
     (tmp_path / "a model" / "1" / "model.py").write_bytes(WEIGHTS)
     for uri in (f"file://{tmp_path}/a%20model", f"file://localhost{tmp_path}/a model"):
         assert await files_of(uri, work) == {"1/model.py": WEIGHTS}
-    async with fetched(Request(f"file://{tmp_path}/a%20model", None, 5.0), work) as directory:
+    async with fetched(Request(f"file://{tmp_path}/a%20model", None, BOUNDS), work) as directory:
         assert directory == tmp_path / "a model"
 
 
@@ -89,13 +91,13 @@ async def test_what_is_not_there_is_named(tmp_path: Path, work: Path) -> None:
 
 async def test_a_working_directory_that_cannot_be_used_names_its_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--work-dir: .*absent: No such file"):
-        async with fetched(Request(f"file://{tmp_path}", None, 5.0), tmp_path / "absent"):
+        async with fetched(Request(f"file://{tmp_path}", None, BOUNDS), tmp_path / "absent"):
             pass
 
 
 async def test_what_lies_in_the_working_directory_tells_whose_it_is(tmp_path: Path, work: Path) -> None:
     (tmp_path / "m.tgz").write_bytes(packed())
-    async with fetched(Request(f"file://{tmp_path}/m.tgz", None, 5.0), work) as directory:
+    async with fetched(Request(f"file://{tmp_path}/m.tgz", None, BOUNDS), work) as directory:
         (mine,) = work.iterdir()
         assert mine.name.startswith("berth-loader-")
         assert directory.is_relative_to(mine)
@@ -126,7 +128,7 @@ async def test_an_archive_is_gone_once_it_is_unpacked(work: Path) -> None:
     """Beside what is in it, it would need the room twice."""
     async with (
         serving(Store(packed()).handle) as url,
-        fetched(Request(f"{url}/m.tgz", None, 5.0), work) as directory,
+        fetched(Request(f"{url}/m.tgz", None, BOUNDS), work) as directory,
     ):
         assert [path.name for path in work.rglob("*") if path.is_file()] == ["model.py"]
         assert directory.is_dir()
