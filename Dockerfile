@@ -22,7 +22,7 @@ RUN python -m venv /build \
 RUN find /opt/berth/lib -regex '.*/kubernetes/\(aio/\)?client/\(api\|models\)/.*\.py' ! -name __init__.py -delete \
     && find /opt/berth/lib -type d -regex '.*/\(tests\|numpy/f2py\|numpy/distutils\|site-packages/pygments\)' \
         -prune -exec rm -rf {} +
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY berth berth
 COPY agent agent
 COPY binder binder

@@ -1,6 +1,7 @@
 """What the ValidatingAdmissionPolicies of `deploy/base` let through and what they do not, on the real API
 server. Where somebody is refused here it is the administrator: nobody has more rights, and RBAC asks nothing."""
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from berth.contract.keys import Keys
 from berth.contract.pod import parse_model_pod
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 Json = dict[str, Any]
 KEYS = Keys()
 PODS = paths.pods("default")
+OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
 CHOICE = '{"v":1,"uuid":"GPU-1-0","index":0,"bytes":1}'
 BY_THE_BINDER = "by Berth's binder"
 AS_PLACED = "are what it was placed by"
@@ -108,6 +111,50 @@ async def test_a_pod_for_berth_says_how_much_gpu_memory_it_takes(
 )
 async def test_every_other_pod_is_made(cluster: LocalCluster, body: Json) -> None:
     await cluster.client.create(PODS, body, dryRun="All")
+
+
+SERVERS = "berth-server"
+
+
+@pytest.mark.parametrize("scheduler", ["trtis-scheduler", "default-scheduler", "nobody"])
+async def test_only_berths_own_pods_have_the_priority_of_its_servers(
+    cluster: LocalCluster, scheduler: str
+) -> None:
+    """node D6: a tenant's model pod with it had a neighbour's serving model evicted."""
+    body = with_spec(pod(), schedulerName=scheduler, priorityClassName=SERVERS)
+    with pytest.raises(
+        Denied, match=r"403 Forbidden: .*PriorityClass berth-server is for pods of berth-system"
+    ):
+        await cluster.client.create(PODS, body, dryRun="All")
+    await cluster.client.create(
+        paths.pods("berth-system"), with_spec(body, schedulerName="nobody"), dryRun="All"
+    )
+
+
+async def test_its_number_is_not_to_be_had_without_its_name(cluster: LocalCluster) -> None:
+    """node D6: by the API server's own rule, on which the policy rests."""
+    with pytest.raises(Denied, match=r"the integer value of priority .* must not be provided in pod spec"):
+        await cluster.client.create(PODS, with_spec(pod(), priority=10**9), dryRun="All")
+
+
+async def test_a_quota_keeps_a_namespace_from_classes_of_priority(cluster: LocalCluster) -> None:
+    """node D6: as docs/operating.md writes it, for classes that are not Berth's."""
+    client, path = cluster.client, "/api/v1/namespaces/ordinary"
+    (text,) = re.findall(
+        r"```yaml\n(apiVersion: v1\nkind: ResourceQuota.*?)```", OPERATING.read_text(), re.DOTALL
+    )
+    await client.create(paths.NAMESPACES, {"metadata": {"name": "ordinary"}})
+    await client.create(f"{path}/resourcequotas", {**yaml.safe_load(text), "metadata": {"name": "classes"}})
+
+    async def counted() -> None:
+        found = await client.get(f"{path}/resourcequotas/classes")
+        assert found.get("status", {}).get("used") == {"pods": "0"}
+
+    await eventually(counted, what="the quota's first count")
+    with pytest.raises(Denied, match="exceeded quota: classes"):
+        await client.create(f"{path}/pods", with_spec(pod(), priorityClassName="system-node-critical"))
+    await client.create(f"{path}/pods", pod(), dryRun="All")
+    await client.delete(path)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -422,7 +469,7 @@ async def test_the_api_server_finds_no_fault_in_an_expression(cluster: LocalClus
         ours = {p["metadata"]["name"]: p for p in policies if p["metadata"]["name"].startswith("berth-")}
         assert set(ours) == {
             *("berth-agent-node", "berth-leases"),
-            *("berth-pod-bound", "berth-pod-changed", "berth-pod-created"),
+            *("berth-pod-bound", "berth-pod-changed", "berth-pod-created", "berth-priority"),
         }
         for name, policy in ours.items():
             status = policy.get("status", {})

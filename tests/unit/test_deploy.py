@@ -389,6 +389,35 @@ def test_who_places_stays_where_memory_runs_short(name: str) -> None:
     assert pods()[name]["priorityClassName"] == "system-cluster-critical"
 
 
+@pytest.mark.parametrize("name", sorted(documents("Deployment").keys() - {"simple"}))
+def test_a_drain_leaves_one_of_two(name: str) -> None:
+    """elastic 1.4: a drain of two nodes at once must not end both replicas."""
+    deployment = documents("Deployment")[name]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    budget = documents("PodDisruptionBudget")[name]
+    assert budget["metadata"]["namespace"] == deployment["metadata"]["namespace"]
+    assert budget["spec"] == {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
+
+
+def test_a_model_pod_keeps_no_node_and_no_disk() -> None:
+    """elastic 1.4: an emptyDir keeps a cluster autoscaler from emptying a node, unless the pod says that it may go.
+    node D8: it has a bound, or a download fills the node's disk."""
+    template = documents("Deployment")["simple"]["spec"]["template"]
+    local = {one["name"]: one["emptyDir"] for one in template["spec"]["volumes"] if "emptyDir" in one}
+    said = template["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"]
+    assert set(said.split(",")) == set(local) == {"work"}
+    assert all("sizeLimit" in volume for volume in local.values())
+
+
+def test_the_licence_comes_with_the_package() -> None:
+    text = (DEPLOY.parent / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    dockerfile = (DEPLOY.parent / "Dockerfile").read_text()
+    assert "COPY pyproject.toml README.md LICENSE ./" in dockerfile  # pip puts it beside the package
+    assert "!LICENSE" in (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+
+
 @pytest.mark.parametrize("name", sorted(documents("Deployment").keys() - {"simple", "berth-activator"}))
 def test_an_update_needs_no_more_room_than_there_is(name: str) -> None:
     deployment = documents("Deployment")[name]["spec"]
