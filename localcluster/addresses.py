@@ -4,14 +4,10 @@ Node i is 127.X.i.1 and its pods are 127.X.i.2 to 127.X.i.254, so the same ports
 """
 
 import errno
-import fcntl
-import os
 import random
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 # 127.0 belongs to everybody, 127.1 is what people type.
 _FIRST, _LAST = 20, 250
@@ -27,14 +23,18 @@ class NoFreeNetwork(Exception):
 
 @contextmanager
 def cluster_network() -> Iterator[str]:
-    """`127.X` for this cluster alone while the block lasts, and no longer than the process lives."""
-    directory = Path(tempfile.gettempdir()) / f"berth-localcluster-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
+    """`127.X` for this cluster alone while the block lasts, and no longer than the process lives.
+
+    The lock is an abstract unix socket: of all users and whatever their TMPDIR, and of one network namespace, as the
+    loopback addresses are.
+    """
     for second in range(_FIRST, _LAST):
-        with (directory / f"127.{second}.lock").open("w") as lock:
+        with socket.socket(socket.AF_UNIX) as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                lock.bind(f"\0berth-localcluster-127.{second}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
                 continue
             yield f"127.{second}"
             return

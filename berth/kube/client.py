@@ -227,4 +227,16 @@ async def _error_of(response: aiohttp.ClientResponse) -> KubeError:
         status = {}
     if not isinstance(status, dict):
         status = {}
-    return response_error(response.status, status.get("reason", ""), status.get("message", text.strip()))
+    message = status.get("message", text.strip())
+    return response_error(response.status, status.get("reason", ""), " ".join([message, *_budgets(status)]))
+
+
+def _budgets(status: JsonObject) -> list[str]:
+    """Of a refused eviction: which budget does not allow it, that the message leaves out."""
+    details = status.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    return [
+        str(cause.get("message", ""))
+        for cause in (causes if isinstance(causes, list) else ())
+        if isinstance(cause, dict) and cause.get("reason") == "DisruptionBudget"
+    ]

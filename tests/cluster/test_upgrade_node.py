@@ -209,6 +209,7 @@ async def test_a_node_is_upgraded_within_the_budgets_of_its_models(node: KubeCli
     running = asyncio.ensure_future(upgrade(node, say=hear))
     async with asyncio.timeout(60):
         await waits.wait()
+    assert any("The disruption budget model needs 1 healthy pods" in line for line in said)  # node D8
     assert (await node.get(NODES))["spec"]["unschedulable"] is True
     assert (await _is_new(node))["berth-server"] == [False]
     await node.patch(f"{BUDGET}/model", {"spec": {"maxUnavailable": 1}})

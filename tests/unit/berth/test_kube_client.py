@@ -161,6 +161,25 @@ async def test_a_refusal_is_known_by_its_status(status: int, kind: type[KubeErro
         assert (type(caught.value), caught.value.status, caught.value.reason) == (kind, status, "Why")
 
 
+async def test_a_refusal_names_the_budget_that_is_in_the_way() -> None:
+    """node D8: as the API server answers an eviction; what is odd in its details is left out."""
+    budget = {"reason": "DisruptionBudget", "message": "The disruption budget web needs 1 healthy pods"}
+    for causes, said in (
+        ([budget], "429 TooManyRequests: Cannot evict pod. The disruption budget web needs 1 healthy pods"),
+        ([{"reason": "FieldValueInvalid", "message": "x"}, 7], "429 TooManyRequests: Cannot evict pod."),
+        ("odd", "429 TooManyRequests: Cannot evict pod."),
+    ):
+        answer = {
+            "reason": "TooManyRequests",
+            "message": "Cannot evict pod.",
+            "details": {"causes": causes, "retryAfterSeconds": 10},
+        }
+        async with connected(Api(answer, status=429).handle) as client:
+            with pytest.raises(KubeError) as caught:
+                await client.create("/p", {})
+            assert str(caught.value) == said
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

@@ -1,6 +1,10 @@
 """Ports for tests and local clusters."""
 
+import os
 import socket
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,35 @@ from localcluster import addresses
 from localcluster.addresses import free_ports
 
 HOST = "127.0.0.1"
+
+TAKES = """
+import sys
+from localcluster.addresses import cluster_network
+with cluster_network() as network:
+    print(network, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_clusters_with_other_temporary_directories_take_other_networks(tmp_path: Path) -> None:
+    """node D8: the lock was a file in TMPDIR."""
+    with ExitStack() as stack:
+        taken = set()
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", TAKES],
+                    env={**os.environ, "TMPDIR": str(tmp_path / name)},
+                    cwd=Path(addresses.__file__).parent.parent,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+            )
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            taken.add(process.stdout.readline().decode().strip())
+        assert len(taken) == 2
 
 
 def test_no_connection_that_goes_out_can_have_one() -> None:
