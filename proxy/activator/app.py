@@ -141,6 +141,7 @@ class ActivatorProcess:
                 self.counts,
                 lambda: map(_Held, self.models.all()),
                 lambda: (link.is_attached, link.attached_times),
+                self.models.bounds.buffered,
             )
         )
         ProcessCollector(registry=registry)

@@ -8,12 +8,13 @@ every check, and what is refused is refused before it wakes anything.
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from berth.contract.scaling import HoldLimits
-from proxy.exchange.admission import Admission, Admissions
+from proxy.activator.histogram import Histogram
+from proxy.exchange.admission import Admission, Admissions, State
 from proxy.exchange.budget import Budget
 from proxy.exchange.load import LoadMeter
 from proxy.exchange.refusal import Why
@@ -27,6 +28,7 @@ WAKES_PER_SECOND, WAKE_BURST = 100.0, 500
 TENANT_WAKES_PER_SECOND, TENANT_WAKE_BURST = 80.0, 400
 # How many times what is left for all others a namespace may have.
 _TENANT_SHARE: Final = 2
+FORWARDED, ABANDONED = "forwarded", "abandoned"
 OVERDUE: Final = "no copy of the model has taken the request within hold-timeout"
 TOO_MANY_WAKES: Final = "the model is being woken too often"
 
@@ -97,6 +99,10 @@ class Bounds:
     connections: Budget = field(default_factory=lambda: Budget(MOST_HELD))
     wakes: Bucket = field(default_factory=lambda: Bucket(WAKES_PER_SECOND, WAKE_BURST))
     looks: Looks = field(default_factory=Looks)
+    # How long those of all models waited here, by what became of them.
+    buffered: Mapping[str, Histogram] = field(
+        default_factory=lambda: {FORWARDED: Histogram(), ABANDONED: Histogram()}
+    )
 
     def of_tenant(self) -> "Bounds":
         """A part of it, of one namespace: all its models together leave something to all others."""
@@ -105,6 +111,7 @@ class Bounds:
             memory=TenantBudget(self.memory),
             connections=TenantBudget(self.connections),
             wakes=Bucket(TENANT_WAKES_PER_SECOND, TENANT_WAKE_BURST, self.wakes),
+            buffered=self.buffered,
         )
 
 
@@ -142,6 +149,8 @@ class Hold(Admissions):
         self._held = LoadMeter(clock(), time.time)
         # Since the last look: those that had to wait, those of them that went on, those that were turned away.
         self._waited = self._granted = self._refused = 0
+        # Since when each of those that wait does.
+        self._since: dict[Admission, float] = {}
         # By reason, all that ever were.
         self.refusals: Counter[str] = Counter()
         # Those that had their slot, and whose copy went before it heard of them.
@@ -203,9 +212,21 @@ class Hold(Admissions):
         admission = super().admit(
             now, granted, cost_bytes=cost_bytes, deadline=min(deadline, now + self._seconds)
         )
+        if admission.is_waiting:
+            self._since[admission] = now
         if not had and self.wakes:
             self._woken()
         return admission
+
+    def released(self, admission: Admission, was: State, now: float) -> None:
+        self._has_waited(admission, ABANDONED, now)
+        super().released(admission, was, now)
+
+    def _has_waited(self, admission: Admission, result: str, now: float) -> None:
+        """If it has not been told yet what became of it."""
+        since = self._since.pop(admission, None)
+        if since is not None:
+            self._bounds.buffered[result].observe(max(0.0, now - since))
 
     def seeks(self, now: float) -> None:
         """One that had its slot waits for a copy again."""
@@ -266,6 +287,8 @@ class Hold(Admissions):
     def _next(self) -> Admission | None:
         waiting = len(self._waiting)
         admission = super()._next()
+        if admission is not None:
+            self._has_waited(admission, FORWARDED, self._clock())
         self._granted += len(self._waiting) < waiting
         return admission
 

@@ -5,10 +5,9 @@ started   from there to one that serves
 forwarded from there to the first request that it gets
 """
 
-import bisect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from prometheus_client import Metric
@@ -16,9 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from berth.contract.scaling import ModelKey, Report
+from proxy.activator.histogram import Histogram
 
-# Seconds: from a decision to the loading of a large model.
-BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PHASES: Final = ("placed", "started", "forwarded")
 _MODEL: Final = ("namespace", "model")
 _REASONS: Final = {
@@ -60,30 +58,13 @@ class _Model:
     wakes: int = 0
 
 
-@dataclass(slots=True)
-class _Histogram:
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
-    total: float = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect.bisect_left(BUCKETS, seconds)] += 1
-        self.total += seconds
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        out, total = [], 0
-        for bound, count in zip((*BUCKETS, float("inf")), self.counts, strict=True):
-            total += count
-            out.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
-        return out
-
-
 class Counts:
     """Of all models that are held; a model that is gone takes its figures along. Pure."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.models: dict[ModelKey, _Model] = defaultdict(_Model)
-        self.phases = {phase: _Histogram() for phase in PHASES}
+        self.phases = {phase: Histogram() for phase in PHASES}
         self._wakes: dict[ModelKey, _Wake] = {}
 
     @property
@@ -129,10 +110,15 @@ class ActivatorCollector(Collector):
     """Renders the figures at each scrape."""
 
     def __init__(
-        self, counts: Counts, held: Callable[[], Iterable[Held]], link: Callable[[], tuple[bool, int]]
+        self,
+        counts: Counts,
+        held: Callable[[], Iterable[Held]],
+        link: Callable[[], tuple[bool, int]],
+        buffered: Mapping[str, Histogram],
     ) -> None:
-        """`link`: whether a scaler is attached, and how often one has been."""
-        self._counts, self._held, self._link = counts, held, link
+        """`link`: whether a scaler is attached, and how often one has been. `buffered`: how long requests waited, by what
+        became of them."""
+        self._counts, self._held, self._link, self._buffered = counts, held, link, buffered
 
     def describe(self) -> list[Metric]:
         return []
@@ -141,6 +127,7 @@ class ActivatorCollector(Collector):
         yield from self._gauges()
         yield from self._counters()
         yield self._wake_seconds()
+        yield self._buffered_seconds()
         attached, times = self._link()
         yield GaugeMetricFamily(
             "berth_activator_scaler_attached", "1 while a scaler tells what to hold", float(attached)
@@ -174,6 +161,16 @@ class ActivatorCollector(Collector):
             for reason, count in sorted(by_reason.items()):
                 refused.add_metric((*held.key, reason), float(count))
         yield refused
+
+    def _buffered_seconds(self) -> Metric:
+        seconds = HistogramMetricFamily(
+            "berth_activator_buffered_seconds",
+            "how long a request was buffered until it was forwarded, or abandoned: its client left or its time was over",
+            labels=("result",),
+        )
+        for result, histogram in self._buffered.items():
+            seconds.add_metric((result,), histogram.cumulative(), histogram.total)
+        return seconds
 
     def _wake_seconds(self) -> Metric:
         seconds = HistogramMetricFamily(

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from agent import cold_starts
 from berth.contract.keys import Keys
 from berth.contract.scaling import HoldLimits, ModelKey
+from proxy.activator.hold import Bounds
 from proxy.activator.metrics import ActivatorCollector, Counts
 from scaler.activation.attend import Attached
 from scaler.config import ScalerOptions
@@ -115,7 +116,7 @@ def exposed() -> dict[str, set[str]]:
     )
     counts = Counts(lambda: 0.0)
     counts.woken(ModelKey("a", "m"))
-    registry.register(ActivatorCollector(counts, lambda: [Refusing()], lambda: (True, 1)))
+    registry.register(ActivatorCollector(counts, lambda: [Refusing()], lambda: (True, 1), Bounds().buffered))
     found: dict[str, set[str]] = {}
     for name, labels in re.findall(
         r"^(berth_\w+)(?:\{(.*)\})? ", generate_latest(registry).decode(), re.MULTILINE
@@ -139,6 +140,21 @@ def test_alerts_and_tables_name_series_that_there_are() -> None:
         assert {*asked, *shown} <= labels, rule["alert"]
     told = set(re.findall(r"`(berth_(?:scaler|activator)_\w+)", section("Metrics", OPERATING)))
     assert told == {re.sub(r"_(bucket|count|sum)$", "", name) for name in series}
+
+
+def test_knatives_metrics_stand_beside_ours() -> None:
+    """autoscaling, Knative's semantics: no table mapped its names, and several had no counterpart."""
+    table = section("Metrics and alerts").partition("| Knative |")[2].partition("\n\n")[0]
+    series = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed()}
+    named = set(re.findall(r"`(berth_(?:scaler|activator)_\w+)`", table))
+    assert named <= series
+    assert len(named) > 15
+    theirs = set(re.findall(r"`(kn\.[a-z_.]+)`", table))
+    assert {
+        "kn.revision.pods.desired",
+        "kn.revision.pods.terminating.count",
+        "kn.autoscaler.scrape.duration",
+    } <= theirs
 
 
 def test_the_phases_of_a_cold_start_are_those_that_are_told_in_their_order() -> None:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from berth.contract.scaling import ModelKey, Report
 from proxy.activator.attend import _together
+from proxy.activator.hold import Bounds
 from proxy.activator.metrics import ActivatorCollector, Counts
 
 M, N = ModelKey("a", "m"), ModelKey("b", "n")
@@ -96,7 +97,7 @@ def test_what_is_scraped() -> None:
     counts.reported(REPORT)
     counts.reported(replace(REPORT, held=1, held_bytes=300, oldest_seconds=1.5, arrived=2, forwarded=2))
     registry = CollectorRegistry()
-    registry.register(ActivatorCollector(counts, lambda: [Held()], lambda: (True, 3)))
+    registry.register(ActivatorCollector(counts, lambda: [Held()], lambda: (True, 3), Bounds().buffered))
     lines = set(generate_latest(registry).decode().splitlines())
     model = 'model="m",namespace="a"'
     assert lines >= {

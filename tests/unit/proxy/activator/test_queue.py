@@ -300,3 +300,23 @@ def test_a_hello_is_whole_with_its_first_record() -> None:
 def test_what_is_no_hello_is_seen_at_once(data: bytes) -> None:
     with pytest.raises(NotHello):
         whole_hello(data)
+
+
+def test_how_long_each_waited_is_counted_once_by_what_became_of_it() -> None:
+    """autoscaling, Knative's metrics: nothing told how long requests are buffered."""
+    bounds = Bounds()
+    queue = Queue(bounds.of_tenant())
+    first, second, third = (queue.ask(number) for number in range(3))
+    queue.now += 3
+    queue.hold.allow(1)
+    queue.now += 4
+    second.give_up(queue.now)
+    queue.now += 5
+    first.release(queue.now)
+    third.release(queue.now)
+    queue.hold.allow(9)
+    queue.ask().release(queue.now)  # which did not wait
+    forwarded, abandoned = bounds.buffered["forwarded"], bounds.buffered["abandoned"]
+    assert (sum(forwarded.counts), forwarded.total) == (2, 3.0 + 12.0)
+    assert (sum(abandoned.counts), abandoned.total) == (1, 7.0)
+    assert not queue.hold._since
