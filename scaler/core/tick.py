@@ -131,14 +131,17 @@ class Scaler:
 
     def _second_of(self, course: Course, stat: Stat | None, now_ns: int) -> None:
         ready = self._fleet.counts(course.key).ready
-        is_idle = ready == 0 and course.desired > 0 and course.holding.held == 0
-        if stat is None and is_idle and not self._is_paused:
+        if stat is None and ready == 0 and self._is_known_idle(course):
             stat = Stat()
         if stat is not None:
             self._tell(course, stat, now_ns)
         waiting = self._copies.waiting(course.key, now_ns)
         if waiting is not None:
             course.waiting.record(now_ns // SECOND_NS, waiting + course.holding.held)
+
+    def _is_known_idle(self, course: Course) -> bool:
+        """A model without a copy, as far as activators tell."""
+        return course.desired > 0 and course.holding.held == 0 and not self._is_paused
 
     def _tell(self, course: Course, stat: Stat, now_ns: int) -> None:
         """In whole seconds, as the windows are."""
