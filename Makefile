@@ -8,7 +8,7 @@
 #   make fuzz            fuzz the proxy's parsers for FUZZ_SECONDS each; what is found joins the corpus
 #   make mutants         change one thing at a time in the code; does a unit test notice? MUTANTS=200 SEED=1 JOBS=2,
 #                        PACKAGES="binder agent"; ARGS=--at=FILE:LINE, or --again=build/mutants/result.json for what
-#                        nothing noticed last time
+#                        nothing noticed last time; ARGS=--since=REVISION for what is new since then
 #   make flakes          unit and loopback tests again and again in random order beside a busy loop: TIMES=50 SEED=1,
 #                        PATHS="tests/unit/binder" for some of them; hours, so a nightly run
 #   make h2spec          HTTP/2 conformance of the gRPC port (needs Go)

@@ -3,6 +3,7 @@
     python -m tests.mutants [--count N] [--seed N] [--jobs N] [PACKAGE ...]     a random sample
     python -m tests.mutants --at binder/queue.py:40                             every change of a line
     python -m tests.mutants --again build/mutants/result.json                   what nothing noticed last time
+    python -m tests.mutants --since REVISION [PACKAGE ...]                      a sample of the lines that are new since
 
 `changes` says what is changed and what is left alone. Nothing is written but build/mutants. Changes that no user
 could see are in equivalent.toml, each with its reason; they are counted apart.
@@ -10,7 +11,10 @@ could see are in equivalent.toml, each with its reason; they are counted apart.
 
 import argparse
 import json
+import re
 import statistics
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -23,6 +27,7 @@ from tests.mutants.trial import Court, Outcome
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent", "berth", "binder", "loader", "proxy", "scaler")
 EQUIVALENT = Path(__file__).parent / "equivalent.toml"
+_HUNK = re.compile(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 _GENERATED = ("berth/v1/", "berth/triton/wire/")
 
 
@@ -33,6 +38,24 @@ def sources(root: Path, package: str) -> list[str]:
 
 def all_changes(root: Path, package: str) -> list[Change]:
     return [change for file in sources(root, package) for change in changes_of(root, file)]
+
+
+def new_lines(diff: str) -> dict[str, frozenset[int]]:
+    """By file, of what `git diff --unified=0` says: the numbers of the lines that were added."""
+    found: dict[str, set[int]] = {}
+    file = ""
+    for line in diff.splitlines():
+        if line.startswith("+++ "):
+            file = line.removeprefix("+++ ").removeprefix("b/")
+        elif hunk := _HUNK.match(line):
+            first, count = int(hunk[1]), int(hunk[2] or 1)
+            found.setdefault(file, set()).update(range(first, first + count))
+    return {name: frozenset(lines) for name, lines in found.items()}
+
+
+def since(root: Path, revision: str) -> dict[str, frozenset[int]]:
+    command = ("git", "diff", "--unified=0", "--no-color", "--no-ext-diff", revision, "--", "*.py")
+    return new_lines(subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout)
 
 
 def equivalents(text: str) -> dict[tuple[str, str, str, str], str]:
@@ -51,11 +74,16 @@ def choose(arguments: argparse.Namespace) -> list[Change]:
         }
         there = (change for package in PACKAGES for change in all_changes(ROOT, package))
         return list({one.key: one for one in there if one.key in survived}.values())
+    new = None if arguments.since is None else since(ROOT, arguments.since)
     each, more = divmod(arguments.count, len(arguments.packages))
     return [
         change
         for place, package in enumerate(arguments.packages)
-        for change in sample(all_changes(ROOT, package), each + (place < more), f"{arguments.seed} {package}")
+        for change in sample(
+            [one for one in all_changes(ROOT, package) if new is None or one.line in new.get(one.file, ())],
+            each + (place < more),
+            f"{arguments.seed} {package}",
+        )
     ]
 
 
@@ -113,7 +141,7 @@ def as_json(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def main(argv: list[str] | None = None) -> None:
+def parsed(*argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants",
         description=__doc__,
@@ -127,11 +155,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="changes at a time")
     parser.add_argument("--at", metavar="FILE:LINE", help="every change of this line instead of a sample")
     parser.add_argument("--again", type=Path, metavar="JSON", help="only what survived in an earlier result")
+    parser.add_argument("--since", metavar="REVISION", help="a sample of the lines that are new since then")
     parser.add_argument("-o", "--output", type=Path, metavar="JSON", help="the outcome of each change")
     arguments = parser.parse_args(argv)
     arguments.packages = arguments.packages or PACKAGES
     if wrong := [one for one in arguments.packages if one not in PACKAGES]:
         parser.error(f"{wrong[0]!r} is not one of {', '.join(PACKAGES)}")
+    return arguments
+
+
+def main() -> None:
+    arguments = parsed(*sys.argv[1:])
     changes = choose(arguments)
     known = equivalents(EQUIVALENT.read_text())
     same = [change for change in changes if change.key in known]
