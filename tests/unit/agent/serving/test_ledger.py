@@ -275,6 +275,7 @@ def test_what_an_agent_before_left_open(held: set[ServerName], remembers: bool, 
     after = read_again(ledger)
     after.inherit(held, remembers=remembers)
     assert after.is_suspect(A) is suspect
+    assert not after.is_suspect(A, "theirs")  # nor has anybody seen what else was in it
     assert [mark.name for mark in after.open] == sorted(held)
     assert after.all_quarantined(NOW) == []
 

@@ -12,15 +12,17 @@ from berth.contract.ids import PodUid
 from berth.contract.report import CodeRule, ModelState
 from berth.triton.admin import IndexState
 from tests.fakes import leaping
-from tests.fakes.agent_node import Node, on_server
+from tests.fakes.agent_node import GPU, Node, on_server
 
 LONG = 500.0
 pytestmark = pytest.mark.usefixtures("inline")
 
 
-def on_a_node(tmp_path: Path, story: Callable[[Node], Awaitable[None]]) -> None:
+def on_a_node(tmp_path: Path, story: Callable[[Node], Awaitable[None]], *, load_seconds: float = 600) -> None:
     async def live() -> None:
-        node = Node(tmp_path, load_timeout_seconds=600, unload_timeout_seconds=120, code=CodeRule.ANY)
+        node = Node(
+            tmp_path, load_timeout_seconds=load_seconds, unload_timeout_seconds=120, code=CodeRule.ANY
+        )
         node.gpus._triton = node.triton
         try:
             await story(node)
@@ -96,6 +98,24 @@ def test_a_pod_that_goes_while_others_wait_lets_them_go_on_at_once(tmp_path: Pat
     on_a_node(tmp_path, story)
 
 
+def test_a_load_that_is_told_as_failed_holds_its_gpu_no_longer(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        slow = await begun(node, "p1")
+        _, seconds = await seconds_to_serve(node, "p2")
+        assert 9 < seconds < 15
+        # Nor does it begin anew when its pod goes.
+        await asyncio.sleep(2 * TURN_SECONDS)
+        node.models.lose_pod(slow.ref.uid)
+        unload = node.lifecycle.start_unload(on_server("p1"))
+        await asyncio.sleep(0.1)
+        assert node.lifecycle.busy_gpus() == {GPU.uuid}
+        _, seconds = await seconds_to_serve(node, "p3")
+        assert seconds < 5
+        unload.cancel()
+
+    on_a_node(tmp_path, story, load_seconds=10)
+
+
 def test_a_finalize_that_takes_long_holds_its_gpu_for_half_a_minute(tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         stays, _ = await seconds_to_serve(node, "p1")
@@ -122,8 +142,9 @@ def test_a_suspect_that_takes_long_holds_the_node_for_two_minutes(tmp_path: Path
     on_a_node(tmp_path, story)
 
 
-def test_one_namespace_leaves_threads_of_triton_to_others(tmp_path: Path) -> None:
-    """Its ninth load that hangs waits; another namespace's first does not."""
+@pytest.mark.parametrize("load_seconds", [600.0, 2 * TURN_SECONDS])
+def test_one_namespace_leaves_threads_of_triton_to_others(tmp_path: Path, load_seconds: float) -> None:
+    """Its ninth load that hangs waits, be it told as failed or not; another namespace's first does not."""
 
     async def story(node: Node) -> None:
         loads = [await node.stage(f"p{at}") for at in range(12)]
@@ -137,4 +158,4 @@ def test_one_namespace_leaves_threads_of_triton_to_others(tmp_path: Path) -> Non
         assert other.state is ModelState.READY
         assert PodUid("q") in {model.ref.uid for model in node.models}
 
-    on_a_node(tmp_path, story)
+    on_a_node(tmp_path, story, load_seconds=load_seconds)
