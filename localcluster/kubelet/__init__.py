@@ -7,7 +7,8 @@ running something else. What it does otherwise than a kubelet:
 
 - Images are not pulled: `images` says which programs stand in for them.
 - No mounts: see `rewriting`. A hostPath is a directory below the node's own, `/tmp` is told by TMPDIR.
-- No users, capabilities, read-only roots, memory or CPU limits, no eviction: every process is the caller's.
+- No users, capabilities, read-only roots or CPU limits, no eviction: every process is the caller's.
+- A container beyond its memory limit is killed (OOMKilled), but when it is seen, four times a second; see `memory`.
 - No network: a pod has a loopback address of its own, a pod with a hostPort that of its node, where its ports
   are then bound without being forwarded. `127.0.0.1` in a command, an argument, a probe or a value is put
   as the pod's address, which any pod can reach; `localhost` and `0.0.0.0`, and what a program has built in,

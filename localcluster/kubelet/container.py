@@ -17,6 +17,7 @@ from localcluster.in_pod import SERVICE_ACCOUNT_VARIABLE
 from localcluster.kubelet.backoff import CrashBackoff
 from localcluster.kubelet.expansion import expand
 from localcluster.kubelet.images import Image
+from localcluster.kubelet.memory import limit_of, used_bytes
 from localcluster.kubelet.probes import Probe
 from localcluster.kubelet.refusal import entrypoint_of, search_path
 from localcluster.kubelet.rewriting import own_loopback, rewrite, service_names
@@ -30,6 +31,8 @@ _MESSAGE_BYTES, _MESSAGE_LINES = 2048, 80
 # Between SIGTERM and SIGKILL at least, also when preStop has used up the grace.
 _SHORTEST_GRACE_SECONDS = 2.0
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+# A cgroup counts each page; who grows faster than this is ended a moment late.
+_MEMORY_SECONDS = 0.25
 # What tells a program where a mount is whose path it has built in.
 _BUILT_IN = {"TMPDIR": "/tmp", SERVICE_ACCOUNT_VARIABLE: SERVICE_ACCOUNT}  # noqa: S108 - a mountPath
 
@@ -105,7 +108,8 @@ class Container:
         self._allowed = asyncio.Event()
         self._allowed.set()
         self._process: asyncio.subprocess.Process | None = None
-        self._unhealthy = False
+        self._unhealthy = self._out_of_memory = False
+        self._memory_limit = limit_of(launch.spec)
 
     @property
     def pid(self) -> int | None:
@@ -198,23 +202,38 @@ class Container:
             return Terminated(127, started, utc_now(), f"cannot start: {error}")
         if self._stopping.is_set() or not self._allowed.is_set():
             signal_group(self._process.pid, signal.SIGKILL)  # who said so meanwhile has found nothing to end
-        self.record.ready = self.record.started = False
+        self.record.ready = self.record.started = self._out_of_memory = False
         self._set(Running(started))
         await self._watch(self._process)
         signal_group(self._process.pid, signal.SIGKILL)  # whatever it left behind in its session
         self.record.ready = self.record.started = False
         code = self._process.returncode or 0
-        return Terminated(128 - code if code < 0 else code, started, utc_now(), self._message(code))
+        message = self._message(code)
+        return Terminated(
+            128 - code if code < 0 else code, started, utc_now(), message, out_of_memory=self._out_of_memory
+        )
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Return when the process has ended; probes run meanwhile."""
         self._probes: list[asyncio.Task[None]] = []  # before any wait: the process may have ended already
         async with asyncio.TaskGroup() as group:
             probing = group.create_task(self._probe(group))
+            bounding = group.create_task(self._keep_within_memory(process.pid))
             await process.wait()
             probing.cancel()
+            bounding.cancel()
             for task in self._probes:
                 task.cancel()
+
+    async def _keep_within_memory(self, pid: int) -> None:
+        """As a cgroup whose memory is out: all that is in it is killed at once (memory.oom.group)."""
+        limit = self._memory_limit
+        while limit is not None:
+            await asyncio.sleep(_MEMORY_SECONDS)
+            if used_bytes(pid, enough=limit) > limit:
+                self._out_of_memory = True
+                signal_group(pid, signal.SIGKILL)
+                return
 
     async def _probe(self, group: asyncio.TaskGroup) -> None:
         if startup := self._make_probe("startupProbe", ready=False):

@@ -32,12 +32,19 @@ class Terminated:
     started: datetime
     finished: datetime
     message: str = ""
+    out_of_memory: bool = False
+
+    @property
+    def reason(self) -> str:
+        if self.out_of_memory:
+            return "OOMKilled"
+        return "Completed" if self.exit_code == 0 else "Error"
 
     def to_json(self) -> JsonObject:
         return {
             "terminated": {
                 "exitCode": self.exit_code,
-                "reason": "Completed" if self.exit_code == 0 else "Error",
+                "reason": self.reason,
                 "message": self.message,
                 "startedAt": rfc3339(self.started),
                 "finishedAt": rfc3339(self.finished),

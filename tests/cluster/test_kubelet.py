@@ -217,6 +217,23 @@ async def test_termination_is_prestop_then_sigterm_then_sigkill(user: User, clus
     assert "got TERM" in log_of(cluster, pod, "main")
 
 
+async def test_a_container_beyond_its_memory_limit_is_killed_and_says_so(user: User) -> None:
+    """node D2: as a kubelet reports it, and started again with its back-off."""
+    grows = f"exec {sys.executable} -c 'import time; kept = bytearray(200 * 1024**2); time.sleep(1000)'"
+    main = shell(grows, resources={"limits": {"memory": "100Mi"}})
+    await user.apply(bound("greedy", main, restartPolicy="Always"))
+
+    async def killed_twice() -> None:
+        statuses = (await user.pod("greedy"))["status"].get("containerStatuses", [])
+        status = statuses[0] if statuses else {}
+        last = status.get("lastState", {}).get("terminated", {})
+        assert (last.get("reason"), last.get("exitCode")) == ("OOMKilled", 137), status
+        assert status["restartCount"] >= 1
+        assert status["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff", status
+
+    await eventually(killed_twice, seconds=60)
+
+
 async def test_a_host_path_is_the_nodes_own(user: User, cluster: LocalCluster) -> None:
     volume = {"name": "host", "hostPath": {"path": "/var/lib/probe", "type": "DirectoryOrCreate"}}
     mounts = [{"name": "host", "mountPath": "/data", "subPath": "sub"}]

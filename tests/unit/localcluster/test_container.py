@@ -4,6 +4,7 @@ import asyncio
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import pytest
 from localcluster.kubelet import container as module
 from localcluster.kubelet.container import Container, Launch
 from localcluster.kubelet.images import Image
+from localcluster.kubelet.memory import used_bytes
 from localcluster.kubelet.status import ContainerRecord, Running, Terminated, Waiting
 from localcluster.processes import spawn
 
+MIB = 1024**2
 FOREVER = "while true; do sleep 0.02; done"
 
 
@@ -171,6 +174,83 @@ async def test_a_probe_that_its_containers_end_cuts_short_has_ended_too(
     await run.until(lambda: len(children) == 2)
     await run.ends(run.container.stop(grace_seconds=0))
     assert [child.returncode for child in children] == [-signal.SIGKILL] * 2
+
+
+GROWS = """
+import sys, time
+kept = bytearray(int(sys.argv[1]) * 1024**2)
+print("grown", flush=True)
+time.sleep(1000)
+"""
+
+
+def growing(mebibytes: int) -> str:
+    return f"{sys.executable} -c {shlex.quote(GROWS)} {mebibytes}"
+
+
+def with_limit(quantity: str) -> Any:
+    return {"limits": {"memory": quantity}}
+
+
+async def test_a_container_beyond_its_memory_limit_is_killed_and_started_again_after_a_pause(
+    tmp_path: Path,
+) -> None:
+    """node D2: what a child of the first process takes counts, and all of them go."""
+    run = Run(tmp_path, f"{growing(200)} & wait", resources=with_limit("100Mi"))
+    await run.until(lambda: isinstance(run.record.state, Waiting) and run.record.restarts == 1)
+    assert run.record.state == Waiting("CrashLoopBackOff", "back-off 1s restarting failed container=c")
+    last = run.record.last
+    assert last is not None
+    assert (last.exit_code, last.reason) == (137, "OOMKilled")
+    assert last.to_json()["terminated"]["reason"] == "OOMKilled"
+    await run.ends(run.container.stop(grace_seconds=0))
+
+
+async def test_a_container_within_its_memory_limit_runs_on_and_one_that_is_killed_otherwise_is_no_oom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = 0
+
+    def looking(pid: int, *, enough: int) -> int:
+        nonlocal looked
+        looked += 1
+        return used_bytes(pid, enough=enough)
+
+    monkeypatch.setattr(module, "used_bytes", looking)
+    run = Run(tmp_path, f"exec {growing(50)}", policy="Never", resources=with_limit("100Mi"))
+    await run.until(lambda: "grown" in run.said)
+    so_far = looked
+    await run.until(lambda: looked > so_far + 2)
+    assert run.container.pid is not None
+    os.kill(run.container.pid, signal.SIGKILL)
+    ended = await run.ends()
+    assert (ended.exit_code, ended.reason) == (137, "Error")
+
+
+async def test_pages_that_processes_share_are_counted_once(tmp_path: Path) -> None:
+    """Workers that are forked from one that has loaded much; what is of a file can be dropped, and does not count."""
+    script = """
+import os, time
+kept = bytearray(100 * 1024**2)
+with open(__import__("sys").argv[1], "w+b") as file:
+    file.truncate(50 * 1024**2)
+    import mmap
+    seen = mmap.mmap(file.fileno(), 0)
+    for at in range(0, len(seen), 4096):
+        seen[at]
+for _ in range(3):
+    if not os.fork():
+        time.sleep(1000)
+print("forked", flush=True)
+time.sleep(1000)
+"""
+    run = Run(tmp_path, f"exec {sys.executable} -c {shlex.quote(script)} {tmp_path}/file", policy="Never")
+    await run.until(lambda: "forked" in run.said)
+    assert run.container.pid is not None
+    assert 100 * MIB < used_bytes(run.container.pid) < 140 * MIB
+    assert used_bytes(run.container.pid, enough=10**10) > 400 * MIB  # all that is resident, each time
+    await run.ends(run.container.stop(grace_seconds=0))
+    assert used_bytes(2**22) == 0  # nobody
 
 
 @pytest.mark.parametrize(
