@@ -11,10 +11,10 @@ T = TypeVar("T")
 class _Selector(selectors.DefaultSelector):
     def __init__(self, grace_seconds: float) -> None:
         super().__init__()
-        self._grace, self.leapt = grace_seconds, 0.0
+        self._grace, self.leapt, self.in_threads = grace_seconds, 0.0, 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout <= self._grace:
+        if timeout is None or timeout <= self._grace or self.in_threads:
             return super().select(timeout)
         ready = super().select(self._grace)
         if not ready:
@@ -26,6 +26,16 @@ class _Loop(asyncio.SelectorEventLoop):
     def __init__(self, grace_seconds: float) -> None:
         self._clock = _Selector(grace_seconds)
         super().__init__(self._clock)
+
+    def run_in_executor(self, *work: Any) -> Any:
+        """What a thread does is something that is to be done: a slow disk takes no time off the clock."""
+        future = super().run_in_executor(*work)
+        self._clock.in_threads += 1
+        future.add_done_callback(self._thread_is_done)
+        return future
+
+    def _thread_is_done(self, _: object) -> None:
+        self._clock.in_threads -= 1
 
     def time(self) -> float:
         return super().time() + self._clock.leapt

@@ -413,7 +413,11 @@ async def test_progress_is_told_now_and_then(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An hour's download with a line for each piece, or with none, would help nobody."""
-    now = [100.0]
+    now, taken = [100.0], asyncio.Event()
+
+    def clock() -> float:
+        taken.set()
+        return now[0]
 
     async def in_pieces(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -421,11 +425,12 @@ async def test_progress_is_told_now_and_then(
         await response.prepare(request)
         for _ in range(3):
             await response.write(bytes(1024))
-            await asyncio.sleep(0.02)
+            await taken.wait()  # the piece has arrived, alone
+            taken.clear()
             now[0] += 3
         return response
 
-    monkeypatch.setattr(loader.download, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(loader.download, "time", SimpleNamespace(monotonic=clock))
     caplog.set_level(logging.INFO, "loader.download")
     server.script = [in_pieces]
     await download(server, tmp_path / "f")
