@@ -9,8 +9,8 @@ M. Shreedhar, G. Varghese: Efficient Fair Queuing using Deficit Round-Robin, SIG
 costs is known only once it has been served, so that a credit may become negative.
 """
 
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
 # What a call costs beside its bytes, which is about how many nanoseconds one takes; and what a copy may take in one
@@ -19,17 +19,17 @@ from typing import Final, Generic, TypeVar
 CALL_COST: Final = 64 * 1024
 QUANTUM: Final = 4 * CALL_COST
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 
 
 class Share(Generic[T]):
-    """One copy's part. `waiting`: what has come for it and is not served yet, in order."""
+    """One copy's part. `waiting`: what has come for it and is not served yet, in order; each waits there once."""
 
     __slots__ = ("credit", "is_queued", "is_touched", "waiting")
 
     def __init__(self) -> None:
         self.credit = QUANTUM
-        self.waiting: deque[T] = deque()
+        self.waiting: OrderedDict[T, None] = OrderedDict()
         self.is_touched = self.is_queued = False
 
     @property
@@ -59,16 +59,15 @@ class Turns(Generic[T]):
             self._touched.append(share)
 
     def wait(self, share: Share[T], item: T) -> None:
-        """It is served in one of the next turns."""
-        share.waiting.append(item)
+        """It is served in one of the next turns. It must not wait already."""
+        share.waiting[item] = None
         if not share.is_queued:
             share.is_queued = True
             self._queue.append(share)
 
     def drop(self, share: Share[T], item: T) -> None:
         """It is not to be served any more."""
-        if item in share.waiting:
-            share.waiting.remove(item)
+        share.waiting.pop(item, None)
 
     def next_turn(self, serve: Callable[[T], int]) -> None:
         """Give every copy its quantum and serve what waits, as far as the quanta go.
@@ -80,7 +79,7 @@ class Turns(Generic[T]):
         for _ in range(len(self._queue)):
             share = self._queue.popleft()
             while share.waiting and share.credit > 0:
-                self.spend(share, serve(share.waiting.popleft()))
+                self.spend(share, serve(share.waiting.popitem(last=False)[0]))
             share.is_queued = bool(share.waiting)
             if share.is_queued:
                 self._queue.append(share)

@@ -11,24 +11,40 @@ Item = tuple[str, int]
 IN_A_TURN = QUANTUM // CALL_COST
 
 
+class Came:
+    """One that is served once. Counts how often any is compared with another."""
+
+    compared = 0
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+
+    def __eq__(self, other: object) -> bool:
+        Came.compared += 1
+        return self is other
+
+    __hash__ = object.__hash__
+
+
 class Loop:
     """A process: what comes is served at once or waits, as in the gateway."""
 
     def __init__(self, *names: str) -> None:
-        self.turns: Turns[Item] = Turns()
-        self.shares: dict[str, Share[Item]] = {name: Share() for name in names}
+        self.turns: Turns[Came] = Turns()
+        self.shares: dict[str, Share[Came]] = {name: Share() for name in names}
         self.served: list[Item] = []
 
-    def comes(self, name: str, cost: int = CALL_COST) -> None:
-        share = self.shares[name]
+    def comes(self, name: str, cost: int = CALL_COST) -> Came:
+        share, came = self.shares[name], Came((name, cost))
         if share.may_go_on:
-            self.turns.spend(share, self.serve((name, cost)))
+            self.turns.spend(share, self.serve(came))
         else:
-            self.turns.wait(share, (name, cost))
+            self.turns.wait(share, came)
+        return came
 
-    def serve(self, item: Item) -> int:
-        self.served.append(item)
-        return item[1]
+    def serve(self, came: Came) -> int:
+        self.served.append(came.item)
+        return came.item[1]
 
     def turn(self) -> Counter[str]:
         self.served.clear()
@@ -113,19 +129,29 @@ def test_order_is_kept_and_what_is_dropped_is_not_served() -> None:
     for number in range(IN_A_TURN + 3):
         loop.comes("a", CALL_COST + number)
     share = loop.shares["a"]
-    first = share.waiting[0]
-    loop.turns.drop(share, first)
-    loop.turns.drop(share, ("a", -1))  # was never there
-    left = list(share.waiting)
+    loop.turns.drop(share, next(iter(share.waiting)))
+    loop.turns.drop(share, Came(("a", -1)))  # was never there
+    left = [came.item for came in share.waiting]
     loop.turn()
     assert loop.served == left
     loop.comes("a", 10 * QUANTUM)
-    loop.comes("a", 1)
-    loop.turns.drop(share, ("a", 1))
+    loop.turns.drop(share, loop.comes("a", 1))
     assert loop.turn() == {}
     for _ in range(20):
         loop.turn()
     assert not loop.turns.has_waiting
+
+
+def test_whoever_leaves_is_not_looked_for_among_all_that_wait() -> None:
+    """data-plane D5: thousands that leave at once cost their neighbours nothing."""
+    loop = Loop("a")
+    loop.comes("a", QUANTUM)
+    waiting = [loop.comes("a") for _ in range(2000)]
+    Came.compared = 0
+    for came in reversed(waiting):
+        loop.turns.drop(loop.shares["a"], came)
+    assert not loop.shares["a"].waiting
+    assert Came.compared <= len(waiting)
 
 
 def test_what_is_served_bit_by_bit_waits_again_behind_the_others() -> None:
