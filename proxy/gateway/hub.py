@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 _MOST_NEWS: Final = 64
 # Each process that serves sees Triton's death for itself.
 _ONE_DEATH_SECONDS: Final = 10.0
+# Of one copy's door, which may wish to drain as often as it likes, one line is written in so long.
+_DRAINED_LINE_SECONDS: Final = 60.0
 
 
 class Planes(Protocol):
@@ -42,6 +44,8 @@ class Hub:
         # When a copy that drains counts as drained whatever is left of it: never, where only its door asks.
         self._draining: dict[str, float] = {}
         self._drained: set[str] = set()
+        # When it was last written that a copy had drained because its door wished it.
+        self._written: dict[str, float] = {}
         # Those whose doors have said that they will go.
         self._leaving = frozenset[str]()
         self._orders: Orders | None = None
@@ -63,6 +67,7 @@ class Hub:
         gone = {copy.pod_uid for copy in changes.ended}
         for uid in gone:
             self._serve_on(uid)
+            self._written.pop(uid, None)
         self.suspects.keep({copy.pod_uid for copy in self.registry})
         if changes.new or changes.ended:
             log.info("copies", extra=fields(all=len(self.registry), new=len(changes.new), ended=len(gone)))
@@ -107,20 +112,25 @@ class Hub:
             self._serve_on(uid)
         for uid, until in self._draining.items():
             if uid not in self._drained and (self._is_idle(uid, words) or now > until):
-                self._is_drained(uid, late=now > until)
+                self._is_drained(uid, now)
         self._give_orders(now)
 
     def _is_idle(self, uid: str, words: list[Word]) -> bool:
         """What a word said before it was told to drain does not count: it says idle only of those that drain."""
         return bool(words) and all(uid in word.idle for word in words)
 
-    def _is_drained(self, uid: str, *, late: bool) -> None:
+    def _is_drained(self, uid: str, now: float) -> None:
+        until = self._draining[uid]
         self._drained.add(uid)
-        if not math.isinf(self._draining[uid]):
+        if not math.isinf(until):
             self.news.append({"drained": uid})
+        elif now - self._written.get(uid, -math.inf) < _DRAINED_LINE_SECONDS:
+            return
+        else:
+            self._written[uid] = now
         log.log(
-            logging.WARNING if late else logging.INFO,
-            "out of time with requests in flight" if late else "drained",
+            logging.WARNING if now > until else logging.INFO,
+            "out of time with requests in flight" if now > until else "drained",
             extra=fields(pod_uid=uid),
         )
 

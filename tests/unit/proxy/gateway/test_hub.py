@@ -1,5 +1,6 @@
 """What is told and what is done about it, without a socket and with the clock in hand."""
 
+import logging
 import os
 from dataclasses import replace
 from typing import Any
@@ -141,6 +142,41 @@ def test_a_doors_wish_drains_and_the_agent_that_has_not_asked_is_not_told() -> N
     planes.said = [Word(idle=frozenset({"a"}))] * 2  # the door has gone: it may come again
     one.step(10_002)
     assert (planes.orders[-1].draining, planes.orders[-1].drained) == (frozenset(), frozenset())
+
+
+def test_a_door_that_drains_and_goes_again_and_again_writes_a_line_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """data-plane D6. What the agent asks for is written each time."""
+    caplog.set_level(logging.INFO, logger="proxy.gateway.hub")
+    one, planes = hub()
+    one.take_copies([copy_of("a"), copy_of("b")])
+
+    def lines() -> list[str]:
+        return [vars(record)["fields"]["pod_uid"] for record in caplog.records if record.message == "drained"]
+
+    def drains(uid: str, now: float) -> None:
+        planes.said = [Word(idle=frozenset({uid}), wishes=frozenset({uid}))]
+        one.step(now)
+        assert planes.orders[-1].drained == {uid}
+        planes.said = [Word(idle=frozenset({uid}))]
+        one.step(now + 0.05)
+        assert planes.orders[-1].drained == frozenset()
+
+    for number in range(300):
+        drains("a", number / 10)
+    assert lines() == ["a"]
+    drains("b", 30)  # another one's is its own
+    drains("a", 60)
+    assert lines() == ["a", "b", "a"]
+    one.drain("a", 10, now=61)
+    planes.said = [Word(idle=frozenset({"a"}))]
+    one.step(62)
+    assert lines() == ["a", "b", "a", "a"]
+    one.take_copies([])
+    one.take_copies([copy_of("a")])
+    drains("a", 63)
+    assert lines() == ["a", "b", "a", "a", "a"]
 
 
 def test_a_door_that_will_leave_is_heard_by_all_processes() -> None:
