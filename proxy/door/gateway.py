@@ -10,6 +10,7 @@ from berth.contract.endpoint import Endpoint
 from proxy.codecs.preamble import ACCEPTED, Kind, Preamble
 from proxy.codecs.report import read_told
 from proxy.exchange.traffic import Figures
+from proxy.fronts.tcp import reset
 
 # For the connection and the gateway's word that it takes it, each time.
 ASK_SECONDS: Final = 2.0
@@ -177,7 +178,7 @@ class _Knock(asyncio.Protocol):
     def leave(self) -> None:
         """End it, unless it was given away."""
         if self._transport is not None:
-            self._transport.abort()
+            reset(self._transport)  # it may have taken the client's first bytes for a request
         self.taken.cancel()
 
 

@@ -16,7 +16,7 @@ from proxy.codecs.preamble import Kind
 from proxy.door.absent import refuse
 from proxy.door.gateway import Gateway, NoGateway
 from proxy.door.splice import Crowd, Joined
-from proxy.fronts.tcp import keep_alive
+from proxy.fronts.tcp import keep_alive, reset
 
 # So many are taken before others have their turn.
 _AT_ONCE = 64
@@ -197,7 +197,7 @@ class _Client(asyncio.BufferedProtocol):
                 refuse(transport, port.kind, str(error), self._first, self._leave)
             return
         if self._has_left:
-            gateway.abort()
+            reset(gateway)  # it has the client's first bytes
             return
         if len(self._first) > len(first):  # TLS had more of it already
             gateway.write(self._first[len(first) :])

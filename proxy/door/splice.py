@@ -1,6 +1,6 @@
 """Two connections joined: what comes from one goes to the other, at the pace at which that takes it.
 
-Nothing here looks at a byte. A side's `data_received` *is* the other transport's `write`: uvloop then hands on
+Nothing here looks at a byte, and an end is passed on as what it was: one that has said all, or one that was broken off. A side's `data_received` *is* the other transport's `write`: uvloop then hands on
 what it has read without a step of ours in between.
 """
 
@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from proxy.fronts.tcp import unsent_bytes
+from proxy.fronts.tcp import reset, unsent_bytes
 
 # After the gateway has said all it has to say a client has this long to end its own half.
 LINGER_SECONDS: Final = 30.0
@@ -17,6 +17,8 @@ LINGER_SECONDS: Final = 30.0
 CROWDED_BYTES: Final = 16 * 1024**2
 CALM_BYTES: Final = 4 * 1024**2
 _PIECE_BYTES: Final = 4096
+# How often a client whose answer was broken off is looked at, until it has what there is of it.
+_LOOK_SECONDS: Final = 0.1
 # Of what one end has not taken; the kernel has buffers of its own.
 _KEPT_BYTES: Final = 64 * 1024
 
@@ -80,6 +82,7 @@ class Joined:
         self._client = _Side(self, client, gateway)
         self._gateway = _Side(self, gateway, client)
         self._linger: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
         if unanswered is not None:
             self._gateway.data_received = self._answered
         self._client.other_side, self._gateway.other_side = self._gateway, self._client
@@ -129,15 +132,34 @@ class Joined:
         elif not other.transport.is_closing():
             other.transport.write_eof()
 
-    def lost(self, side: "_Side") -> None:
+    def lost(self, side: "_Side", exc: Exception | None) -> None:
         if side is self._client:
-            self._gateway.transport.abort()  # nobody is there to be answered
+            self._leave_gateway()
             self._end()
             self._ended()
         elif self._unanswered is not None:
             self._hand_back()
-        else:
+        elif exc is None or side.has_finished:
             self._client.transport.close()  # with what it has not taken yet
+        else:
+            self._client.pause_reading()
+            self._linger = self._linger or asyncio.get_running_loop().call_later(LINGER_SECONDS, self.abort)
+            self._break_off()
+
+    def _leave_gateway(self) -> None:
+        """Nobody is there to be answered. Told as an end like any other, what waits there would keep its place."""
+        gateway = self._gateway
+        if gateway.has_finished:
+            gateway.transport.abort()
+        else:
+            reset(gateway.transport)
+
+    def _break_off(self) -> None:
+        """The answer does not go on. Its client is reset as soon as it has what there is, which a reset would drop."""
+        if self.is_settled:
+            reset(self._client.transport)
+        else:
+            self._look = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._break_off)
 
     @property
     def is_settled(self) -> bool:
@@ -150,20 +172,21 @@ class Joined:
         self._client.transport.close()
 
     def abort(self) -> None:
-        self._gateway.transport.abort()
+        self._leave_gateway()
         self._client.transport.abort()
 
     def _hand_back(self) -> None:
         unanswered, self._unanswered = self._unanswered, None
-        self._gateway.transport.abort()
+        self._leave_gateway()
         self._end()
         if unanswered is not None and not self._client.transport.is_closing():
             self._client.resume_reading()
             unanswered()
 
     def _end(self) -> None:
-        if self._linger is not None:
-            self._linger.cancel()
+        for timer in (self._linger, self._look):
+            if timer is not None:
+                timer.cancel()
         self._client.forget()
         self._gateway.forget()
         self._crowd.discard(self)
@@ -212,7 +235,7 @@ class _Side(asyncio.Protocol):
         return self.transport.can_write_eof()  # TLS has no half
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._joined.lost(self)
+        self._joined.lost(self, exc)
 
 
 class _InPieces(asyncio.BufferedProtocol):

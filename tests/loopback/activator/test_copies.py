@@ -24,6 +24,7 @@ from tests.fakes.pods import FakePod
 from tests.loopback.activator.clients import asking, channel, infer, post, raw, request, stub
 from tests.loopback.activator.conftest import OWN, Place, free_port, until
 from tests.loopback.proxy.test_process import Authority
+from tests.loopback.proxy.test_resets import Ends, break_off
 
 
 async def test_no_request_goes_to_a_copy_that_is_not_ready(place: Place) -> None:
@@ -514,6 +515,21 @@ async def test_a_tls_client_that_goes_while_it_waits_leaves_its_place(
     await until(lambda: place.own.hold.held == 1)
     writer.close()
     await until(lambda: place.own.hold.held == 0)
+
+
+async def test_a_tls_client_that_is_reset_is_reset_at_its_copy(place: Place, authority: Authority) -> None:
+    """data-plane D4: the activator passes bytes on as a door does."""
+    ends = Ends()
+    copy = await asyncio.start_server(ends.serve, "127.0.0.1", 0)
+    async with copy:
+        await place.tell(tls=True)
+        place.own._passing[0].port_of = lambda _: copy.sockets[0].getsockname()[1]
+        await place.serve(await place.pod("copy"))
+        writer = await says_hello(place, authority)
+        await asyncio.wait_for(ends.reached.wait(), 30)
+        break_off(writer)
+        await until(lambda: ends.seen, seconds=30)
+        assert ends.seen == ["reset"]
 
 
 async def test_what_a_tls_client_says_while_it_waits_is_not_kept_without_end(

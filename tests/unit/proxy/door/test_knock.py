@@ -18,6 +18,9 @@ class Wire:
     def pause_reading(self) -> None:
         self.paused = True
 
+    def get_extra_info(self, name: str) -> None:
+        """It has no socket."""
+
     def abort(self) -> None:
         self.aborted = True
 
