@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -181,6 +183,24 @@ async def test_what_costs_is_written_away_from_the_loop() -> None:
         assert await asyncio.to_thread(get, admin.port, "/page") == (200, b"1")
     assert threads["take"] == threading.get_ident()
     assert threads["write"] != threading.get_ident()
+
+
+async def test_the_thread_rests_while_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times as long as it has worked: the loop that serves has the rest."""
+    rests: list[float] = []
+    clock = SimpleNamespace(monotonic=time.monotonic, thread_time=time.thread_time, sleep=rests.append)
+    monkeypatch.setattr(server, "time", clock)
+
+    def write(_: bytes) -> Iterator[bytes]:
+        for _ in range(5):
+            began = time.thread_time()
+            while time.thread_time() < began + 0.004:
+                pass
+            yield b"x"
+
+    async with serving(page=CachedPage(lambda: b"", [Format("", "a/b", write)])) as admin:
+        assert await asyncio.to_thread(get, admin.port, "/page") == (200, b"xxxxx")
+    assert len([seconds for seconds in rests if seconds >= 0.012]) >= 5
 
 
 async def test_pages_below_a_path_and_pages_that_there_are_not() -> None:
