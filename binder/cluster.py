@@ -24,7 +24,7 @@ from binder.heartbeats import Heartbeats
 from binder.labels import Labels
 from binder.node_kinds import NodeKinds
 from binder.notices import told
-from binder.quarantine import Quarantines, Template, template_of
+from binder.quarantine import Family, Quarantines, Template, template_of
 from binder.state import ClusterState
 from binder.strategies import Strategy, make_strategy
 from binder.supposing import Supposing
@@ -55,7 +55,7 @@ class Cluster:
         excluded: Callable[[Demand], Iterable[NodeName]] = lambda _: (),
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._clock = clock
+        self._keys, self._clock = keys, clock
         self.state = ClusterState(keys, clock=clock)
         self.volumes, self.budgets = Volumes(), Budgets()
         self.quarantines = Quarantines(now)
@@ -105,7 +105,9 @@ class Cluster:
         )
 
     def _quarantined(self, demand: Demand) -> str:
-        return self.quarantines.because(demand.template)
+        ref, model_id = demand.model.ref, demand.model.model_id
+        model = None if model_id is None else (ref.namespace, model_id)
+        return self.quarantines.because(demand.template, model=model, family=demand.family)
 
     def is_fresh(self, node: NodeName) -> bool:
         """The heartbeat of the node's agent is alive."""
@@ -114,7 +116,7 @@ class Cluster:
     def on_node(self, change: Change) -> bool:
         name = NodeName(change.object["metadata"]["name"])
         if change.kind is ChangeKind.GONE:
-            self.quarantines.follow(name, None, "", self._template)
+            self.quarantines.follow(name, None, "", self._template, self._family)
             return self.state.remove_node(name)
         helps = self.state.set_node(change.object)
         if helps and (facts := self.state.facts_of(name)) is not None:
@@ -146,7 +148,8 @@ class Cluster:
         pod = change.object
         if node_of(pod) is None and (said := told(pod)):
             ref, labels = pod_ref(pod), pod["metadata"].get("labels") or {}
-            template = template_of(ref.namespace, controller_of(pod), labels)
+            model_id = (pod["metadata"].get("annotations") or {}).get(self._keys.model_id, "").strip()
+            template = template_of(ref.namespace, controller_of(pod), labels, model_id)
             if (node := self.quarantines.remember(template, said)) is not None:
                 self._follow_quarantines(node)
         # Also of a pod that is gone: its last state may be the first that we see of its node.
@@ -160,11 +163,15 @@ class Cluster:
     def _follow_quarantines(self, node: NodeName) -> None:
         """A report may name a pod before its watch has shown it."""
         if (facts := self.state.facts_of(node)) is not None:
-            self.quarantines.follow(node, facts.report, facts.lifted, self._template)
+            self.quarantines.follow(node, facts.report, facts.lifted, self._template, self._family)
 
     def _template(self, uid: PodUid) -> Template | None:
         holder = self.state.holder_of(uid)
         return None if holder is None else holder.template
+
+    def _family(self, uid: PodUid) -> Family:
+        holder = self.state.holder_of(uid)
+        return "" if holder is None else holder.family
 
     def on_namespace(self, change: Change) -> bool:
         meta = change.object["metadata"]

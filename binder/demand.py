@@ -11,7 +11,7 @@ from berth.contract.pod import ModelPod, parse_model_pod
 from berth.contract.report import CODE_BACKENDS
 from binder.amounts import Amounts, pod_amounts
 from binder.neighbours import Neighbours, parse_neighbours
-from binder.quarantine import Template, template_of
+from binder.quarantine import Family, Template, family_of, template_of
 
 JsonObject = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A pending pod. `unsupported` names the first field that the binder does not decide.
+    """A pending pod. `unsupported` names the first field that the binder does not decide; `family`: see `quarantine`.
 
     `claims` are the PersistentVolumeClaims it mounts, `owned_claims` those of them that are made for
     it (generic ephemeral volumes). `owner`: uid of the controller that will replace the pod. `preempts`: it may take the place of pods of lower priority.
@@ -65,6 +65,7 @@ class Demand:
     created: str
     gated: bool
     nominated: NodeName | None = field(default=None, compare=False)
+    family: Family = ""
 
     @property
     def question(self) -> Hashable:
@@ -80,7 +81,7 @@ class Demand:
     @property
     def template(self) -> Template | None:
         """What it has in common with the pods that bring the same files."""
-        return template_of(self.model.ref.namespace, self.owner, self.labels)
+        return template_of(self.model.ref.namespace, self.owner, self.labels, self.model.model_id)
 
     @property
     def has_code(self) -> bool:
@@ -115,6 +116,7 @@ def parse_demand(pod: JsonObject, keys: Keys) -> Demand:
         preempts=spec.get("preemptionPolicy") != "Never",
         created=meta.get("creationTimestamp") or "",
         gated=bool(spec.get("schedulingGates")),
+        family=family_of(pod),
         nominated=(pod.get("status") or {}).get("nominatedNodeName") or None,
     )
 

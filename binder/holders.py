@@ -17,7 +17,7 @@ from berth.contract.pod import PodRef, effective_request, is_deleting, is_placed
 from berth.contract.report import CODE_BACKENDS, ModelReport
 from binder.amounts import pod_amounts
 from binder.demand import Demand, controller_kind, controller_of, host_ports, pod_claims
-from binder.quarantine import Template, template_of
+from binder.quarantine import Family, Template, family_of, template_of
 from binder.view import HostPort
 
 JsonObject = Mapping[str, Any]
@@ -44,6 +44,7 @@ class Holder:
     template: Template | None = None
     # Its node is where it belongs: a DaemonSet's, or a mirror of a static pod.
     stays_with_node: bool = False
+    family: Family = ""
 
     @property
     def has_model(self) -> bool:
@@ -68,6 +69,7 @@ def placed_holder(demand: Demand, node: NodeName, gpu: GpuChoice) -> Holder:
         claims=demand.claims,
         has_code=demand.has_code,
         template=demand.template,
+        family=demand.family,
     )
 
 
@@ -83,9 +85,13 @@ def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
         claims=pod_claims(pod)[0],
         deleting=is_deleting(pod),
         template=template_of(
-            pod["metadata"].get("namespace", ""), controller_of(pod), pod["metadata"].get("labels") or {}
+            pod["metadata"].get("namespace", ""),
+            controller_of(pod),
+            pod["metadata"].get("labels") or {},
+            (pod["metadata"].get("annotations") or {}).get(keys.model_id, "").strip(),
         ),
         stays_with_node=controller_kind(pod) in ("DaemonSet", "Node"),
+        family=family_of(pod),
     )
     # Whoever puts a pod on a node without the binder gets no model loaded for it: it holds no GPU memory,
     # whatever it asks for, or one such pod could close a node to everybody.

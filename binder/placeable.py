@@ -264,7 +264,9 @@ def _copy_of(asks: PlaceableModel, keys: Keys) -> Demand:
     )
     hash(demand.question)  # what is no pod of an API server's shows here, and not in the midst of a decision
     bound = tuple(claim for claim in demand.claims if claim not in demand.owned_claims)
-    return replace(demand, claims=bound, owned_claims=frozenset())
+    # As pods of the Deployment's ReplicaSets are.
+    family = f"ReplicaSet/{asks.model.name}"
+    return replace(demand, claims=bound, owned_claims=frozenset(), family=family)
 
 
 def _by_namespace(asked: Iterable[_Asked]) -> dict[str, list[_Asked]]:

@@ -2,7 +2,9 @@
 
 An agent quarantines by content, on its own node's disk: another node would learn of it by its own Triton's
 death. A binder sees no content; it takes the pods of one template of one controller for bringers of the same
-files. Once a node reports one of them as quarantined, none is placed afresh, on any node; what serves stays.
+files. Once a node reports one of them as quarantined, none is placed afresh, on any node; what serves stays. So it
+is with the other pods of its namespace and model id, on their own or of another controller; but another template
+of the same one is what an owner mends a model with.
 
 That ends when the node lifts it (the same pod's model is loaded after all, or the node's annotation says so),
 or after QUARANTINE_SECONDS where the pod that told of it is gone, or with the template: another one has another
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from berth.contract.ids import NodeName, PodUid
+from berth.contract.ids import ModelId, NodeName, PodUid
 from berth.contract.report import Failure, ModelReport, ModelState, NodeReport
 from berth.kube.times import parse_time, rfc3339, utc_now
 
@@ -30,26 +32,50 @@ _LOADED = (ModelState.LOADING, ModelState.READY)
 # Of a digest; what an operator writes has that many characters at least.
 _BEGINNING = 8
 
-# Namespace, the controller's uid, and its template's hash, "" where it has only one template.
+# Namespace, the controller's uid, and its template's hash, "" where it has only one template. Of a pod on its own "" for the
+# controller, and its model's id.
 Template = tuple[str, str, str]
 TemplateOf = Callable[[PodUid], Template | None]
+# A controller by its kind and its name, a ReplicaSet by that of its Deployment: the same for all of its templates. "": none.
+Family = str
+_Model = tuple[str, ModelId]
 
 
-def template_of(namespace: str, owner: str | None, labels: Mapping[str, Any]) -> Template | None:
-    """What a pod has in common with those that bring the same files; None for a pod on its own."""
-    revision = labels.get("pod-template-hash") or labels.get("controller-revision-hash") or ""
-    return None if owner is None else (namespace, owner, str(revision))
+def template_of(
+    namespace: str, owner: str | None, labels: Mapping[str, Any], model_id: str | None = None
+) -> Template | None:
+    """What a pod has in common with those that bring the same files; None for a pod on its own without an id."""
+    if owner is None:
+        return (namespace, "", model_id) if model_id else None
+    return (namespace, owner, _revision(labels))
+
+
+def family_of(pod: Mapping[str, Any]) -> Family:
+    """Of which controllers' pods it is one."""
+    meta = pod["metadata"]
+    owners = meta.get("ownerReferences") or ()
+    owner: Mapping[str, Any] = next((one for one in owners if one.get("controller")), {})
+    if not owner.get("name"):
+        return ""
+    return f"{owner.get('kind')}/{owner['name'].removesuffix('-' + _revision(meta.get('labels') or {}))}"
+
+
+def _revision(labels: Mapping[str, Any]) -> str:
+    return str(labels.get("pod-template-hash") or labels.get("controller-revision-hash") or "")
 
 
 @dataclass(slots=True)
 class _Entry:
-    """Of one node. `pod`: which one it was, if that is known; `is_listed`: the node's report says so still."""
+    """Of one node. `pod`: which one it was, if that is known; `is_listed`: the node's report says so still. `model` and
+    `family`: whose files they are, beside the template's."""
 
     pod: PodUid | None
     until: datetime
     reason: str
     is_listed: bool
     annotation: str
+    model: _Model | None = None
+    family: Family = ""
 
 
 class Quarantines:
@@ -59,6 +85,7 @@ class Quarantines:
         self._now = now
         self._known: dict[Template, dict[NodeName, _Entry]] = {}
         self._at: dict[NodeName, set[Template]] = {}
+        self._of_model: dict[_Model, set[tuple[Template, NodeName]]] = {}
         # Until when what has been lifted would have held: conditions that say so still are of that one.
         self._lifted: OrderedDict[Template, datetime] = OrderedDict()
 
@@ -66,7 +93,14 @@ class Quarantines:
         """How many templates are not placed."""
         return sum(self._entry(template) is not None for template in list(self._known))
 
-    def follow(self, node: NodeName, report: NodeReport | None, lifted: str, template: TemplateOf) -> None:
+    def follow(
+        self,
+        node: NodeName,
+        report: NodeReport | None,
+        lifted: str,
+        template: TemplateOf,
+        family: Callable[[PodUid], Family] = lambda _: "",
+    ) -> None:
         """Take a node's report. `lifted`: what its annotation says of quarantines that end."""
         models = () if report is None else report.models
         bad = [model for model in models if model.failure is Failure.QUARANTINED]
@@ -78,7 +112,7 @@ class Quarantines:
             self._renew(known, node, rows, loaded, lifted)
         for model in bad:
             if (key := template(model.pod_uid)) is not None:
-                self._note(key, node, model, lifted)
+                self._note(key, node, model, lifted, family(model.pod_uid))
 
     def remember(self, template: Template | None, message: str) -> NodeName | None:
         """What a waiting pod's condition says, perhaps an earlier binder's word. Returns the node of which it
@@ -93,16 +127,32 @@ class Quarantines:
         self._put(template, NodeName(found[1]), _Entry(None, min(until, longest), "", False, ""))
         return NodeName(found[1])
 
-    def because(self, template: Template | None) -> str:
-        """Why no pod of the template is placed; "" where nothing is known against it."""
+    def because(self, template: Template | None, *, model: _Model | None = None, family: Family = "") -> str:
+        """Why no pod of the template is placed, nor of the model where another family's brought its files down; "" where
+        nothing is known against it."""
+        whose, help = "this pod", "the pods' template changes"
         found = None if template is None else self._entry(template)
+        if found is None and model is not None:
+            whose, help = "another pod of this model id", "the model id changes"
+            found = self._entry_of_model(model, family)
         if found is None:
             return ""
         node, entry = found
         return (
-            f"the files of this pod took Triton down on node {node}; none is placed until"
-            f" {rfc3339(entry.until)}, unless the quarantine on that node is lifted or the pods' template changes"
+            f"the files of {whose} took Triton down on node {node}; none is placed until"
+            f" {rfc3339(entry.until)}, unless the quarantine on that node is lifted or {help}"
         )
+
+    def _entry_of_model(self, model: _Model, family: Family) -> tuple[NodeName, _Entry] | None:
+        """One that holds against pods of the model that are not of its own family: that one's other templates are
+        other files."""
+        for template, node in sorted(self._of_model.get(model, ())):
+            entry = self._known.get(template, {}).get(node)
+            if entry is None or (family and entry.family == family):
+                continue
+            if (found := self._entry(template)) is not None:
+                return found
+        return None
 
     def _renew(
         self,
@@ -126,16 +176,23 @@ class Quarantines:
         if len(self._lifted) > _MOST_TEMPLATES:
             self._lifted.popitem(last=False)
 
-    def _note(self, key: Template, node: NodeName, model: ModelReport, lifted: str) -> None:
+    def _note(self, key: Template, node: NodeName, model: ModelReport, lifted: str, family: Family) -> None:
         known = self._known.get(key, {}).get(node)
         until = self._now() + timedelta(seconds=QUARANTINE_SECONDS) if known is None else known.until
         # A report that had no room for the reason has told it before.
         reason = model.reason or ("" if known is None else known.reason)
-        self._put(key, node, _Entry(model.pod_uid, until, reason, True, lifted))
+        # The namespace is the pod's own, whatever a report says.
+        whose = None if model.model_id is None else (key[0], model.model_id)
+        if whose is None and known is not None:
+            whose = known.model
+        self._put(key, node, _Entry(model.pod_uid, until, reason, True, lifted, whose, family))
 
     def _put(self, key: Template, node: NodeName, entry: _Entry) -> None:
+        self._forget_model(key, node)
         self._known.setdefault(key, {})[node] = entry
         self._at.setdefault(node, set()).add(key)
+        if entry.model is not None:
+            self._of_model.setdefault(entry.model, set()).add((key, node))
         while len(self._known) > _MOST_TEMPLATES:
             # Of the namespace that has the most, so that nobody's pushes out another's: the first noted.
             namespace, _ = Counter(one[0] for one in self._known).most_common(1)[0]
@@ -153,8 +210,14 @@ class Quarantines:
         return None
 
     def _drop(self, key: Template, node: NodeName) -> None:
+        self._forget_model(key, node)
         for index, one, other in ((self._known, key, node), (self._at, node, key)):
             _discard(index, one, other)
+
+    def _forget_model(self, key: Template, node: NodeName) -> None:
+        known = self._known.get(key, {}).get(node)
+        if known is not None and known.model is not None:
+            _discard(self._of_model, known.model, (key, node))
 
 
 def _discard(index: Any, key: Any, value: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid, NodeName
+from berth.contract.ids import GpuUuid, ModelId, NodeName
 from berth.contract.report import Failure, ModelReport, ModelState
 from berth.kube.informer import ChangeKind
 from binder.cluster import Cluster
@@ -80,6 +80,117 @@ async def test_no_other_copy_is_placed_and_another_template_is() -> None:
         bench.says("n1")
         bench.copy("p4")
         assert "ModelQuarantined" in await bench.told("p4")
+
+
+def of(
+    bench: Plague, uid: str, owner: str, *, id: str = "m", on: str | None = None, ns: str = "team"
+) -> None:
+    """A pod of a Deployment's ReplicaSet ("web/v1"), of another controller ("set"), or on its own ("")."""
+    one = made(uid, on=on)
+    name, _, revision = owner.partition("/")
+    kind, full = ("ReplicaSet", f"{name}-{revision}") if revision else ("StatefulSet", name)
+    owners = [{"uid": f"{ns}/{owner}", "kind": kind, "name": full, "controller": True}] if owner else []
+    one["metadata"] |= {"namespace": ns, "ownerReferences": owners}
+    one["metadata"]["labels"] = {"pod-template-hash": revision} if revision else {}
+    one["metadata"]["annotations"][KEYS.model_id] = id
+    bench.api.pods[uid] = one
+    bench.tell("pods", one)
+
+
+def bad(uid: str, *, id: str = "m") -> ModelReport:
+    return replace(row(uid), model_id=ModelId(id))
+
+
+@pytest.mark.parametrize("first", ["web/v1", "set", ""])
+@pytest.mark.parametrize("second", ["green/v1", "other", ""])
+async def test_no_pod_of_the_same_model_id_is_placed_whoever_made_it(first: str, second: str) -> None:
+    """A bare pod, or a second controller, took the next node's Triton down (binder M6)."""
+    async with Plague() as bench:
+        of(bench, "p1", first, on="n1")
+        bench.says("n1", bad("p1"))
+        bench.says("n2")
+        of(bench, "p2", second)
+        assert "took Triton down on node n1; none is placed until" in await bench.told("p2")
+        of(bench, "p3", second, id="another")
+        assert await bench.told("p3") == "placed"
+        bench.gone("p1")
+        bench.says("n1")
+        of(bench, "p4", second)
+        assert "ModelQuarantined" in await bench.told("p4")
+        await bench.grow_patient()
+        bench.says("n1", lifted="all")
+        assert await bench.told("p2") == "placed"
+
+
+async def test_no_other_namespace_hears_of_it() -> None:
+    async with Plague() as bench:
+        of(bench, "p1", "", on="n1")
+        bench.says("n1", replace(bad("p1"), namespace="victim"))  # whatever a report says
+        bench.says("n2")
+        of(bench, "p2", "", ns="victim")
+        assert await bench.told("p2") == "placed"
+
+
+@pytest.mark.parametrize(("first", "second"), [("web/v1", "web/v2"), ("web-v1/v1", "web-v1/v2")])
+async def test_another_template_of_the_same_controller_is_a_model_that_was_mended(
+    first: str, second: str
+) -> None:
+    async with Plague() as bench:
+        of(bench, "p1", first, on="n1")
+        bench.says("n1", bad("p1"))
+        bench.says("n2")
+        of(bench, "p2", second)
+        assert await bench.told("p2") == "placed"
+
+
+async def test_what_two_brought_down_is_known_of_each() -> None:
+    """The mended template was as bad: neither the first nor a third one is placed, until both are lifted."""
+    async with Plague() as bench:
+        of(bench, "p1", "web/v1", on="n1")
+        of(bench, "p2", "web/v2", on="n2")
+        bench.says("n1", bad("p1"))
+        bench.says("n2", replace(bad("p2"), gpu=GpuUuid("n2-0")))
+        of(bench, "p3", "green/v1")
+        assert "on node n1" in await bench.told("p3")
+        await bench.grow_patient()
+        bench.gone("p1")
+        bench.says("n1", lifted="all")
+        because = bench.scheduler.cluster.decider.because(parse_demand(bench.api.pods["p3"], KEYS))
+        assert because is not None
+        assert "on node n2" in str(because)
+        await bench.grow_patient()
+        bench.gone("p2")
+        bench.says("n2", lifted="all")
+        assert await bench.told("p3") == "placed"
+        assert len(bench.scheduler.cluster.quarantines._of_model) == 0
+
+
+async def test_a_report_that_has_no_room_for_ids_keeps_what_was_known() -> None:
+    async with Plague() as bench:
+        of(bench, "p1", "web/v1", on="n1")
+        bench.says("n1", bad("p1"))
+        bench.says("n1", replace(bad("p1"), model_id=None, namespace=""))
+        bench.says("n2")
+        of(bench, "p2", "")
+        assert "ModelQuarantined" in await bench.told("p2")
+
+
+async def test_a_model_that_was_mended_may_be_asked_for_by_the_scaler() -> None:
+    from berth.contract.scaling import ModelKey, PlaceableModel
+    from binder.placeable import _copy_of
+
+    async with Plague() as bench:
+        of(bench, "p1", "web/v1", on="n1")
+        bench.says("n1", bad("p1"))
+        template: Json = {"metadata": {"annotations": {KEYS.model_id: "m"}}, "spec": pod("x")["spec"]}
+        answers = []
+        for name in ("web", "green"):
+            asks = PlaceableModel(
+                model=ModelKey("team", name),
+                wanted=1, running=0, starting=0, priority=0, template=template, template_hash="h",
+            )  # fmt: skip
+            answers.append(bench.scheduler.cluster.decider.because(_copy_of(asks, KEYS)) is None)
+        assert answers == [True, False]
 
 
 async def test_the_report_may_come_before_the_pod() -> None:
