@@ -1,7 +1,7 @@
 """One decision: a pod in, a node and its GPUs or the reasons out. Pure and synchronous.
 
-What the pod's owner prefers comes first, then the strategy, then a fixed order, so that equal cases
-are always decided alike.
+What the pod's owner prefers comes first, then that replicas are spread, then the strategy, then a fixed order, so
+that equal cases are always decided alike.
 """
 
 import logging
@@ -35,7 +35,7 @@ from binder.reasons import Kind, Reason
 from binder.state import ClusterState
 from binder.strategies import Strategy, best_gpus, waits
 from binder.table import Bools, Floats, Ints, NodeTable
-from binder.topology import NodePolicy, Pods, Surroundings, misfits, wishes
+from binder.topology import NodePolicy, Pods, Surroundings, crowded, misfits, wishes
 from binder.volumes import Volumes
 
 log = logging.getLogger(__name__)
@@ -263,6 +263,9 @@ class Decider:
             own = self.table.coders.is_one_of((demand.model.ref.namespace,), self.table.all_rows)
             if (score[own] > -np.inf).any():
                 score = np.where(own, score, -np.inf)
+        crowding = crowded(self.table, self._around, demand, among=score > -np.inf)
+        if crowding is not None:
+            score = np.where(crowding == crowding.min(), score, -np.inf)
         row = int(score.argmax())
         return None if score[row] == -np.inf else row
 

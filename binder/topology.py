@@ -21,6 +21,7 @@ from binder.table import Bools, Floats, Ints, NodeTable
 # How much one pod too many in a domain weighs for a constraint that is only wished for: as much as a
 # preferred term of middling weight.
 _SPREAD_WEIGHT = 50
+_ZONE = "topology.kubernetes.io/zone"
 
 
 class Pods(Protocol):
@@ -96,6 +97,27 @@ def wishes(table: NodeTable, around: Surroundings, demand: Demand) -> Floats | N
         figure -= _SPREAD_WEIGHT * counts / spread.max_skew
         # A node outside every domain is the last choice.
         figure[~_has(table, spread.topology_key)] -= 1e6
+    return figure
+
+
+def crowded(table: NodeTable, around: Surroundings, demand: Demand, *, among: Bools) -> Floats | None:
+    """How many replicas of the pod's controller share a zone and a node with it already, as one figure a node, infinite but
+    among those nodes; None where there are none, or where the pod says itself how it is to be spread.
+
+    The weights are those of kube-scheduler's system default constraints (podtopologyspread/scoring.go): one replica
+    counts ln(domains + 2), so that nodes are evened out before a zone with few of them gets as many as others.
+    """
+    there = around.pods.owned(demand.model.ref.namespace, demand.owner)
+    if not there or demand.neighbours.spread:
+        return None
+    known = [(row, count) for node, count in there.items() if (row := table.row_of.get(node)) is not None]
+    on = np.zeros(len(table))
+    for row, count in known:
+        on[row] = count
+    zones = table.label(_ZONE).codes[: len(table)]  # nodes without a zone are in one together
+    by_zone = np.bincount(zones, weights=on)
+    figure: Floats = by_zone[zones] * np.log(len(np.unique(zones[among])) + 2) + on * np.log(among.sum() + 2)
+    figure[~among] = np.inf
     return figure
 
 
