@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -92,6 +93,7 @@ class Replica:
         record: Record,
     ) -> None:
         self._options, self._client, self._record = options, client, record
+        self._since = time.monotonic()
         self.config = config
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -196,6 +198,7 @@ class Replica:
             name=LEASE,
             identity=name,
             is_predecessor=lambda holder: is_predecessor(holder, name, self._options.pod_uid),
+            since=self._since,
         )
         # Asked before every write: a process that was stopped for a while learns of it here first, and what is
         # written last is written before anybody else can lead.

@@ -55,15 +55,17 @@ class Election:
         name: str,
         identity: str,
         is_predecessor: Callable[[str], bool] = lambda holder: False,
+        since: float | None = None,
         times: ElectionTimes = ElectionTimes(),
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         """`is_predecessor`: whether a holder is for certain a process that has ended, which this one has replaced: its
-        Lease need not run out, only what it may still have been writing."""
+        Lease need not run out, only what it may still have been writing. `since`: by `clock`, when it had ended at the
+        latest; None: now."""
         self._client, self._namespace, self._name, self._identity = client, namespace, name, identity
         self._times, self._clock, self._now = times, clock, now
-        self._is_predecessor = is_predecessor
+        self._is_predecessor, self._since = is_predecessor, clock() if since is None else since
         self._said = ""
         self._observed: tuple[str, str] | None = None
         self._observed_at = 0.0
@@ -215,10 +217,10 @@ class Election:
         state = (spec.get("holderIdentity") or "", spec.get("renewTime") or "")
         if state != self._observed:
             self._observed, self._observed_at = state, self._clock()
-        lasts = float(spec.get("leaseDurationSeconds") or 0)
+        ends_at = self._observed_at + float(spec.get("leaseDurationSeconds") or 0)
         if self._is_predecessor(spec.get("holderIdentity") or ""):
-            lasts = min(lasts, WRITE_SECONDS)
-        return self._clock() >= self._observed_at + lasts
+            ends_at = min(ends_at, self._since + WRITE_SECONDS)
+        return self._clock() >= ends_at
 
     def _spec(self, *, acquired: str | None, transitions: int) -> JsonObject:
         stamp = micro_time(self._now())
