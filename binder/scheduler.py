@@ -427,6 +427,7 @@ class Scheduler:
             demand = parse_demand(pod, self._keys)
         except InvalidPod as error:
             self.queue.remove(ref.uid)
+            self._to_adopt.pop(ref.uid, None)
             if pod["spec"].get("schedulingGates"):
                 return  # the API server's own condition says that it is gated; its change is heard of
             known = self._unreadable.get(ref.uid)

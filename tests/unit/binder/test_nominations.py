@@ -10,6 +10,7 @@ import pytest
 
 from berth.kube.errors import KubeUnreachable
 from tests.fakes.binder import Api, Bench
+from tests.fakes.objects import KEYS
 
 Json = dict[str, Any]
 NODES = ("n1", "n2", "n3")
@@ -175,3 +176,16 @@ async def test_a_nomination_without_an_answer_is_taken_back_until_that_is_certai
         await leader.step(200, seconds=1.0)
     assert truth.evicted == []
     assert truth.nominated == [("vip", "n1"), *[("vip", None)] * silences]
+
+
+async def test_nobody_goes_for_a_pod_that_cannot_be_read_any_more() -> None:
+    """Its owner has edited it before the successor led."""
+    truth = Truth()
+    _, standby = await life(truth, dies_at=5, is_written=False)
+    assert (truth.nominated, truth.evicted) == ([("vip", "n1")], [])
+    standby.list_anew()
+    truth.pods["vip"]["spec"]["containers"][0]["resources"]["limits"][KEYS.gpu_mem] = "1.5.2"
+    standby.list_anew()
+    async with standby:
+        await standby.step(5, seconds=1.0)
+    assert truth.evicted == []
