@@ -10,6 +10,7 @@ from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, parse_model_pod
 from berth.contract.report import CODE_BACKENDS
 from binder.amounts import Amounts, pod_amounts
+from binder.bounds import require_bounded
 from binder.neighbours import Neighbours, parse_neighbours
 from binder.quarantine import Family, Template, family_of, template_of
 
@@ -99,6 +100,7 @@ def parse_demand(pod: JsonObject, keys: Keys) -> Demand:
     A pod of ours that asks for no GPU memory asks for 0 bytes, as in the proof of concept: it still
     gets a GPU of its own, because its model must be loaded on one.
     """
+    require_bounded(pod)  # before any work that grows with it
     spec, meta = pod["spec"], pod["metadata"]
     model = parse_model_pod(pod, keys)
     claims, owned = pod_claims(pod)

@@ -5,7 +5,7 @@ NodeSelectorRequirement and Toleration.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,21 +119,22 @@ def _matches(column: Column, requirement: JsonObject, rows: Rows) -> Bools:
         case "DoesNotExist":
             return column.codes[rows] == 0
         case "Gt":
-            return column.map(rows, _compare(values, lambda value, bound: value > bound), np.bool_)
+            return _compared(column, rows, values, np.greater)
         case "Lt":
-            return column.map(rows, _compare(values, lambda value, bound: value < bound), np.bool_)
+            return _compared(column, rows, values, np.less)
     # An operator that is not known here must not let a pod through.
     return np.zeros(len(column.codes[rows]), np.bool_)
 
 
-def _compare(bounds: Sequence[str], holds: Callable[[int, int], bool]) -> Callable[[str | None], bool]:
+def _compared(column: Column, rows: Rows, bounds: Sequence[str], holds: np.ufunc) -> Bools:
+    """Where the value and the one bound are numbers of which it holds."""
+    codes = column.codes[rows]
     bound = _integer(bounds[0]) if len(bounds) == 1 else None
-
-    def test(value: str | None) -> bool:
-        number = None if value is None else _integer(value)
-        return number is not None and bound is not None and holds(number, bound)
-
-    return test
+    if bound is None:
+        return np.zeros(len(codes), np.bool_)
+    known, numbers = column.integers(lambda value: None if value is None else _integer(value))
+    found: Bools = (known & holds(numbers, bound))[codes]
+    return found
 
 
 def _integer(text: str) -> int | None:

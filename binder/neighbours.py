@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from binder.bounds import within
 from binder.labels import Labels, Requirement, Selector, parse_selector
 
 JsonObject = Mapping[str, Any]
@@ -61,6 +62,8 @@ class Neighbours:
 
 
 NONE = Neighbours()
+# Nobody at all, on the node itself.
+_ANYBODY_HERE = Term("kubernetes.io/hostname", Selector(()), frozenset(), Selector(()))
 
 
 def parse_neighbours(pod: JsonObject) -> Neighbours:
@@ -83,9 +86,15 @@ def parse_neighbours(pod: JsonObject) -> Neighbours:
 
 
 def required_anti_affinity(pod: JsonObject) -> tuple[Term, ...]:
-    """The terms that bind in both directions: a pod that is placed keeps others away, too."""
+    """The terms that bind in both directions: a pod that is placed keeps others away, too.
+
+    Of more terms than the bounds allow those at the beginning are honoured as they are. All others together keep
+    everybody off the pod's own node, and nothing else: what they say is not looked at.
+    """
     apart = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
-    return tuple(_term(term, pod) for term in apart.get(_REQUIRED) or ())
+    asked = apart.get(_REQUIRED) or ()
+    terms = tuple(_term(term, pod) for term in within(asked))
+    return terms if len(terms) == len(asked) else (*terms, _ANYBODY_HERE)
 
 
 def _term(term: JsonObject, pod: JsonObject) -> Term:

@@ -1,6 +1,11 @@
-"""The pods that have a node, found by their labels: what affinity, anti-affinity and spread count."""
+"""The pods that have a node, found by their labels: what affinity, anti-affinity and spread count.
 
-from collections.abc import Iterable, Iterator, Mapping
+What has been counted once is kept, and followed as pods come and go: a decision costs the nodes, not the pods that
+are there. What no label finds is looked for among groups of pods that look alike, those of a Deployment for example.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
@@ -13,6 +18,8 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 # On a standby nobody asks for the changes.
 _TOLD_ONE_BY_ONE = 1000
+# Counts that are kept, the last used ones; each pod that comes or goes meets those that could count it.
+_MOST_COUNTS = 256
 # (namespace, label, value)
 _Mark = tuple[str, str, str]
 
@@ -33,6 +40,77 @@ class Neighbour:
 Turn = tuple[Neighbour | None, Neighbour | None]
 
 
+# Terms that list more are filed as if they spoke of all namespaces.
+_FEW_NAMESPACES = 16
+# (namespace, None: any; label and value, None: any)
+_Scope = tuple[str | None, tuple[str, str] | None]
+# Whose pods are counted: namespaces (None: all of them), selector, and whether those on their way out count, too.
+_Counted = tuple[frozenset[str] | None, Selector, bool]
+
+
+class _Counts:
+    """How many pods are on each node, for each of some questions."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[_Counted, dict[NodeName, int]] = OrderedDict()
+        # By one label of which a pod must have one of the values listed; None where every pod may be meant.
+        self._filed: dict[tuple[str, str] | None, set[_Counted]] = {}
+
+    def find(self, asked: _Counted) -> dict[NodeName, int] | None:
+        found = self._known.get(asked)
+        if found is not None:
+            self._known.move_to_end(asked)
+        return found
+
+    def keep(self, asked: _Counted, counts: dict[NodeName, int]) -> None:
+        self._known[asked] = counts
+        for mark in self._marks(asked):
+            self._filed.setdefault(mark, set()).add(asked)
+        if len(self._known) > _MOST_COUNTS:
+            oldest, _ = self._known.popitem(last=False)
+            for mark in self._marks(oldest):
+                _discard(self._filed, mark, oldest)
+
+    def add(self, pod: Neighbour, number: int) -> None:
+        """The pod has come (1) or gone (-1)."""
+        if not self._known:
+            return
+        for mark in (None, *pod.labels.items()):
+            for asked in self._filed.get(mark, ()):
+                namespaces, selector, also_deleting = asked
+                if (
+                    (also_deleting or not pod.deleting)
+                    and (namespaces is None or pod.namespace in namespaces)
+                    and selector.matches(pod.labels)
+                ):
+                    _add(self._known[asked], pod.node, number)
+
+    @staticmethod
+    def _marks(asked: _Counted) -> Iterable[tuple[str, str] | None]:
+        """Of one key alone, so that no pod is met twice."""
+        lists = asked[1].lists
+        if not lists:
+            return (None,)
+        fewest = min(lists, key=lambda one: len(one.values))
+        return [(fewest.key, value) for value in fewest.values]
+
+
+class _Group:
+    """Pods of one namespace with the same labels: how many are on each node, and how many of them stay."""
+
+    __slots__ = ("labels", "nodes", "staying")
+
+    def __init__(self, labels: Labels) -> None:
+        self.labels = labels
+        self.nodes: dict[NodeName, int] = {}
+        self.staying: dict[NodeName, int] = {}
+
+    def add(self, pod: Neighbour, number: int) -> None:
+        _add(self.nodes, pod.node, number)
+        if not pod.deleting:
+            _add(self.staying, pod.node, number)
+
+
 class PodIndex:
     """Looks at few pods: those that share the rarest label that a selector asks for."""
 
@@ -45,8 +123,10 @@ class PodIndex:
         # Where pods with one and the same anti-affinity term are; and the terms by one label that
         # they ask for, so that a pod meets only those that could speak of it.
         self._apart: dict[Term, dict[NodeName, int]] = {}
-        self._terms: dict[tuple[str, str] | None, set[Term]] = {}
-        self._filed: dict[Term, list[tuple[str, str] | None]] = {}
+        self._terms: dict[_Scope, set[Term]] = {}
+        self._filed: dict[Term, list[_Scope]] = {}
+        self._counts = _Counts()
+        self._groups: dict[str, dict[frozenset[tuple[str, str]], _Group]] = {}
         # How pods that have changed were before; None once there are too many to be told one by one.
         self._before: dict[PodUid, Neighbour | None] | None = {}
 
@@ -73,6 +153,8 @@ class PodIndex:
         self._count_owned(pod, 1)
         for term in pod.keeps_away:
             self._add_term(term, pod.node)
+        self._counts.add(pod, 1)
+        self._group(pod, 1)
 
     def drop(self, uid: PodUid) -> None:
         pod = self._pods.get(uid)
@@ -86,6 +168,8 @@ class PodIndex:
         self._count_owned(pod, -1)
         for term in pod.keeps_away:
             self._drop_term(term, pod.node)
+        self._counts.add(pod, -1)
+        self._group(pod, -1)
 
     def get(self, uid: PodUid) -> Neighbour | None:
         return self._pods.get(uid)
@@ -96,6 +180,68 @@ class PodIndex:
             return iter(())
         return self._in(self._namespaces_of(term, namespaces), term.selector)
 
+    def on_nodes(self, term: Term, namespaces: Mapping[str, Labels]) -> Mapping[NodeName, int]:
+        """How many of the pods that a term speaks of are on each node. Not to be changed."""
+        if term.selector is None:
+            return {}
+        everywhere = term.namespace_selector is not None and not term.namespace_selector.requirements
+        among = None if everywhere else self._namespaces_of(term, namespaces)
+        return self._counted((among, term.selector, True))
+
+    def staying(self, namespace: str, selector: Selector | None) -> Mapping[NodeName, int]:
+        """How many pods of one namespace that a selector matches are on each node and not on their way out. Not to
+        be changed."""
+        return {} if selector is None else self._counted((frozenset({namespace}), selector, False))
+
+    def _counted(self, asked: _Counted) -> Mapping[NodeName, int]:
+        counts = self._counts.find(asked)
+        if counts is None:
+            counts = self._count(asked)
+            self._counts.keep(asked, counts)
+        return counts
+
+    def _count(self, asked: _Counted) -> dict[NodeName, int]:
+        among, selector, also_deleting = asked
+        counts: dict[NodeName, int] = {}
+        for namespace in self._in_namespace if among is None else among:
+            found, groups = self._lookup(namespace, selector), self._groups.get(namespace, {})
+            if found is not None and _size(found) < len(groups):
+                pods = (self._pods[uid] for uid in chain.from_iterable(found))
+                for pod in pods:
+                    if (also_deleting or not pod.deleting) and selector.matches(pod.labels):
+                        _add(counts, pod.node, 1)
+            else:
+                alike = (group for group in groups.values() if selector.matches(group.labels))
+                _merge(counts, (group.nodes if also_deleting else group.staying for group in alike))
+        return counts
+
+    def all_at_once(self, terms: Sequence[Term], namespaces: Mapping[str, Labels]) -> Mapping[NodeName, int]:
+        """How many pods of which all of these terms speak are on each node."""
+        counts: dict[NodeName, int] = {}
+        if any(term.selector is None for term in terms):
+            return counts
+        among = [self._namespaces_of(term, namespaces) for term in terms]
+        for namespace in frozenset.intersection(*among):
+            alike = (
+                group.nodes
+                for group in self._groups.get(namespace, {}).values()
+                if all(term.selector is not None and term.selector.matches(group.labels) for term in terms)
+            )
+            _merge(counts, alike)
+        return counts
+
+    def _group(self, pod: Neighbour, number: int) -> None:
+        there = self._groups.setdefault(pod.namespace, {})
+        key = frozenset(pod.labels.items())
+        group = there.get(key)
+        if group is None:
+            group = there[key] = _Group(pod.labels)
+        group.add(pod, number)
+        if not group.nodes:
+            del there[key]
+            if not there:
+                del self._groups[pod.namespace]
+
     def in_namespace(self, namespace: str, selector: Selector | None) -> Iterator[Neighbour]:
         """The pods of one namespace that a selector matches."""
         return iter(()) if selector is None else self._in((namespace,), selector)
@@ -104,13 +250,12 @@ class PodIndex:
         """How many replicas of a controller are on each node; without those that are on their way out."""
         return {} if owner is None else self._owned.get((namespace, owner), {})
 
-    def terms_against(self, labels: Labels) -> Iterator[tuple[Term, Mapping[NodeName, int]]]:
-        """Terms that could speak of a pod with these labels, and the nodes of the pods that have them."""
-        seen: set[Term] = set()
-        for mark in (None, *labels.items()):
-            for term in self._terms.get(mark, ()):
-                if term not in seen:
-                    seen.add(term)
+    def terms_against(self, namespace: str, labels: Labels) -> Iterator[tuple[Term, Mapping[NodeName, int]]]:
+        """Terms that could speak of a pod of this namespace with these labels, and the nodes of the pods that have
+        them."""
+        for scope in (None, namespace):
+            for mark in (None, *labels.items()):
+                for term in self._terms.get((scope, mark), ()):
                     yield term, self._apart[term]
 
     def _count_owned(self, pod: Neighbour, by: int) -> None:
@@ -141,14 +286,17 @@ class PodIndex:
 
     def _candidates(self, namespace: str, selector: Selector) -> Iterator[PodUid]:
         """Every pod that has one of the rarest labels that the selector asks for, some others perhaps."""
+        rarest = self._lookup(namespace, selector)
+        return chain.from_iterable([self._in_namespace.get(namespace, set())] if rarest is None else rarest)
+
+    def _lookup(self, namespace: str, selector: Selector) -> list[set[PodUid]] | None:
+        """Who has the rarest label that the selector asks for; None where it asks for none."""
         nobody: set[PodUid] = set()
         lookups = [
             [self._marked.get((namespace, one.key, value), nobody) for value in one.values]
             for one in selector.lists
         ]
-        everybody = [self._in_namespace.get(namespace, nobody)]
-        rarest: list[set[PodUid]] = min(lookups, key=_size, default=everybody)
-        return chain.from_iterable(rarest)
+        return min(lookups, key=_size, default=None)
 
     def _add_term(self, term: Term, node: NodeName) -> None:
         nodes = self._apart.get(term)
@@ -169,17 +317,36 @@ class PodIndex:
             for mark in self._filed.pop(term):
                 _discard(self._terms, mark, term)
 
-    def _rarest_marks(self, term: Term) -> "list[tuple[str, str] | None]":
-        """The labels of which a pod must have one, those under which the fewest terms are filed; None when
-        that cannot be told."""
+    def _rarest_marks(self, term: Term) -> "list[_Scope]":
+        """The labels, each in the term's namespaces, of which a pod must have one: those of one key, under which the
+        fewest terms are filed; None when that cannot be told."""
         nothing: set[Term] = set()
         lists = () if term.selector is None else term.selector.lists
-        marks: list[list[tuple[str, str] | None]] = [[(one.key, v) for v in one.values] for one in lists]
-        return min(marks, key=lambda some: _size(self._terms.get(m, nothing) for m in some), default=[None])
+        narrow = term.namespace_selector is None and len(term.namespaces) <= _FEW_NAMESPACES
+        scopes = term.namespaces if narrow else (None,)
+        marks: list[list[_Scope]] = [
+            [(scope, (one.key, value)) for scope in scopes for value in one.values] for one in lists
+        ]
+        anybody: list[_Scope] = [(scope, None) for scope in scopes]
+        return min(marks, key=lambda some: _size(self._terms.get(m, nothing) for m in some), default=anybody)
 
 
 def _marks(pod: Neighbour) -> Iterator[_Mark]:
     return ((pod.namespace, key, value) for key, value in pod.labels.items())
+
+
+def _add(counts: dict[NodeName, int], node: NodeName, number: int) -> None:
+    now = counts.get(node, 0) + number
+    if now:
+        counts[node] = now
+    else:
+        del counts[node]
+
+
+def _merge(counts: dict[NodeName, int], more: Iterable[Mapping[NodeName, int]]) -> None:
+    for one in more:
+        for node, number in one.items():
+            counts[node] = counts.get(node, 0) + number
 
 
 def _size(sets: Iterable[set[_V]]) -> int:

@@ -8,7 +8,7 @@ volumes are looked up as they are by then.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
@@ -166,6 +166,27 @@ class _Pods:
         there = self._there.matching(term, namespaces)
         return chain(self._left(there), self._copies.matching(term, namespaces))
 
+    def on_nodes(self, term: Term, namespaces: Mapping[str, Labels]) -> Mapping[NodeName, int]:
+        if self._gone:
+            return Counter(pod.node for pod in self.matching(term, namespaces))
+        return _sum(self._there.on_nodes(term, namespaces), self._copies.on_nodes(term, namespaces))
+
+    def all_at_once(self, terms: Sequence[Term], namespaces: Mapping[str, Labels]) -> Mapping[NodeName, int]:
+        if not self._gone:
+            there = self._there.all_at_once(terms, namespaces)
+            return _sum(there, self._copies.all_at_once(terms, namespaces))
+        first, *others = terms
+        return Counter(
+            pod.node
+            for pod in self.matching(first, namespaces)
+            if all(t.matches(pod.namespace, namespaces.get(pod.namespace, {}), pod.labels) for t in others)
+        )
+
+    def staying(self, namespace: str, selector: Selector | None) -> Mapping[NodeName, int]:
+        if self._gone:
+            return Counter(pod.node for pod in self.in_namespace(namespace, selector) if not pod.deleting)
+        return _sum(self._there.staying(namespace, selector), self._copies.staying(namespace, selector))
+
     def in_namespace(self, namespace: str, selector: Selector | None) -> Iterator[Neighbour]:
         there = self._there.in_namespace(namespace, selector)
         return chain(self._left(there), self._copies.in_namespace(namespace, selector))
@@ -180,11 +201,20 @@ class _Pods:
         counts.subtract(pod.node for pod in gone if not pod.deleting)
         return +counts
 
-    def terms_against(self, labels: Labels) -> Iterator[tuple[Term, Mapping[NodeName, int]]]:
-        for term, nodes in self._there.terms_against(labels):
+    def terms_against(self, namespace: str, labels: Labels) -> Iterator[tuple[Term, Mapping[NodeName, int]]]:
+        for term, nodes in self._there.terms_against(namespace, labels):
             gone = Counter(pod.node for pod in self._gone.values() if term in pod.keeps_away)
             yield term, {node: n for node, n in nodes.items() if n > gone[node]} if gone else nodes
-        yield from self._copies.terms_against(labels)
+        yield from self._copies.terms_against(namespace, labels)
 
     def _left(self, pods: Iterator[Neighbour]) -> Iterator[Neighbour]:
         return (pod for pod in pods if id(pod) not in self._gone) if self._gone else pods
+
+
+def _sum(one: Mapping[NodeName, int], other: Mapping[NodeName, int]) -> Mapping[NodeName, int]:
+    if not other:
+        return one
+    both = dict(one)
+    for node, number in other.items():
+        both[node] = both.get(node, 0) + number
+    return both

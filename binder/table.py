@@ -6,7 +6,7 @@ taints, cordon, capabilities, which GPUs there are), which most decisions need n
 `eased` for what may let a pod in that did not fit.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from berth.contract.ids import NodeName
 from berth.contract.quantity import MOST
 from berth.contract.report import CodeRule, GpuReport
+from binder.amounts import PODS
 from binder.demand import product_key
 from binder.reasons import Kind
 from binder.view import NamespacedId, NodeFacts, NodeView
@@ -32,8 +33,9 @@ NOT_KNOWN = -1  # no free bytes are known: no such GPU, not healthy, or a fact i
 MANY = "*"  # in `NodeTable.tenants` and `coders`: more than one namespace; no namespace is called so
 NO_MODEL = 0  # in `NodeTable.models`: there is no GPU
 _FIRST_CAPACITY, _FIRST_WIDTH = 64, 1
-# Of each kind: tenants name labels and resources as they like, and each column costs at every report.
-_MOST_COLUMNS = 256
+# Of each kind: tenants name labels and resources as they like, and each column costs at every report. Only what some
+# node has gets a column, so this is for nodes with very many labels.
+_MOST_COLUMNS = 1024
 _T = TypeVar("_T")
 
 # Why a GPU is out of the question, whatever is asked of it.
@@ -47,6 +49,8 @@ class Column:
         self.codes: Codes = np.zeros(capacity, np.int32)
         self.values: list[Any] = [None]
         self._code_of: dict[Hashable, int] = {None: 0}
+        # Of each value, once somebody has asked for it.
+        self._is_integer, self._integers = np.zeros(0, np.bool_), np.zeros(0, np.int64)
 
     def set(self, row: int, value: Hashable) -> None:
         code = self._code_of.get(value)
@@ -55,13 +59,22 @@ class Column:
             self.values.append(value)
         self.codes[row] = code
 
+    def fill(self, values: Iterable[Hashable]) -> None:
+        """All rows from the first one on."""
+        code_of = self._code_of
+        codes = [code_of.setdefault(value, len(code_of)) for value in values]
+        self.codes[: len(codes)] = codes
+        self.values = list(code_of)
+
     def is_one_of(self, values: Iterable[Hashable], rows: Rows) -> Bools:
         """Where the fact is one of these values. None is absence."""
-        codes = self.codes[rows]
-        found = np.zeros(len(codes), np.bool_)
-        for value in values:
-            if (code := self._code_of.get(value)) is not None:
-                found |= codes == code
+        codes = [code for value in values if (code := self._code_of.get(value)) is not None]
+        if len(codes) == 1:
+            only: Bools = self.codes[rows] == codes[0]
+            return only
+        chosen = np.zeros(len(self.values), np.bool_)
+        chosen[codes] = True
+        found: Bools = chosen[self.codes[rows]]
         return found
 
     def map(self, rows: Rows, figure: Callable[[Any], Any], kind: Any) -> NDArray[Any]:
@@ -71,6 +84,13 @@ class Column:
             return np.array([figure(self.values[code]) for code in codes], kind)
         figures: NDArray[Any] = np.array([figure(value) for value in self.values], kind)[codes]
         return figures
+
+    def integers(self, read: Callable[[Any], int | None]) -> tuple[Bools, Ints]:
+        """Of each value whether it is a number, and which: read once, always by the same `read`."""
+        if more := [read(value) for value in self.values[len(self._integers) :]]:
+            self._is_integer = np.append(self._is_integer, [one is not None for one in more])
+            self._integers = np.append(self._integers, np.array([one or 0 for one in more], np.int64))
+        return self._is_integer, self._integers
 
     def widen(self, capacity: int) -> None:
         self.codes = _grown(self.codes, (capacity,), 0)
@@ -114,6 +134,10 @@ class NodeTable:
         self._left: OrderedDict[str, Ints] = OrderedDict()
         self._allocatable: OrderedDict[str, Ints] = OrderedDict()
         self._labels: OrderedDict[str, Column] = OrderedDict()
+        # On how many nodes each label and resource is; whatever is on none needs no column.
+        self._label_keys: Counter[str] = Counter()
+        self._offers: Counter[str] = Counter()
+        self._no_label, self._nothing = Column(capacity), np.zeros(capacity, np.int64)
         self.name, self.taints, self.cordon, self.service = (Column(capacity) for _ in range(4))
         # Whose models are on a node, and whose code: the namespace, None or MANY.
         self.tenants, self.coders = Column(capacity), Column(capacity)
@@ -163,15 +187,25 @@ class NodeTable:
     def left(self, resource: str) -> Ints:
         """What is left of a resource on every node; less than MOST, so that a pod which asks for that
         fits nowhere."""
+        if resource not in self._offers and resource != PODS:
+            return self._nothing[: len(self)]
         return self._amounts(self._left, resource, lambda view: view.left_of(resource))
 
     def allocatable(self, resource: str) -> Ints:
+        if resource not in self._offers:
+            return self._nothing[: len(self)]
         return self._amounts(
             self._allocatable, resource, lambda view: view.facts.allocatable.get(resource, 0)
         )
 
+    def has_label(self, key: str) -> bool:
+        """Some node has it. Where none has, no node is in any of its domains."""
+        return key in self._label_keys
+
     def label(self, key: str) -> Column:
         """One label of every node."""
+        if key not in self._label_keys:
+            return self._no_label
         return _recent(self._labels, key, lambda: self._label(key))
 
     def view(self, row: int) -> NodeView:
@@ -217,12 +251,15 @@ class NodeTable:
         same = before is not None and before.facts is view.facts
         if before is None or (not same and _moves(before.facts, view.facts)):
             self._moved[row] = self.clock
+            _recount(self._label_keys, () if before is None else before.facts.labels, view.facts.labels)
             self._place(row, view.facts)
         self.tenants.set(row, _only(view.tenants))
         self.coders.set(row, _only(view.coders))
         self._index(row, before, view)
         self._views[row] = view
         if not same:
+            gone = () if before is None else before.facts.allocatable
+            _recount(self._offers, gone, view.facts.allocatable)
             self._measure(row, view)
         self._weigh(row, before if same else None, view)
 
@@ -233,7 +270,11 @@ class NodeTable:
             return
         self.clock += 1
         self._changed[row] = self._moved[row] = self.clock
-        self._index(row, self._views[row], None)
+        before = self._views[row]
+        self._index(row, before, None)
+        if before is not None:
+            _recount(self._label_keys, before.facts.labels, ())
+            _recount(self._offers, before.facts.allocatable, ())
         self._views[row] = None
         self._live[row] = False
         for column in self._columns():  # a row of no node is in no domain
@@ -280,9 +321,7 @@ class NodeTable:
 
     def _label(self, key: str) -> Column:
         column = Column(self._capacity)
-        for row, view in enumerate(self._views):
-            if view is not None:
-                column.set(row, view.facts.labels.get(key))
+        column.fill([None if view is None else view.facts.labels.get(key) for view in self._views])
         return column
 
     def _place(self, row: int, facts: NodeFacts) -> None:
@@ -367,7 +406,8 @@ class NodeTable:
         for amounts in (self._left, self._allocatable):
             for resource in amounts:
                 amounts[resource] = _grown(amounts[resource], rows, 0)
-        for column in self._columns():
+        self._nothing = _grown(self._nothing, rows, 0)
+        for column in (*self._columns(), self._no_label):
             column.widen(capacity)
 
     def _columns(self) -> tuple[Column, ...]:
@@ -393,6 +433,16 @@ class NodeTable:
             if view is not None:
                 amounts[row] = _within_64_bits(figure(view))
         return amounts
+
+
+def _recount(counts: Counter[str], before: Iterable[str], after: Iterable[str]) -> None:
+    if before is after:
+        return
+    counts.update(iter(after))
+    for name in before:
+        counts[name] -= 1
+        if not counts[name]:
+            del counts[name]
 
 
 def _recent(known: "OrderedDict[str, _T]", key: str, make: Callable[[], _T]) -> _T:

@@ -4,7 +4,7 @@ Semantics of kube-scheduler 1.36: plugins/interpodaffinity/filtering.go and
 plugins/podtopologyspread/filtering.go.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,6 @@ from berth.contract.ids import NodeName
 from binder.demand import Demand
 from binder.labels import Labels, Selector
 from binder.neighbours import Spread, Term
-from binder.pod_index import Neighbour
 from binder.reasons import Kind
 from binder.table import Bools, Floats, Ints, NodeTable
 
@@ -27,13 +26,19 @@ _ZONE = "topology.kubernetes.io/zone"
 class Pods(Protocol):
     """Pods that have a node, as `PodIndex` finds them."""
 
-    def matching(self, term: Term, namespaces: Mapping[str, Labels]) -> Iterator[Neighbour]: ...
+    def on_nodes(self, term: Term, namespaces: Mapping[str, Labels]) -> Mapping[NodeName, int]: ...
 
-    def in_namespace(self, namespace: str, selector: Selector | None) -> Iterator[Neighbour]: ...
+    def all_at_once(
+        self, terms: Sequence[Term], namespaces: Mapping[str, Labels]
+    ) -> Mapping[NodeName, int]: ...
 
     def owned(self, namespace: str, owner: str | None) -> Mapping[NodeName, int]: ...
 
-    def terms_against(self, labels: Labels) -> Iterator[tuple[Term, Mapping[NodeName, int]]]: ...
+    def staying(self, namespace: str, selector: Selector | None) -> Mapping[NodeName, int]: ...
+
+    def terms_against(
+        self, namespace: str, labels: Labels
+    ) -> Iterator[tuple[Term, Mapping[NodeName, int]]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,9 @@ def misfits(
     near = demand.neighbours
     if near.affinity:
         yield Kind.POD_AFFINITY, ~_has_company(table, around, demand)
-    for term in near.anti_affinity:
-        yield Kind.POD_ANTI_AFFINITY, _where(table, term.topology_key, _nodes(around, term)) > 0
+    if near.anti_affinity:
+        apart = ((term.topology_key, _on_nodes(table, around, term)) for term in near.anti_affinity)
+        yield Kind.POD_ANTI_AFFINITY, _beside(table, apart)
     if (kept := _kept_away(table, around, demand)) is not None:
         yield Kind.KEPT_AWAY, kept
     hard = [spread for spread in near.spread if spread.required]
@@ -89,11 +95,15 @@ def wishes(table: NodeTable, around: Surroundings, demand: Demand) -> Floats | N
     if not near.preferred and not soft:
         return None
     figure = np.zeros(len(table))
+    weights: dict[str, Ints] = {}
     for weight, term in near.preferred:
-        figure += weight * _where(table, term.topology_key, _nodes(around, term))
+        on = weight * _counts_by_node(table, _on_nodes(table, around, term))
+        weights[term.topology_key] = weights.get(term.topology_key, 0) + on
+    for key, on in weights.items():
+        figure += _by_domain(table, key, on)
     for spread in soft:
-        pods = around.pods.in_namespace(demand.model.ref.namespace, spread.selector)
-        counts = _where(table, spread.topology_key, (pod.node for pod in pods if not pod.deleting))
+        pods = around.pods.staying(demand.model.ref.namespace, spread.selector)
+        counts = _where(table, spread.topology_key, pods)
         figure -= _SPREAD_WEIGHT * counts / spread.max_skew
         # A node outside every domain is the last choice.
         figure[~_has(table, spread.topology_key)] -= 1e6
@@ -125,22 +135,27 @@ def _has_company(table: NodeTable, around: Surroundings, demand: Demand) -> Bool
     """Pods that match all terms at once count; while there are none the first of a group that wants
     to be together may go anywhere where all the labels are."""
     terms = demand.neighbours.affinity
-    pods = [
-        pod.node
-        for pod in around.pods.matching(terms[0], around.namespaces)
-        if all(t.matches(pod.namespace, around.labels_of(pod.namespace), pod.labels) for t in terms[1:])
-    ]
+    pods = _all_at_once(around, terms)
     found = np.ones(len(table), np.bool_)
     labelled = found.copy()
     anywhere = False
-    for term in terms:
-        counts = _where(table, term.topology_key, pods)
+    for key in dict.fromkeys(term.topology_key for term in terms):
+        counts = _where(table, key, pods)
         anywhere |= bool(counts.any())
         found &= counts > 0
-        labelled &= _has(table, term.topology_key)
+        labelled &= _has(table, key)
     if anywhere or not _matches_itself(around, demand):
         return found
     return labelled
+
+
+def _all_at_once(around: Surroundings, terms: tuple[Term, ...]) -> Mapping[NodeName, int]:
+    """On which nodes pods are of which all terms speak."""
+    # Whatever the domains: of whom they speak.
+    different = [*{(t.selector, t.namespaces, t.namespace_selector): t for t in terms}.values()]
+    if len(different) == 1:
+        return around.pods.on_nodes(different[0], around.namespaces)
+    return around.pods.all_at_once(different, around.namespaces)
 
 
 def _matches_itself(around: Surroundings, demand: Demand) -> bool:
@@ -153,12 +168,12 @@ def _kept_away(table: NodeTable, around: Surroundings, demand: Demand) -> Bools 
     """Where a pod is that wants nobody like this one in its domain."""
     namespace = demand.model.ref.namespace
     labels = around.labels_of(namespace)
-    forbidden: Bools | None = None
-    for term, nodes in around.pods.terms_against(demand.labels):
-        if term.matches(namespace, labels, demand.labels):
-            taken = _where(table, term.topology_key, nodes) > 0
-            forbidden = taken if forbidden is None else forbidden | taken
-    return forbidden
+    found = [
+        (term.topology_key, nodes)
+        for term, nodes in around.pods.terms_against(namespace, demand.labels)
+        if table.has_label(term.topology_key) and term.matches(namespace, labels, demand.labels)
+    ]
+    return _beside(table, found) if found else None
 
 
 def _too_many(
@@ -170,8 +185,7 @@ def _too_many(
     namespace = demand.model.ref.namespace
     # An empty selector counts nobody who is there, as in countPodsMatchSelector (common.go).
     counted_by = spread.selector if spread.selector and spread.selector.requirements else None
-    pods = around.pods.in_namespace(namespace, counted_by)
-    on = _counts_by_node(table, (pod.node for pod in pods if not pod.deleting))
+    on = _counts_by_node(table, around.pods.staying(namespace, counted_by))
     by_domain = np.bincount(codes, weights=np.where(counted, on, 0), minlength=len(column.values))
     domains = np.unique(codes[counted])
     itself = int(spread.selector is not None and spread.selector.matches(demand.labels))
@@ -182,22 +196,51 @@ def _too_many(
     return too_many | (codes == 0)
 
 
-def _nodes(around: Surroundings, term: Term) -> Iterator[NodeName]:
-    return (pod.node for pod in around.pods.matching(term, around.namespaces))
+def _on_nodes(table: NodeTable, around: Surroundings, term: Term) -> Mapping[NodeName, int]:
+    """Where the pods are that a term speaks of; nowhere that matters, where no node is in any of its domains."""
+    if not table.has_label(term.topology_key):
+        return {}
+    return around.pods.on_nodes(term, around.namespaces)
 
 
-def _where(table: NodeTable, key: str, nodes: Iterable[NodeName]) -> Ints:
+def _beside(table: NodeTable, apart: Iterable[tuple[str, Mapping[NodeName, int]]]) -> Bools:
+    """Nodes that are in one domain, of the label named, with one of these nodes. One look for each label, however
+    many terms there are."""
+    by_key: dict[str, set[NodeName]] = {}
+    for key, nodes in apart:
+        by_key.setdefault(key, set()).update(nodes)
+    beside = np.zeros(len(table), np.bool_)
+    for key, together in by_key.items():
+        if together:
+            beside |= _where(table, key, dict.fromkeys(together, 1)) > 0
+    return beside
+
+
+def _where(table: NodeTable, key: str, nodes: Mapping[NodeName, int]) -> Ints:
     """For each node how many of these pods' nodes share its domain; 0 outside every domain."""
+    if not nodes or not table.has_label(key):
+        return np.zeros(len(table), np.int64)
+    return _by_domain(table, key, _counts_by_node(table, nodes)).astype(np.int64)
+
+
+def _by_domain(table: NodeTable, key: str, on: Ints) -> Floats:
+    """The sum of its domain's figures for each node; 0 outside every domain."""
     column = table.label(key)
     codes = column.codes[: len(table)]
-    by_domain = np.bincount(codes, weights=_counts_by_node(table, nodes), minlength=len(column.values))
+    by_domain = np.bincount(codes, weights=on, minlength=len(column.values))
     by_domain[0] = 0
-    return by_domain[codes].astype(np.int64)
+    found: Floats = by_domain[codes]
+    return found
 
 
-def _counts_by_node(table: NodeTable, nodes: Iterable[NodeName]) -> Ints:
-    rows = [row for node in nodes if (row := table.row_of.get(node)) is not None]
-    return np.bincount(np.array(rows, np.intp), minlength=len(table))
+def _counts_by_node(table: NodeTable, nodes: Mapping[NodeName, int]) -> Ints:
+    on = np.zeros(len(table), np.int64)
+    row_of = table.row_of
+    known = [(row, count) for node, count in nodes.items() if (row := row_of.get(node)) is not None]
+    if known:
+        rows, counts = zip(*known, strict=True)
+        on[list(rows)] = counts
+    return on
 
 
 def _has(table: NodeTable, key: str) -> Bools:

@@ -78,7 +78,8 @@ class WaitReasons:
         """Rules between pods can keep it from a fresh node, too."""
         near = demand.neighbours
         own = near.affinity or near.anti_affinity or any(one.required for one in near.spread)
-        return bool(own) or any(True for _ in self._cluster.state.pods.terms_against(demand.labels))
+        against = self._cluster.state.pods.terms_against(demand.model.ref.namespace, demand.labels)
+        return bool(own) or any(True for _ in against)
 
     def _beside(self, demand: Demand) -> WaitReason:
         known = self._by_question.get(demand.question)

@@ -81,7 +81,7 @@ def test_a_pod_meets_few_of_the_terms_that_have_a_common_label() -> None:
         own = selector(matchLabels={COMPONENT: "predictor", NAME: f"m{number}"})
         pod = Neighbour("team", {}, NodeName("n"), keeps_away=(Term("zone", own, TEAM, None),))
         made.put(PodUid(f"p{number}"), pod)
-    met = list(made.terms_against({COMPONENT: "predictor", NAME: "m499"}))
+    met = list(made.terms_against("team", {COMPONENT: "predictor", NAME: "m499"}))
     assert len(met) <= 2
     assert any(
         term.selector and term.selector.matches({COMPONENT: "predictor", NAME: "m499"}) for term, _ in met
@@ -126,10 +126,11 @@ def test_it_finds_what_a_look_at_all_pods_finds(seed: int) -> None:
         asked, mine = some_selector(), some_labels()
         found = list(made.matching(Term("zone", asked, frozenset("xy"), None), {}))
         assert len(found) == sum(asked.matches(pod.labels) for pod in pods.values())
-        speaking = {t for t, _ in made.terms_against(mine) if t.selector and t.selector.matches(mine)}
+        speaking = {t for t, _ in made.terms_against("x", mine) if t.selector and t.selector.matches(mine)}
         assert speaking == {
             t for pod in pods.values() for t in pod.keeps_away if t.selector and t.selector.matches(mine)
         }
     for uid in list(pods):
         made.drop(PodUid(uid))
-    assert not list(made.terms_against({"a": "1", "b": "1", "c": "1"}))
+    assert not list(made.terms_against("x", {"a": "1", "b": "1", "c": "1"}))
+    assert not made._terms
