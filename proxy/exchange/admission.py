@@ -239,15 +239,16 @@ class Admissions:
         """An admission that runs, if there is room and nobody waits for it."""
         if self._waiting or self._returning or self.given_up >= MOST_GIVEN_UP or self.closed is not None:
             return None
-        share = self._share if is_rest else None
-        if share is not None and (self._out_of_turn or not share.has_room):
-            return None
-        room = self.bytes
+        room, share = self.bytes, self._share if is_rest else None
         used = room.used_bytes + cost_bytes
-        if used > room.limit_bytes or not self._take():
+        if used > room.limit_bytes:
             return None
-        if share is not None:
-            share.take()
+        if share is not None and (self._out_of_turn or not share.take()):
+            return None
+        if not self._take():
+            if share is not None:
+                share.give()
+            return None
         room.used_bytes = used
         self.running += 1
         self._meter.enter(now)
@@ -270,7 +271,7 @@ class Admissions:
             else:
                 self.given_up -= was is _GIVEN_UP
                 self._stops_running(admission)
-        if self._anybody_waits:
+        if self._waiting or self._out_of_turn or self._returning:
             self.hand_out()
             return
         if was is _WAITING or was is _RETURNING:

@@ -20,7 +20,12 @@ class Budget:
         used, parent = self.used_bytes + size_bytes, self.parent
         if used > self.limit_bytes:
             return False
-        return parent is None or (used <= parent.free_bytes - size_bytes and parent.has_room(size_bytes))
+        if parent is None:
+            return True
+        # One that is no part of another has that much room by this alone.
+        return used <= parent.free_bytes - size_bytes and (
+            parent.parent is None or parent.has_room(size_bytes)
+        )
 
     def take(self, size_bytes: int) -> bool:
         """True: they are taken. False: nothing has changed."""

@@ -22,26 +22,27 @@ MOST_OUTSTANDING: Final = 256
 class Outstanding:
     """Of one process, for all its replicas."""
 
-    __slots__ = ("_serves", "_waiting", "free")
+    __slots__ = ("_serves", "free", "waiting")
 
     def __init__(self, limit: int = MOST_OUTSTANDING) -> None:
         self.free = limit
-        self._waiting: OrderedDict[Share, None] = OrderedDict()
+        # Shares whose turn is to come.
+        self.waiting: OrderedDict[Share, None] = OrderedDict()
         self._serves = False
 
     def wait(self, share: "Share") -> None:
         """For a share alone."""
-        self._waiting[share] = None
+        self.waiting[share] = None
 
     def serve(self) -> None:
         """For a share alone: who waits has a turn, in their order; who then still waits says so again, and is last."""
         if self._serves:  # one that gives back at once what it was given: the turns below go on with it
             return
         self._serves = True
-        for _ in range(len(self._waiting)):
+        for _ in range(len(self.waiting)):
             if not self.free:  # or those behind would lose their places to who has just had its turn
                 break
-            share, _ = self._waiting.popitem(last=False)
+            share, _ = self.waiting.popitem(last=False)
             share.hand_out()
         self._serves = False
 
@@ -57,19 +58,26 @@ class Share:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may have one more."""
+        """Whether `take` would take one."""
         free = self._whole.free
         return free > 0 and self.taken <= free
 
-    def take(self) -> None:
-        """After `has_room`, in the same step."""
+    def take(self) -> bool:
+        """True: one more is taken. False: nothing has changed."""
+        whole = self._whole
+        free = whole.free
+        if free <= 0 or self.taken > free:
+            return False
         self.taken += 1
-        self._whole.free -= 1
+        whole.free = free - 1
+        return True
 
     def give(self) -> None:
+        whole = self._whole
         self.taken -= 1
-        self._whole.free += 1
-        self._whole.serve()
+        whole.free += 1
+        if whole.waiting:
+            whole.serve()
 
     def wait(self) -> None:
         """Call it as often as you like."""

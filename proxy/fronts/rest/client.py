@@ -6,10 +6,9 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, cast
 
-from proxy.codecs.http1 import HEAD_BYTES, HEAD_END, BadRequest, HttpRefused, require_hopeful, write_error
+from proxy.codecs.http1 import HEAD_BYTES, HEAD_END, BadRequest, require_hopeful, write_error
 from proxy.codecs.json_guard import BadJson, check_generate, check_infer
 from proxy.exchange import cost
-from proxy.exchange.refusal import Refusal
 from proxy.fronts.rest.checking import INLINE_BYTES
 from proxy.fronts.rest.cycle import Cycle, State
 from proxy.fronts.rest.front import RestFront
@@ -165,8 +164,8 @@ class RestConnection(asyncio.Protocol):
     def _take_usual(self, data: bytes) -> bool:
         """A request whose head has been seen before, with its whole JSON, for a Triton that waits.
 
-        What this does is what the steps below would; what a head alone decides is not asked again, the limits of now
-        are. False, with nothing done, for anything else.
+        What this does is what the steps below would; what a head decides under the limits of now is not asked again.
+        False, with nothing done, for anything else.
         """
         front = self._front
         end = data.find(HEAD_END) + len(HEAD_END)
@@ -174,7 +173,9 @@ class RestConnection(asyncio.Protocol):
         if usual is None or len(data) - end != usual.length or usual.length > INLINE_BYTES:
             return False
         copy, pool = front.copy, front.pool
-        if front.where.access is not front.usual_for or not pool.has_idle:
+        if front.where.access is not front.usual_for or copy.limits is not front.usual_limits:
+            return False
+        if not pool.has_idle:
             return False
         if front.is_draining or not self.is_writable or self.at_eof:
             return False
@@ -185,11 +186,6 @@ class RestConnection(asyncio.Protocol):
             return False  # to be told of below
         now = time.monotonic()
         cycle = Cycle(self, front, usual.asked, b"", now)
-        try:
-            cycle.require_size(usual.length)
-            cycle.require_json_size(usual.length)
-        except (HttpRefused, Refusal):
-            return False
         if not cycle.admit_at_once(now, cost.of_json(body), usual.length):
             return False
         self._at, self._cycle, self._since = _At.REQUEST, cycle, now

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from typing import Final, Protocol
 
+from berth.contract.gateway import CopyLimits
 from berth.contract.quantity import format_bytes
 from berth.runtime.logs import fields
 from proxy.codecs.http1 import (
@@ -100,6 +101,8 @@ class Cycle(Exchange):
     # As most requests are: what is never set costs nothing.
     state = State.ANSWER
     closes = False
+    # Those that its head has passed: others may hold when its body is here.
+    _limits: CopyLimits
     body_left = _hold_left = 0
     _chunks: RequestChunks | None = None
     _held: list[bytes] | None = None
@@ -134,7 +137,7 @@ class Cycle(Exchange):
         self.closes = not head.keeps_alive or self._front.is_draining
         self.body_left = head.length or 0
         self._chunks = RequestChunks() if head.is_chunked else None
-        self.state = State.HOLD
+        self.state, self._limits = State.HOLD, self.copy.limits
         try:
             self._hold_left = self._bytes_to_hold()
         except (HttpRefused, Refusal) as refusal:
@@ -292,7 +295,7 @@ class Cycle(Exchange):
         if json_bytes <= INLINE_BYTES if head.encoding == "identity" else len(body) <= _INLINE_PACKED_BYTES:
             self._admit(check(question, body))
             if not self.is_answered:
-                self._front.remember_usual(self._raw, self.asked)
+                self._front.remember_usual(self._raw, self.asked, self._limits)
             return
         self.state = State.CHECK
         self._task = asyncio.create_task(self._check_beside(question, body))

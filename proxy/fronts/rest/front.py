@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from berth.contract.gateway import CopyLimits
 from proxy.codecs.http1 import HttpRefused, RequestHead, read_request, write_start
 from proxy.codecs.lookup import Lookup
 from proxy.exchange.access import Access, Whereabouts
@@ -155,9 +156,10 @@ class RestFront:
         self.ends_idle = True
         # Requests whose clients have gone, or were told that it took too long, while Triton works on them.
         self.given_up: set[GivenUp] = set()
-        # Heads whose requests go on as they came, good for one way of reaching Triton.
+        # Heads whose requests go on as they came, good for one way of reaching Triton and for the limits that they passed.
         self.usual: Lookup[Usual] = Lookup(entries=_USUAL, key_bytes=_USUAL_BYTES)
         self.usual_for: Access | None = None
+        self.usual_limits: CopyLimits | None = None
 
     def stop_accepting(self) -> None:
         """End the idle connections; each of the others closes once its answer is delivered."""
@@ -178,15 +180,15 @@ class RestFront:
         for cycle in list(self.given_up):
             cycle.tick(now)
 
-    def remember_usual(self, raw: bytes, asked: Asked) -> None:
-        """After a request of this head has passed every check of a head."""
+    def remember_usual(self, raw: bytes, asked: Asked, limits: CopyLimits) -> None:
+        """After a request of this head has passed every check of a head, under these limits."""
         head, access = asked.head, self.where.access
         if head.length is None or head.encoding != "identity" or head.header_length is not None:
             return
         if head.keeps_alive and not head.expects_continue and access is not None:
-            if access is not self.usual_for:
+            if access is not self.usual_for or limits is not self.usual_limits:
                 self.usual.clear()
-                self.usual_for = access
+                self.usual_for, self.usual_limits = access, limits
             start = self.request_start(asked, access)
             self.usual.remember(raw, Usual(asked, head.length, start, asked.decision.route is Route.INFER))
 

@@ -117,6 +117,19 @@ async def test_a_rest_body_above_a_limit_that_was_lowered(limit: str) -> None:
         assert len(seen(pair)) == 1
 
 
+async def test_a_body_that_comes_after_its_limit_was_lowered_teaches_no_quick_way() -> None:
+    """Its head has passed the limits before; the next one has not."""
+    with RestPair.triton_at_hand():
+        pair = RestPair(copy=own_copy(**WIDE))
+        sent = infer(REST_BODY)
+        pair.client.data_received(sent[:-10])
+        lowered(pair.front.copy, "max_request_bytes", 2048)
+        await drive(pair, sent[-10:])
+        assert pair.to_client.sent == OK
+        await drive(pair, sent)
+        assert pair.to_client.sent.removeprefix(OK).startswith(b"HTTP/1.1 413 ")
+
+
 async def test_bodies_that_are_coming_leave_no_room_to_a_quick_one() -> None:
     """As they leave none to one that has not been seen before."""
     with RestPair.triton_at_hand():
