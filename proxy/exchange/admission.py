@@ -257,20 +257,17 @@ class Admissions:
     def released(self, admission: Admission, was: State, now: float) -> None:
         """For an admission alone."""
         self._meter.leave(now)
-        if was is _WAITING:
+        if was is _RUNNING:
+            self.bytes.used_bytes -= admission.cost_bytes
+            self.running -= 1
+            self._give()
+            if admission.share is not None:
+                admission.share.give()
+        elif was is _WAITING:
             del (self._out_of_turn if admission in self._out_of_turn else self._waiting)[admission]
             self._give_place()
         else:
-            self.bytes.used_bytes -= admission.cost_bytes
-            if was is _ASIDE or was is _LEAVING:
-                self._aside -= 1
-                self.leaving_bytes -= admission.cost_bytes if was is _LEAVING else 0
-            elif was is _RETURNING:
-                self.stays_away(admission)
-                self._aside -= 1
-            else:
-                self.given_up -= was is _GIVEN_UP
-                self._stops_running(admission)
+            self._released_late(admission, was)
         if self._waiting or self._out_of_turn or self._returning:
             self.hand_out()
             return
@@ -278,6 +275,19 @@ class Admissions:
             self._watch(False)
         if self._idle is not None:
             self._look_idle()
+
+    def _released_late(self, admission: Admission, was: State) -> None:
+        """Nobody waited for it any more, or it had no slot."""
+        self.bytes.used_bytes -= admission.cost_bytes
+        if was is _GIVEN_UP:
+            self.given_up -= 1
+            self._stops_running(admission)
+            return
+        if was is _RETURNING:
+            self.stays_away(admission)
+        elif was is _LEAVING:
+            self.leaving_bytes -= admission.cost_bytes
+        self._aside -= 1
 
     def has_run(self, admission: Admission, answer_bytes: int) -> None:
         """For an admission alone."""

@@ -159,6 +159,16 @@ async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> Non
             assert await one.process.wait() == 0
 
 
+async def arrive(port: int, ticket: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """At a worker that may not have heard of the copy yet, though another has."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await connect(port, ticket, Kind.REST)
+            except Refused:
+                await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_no_more_rest_requests_are_with_triton_than_it_can_answer(tmp_path: Path, workers: int) -> None:
     """Data-plane D2: Triton loses answers, any model's, of too many; the bound is all workers' together."""
@@ -176,7 +186,7 @@ async def test_no_more_rest_requests_are_with_triton_than_it_can_answer(tmp_path
             return len(re.findall(r"berth_proxy_model_ready\{[^}]*\} 1.0", text)) == 2
 
         await until(are_ready)
-        clients = [await connect(one.port, own.ticket, Kind.REST) for _ in range(300)]
+        clients = [await arrive(one.port, own.ticket) for _ in range(300)]
         for _, writer in clients:
             writer.write(REQUEST)
 
@@ -185,14 +195,14 @@ async def test_no_more_rest_requests_are_with_triton_than_it_can_answer(tmp_path
             found = dict(re.findall(r"berth_proxy_(running|waiting)_requests\{[^}]*pod-a[^}]*\} (\d+)", text))
             return sum(map(int, found.values())) == 300
 
-        await until(all_are_there)
+        await until(all_are_there, 60)
 
         async def are_inside(count: int) -> bool:
             return there.inside == count
 
         # Of each worker's part one model has a half and one.
         await until(lambda: are_inside(32 + workers))
-        beside = [await connect(one.port, other.ticket, Kind.REST) for _ in range(5)]
+        beside = [await arrive(one.port, other.ticket) for _ in range(5)]
         for _, writer in beside:
             writer.write(REQUEST)
         await until(lambda: are_inside(32 + workers + 5))
