@@ -22,6 +22,9 @@ from binder.reasons import Kind
 _SIZE = [
     CODE[kind] for kind in (Kind.GPU_MEMORY, Kind.GPU_COUNT, Kind.RESOURCE, Kind.TOO_MANY_PODS, Kind.NO_GPU)
 ]
+# Of another pool, perhaps one that has no node yet or whose last one went before this binder began. Autoscalers look at
+# these by themselves, in the templates of all pools.
+_POOL = [CODE[kind] for kind in (Kind.TAINT_NOT_TOLERATED, Kind.NODE_SELECTOR, Kind.NODE_AFFINITY)]
 _MOST_ANSWERS = 1024
 # What other pods have to do with it changes with each of them; so long an answer stands.
 _BESIDE_SECONDS = 10.0
@@ -118,7 +121,7 @@ class WaitReasons:
 
 
 def _reason_of(codes: Codes) -> WaitReason:
-    if (codes == FITS).any():
+    if (codes == FITS).any() or np.isin(codes, _POOL).all():
         return WaitReason.UNSCHEDULABLE
     return WaitReason.MODEL_TOO_LARGE if np.isin(codes, _SIZE).any() else WaitReason.NODES_REFUSE_MODEL
 

@@ -10,9 +10,8 @@ from enum import Enum
 class WaitReason(str, Enum):
     """The words are part of what users see: docs/operating.md explains each."""
 
-    UNSCHEDULABLE = (
-        "Unschedulable"  # one more node, as there are or were, would take it; or none is known yet
-    )
+    # One more node, as there are or were, would take it; or no node of the pool that it asks for is known.
+    UNSCHEDULABLE = "Unschedulable"
     MODEL_TOO_LARGE = "ModelTooLarge"  # no known kind of node is large enough, even when empty
     NODES_REFUSE_MODEL = "NodesRefuseModel"  # every known kind of node refuses it, whatever is free there
     POD_REFUSED = "PodRefused"  # something of the pod itself must change, or its quarantine or claim

@@ -108,8 +108,15 @@ def cpus(office: Office, kind: str) -> None:
     office.tell("pods", office.api.pods["other"])
 
 
+def two_pools(office: Office) -> None:
+    office.node("n1", 80)
+    office.node("n2", 16, labels={"pool": "x"})
+
+
 TAINT = [{"key": "team", "value": "a", "effect": "NoSchedule"}]
 STARTING = [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]
+_IN_X = {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["x"]}]}
+ONLY_X = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_IN_X]}}
 CLAIM = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
 CASES: dict[str, tuple[Callable[[Office], None], Json, str]] = {
     # One more node helps.
@@ -143,10 +150,13 @@ CASES: dict[str, tuple[Callable[[Office], None], Json, str]] = {
     "CPU": (full, {"requests": {"cpu": "129"}}, "ModelTooLarge"),
     "CPU beside a DaemonSet": (lambda o: cpus(o, "DaemonSet"), {"requests": {"cpu": "5"}}, "ModelTooLarge"),
     "CPU beside a static pod": (lambda o: cpus(o, "Node"), {"requests": {"cpu": "5"}}, "ModelTooLarge"),
+    # One of a pool of which nothing is known, whatever its size.
+    "labels": (full, {"mem": "900Gi", "nodeSelector": {"pool": "x"}}, "Unschedulable"),
+    "affinity": (full, {"affinity": {"nodeAffinity": ONLY_X}}, "Unschedulable"),
+    "one node's name": (full, {"mem": "8Gi", "nodeSelector": {_HOST: "n1"}}, "Unschedulable"),
+    "taint": (of_node(taints=TAINT), {}, "Unschedulable"),
+    "one known pool is its own": (two_pools, {"mem": "17Gi", "nodeSelector": {"pool": "x"}}, "ModelTooLarge"),
     # Other ones would.
-    "labels": (full, {"nodeSelector": {"pool": "x"}}, "NodesRefuseModel"),
-    "one node's name": (full, {"mem": "8Gi", "nodeSelector": {_HOST: "n1"}}, "NodesRefuseModel"),
-    "taint": (of_node(taints=TAINT), {}, "NodesRefuseModel"),
     "product": (full, {"annotations": {KEYS.gpu_product: "H100"}}, "NodesRefuseModel"),
     "server": (full, {"annotations": {KEYS.server: "other"}}, "NodesRefuseModel"),
     "capabilities": (full, {"annotations": {KEYS.requirements: "onnx"}}, "NodesRefuseModel"),
