@@ -42,6 +42,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BEST_SCORE = 10  # MaxExtenderPriority
 _BODY_BYTES = 16 * 1024 * 1024  # the names of twenty thousand nodes and one pod
+_MOST_NAMES = 20_000  # of nodes: kube-scheduler's clusters have 5000
 _REMEMBERED = 4096
 # What the binder's own pods may have taken since kube-scheduler looked, and what a kubelet would refuse the pod
 # for. Not extended resources: kube-scheduler may leave some to other extenders.
@@ -83,6 +84,7 @@ class Extender:
 
     async def _filter(self, request: web.Request) -> web.StreamResponse:
         args = await _arguments(request)
+        names = _node_names(args)
         try:
             demand = self._demand(_pod_of(args))
         except InvalidPod as error:
@@ -90,7 +92,7 @@ class Extender:
         self._learn(demand)
         rows, codes = self._decider.table.row_of, self._decider.codes(_gpu_only(demand))
         good, bad = [], {}
-        for name in args.strings("NodeNames"):
+        for name in names:
             row = rows.get(NodeName(name))
             if row is not None and codes[row] == FITS:
                 good.append(name)
@@ -104,7 +106,7 @@ class Extender:
     async def _prioritize(self, request: web.Request) -> web.StreamResponse:
         args = await _arguments(request)
         demand = _gpu_only(self._demand(_pod_of(args)))
-        names = args.strings("NodeNames")
+        names = _node_names(args)
         scores = self._decider.scores(demand)
         rows = [self._decider.table.row_of.get(NodeName(name)) for name in names]
         figures = np.array([-np.inf if row is None else scores[row] for row in rows])
@@ -150,7 +152,11 @@ class Extender:
     def _demand(self, pod: JsonObject) -> Demand:
         """Raises InvalidPod; InvalidValue where it is no pod as an API server gives it."""
         try:
-            return parse_demand(pod, self._keys)
+            demand = parse_demand(pod, self._keys)
+            hash(
+                demand.question
+            )  # what is no pod of an API server's shows here, and not in the midst of a decision
+            return demand
         except InvalidPod:
             raise
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -204,9 +210,27 @@ def _points(figures: "np.ndarray[Any, np.dtype[np.float64]]") -> list[int]:
 def _pod_of(args: Fields) -> JsonObject:
     """The pod, if it is one. Raises InvalidValue."""
     pod = args.object("Pod")
-    pod.object("metadata").string("name")
+    meta = pod.object("metadata")
+    meta.string("name")
+    for key in ("uid", "namespace"):
+        meta.optional_string(key)
+    for key in ("labels", "annotations"):
+        if meta.data.get(key) is not None:
+            texts = meta.object(key)
+            for one in texts.data:
+                texts.string(one)
     pod.object("spec")
     return pod.data
+
+
+def _node_names(args: Fields) -> tuple[str, ...]:
+    """Raises InvalidValue. Each is looked up and answered for while nothing else is heard."""
+    names = args.strings("NodeNames")
+    if len(names) > _MOST_NAMES:
+        raise InvalidValue(
+            f"request body.NodeNames has {len(names)} names; {_MOST_NAMES} at most are answered"
+        )
+    return names
 
 
 async def _arguments(request: web.Request) -> Fields:

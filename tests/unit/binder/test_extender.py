@@ -369,3 +369,58 @@ async def test_what_is_asked_for_is_learned_once_for_each_pod() -> None:
     for uid in ("p1", "p2", "p1", "p1"):
         await post(extender, "filter", {"Pod": pod(uid), "NodeNames": []})
     assert learned == ["p1", "p2"]
+
+
+UNREADABLE_PODS: dict[str, tuple[str, Any]] = {
+    "uid a list": ("uid", []),
+    "uid an object": ("uid", {}),
+    "uid a number": ("uid", 7),
+    "namespace a list": ("namespace", ["team"]),
+    "namespace an object": ("namespace", {"a": "b"}),
+    "labels a list": ("labels", ["a"]),
+    "a label a list": ("labels", {"a": []}),
+    "a label an object": ("labels", {"a": {"b": "c"}}),
+    "a label null": ("labels", {"a": None}),
+    "annotations a text": ("annotations", "x"),
+    "an annotation a list": ("annotations", {"x": []}),
+}
+
+
+@pytest.mark.parametrize("verb", ["filter", "prioritize"])
+@pytest.mark.parametrize("case", sorted(UNREADABLE_PODS))
+async def test_metadata_that_no_api_server_gives_is_one_clear_error(case: str, verb: str) -> None:
+    """binder L8: what could not be hashed was a 500."""
+    key, value = UNREADABLE_PODS[case]
+    one = pod("p1", mem="4Gi")
+    one["metadata"][key] = value
+    _, _, extender = make()
+    status, answer = await post(extender, verb, {"Pod": one, "NodeNames": ["n1"]})
+    assert status == 400
+    assert f"Pod.metadata.{key}" in answer["error"]
+    assert "is expected" in answer["error"] or "is not a JSON object" in answer["error"]
+
+
+@pytest.mark.parametrize("place", ["nodeSelector", "tolerations", "affinity", "topologySpreadConstraints"])
+@pytest.mark.parametrize(
+    "value", [[[]], {"a": []}, {"a": {"b": []}}, [{"key": []}], [{"a": {}}], "x", 7, [7]]
+)
+async def test_no_spec_is_a_500(place: str, value: Any) -> None:
+    """binder L8."""
+    one = pod("p1", mem="4Gi")
+    one["spec"][place] = value
+    _, _, extender = make()
+    for verb in ("filter", "prioritize"):
+        status, _ = await post(extender, verb, {"Pod": one, "NodeNames": ["n1"]})
+        assert status in (200, 400)
+
+
+@pytest.mark.parametrize("verb", ["filter", "prioritize"])
+async def test_more_nodes_than_a_cluster_has_are_refused_before_anything_is_done(verb: str) -> None:
+    """binder L8: 400 000 names held the loop for 0.6 s."""
+    _, _, extender = make()
+    names = [f"n{i}" for i in range(20_001)]
+    status, answer = await post(extender, verb, {"Pod": pod("p1"), "NodeNames": names})
+    assert status == 400
+    assert "NodeNames has 20001 names; 20000 at most are answered" in answer["error"]
+    status, answer = await post(extender, verb, {"Pod": pod("p1"), "NodeNames": names[:-1]})
+    assert status == 200
