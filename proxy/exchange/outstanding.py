@@ -7,7 +7,8 @@ with one thread, 270 lost nothing, 290 up to 9, 320 always 38. What Triton does 
 is on its way) counts for nothing here.
 
 A replica may have one more than are then free, as with connections: however much one asks for, another is served at
-once, and those that wait take turns.
+once, and those that wait take turns. A quarter is not counted as free by whoever has any. Without it eight replicas that
+compute for a minute each would have all, and every other on the node waited for them.
 """
 
 from collections import OrderedDict
@@ -17,15 +18,17 @@ from typing import Final
 # All of one process, or of several that share it. Below what one thread of Triton's can lose, with room for the
 # questions that nobody counts.
 MOST_OUTSTANDING: Final = 256
+# Of that, for replicas that have none with Triton: one each.
+_KEPT_PART: Final = 4
 
 
 class Outstanding:
     """Of one process, for all its replicas."""
 
-    __slots__ = ("_serves", "free", "waiting")
+    __slots__ = ("_serves", "free", "kept", "waiting")
 
     def __init__(self, limit: int = MOST_OUTSTANDING) -> None:
-        self.free = limit
+        self.free, self.kept = limit, limit // _KEPT_PART
         # Shares whose turn is to come.
         self.waiting: OrderedDict[Share, None] = OrderedDict()
         self._serves = False
@@ -43,7 +46,10 @@ class Outstanding:
             if not self.free:  # or those behind would lose their places to who has just had its turn
                 break
             share, _ = self.waiting.popitem(last=False)
-            share.hand_out()
+            if share.has_room:
+                share.hand_out()
+            else:
+                self.waiting[share] = None
         self._serves = False
 
 
@@ -59,14 +65,14 @@ class Share:
     @property
     def has_room(self) -> bool:
         """Whether `take` would take one."""
-        free = self._whole.free
-        return free > 0 and self.taken <= free
+        whole = self._whole
+        return self.taken <= whole.free - whole.kept if self.taken else whole.free > 0
 
     def take(self) -> bool:
         """True: one more is taken. False: nothing has changed."""
         whole = self._whole
         free = whole.free
-        if free <= 0 or self.taken > free:
+        if free <= 0 or (self.taken and self.taken > free - whole.kept):
             return False
         self.taken += 1
         whole.free = free - 1

@@ -30,11 +30,41 @@ def test_one_replica_leaves_room_to_the_others() -> None:
     whole = Outstanding(16)
     greedy, other, third = (replica(whole) for _ in range(3))
     many = ask(greedy, 40)
-    assert (running(many), greedy.running, greedy.waiting) == (9, 9, 31)
+    assert (running(many), greedy.running, greedy.waiting) == (7, 7, 33)
     assert running(ask(other, 1)) == 1
-    assert running(ask(third, 20)) == 4
-    assert whole.free == 2
+    assert running(ask(third, 20)) == 3
+    assert whole.free == 5
     assert greedy.admit_at_once(0.0, is_rest=True) is None
+
+
+def test_replicas_that_compute_for_long_leave_one_turn_to_each_other_one() -> None:
+    """Data-plane D2: nine of them had every turn between them, and a neighbour waited until one was done."""
+    whole = Outstanding(256)
+    slow = [replica(whole, depth=300) for _ in range(12)]
+    for one in slow:
+        ask(one, 300)
+    assert [one.running for one in slow[:4]] == [97, 48, 24, 12]
+    others = [replica(whole) for _ in range(whole.free)]
+    assert len(others) >= 50
+    for one in others:
+        first, second = ask(one, 2)
+        assert (first.is_running, second.is_running) == (True, False)
+    for one in others:  # one after the other, however long the slow ones take
+        assert one.running == 1
+    assert whole.free == 0
+
+
+def test_a_turn_that_is_kept_goes_from_request_to_request_of_its_replica() -> None:
+    whole = Outstanding(16)
+    slow = [replica(whole) for _ in range(6)]
+    for one in slow:
+        ask(one, 20)
+    assert 0 < whole.free <= whole.kept
+    first, second, third = ask(replica(whole), 3)
+    for done, follows in ((first, second), (second, third)):
+        assert (done.is_running, follows.is_running) == (True, False)
+        done.release(0.0)
+        assert follows.is_running
 
 
 def test_what_waits_for_its_turn_is_in_the_bounded_queue() -> None:
