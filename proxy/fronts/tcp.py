@@ -41,7 +41,7 @@ def reset(transport: asyncio.Transport) -> None:
     """End it at once, and so that the peer takes it for broken off (RFC 9293, 3.9.1, ABORT): after an end like any other it
     could take this for a client that has said all it wants to, and still waits."""
     sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-        with contextlib.suppress(OSError):  # it has ended already
+    if sock is not None and sock.fileno() >= 0 and sock.family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):  # its peer has ended it already
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     transport.abort()
