@@ -6,6 +6,7 @@ read again for each of its parts, passes them by far.
 """
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +15,19 @@ import pytest
 
 from agent.models import Models
 from agent.pods import note_pod
+from berth.contract.errors import InvalidPod
 from berth.contract.gpu_choice import GpuChoice
+from berth.contract.ids import NodeName
 from berth.kube.informer import Change, ChangeKind
+from binder.cluster import Cluster, slim
+from binder.demand import parse_demand
 from scaler.activation.switchboard import Template
 from scaler.core.fleet import Fleet, keep_deployment, keep_pod
 from scaler.decision.annotations import GROUP
 from scaler.decision.defaults import BERTH, KPA, read_defaults
 from scaler.watch import keep_service, keep_slice
 from tests.fakes.largest import ANNOTATION_BYTES, OBJECT_BYTES, THINGS, entries, many, with_most
-from tests.fakes.objects import KEYS, pod
+from tests.fakes.objects import KEYS, gpu, node, pod, report
 from tests.unit.scaler.test_switchboard import DOOR, T0, M, asked, board, endpoints, service
 
 Json = dict[str, Any]
@@ -62,6 +67,41 @@ def test_a_pod_costs_the_agent_of_its_node_a_moment(thing: str) -> None:
 def test_a_pod_costs_the_scaler_a_moment(thing: str) -> None:
     item = with_most(thing, placed())
     within_bounds(lambda: Fleet(read_defaults(BERTH)).observe_pod(keep_pod(item), 0))
+
+
+def cluster() -> Cluster:
+    made = Cluster(KEYS, clock=lambda: 0.0)
+    for number in range(100):
+        one = node(f"n{number}", says=report(gpu(f"g{number}")), labels={"zone": f"z{number % 3}"})
+        made.on_node(Change(ChangeKind.SET, one))
+        made.decider.table.beat(NodeName(f"n{number}"), math.inf)
+    return made
+
+
+@each_thing
+def test_a_bound_pod_costs_the_binder_a_moment_and_so_does_the_next_decision(thing: str) -> None:
+    made, item = cluster(), with_most(thing, placed())
+    plain = parse_demand(pod("plain"), KEYS)
+
+    def act() -> None:
+        made.on_pod(Change(ChangeKind.SET, slim(item)))
+        made.decider.decide(plain)
+
+    within_bounds(act)
+
+
+@each_thing
+def test_a_waiting_pod_costs_the_binder_a_moment(thing: str) -> None:
+    made, item = cluster(), with_most(thing, pod("large"))
+
+    def act() -> None:
+        try:
+            demand = parse_demand(slim(item), KEYS)
+        except InvalidPod:
+            return
+        made.decider.decide(demand)
+
+    within_bounds(act)
 
 
 def deployment(template: Json, annotations: Json | None = None) -> Json:
