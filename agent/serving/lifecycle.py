@@ -140,6 +140,8 @@ class Lifecycle:
         # When a model has come to serve last, and when suspects are looked at again for that.
         self._served_at = float("-inf")
         self._looking_later: asyncio.TimerHandle | None = None
+        # When the last load of each namespace on each GPU began, by the count of changes.
+        self._last_turns: dict[tuple[str, GpuUuid], int] = {}
         # When what is under way is waited for no longer.
         self._granting_later: asyncio.TimerHandle | None = None
         # How often something has come or gone on a GPU.
@@ -826,6 +828,13 @@ class Lifecycle:
         else:
             self._models.set(model, ModelState.LOADING)
             self._happens(slot, Event.TURN)
+            self._note_turn(slot)
+
+    def _note_turn(self, slot: Slot) -> None:
+        """Of namespaces that have a model here: another's place in the line is none yet."""
+        here = {_namespace(one) for one in self._slots.values()}
+        kept = {place: turn for place, turn in self._last_turns.items() if place[0] in here}
+        self._last_turns = kept | {(_namespace(slot), gpu): self._stamp for gpu in slot.gpus}
 
     def _deny(self, slot: Slot, reason: str, failure: Failure) -> None:
         slot.failure = (reason, failure)
@@ -886,6 +895,9 @@ class Lifecycle:
                 slot.gpus,
                 slot.order,
                 namespace=_namespace(slot),
+                last_turn=max(
+                    (self._last_turns.get((_namespace(slot), gpu), 0) for gpu in slot.gpus), default=0
+                ),
                 is_known=slot.is_known,
                 has_served=slot.record is not None and slot.record.served,
                 is_suspect=self._is_suspect(slot),

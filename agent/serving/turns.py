@@ -1,7 +1,8 @@
 """Which of the models that wait may be loaded now. Pure.
 
 A load that is measured has its GPUs for itself; those whose bytes are known go side by side. Models that
-have served come first. A suspect is loaded when nothing else is and nothing has come to serve just before,
+have served come first. Namespaces take turns on a GPU, so that who has many that load long is one in the line.
+A suspect is loaded when nothing else is and nothing has come to serve just before,
 so that Triton's death has one culprit; who comes after it waits for it, so that its turn does come. What
 hangs is not waited for: what takes longer than its turn, or what nobody wants any more. It keeps a thread of
 Triton's, of which a namespace has a share.
@@ -31,19 +32,21 @@ SUSPECT = "was being loaded when Triton died: it is loaded alone, a while after 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """`order`: who came first. `is_known`: its bytes were measured before."""
+    """`order`: who came first. `last_turn`: when its namespace's last load on one of its GPUs began, in whatever
+    counts; 0: never. `is_known`: its bytes were measured before."""
 
     name: ServerName
     gpus: frozenset[GpuUuid]
     order: int
     namespace: str = ""
+    last_turn: int = 0
     is_known: bool = False
     has_served: bool = False
     is_suspect: bool = False
 
     @property
-    def rank(self) -> tuple[bool, int]:
-        return (self.is_suspect or not self.has_served, self.order)
+    def rank(self) -> tuple[bool, int, int]:
+        return (self.is_suspect or not self.has_served, self.last_turn, self.order)
 
 
 @dataclass(frozen=True, slots=True)

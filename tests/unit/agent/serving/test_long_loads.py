@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from berth.contract.report import CodeRule, ModelState
 from berth.triton.admin import IndexState
 from tests.fakes import leaping
 from tests.fakes.agent_node import GPU, Node, on_server
+from tests.fakes.objects import GIB
 
 LONG = 500.0
 pytestmark = pytest.mark.usefixtures("inline")
@@ -159,3 +161,56 @@ def test_one_namespace_leaves_threads_of_triton_to_others(tmp_path: Path, load_s
         assert PodUid("q") in {model.ref.uid for model in node.models}
 
     on_a_node(tmp_path, story, load_seconds=load_seconds)
+
+
+def test_a_namespace_with_many_slow_loads_is_one_in_the_line(tmp_path: Path) -> None:
+    """node D4: each ends within its turn, and a neighbour that came after all of them waits for two, not for all."""
+
+    async def story(node: Node) -> None:
+        node.gpus.readings = [replace(gpu, total_bytes=1024 * GIB) for gpu in node.gpus.readings]
+        crowd = [await node.stage(f"slow{n}", namespace="crowd") for n in range(6)]
+        for slow in crowd:
+            node.triton.takes[on_server(slow.ref.uid)] = TURN_SECONDS - 5
+            node.lifecycle.start_load(slow)
+        await until(lambda: sum("waits" in slow.reason for slow in crowd) == 5)
+        _, first = await seconds_to_serve(node, "p1")
+        assert first < TURN_SECONDS
+        _, again = await seconds_to_serve(node, "p2")
+        assert again < 2 * TURN_SECONDS
+        for slow in crowd:
+            await node.lifecycle.start_load(slow)
+            assert slow.state is ModelState.READY
+
+    on_a_node(tmp_path, story)
+
+
+def test_a_namespace_does_not_leave_the_line_and_come_back_before_others(tmp_path: Path) -> None:
+    """node D4: a model whose pod goes as soon as it has been loaded has had its namespace's turn all the same."""
+
+    async def story(node: Node) -> None:
+        node.gpus.readings = [replace(gpu, total_bytes=1024 * GIB) for gpu in node.gpus.readings]
+        crowd = [await node.stage(f"slow{n}", namespace="crowd") for n in range(3)]
+        for slow in crowd:
+            node.triton.takes[on_server(slow.ref.uid)] = TURN_SECONDS - 5
+            node.lifecycle.start_load(slow)
+        await until(lambda: sum("waits" in slow.reason for slow in crowd) == 2)
+        asking = asyncio.create_task(seconds_to_serve(node, "p1"))
+        await until(lambda: len(node.lifecycle._loads) == 4)
+        await node.lifecycle.start_load(crowd[0])
+        node.models.lose_pod(PodUid("slow0"))
+        await node.lifecycle.start_unload(on_server("slow0"))
+        assert (await asking)[1] < TURN_SECONDS
+
+    on_a_node(tmp_path, story)
+
+
+def test_turns_of_namespaces_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        for n in range(3):
+            model = await node.stage(f"p{n}", namespace=f"team{n}")
+            await node.lifecycle.start_load(model)
+            node.models.lose_pod(model.ref.uid)
+            await node.lifecycle.start_unload(on_server(f"p{n}"))
+        assert len(node.lifecycle._last_turns) == 1
+
+    on_a_node(tmp_path, story)

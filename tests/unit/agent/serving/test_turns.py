@@ -49,6 +49,18 @@ def test_first_come_first_served_but_those_that_served_before_all_others() -> No
     assert next_turn([], []).next is None
 
 
+def test_namespaces_take_turns_on_a_gpu_and_within_one_the_first_that_came_goes_first() -> None:
+    """node D4: the one whose last turn on the GPU is longest ago goes before one that had the GPU just now."""
+    first, second = replace(waits("first", 1), last_turn=8), replace(waits("second", 2), last_turn=8)
+    other, served = (
+        replace(waits("other", 3), last_turn=7),
+        replace(waits("served", 4, has_served=True), last_turn=9),
+    )
+    assert next_turn([first, second, other], []).next == "other"
+    assert next_turn([second, first], []).next == "first"
+    assert next_turn([first, other, served], []).next == "served"
+
+
 def test_who_comes_after_a_suspect_waits_for_it() -> None:
     """It would never be alone otherwise."""
     before, suspect = waits("before", 1, on=ON_B), waits("suspect", 2, is_suspect=True)
