@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -30,6 +31,8 @@ class ApiServer:
         self.events: list[Json] = []
         self.lists: list[str] = []
         self._watches: list[tuple[str, str, asyncio.Queue[Json]]] = []
+        # By collection: what a watch that begins at an earlier version is told first.
+        self._told: dict[str, list[Json]] = defaultdict(list)
 
     @asynccontextmanager
     async def open(self, kubeconfig: str | None) -> AsyncIterator["ApiServer"]:
@@ -43,9 +46,11 @@ class ApiServer:
         item["metadata"].setdefault("uid", f"uid-{name}")
         kind = "MODIFIED" if name in there else "ADDED"
         there[name] = copy.deepcopy(item)
-        for watched, chosen, queue in self._watches:
-            if watched == path and chosen in ("", name) and not self.silent:
-                queue.put_nowait({"type": kind, "object": copy.deepcopy(item)})
+        if not self.silent:
+            self._told[path].append({"type": kind, "object": there[name]})
+            for watched, chosen, queue in self._watches:
+                if watched == path and chosen in ("", name):
+                    queue.put_nowait({"type": kind, "object": copy.deepcopy(item)})
         return copy.deepcopy(item)
 
     async def get(self, path: str, **params: str) -> Json:
@@ -62,6 +67,13 @@ class ApiServer:
 
     async def stream(self, path: str, params: Any, **_: Any) -> AsyncGenerator[Json, None]:
         watch = (path, _chosen(params), asyncio.Queue[Json]())
+        for event in self._told[path]:
+            meta = event["object"]["metadata"]
+            if int(meta["resourceVersion"]) > int(params["resourceVersion"]) and watch[1] in (
+                "",
+                meta["name"],
+            ):
+                watch[2].put_nowait(copy.deepcopy(event))
         self._watches.append(watch)
         try:
             while True:
