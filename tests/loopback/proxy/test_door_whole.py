@@ -115,7 +115,7 @@ async def running(directory: Path, agent_port: int, *flags: str) -> AsyncIterato
         )
     door = Door(process, ports, log)
     try:
-        await until(lambda: listens(door))
+        await until(lambda: listens(door), 60)
         yield door
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -236,7 +236,7 @@ async def test_without_a_gateway_real_clients_hear_503_and_unavailable(tmp_path:
         body = tmp_path / "body"
         body.write_bytes(bytes(3 * 1024**2))
         curl = await asyncio.create_subprocess_exec(
-            *("curl", "-sS", "-i", *scheme, "-H", "Expect:", "--data-binary", f"@{body}", url),
+            *("curl", "-sS", "-i", "-m", "60", *scheme, "-H", "Expect:", "--data-binary", f"@{body}", url),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
@@ -252,7 +252,8 @@ async def test_without_a_gateway_real_clients_hear_503_and_unavailable(tmp_path:
             channel = grpc.aio.insecure_channel(target)
         async with channel:
             call = channel.unary_unary(LIVE)
-            answers = await asyncio.gather(*(call(b"x" * 50_000) for _ in range(8)), return_exceptions=True)
+            calls = (call(b"x" * 50_000, timeout=60) for _ in range(8))
+            answers = await asyncio.gather(*calls, return_exceptions=True)
             for error in answers:
                 assert isinstance(error, grpc.aio.AioRpcError)
                 assert error.code() is grpc.StatusCode.UNAVAILABLE

@@ -200,12 +200,12 @@ async def test_no_more_rest_requests_are_with_triton_than_it_can_answer(tmp_path
         async def are_inside(count: int) -> bool:
             return there.inside == count
 
-        # Of each worker's part one model has a half and one.
-        await until(lambda: are_inside(32 + workers))
+        # Of three quarters of each worker's part one model has a half, and one.
+        await until(lambda: are_inside(24 + workers))
         beside = [await arrive(one.port, other.ticket) for _ in range(5)]
         for _, writer in beside:
             writer.write(REQUEST)
-        await until(lambda: are_inside(32 + workers + 5))
+        await until(lambda: are_inside(24 + workers + 5))
         there.may_answer.set()
         for reader, writer in clients + beside:
             async with asyncio.timeout(20):

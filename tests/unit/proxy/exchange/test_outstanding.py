@@ -89,6 +89,43 @@ def test_replicas_that_wait_take_turns() -> None:
     assert log == ["a", "b", "c", "d"]
 
 
+def test_who_has_just_had_its_turn_is_last() -> None:
+    """Also where nothing is left for those behind."""
+    whole, log, running = Outstanding(1), list[str](), list[Admission]()
+    (first,) = ask(replica(whole))
+    for name in "abc":
+        home = replica(whole)
+        for _ in range(2):
+            waits: list[Admission] = []
+
+            def granted(name: str = name, waits: list[Admission] = waits) -> None:
+                log.append(name)
+                running.extend(waits)
+
+            waits.append(home.admit(0.0, granted, is_rest=True))
+    first.release(0.0)
+    while running:
+        running.pop().release(0.0)
+    assert log == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_many_replicas_that_give_back_at_once_what_they_were_given() -> None:
+    """As all do while Triton is not reached: that is told one after the other, not one within the other."""
+    whole, refused = Outstanding(1), 0
+    (first,) = ask(replica(whole))
+    for _ in range(500):
+        waits: list[Admission] = []
+
+        def granted(waits: list[Admission] = waits) -> None:
+            nonlocal refused
+            refused += 1
+            waits[0].release(0.0)
+
+        waits.append(replica(whole).admit(0.0, granted, is_rest=True))
+    first.release(0.0)
+    assert (refused, whole.free) == (500, 1)
+
+
 def test_grpc_does_not_wait_for_rest_that_is_out_of_turn() -> None:
     whole = Outstanding(1)
     greedy = replica(whole)
