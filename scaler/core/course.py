@@ -68,6 +68,43 @@ class Path:
 class Course:
     """Times are nanoseconds since 1970."""
 
+    # More attributes than CPython keeps in line, of an object that is looked at for each model each second.
+    __slots__ = (
+        "_activating_ns",
+        "_hopeless",
+        "_known_since_ns",
+        "_made",
+        "_missing_ns",
+        "_promised",
+        "_promised_ns",
+        "_recorded_ns",
+        "_stepped_ns",
+        "_unmade_until_ns",
+        "activity",
+        "asked_for",
+        "asked_ns",
+        "away",
+        "ceiling",
+        "clipped",
+        "decisions",
+        "deployment",
+        "desired",
+        "evicted_to",
+        "holding",
+        "initialised",
+        "kept_for",
+        "key",
+        "model",
+        "path",
+        "rival",
+        "since_ns",
+        "step",
+        "told_ns",
+        "waiting",
+        "waits",
+        "wakes",
+    )
+
     def __init__(self, deployment: Deployment, *, ready: int, now_ns: int) -> None:
         """Goes on where the annotation says that the last scaler was."""
         told = deployment.told

@@ -33,7 +33,13 @@ def sample_size(copies: int) -> int:
 
 def extrapolated(total: Stat, sample: int, copies: int) -> Stat:
     """The load of all copies, from what some have, which are not none, all of those together."""
-    return Stat(*(figure / sample * copies for figure in total))
+    concurrency, proxied_concurrency, requests, proxied_requests = total
+    return Stat(  # one by one: this is done for every model each second
+        concurrency / sample * copies,
+        proxied_concurrency / sample * copies,
+        requests / sample * copies,
+        proxied_requests / sample * copies,
+    )
 
 
 class Averages(NamedTuple):
