@@ -6,8 +6,8 @@ Node i is 127.X.i.1 and its pods are 127.X.i.2 to 127.X.i.254, so the same ports
 import errno
 import random
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 # 127.0 belongs to everybody, 127.1 is what people type.
 _FIRST, _LAST = 20, 250
@@ -41,20 +41,27 @@ def cluster_network() -> Iterator[str]:
     raise NoFreeNetwork(f"all of 127.{_FIRST} to 127.{_LAST - 1} are taken; end another local cluster")
 
 
-def free_port(host: str) -> int:
-    """As `free_ports`, one."""
-    return free_ports(host, 1)[0]
+def free_port(*hosts: str) -> int:
+    """As `free_ports`, one that is free on each of these hosts."""
+    return _free_ports(hosts, 1)[0]
 
 
 def free_ports(host: str, count: int) -> list[int]:
     """Ports that nobody listens on at this moment, nor that the system gives to a connection that goes out:
     who listens there, ends, and listens again finds them free. No two are the same."""
+    return _free_ports((host,), count)
+
+
+def _free_ports(hosts: Sequence[str], count: int) -> list[int]:
     found: list[int] = []
     for port in _chance.sample(range(*_FREE_PORTS), _TRIES):
-        with suppress(OSError), socket.create_server((host, port)):
+        with suppress(OSError), ExitStack() as listening:
+            for host in hosts:
+                listening.enter_context(socket.create_server((host, port)))
             found.append(port)
         if len(found) == count:
             return found
     raise OSError(
-        errno.EADDRINUSE, f"no {count} free ports on {host} from {_FREE_PORTS[0]} to {_FREE_PORTS[1]}"
+        errno.EADDRINUSE,
+        f"no {count} free ports on {', '.join(hosts)} from {_FREE_PORTS[0]} to {_FREE_PORTS[1]}",
     )

@@ -1,7 +1,6 @@
 """An activator's models in this process, and model pods beside it."""
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from berth.contract.scaling import Assignment, HoldLimits, HoldState, ModelKey, Report
+from localcluster import addresses
 from proxy.activator.hold import Bounds
 from proxy.activator.model import HeldModel
 from proxy.activator.models import Models
@@ -20,9 +20,8 @@ OWN = ModelKey("a", "own")
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-        return port
+    """Not one that the system gives to a connection that goes out meanwhile."""
+    return addresses.free_port("127.0.0.1")
 
 
 class Place:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localcluster import addresses
-from localcluster.addresses import free_ports
+from localcluster.addresses import free_port, free_ports
 
 HOST = "127.0.0.1"
 
@@ -58,3 +58,14 @@ def test_no_two_are_the_same_and_none_is_taken(monkeypatch: pytest.MonkeyPatch) 
         assert len({*found, taken}) == 3
         with pytest.raises(OSError, match="no 5 free ports"):
             free_ports(HOST, 5)
+
+
+def test_a_port_of_two_hosts_is_free_on_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = "127.0.0.2"
+    port = free_port(HOST, other)
+    monkeypatch.setattr(addresses, "_FREE_PORTS", (port, port + 1))
+    monkeypatch.setattr(addresses, "_TRIES", 1)
+    with socket.create_server((other, port)):
+        assert free_port(HOST) == port
+        with pytest.raises(OSError, match=f"no 1 free ports on {HOST}, {other}"):
+            free_port(HOST, other)

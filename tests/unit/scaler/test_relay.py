@@ -51,7 +51,7 @@ async def asked(port: int, data: bytes = b"a") -> bytes:
 
 
 async def test_bytes_go_through_as_they_are() -> None:
-    port, data = free_port(LEADER), bytes(range(256)) * 8192
+    port, data = free_port(LEADER, STANDBY), bytes(range(256)) * 8192
     async with echoing(port), relaying("--x", Endpoint(STANDBY, port), lambda: LEADER):
         assert await asked(port) == b"a"
         reader, writer = await opened(port)
@@ -62,7 +62,7 @@ async def test_bytes_go_through_as_they_are() -> None:
 
 
 async def test_without_a_leader_a_connection_ends_at_once() -> None:
-    port, leader = free_port(LEADER), ""
+    port, leader = free_port(LEADER, STANDBY), ""
     async with relaying("--x", Endpoint(STANDBY, port), lambda: leader):
         assert await asked(port) == b""
         leader = LEADER
@@ -73,7 +73,7 @@ async def test_without_a_leader_a_connection_ends_at_once() -> None:
 
 async def test_too_many_connections_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "_CONNECTIONS", 2)
-    port = free_port(LEADER)
+    port = free_port(LEADER, STANDBY)
     async with echoing(port), relaying("--x", Endpoint(STANDBY, port), lambda: LEADER):
         there = [await opened(port) for _ in range(2)]
         for reader, writer in there:
@@ -89,7 +89,7 @@ async def test_too_many_connections_are_sent_away(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_all_ends_with_it_and_the_port_is_free() -> None:
-    port = free_port(LEADER)
+    port = free_port(LEADER, STANDBY)
     async with echoing(port):
         async with relaying("--x", Endpoint(STANDBY, port), lambda: LEADER):
             reader, writer = await opened(port)
@@ -110,14 +110,14 @@ async def test_a_leader_that_does_not_accept_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(relay, "_CONNECT_SECONDS", 0.2)
     with socket.socket() as listening, ExitStack() as stack:
-        listening.bind((LEADER, 0))
+        port = free_port(LEADER, STANDBY)
+        listening.bind((LEADER, port))
         listening.listen(0)
         # The kernel takes no third one, and the next one's SYN is not answered.
         for _ in range(3):
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(listening.getsockname())
-        port = listening.getsockname()[1]
         async with relaying("--x", Endpoint(STANDBY, port), lambda: LEADER):
             assert await asked(port) == b""
         (told,) = [one for one in caplog.records if one.message == "the leader is not reached"]

@@ -74,7 +74,8 @@ async def test_keda_is_answered_by_the_leader_whichever_replica_it_asks() -> Non
     models, later = FakeModels(), FakeModels()
     model = models.add("a/m")
     later.add("a/m", held=1)
-    port, hosts = free_port(HOST), (HOST, "127.0.0.2")
+    hosts = (HOST, "127.0.0.2")
+    port = free_port(*hosts)
     first, second = ({"keda_listen": Endpoint(host, port)} for host in hosts)
     asked = ScaledObjectRef(namespace="a", name="m")
     async with (
