@@ -91,6 +91,8 @@ class Writer:
         self._slots = {what: asyncio.Semaphore(WRITES_AT_ONCE) for what in (_SCALE, _SLICE)}
         self._slots[_STATUS] = asyncio.Semaphore(STATUSES_AT_ONCE)
         self._stopping = asyncio.Event()
+        # How often what was wanted has been given up.
+        self._discards = 0
         # Requests on their way, and until when one without an answer may still be carried out.
         self._under_way, self._doubtful_until = 0, float("-inf")
 
@@ -117,8 +119,10 @@ class Writer:
         return self._under_way > 0 or self._clock() < self._doubtful_until
 
     def discard(self) -> None:
-        """What is not under way is not to be written any more: it will be decided anew."""
+        """What is not under way is not to be written any more, nor is what is tried again if it fails: it will be
+        decided anew."""
         self._wanted.clear()
+        self._discards += 1
 
     async def drain(self) -> None:
         """Begin nothing more, and wait within a bound for what is under way."""
@@ -141,11 +145,13 @@ class Writer:
         since = self._clock()
         try:
             while (write := self._wanted.pop(lane, None)) is not None:
-                if await self._written(write):
+                discards = self._discards
+                if await self._written(write, discards):
                     backoff.reset()
                     since = self._clock()
                     continue
-                self._want_again(lane, write, since)
+                if self._discards == discards:
+                    self._want_again(lane, write, since)
                 await wait_until_set(self._stopping, timeout_seconds=backoff.next())
         except Exception as error:  # one object that nobody has thought of must not end the others
             log.error("write broke", extra=fields(object="/".join(lane)), exc_info=error)
@@ -162,11 +168,14 @@ class Writer:
         elif newer is None and self._clock() - since < _PATIENCE_SECONDS:
             self._wanted[lane] = write
 
-    async def _written(self, write: Write) -> bool:
-        """Whether it is done with: written, or of no use. False: try again."""
+    async def _written(self, write: Write, discards: int) -> bool:
+        """Whether it is done with: written, or of no use. False: try again. `discards`: as many as there were when it
+        was wanted."""
         what, began = _what(write), self._clock()
         try:
             async with self._slots[what]:
+                if self._discards != discards:
+                    return True
                 await self._send(write)
         except (NotFound, Conflict) as error:  # gone, or another's by now
             self._count(what, "gone", began)

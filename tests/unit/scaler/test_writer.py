@@ -413,3 +413,38 @@ async def test_what_is_discarded_is_not_written_when_it_could_be_again(here: Her
     here.writer.may_write = lambda: True
     await here.settled()
     assert here.api.replicas == []
+
+
+@pytest.mark.parametrize("newer", [None, DeploymentWrite(model=A, uid="1", scaled=Scaled(wanted=0))])
+def test_what_fails_after_a_discard_is_not_written_when_it_could_be_again(
+    newer: DeploymentWrite | None,
+) -> None:
+    """It was under way, or waited for its turn, when the API server went: requests may have come since."""
+
+    @on_a_loop_that_leaps
+    async def test(here: Here) -> None:
+        leads, answered = True, asyncio.Event()
+        here.writer.may_write = lambda: leads
+
+        async def unreachable(path: str) -> None:
+            await answered.wait()
+            raise KubeUnreachable("away")
+
+        here.api.take = unreachable
+        for number in range(WRITES_AT_ONCE):  # these are under way, and one waits for its turn
+            here.writer.put(DeploymentWrite(model=ModelKey("team", f"m{number}"), uid="1", replicas=0))
+        here.writer.put(DeploymentWrite(model=A, uid="1", replicas=0))
+        while here.api.under_way < WRITES_AT_ONCE:
+            await asyncio.sleep(0.01)
+        leads = False
+        here.writer.discard()
+        if newer is not None:
+            here.writer.put(newer)
+        leads, here.api.take = True, here.api.at_once
+        answered.set()
+        await here.settled()
+        assert here.api.replicas == [0] * WRITES_AT_ONCE
+        told = [path for _, path, body in here.api.begun if "spec" not in body]
+        assert told == ([] if newer is None else [f"{PATH}/a"])
+
+    test()
