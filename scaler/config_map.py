@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 5.0
 # A kubelet exchanges all files at once by this link, so that what is read through it is of one ConfigMap.
 _KUBELETS_LINK: Final = "..data"
+_TRIES: Final = 5
+# Characters of why a ConfigMap is rejected: a value of it has up to a million.
+_LONGEST_TOLD: Final = 500
 _OVERRIDDEN: Final = {
     "target-burst-capacity": "an activator is in the path only while no replica is ready; 0 holds instead",
 }
@@ -49,21 +52,42 @@ def read_config(directory: Path | None) -> ConfigMap:
     if directory is None:
         return ConfigMap(BERTH)
     try:
-        given = dict(_files(directory))
+        given = _mounted(directory)
         _check_numbers(read_defaults({**BERTH, **given}), given)
     except OSError as error:
         raise ConfigError(f"--config: {directory}: {error.strerror or error}") from error
     except (UnicodeError, InvalidValue) as error:
-        raise ConfigError(f"--config: {directory}: {error}") from error
+        text = one_line(str(error), limit=_LONGEST_TOLD)
+        raise ConfigError(f"--config: {directory}: {text}") from error
     warnings = tuple(f"--config: {directory / key}: {why}" for key, why in _not_honoured(given))
     kept = {key: text for key, text in given.items() if key not in _OVERRIDDEN}
     return ConfigMap({**BERTH, **kept}, warnings)
 
 
+def _mounted(directory: Path) -> dict[str, str]:
+    """All keys of one ConfigMap: a kubelet removes the files of the one before once its link leads to the new ones, some
+    of them perhaps before they were read here. Raises OSError and UnicodeError."""
+    for _ in range(_TRIES):
+        leads_to = _data(directory)
+        try:
+            found = dict(_files(leads_to))
+        except FileNotFoundError:
+            if _data(directory) == leads_to:
+                raise
+            continue
+        if _data(directory) == leads_to:
+            return found
+    raise OSError("it is exchanged again and again")
+
+
+def _data(directory: Path) -> Path:
+    link = directory / _KUBELETS_LINK
+    return directory / link.readlink() if link.is_symlink() else directory
+
+
 def _files(directory: Path) -> Iterator[tuple[str, str]]:
     """Hidden ones are the kubelet's, `_example` is Knative's. Raises OSError and UnicodeError."""
-    link = directory / _KUBELETS_LINK
-    for file in sorted((link.resolve() if link.is_symlink() else directory).iterdir()):
+    for file in sorted(directory.iterdir()):
         if not file.name.startswith((".", "_")) and file.is_file():
             yield file.name, file.read_text(encoding="utf-8").strip()
 

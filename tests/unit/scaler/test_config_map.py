@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,57 @@ def test_all_keys_are_of_one_config_map_however_often_it_is_exchanged(tmp_path: 
     mounted.now(stable_window="40s")
     (tmp_path / "min-scale").write_text("1")
     assert read_config(tmp_path).data == {**BERTH, "stable-window": "40s"}
+
+
+@pytest.mark.parametrize(("left", "seen"), [(0, False), (1, False), (1, True)])
+def test_a_config_map_that_is_exchanged_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, seen: bool
+) -> None:
+    """A kubelet removes the old files once the link leads to the new ones: who had just begun to read found some, and
+    took the defaults for the others. `left`: so many files of the old one it finds listed; `seen`: and
+    there, until it opens them."""
+    mounted, usual = Mounted(tmp_path), Path.iterdir
+    mounted.now(enable_scale_to_zero="false", stable_window="30s")
+
+    def listing(directory: Path) -> Iterator[Path]:
+        found = list(usual(directory))
+        if directory.name == "..1" and found:
+            mounted.now(enable_scale_to_zero="false", stable_window="40s")
+            for file in found:
+                file.unlink()
+        return iter(found[:left]) if directory.name == "..1" else iter(found)
+
+    monkeypatch.setattr(Path, "iterdir", listing)
+    if seen:
+        monkeypatch.setattr(Path, "is_file", lambda _: True)
+    read = read_config(tmp_path)
+    assert read.data == {**BERTH, "enable-scale-to-zero": "false", "stable-window": "40s"}
+
+
+def test_a_config_map_that_is_exchanged_at_every_look_is_read_another_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted, usual = Mounted(tmp_path), Path.iterdir
+    mounted.now(stable_window="30s")
+
+    def listing(directory: Path) -> Iterator[Path]:
+        mounted.now(stable_window="40s")
+        return usual(directory)
+
+    monkeypatch.setattr(Path, "iterdir", listing)
+    with pytest.raises(ConfigError, match="it is exchanged again and again"):
+        read_config(tmp_path)
+
+
+def test_a_link_that_leads_to_itself_and_a_value_without_end_are_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "..data").symlink_to("..data")
+    with pytest.raises(ConfigError, match="Too many levels of symbolic links"):
+        read_config(tmp_path)
+    (tmp_path / "..data").unlink()
+    (tmp_path / "stable-window").write_text("9" * 2**20)
+    with pytest.raises(ConfigError, match="stable-window") as told:
+        read_config(tmp_path)
+    assert len(str(told.value)) < 1000
 
 
 async def test_a_changed_config_map_is_applied_and_a_bad_one_is_not(
