@@ -31,7 +31,6 @@ BROKEN = {
         {"config.pbtxt": b'backend: "python"\nmax_batch_size: many\n', "1/model.py": MODEL},
         "config.pbtxt",
     ),
-    "othername": ({"config.pbtxt": b'name: "resnet"\n' + CONFIG, "1/model.py": MODEL}, "resnet"),
     "backend": (
         {"config.pbtxt": CONFIG.replace(b'"python"', b'"tensorflow9"'), "1/model.py": MODEL},
         "tensorflow9",

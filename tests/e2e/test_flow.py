@@ -1,13 +1,14 @@
 """The main job on the real parts: place, load, serve, isolate, explain, unload."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
 from berth.contract.gpu_choice import GpuChoice
 from localcluster.cluster import LocalCluster
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
-from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod
+from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod, packed
 from tests.e2e.support import KEYS, User, berth, eventually, get
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -41,6 +42,17 @@ async def test_files_from_a_directory_and_a_pod_without_an_id(user: User) -> Non
     await user.apply(pod)
     (ready,) = await user.ready("anonymous")
     await infer_rest(f"{ready['status']['podIP']}:9000", "anonymous")
+
+
+async def test_a_name_in_the_config_is_overwritten_by_the_pods_own(
+    user: User, url: Callable[[str, bytes], str]
+) -> None:
+    """Ecosystem A5."""
+    files = {name: (SIMPLE_MODEL / name).read_bytes() for name in ("config.pbtxt", "1/model.py")}
+    files["config.pbtxt"] = b'name: "resnet"\n' + files["config.pbtxt"]
+    await user.apply(model_pod("renamed", source=url("renamed.tar.gz", packed(**files)), gpu_mem="1Gi"))
+    (ready,) = await user.ready("renamed")
+    await infer_rest(f"{ready['status']['podIP']}:9000", "renamed")
 
 
 async def test_one_model_once_per_node_and_replicas_on_several(user: User, source: str) -> None:

@@ -163,6 +163,7 @@ async def test_no_file_tells_when_it_was_built(archive: Path) -> None:
     assert late == []
 
 
+@pytest.mark.timeout(900)  # it builds one
 async def test_a_second_build_makes_the_same_image(archive: Path) -> None:
     """Once for every Dockerfile and set of requirements: a change of a source file does not decide it."""
     base = recipes.base()

@@ -38,8 +38,10 @@ class Talker:
         self.call: Any = stub.Attend(metadata=(("authorization", f"Bearer {token}"),))
 
     async def hello(self, address: str = HERE, *, leaving: bool = False) -> None:
+        """One whose call has been refused already says nothing; `refusal` tells."""
         said = pb.ActivatorHello(address=address, leaving=leaving)
-        await self.call.write(pb.AttendRequest(hello=said))
+        with suppress(asyncio.InvalidStateError):
+            await self.call.write(pb.AttendRequest(hello=said))
 
     async def report(self, *reports: dict[str, Any]) -> None:
         said = [pb.HoldReport(**one) for one in reports]
