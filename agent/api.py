@@ -451,6 +451,8 @@ async def serve(api: NodeAgentApi, listen: Endpoint) -> grpc.aio.Server:
             # Connections that are not used, or not even begun, are closed; clients connect anew by themselves.
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.max_connection_idle_ms", 60_000),
+            # Else each stream may send megabytes ahead where nobody reads it, as on a node's own network.
+            ("grpc.http2.bdp_probe", 0),
             ("grpc.so_reuseport", 0),  # two agents on one port are a mistake, not a load balancer
             *keepalive(every_seconds=30, within_seconds=10),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -6,7 +6,7 @@ one whose request never comes ends soon.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -89,7 +89,7 @@ async def _serve(
     handler: Any,
     messages: AsyncIterator[bytes],
     context: Context,
-    reading: asyncio.Semaphore,
+    reading: AbstractAsyncContextManager[None],
     check: Check,
 ) -> None:
     parse = handler.request_deserializer

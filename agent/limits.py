@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
@@ -12,7 +12,10 @@ from berth.contract.pod import PodRef
 # A pod's loader and proxy have three calls open together; those of a container that was killed are seen to be
 # over only later.
 OPEN_CALLS = 8
-READ_CALLS = 2
+# Of one pod, and of all: while a request is read, it may be as large as gRPC takes it.
+READ_CALLS, READ_AT_ONCE = 2, 32
+# So many may wait for that, for so long; an honest request is here with its call.
+_READ_PLACES, _READ_WAIT_SECONDS = 1024, 10.0
 # Calls a second in the long run. Both retry with pauses that grow to seconds.
 CALL_RATE, CALL_BURST = 5.0, 100.0
 _MOST_CALLERS = 4096  # whose rates are kept: more pods than a node ever has at once
@@ -53,30 +56,91 @@ class Rates:
         return max(0.0, short) / self._rate
 
 
+class Reading:
+    """READ_AT_ONCE requests are read at once, READ_CALLS of a pod, and fair between namespaces: each gets one more
+    only while it has fewer than are free. The same rule holds for the places of those that wait."""
+
+    def __init__(
+        self,
+        *,
+        most: int = READ_AT_ONCE,
+        places: int = _READ_PLACES,
+        wait_seconds: float = _READ_WAIT_SECONDS,
+    ) -> None:
+        self._most, self._places, self._wait_seconds = most, places, wait_seconds
+        self._read: list[PodRef] = []
+        self._waiting: dict[asyncio.Event, PodRef] = {}
+
+    @asynccontextmanager
+    async def place(self, ref: PodRef) -> AsyncIterator[None]:
+        """For as long as the block lasts. Raises Busy."""
+        granted = self._joined(ref)
+        try:
+            await self._until(granted)
+            yield
+        finally:
+            self._leave(granted, ref)
+
+    def _joined(self, ref: PodRef) -> asyncio.Event:
+        queued = Counter(one.namespace for one in self._waiting.values())
+        if queued[ref.namespace] >= self._places - queued.total():
+            raise _too_many_send()
+        granted = asyncio.Event()
+        self._waiting[granted] = ref
+        self._grant()
+        return granted
+
+    async def _until(self, granted: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await granted.wait()
+        except TimeoutError:
+            raise _too_many_send() from None
+
+    def _leave(self, granted: asyncio.Event, ref: PodRef) -> None:
+        if self._waiting.pop(granted, None) is None:
+            self._read.remove(ref)
+        self._grant()
+
+    def _grant(self) -> None:
+        namespaces, pods = (
+            Counter(one.namespace for one in self._read),
+            Counter(one.uid for one in self._read),
+        )
+        for granted, ref in list(self._waiting.items()):
+            if pods[ref.uid] < READ_CALLS and namespaces[ref.namespace] < self._most - len(self._read):
+                del self._waiting[granted]
+                self._read.append(ref)
+                namespaces[ref.namespace] += 1  # so no second one of it goes in here, nor of the pod
+                granted.set()
+
+
+def _too_many_send() -> Busy:
+    return Busy("the node is busy: too many calls send their requests; try again", retry_seconds=5.0)
+
+
 class Callers:
-    """Each pod's calls: how many are open, how many of these send their request, and how often it makes one."""
+    """Each pod's calls: how many are open, which of these send their request, and how often it makes one."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._open: Counter[PodUid] = Counter()
-        self._reading: dict[PodUid, asyncio.Semaphore] = {}
+        self._reading = Reading()
         self._rates = Rates(rate=CALL_RATE, burst=CALL_BURST, clock=clock)
 
     @contextmanager
-    def call(self, ref: PodRef) -> Iterator[asyncio.Semaphore]:
-        """One call, for as long as the block lasts; its request is read while the semaphore is held, because it
-        may be as large as gRPC takes it. Raises Busy."""
+    def call(self, ref: PodRef) -> Iterator[AbstractAsyncContextManager[None]]:
+        """One call, for as long as the block lasts; its request is read within what this gives. Raises Busy."""
         if seconds := self._rates.take(ref.uid):
             raise Busy(f"pod {ref} calls too often; try again later", retry_seconds=seconds)
         if self._open[ref.uid] >= OPEN_CALLS:
             raise Busy(f"pod {ref} has {OPEN_CALLS} calls open already; close some", retry_seconds=5.0)
         self._open[ref.uid] += 1
         try:
-            yield self._reading.setdefault(ref.uid, asyncio.Semaphore(READ_CALLS))
+            yield self._reading.place(ref)
         finally:
             self._open[ref.uid] -= 1
             if not self._open[ref.uid]:
                 del self._open[ref.uid]
-                del self._reading[ref.uid]
 
 
 class Patience:

@@ -13,6 +13,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import h2.connection
+import h2.events
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -23,7 +25,7 @@ import agent.staging
 from agent.api import NodeAgentApi, serve
 from agent.auth import Authenticator, TokenAuthenticator, TrustingAuthenticator
 from agent.copies import Copies
-from agent.limits import OPEN_CALLS
+from agent.limits import OPEN_CALLS, READ_CALLS
 from agent.metrics import AgentMetrics
 from agent.staging import MAX_ENTRIES
 from berth.contract.endpoint import Endpoint
@@ -67,8 +69,8 @@ class Pod(AgentConnection):
 class Agent:
     """A node's agent with its API on a port, and who calls it."""
 
-    def __init__(self, node: Node, channel: grpc.aio.Channel, threads: grpc.Channel) -> None:
-        self.node, self.channel, self._threads = node, channel, threads
+    def __init__(self, node: Node, port: int, channel: grpc.aio.Channel, threads: grpc.Channel) -> None:
+        self.node, self.port, self.channel, self._threads = node, port, channel, threads
         self.stub: Any = NodeAgentStub(channel)  # type: ignore[no-untyped-call]
 
     def pod(self, uid: str, namespace: str = "team") -> Pod:
@@ -122,7 +124,7 @@ async def serving(directory: Path, authenticator: Authenticator | None = None) -
     try:
         async with grpc.aio.insecure_channel(str(endpoint)) as channel:
             with grpc.insecure_channel(str(endpoint)) as threads:
-                yield Agent(node, channel, threads)
+                yield Agent(node, endpoint.port, channel, threads)
     finally:
         await server.stop(0)
 
@@ -291,6 +293,45 @@ async def test_a_header_of_many_empty_files_is_refused_by_its_bytes(
             await call(parts(), metadata=caller("evil"))
         assert refused.value.code() is code
         await agent.serve_a_pod("good")
+
+
+async def accepted(port: int, uid: str, *, calls: int, size: int) -> int:
+    """How much of calls that each begin a message of `size` bytes and never end it is taken, until one of them is
+    answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    wire = h2.connection.H2Connection()
+    wire.initiate_connection()
+    left = {}
+    for _ in range(calls):
+        stream = wire.get_next_available_stream_id()
+        path = (":path", "/berth.v1.NodeAgent/Load")
+        named = [(":method", "POST"), (":scheme", "http"), path, (":authority", "a"), ("te", "trailers")]
+        wire.send_headers(stream, [*named, ("content-type", "application/grpc"), *caller(uid)])
+        wire.send_data(stream, b"\0" + size.to_bytes(4, "big"))
+        left[stream] = size - 1
+    try:
+        while True:
+            for stream in left:
+                while count := min(left[stream], wire.local_flow_control_window(stream), 16384):
+                    wire.send_data(stream, bytes(count))
+                    left[stream] -= count
+            writer.write(wire.data_to_send())
+            for event in wire.receive_data(await reader.read(65536)):
+                if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+                    return sum(size - 1 - more for more in left.values())
+    finally:
+        writer.close()
+
+
+async def test_what_nobody_reads_yet_is_not_taken_from_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """node D2: eight calls of a pod had 32 MiB taken, fourteen pods were more than the agent may use."""
+    monkeypatch.setattr(agent.door, "_REQUEST_SECONDS", 3.0)
+    size = agent.api._MESSAGE_BYTES
+    async with serving(tmp_path) as node, asyncio.timeout(6 * SOON):
+        taken = await accepted(node.port, "evil", calls=OPEN_CALLS, size=size)
+        assert taken < READ_CALLS * size + OPEN_CALLS * 256 * 1024
 
 
 async def test_entries_of_a_model_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
