@@ -7,6 +7,7 @@ decision, as in Knative's reconciler, so that the decider's answers are Knative'
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import Final
 
 from berth.contract.scaling import Scaled
@@ -16,6 +17,7 @@ from scaler.core.clip import Ceiling, Clipped
 from scaler.core.deployments import Deployment
 from scaler.core.holding import Holding
 from scaler.core.models_view import KEPT, DecisionView
+from scaler.core.plan import Kind
 from scaler.core.pods import Counts, Pod, PodState
 from scaler.core.wakes import Wakes
 from scaler.decision.bounds import UNKNOWN, Activity, State, Step, activity, bounded, ready_to_be_active, step
@@ -218,10 +220,10 @@ class Course:
 
     def _waits(self, counts: Counts, pods: Iterable[Pod]) -> Waits | None:
         if counts.gated:
-            names = sorted({one_line(gate, limit=80) for pod in pods for gate in pod.gates})[:_MOST_GATES]
-            text = (
-                f"scheduling gates hold {counts.gated} of its pods back, as a quota does: {', '.join(names)}"
-            )
+            # Of all pods, of which there may be thousands; only those that are told are made fit for it.
+            gates = nsmallest(_MOST_GATES, {gate for pod in pods for gate in pod.gates})
+            names = ", ".join(one_line(gate, limit=80) for gate in gates)
+            text = f"scheduling gates hold {counts.gated} of its pods back, as a quota does: {names}"
             return Waits("SchedulingGated", text)
         if counts.unschedulable and self.deployment.options.overflow_pods:
             why = self.ceiling.why if self.ceiling is not None and self.ceiling.why else "none has room"
@@ -283,7 +285,9 @@ class Course:
         """The Deployment as it is now. Of its decider: None, nothing has changed; False, other values; True, a new one:
         what Knative's takes at its beginning only is a new revision's there."""
         before, after = self.deployment.spec, deployment.spec
-        if deployment.scaled_by not in (None, self.deployment.scaled_by):
+        # What an autoscaler wrote while the class left it the replicas is no conflict.
+        is_ours = self.deployment.kind is Kind.KPA is deployment.kind
+        if is_ours and deployment.scaled_by not in (None, self.deployment.scaled_by):
             self.rival = deployment.scaled_by
         self.deployment = deployment
         if after == before:

@@ -11,11 +11,14 @@ import msgspec
 import pytest
 
 from berth.contract.scaling import ModelKey, PlaceableAnswer, Report, Scaled
+from berth.contract.text import one_line
+from scaler.core import course
 from scaler.core.course import Course, Path
+from scaler.core.deployments import CLASS
 from scaler.core.plan import Event, Switched, WriteScale, WriteStatus
 from scaler.core.tick import Scaler
 from scaler.decision.bounds import Activity
-from scaler.decision.defaults import HPA
+from scaler.decision.defaults import HPA, KPA
 from scaler.show.figures import figure, is_active
 from tests.fakes.scaled_cluster import BEGAN, SECOND, Cluster, FakeModel, FakePod
 
@@ -277,6 +280,24 @@ def test_a_model_at_zero_behind_a_quota_waits_and_its_clients_are_told_what_for(
     asked = cluster.scaler.asked(model.key, cluster.ns)
     assert asked is not None
     assert asked.waits_for == ""
+
+
+def test_a_thousand_gated_pods_cost_a_step_no_more_text_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each had its gates' names read in each step: ten models of a thousand held the loop up for a tenth of a second."""
+    cluster = Cluster(places=9)
+    model = cluster.add("m", replicas=1000, quota=0)
+    cluster.run(2)
+    assert cluster.view(model).pods.gated == 1000
+    read: list[str] = []
+
+    def noted(text: str, **options: Any) -> str:
+        read.append(text)
+        return one_line(text, **options)
+
+    monkeypatch.setattr(course, "one_line", noted)
+    cluster.run(2)
+    assert 0 < len(read) <= 3
+    assert {*read} == {"kueue.x-k8s.io/admission"}
 
 
 def test_a_gated_pod_that_nobody_waits_for_any_more_goes() -> None:
@@ -1857,6 +1878,28 @@ def test_another_autoscaler_of_the_same_deployment_is_told_of() -> None:
     scaled_by(ours, "3")
     cluster.do(cluster.scaler.step(cluster.ns))
     assert len(cluster.told("ReplicasConflict")) == 3
+
+
+def test_whoever_scaled_before_a_class_was_taken_back_is_no_conflict() -> None:
+    """What was left to it was its own to write; the class says now that it is no more."""
+    cluster = Cluster()
+    model = cluster.add("n", kind=HPA, min_scale="1", **ONE)
+    for time in ("1", "2"):
+        item = model.json()
+        fields = {"f:spec": {"f:replicas": {}}}
+        one = {"manager": "kube-controller-manager", "subresource": "scale", "time": time, "fieldsV1": fields}
+        item["metadata"]["managedFields"] = [one]
+        cluster.fleet.observe_deployment(item)
+        cluster.do(cluster.scaler.step(cluster.ns))
+    item["metadata"]["annotations"] = {**item["metadata"]["annotations"], CLASS: KPA}
+    item["metadata"]["managedFields"] = [{**one, "time": "3"}]  # its last word, seen with the change
+    cluster.fleet.observe_deployment(item)
+    cluster.do(cluster.scaler.step(cluster.ns))
+    assert not cluster.told("ReplicasConflict")
+    item["metadata"]["managedFields"] = [{**one, "time": "4"}]
+    cluster.fleet.observe_deployment({**item})
+    cluster.do(cluster.scaler.step(cluster.ns))
+    assert len(cluster.told("ReplicasConflict")) == 1
 
 
 def test_an_unknown_annotation_is_told_on_the_deployment() -> None:
