@@ -81,8 +81,12 @@ class Cache:
         jobs: "Jobs",
         *,
         clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`used`: what the thread that asks for it has had of the processor. By the clock, a process that is kept from it
+        would tell of old things for as long again as that, times `_REST`."""
         self._page, self._questions, self._jobs, self._clock = page, questions, jobs, clock
+        self._used = used
         self._taken: _Taken | None = None
         self._is_taking = False
         self._written: dict[int, Reply] = {}
@@ -103,10 +107,9 @@ class Cache:
 
     def _take(self) -> _Taken:
         """On the process's loop."""
-        news, began = self._page.news(), self._clock()
+        news, began = self._page.news(), self._used()
         what = self._page.take()
-        ended = self._clock()
-        return _Taken(what, news, ended, ended - began)
+        return _Taken(what, news, self._clock(), self._used() - began)
 
     def _took(self, taken: _Taken | type[Silent] | type[Failed]) -> None:
         self._is_taking = False

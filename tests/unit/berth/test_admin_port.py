@@ -93,6 +93,29 @@ async def test_a_stranger_that_holds_connections_keeps_no_prober_out() -> None:
         await until(lambda: guests_of(admin) == 0)
 
 
+async def test_those_that_are_owed_an_answer_have_it_however_many_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(questions, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(server, "GUEST_SECONDS", 20.0)
+    async with serving() as admin:
+        port, answers, done = admin.port, list[bytes](), threading.Event()
+
+        def scene() -> None:
+            with (
+                many(server.MOST_GUESTS, lambda: connect(port, STRANGER, ASK % b"/livez")) as first,
+                many(20, lambda: connect(port, KUBELET)),
+            ):
+                answers.extend(read_all(one) for one in first)
+            done.set()
+
+        asker = threading.Thread(target=scene)
+        asker.start()
+        assert done.wait(60)  # as a loop does that hangs: none has its answer before the others have come
+        asker.join()
+    assert [one[:13] for one in answers] == [b"HTTP/1.1 503 "] * server.MOST_GUESTS
+
+
 async def test_there_are_never_more_guests_than_places() -> None:
     async with serving() as admin:
         port, seen = admin.port, list[int]()

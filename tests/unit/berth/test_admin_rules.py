@@ -185,17 +185,21 @@ class Costly:
     def __init__(self) -> None:
         self.loop, self.jobs = Loop(), Jobs()
         self.taken = self.written = self.news = 0
-        self.takes_seconds = 0.0
+        # Of the loop's own time, and of the clock's beside it.
+        self.takes_seconds = self.waits_seconds = self.used = 0.0
         self.instead: Reply | None = None
         self.questions = self.loop.questions()
         page = CachedPage(
             self.take, [Format("x", "a/x", self.write), Format("", "a/b", self.write)], news=lambda: self.news
         )
-        self.cache = Cache(page, self.questions, self.jobs, clock=lambda: self.loop.now)
+        self.cache = Cache(
+            page, self.questions, self.jobs, clock=lambda: self.loop.now, used=lambda: self.used
+        )
 
     def take(self) -> int | Reply:
         self.taken += 1
-        self.loop.now += self.takes_seconds
+        self.used += self.takes_seconds
+        self.loop.now += self.takes_seconds + self.waits_seconds
         return self.instead or self.taken
 
     def write(self, taken: int) -> Iterator[bytes]:
@@ -258,6 +262,16 @@ def test_what_takes_long_is_taken_seldom() -> None:
     page.loop.now += 9
     assert page.get() == b"111"
     page.loop.now += 1
+    assert page.get() == b"222"
+
+
+def test_a_loop_that_is_kept_from_the_processor_tells_the_newest_all_the_same() -> None:
+    """Data-plane D1: held up for 0.2 s while it was taken, a scaler's figures would be four seconds old."""
+    page = Costly()
+    page.waits_seconds = 0.2
+    assert page.get() == b"111"
+    page.news += 1
+    page.loop.now += 2 * NEWS_SECONDS
     assert page.get() == b"222"
 
 
