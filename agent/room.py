@@ -108,5 +108,4 @@ class Share:
 
     def close(self) -> None:
         """Whatever is left is not to come any more."""
-        self._to_come = 0
         self.written(count=self._bytes, inodes=self._inodes)

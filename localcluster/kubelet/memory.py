@@ -54,5 +54,5 @@ def _kibibytes(text: str, keys: tuple[str, ...]) -> int:
 def _read(path: Path) -> str:
     """Nothing of a process that has ended meanwhile."""
     with suppress(OSError):
-        return path.read_text()
+        return path.read_text(errors="replace")  # the name of a process is any bytes
     return ""

@@ -108,6 +108,21 @@ def test_what_is_announced_keeps_no_more_than_a_window_from_others(monkeypatch: 
     assert both.reserved == (0, 0)
 
 
+def test_a_window_is_what_comes_next_and_no_more_than_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """node D3: else the others would get no room for what never comes, or a stream none between two chunks."""
+    monkeypatch.setattr(agent.room, "WINDOW_BYTES", 100)
+    both = room(Disk())
+    one, seen = both.share(), []
+    one.announce(size=250, inodes=0)
+    for _ in range(5):
+        one.require(50)
+        seen.append(both.reserved[0])
+        one.written(count=50)
+    assert seen == [100, 50, 100, 50, 50]
+    one.close()
+    assert both.reserved == (0, 0)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_streams_do_what_is_kept_free_stays_free(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """node D3: announced, written, given up, in any order: never more than may be written, and a stream that is

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -297,3 +298,18 @@ async def test_in_commands_and_probes_the_loopback_is_the_pods_own(tmp_path: Pat
     await run.until(lambda: probed.exists() and "probed at 127.20.1.5" in probed.read_text())
     assert "runs at 127.20.1.5" in run.said
     await run.ends(run.container.stop(grace_seconds=0))
+
+
+def test_a_process_may_have_a_name_that_is_no_text() -> None:
+    """node D2: a kernel cuts a name after 15 bytes, in the middle of a letter, too."""
+    named = "open('/proc/self/comm', 'wb').write(b'\\xc3'); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", named],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert used_bytes(process.pid) > 0
+        process.kill()
