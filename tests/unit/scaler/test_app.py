@@ -388,7 +388,13 @@ async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_w
     api.put(paths.DEPLOYMENTS, {"metadata": meta, "spec": spec})
     api.put(LEASES, {"metadata": {"name": LEASE}, "spec": {"holderIdentity": ""}})
     monkeypatch.setattr(app, "open_client", api.open)
-    monkeypatch.setattr(app, "Election", functools.partial(Election, times=times))
+    since: list[float | None] = []
+
+    def election(*told: Any, **named: Any) -> Election:
+        since.append(named["since"])
+        return Election(*told, **named, times=times)
+
+    monkeypatch.setattr(app, "Election", election)
     replicas: list[Any] = []
 
     class Kept(Replica):
@@ -409,12 +415,15 @@ async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_w
     try:
         await until(lambda: bool(replicas) and leads(replicas[0]))
         (one,) = replicas
+        assert since == [one._since]  # not from when it had read everything
         course = one._core._courses[A]
         wrote: list[Any] = []
         monkeypatch.setattr(one._writer, "put", wrote.append)
         api.away = True
         await until(lambda: said("leadership lost") > 0)
         await until(lambda: not leads(one))
+        assert one._core._is_paused  # nobody reports what is held
+        assert one._writer._discards == 1  # what waited to be written is decided anew
         with pytest.raises(NotLeading):
             one._route.require_leading()
         wrote.clear()
@@ -428,6 +437,7 @@ async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_w
         await until(lambda: leads(one))
         one._route.require_leading()
         assert one._core._courses[A] is course  # with its windows
+        assert not one._core._is_paused
         await until(lambda: wrote != [])  # the newest, now
         held = api.collections[LEASES][LEASE]
         holder = held["spec"]["holderIdentity"]
