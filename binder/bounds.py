@@ -3,6 +3,7 @@
 An API server takes what fits into a megabyte: thousands of terms, keys, values. A decision's work grows with them, and
 it holds up everybody's. A pod that waits and goes beyond is refused, before anything is made of it; of a pod that has
 a node already (whoever bound it) so many terms are honoured, and for the rest its node is kept free (`neighbours`).
+So it is with many pods of one namespace, each within the bounds (`pod_index`).
 
 The figures are several times what people write, and little enough that a pod which uses one of them to the full
 costs a few plain decisions.
@@ -28,6 +29,8 @@ MOST_RESOURCES: Final = 256  # entries in requests and limits, of all containers
 MOST_PORTS: Final = 128
 MOST_VOLUMES: Final = 256
 MOST_LABELS: Final = 128
+# Of the anti-affinity terms of all pods of one namespace those that one decision looks at, and their tests.
+MOST_MET_TERMS, MOST_MET_TESTS = 256, 2048
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"

@@ -31,11 +31,20 @@ class Term:
 
     def matches(self, namespace: str, namespace_labels: Labels, labels: Labels) -> bool:
         """Whether it speaks of a pod with these labels."""
-        if self.selector is None or not self.selector.matches(labels):
+        is_listed = namespace in self.namespaces
+        if self.selector is None or (not is_listed and self.namespace_selector is None):
             return False
-        if namespace in self.namespaces:
-            return True
-        return self.namespace_selector is not None and self.namespace_selector.matches(namespace_labels)
+        if not self.selector.matches(labels):
+            return False
+        return is_listed or (
+            self.namespace_selector is not None and self.namespace_selector.matches(namespace_labels)
+        )
+
+    @property
+    def tests(self) -> int:
+        """How many there are to `matches` at most."""
+        selectors = (self.selector, self.namespace_selector)
+        return sum(len(one.requirements) for one in selectors if one is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ class Neighbours:
 
 NONE = Neighbours()
 # Nobody at all, on the node itself.
-_ANYBODY_HERE = Term("kubernetes.io/hostname", Selector(()), frozenset(), Selector(()))
+ANYBODY_HERE = Term("kubernetes.io/hostname", Selector(()), frozenset(), Selector(()))
 
 
 def parse_neighbours(pod: JsonObject) -> Neighbours:
@@ -94,7 +103,7 @@ def required_anti_affinity(pod: JsonObject) -> tuple[Term, ...]:
     apart = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
     asked = apart.get(_REQUIRED) or ()
     terms = tuple(_term(term, pod) for term in within(asked))
-    return terms if len(terms) == len(asked) else (*terms, _ANYBODY_HERE)
+    return terms if len(terms) == len(asked) else (*terms, ANYBODY_HERE)
 
 
 def _term(term: JsonObject, pod: JsonObject) -> Term:

@@ -5,14 +5,15 @@ are there. What no label finds is looked for among groups of pods that look alik
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
 from berth.contract.ids import NodeName, PodUid
+from binder.bounds import MOST_MET_TERMS, MOST_MET_TESTS
 from binder.labels import Labels, Selector
-from binder.neighbours import Term
+from binder.neighbours import ANYBODY_HERE, Term
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -44,6 +45,10 @@ Turn = tuple[Neighbour | None, Neighbour | None]
 _FEW_NAMESPACES = 16
 # (namespace, None: any; label and value, None: any)
 _Scope = tuple[str | None, tuple[str, str] | None]
+# The namespace of the pods that have a term, and the term.
+_Kept = tuple[str, Term]
+# Where the pods with each term are. Kept with the terms: to look one up costs as much as to ask whom it speaks of.
+_Nodes = dict[Term, dict[NodeName, int]]
 # Whose pods are counted: namespaces (None: all of them), selector, and whether those on their way out count, too.
 _Counted = tuple[frozenset[str] | None, Selector, bool]
 
@@ -96,12 +101,13 @@ class _Counts:
 
 
 class _Group:
-    """Pods of one namespace with the same labels: how many are on each node, and how many of them stay."""
+    """Pods of one namespace with the same labels: how many are on each node, and how many of them stay; and how many
+    there are, hidden ones too."""
 
-    __slots__ = ("labels", "nodes", "staying")
+    __slots__ = ("labels", "nodes", "pods", "staying")
 
     def __init__(self, labels: Labels) -> None:
-        self.labels = labels
+        self.labels, self.pods = labels, 0
         self.nodes: dict[NodeName, int] = {}
         self.staying: dict[NodeName, int] = {}
 
@@ -116,15 +122,19 @@ class PodIndex:
 
     def __init__(self) -> None:
         self._pods: dict[PodUid, Neighbour] = {}
+        # Those that are taken out of account for a question. For each pod what is counted down then: its group, and
+        # where pods with each of its terms are.
+        self._hidden: set[PodUid] = set()
+        self._counted_in: dict[PodUid, tuple[_Group, tuple[dict[NodeName, int], ...]]] = {}
         self._marked: dict[_Mark, set[PodUid]] = {}
         self._in_namespace: dict[str, set[PodUid]] = {}
         # Where the replicas of one controller are, but for those that are on their way out.
         self._owned: dict[tuple[str, str], dict[NodeName, int]] = {}
-        # Where pods with one and the same anti-affinity term are; and the terms by one label that
-        # they ask for, so that a pod meets only those that could speak of it.
-        self._apart: dict[Term, dict[NodeName, int]] = {}
-        self._terms: dict[_Scope, set[Term]] = {}
-        self._filed: dict[Term, list[_Scope]] = {}
+        # Where pods of one namespace with one and the same anti-affinity term are; and each namespace's terms by one
+        # label that they ask for, so that a pod meets only those that could speak of it.
+        self._apart: dict[_Kept, dict[NodeName, int]] = {}
+        self._terms: dict[_Scope, dict[str, _Nodes]] = {}
+        self._filed: dict[_Kept, list[_Scope]] = {}
         self._counts = _Counts()
         self._groups: dict[str, dict[frozenset[tuple[str, str]], _Group]] = {}
         # How pods that have changed were before; None once there are too many to be told one by one.
@@ -151,28 +161,61 @@ class PodIndex:
         for mark in _marks(pod):
             self._marked.setdefault(mark, set()).add(uid)
         self._count_owned(pod, 1)
-        for term in pod.keeps_away:
-            self._add_term(term, pod.node)
+        terms = tuple(self._add_term((pod.namespace, term), pod.node) for term in pod.keeps_away)
         self._counts.add(pod, 1)
-        self._group(pod, 1)
+        self._counted_in[uid] = (self._group(pod, 1), terms)
+
+    def hide(self, uids: Iterable[PodUid]) -> list[PodUid]:
+        """Count these pods no more, until they are shown again; returns those that are there and were not hidden.
+
+        For a question, of which a search asks hundreds: it costs next to nothing, whatever labels and terms the pods
+        have, for what finds a pod is left as it is.
+        """
+        found = [uid for uid in uids if uid in self._pods and uid not in self._hidden]
+        for uid in found:
+            self._recount(uid, -1)
+        self._hidden.update(found)
+        return found
+
+    def show(self, uids: Iterable[PodUid]) -> None:
+        """Count them again."""
+        found = self._hidden.intersection(uids)
+        self._hidden -= found
+        for uid in found:
+            self._recount(uid, 1)
+
+    def _recount(self, uid: PodUid, number: int) -> None:
+        pod, (group, terms) = self._pods[uid], self._counted_in[uid]
+        self._count_owned(pod, number)
+        for nodes in terms:
+            _add(nodes, pod.node, number)
+        self._counts.add(pod, number)
+        group.add(pod, number)
 
     def drop(self, uid: PodUid) -> None:
         pod = self._pods.get(uid)
         if pod is None:
             return
+        hidden = set(self._hidden)
+        self.show(hidden)  # what is empty while they are hidden must not go with this one
+        self._drop(uid, pod)
+        self.hide(hidden)
+
+    def _drop(self, uid: PodUid, pod: Neighbour) -> None:
         self._note(uid)
+        del self._counted_in[uid]
         del self._pods[uid]
         _discard(self._in_namespace, pod.namespace, uid)
         for mark in _marks(pod):
             _discard(self._marked, mark, uid)
         self._count_owned(pod, -1)
         for term in pod.keeps_away:
-            self._drop_term(term, pod.node)
+            self._drop_term((pod.namespace, term), pod.node)
         self._counts.add(pod, -1)
         self._group(pod, -1)
 
     def get(self, uid: PodUid) -> Neighbour | None:
-        return self._pods.get(uid)
+        return None if uid in self._hidden else self._pods.get(uid)
 
     def matching(self, term: Term, namespaces: Mapping[str, Labels]) -> Iterator[Neighbour]:
         """The pods that a term speaks of. `namespaces`: the labels of each."""
@@ -206,7 +249,8 @@ class PodIndex:
         for namespace in self._in_namespace if among is None else among:
             found, groups = self._lookup(namespace, selector), self._groups.get(namespace, {})
             if found is not None and _size(found) < len(groups):
-                pods = (self._pods[uid] for uid in chain.from_iterable(found))
+                uids = (uid for uid in chain.from_iterable(found) if uid not in self._hidden)
+                pods = (self._pods[uid] for uid in uids)
                 for pod in pods:
                     if (also_deleting or not pod.deleting) and selector.matches(pod.labels):
                         _add(counts, pod.node, 1)
@@ -230,17 +274,19 @@ class PodIndex:
             _merge(counts, alike)
         return counts
 
-    def _group(self, pod: Neighbour, number: int) -> None:
+    def _group(self, pod: Neighbour, number: int) -> _Group:
         there = self._groups.setdefault(pod.namespace, {})
         key = frozenset(pod.labels.items())
         group = there.get(key)
         if group is None:
             group = there[key] = _Group(pod.labels)
         group.add(pod, number)
-        if not group.nodes:
+        group.pods += number
+        if not group.pods:
             del there[key]
             if not there:
                 del self._groups[pod.namespace]
+        return group
 
     def in_namespace(self, namespace: str, selector: Selector | None) -> Iterator[Neighbour]:
         """The pods of one namespace that a selector matches."""
@@ -252,11 +298,24 @@ class PodIndex:
 
     def terms_against(self, namespace: str, labels: Labels) -> Iterator[tuple[Term, Mapping[NodeName, int]]]:
         """Terms that could speak of a pod of this namespace with these labels, and the nodes of the pods that have
-        them."""
+        them. Where one namespace's are too many to look at, what they say does not count: all of their pods' nodes take
+        no such pod, and no other node refuses it for them."""
+        for met in self._met(namespace, labels):
+            if _are_few(met):
+                yield from [(term, nodes) for terms in met for term, nodes in terms.items() if nodes]
+            else:
+                everywhere = set[NodeName]().union(*[nodes for terms in met for nodes in terms.values()])
+                yield ANYBODY_HERE, dict.fromkeys(everywhere, 1)
+
+    def _met(self, namespace: str, labels: Labels) -> "Iterable[list[_Nodes]]":
+        """For each namespace whose pods have any."""
+        met: dict[str, list[_Nodes]] = {}
         for scope in (None, namespace):
             for mark in (None, *labels.items()):
-                for term in self._terms.get((scope, mark), ()):
-                    yield term, self._apart[term]
+                if filed := self._terms.get((scope, mark)):
+                    for source, terms in filed.items():
+                        met.setdefault(source, []).append(terms)
+        return met.values()
 
     def _count_owned(self, pod: Neighbour, by: int) -> None:
         if pod.owner is None or pod.deleting:
@@ -281,7 +340,7 @@ class PodIndex:
         for namespace in namespaces:
             for uid in self._candidates(namespace, selector):
                 pod = self._pods[uid]
-                if selector.matches(pod.labels):
+                if uid not in self._hidden and selector.matches(pod.labels):
                     yield pod
 
     def _candidates(self, namespace: str, selector: Selector) -> Iterator[PodUid]:
@@ -298,29 +357,36 @@ class PodIndex:
         ]
         return min(lookups, key=_size, default=None)
 
-    def _add_term(self, term: Term, node: NodeName) -> None:
-        nodes = self._apart.get(term)
+    def _add_term(self, kept: "_Kept", node: NodeName) -> dict[NodeName, int]:
+        nodes = self._apart.get(kept)
         if nodes is None:
-            nodes = self._apart[term] = {}
-            self._filed[term] = self._rarest_marks(term)
-            for mark in self._filed[term]:
-                self._terms.setdefault(mark, set()).add(term)
+            nodes = self._apart[kept] = {}
+            source, term = kept
+            self._filed[kept] = self._rarest_marks(term)
+            for mark in self._filed[kept]:
+                self._terms.setdefault(mark, {}).setdefault(source, {})[term] = nodes
         nodes[node] = nodes.get(node, 0) + 1
+        return nodes
 
-    def _drop_term(self, term: Term, node: NodeName) -> None:
-        nodes = self._apart[term]
+    def _drop_term(self, kept: "_Kept", node: NodeName) -> None:
+        nodes = self._apart[kept]
         nodes[node] -= 1
         if not nodes[node]:
             del nodes[node]
         if not nodes:
-            del self._apart[term]
-            for mark in self._filed.pop(term):
-                _discard(self._terms, mark, term)
+            del self._apart[kept]
+            source, term = kept
+            for mark in self._filed.pop(kept):
+                del self._terms[mark][source][term]
+                if not self._terms[mark][source]:
+                    del self._terms[mark][source]
+                if not self._terms[mark]:
+                    del self._terms[mark]
 
     def _rarest_marks(self, term: Term) -> "list[_Scope]":
         """The labels, each in the term's namespaces, of which a pod must have one: those of one key, under which the
         fewest terms are filed; None when that cannot be told."""
-        nothing: set[Term] = set()
+        nothing: dict[str, _Nodes] = {}
         lists = () if term.selector is None else term.selector.lists
         narrow = term.namespace_selector is None and len(term.namespaces) <= _FEW_NAMESPACES
         scopes = term.namespaces if narrow else (None,)
@@ -328,7 +394,11 @@ class PodIndex:
             [(scope, (one.key, value)) for scope in scopes for value in one.values] for one in lists
         ]
         anybody: list[_Scope] = [(scope, None) for scope in scopes]
-        return min(marks, key=lambda some: _size(self._terms.get(m, nothing) for m in some), default=anybody)
+        return min(
+            marks,
+            key=lambda some: sum(_size(self._terms.get(m, nothing).values()) for m in some),
+            default=anybody,
+        )
 
 
 def _marks(pod: Neighbour) -> Iterator[_Mark]:
@@ -349,7 +419,11 @@ def _merge(counts: dict[NodeName, int], more: Iterable[Mapping[NodeName, int]]) 
             counts[node] = counts.get(node, 0) + number
 
 
-def _size(sets: Iterable[set[_V]]) -> int:
+def _are_few(met: list[_Nodes]) -> bool:
+    return _size(met) <= MOST_MET_TERMS and sum(t.tests for terms in met for t in terms) <= MOST_MET_TESTS
+
+
+def _size(sets: Iterable[Sized]) -> int:
     return sum(map(len, sets))
 
 

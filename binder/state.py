@@ -294,16 +294,13 @@ class ClusterState:
         before = self._hidden
         hidden = self._hidden = before.union(uids)
         nodes = {h.node for uid in hidden - before if (h := self._holder(uid)) is not None}
-        kept = {uid: pod for uid in hidden - before if (pod := self.pods.get(uid)) is not None}
-        for uid in kept:
-            self.pods.drop(uid)
+        unseen = self.pods.hide(hidden - before)
         self._touch(*nodes)
         try:
             yield
         finally:
             self._hidden = before
-            for uid, pod in kept.items():
-                self.pods.put(uid, pod)
+            self.pods.show(unseen)
             self._touch(*nodes)
 
     def _make_view(self, name: NodeName, hidden: frozenset[PodUid]) -> NodeView:
