@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from berth.contract.gpu_choice import GpuChoice
@@ -28,11 +28,12 @@ from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, has_ended, is_deleting, is_initialized, node_of, pod_ref
 from berth.contract.report import ModelReport, NodeReport
 from binder.amounts import PODS, Amounts
+from binder.bounds import MOST_LABELS
 from binder.demand import Demand, controller_of
 from binder.holders import Holder, bound_holder, held_by_gpu, placed_holder
 from binder.labels import Labels
 from binder.loading import ExpectedLoads, loads_by_gpu
-from binder.neighbours import required_anti_affinity
+from binder.neighbours import ANYBODY_HERE, required_anti_affinity
 from binder.pod_index import Neighbour, PodIndex
 from binder.tenants import tenants
 from binder.view import NamespacedId, NodeFacts, NodeView, parse_node
@@ -435,13 +436,18 @@ def _used(facts: NodeFacts, amounts: Collection[Amounts]) -> dict[str, int]:
 
 
 def _neighbour(pod: JsonObject, node: NodeName) -> Neighbour:
+    """Of more labels than the bound allows so many count, and nobody else comes to its node: what it is called beyond
+    that, and who would keep away from it, is not looked at."""
     meta = pod["metadata"]
+    labels, keeps_away = meta.get("labels") or {}, required_anti_affinity(pod)
+    if len(labels) > MOST_LABELS:
+        labels, keeps_away = dict(islice(labels.items(), MOST_LABELS)), (*keeps_away, ANYBODY_HERE)
     return Neighbour(
         meta.get("namespace", ""),
-        meta.get("labels") or {},
+        labels,
         node,
         deleting=is_deleting(pod),
-        keeps_away=required_anti_affinity(pod),
+        keeps_away=keeps_away,
         owner=controller_of(pod),
     )
 
