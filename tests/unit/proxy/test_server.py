@@ -70,6 +70,24 @@ async def whole() -> Any:
         yield Whole
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize(("workers", "each"), [(1, 7), (2, 4), (8, 2)])
+async def test_the_workers_of_a_proxy_together_have_so_many_rest_requests_with_triton(
+    workers: int, each: int, is_shared: bool
+) -> None:
+    """Triton drops the answers of more (exchange/outstanding.py, which says why 7 of 16 for one copy)."""
+    copy = own_copy_of(
+        options(triton_rest_requests=16, workers=workers, queue_depth=100),
+        shared=shared_limit(100, 100) if is_shared else None,
+    )
+    admitted = [copy.admissions.admit(0.0, list, is_rest=True) for _ in range(40)]
+    assert sum(one.is_running for one in admitted) == each
+    assert copy.admissions.running == each
+    for one in reversed(admitted):
+        one.release(0.0)
+    copy.admissions.close()
+
+
 def call(both: Both) -> int:
     stream = both.client.call(INFER)
     both.client.send(stream, framed(request()), end=True)
