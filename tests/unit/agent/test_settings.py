@@ -258,3 +258,23 @@ GRAPH = """backend: "tensorrt" optimization { cuda { graphs: true graph_spec [ {
 def test_a_captured_graphs_dimensions_fit_32_bits(size: int, is_taken: bool) -> None:
     """node D1: they reach the TensorRT backend as text, which it reads by `stoi`."""
     assert (written((GRAPH % size).encode(), lambda config: config.backend) is not None) == is_taken
+
+
+NAMES = {
+    "python": "FORCE_CPU_ONLY_INPUT_TENSORS",
+    "onnxruntime": "arena_extend_strategy cudnn_conv1d_pad_to_nc1d cudnn_conv_algo_search cudnn_conv_use_max_workspace "
+    "do_copy_in_default_stream enable_mem_arena enable_mem_pattern execution_mode gpu_mem_limit inter_op_thread_count "
+    "intra_op_thread_count level memory.enable_memory_arena_shrinkage session.disable_prepacking "
+    "session.inter_op.allow_spinning session.intra_op.allow_spinning session.use_device_allocator_for_initializers use_tf32",
+    "tensorrt": "execution_context_allocation_strategy",
+    "openvino": "COMPILATION_NUM_THREADS CPU_THREADS_NUM CPU_THROUGHPUT_STREAMS ENABLE_BATCH_PADDING ENFORCE_BF16 HINT_BF16 "
+    "INFERENCE_NUM_THREADS NUM_STREAMS PERFORMANCE_HINT RESHAPE_IO_LAYERS SKIP_OV_DYNAMIC_BATCHSIZE",
+    "fil": "algo blocks_per_sm chunk_size is_classifier model_type output_class predict_proba storage_type threads_per_tree "
+    "threshold transfer_threshold use_experimental_optimizations xgboost_allow_unknown_field",
+}
+
+
+@pytest.mark.parametrize("backend", sorted(NAMES))
+def test_what_a_backend_calls_its_parameters(backend: str) -> None:
+    """A name that is another is refused, or passed on unread to a program's code."""
+    assert sorted(BACKENDS[backend].parameters) == NAMES[backend].split()

@@ -206,3 +206,16 @@ def test_a_pod_is_expected_from_its_first_place_on_and_once() -> None:
     assert loads.take_overdue(EXPECTED_SECONDS - 0.1) == []
     assert loads.take_overdue(EXPECTED_SECONDS) == [uid]
     assert (loads.forget(uid), loads.forget(PodUid("q")), loads.forget(PodUid("q"))) == (False, True, False)
+
+
+async def test_gpus_that_come_later_have_no_loads() -> None:
+    async with Loads() as bench:
+        bench.says("gpu-1", model("p", "gpu-1", ModelState.LOADING))
+        table = bench.scheduler.cluster.decider.table
+        await bench.until_quiet()
+        bench.scheduler.cluster.decider.refresh()
+        assert table.loads.sum() == 1
+        for number in range(2, 40):
+            bench.says(f"gpu-{number}", gpus=8)
+        bench.scheduler.cluster.decider.refresh()
+        assert table.loads.sum() == 1

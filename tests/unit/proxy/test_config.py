@@ -12,6 +12,7 @@ from berth.runtime.options import parse_options
 from proxy.config import ProxyOptions
 from proxy.door.agent import UNLOAD_SECONDS
 from proxy.exchange.copy import queue_depth
+from proxy.gateway.config import GatewayOptions
 
 
 def parsed(*argv: str) -> ProxyOptions:
@@ -63,6 +64,7 @@ def test_flags_arrive_as_what_they_mean() -> None:
         ("--container-concurrency", "1000000", "0"),
         ("--queue-depth", "10000000", "0"),
         ("--workers", "64", "1"),
+        ("--triton-rest-requests", "1000000", "64"),
     ],
 )
 def test_numbers_have_bounds(flag: str, most: str, least: str) -> None:
@@ -71,6 +73,18 @@ def test_numbers_have_bounds(flag: str, most: str, least: str) -> None:
     for text in (str(int(most) + 1), str(int(least) - 1), "1.5", "many"):
         with pytest.raises(ConfigError, match=flag):
             parsed(flag, text)
+
+
+def test_a_gateways_numbers_have_the_same_bounds() -> None:
+    def taken(text: str) -> int:
+        argv = ["--triton-rest-requests", text]
+        options = parse_options(GatewayOptions, process="gateway", summary="", argv=argv, environ={})
+        return options.triton_rest_requests
+
+    assert [taken("64"), taken("1000000")] == [64, 1_000_000]
+    for text in ("63", "1000001"):
+        with pytest.raises(ConfigError, match="--triton-rest-requests"):
+            taken(text)
 
 
 def test_a_request_must_have_some_time() -> None:

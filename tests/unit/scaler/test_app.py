@@ -293,7 +293,7 @@ def test_nobody_is_sent_to_one_that_has_just_ended_to_lead(holder: str, named: s
 
 
 async def test_a_standby_lists_anew_what_a_leader_may_have_written_before_it_leads(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "scaler.app")
     listed = [paths.SERVICES, paths.ENDPOINT_SLICES, paths.DEPLOYMENTS, paths.PODS]
@@ -319,10 +319,18 @@ async def test_a_standby_lists_anew_what_a_leader_may_have_written_before_it_lea
             replicas.append(self)
 
     monkeypatch.setattr(app, "Replica", Kept)
-    free = Endpoint("127.0.0.1", 0)
-    running = asyncio.create_task(main(ScalerOptions(admin_listen=free, attend_listen=free), stop))
+    free, watched = Endpoint("127.0.0.1", 0), asyncio.Event()
+
+    async def watch(self: object) -> None:
+        watched.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(app.ConfigMapWatch, "run", watch)
+    options = ScalerOptions(admin_listen=free, attend_listen=free, config=tmp_path)
+    running = asyncio.create_task(main(options, stop))
     try:
         async with asyncio.timeout(20):
+            await watched.wait()  # its ConfigMap, too, before it leads
             while not {*listed, LEASES} <= {*api.lists}:
                 await asyncio.sleep(0.005)
             # What no watch has told yet.

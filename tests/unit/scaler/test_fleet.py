@@ -11,7 +11,7 @@ from scaler.activation.slices import DoorPorts
 from scaler.core.deployments import Proxy, keep_deployment, read_proxy, scaled_by, template_text, text_hash
 from scaler.core.fleet import Counts, Fleet, PodState, keep_pod
 from scaler.core.plan import Kind
-from scaler.decision.annotations import NAMES
+from scaler.decision.annotations import NAMES, unknown
 from scaler.decision.defaults import BERTH, HPA, KPA, read_defaults
 
 GROUP = "autoscaling.knative.dev/"
@@ -809,3 +809,12 @@ def test_a_model_is_called_as_its_proxy_serves_it_or_its_template_says() -> None
 
 def test_equal_templates_have_an_equal_hash() -> None:
     assert template_text({"a": 1, "b": {"c": 2, "d": 3}}) == template_text({"b": {"d": 3, "c": 2}, "a": 1})
+
+
+def test_all_of_knatives_annotations_are_known() -> None:
+    names = (
+        "activation-scale class initial-scale max-scale metric metric-aggregation-algorithm min-scale "
+        "panic-threshold-percentage panic-window-percentage scale-down-delay scale-to-zero-pod-retention-period "
+        "target target-burst-capacity target-utilization-percentage window"
+    )
+    assert unknown({GROUP + name: "" for name in names.split()}) == ""
