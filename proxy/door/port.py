@@ -16,7 +16,7 @@ from proxy.codecs.preamble import Kind
 from proxy.door.absent import refuse
 from proxy.door.gateway import Gateway, NoGateway
 from proxy.door.splice import Crowd, Joined
-from proxy.fronts.tcp import keep_alive, reset
+from proxy.fronts.tcp import keep_alive
 
 # So many are taken before others have their turn.
 _AT_ONCE = 64
@@ -189,15 +189,12 @@ class _Client(asyncio.BufferedProtocol):
             self._task = asyncio.get_running_loop().create_task(self._ask(transport))
 
     async def _ask(self, transport: asyncio.Transport) -> None:
+        """Cancelled when the client leaves; `connect` then resets what has the client's first bytes."""
         port, first = self._port, self._first
         try:
             gateway, early = await port.gateway.connect(port.kind, first)
         except NoGateway as error:
-            if not self._has_left:
-                refuse(transport, port.kind, str(error), self._first, self._leave)
-            return
-        if self._has_left:
-            reset(gateway)  # it has the client's first bytes
+            refuse(transport, port.kind, str(error), self._first, self._leave)
             return
         if len(self._first) > len(first):  # TLS had more of it already
             gateway.write(self._first[len(first) :])

@@ -148,11 +148,7 @@ class Joined:
 
     def _leave_gateway(self) -> None:
         """Nobody is there to be answered. Told as an end like any other, what waits there would keep its place."""
-        gateway = self._gateway
-        if gateway.has_finished:
-            gateway.transport.abort()
-        else:
-            reset(gateway.transport)
+        reset(self._gateway.transport)
 
     def _break_off(self) -> None:
         """The answer does not go on. Its client is reset as soon as it has what there is, which a reset would drop."""
