@@ -242,6 +242,7 @@ class _AdminThread(threading.Thread):
     def answer(self, guest: "_Guest", request: Request) -> None:
         """`say` comes once, within a bound."""
         self.guests.owe(guest)
+        self._deadlines.pop(guest, None)  # it is our turn now
         path = self._key_of(request.path)
         if path is None:
             guest.say(text(f"there are {', '.join(self._pages)}", 404))

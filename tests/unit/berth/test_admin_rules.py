@@ -289,6 +289,21 @@ def test_whoever_asks_while_it_is_written_gets_it_too() -> None:
     assert page.written == 1
 
 
+def test_what_was_written_of_something_old_is_not_kept_for_what_was_taken_since() -> None:
+    """A slow page's readers get what they waited for; whoever asks afterwards gets the newest."""
+    page = Costly()
+    page.ask()
+    page.questions.step()
+    page.loop.work()
+    page.questions.step()
+    page.jobs.step()  # it has begun
+    page.loop.now += FRESH_SECONDS
+    page.ask("x")  # takes it anew
+    page.turn()
+    assert page.taken == 2
+    assert page.get() == b"222"
+
+
 def test_a_reply_in_place_of_what_is_taken_is_the_page() -> None:
     page = Costly()
     page.instead = Reply(b"unknown", status=503)
