@@ -1,5 +1,6 @@
 """What the copies of a gateway's process share, without a socket."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -9,7 +10,9 @@ import pytest
 
 from berth.contract.endpoint import Endpoint, UnixSocket
 from berth.contract.gateway import CopyLimits
+from berth.runtime.errors import EXIT_CANNOT_START, CannotStart
 from proxy.exchange.copy import ModelCopy
+from proxy.gateway import worker as worker_module
 from proxy.gateway.app import Gateway
 from proxy.gateway.config import GatewayOptions
 from proxy.gateway.plane import _Parts
@@ -50,6 +53,29 @@ async def test_all_copies_of_all_processes_keep_to_one_memory(share: int) -> Non
         for budget, most in ((first.budget, 500 // share), (second.budget, 250 // share)):
             assert not budget.take(most + 1)
             assert budget.take(most)
+
+
+async def test_each_worker_has_its_part_of_what_all_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def open_node(_: object, *, share: int, **__: object) -> None:
+        asked.append(share)
+        raise CannotStart("that is all")
+
+    for name, instead in (
+        ("open_node", open_node),
+        ("settle", lambda: None),
+        ("configure_logging", lambda **_: None),
+    ):
+        monkeypatch.setattr(worker_module, name, instead)
+    ours, theirs = socket.socketpair()
+    listening, there = socket.socketpair()
+    with ours, theirs, listening, there:
+        worker = worker_module.Worker(theirs)
+        worker._options.set_result(options(workers=8))
+        assert await worker.run(listening) == EXIT_CANNOT_START
+        worker._channel.close()
+    assert asked == [8]
 
 
 async def test_what_is_told_of_loads_is_old_when_another_second_has_closed() -> None:
