@@ -15,15 +15,15 @@ from berth.runtime.logs import fields
 from berth.runtime.tasks import supervise
 from proxy.config import ProxyOptions
 from proxy.drain import Stage, in_order
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.load import LoadReport
-from proxy.exchange.traffic import Figures
 from proxy.memory import settle
 from proxy.metrics import ProxyCollector
+from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.load import LoadReport
+from proxy.request.replica import ModelCopy
+from proxy.request.traffic import Figures
 from proxy.server import open_upstream, own_copy, serving
 from proxy.stat import stat_reply
-from proxy.upstream import Upstream
+from proxy.upstream.health import Upstream
 from proxy.workers import Crew
 
 log = logging.getLogger(__name__)

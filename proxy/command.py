@@ -25,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
 async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
     require_consistent(options)
     if options.agent is not None:
-        from proxy.door import app as door  # what the one form needs, nobody pays for with the other
+        from proxy.sidecar import app as door
 
         await door.main(options, stop)
     else:

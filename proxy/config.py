@@ -7,7 +7,7 @@ from berth.contract.endpoint import Address, Endpoint
 from berth.contract.gateway import CopyLimits
 from berth.contract.ids import ModelName, parse_model_name
 from berth.runtime import options as opt
-from proxy.exchange.outstanding import MOST_OUTSTANDING
+from proxy.request.outstanding import MOST_OUTSTANDING
 
 
 @dataclass(frozen=True, kw_only=True)

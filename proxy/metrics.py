@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from proxy.exchange.traffic import BUCKETS, GRPC, REST, Figures, Traffic
+from proxy.request.traffic import BUCKETS, GRPC, REST, Figures, Traffic
 
 
 class ProxyCollector(Collector):

@@ -8,20 +8,20 @@ from dataclasses import replace
 
 from berth.runtime.tasks import supervise, wait_until_set
 from proxy.config import ProxyOptions
-from proxy.exchange.access import Whereabouts
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.names import Names
-from proxy.exchange.outstanding import Outstanding
-from proxy.exchange.traffic import Figures
-from proxy.fronts.grpc.client import GrpcConnection
-from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
-from proxy.fronts.listener import Listener
-from proxy.fronts.rest.client import RestConnection
-from proxy.fronts.rest.front import RestFront, RestShared
-from proxy.fronts.rest.upstream import UpstreamPool
-from proxy.fronts.tls import Certificates, certificates_of, follow_certificates
-from proxy.fronts.triton import TritonQuestions
-from proxy.upstream import Upstream
+from proxy.downstream.grpc.client import GrpcConnection
+from proxy.downstream.grpc.front import GrpcCommon, GrpcFront
+from proxy.downstream.listener import Listener
+from proxy.downstream.rest.client import RestConnection
+from proxy.downstream.rest.front import RestFront, RestShared
+from proxy.downstream.tls import Certificates, certificates_of, follow_certificates
+from proxy.policy.names import Names
+from proxy.request.endpoint import Whereabouts
+from proxy.request.outstanding import Outstanding
+from proxy.request.replica import ModelCopy
+from proxy.request.traffic import Figures
+from proxy.upstream.health import Upstream
+from proxy.upstream.http1 import UpstreamPool
+from proxy.upstream.triton import TritonQuestions
 
 _TICK_SECONDS = 1.0
 _WATCH_SECONDS = 60.0

@@ -4,7 +4,7 @@ import json
 import socket
 
 from berth.runtime.admin import Reply
-from proxy.exchange.load import LoadReport, encode_stat
+from proxy.request.load import LoadReport, encode_stat
 
 
 def stat_reply(load: LoadReport, accept: str) -> Reply:

@@ -22,9 +22,9 @@ from berth.runtime.errors import EXIT_CANNOT_START, CannotStart, ConfigError
 from berth.runtime.logs import configure_logging
 from berth.runtime.tasks import supervise, wait_until_set
 from proxy.config import ProxyOptions
-from proxy.exchange.access import Whereabouts
-from proxy.exchange.copy import ModelCopy
 from proxy.memory import settle
+from proxy.request.endpoint import Whereabouts
+from proxy.request.replica import ModelCopy
 from proxy.server import Server, open_upstream, own_copy, serving
 
 _FIGURES_SECONDS = 1.0

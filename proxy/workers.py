@@ -20,10 +20,10 @@ from berth.runtime.errors import EXIT_CRASH, CannotStart
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from proxy.config import ProxyOptions
-from proxy.exchange.access import Whereabouts
-from proxy.exchange.admission import shared_limit
-from proxy.exchange.copy import ModelCopy, queue_depth
-from proxy.exchange.traffic import Figures
+from proxy.request.admission import shared_limit
+from proxy.request.endpoint import Whereabouts
+from proxy.request.replica import ModelCopy, queue_depth
+from proxy.request.traffic import Figures
 
 log = logging.getLogger(__name__)
 

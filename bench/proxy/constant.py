@@ -11,16 +11,16 @@ from typing import Any
 
 import uvloop
 
-from proxy.codecs import protobuf
-from proxy.codecs.grpc_status import OK_TRAILERS_BLOCK, RESPONSE_BLOCK
-from proxy.codecs.h2.events import Call, Data, Event, Headers, Trailers
-from proxy.codecs.h2.fields import FieldReader
-from proxy.codecs.h2.flow import Stream
-from proxy.codecs.h2.server import ServerCodec
-from proxy.exchange.messages import PREFIX_BYTES, framed
-from proxy.fronts.grpc.connection import H2Connection
-from proxy.fronts.grpc.head import CallKind, CallPolicy, DroppedPolicy
-from proxy.fronts.turn import Turn
+from proxy.request.grpc_head import CallKind, CallPolicy, DroppedPolicy
+from proxy.request.messages import PREFIX_BYTES, framed
+from proxy.transport.h2_connection import H2Connection
+from proxy.transport.write_batch import Turn
+from proxy.wire import protobuf
+from proxy.wire.grpc_status import OK_TRAILERS_BLOCK, RESPONSE_BLOCK
+from proxy.wire.h2.events import Call, Data, Event, Headers, Trailers
+from proxy.wire.h2.fields import FieldReader
+from proxy.wire.h2.flow import Stream
+from proxy.wire.h2.server import ServerCodec
 
 _BIG_VALUES = b",".join([b"1"] * (512 * 1024))
 _LENGTH = b"content-length: "

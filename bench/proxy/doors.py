@@ -12,7 +12,7 @@ from contextlib import closing
 import uvloop
 
 from berth.contract.endpoint import Endpoint
-from proxy.codecs.preamble import ACCEPTED, Kind, Preamble
+from proxy.wire.preamble import ACCEPTED, Kind, Preamble
 
 _BLOCK = 256 * 1024
 

@@ -8,17 +8,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bench.proxy.node import COPIES
-from proxy.codecs import protobuf
-from proxy.codecs.h2 import hpack
-from proxy.codecs.h2.client import ClientCodec
-from proxy.codecs.h2.events import Answer, Data, Event, Headers, Reset, Trailers
-from proxy.codecs.h2.fields import FieldReader
-from proxy.codecs.h2.flow import Stream
-from proxy.codecs.preamble import ACCEPTED, Kind, Preamble
-from proxy.exchange.messages import INFER, framed
-from proxy.fronts.grpc.connection import H2Connection
-from proxy.fronts.grpc.head import AnswerKind, AnswerPolicy
-from proxy.fronts.turn import Turn
+from proxy.request.grpc_head import AnswerKind, AnswerPolicy
+from proxy.request.messages import INFER, framed
+from proxy.transport.h2_connection import H2Connection
+from proxy.transport.write_batch import Turn
+from proxy.wire import protobuf
+from proxy.wire.h2 import hpack
+from proxy.wire.h2.client import ClientCodec
+from proxy.wire.h2.events import Answer, Data, Event, Headers, Reset, Trailers
+from proxy.wire.h2.fields import FieldReader
+from proxy.wire.h2.flow import Stream
+from proxy.wire.preamble import ACCEPTED, Kind, Preamble
 
 MIB = 1024 * 1024
 _SMALL = b'{"inputs":[{"name":"IN","shape":[3],"datatype":"UINT8","data":[1,2,3]}]}'

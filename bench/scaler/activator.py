@@ -26,9 +26,9 @@ from berth.contract.scaling import Assignment, HoldState, ModelKey, PodEndpoint
 from localcluster.triton import GRPC_PORT
 from proxy.activator.hold import Bounds
 from proxy.activator.models import Models
-from proxy.exchange.budget import Budget
-from proxy.fronts.listener import allow_descriptors
+from proxy.downstream.listener import allow_descriptors
 from proxy.memory import settle
+from proxy.request.budget import Budget
 
 # Triton's REST port.
 _TRITON_REST: Final = 8000

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from proxy.activator.hold import OVERDUE
-from proxy.codecs import protobuf
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.messages import CONFIG, METADATA, MODEL_READY, STATISTICS, in_grpc
-from proxy.exchange.policy import RestDecision, Route, Verdict
-from proxy.exchange.refusal import NotServed, Refusal
-from proxy.fronts.grpc.head import CallKind
-from proxy.fronts.grpc.local import Answerable, LocalAnswers
-from proxy.fronts.rest.front import RestFront
-from proxy.fronts.rest.questions import Answer
+from proxy.downstream.grpc.local import Answerable, LocalAnswers
+from proxy.downstream.rest.front import RestFront
+from proxy.policy.refusal import NotServed, Refusal
+from proxy.policy.routes import RestDecision, Route, Verdict
+from proxy.request.grpc_head import CallKind
+from proxy.request.messages import CONFIG, METADATA, MODEL_READY, STATISTICS, in_grpc
+from proxy.request.replica import ModelCopy
+from proxy.upstream.queries import Answer
+from proxy.wire import protobuf
 
 ASLEEP: Final = "the model has no copy now; a request for inference wakes it"
 # Of one answer that is remembered.

@@ -26,10 +26,10 @@ from proxy.activator.metrics import ActivatorCollector, Counts
 from proxy.activator.model import HeldModel
 from proxy.activator.models import Models
 from proxy.activator.port import MOST_STRANGERS, Doorstep
+from proxy.downstream.listener import allow_descriptors
 from proxy.drain import Stage, in_order
-from proxy.exchange.budget import Budget
-from proxy.fronts.listener import allow_descriptors
 from proxy.memory import settle
+from proxy.request.budget import Budget
 
 log = logging.getLogger(__name__)
 

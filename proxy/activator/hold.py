@@ -14,10 +14,10 @@ from typing import Final
 
 from berth.contract.scaling import HoldLimits
 from proxy.activator.histogram import Histogram
-from proxy.exchange.admission import Admission, Admissions, State
-from proxy.exchange.budget import Budget
-from proxy.exchange.load import LoadMeter
-from proxy.exchange.refusal import Why
+from proxy.policy.refusal import Why
+from proxy.request.admission import Admission, Admissions, State
+from proxy.request.budget import Budget
+from proxy.request.load import LoadMeter
 
 # Of all models of a process: one may have no more than is then free for all others.
 MOST_HELD: Final = 65_536

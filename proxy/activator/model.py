@@ -14,19 +14,19 @@ from proxy.activator.passing import Passing
 from proxy.activator.pod import Pod
 from proxy.activator.pods import Pods
 from proxy.activator.port import BoundedClients, Doorstep, Port
-from proxy.door.splice import Crowd
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.budget import Budget
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.load import LoadMeter
-from proxy.exchange.model_facts import ModelFacts
-from proxy.exchange.names import Names
-from proxy.exchange.refusal import Flags
-from proxy.fronts.grpc.client import GrpcConnection
-from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
-from proxy.fronts.grpc.upstream import AnswerReaders
-from proxy.fronts.rest.client import RestConnection
-from proxy.fronts.rest.front import RestShared
+from proxy.downstream.grpc.client import GrpcConnection
+from proxy.downstream.grpc.front import GrpcCommon, GrpcFront
+from proxy.downstream.rest.client import RestConnection
+from proxy.downstream.rest.front import RestShared
+from proxy.policy.model_facts import ModelFacts
+from proxy.policy.names import Names
+from proxy.policy.refusal import Flags
+from proxy.request.budget import Budget
+from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.load import LoadMeter
+from proxy.request.replica import ModelCopy
+from proxy.transport.tunnel import Crowd
+from proxy.upstream.grpc import AnswerReaders
 
 # A copy has limits of its own, which it tells clients by itself: these are the most that any may have.
 _REQUEST_SECONDS: Final = 3600.0

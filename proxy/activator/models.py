@@ -12,13 +12,13 @@ from berth.runtime.logs import fields
 from proxy.activator.hold import Bounds
 from proxy.activator.model import Common, HeldModel
 from proxy.activator.port import Doorstep
-from proxy.door.splice import Crowd
-from proxy.exchange.access import Whereabouts
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.refusal import NotServed
-from proxy.fronts.grpc.front import GrpcCommon
-from proxy.fronts.grpc.upstream import AnswerReaders
-from proxy.fronts.rest.front import RestShared
+from proxy.downstream.grpc.front import GrpcCommon
+from proxy.downstream.rest.front import RestShared
+from proxy.policy.refusal import NotServed
+from proxy.request.endpoint import Whereabouts
+from proxy.request.replica import ModelCopy
+from proxy.transport.tunnel import Crowd
+from proxy.upstream.grpc import AnswerReaders
 
 log = logging.getLogger(__name__)
 

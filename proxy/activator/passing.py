@@ -11,11 +11,11 @@ from typing import Final, cast
 from proxy.activator.hold import Hold
 from proxy.activator.pod import Pod
 from proxy.activator.pods import Pods
-from proxy.door.splice import Crowd, Joined
-from proxy.exchange.admission import Admission
-from proxy.exchange.budget import Budget
-from proxy.exchange.refusal import Refusal
-from proxy.fronts.tcp import keep_alive
+from proxy.policy.refusal import Refusal
+from proxy.request.admission import Admission
+from proxy.request.budget import Budget
+from proxy.transport.tcp import keep_alive
+from proxy.transport.tunnel import Crowd, Joined
 
 _HELLO_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 5.0

@@ -17,14 +17,14 @@ from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from proxy.activator.answers import MOST_BYTES, Memory
 from proxy.activator.hold import Looks
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.refusal import NotServed
-from proxy.fronts.grpc.head import Keys
-from proxy.fronts.grpc.upstream import AnswerReaders, UpstreamConnection
-from proxy.fronts.rest.questions import Silent, fetch
-from proxy.fronts.rest.upstream import UpstreamPool
-from proxy.fronts.turn import Turn
+from proxy.policy.refusal import NotServed
+from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.grpc_head import Keys
+from proxy.request.replica import ModelCopy
+from proxy.transport.write_batch import Turn
+from proxy.upstream.grpc import AnswerReaders, UpstreamConnection
+from proxy.upstream.http1 import UpstreamPool
+from proxy.upstream.queries import Silent, fetch
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from berth.runtime.logs import fields
 from proxy.activator.answers import Memory
 from proxy.activator.hold import Looks
 from proxy.activator.pod import Pod
-from proxy.codecs.http1 import ResponseHead
-from proxy.exchange.refusal import NotServed
-from proxy.fronts.grpc.upstream import AnswerReaders, UpstreamConnection
-from proxy.fronts.rest.upstream import Asker, UpstreamHttp
-from proxy.fronts.triton import Caller
-from proxy.fronts.turn import Turn
+from proxy.policy.refusal import NotServed
+from proxy.transport.write_batch import Turn
+from proxy.upstream.grpc import AnswerReaders, UpstreamConnection
+from proxy.upstream.http1 import Asker, UpstreamHttp
+from proxy.upstream.triton import Caller
+from proxy.wire.http1 import ResponseHead
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from berth.runtime.logs import fields
-from proxy.exchange.budget import Budget
-from proxy.exchange.traffic import Traffic
-from proxy.fronts.listener import Clients
+from proxy.downstream.listener import Clients
+from proxy.request.budget import Budget
+from proxy.request.traffic import Traffic
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from berth.contract.endpoint import Address, Endpoint, UnixSocket, parse_address
 from berth.contract.errors import InvalidValue
 from berth.runtime import options as opt
-from proxy.exchange.outstanding import MOST_OUTSTANDING
 from proxy.gateway.registry import Ceilings
+from proxy.request.outstanding import MOST_OUTSTANDING
 
 
 def _socket(text: str) -> UnixSocket:

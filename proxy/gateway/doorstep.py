@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from proxy.codecs.preamble import ACCEPTED, PREAMBLE_BYTES, BadPreamble, Preamble, may_begin, read_preamble
-from proxy.fronts.tcp import keep_alive
 from proxy.gateway.places import Arrivals
+from proxy.transport.tcp import keep_alive
+from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, BadPreamble, Preamble, may_begin, read_preamble
 
 PREAMBLE_SECONDS: Final = 2.0
 

@@ -12,9 +12,9 @@ from typing import Final, Protocol
 
 from berth.contract.gateway import Copy
 from berth.runtime.logs import fields
-from proxy.exchange.suspects import Suspects
 from proxy.gateway.orders import Orders, Sum, Word, together
 from proxy.gateway.registry import Ceilings, Registry
+from proxy.request.outlier_detection import Suspects
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from typing import Any, Final, Protocol
 
 from berth.contract.gateway import Copy
 from berth.runtime.logs import fields
-from proxy.codecs.preamble import Kind, Preamble
-from proxy.exchange.copy import ModelCopy
 from proxy.gateway.doorstep import Arrival, Doorstep
 from proxy.gateway.orders import Orders, Sum, Word
 from proxy.gateway.places import Arrivals, Places
 from proxy.gateway.registry import Registry
 from proxy.gateway.served import MakeFront, Served
 from proxy.gateway.turns import FairTurns, TakesTurns
+from proxy.request.replica import ModelCopy
+from proxy.wire.preamble import Kind, Preamble
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ MakeCopy = Callable[[Copy], ModelCopy]
 
 
 class Watch(Protocol):
-    """`proxy.upstream.Upstream`, as far as it is needed here."""
+    """`proxy.upstream.health.Upstream`, as far as it is needed here."""
 
     def poll(self) -> Coroutine[Any, Any, None]:
         """Ask Triton for ever whether it serves a copy's model."""

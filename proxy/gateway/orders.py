@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from berth.contract.gateway import Copy
-from proxy.exchange.load import LoadReport
-from proxy.exchange.traffic import Figures
+from proxy.request.load import LoadReport
+from proxy.request.traffic import Figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,26 +12,26 @@ from berth.contract.gateway import Copy
 from berth.runtime.errors import ConfigError
 from berth.runtime.tasks import supervise
 from berth.triton.keys import InferenceKey
-from proxy.codecs.preamble import Kind
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.budget import Budget
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.names import Names
-from proxy.exchange.outstanding import Outstanding
-from proxy.fronts.grpc.client import GrpcConnection
-from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
-from proxy.fronts.listener import Listener, allow_descriptors
-from proxy.fronts.rest.client import RestConnection
-from proxy.fronts.rest.front import RestFront, RestShared
-from proxy.fronts.rest.upstream import UpstreamPool
-from proxy.fronts.triton import TritonQuestions
+from proxy.downstream.grpc.client import GrpcConnection
+from proxy.downstream.grpc.front import GrpcCommon, GrpcFront
+from proxy.downstream.listener import Listener, allow_descriptors
+from proxy.downstream.rest.client import RestConnection
+from proxy.downstream.rest.front import RestFront, RestShared
 from proxy.gateway.config import GatewayOptions
 from proxy.gateway.death import DeathWatch, refuses
 from proxy.gateway.doorstep import Arrival
 from proxy.gateway.node import TICK_SECONDS, Node
 from proxy.gateway.places import Arrivals
 from proxy.gateway.served import Front, Later
-from proxy.upstream import Upstream
+from proxy.policy.names import Names
+from proxy.request.budget import Budget
+from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.outstanding import Outstanding
+from proxy.request.replica import ModelCopy
+from proxy.upstream.health import Upstream
+from proxy.upstream.http1 import UpstreamPool
+from proxy.upstream.triton import TritonQuestions
+from proxy.wire.preamble import Kind
 
 # Connections of clients: each costs some KiB, and a descriptor here and perhaps one towards Triton.
 _MOST_CONNECTIONS: Final = 8192

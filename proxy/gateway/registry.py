@@ -6,7 +6,7 @@ from typing import Any
 
 from berth.contract.errors import InvalidValue
 from berth.contract.gateway import Copy, CopyLimits
-from proxy.exchange.refusal import Flags
+from proxy.policy.refusal import Flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ import json
 from collections.abc import Callable
 from typing import Final, cast
 
-from proxy.codecs.report import DRAINED, says
 from proxy.gateway.orders import Sum
+from proxy.wire.report import DRAINED, says
 
 # What a door says from one of our lines to the next, which come every second: a word or two. It takes no turns with
 # the other copies' requests.

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from berth.contract.gateway import Copy
-from proxy.codecs.preamble import Kind
-from proxy.exchange.copy import ModelCopy
 from proxy.gateway.orders import Sum
 from proxy.gateway.reports import Report
 from proxy.gateway.turns import CopyShare, FairTurns
+from proxy.request.replica import ModelCopy
+from proxy.wire.preamble import Kind
 
 # A door has one, and another while it notices that the first is gone.
 _MOST_REPORTS = 8

@@ -4,8 +4,8 @@ import os
 from typing import Final
 
 from berth.contract.gateway import CopyLimits
-from proxy.exchange.admission import shared_limit
-from proxy.exchange.copy import queue_depth
+from proxy.request.admission import shared_limit
+from proxy.request.replica import queue_depth
 
 # Where there is no limit: more than all processes' connections can ask for at once is not needed.
 UNLIMITED: Final = 65_536

@@ -10,9 +10,9 @@ import msgspec
 
 from berth.contract.gateway import Copy
 from berth.contract.scaling import CopyLoad
-from proxy.codecs import protobuf
-from proxy.exchange.load import encode_stat
 from proxy.gateway.orders import Sum
+from proxy.request.load import encode_stat
+from proxy.wire import protobuf
 
 Sums = Iterable[tuple[Copy, Sum]]
 

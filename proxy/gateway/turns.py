@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
-from proxy.exchange.fairness import CALL_COST, Share, Turns
+from proxy.request.fairness import CALL_COST, Share, Turns
 
 # What may be kept back in all, of each copy no more than is then free. What comes beyond is served at once, for it
 # has been read and lies in memory anyhow; but its connection waits for its copy's turn before it is read again.

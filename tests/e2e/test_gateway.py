@@ -19,7 +19,7 @@ from localcluster.cluster import GATEWAY_ADMIN_PORT, GATEWAY_PORT
 from localcluster.inference import infer_grpc, infer_rest
 from localcluster.parts import Part
 from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod, packed
-from proxy.codecs.preamble import ACCEPTED, Kind, Preamble
+from proxy.wire.preamble import ACCEPTED, Kind, Preamble
 from tests.e2e.support import Json, User, brief, eventually, get, is_ready
 from tests.e2e.test_agent_api import agent_of, bearer, token_of
 

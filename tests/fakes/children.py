@@ -15,7 +15,7 @@ import pytest
 _started: WeakSet[subprocess.Popen[Any]] = WeakSet()
 _start = subprocess.Popen.__init__
 # It begins with the first long body that some data plane gets, and ends with that plane.
-_CHECKER = "proxy.fronts.rest.checking"
+_CHECKER = "proxy.downstream.rest.checking"
 
 
 def _start_and_note(self: subprocess.Popen[Any], *arguments: Any, **more: Any) -> None:

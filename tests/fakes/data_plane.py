@@ -9,20 +9,20 @@ from weakref import WeakKeyDictionary
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import CopyLimits
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.model_facts import ModelFacts
-from proxy.exchange.names import Names
-from proxy.exchange.refusal import NotServed
-from proxy.fronts.grpc.client import GrpcConnection
-from proxy.fronts.grpc.front import GrpcCommon, GrpcFront
-from proxy.fronts.grpc.upstream import UpstreamConnection
-from proxy.fronts.rest.client import RestConnection
-from proxy.fronts.rest.front import RestFront, RestShared
-from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
-from proxy.fronts.triton import TritonGrpc
-from proxy.fronts.turn import Turn
-from proxy.upstream import Upstream
+from proxy.downstream.grpc.client import GrpcConnection
+from proxy.downstream.grpc.front import GrpcCommon, GrpcFront
+from proxy.downstream.rest.client import RestConnection
+from proxy.downstream.rest.front import RestFront, RestShared
+from proxy.policy.model_facts import ModelFacts
+from proxy.policy.names import Names
+from proxy.policy.refusal import NotServed
+from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.replica import ModelCopy
+from proxy.transport.write_batch import Turn
+from proxy.upstream.grpc import UpstreamConnection
+from proxy.upstream.health import Upstream
+from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
+from proxy.upstream.triton import TritonGrpc
 
 KEY = "triton-grpc-protocol-berth-inference-key"
 

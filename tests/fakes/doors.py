@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from proxy.codecs.preamble import ACCEPTED, Kind, Preamble
+from proxy.wire.preamble import ACCEPTED, Kind, Preamble
 
 
 class Refused(Exception):

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from berth.contract.endpoint import Endpoint
-from proxy.codecs.preamble import ACCEPTED, PREAMBLE_BYTES, Kind, read_preamble
-from proxy.codecs.report import DRAINED, Told, says
-from proxy.exchange.traffic import Figures
+from proxy.request.traffic import Figures
+from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, Kind, read_preamble
+from proxy.wire.report import DRAINED, Told, says
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 TICKET = bytes(range(32))

@@ -13,7 +13,7 @@ import h2.settings
 from h2.settings import SettingCodes
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.exchange.messages import INFER, framed
+from proxy.request.messages import INFER, framed
 from tests.fakes.data_plane import GrpcPair
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from proxy.codecs.h2 import frames, hpack
-from proxy.codecs.h2.client import ClientCodec
-from proxy.codecs.h2.codec import H2Codec
-from proxy.codecs.h2.events import Answer, Call, Data, Ended, Event, GoAway, Headers, Reset, Trailers
-from proxy.codecs.h2.fields import FieldReader, Fields, Rule, split
-from proxy.codecs.h2.frames import Setting
-from proxy.codecs.h2.server import ServerCodec
+from proxy.wire.h2 import frames, hpack
+from proxy.wire.h2.client import ClientCodec
+from proxy.wire.h2.codec import H2Codec
+from proxy.wire.h2.events import Answer, Call, Data, Ended, Event, GoAway, Headers, Reset, Trailers
+from proxy.wire.h2.fields import FieldReader, Fields, Rule, split
+from proxy.wire.h2.frames import Setting
+from proxy.wire.h2.server import ServerCodec
 
 Kind = tuple[hpack.Header, ...]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from proxy.exchange.admission import Admissions
+from proxy.request.admission import Admissions
 
 
 def _nobody() -> None:

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from proxy.codecs.preamble import Preamble
 from proxy.gateway.doorstep import Doorstep
 from proxy.gateway.places import Arrivals
+from proxy.wire.preamble import Preamble
 
 
 def preamble(data: bytes) -> None:

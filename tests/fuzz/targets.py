@@ -14,17 +14,17 @@ import h11
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.codecs import protobuf
-from proxy.codecs.grpc_status import Refused
-from proxy.codecs.h2 import frames, hpack
-from proxy.codecs.h2.codec import CONNECTION_WINDOW, H2Codec
-from proxy.codecs.h2.events import Call, Data, Ended, Headers
-from proxy.codecs.h2.flow import Stream
-from proxy.codecs.h2.server import ServerCodec
-from proxy.codecs.json_guard import MAX_DEPTH, BadJson, check_infer
-from proxy.exchange.messages import CONFIG, INFER, STREAM_INFER, AnswerReader, InferGuard, ModelFields
-from proxy.exchange.model_facts import ModelFacts
-from proxy.exchange.names import Names
+from proxy.policy.json_guard import MAX_DEPTH, BadJson, check_infer
+from proxy.policy.model_facts import ModelFacts
+from proxy.policy.names import Names
+from proxy.request.messages import CONFIG, INFER, STREAM_INFER, AnswerReader, InferGuard, ModelFields
+from proxy.wire import protobuf
+from proxy.wire.grpc_status import Refused
+from proxy.wire.h2 import frames, hpack
+from proxy.wire.h2.codec import CONNECTION_WINDOW, H2Codec
+from proxy.wire.h2.events import Call, Data, Ended, Headers
+from proxy.wire.h2.flow import Stream
+from proxy.wire.h2.server import ServerCodec
 from tests.fakes import h2_codecs
 from tests.fakes.data_plane import GrpcPair, RestPair, settle, triton_at_hand
 from tests.fuzz.preamble import preamble

@@ -18,8 +18,8 @@ import proxy.activator.pod as pod_module
 from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import HoldState, ModelKey, PodEndpoint
 from proxy.activator import passing
-from proxy.fronts.rest.questions import Silent
-from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
+from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
+from proxy.upstream.queries import Silent
 from tests.fakes.pods import FakePod
 from tests.loopback.activator.clients import asking, channel, infer, post, raw, request, stub
 from tests.loopback.activator.conftest import OWN, Place, free_port, until

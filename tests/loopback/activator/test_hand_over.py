@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from berth.contract.scaling import HoldState
-from proxy.codecs.h2 import frames, hpack
-from proxy.exchange.messages import INFER
+from proxy.request.messages import INFER
+from proxy.wire.h2 import frames, hpack
 from tests.fakes import pods
 from tests.loopback.activator.clients import MIB, asking, channel, infer, post, raw, request, stub
 from tests.loopback.activator.conftest import OWN, Place, until
@@ -84,7 +84,7 @@ async def test_a_client_that_rests_loses_no_request_while_the_service_leads_else
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection ends with its next answer, and not just as it asks."""
-    monkeypatch.setattr("proxy.fronts.rest.client._NEXT_SECONDS", 0.1)
+    monkeypatch.setattr("proxy.downstream.rest.client._NEXT_SECONDS", 0.1)
     await place.serve(await place.pod())
     await until(lambda: place.own.pods.any_open)
     reader, writer = await raw(place)

@@ -15,9 +15,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from berth.contract.scaling import HoldState, ModelKey
 from proxy.activator.hold import Bounds, Bucket
-from proxy.codecs.h2 import frames, hpack
-from proxy.exchange.budget import Budget
-from proxy.exchange.messages import INFER
+from proxy.request.budget import Budget
+from proxy.request.messages import INFER
+from proxy.wire.h2 import frames, hpack
 from tests.fakes.pods import METADATA
 from tests.loopback.activator.clients import BODY, asking, channel, get, infer, post, raw, request, stub
 from tests.loopback.activator.conftest import Place, free_port, until

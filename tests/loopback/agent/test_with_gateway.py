@@ -22,7 +22,7 @@ from berth.contract.report import CodeRule, ModelState
 from localcluster import triton
 from localcluster.addresses import free_port
 from localcluster.processes import end, spawn, tail
-from proxy.codecs.preamble import Kind
+from proxy.wire.preamble import Kind
 from tests.fakes.agent_node import Node
 from tests.fakes.doors import Refused, connect, door
 from tests.loopback.agent.served import CONFIG, Served, serving

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from proxy.codecs.preamble import ACCEPTED, PREAMBLE_BYTES, Kind
-from proxy.codecs.report import Told
-from proxy.door import port as port_module
-from proxy.door import splice
-from proxy.door.gateway import Access, Gateway
-from proxy.door.port import Port
-from proxy.door.splice import Crowd
-from proxy.exchange.traffic import Figures
+from proxy.request.traffic import Figures
+from proxy.sidecar import port as port_module
+from proxy.sidecar.gateway import Access, Gateway
+from proxy.sidecar.port import Port
+from proxy.transport import tunnel as splice
+from proxy.transport.tunnel import Crowd
+from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, Kind
+from proxy.wire.report import Told
 from tests.fakes.gateway import TICKET, FakeGateway, Serve, echo, gateway
 from tests.fakes.uv import on_uvloop
 
@@ -340,7 +340,7 @@ async def test_without_a_gateway_every_request_is_answered_503() -> None:
 async def test_a_gateway_that_does_not_answer_is_waited_for_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from proxy.door import gateway as module
+    from proxy.sidecar import gateway as module
 
     monkeypatch.setattr(module, "ASK_SECONDS", 0.2)
     accepted: list[Any] = []

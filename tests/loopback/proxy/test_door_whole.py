@@ -21,7 +21,7 @@ import pytest
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
 from localcluster.addresses import free_ports
-from proxy.codecs.preamble import Kind
+from proxy.wire.preamble import Kind
 from tests.fakes.gateway import TICKET, FakeGateway, gateway
 from tests.loopback.proxy.test_process import Authority
 
@@ -369,7 +369,7 @@ async def test_it_is_small(tmp_path: Path) -> None:
 async def test_nothing_heavy_is_imported() -> None:
     program = (
         "import sys; from berth.cli import main\n"
-        "import proxy.command, proxy.door.app\n"
+        "import proxy.command, proxy.sidecar.app\n"
         "heavy = {'numpy', 'grpc', 'google.protobuf', 'aiohttp', 'prometheus_client', 'decimal', 'hashlib', 'shutil'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

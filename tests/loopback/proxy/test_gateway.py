@@ -34,9 +34,9 @@ from localcluster.addresses import cluster_network
 from localcluster.inference import infer_grpc, infer_rest
 from localcluster.processes import end, spawn, tail
 from localcluster.samples import SIMPLE_MODEL
-from proxy.codecs.preamble import Kind, Preamble
 from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
+from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import Agent, agent_at, copy_of
 from tests.fakes.doors import Refused, connect, door, reports
 

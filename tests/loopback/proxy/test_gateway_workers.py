@@ -16,7 +16,7 @@ import pytest
 
 from berth.contract.gateway import CopyLimits
 from localcluster.addresses import free_ports
-from proxy.codecs.preamble import Kind
+from proxy.wire.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
 from tests.fakes.doors import Refused, connect, reports
 

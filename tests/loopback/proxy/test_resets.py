@@ -13,8 +13,8 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import CopyLimits
-from proxy.codecs.preamble import PREAMBLE_BYTES
-from proxy.door import splice
+from proxy.transport import tunnel as splice
+from proxy.wire.preamble import PREAMBLE_BYTES
 from tests.fakes.agent_control import copy_of
 from tests.fakes.gateway import gateway
 from tests.fakes.uv import on_uvloop

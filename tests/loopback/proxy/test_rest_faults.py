@@ -12,12 +12,12 @@ import pytest_asyncio
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import CopyLimits
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.names import Names
-from proxy.fronts.listener import Listener
-from proxy.fronts.rest.client import RestConnection
-from proxy.fronts.rest.front import RestFront, RestShared
+from proxy.downstream.listener import Listener
+from proxy.downstream.rest.client import RestConnection
+from proxy.downstream.rest.front import RestFront, RestShared
+from proxy.policy.names import Names
+from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.replica import ModelCopy
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
 METADATA = b"GET /v2/models/m HTTP/1.1\r\nHost: h\r\n\r\n"

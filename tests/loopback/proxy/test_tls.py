@@ -10,8 +10,8 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime.errors import ConfigError
-from proxy.fronts.listener import Listener
-from proxy.fronts.tls import Certificates
+from proxy.downstream.listener import Listener
+from proxy.downstream.tls import Certificates
 from tests.loopback.proxy.test_process import Authority
 
 

@@ -37,14 +37,14 @@ from localcluster.data_plane import agent as agent_of_copies
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.processes import end, spawn, tail
 from localcluster.samples import SIMPLE_MODEL
-from proxy.codecs.preamble import Kind
 from proxy.config import ProxyOptions
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.copy import ModelCopy
 from proxy.gateway.app import serving as by_gateway
 from proxy.gateway.config import GatewayOptions
+from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.replica import ModelCopy
 from proxy.server import open_upstream, own_copy, serving
-from proxy.upstream import Upstream
+from proxy.upstream.health import Upstream
+from proxy.wire.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
 from tests.fakes.doors import door as door_of
 from tests.fakes.slots import held

@@ -7,7 +7,9 @@ import random
 import pytest
 
 from berth.contract.gateway import CopyLimits
-from proxy.exchange.admission import (
+from proxy.policy.names import Names
+from proxy.policy.refusal import Refusal, Why
+from proxy.request.admission import (
     MOST_GIVEN_UP,
     QUEUE_FULL,
     Admission,
@@ -16,12 +18,10 @@ from proxy.exchange.admission import (
     State,
     shared_limit,
 )
-from proxy.exchange.budget import Budget
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.exchange import Exchange
-from proxy.exchange.load import LoadMeter
-from proxy.exchange.names import Names
-from proxy.exchange.refusal import Refusal, Why
+from proxy.request.budget import Budget
+from proxy.request.lifecycle import Exchange
+from proxy.request.load import LoadMeter
+from proxy.request.replica import ModelCopy
 
 
 def admissions(limit: int, depth: int, *, room: int = 10**9) -> tuple[Admissions, LoadMeter]:

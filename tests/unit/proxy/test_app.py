@@ -19,9 +19,9 @@ from berth.runtime.admin import AdminServer
 from proxy import app as module
 from proxy import memory
 from proxy.config import ProxyOptions
-from proxy.exchange.access import Access
-from proxy.fronts.rest.questions import Answer
-from proxy.upstream import Upstream
+from proxy.request.endpoint import Access
+from proxy.upstream.health import Upstream
+from proxy.upstream.queries import Answer
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 TRITON = Endpoint("127.0.0.1", 1)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from berth.contract.gateway import CopyLimits
-from proxy.codecs.preamble import Kind, Preamble
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.messages import framed
-from proxy.exchange.names import Names
-from proxy.exchange.refusal import NotServed, Refusal, Why
-from proxy.fronts.rest import checking
+from proxy.downstream.rest import checking
 from proxy.gateway.node import Node
 from proxy.gateway.orders import Orders
 from proxy.gateway.places import Arrivals
+from proxy.policy.names import Names
+from proxy.policy.refusal import NotServed, Refusal, Why
+from proxy.request.messages import framed
+from proxy.request.replica import ModelCopy
+from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import copy_of
 from tests.fakes.data_plane import GrpcPair, RestPair, own_copy, settle, triton_at_hand
 from tests.fakes.grpc_peers import Client, request

@@ -13,7 +13,7 @@ from berth.runtime.options import parse_options
 from proxy import app as data_plane
 from proxy import command as module
 from proxy.config import ProxyOptions
-from proxy.door import app as door
+from proxy.sidecar import app as door
 
 NODE = Endpoint("node", 9)
 TRITON: dict[str, Any] = {"triton_http": Endpoint("h", 1), "triton_grpc": Endpoint("h", 2)}

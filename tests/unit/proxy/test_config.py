@@ -10,9 +10,9 @@ from berth.contract.quantity import parse_bytes
 from berth.runtime.errors import ConfigError
 from berth.runtime.options import parse_options
 from proxy.config import ProxyOptions
-from proxy.door.agent import UNLOAD_SECONDS
-from proxy.exchange.copy import queue_depth
 from proxy.gateway.config import GatewayOptions
+from proxy.request.replica import queue_depth
+from proxy.sidecar.agent import UNLOAD_SECONDS
 
 
 def parsed(*argv: str) -> ProxyOptions:

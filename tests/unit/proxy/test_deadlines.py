@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from proxy.fronts.deadlines import STEP_SECONDS, Deadlines
+from proxy.transport.deadlines import STEP_SECONDS, Deadlines
 
 
 class One:

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from proxy.fronts.tcp import keep_alive, reset
+from proxy.transport.tcp import keep_alive, reset
 from tests.fakes.uv import on_uvloop
 
 LINGER = struct.pack("ii", 1, 0)

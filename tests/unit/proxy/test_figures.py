@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from proxy.config import ProxyOptions
-from proxy.exchange.traffic import BUCKETS, Figures, Traffic
 from proxy.metrics import ProxyCollector
+from proxy.request.traffic import BUCKETS, Figures, Traffic
 
 
 def traffic(scale: int) -> Traffic:

@@ -15,12 +15,12 @@ import pytest
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.codecs import protobuf
-from proxy.codecs.h2 import frames
-from proxy.codecs.h2.frames import ErrorCode
-from proxy.exchange import admission
-from proxy.exchange.messages import INFER, STREAM_INFER, framed
-from proxy.exchange.model_facts import ModelFacts
+from proxy.policy.model_facts import ModelFacts
+from proxy.request import admission
+from proxy.request.messages import INFER, STREAM_INFER, framed
+from proxy.wire import protobuf
+from proxy.wire.h2 import frames
+from proxy.wire.h2.frames import ErrorCode
 from tests.fakes.data_plane import KEY
 from tests.fakes.grpc_peers import Connect, request
 

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.codecs.h2 import frames, hpack
-from proxy.exchange.messages import INFER, STREAM_INFER, framed
-from proxy.exchange.names import Names
-from proxy.exchange.policy import SERVICE
-from proxy.fronts.grpc import client as grpc_client
-from proxy.fronts.grpc.upstream import UpstreamConnection
+from proxy.downstream.grpc import client as grpc_client
+from proxy.policy.names import Names
+from proxy.policy.routes import SERVICE
+from proxy.request.messages import INFER, STREAM_INFER, framed
+from proxy.upstream.grpc import UpstreamConnection
+from proxy.wire.h2 import frames, hpack
 from tests.fakes.data_plane import GrpcPair, grpc_common, triton_at_hand
 from tests.fakes.grpc_peers import Both, request
 

@@ -13,13 +13,13 @@ from h2.settings import SettingCodes
 from tritonclient.grpc import service_pb2 as pb
 
 from berth.contract.endpoint import Endpoint
-from proxy.codecs import protobuf
-from proxy.codecs.h2 import frames, hpack
-from proxy.codecs.h2.frames import ErrorCode, Setting
-from proxy.exchange.messages import INFER, STREAM_INFER, AnswerReader, ModelFields, framed
-from proxy.exchange.model_facts import ModelFacts
-from proxy.exchange.names import Names
-from proxy.fronts.turn import Turn
+from proxy.policy.model_facts import ModelFacts
+from proxy.policy.names import Names
+from proxy.request.messages import INFER, STREAM_INFER, AnswerReader, ModelFields, framed
+from proxy.transport.write_batch import Turn
+from proxy.wire import protobuf
+from proxy.wire.h2 import frames, hpack
+from proxy.wire.h2.frames import ErrorCode, Setting
 from tests.fakes.grpc_peers import Both, Connect, request
 
 _DEADLINE = hpack.encode(

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.codecs import protobuf
-from proxy.codecs.grpc_status import Status
-from proxy.codecs.h2 import frames, hpack, server
-from proxy.codecs.h2.frames import (  # fmt: skip
+from proxy.downstream.grpc.client import GrpcConnection
+from proxy.policy.refusal import NotServed
+from proxy.policy.routes import HIDDEN_EXTENSIONS, SERVICE
+from proxy.request.messages import INFER, MODEL_READY, STATISTICS, STREAM_INFER, framed, stream_error
+from proxy.wire import protobuf
+from proxy.wire.grpc_status import Status
+from proxy.wire.h2 import frames, hpack, server
+from proxy.wire.h2.frames import (  # fmt: skip
     CONTINUATION,
     DATA,
     GOAWAY,
@@ -25,10 +29,6 @@ from proxy.codecs.h2.frames import (  # fmt: skip
     WINDOW_UPDATE,
     ErrorCode,
 )
-from proxy.exchange.messages import INFER, MODEL_READY, STATISTICS, STREAM_INFER, framed, stream_error
-from proxy.exchange.policy import HIDDEN_EXTENSIONS, SERVICE
-from proxy.exchange.refusal import NotServed
-from proxy.fronts.grpc.client import GrpcConnection
 from tests.fakes.data_plane import GrpcPair, Wire, settle
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.fakes.h2_codecs import decoded

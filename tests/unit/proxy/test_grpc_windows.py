@@ -13,12 +13,12 @@ import h2.exceptions
 import h2.stream
 import pytest
 
-from proxy.codecs.h2 import frames
-from proxy.codecs.h2.codec import CONNECTION_WINDOW, MAX_FRAME, H2Codec
-from proxy.codecs.h2.flow import FIRST_WINDOW
-from proxy.exchange.messages import INFER, STREAM_INFER, framed
-from proxy.exchange.pace import BEGUN_BYTES
-from proxy.fronts.grpc.call import OPEN_BYTES, Stage
+from proxy.downstream.grpc.call import OPEN_BYTES, Stage
+from proxy.request.messages import INFER, STREAM_INFER, framed
+from proxy.request.minimum_rate import BEGUN_BYTES
+from proxy.wire.h2 import frames
+from proxy.wire.h2.codec import CONNECTION_WINDOW, MAX_FRAME, H2Codec
+from proxy.wire.h2.flow import FIRST_WINDOW
 from tests.fakes.data_plane import GrpcPair, Wire
 from tests.fakes.grpc_peers import Both, Connect, Triton, request
 

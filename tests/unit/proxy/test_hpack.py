@@ -6,7 +6,7 @@ import hpack as reference
 import pytest
 from hpack.hpack import encode_integer
 
-from proxy.codecs.h2.hpack import STATIC_TABLE, Decoder, HeaderListTooLarge, HpackError, encode
+from proxy.wire.h2.hpack import STATIC_TABLE, Decoder, HeaderListTooLarge, HpackError, encode
 from tests.fakes.h2_codecs import decoded
 
 NAMES = [b":path", b":method", b"content-type", b"te", b"x-request-id", b"grpc-timeout", b"cookie", b"a"]

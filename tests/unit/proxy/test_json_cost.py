@@ -68,8 +68,8 @@ BODIES: dict[str, Callable[[], bytes]] = {
 # Takes cases from its input; each is measured in a fork, which begins with as little memory as the one before.
 _MEASURER = """
 import json, os, sys, time
-from proxy.codecs import json_guard
-from proxy.exchange.model_facts import ModelFacts
+from proxy.policy import json_guard
+from proxy.policy.model_facts import ModelFacts
 checks = {"generate": json_guard.check_generate, "index": json_guard.asks_for_ready_only}
 def check_infer(body):
     json_guard.check_infer(body, ModelFacts(fixed_outputs=frozenset({'a'})))

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from proxy.codecs.json_guard import MAX_MEMBERS, BadJson, asks_for_ready_only, check_generate, check_infer
-from proxy.exchange.model_facts import ModelFacts
+from proxy.policy.json_guard import MAX_MEMBERS, BadJson, asks_for_ready_only, check_generate, check_infer
+from proxy.policy.model_facts import ModelFacts
 
 FACTS = ModelFacts(fixed_outputs=frozenset({"FIXED"}))
 

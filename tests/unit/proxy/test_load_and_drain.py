@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from proxy.drain import Stage, in_order
-from proxy.exchange.load import LoadMeter, LoadReport, encode_stat
+from proxy.request.load import LoadMeter, LoadReport, encode_stat
 
 
 def test_the_average_is_exact() -> None:

@@ -9,10 +9,11 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.codecs import protobuf
-from proxy.codecs.grpc_status import Refused, Status
-from proxy.codecs.h2.codec import MAX_FRAME
-from proxy.exchange.messages import (
+from proxy.policy.model_facts import ModelFacts
+from proxy.policy.names import Names
+from proxy.policy.refusal import Flags
+from proxy.policy.routes import SERVICE
+from proxy.request.messages import (
     HOLD_BYTES,
     INFER,
     STREAM_INFER,
@@ -26,11 +27,10 @@ from proxy.exchange.messages import (
     framed,
     stream_error,
 )
-from proxy.exchange.model_facts import ModelFacts
-from proxy.exchange.names import Names
-from proxy.exchange.pace import BEGUN_BYTES
-from proxy.exchange.policy import SERVICE
-from proxy.exchange.refusal import Flags
+from proxy.request.minimum_rate import BEGUN_BYTES
+from proxy.wire import protobuf
+from proxy.wire.grpc_status import Refused, Status
+from proxy.wire.h2.codec import MAX_FRAME
 from tests.fakes.grpc_peers import request
 
 OWN = ModelFields(Names(b"own", b"own"))

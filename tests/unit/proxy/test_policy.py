@@ -6,9 +6,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from berth.contract.ids import ModelName
-from proxy.codecs import protobuf
-from proxy.codecs.headers import is_forwarded
-from proxy.exchange.policy import RPC_RULES, SERVICE, Route, Verdict, decide_rest, decide_rpc, is_own
+from proxy.policy.routes import RPC_RULES, SERVICE, Route, Verdict, decide_rest, decide_rpc, is_own
+from proxy.wire import protobuf
+from proxy.wire.headers import is_forwarded
 
 
 def test_every_rpc_of_triton_has_a_verdict_and_no_other_is_known() -> None:

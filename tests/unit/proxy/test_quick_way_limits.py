@@ -13,12 +13,12 @@ from typing import Any
 import h2.settings
 import pytest
 
-from proxy.exchange import cost
-from proxy.exchange.messages import STREAM_INFER, framed
-from proxy.fronts.grpc import client as grpc_client
-from proxy.fronts.grpc.call import Call
-from proxy.fronts.grpc.client import GrpcConnection
-from proxy.fronts.rest.client import RestConnection
+from proxy.downstream.grpc import client as grpc_client
+from proxy.downstream.grpc.call import Call
+from proxy.downstream.grpc.client import GrpcConnection
+from proxy.downstream.rest.client import RestConnection
+from proxy.policy import cost
+from proxy.request.messages import STREAM_INFER, framed
 from tests.fakes.data_plane import RestPair, own_copy, settle
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.unit.proxy.test_rest_bytes import OK, drive, infer, seen

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from proxy.codecs.http1 import HEADER_LENGTH
-from proxy.codecs.protobuf import encode_bytes
-from proxy.exchange.messages import INFER, STREAM_INFER, MessageReader, framed
-from proxy.exchange.names import Names
-from proxy.fronts.grpc import client as grpc_client
-from proxy.fronts.grpc.call import Call
-from proxy.fronts.grpc.client import GrpcConnection
-from proxy.fronts.rest import client as rest_client
+from proxy.downstream.grpc import client as grpc_client
+from proxy.downstream.grpc.call import Call
+from proxy.downstream.grpc.client import GrpcConnection
+from proxy.downstream.rest import client as rest_client
+from proxy.policy.names import Names
+from proxy.request.messages import INFER, STREAM_INFER, MessageReader, framed
+from proxy.wire.http1 import HEADER_LENGTH
+from proxy.wire.protobuf import encode_bytes
 from tests.fakes.data_plane import RestPair
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.unit.proxy.test_rest_bytes import OK, drive, infer

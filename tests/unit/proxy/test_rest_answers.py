@@ -16,16 +16,16 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import CopyLimits
-from proxy.codecs.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH, BadChunks, ChunkReader
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.names import Names
-from proxy.exchange.policy import HIDDEN_EXTENSIONS
-from proxy.exchange.refusal import NotServed
-from proxy.fronts.rest import client as rest_client
-from proxy.fronts.rest import upstream as rest_upstream
-from proxy.fronts.rest.questions import Answer
-from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
+from proxy.downstream.rest import client as rest_client
+from proxy.policy.names import Names
+from proxy.policy.refusal import NotServed
+from proxy.policy.routes import HIDDEN_EXTENSIONS
+from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.replica import ModelCopy
+from proxy.upstream import http1 as rest_upstream
+from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
+from proxy.upstream.queries import Answer
+from proxy.wire.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH, BadChunks, ChunkReader
 from tests.fakes.data_plane import RestPair, Wire, own_copy, settle
 from tests.unit.proxy.test_rest_bytes import BODY, OK, Connect, chunked, drive, infer, seen
 

@@ -13,9 +13,9 @@ import h11
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from proxy.codecs.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
-from proxy.exchange.pace import BEGUN_BYTES
-from proxy.fronts.rest import client as rest_client
+from proxy.downstream.rest import client as rest_client
+from proxy.request.minimum_rate import BEGUN_BYTES
+from proxy.wire.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
 from tests.fakes.data_plane import RestPair, settle
 
 MIB = 1024**2
@@ -409,7 +409,7 @@ async def test_a_head_has_its_time_however_it_is_cut(
 ) -> None:
     """A byte now and then does not give it more, and the next head has a time of its own."""
     clock = Clock()
-    monkeypatch.setattr("proxy.fronts.rest.client.time", clock)
+    monkeypatch.setattr("proxy.downstream.rest.client.time", clock)
     pair = connect()
     await drive(pair, infer()[:20])
     clock.now += 9

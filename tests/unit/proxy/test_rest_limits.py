@@ -12,15 +12,15 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import CopyLimits
-from proxy.codecs.http1 import HEADER_LENGTH
-from proxy.exchange.budget import Budget
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.names import Names
-from proxy.exchange.outstanding import Outstanding
-from proxy.exchange.refusal import Flags, Refusal
-from proxy.fronts.rest import checking
-from proxy.fronts.rest.front import RestFront, RestShared
-from proxy.fronts.rest.upstream import UpstreamPool
+from proxy.downstream.rest import checking
+from proxy.downstream.rest.front import RestFront, RestShared
+from proxy.policy.names import Names
+from proxy.policy.refusal import Flags, Refusal
+from proxy.request.budget import Budget
+from proxy.request.outstanding import Outstanding
+from proxy.request.replica import ModelCopy
+from proxy.upstream.http1 import UpstreamPool
+from proxy.wire.http1 import HEADER_LENGTH
 from tests.fakes.data_plane import RestPair, here, own_copy, settle
 from tests.unit.proxy.test_rest_answers import Connect, ask
 from tests.unit.proxy.test_rest_bytes import BODY, OK, infer, seen

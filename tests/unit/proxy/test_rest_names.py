@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from proxy.codecs.http1 import HEADER_LENGTH
-from proxy.exchange.names import Names
-from proxy.exchange.policy import Route
-from proxy.fronts.rest.renaming import AsItComes, InPlace, Way, way_of
+from proxy.downstream.rest.renaming import AsItComes, InPlace, Way, way_of
+from proxy.policy.names import Names
+from proxy.policy.routes import Route
+from proxy.wire.http1 import HEADER_LENGTH
 from tests.fakes.data_plane import RestPair, own_copy, settle
 from tests.unit.proxy.test_rest_answers import ask, body_of
 from tests.unit.proxy.test_rest_bytes import chunked, infer, seen

@@ -18,17 +18,17 @@ from berth.contract.ids import ModelName
 from berth.runtime.errors import CannotStart
 from proxy import server as module
 from proxy.config import ProxyOptions
-from proxy.exchange.admission import shared_limit
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.messages import framed
-from proxy.exchange.traffic import Traffic
-from proxy.fronts import listener as listener_module
-from proxy.fronts import tcp
-from proxy.fronts.grpc.head import INFER
-from proxy.fronts.listener import Clients, Listener
+from proxy.downstream import listener as listener_module
+from proxy.downstream.listener import Clients, Listener
+from proxy.request.admission import shared_limit
+from proxy.request.grpc_head import INFER
+from proxy.request.messages import framed
+from proxy.request.replica import ModelCopy
+from proxy.request.traffic import Traffic
 from proxy.server import Server, serving
 from proxy.server import own_copy as own_copy_of
-from proxy.upstream import Upstream
+from proxy.transport import tcp
+from proxy.upstream.health import Upstream
 from tests.fakes.data_plane import GrpcPair, RestPair, own_upstream, settle, triton_at_hand
 from tests.fakes.grpc_peers import Both, request
 from tests.unit.proxy.test_rest_bytes import OK, infer

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from proxy.exchange.messages import INFER, STREAM_INFER, framed
-from proxy.exchange.model_facts import ModelFacts
+from proxy.policy.model_facts import ModelFacts
+from proxy.request.messages import INFER, STREAM_INFER, framed
 from tests.fakes.data_plane import RestPair, own_copy, settle
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.unit.proxy.test_rest_bytes import OK, infer

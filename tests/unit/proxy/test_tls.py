@@ -16,8 +16,8 @@ from cryptography.x509.oid import NameOID
 from berth.contract.ids import ModelName
 from berth.runtime.errors import ConfigError
 from proxy.config import ProxyOptions
-from proxy.fronts import tls
-from proxy.fronts.tls import Certificates, certificates_of, follow_certificates
+from proxy.downstream import tls
+from proxy.downstream.tls import Certificates, certificates_of, follow_certificates
 
 
 class Files:

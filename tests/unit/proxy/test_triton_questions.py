@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.exchange.refusal import NotServed
-from proxy.fronts.rest.questions import Answer
-from proxy.fronts.triton import TritonQuestions
+from proxy.policy.refusal import NotServed
+from proxy.upstream.queries import Answer
+from proxy.upstream.triton import TritonQuestions
 
 TEN_SECONDS = 10.0
 
@@ -22,7 +22,7 @@ class Node:
         self.answer: Answer | Exception = Answer(200, b'{"version": "2.51"}')
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        monkeypatch.setattr("proxy.fronts.triton.fetch", self._fetch)
+        monkeypatch.setattr("proxy.upstream.triton.fetch", self._fetch)
         nothing: Any = None
         self.questions = TritonQuestions(nothing, nothing, clock=lambda: self.now)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from proxy import upstream as module
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.refusal import NotServed
-from proxy.fronts.rest import questions
-from proxy.fronts.rest.questions import Answer, Silent, fetch
-from proxy.fronts.rest.upstream import UpstreamPool
-from proxy.upstream import Upstream
+from proxy.policy.refusal import NotServed
+from proxy.request.endpoint import Access, Whereabouts
+from proxy.upstream import health as module
+from proxy.upstream import queries as questions
+from proxy.upstream.health import Upstream
+from proxy.upstream.http1 import UpstreamPool
+from proxy.upstream.queries import Answer, Silent, fetch
 from tests.fakes.data_plane import own_copy
 
 

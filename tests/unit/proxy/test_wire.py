@@ -7,11 +7,11 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.codecs import protobuf
-from proxy.codecs.grpc_status import Refused, Status, trailers, try_again
-from proxy.codecs.lookup import Lookup
-from proxy.exchange.load import LoadReport, encode_stat
-from proxy.exchange.model_facts import ModelFacts
+from proxy.policy.model_facts import ModelFacts
+from proxy.request.load import LoadReport, encode_stat
+from proxy.wire import protobuf
+from proxy.wire.grpc_status import Refused, Status, trailers, try_again
+from proxy.wire.lookup import Lookup
 
 KEY = protobuf.encode_bytes
 

@@ -17,12 +17,12 @@ from berth.runtime.errors import EXIT_CRASH, CannotStart
 from proxy import worker as worker_module
 from proxy import workers as module
 from proxy.config import ProxyOptions
-from proxy.exchange.access import Access, Whereabouts
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.model_facts import ModelFacts
-from proxy.exchange.traffic import Figures
+from proxy.policy.model_facts import ModelFacts
+from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.replica import ModelCopy
+from proxy.request.traffic import Figures
 from proxy.server import Server, own_copy
-from proxy.upstream import Upstream
+from proxy.upstream.health import Upstream
 from proxy.workers import Crew
 
 ANYWHERE = Endpoint("127.0.0.1", 0)

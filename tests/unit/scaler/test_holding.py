@@ -3,7 +3,7 @@
 import pytest
 
 from berth.contract.scaling import ModelKey, Report
-from proxy.exchange.load import LoadMeter
+from proxy.request.load import LoadMeter
 from scaler.core.holding import Holding
 from scaler.decision.load import Stat
 

@@ -7,9 +7,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from proxy.activator.answers import Memory, model_metadata
-from proxy.exchange.policy import Route
-from proxy.exchange.refusal import NotServed
-from proxy.fronts.rest.questions import Answer
+from proxy.policy.refusal import NotServed
+from proxy.policy.routes import Route
+from proxy.upstream.queries import Answer
 
 TOLD: dict[str, Any] = {
     "name": "own",

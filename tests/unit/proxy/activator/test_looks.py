@@ -10,8 +10,8 @@ from berth.contract.scaling import PodEndpoint
 from proxy.activator.answers import Memory
 from proxy.activator.hold import Looks
 from proxy.activator.pod import Pod
-from proxy.fronts.grpc.upstream import AnswerReaders
-from proxy.fronts.turn import Turn
+from proxy.transport.write_batch import Turn
+from proxy.upstream.grpc import AnswerReaders
 from tests.fakes import leaping
 
 REPLICAS = 16

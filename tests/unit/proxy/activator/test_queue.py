@@ -8,10 +8,10 @@ import pytest
 from berth.contract.scaling import HoldLimits
 from proxy.activator.hold import TENANT_WAKE_BURST, TOO_MANY_WAKES, WAKE_BURST, Bounds, Bucket, Hold
 from proxy.activator.passing import NotHello, whole_hello
-from proxy.exchange.admission import Admission
-from proxy.exchange.budget import Budget
-from proxy.exchange.load import LoadMeter
-from proxy.exchange.refusal import Refusal, Why
+from proxy.policy.refusal import Refusal, Why
+from proxy.request.admission import Admission
+from proxy.request.budget import Budget
+from proxy.request.load import LoadMeter
 
 
 class Queue:

@@ -13,11 +13,11 @@ from proxy.activator import pods as module
 from proxy.activator.hold import Bounds, Hold, Looks
 from proxy.activator.pod import Pod
 from proxy.activator.pods import Pods
-from proxy.codecs.http1 import ResponseHead
-from proxy.exchange.load import LoadMeter
-from proxy.fronts.grpc.upstream import AnswerReaders
-from proxy.fronts.rest.upstream import UpstreamHttp, UpstreamPool
-from proxy.fronts.turn import Turn
+from proxy.request.load import LoadMeter
+from proxy.transport.write_batch import Turn
+from proxy.upstream.grpc import AnswerReaders
+from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
+from proxy.wire.http1 import ResponseHead
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone"
 HEAD_BYTES = len(ANSWER) - 2
@@ -210,7 +210,7 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> random.Random:
 
     monkeypatch.setattr(module.Pod, "_follow", _for_ever)
     monkeypatch.setattr(UpstreamPool, "_connection", made)
-    monkeypatch.setattr("proxy.fronts.rest.upstream.keep_alive", lambda transport: None)
+    monkeypatch.setattr("proxy.upstream.http1.keep_alive", lambda transport: None)
     return rng
 
 

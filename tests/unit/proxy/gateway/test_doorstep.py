@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from proxy.codecs.preamble import ACCEPTED, PREAMBLE_BYTES, Kind, Preamble
 from proxy.gateway import doorstep as module
 from proxy.gateway.doorstep import Arrival, Doorstep
 from proxy.gateway.places import Arrivals, Places
+from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, Kind, Preamble
 
 TICKET = bytes(range(32))
 

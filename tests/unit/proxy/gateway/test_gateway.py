@@ -16,17 +16,17 @@ import pytest
 from berth.contract.endpoint import Endpoint, UnixSocket
 from berth.contract.gateway import CopyLimits
 from berth.runtime.errors import CannotStart
-from proxy.codecs.preamble import Kind
-from proxy.codecs.report import LEAVING
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.exchange import Exchange
-from proxy.exchange.refusal import Refusal
 from proxy.gateway import control as control_module
 from proxy.gateway import plane as plane_module
 from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
 from proxy.gateway.node import Node
 from proxy.gateway.orders import Orders
+from proxy.policy.refusal import Refusal
+from proxy.request.lifecycle import Exchange
+from proxy.request.replica import ModelCopy
+from proxy.wire.preamble import Kind
+from proxy.wire.report import LEAVING
 from tests.fakes.agent_control import Agent, agent_at, copy_of
 from tests.fakes.doors import Refused, connect, reports
 

@@ -9,12 +9,12 @@ import pytest
 
 from berth.contract.errors import InvalidValue
 from berth.contract.gateway import CopyLimits
-from proxy.exchange.load import LoadReport
-from proxy.exchange.traffic import Figures
 from proxy.gateway.hub import Hub
 from proxy.gateway.orders import Orders, Sum, Word, together
 from proxy.gateway.registry import Ceilings, Registry, read_copies
 from proxy.gateway.shared_limit import UNLIMITED, SharedLimit
+from proxy.request.load import LoadReport
+from proxy.request.traffic import Figures
 from tests.fakes.agent_control import copy_of
 
 CEILINGS = Ceilings(

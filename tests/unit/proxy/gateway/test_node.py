@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from berth.contract.gateway import Copy, CopyLimits
-from proxy.codecs.preamble import Kind, Preamble
-from proxy.exchange.admission import shared_limit
-from proxy.exchange.copy import ModelCopy
-from proxy.exchange.load import LoadReport
-from proxy.exchange.names import Names
-from proxy.exchange.traffic import Figures
 from proxy.gateway.node import ENDING_SECONDS, Node
 from proxy.gateway.orders import Orders, Sum
 from proxy.gateway.places import Arrivals
+from proxy.policy.names import Names
+from proxy.request.admission import shared_limit
+from proxy.request.load import LoadReport
+from proxy.request.replica import ModelCopy
+from proxy.request.traffic import Figures
+from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import copy_of
 
 

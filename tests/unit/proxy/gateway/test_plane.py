@@ -11,11 +11,11 @@ import pytest
 from berth.contract.endpoint import Endpoint, UnixSocket
 from berth.contract.gateway import CopyLimits
 from berth.runtime.errors import EXIT_CANNOT_START, CannotStart
-from proxy.exchange.copy import ModelCopy
 from proxy.gateway import worker as worker_module
 from proxy.gateway.app import Gateway
 from proxy.gateway.config import GatewayOptions
 from proxy.gateway.plane import _Parts
+from proxy.request.replica import ModelCopy
 from tests.fakes.agent_control import copy_of
 
 

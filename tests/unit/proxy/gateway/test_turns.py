@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from proxy.exchange.fairness import CALL_COST, QUANTUM
 from proxy.gateway import turns as module
 from proxy.gateway.turns import CopyShare, FairTurns, TakesTurns
+from proxy.request.fairness import CALL_COST, QUANTUM
 
 IN_A_TURN = QUANTUM // CALL_COST
 

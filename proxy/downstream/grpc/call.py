@@ -1,0 +1,850 @@
+"""One gRPC call: received, checked, admitted, forwarded, answered or refused (`exchange.exchange`).
+
+`Stage` says how far it is. Towards Triton it is an `upstream.Asker`: what Triton says of it ends here. A call
+whose client has gone while Triton works on it stays until Triton is done, and keeps its slot so long.
+"""
+
+import time
+from collections import deque
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from proxy.downstream.grpc.front import GrpcFront
+from proxy.policy import cost
+from proxy.policy.refusal import Refusal
+from proxy.policy.routes import Verdict
+from proxy.request.admission import GIVEN_UP_SECONDS, LARGE_ANSWER_BYTES, Admission
+from proxy.request.budget import Budget
+from proxy.request.grpc_head import (
+    AnswerKind,
+    CallKind,
+    head_block,
+    list_bytes,
+    timeout_of,
+    trailers_block,
+)
+from proxy.request.lifecycle import Exchange
+from proxy.request.messages import (
+    MODEL_READY,
+    PREFIX_BYTES,
+    AnswerReader,
+    MessageReader,
+    Piece,
+    Unfinished,
+    framed,
+    in_grpc,
+    pack_prefix,
+    read_prefix,
+    stream_error,
+)
+from proxy.request.replica import ModelCopy
+from proxy.upstream.grpc import UpstreamConnection
+from proxy.wire.grpc_status import (
+    OK_TRAILERS_BLOCK,
+    RESPONSE_BLOCK,
+    Refused,
+    Status,
+    trailers,
+    trailers_only,
+)
+from proxy.wire.h2 import hpack
+from proxy.wire.h2.events import Answer, Data
+from proxy.wire.h2.fields import Fields
+from proxy.wire.h2.flow import Stream
+from proxy.wire.h2.frames import DEFAULT_MAX_FRAME, ErrorCode
+from proxy.wire.h2.sending import Buffer
+from proxy.wire.h2.server import ServerCodec
+
+# What a call takes here while it is open, beside the headers that it came with.
+OPEN_BYTES: Final = 1024
+_GRPC_ONLY: Final = b"this port takes gRPC calls: POST with content-type application/grpc\n"
+BEYOND_THE_MODEL: Final = "this call reaches beyond the model; the proxy does not offer it"
+
+
+class Stage(Enum):
+    """In this order; a call may be answered at any time."""
+
+    ASKED = auto()  # Triton has heard nothing of it
+    FORWARDED = auto()
+    ANSWERED = auto()  # the client gets nothing more; Triton may still work on it
+
+
+_ASKED, _FORWARDED, _ANSWERED = Stage
+
+
+class Client(Protocol):
+    """The connection that it came on."""
+
+    @property
+    def front(self) -> GrpcFront: ...
+
+    @property
+    def codec(self) -> ServerCodec[CallKind, None]: ...
+
+    is_writable: bool
+
+    @property
+    def is_out_of_breath(self) -> bool: ...
+
+
+class Held:
+    """Bytes of a request on their way to Triton, and the client's credit for what they were made of."""
+
+    __slots__ = ("_data", "_exchange", "_size")
+
+    def __init__(self, exchange: Exchange, size_bytes: int) -> None:
+        self._exchange: Exchange | None = exchange
+        self._size = size_bytes
+        self._data: Data | None = None
+
+    def carry(self, data: Data) -> None:
+        """`data` is released with these bytes."""
+        if self._exchange is None:
+            data.release()
+        else:
+            self._data = data
+
+    def release(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if not exchange.is_answered:  # then all is given back already
+            exchange.let_go(self._size)
+        if self._data is not None:
+            self._data.release()
+
+
+class Untaken:
+    """Bytes of an answer that wait for the client."""
+
+    __slots__ = ("_budget", "_data", "_size")
+
+    def __init__(self, budget: Budget, size_bytes: int, data: Data | None) -> None:
+        budget.charge(size_bytes)
+        self._budget, self._size, self._data = budget, size_bytes, data
+
+    def release(self) -> None:
+        size, self._size = self._size, 0
+        if size:
+            self._budget.give(size)
+            if self._data is not None:
+                self._data.release()
+
+
+class Call:
+    """What is not said in `__init__` most calls never need."""
+
+    up: Stream | None = None
+    upstream: UpstreamConnection | None = None
+    stage = _ASKED
+    reader: MessageReader | None = None
+    answers: AnswerReader | None = None
+    # Pieces of messages that wait: for a slot, or behind one that does.
+    outbox: deque[tuple[Piece, Held]] | None = None
+    # Of a stream: the claim of the message that is next, and those of the messages that Triton works on.
+    asked: Admission | None = None
+    admissions: deque[Admission] | None = None
+    # What is being read, and the last piece that was made of it.
+    _data: Data | None = None
+    _last_held: Held | None = None
+    messages = 0
+    # Of the copy's budget, for being open; the usual call is Triton's at once, and has none.
+    _open_bytes = 0
+    # The client has said all; all of it has gone to Triton.
+    input_ended = input_passed = False
+    answer_begun = is_decoupled = watches = False
+    _answer_seen = False
+    _deadline_step = 0
+    # Of the message that goes on piece by piece: what Triton has not got yet.
+    _unsent_bytes = 0
+    # When Triton has had its time for what nobody waits for, on time.monotonic.
+    given_up_until = 0.0
+
+    def __init__(self, client: Client, stream: Stream, fields: Fields[CallKind], now: float) -> None:
+        self.client, self.stream, self.fields, self.kind = client, stream, fields, fields.kind
+        front = self.front = client.front
+        self.exchange = Exchange(front.copy, front.copy.grpc, now)
+
+    @property
+    def copy(self) -> ModelCopy:
+        return self.front.copy
+
+    @property
+    def may_rest(self) -> bool:
+        """A stream may live for as long as it likes while nothing is asked of Triton in it, nor half asked."""
+        if self.stage is _ANSWERED:
+            return False
+        return self.watches or (
+            self.kind.is_stream
+            and not self.admissions
+            and self.asked is None
+            and not self.exchange.held_bytes
+        )
+
+    # Received.
+
+    def begin(self) -> None:
+        """Its headers are here: what they alone refuse."""
+        kind, fields = self.kind, self.fields
+        try:
+            timeout = timeout_of(fields) if fields.values else None
+            self._take_room()
+        except Refused as refusal:
+            self.refuse(refusal)
+            return
+        if kind.verdict is Verdict.BLOCK:
+            self.refuse(Refused(Status.PERMISSION_DENIED, BEYOND_THE_MODEL))
+        elif kind.verdict is Verdict.DENY and kind.http_status is None:
+            self.refuse(Refused(Status.UNIMPLEMENTED, f"unknown method {kind.method}"))
+        elif kind.verdict is Verdict.ALLOW and list_bytes(fields) > self.front.most_list_bytes:
+            self.refuse(_too_much_metadata(list_bytes(fields), self.front.most_list_bytes))
+        elif timeout is not None:
+            self.watch_deadline(timeout)
+
+    def _take_room(self) -> None:
+        """A client may open thousands and say nothing more. Raises Refused."""
+        size = OPEN_BYTES + len(self.fields.forwarded)
+        if not self.copy.budget.take(size):
+            raise in_grpc(self.exchange.no_room(size))
+        self._open_bytes = size
+
+    def watch_deadline(self, timeout_seconds: float) -> None:
+        """The client's own deadline. Triton is not told of it: it would go on computing, and it dies of calls
+        that end under its hands."""
+        self._deadline_step = self.front.deadlines.set(self.exchange.began + timeout_seconds, self)
+
+    def too_late(self) -> None:
+        self._deadline_step = 0
+        waits = self.stage is _ASKED and self.outbox
+        where = "in the queue" if waits else "before the answer was there"
+        self.refuse(Refused(Status.DEADLINE_EXCEEDED, f"the deadline passed {where}"))
+
+    def take(self, data: Data) -> bool:
+        """More of its content. False: the loop is to have its turn, then `advance` goes on."""
+        if self.stage is _ANSWERED:
+            data.release()
+            return True
+        if self.up is not None and self._takes_usual(data):
+            return True
+        self.input_ended = data.end
+        size, reader = len(data.data), self.reader
+        if self.kind.verdict is Verdict.DENY:
+            data.release()
+            self.look_at_end()
+            return True
+        if reader is not None and not self.outbox and not data.end and reader.skim(size):
+            self._pass_through(data)
+            return True
+        if reader is None:
+            reader = self.reader = self._new_reader()
+        if size:
+            if not self._hold(size):
+                data.release()
+                return True
+            reader.push(data.data)
+        self._data, self._last_held = data, None
+        return self.advance()
+
+    def _takes_usual(self, data: Data) -> bool:
+        """The usual message of a stream that Triton has goes on at once: whole, in one frame, and nothing keeps it
+        waiting. It does what the long way would; False, with nothing done, where it is for that to decide."""
+        reader, up, upstream, payload = self.reader, self.up, self.upstream, data.data
+        size = len(payload)
+        if not self.kind.is_stream or data.end or self.is_decoupled or self.outbox or self._data is not None:
+            return False
+        if reader is None or not reader.is_between_messages or not PREFIX_BYTES <= size <= DEFAULT_MAX_FRAME:
+            return False
+        front, (packed, length) = self.front, read_prefix(payload)
+        guard, message = front.infer_guard, bytes(payload[PREFIX_BYTES:])
+        if packed or length != len(message) or length > front.copy.limits.max_request_bytes:
+            return False
+        assert up is not None, "asked of no other"
+        assert upstream is not None
+        if not guard.is_usual(message) or not upstream.codec.takes_now(up, size + len(guard.appended)):
+            return False
+        if not front.copy.budget.has_room(size):
+            return False
+        now = time.monotonic()
+        deadline = now + front.timeout_seconds
+        admission = front.copy.admissions.admit_at_once(
+            now, cost_bytes=cost.of_short_message(length), deadline=deadline
+        )
+        if admission is None:
+            return False
+        if self.admissions is None:
+            self.admissions = deque()
+        self.admissions.append(admission)
+        self.exchange.deadline = deadline
+        self.messages += 1
+        if guard.appended:
+            payload = b"".join((pack_prefix(0, length + len(guard.appended)), message, guard.appended))
+        upstream.send(up, payload, end=False, owned=data)
+        return True
+
+    def take_whole(self, payload: Buffer) -> bool:
+        """All of its content; as `take`."""
+        reader = self.reader = self._new_reader()
+        self.input_ended = True
+        if self.kind.verdict is not Verdict.DENY and payload:
+            if not self._hold(len(payload)):
+                return True
+            reader.push(payload)
+        return self.advance()
+
+    def advance(self) -> bool:
+        """Take what is there, message by message. False as in `take`."""
+        reader = self.reader
+        while self.stage is not _ANSWERED and reader is not None:
+            before = reader.gathered
+            try:
+                item = reader.pull()
+            except Refused as refusal:
+                self.refuse(refusal)
+                break
+            more = len(item.data) if isinstance(item, Piece) else 0
+            if not self._hold(more - (before - reader.gathered)) or item is None:
+                break
+            if not isinstance(item, Unfinished):
+                self._take_item(item)
+            if self.client.is_out_of_breath:
+                return False
+        self._settle_data()
+        self.look_at_end()
+        return True
+
+    def _settle_data(self) -> None:
+        """Its sender's credit goes with the last piece that was made of it; what is gathered is none's."""
+        data, self._data = self._data, None
+        held, self._last_held = self._last_held, None
+        if data is not None:
+            if held is None:
+                data.release()
+            else:
+                held.carry(data)
+
+    def _new_reader(self) -> MessageReader:
+        front, kind = self.front, self.kind
+        limits = front.copy.limits
+        self.is_decoupled = kind.is_stream and front.copy.facts.is_decoupled
+        return MessageReader(
+            front.guard(kind),
+            encoding=kind.encoding,
+            inflate_limit=limits.max_json_bytes,
+            message_limit=limits.max_request_bytes,
+            ask_final=self.is_decoupled,
+            flags=front.copy.flags,
+        )
+
+    def _hold(self, size: int) -> bool:
+        """So many bytes more (or less) are here. False: there is no room for them, and the call is refused."""
+        if self.stage is _ANSWERED:
+            return False
+        exchange = self.exchange
+        if size <= 0:
+            exchange.let_go(-size)
+            return True
+        if not exchange.held_bytes and self.kind.is_stream:  # it may no longer rest
+            exchange.deadline = time.monotonic() + self.front.timeout_seconds
+        try:
+            exchange.hold(size)
+        except Refusal as refusal:
+            self.refuse(in_grpc(refusal))
+            return False
+        return True
+
+    def _take_item(self, item: Piece | Refused) -> None:
+        if isinstance(item, Refused):
+            self._refuse_message(item)
+            return
+        if item.begins_bytes:
+            if self.messages and not self.kind.is_stream:
+                self.refuse(Refused(Status.INVALID_ARGUMENT, "a unary call takes one message"))
+                return
+            self.messages += 1
+        if self.kind.verdict is not Verdict.ALLOW or self.front.local.takes(self.kind):
+            self.exchange.let_go(len(item.data))
+            self.front.local.answer(self, item.data[PREFIX_BYTES:])
+            return
+        held = self._last_held = Held(self.exchange, len(item.data))
+        if self.outbox is None:
+            self.outbox = deque()
+        self.outbox.append((item, held))
+        self._pump()
+
+    def _pass_through(self, data: Data) -> None:
+        """The middle of a long tensor."""
+        if self._hold(len(data.data)):
+            held = Held(self.exchange, len(data.data))
+            held.carry(data)
+            assert self.up is not None, "its first piece has gone on"
+            assert self.upstream is not None
+            self._unsent_bytes -= len(data.data)
+            self.upstream.send(self.up, data.data, end=False, owned=held)
+        else:
+            data.release()
+
+    def input_ends(self) -> None:
+        """Without content."""
+        self.input_ended = True
+        self.look_at_end()
+
+    def look_at_end(self) -> None:
+        """Whether the client's end can go on, or what is wrong with it."""
+        if not self.input_ended or self.input_passed or self.stage is _ANSWERED or self._data is not None:
+            return
+        kind = self.kind
+        if kind.http_status is not None:
+            answer = [(b":status", kind.http_status), (b"content-type", b"text/plain")]
+            self.client.codec.send_headers(self.stream, hpack.encode(answer))
+            self.client.codec.send_data(self.stream, _GRPC_ONLY, end=True)
+            self._leave(f"HTTP_{kind.http_status.decode()}")
+        elif self.reader is not None and not self.reader.is_between_messages:
+            self.refuse(Refused(Status.INVALID_ARGUMENT, "the stream ended inside a message"))
+        elif not kind.is_stream and not self.messages:
+            self.refuse(Refused(Status.INVALID_ARGUMENT, "a unary call needs one message"))
+        elif kind.verdict is Verdict.ALLOW and not self.outbox:
+            up = self._opened()
+            if up is not None and self.upstream is not None:
+                self.input_passed = True
+                self.upstream.send(up, b"", end=True)
+
+    # Admitted, forwarded.
+
+    def _pump(self) -> None:
+        """Pass on what has been checked, as far as there are slots for it."""
+        outbox = self.outbox
+        while outbox and self.stage is not _ANSWERED:
+            piece, held = outbox[0]
+            if piece.begins_bytes:
+                try:
+                    if not self._is_admitted(piece.cost_bytes):
+                        return
+                except Refusal as refusal:
+                    self._drop_message(in_grpc(refusal))
+                    continue
+            elif len(piece.data) == self._unsent_bytes and not self._comes_back():
+                return
+            if piece.cost_bytes and not piece.begins_bytes:
+                try:
+                    self._cost_more(piece.cost_bytes)
+                except Refusal as refusal:  # a part of it is with Triton, which must never have the rest
+                    self.refuse(in_grpc(refusal))
+                    return
+            up = self._opened()
+            if up is None:
+                return
+            outbox.popleft()
+            if self.asked is not None and piece.begins_bytes:
+                if self.admissions is None:
+                    self.admissions = deque()
+                self.admissions.append(self.asked)
+                self.asked = None
+            assert self.upstream is not None
+            assert self.reader is not None
+            end = self.input_ended and not outbox and self.reader.is_between_messages
+            self.input_passed = end
+            self._unsent_bytes += piece.begins_bytes - len(piece.data)
+            if self._unsent_bytes and piece.begins_bytes:
+                self._steps_aside()
+            self.upstream.send(up, piece.data, end=end, owned=held)
+
+    def _is_admitted(self, cost_bytes: int) -> bool:
+        """Whether a message may go on; if not, `_granted` tells. Raises Refusal."""
+        exchange, now = self.exchange, time.monotonic()
+        if not self.kind.is_stream:
+            if exchange.admission is None:
+                exchange.admit(now, self._granted, cost_bytes, counted=self.kind.is_counted)
+            return exchange.admission is not None and exchange.admission.is_running
+        if self.asked is None:
+            self.asked = self.copy.admissions.admit(
+                now, self._granted, cost_bytes=cost_bytes, deadline=exchange.deadline
+            )
+        if self.asked.is_waiting:
+            return False
+        exchange.deadline = now + self.front.timeout_seconds
+        return True
+
+    def _cost_more(self, more_bytes: int) -> None:
+        """The message that streams by is dearer than its beginning told. Raises Refusal."""
+        admission = self._last_admission
+        if admission is not None:
+            admission.grow(more_bytes)
+
+    def _steps_aside(self) -> None:
+        """Triton has the beginning of a message: it needs no slot before its end."""
+        admission = self._last_admission
+        if admission is not None:
+            admission.step_aside()
+
+    def _comes_back(self) -> bool:
+        """Whether the end of a message may go on; if not, `_granted` tells."""
+        admission = self._last_admission
+        return admission is None or admission.come_back(self._granted)
+
+    @property
+    def _last_admission(self) -> Admission | None:
+        """Of the message that goes on piece by piece."""
+        return self.admissions[-1] if self.admissions else self.exchange.admission
+
+    def _granted(self) -> None:
+        """A slot is there. Not in this step: whoever gave it back is still at it."""
+        self.front.turn.then(self._go_on)
+
+    def _go_on(self) -> None:
+        self._pump()
+        self.look_at_end()
+
+    def _drop_message(self, refusal: Refused) -> None:
+        """The first message of the outbox goes no further. Of the last one more may be to come."""
+        if not self.kind.is_stream:
+            self.refuse(refusal)
+            return
+        outbox = self.outbox
+        assert outbox is not None
+        outbox.popleft()[1].release()
+        while outbox and not outbox[0][0].begins_bytes:
+            outbox.popleft()[1].release()
+        if not outbox and self.reader is not None:
+            self.reader.drop()
+        self._refuse_message(refusal)
+
+    def _opened(self) -> Stream | None:
+        """The call at Triton, which begins now if it has not. None: it cannot, and is refused or waits."""
+        if self.up is not None:
+            return self.up
+        front, kind, fields = self.front, self.kind, self.fields
+        try:
+            if kind.method == MODEL_READY and front.copy.not_ready() is not None:
+                raise Refused(Status.NOT_FOUND, "not ready")  # told as ready: false
+            upstream = front.triton.connection(self)
+            if upstream is None:
+                return None
+            size = list_bytes(fields) + upstream.keys.list_bytes
+            if size > upstream.most_list_bytes:
+                raise _too_much_metadata(size, upstream.most_list_bytes)
+            block = kind.block + fields.forwarded + upstream.keys.block
+            self.up = upstream.open(self, block)
+        except Refusal as refusal:
+            self.refuse(in_grpc(refusal))
+            return None
+        except Refused as refused:
+            self.refuse(refused)
+            return None
+        self.upstream, self.stage = upstream, _FORWARDED
+        return self.up
+
+    @property
+    def wants_connection(self) -> bool:
+        return self.stage is _ASKED
+
+    def connected(self) -> None:
+        """There is a connection to begin on."""
+        self.front.turn.then(self._go_on)
+
+    def forwarded(self, upstream: UpstreamConnection, up: Stream) -> None:
+        """It has gone on in one piece."""
+        self.upstream, self.up, self.stage = upstream, up, _FORWARDED
+        self.messages, self.input_ended, self.input_passed = 1, True, True
+
+    # What Triton says (`upstream.Asker`).
+
+    def answer_whole(self, answer: Answer) -> None:
+        now, front = time.monotonic(), self.front
+        if self.stage is _ANSWERED:
+            self._triton_is_done(now)
+            return
+        if self.kind.is_stream:
+            self._answer_in_parts(answer)
+            return
+        data: Buffer | None = answer.data
+        if self.kind.is_usual:
+            data = front.own.usual_answer(bytes(answer.data))
+        if (data is None or not self.kind.is_usual) and AnswerReader.is_needed(self.kind.method, front.own):
+            data, _ = AnswerReader(self.kind.method, front.own).feed(answer.data)
+        data = answer.data if data is None else data
+        size, codec, names, budget = len(data), self.client.codec, front.own.names, front.copy.budget
+        code = answer.trailers.kind.code
+        front.copy.grpc.sent_bytes += size
+        waits = not codec.takes_now(self.stream, size)
+        codec.send_answer(
+            self.stream,
+            head_block(answer.fields, names),
+            data,
+            trailers_block(answer.trailers, names),
+            owned=Untaken(budget, size, None) if waits else None,
+        )
+        if waits and budget.is_exceeded:
+            codec.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)
+            code = Status.RESOURCE_EXHAUSTED.name
+        self._finish(code, now)
+        self.up = None
+
+    def _answer_in_parts(self, answer: Answer) -> None:
+        """Of a stream: it may have been begun here, and its messages are looked at one by one."""
+        answer.stream.arrived(len(answer.data))
+        self.answer_began(answer.fields, end=False)
+        self.answer_data(Data(answer.stream, answer.data, end=False))
+        self.answer_ended(answer.trailers)
+
+    def answer_began(self, fields: Fields[AnswerKind], *, end: bool) -> None:
+        front = self.front
+        if not end and AnswerReader.is_needed(self.kind.method, front.own):
+            self.answers = AnswerReader(self.kind.method, front.own, is_decoupled=self.is_decoupled)
+        if self.stage is _ANSWERED:
+            if end:
+                self._triton_is_done(time.monotonic())
+        elif end:
+            self._end_with(fields)
+        elif not self.answer_begun:  # else it began with headers of ours
+            self.answer_begun = True
+            self.client.codec.send_headers(self.stream, head_block(fields, front.own.names))
+
+    def answer_data(self, data: Data) -> None:
+        payload: Buffer = data.data
+        finals = 0
+        if not self.kind.is_stream and not self._answer_seen:
+            self._look_at_size(payload)
+        if self.answers is not None:
+            payload, finals = self.answers.feed(data.data, show_marks=self._shows_marks)
+        if self.stage is _ANSWERED or not payload:
+            data.release()
+        else:
+            self._send(payload, data)
+        if finals:
+            self._answered_messages(finals)
+        if self.admissions and self.answers is not None and self.answers.unfinished_bytes:
+            self.admissions[0].has_run(cost.of_grpc_answer(self.answers.unfinished_bytes))
+
+    def _look_at_size(self, beginning: Buffer) -> None:
+        """Of a unary answer that does not come in one piece."""
+        self._answer_seen = True
+        admission = self.exchange.admission
+        if (
+            admission is not None
+            and self.up is not None
+            and self.up.local_done
+            and len(beginning) >= PREFIX_BYTES
+        ):
+            size = read_prefix(beginning)[1]
+            if size > LARGE_ANSWER_BYTES:
+                admission.has_run(cost.of_grpc_answer(size))
+
+    def answer_ended(self, fields: Fields[AnswerKind]) -> None:
+        if self.stage is _ANSWERED:
+            self._triton_is_done(time.monotonic())
+        else:
+            self._end_with(fields)
+
+    def answer_broke(self, reason: str) -> None:
+        self.up = None
+        if self.stage is _ANSWERED:
+            self._triton_is_done(time.monotonic())
+        else:
+            self.refuse(Refused(Status.UNAVAILABLE, reason, retry_after="1"))
+
+    @property
+    def _shows_marks(self) -> bool:
+        return not self.is_decoupled or (self.reader is not None and self.reader.wants_final)
+
+    def _end_with(self, fields: Fields[AnswerKind]) -> None:
+        """Triton's status, in trailers or alone."""
+        names = self.front.own.names
+        block = trailers_block(fields, names) if self.answer_begun else head_block(fields, names)
+        self.client.codec.send_headers(self.stream, block, end=True)
+        self._finish(fields.kind.code, time.monotonic())
+
+    def _send(self, payload: Buffer, data: Data) -> None:
+        """Content for the client, and what Triton is owed for it."""
+        codec, budget, size = self.client.codec, self.copy.budget, len(payload)
+        self.copy.grpc.sent_bytes += size
+        if codec.takes_now(self.stream, size):
+            codec.send_data(self.stream, payload, owned=data)
+            return
+        codec.send_data(self.stream, payload, owned=Untaken(budget, size, data))
+        if budget.is_exceeded:
+            self.cut()
+
+    def _answered_messages(self, count: int) -> None:
+        """So many messages of a stream are answered for good."""
+        now, admissions = time.monotonic(), self.admissions
+        self.exchange.deadline = now + self.front.timeout_seconds
+        while count and admissions:
+            admissions.popleft().release(now)
+            count -= 1
+        if self.stage is _ANSWERED and not admissions and self.up is not None and self.upstream is not None:
+            self.upstream.reset(self.up)
+            self._triton_is_done(now)
+
+    # Answered, refused, left.
+
+    def respond(self, message: bytes) -> None:
+        """Answer a unary call here."""
+        if self.stage is not _ANSWERED:
+            data = framed(message)
+            self.copy.grpc.sent_bytes += len(data)
+            self.client.codec.send_answer(self.stream, RESPONSE_BLOCK, data, OK_TRAILERS_BLOCK)
+            self._leave(Status.OK.name)
+
+    def respond_part(self, data: bytes) -> None:
+        """One more message of ours."""
+        if self.stage is not _ANSWERED:
+            if not self.answer_begun:
+                self.answer_begun = True
+                self.client.codec.send_headers(self.stream, RESPONSE_BLOCK)
+            self.copy.grpc.sent_bytes += len(data)
+            self.client.codec.send_data(self.stream, data)
+
+    def refuse(self, refusal: Refused) -> None:
+        """End the call with a status of our own."""
+        if self.stage is _ANSWERED:
+            return
+        if self.kind.method == MODEL_READY and refusal.status is Status.NOT_FOUND:
+            self.respond(b"")  # ready: false, which is what Triton says of models it does not have
+            return
+        block = hpack.encode(trailers(refusal)) if self.answer_begun else trailers_only(refusal)
+        self.client.codec.send_headers(self.stream, block, end=True)
+        self._leave(refusal.status.name)
+
+    def _refuse_message(self, refusal: Refused) -> None:
+        """In a stream the refusal of one message is a message, unless the client wants a status.
+
+        Triton 2.51 tells of a model that it does not have in a message either way.
+        """
+        as_status = self.kind.errors_as_status and refusal.status is not Status.NOT_FOUND
+        if not self.kind.is_stream or as_status:
+            self.refuse(refusal)
+        else:
+            self.respond_part(stream_error(str(refusal), refusal.request_id))
+
+    def client_left(self) -> None:
+        """Reset, or gone."""
+        if self.stage is not _ANSWERED:
+            self._leave(Status.CANCELLED.name)
+
+    def is_late(self, now: float) -> bool:
+        exchange = self.exchange
+        if now > exchange.deadline or self.is_overdue(now):
+            return True
+        has_come = self.stage is not _ASKED or self.kind.is_stream or exchange.admission is not None
+        return not has_come and now - exchange.began > self.front.arrival_seconds
+
+    def is_overdue(self, now: float) -> bool:
+        """It, or the message of a stream that is next, has waited for its turn for longer than it may."""
+        return self.exchange.is_overdue(now) or (self.asked is not None and self.asked.is_overdue(now))
+
+    def is_too_slow(self, now: float) -> bool:
+        """Whether a message that Triton has the beginning of keeps others waiting for too long."""
+        return bool(self._unsent_bytes and not self.outbox) and self.exchange.is_too_slow(
+            self.stream.received, now, is_awaited=not self.stream.held
+        )
+
+    def is_taken_too_slowly(self, now: float) -> bool:
+        """Whether its client leaves so much of Triton's answer lying here that others wait for too long."""
+        up = self.up
+        if up is None or self.stage is _ANSWERED:
+            return False
+        is_awaited = bool(self.stream.queue) or (up.held > 0 and not self.client.is_writable)
+        others_wait = is_awaited and self._keeps_others_waiting
+        return self.exchange.is_taken_too_slowly(up.received - up.held, now, others_wait=others_wait)
+
+    @property
+    def _keeps_others_waiting(self) -> bool:
+        if self.kind.is_stream:
+            return any(one.keeps_others_waiting for one in self.admissions or ())
+        admission = self.exchange.admission
+        return admission is not None and admission.keeps_others_waiting
+
+    def cut(self) -> None:
+        """Its client gets no more of the answer, and is told past what it does not read."""
+        self.client.codec.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)
+        self._leave(Status.RESOURCE_EXHAUSTED.name)
+
+    def out_of_time(self) -> None:
+        """Triton has had its time for a call that nobody waits for."""
+        if self.up is not None and self.upstream is not None:
+            self.upstream.reset(self.up)
+        self._triton_is_done(time.monotonic())
+
+    def _leave(self, code: str) -> None:
+        """It is over for the client; Triton may still have it."""
+        up, in_triton = self.up, False
+        if self._unsent_bytes and self.admissions:
+            self._set_half_message_aside(self.admissions)
+        if up is not None and self.upstream is not None and not up.is_closed:
+            in_triton = self._goes_on(up)
+            if not in_triton:
+                self.up = None
+                self.upstream.reset(up)
+        self._finish(code, time.monotonic(), in_triton=in_triton)
+
+    def _goes_on(self, up: Stream) -> bool:
+        """Whether Triton is left to end what nobody waits for.
+
+        Triton does not stop what it has begun, so another in its place would be one too many; and Triton 2.51
+        dies (SIGSEGV in its gRPC handler, within seconds) of many complete unary calls that are reset or
+        reach their deadline, and (double free) of some tens of complete streams of a decoupled model. Only one
+        whose requests have not ended is told: it may go on for very long, and can stop.
+        """
+        if self.kind.is_stream:
+            return bool(self.admissions) and (up.local_done or not self.is_decoupled)
+        return up.local_done
+
+    def _set_half_message_aside(self, admissions: deque[Admission]) -> None:
+        """Triton never runs the last message of a stream, whose end it will not get. What it has of it is there
+        until it has run the others."""
+        self.exchange.admission = admissions.pop()
+        self.exchange.admission.step_aside()
+
+    def _finish(self, code: str, now: float, *, in_triton: bool = False) -> None:
+        """Once for each call: nothing of it waits, and it is counted."""
+        self.stage = _ANSWERED
+        if self._open_bytes:
+            self.copy.budget.give(self._open_bytes)
+            self._open_bytes = 0
+        if self._deadline_step:
+            self._forget_deadline()
+        if self.outbox:
+            outbox, self.outbox = self.outbox, None
+            for _, held in outbox:
+                held.release()
+        if self._data is not None:
+            self._settle_data()
+        self.exchange.answered(code, now, in_triton=in_triton)
+        if self.kind.is_stream:
+            self._finish_stream(now, in_triton=in_triton)
+        if self.watches:
+            self.front.watchers.discard(self)
+        if in_triton:
+            self.given_up_until = now + GIVEN_UP_SECONDS
+            self.front.given_up.add(self)
+        if self.input_ended and self.stream.is_closed:
+            self.stream.owner = None  # a circle is the garbage collector's work, and it has enough
+
+    def _finish_stream(self, now: float, *, in_triton: bool) -> None:
+        asked, self.asked = self.asked, None
+        if asked is not None:
+            asked.release(now)
+        for admission in self.admissions or ():
+            if in_triton:
+                admission.give_up(now)
+            else:
+                admission.release(now)
+        if not in_triton:
+            self.admissions = None
+
+    def _triton_is_done(self, now: float) -> None:
+        """Triton has nothing of a call any more that was given up."""
+        self.up = None
+        self.front.given_up.discard(self)
+        self.exchange.triton_is_done(now)
+        admissions, self.admissions = self.admissions, None
+        for admission in admissions or ():
+            admission.release(now)
+
+    def _forget_deadline(self) -> None:
+        self.front.deadlines.unset(self._deadline_step, self)
+        self._deadline_step = 0
+
+
+def _too_much_metadata(size_bytes: int, most_bytes: int) -> Refused:
+    return Refused(Status.RESOURCE_EXHAUSTED, f"metadata of {size_bytes} bytes; {most_bytes} are taken")

@@ -1,0 +1,300 @@
+"""A gRPC client's connection: its calls to the own model, and what concerns them all."""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from proxy.downstream.grpc.call import OPEN_BYTES, Call, Stage
+from proxy.downstream.grpc.front import GrpcFront
+from proxy.policy import cost
+from proxy.policy.refusal import NotServed
+from proxy.request.grpc_head import CallKind, list_bytes, timeout_of
+from proxy.request.messages import PREFIX_BYTES, in_grpc, pack_prefix, read_prefix
+from proxy.request.minimum_rate import TOO_SLOW
+from proxy.transport.h2_connection import H2Connection
+from proxy.transport.tcp import keep_alive, unsent_bytes
+from proxy.wire.grpc_status import Refused, Status
+from proxy.wire.h2.events import Call as WholeCall
+from proxy.wire.h2.events import Data, Ended, Event, Headers, Reset, Trailers
+from proxy.wire.h2.flow import Stream
+from proxy.wire.h2.frames import DEFAULT_MAX_FRAME, HEAD_BYTES, ErrorCode
+from proxy.wire.h2.server import ServerCodec
+
+_IDLE_SECONDS: Final = 3600.0
+# A client has heard by then that it is to leave.
+_LEAVING_SECONDS: Final = 1.0
+# Of what has begun to come so much is not counted: a frame of the usual size, cut anywhere.
+FREE_BYTES: Final = DEFAULT_MAX_FRAME + HEAD_BYTES
+# Messages are checked for so long in one turn of the loop, and then others have theirs.
+BREATH_SECONDS: Final = 0.01
+
+_ANSWERED = Stage.ANSWERED
+
+
+class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
+    """One client of one copy."""
+
+    # Fewer than of answers: what all copies' calls wait for must not pile up behind one's new ones.
+    most_at_once = 8
+
+    def __init__(self, front: GrpcFront) -> None:
+        super().__init__(front.turn)
+        self.front = front
+        self.codec = ServerCodec(front.common.heads, front.common.trailers, wake=self.wake)
+        self._quiet_since = time.monotonic()
+        self._going_away = False
+        # When it goes away, having said so before.
+        self._leaves_at = math.inf
+        # Of the copy's budget, for what has begun to come.
+        self._kept_bytes = 0
+        # What is still to be taken of what came, in later turns: a call goes on with what it has.
+        self._backlog: deque[Event | Call] = deque()
+        self._breath_from = 0.0
+
+    # The transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        keep_alive(transport)
+        if not self.front.clients.connected(self):
+            transport.abort()  # type: ignore[attr-defined]
+            self.is_closed = True
+            return
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._kept_bytes or self.codec.kept_bytes > FREE_BYTES:
+            self._charge_kept()
+
+    def _charge_kept(self) -> None:
+        """A frame that never ends lies here for nothing."""
+        kept = 0 if self.is_closed else max(0, self.codec.kept_bytes - FREE_BYTES)
+        if self.front.copy.budget.change(self._kept_bytes, kept):
+            self._kept_bytes = kept
+        else:
+            self.fail(ErrorCode.ENHANCE_YOUR_CALM, "no memory for frames that are not whole")
+
+    def pause_writing(self) -> None:
+        """The client does not read: nothing more is taken from it."""
+        super().pause_writing()
+        self._look_at_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._look_at_reading()
+
+    def _look_at_reading(self) -> None:
+        if self.transport is None or self.is_closed:
+            return
+        if self.is_writable and not self._rests:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def on_lost(self, streams: list[Stream], reason: str) -> None:
+        self._backlog.clear()
+        self._charge_kept()
+        # First those that wait: what the others give back is not for them.
+        for call in sorted(_calls(streams), key=lambda call: call.stage is not Stage.ASKED):
+            call.client_left()
+        self.front.clients.disconnected(self)
+
+    def end(self, reason: str) -> None:
+        self.fail(ErrorCode.NO_ERROR, reason)
+
+    def tick(self, now: float) -> None:
+        """Called every second: what has waited too long ends."""
+        self.on_events(self.codec.tick(now))
+        if now > self._leaves_at:
+            self._go_away()
+        for call in list(_calls(self.codec.streams.values())):
+            if not call.is_late(now) or call.may_rest:
+                if call.is_too_slow(now):
+                    call.refuse(Refused(Status.DEADLINE_EXCEEDED, TOO_SLOW))
+                elif call.is_taken_too_slowly(now):
+                    call.cut()
+                continue
+            if call.stage is _ANSWERED:  # and the client does not take the answer
+                self.codec.reset(call.stream, ErrorCode.CANCEL)
+            elif self.front.overdue and now <= call.exchange.deadline and call.is_overdue(now):
+                call.refuse(in_grpc(NotServed(self.front.overdue)))
+            else:
+                call.refuse(Refused(Status.DEADLINE_EXCEEDED, "request timeout"))
+        if self.codec.streams:
+            self._quiet_since = now
+        elif self._going_away and not self._is_delivering:
+            self.fail(ErrorCode.NO_ERROR, "idle")
+        elif now - self._quiet_since > _IDLE_SECONDS:
+            self.ask_to_leave()
+
+    def ask_to_leave(self) -> None:
+        """New calls are to go elsewhere. Those that are on their way are taken: it goes away a little later."""
+        if not self.is_closed and self._leaves_at == math.inf:
+            self._leaves_at = time.monotonic() + _LEAVING_SECONDS
+            self.codec.announce_leaving("draining")
+
+    def _go_away(self) -> None:
+        """Take no more calls; the connection ends with its last."""
+        if not self.is_closed and not self._going_away:
+            self._going_away = True
+            self.codec.go_away("draining")
+            for call in list(_calls(self.codec.streams.values())):
+                if call.watches:
+                    call.refuse(Refused(Status.UNAVAILABLE, "draining"))
+
+    @property
+    def is_busy(self) -> bool:
+        """A call is under way, or may be on its way, or its answer is not yet with the client."""
+        if self.transport is None or self.is_closed:
+            return False
+        if self._leaves_at < math.inf and not self._going_away:
+            return True
+        return any(not call.watches for call in _calls(self.codec.streams.values())) or self._is_delivering
+
+    @property
+    def _is_delivering(self) -> bool:
+        """Something that was sent is still here; at the end, when the pod goes, also with the system."""
+        if self.transport is None:
+            return False
+        if self.codec.has_output:
+            return True
+        if self._going_away:
+            return unsent_bytes(self.transport) > 0
+        return self.transport.get_write_buffer_size() > 0
+
+    # What a client sends.
+
+    @property
+    def is_out_of_breath(self) -> bool:
+        """Whether it has had its part of this turn."""
+        return time.monotonic() - self._breath_from > BREATH_SECONDS
+
+    def on_events(self, events: list[Event]) -> None:
+        if self._backlog:
+            self._backlog.extend(events)
+            return
+        self._breath_from = time.monotonic()
+        for place, event in enumerate(events):
+            if type(event) is WholeCall and self._take_usual(event):
+                continue
+            later = self._take(event)
+            if later is not None:
+                self._backlog.append(later)
+                self._backlog.extend(events[place + 1 :])
+                self._rest()
+                return
+            if self.is_closed:
+                return
+
+    def on_more(self) -> None:
+        self._rest()
+
+    def _rest(self) -> None:
+        if not self._rests:
+            self._rests = True
+            self._look_at_reading()
+            self.front.later(self._go_on)
+
+    def _go_on(self) -> None:
+        """With what an earlier turn has left."""
+        self._rests = False
+        self._breath_from = time.monotonic()
+        backlog = self._backlog
+        while backlog and not self.is_closed:
+            one = backlog.popleft()
+            later = self._advance(one) if isinstance(one, Call) else self._take(one)
+            if later is not None:
+                backlog.appendleft(later)
+                self._rest()
+                return
+        if self.codec.has_more:
+            self.data_received(b"")
+        if not self._rests:
+            self._look_at_reading()
+
+    @staticmethod
+    def _advance(call: Call) -> Call | None:
+        return None if call.advance() else call
+
+    def _take(self, event: Event) -> Call | None:
+        """Returns the call that has more to do with what it got, in another turn."""
+        kind = type(event)
+        if kind is Data:
+            return self._take_data(event)  # type: ignore[arg-type]
+        if kind is WholeCall:
+            self.front.copy.grpc.received_bytes += len(event.data)  # type: ignore[union-attr]
+            call = self._begin(event)  # type: ignore[arg-type]
+            if call.stage is not _ANSWERED and not call.take_whole(event.data):  # type: ignore[union-attr]
+                return call
+        elif kind is Headers:
+            call = self._begin(event)  # type: ignore[arg-type]
+            if event.end:  # type: ignore[union-attr]
+                call.input_ends()
+        elif kind is Reset:
+            self._take_reset(event)  # type: ignore[arg-type]
+        elif kind is Trailers:
+            event.stream.owner.input_ends()  # type: ignore[union-attr]
+        elif kind is Ended:
+            self.ended(event.streams, event.message)  # type: ignore[union-attr, arg-type]
+        return None
+
+    def _begin(self, event: WholeCall | Headers) -> Call:
+        stream = event.stream
+        call = stream.owner = Call(self, stream, event.fields, time.monotonic())
+        call.begin()
+        return call
+
+    def _take_data(self, data: Data) -> Call | None:
+        self.front.copy.grpc.received_bytes += len(data.data)
+        call: Call = data.stream.owner
+        return None if call.take(data) else call
+
+    @staticmethod
+    def _take_reset(reset: Reset) -> None:
+        call: Call | None = reset.stream.owner
+        if call is not None:
+            call.client_left()
+
+    def _take_usual(self, event: WholeCall) -> bool:
+        """The usual call goes on at once: a ModelInfer of one message that nothing keeps waiting. It does what
+        the long way would; False, with nothing done, where it is for that to decide."""
+        fields, data, front = event.fields, event.data, self.front
+        kind, size = fields.kind, len(event.data)
+        if not kind.is_usual or not PREFIX_BYTES <= size <= DEFAULT_MAX_FRAME or self.is_closed:
+            return False
+        packed, length = read_prefix(data)
+        upstream, guard = front.triton.at_hand(), front.infer_guard
+        if packed or length != size - PREFIX_BYTES or length > front.copy.limits.max_request_bytes:
+            return False
+        if upstream is None or list_bytes(fields) + upstream.keys.list_bytes > upstream.most_list_bytes:
+            return False
+        message = bytes(data[PREFIX_BYTES:])
+        if not guard.is_usual(message):
+            return False
+        try:
+            timeout = timeout_of(fields) if fields.values else None
+        except Refused:
+            return False
+        now = time.monotonic()
+        call = Call(self, event.stream, fields, now)
+        room = OPEN_BYTES + len(fields.forwarded) + size
+        if not call.exchange.admit_at_once(now, cost.of_short_message(length), room):
+            return False
+        if guard.appended:
+            data = b"".join((pack_prefix(0, length + len(guard.appended)), message, guard.appended))
+        up = upstream.send_whole(call, kind.block + fields.forwarded + upstream.keys.block, data)
+        assert up is not None, "a connection that has room takes it"
+        event.stream.owner = call
+        call.forwarded(upstream, up)
+        if timeout is not None:
+            call.watch_deadline(timeout)
+        front.copy.grpc.received_bytes += size
+        return True
+
+
+def _calls(streams: Iterable[Stream]) -> Iterator[Call]:
+    """Of streams whose beginning has been looked at."""
+    return (stream.owner for stream in streams if stream.owner is not None)

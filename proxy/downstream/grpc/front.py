@@ -1,0 +1,168 @@
+"""The gRPC front end of one copy of a model: what all its clients' connections share.
+
+What is a process' (Triton, the turn, the deadlines, what is known of header blocks) is in `GrpcCommon`, so
+that a copy more costs next to nothing.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from proxy.downstream.grpc.local import Local, LocalAnswers, Questions
+from proxy.downstream.listener import Clients
+from proxy.policy.routes import Verdict, unknown_model
+from proxy.request.endpoint import Whereabouts
+from proxy.request.grpc_head import MOST_LIST_BYTES, CallKind, CallPolicy, DroppedPolicy
+from proxy.request.messages import (
+    INFER,
+    STATISTICS,
+    STREAM_INFER,
+    AnyGuard,
+    Guard,
+    InferGuard,
+    ModelFields,
+    NameGuard,
+)
+from proxy.request.replica import ModelCopy
+from proxy.transport.deadlines import Deadlines
+from proxy.transport.write_batch import Turn
+from proxy.upstream.triton import Lost, TritonGrpc, Upstreams
+from proxy.wire.grpc_status import Refused, Status
+from proxy.wire.h2.fields import FieldReader
+
+# Does something in another step of the loop.
+Later = Callable[[Callable[[], None]], None]
+
+
+class GrpcCommon:
+    """What all gRPC front ends of a process share."""
+
+    def __init__(
+        self,
+        whereabouts: Whereabouts,
+        questions: Questions,
+        *,
+        lost: Lost | None = None,
+        turn: Turn | None = None,
+    ) -> None:
+        """`lost`: told whose calls Triton had when it went."""
+        self.where = whereabouts
+        self.turn, self.deadlines, self.questions = turn or Turn(), Deadlines(), questions
+        self.triton = TritonGrpc(whereabouts, self.turn, lost=lost)
+        self.heads: FieldReader[CallKind] = FieldReader(CallPolicy())
+        self.trailers: FieldReader[None] = FieldReader(DroppedPolicy(), is_trailers=True)
+
+    def tick(self, now: float) -> None:
+        """Called every second."""
+        self.triton.tick(now)
+
+    async def close(self) -> None:
+        await self.triton.close()
+
+
+class Connection(Protocol):
+    """A client's."""
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def tick(self, now: float) -> None: ...
+
+    def ask_to_leave(self) -> None: ...
+
+    def abort(self, reason: str) -> None: ...
+
+    def end(self, reason: str) -> None: ...
+
+
+class LeftCall(Protocol):
+    """A call that Triton works on though nobody waits for it."""
+
+    def out_of_time(self) -> None: ...
+
+    @property
+    def given_up_until(self) -> float: ...
+
+
+class GrpcFront:
+    """Serves one copy's gRPC clients: `GrpcConnection(front)` for each."""
+
+    # What is told who has time left, and has waited for its turn for longer than it may. "": that it took too long.
+    overdue = ""
+    # So long may take what must be here before a unary call can ask for its turn; its own time bounds it anyhow.
+    arrival_seconds = math.inf
+
+    def __init__(
+        self,
+        copy: ModelCopy,
+        common: GrpcCommon,
+        *,
+        later: Later | None = None,
+        triton: Upstreams | None = None,
+        local: Local | None = None,
+    ) -> None:
+        """`later`: what has come and was too much to be taken at once waits for its next turn. `triton`, `local`:
+        who serves and answers for this copy alone, if not for all."""
+        self.copy, self.common = copy, common
+        self.later: Later = later or common.turn.then
+        self.turn, self.deadlines = common.turn, common.deadlines
+        self.triton: Upstreams = triton or common.triton
+        self.most_list_bytes = MOST_LIST_BYTES
+        self.own = ModelFields(copy.names)
+        self.infer_guard = InferGuard(self.own, lambda: copy.facts)
+        self._named = NameGuard(self.own, _not_found)
+        self._statistics = NameGuard(self.own, _not_available, fill=True)
+        self._any = AnyGuard()
+        self.local: Local = local or LocalAnswers(copy, common.questions, copy.not_ready)
+        self.watchers = self.local.watchers
+        self.clients: Clients[Connection] = Clients(copy.grpc)
+        self.given_up: set[LeftCall] = set()
+
+    @property
+    def timeout_seconds(self) -> float:
+        return self.copy.limits.request_timeout_seconds
+
+    def guard(self, kind: CallKind) -> Guard:
+        """What the messages of a call must be."""
+        if kind.verdict is not Verdict.ALLOW:
+            return self._any
+        if kind.method in (INFER, STREAM_INFER):
+            return self.infer_guard
+        return self._statistics if kind.method == STATISTICS else self._named
+
+    @property
+    def busy_connections(self) -> int:
+        return sum(connection.is_busy for connection in self.clients)
+
+    def tick(self, now: float) -> None:
+        """Called every second: what has waited too long ends."""
+        for connection in self.clients:
+            connection.tick(now)
+        for call in [call for call in self.given_up if now > call.given_up_until]:
+            call.out_of_time()
+
+    def tell_watchers(self) -> None:
+        """Readiness has changed."""
+        self.local.tell_watchers()
+
+    def ask_to_leave(self) -> None:
+        """Every client is told to go elsewhere with its next call; what is on its way is taken, and connections end
+        with their last call."""
+        for connection in self.clients:
+            connection.ask_to_leave()
+
+    def close(self) -> None:
+        for connection in self.clients:
+            connection.end("the proxy ends")
+        for call in list(self.given_up):
+            call.out_of_time()
+        self.local.close()
+
+
+def _not_found(name: bytes) -> Refused:
+    return Refused(Status.NOT_FOUND, unknown_model(name.decode(errors="replace")))
+
+
+def _not_available(name: bytes) -> Refused:
+    shown = name.decode(errors="replace")
+    return Refused(Status.INVALID_ARGUMENT, f"requested model '{shown}' is not available")

@@ -1,0 +1,407 @@
+"""A REST client's connection: HTTP/1.1, request by request. What becomes of a request is its cycle's matter."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final, cast
+
+from proxy.downstream.rest.checking import INLINE_BYTES
+from proxy.downstream.rest.cycle import Cycle, State
+from proxy.downstream.rest.front import RestFront
+from proxy.policy import cost
+from proxy.policy.json_guard import BadJson, check_generate, check_infer
+from proxy.transport.tcp import keep_alive, unsent_bytes
+from proxy.wire.http1 import HEAD_BYTES, HEAD_END, BadRequest, require_hopeful, write_error
+
+_HEAD_SECONDS, _IDLE_SECONDS, _LINGER_SECONDS = 10.0, 300.0, 2.0
+# At the end, a client that has just connected or been answered may have its next request on its way already.
+_NEXT_SECONDS = 1.0
+# A client that takes nothing of its last answer for so long gets no more of it.
+_STALLED_SECONDS = 60.0
+# What a client may have sent ahead while its last request is still under way.
+_PIPELINE_BYTES = 256 * 1024
+# Of that so much is not counted: a request or two.
+_FREE_BYTES: Final = 16 * 1024
+_WRITE_HIGH: Final = 256 * 1024
+
+
+class _At(Enum):
+    HEAD = auto()  # between requests, or in the middle of a head
+    REQUEST = auto()  # its cycle tells more
+    LINGER = auto()  # the last answer has been written; only the client's end is waited for
+    ENDED = auto()
+
+
+class RestConnection(asyncio.Protocol):
+    """One client. `data_received` may be called before a read of its own, with what came with a preamble."""
+
+    # The transport's own.
+    write: Callable[[bytes], None]
+
+    __slots__ = (
+        "_at",
+        "_charged_bytes",
+        "_cycle",
+        "_front",
+        "_head_deadline",
+        "_input",
+        "_paused",
+        "_since",
+        "_transport",
+        "_unsent",
+        "at_eof",
+        "is_writable",
+        "write",
+    )
+
+    def __init__(self, front: RestFront) -> None:
+        self._front = front
+        self._transport: asyncio.Transport | None = None
+        self._at = _At.HEAD
+        self._cycle: Cycle | None = None
+        # What has come and cannot be looked at yet.
+        self._input = b""
+        # Of the copy's budget, for that.
+        self._charged_bytes = 0
+        self._since = time.monotonic()
+        # When the head that is coming must be there; 0 while none has begun.
+        self._head_deadline = 0.0
+        self.is_writable, self._paused, self.at_eof = True, False, False
+        # What of the last answer has not reached the client, when it was looked at last.
+        self._unsent = 0
+
+    # The transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
+        self.write = self._transport.write
+        keep_alive(transport)
+        if not self._front.clients.connected(self):
+            self._transport.abort()
+            self._at = _At.ENDED
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        was, self._at = self._at, _At.ENDED
+        cycle, self._cycle = self._cycle, None
+        self._keep(b"")
+        if was is _At.REQUEST and cycle is not None:
+            cycle.client_left()
+        self._front.clients.disconnected(self)
+
+    def eof_received(self) -> bool:
+        """A client that has said all it wants to may still wait for its answers; whatever is half said ends."""
+        self.at_eof = True
+        self._end_what_is_half_said()
+        if self._at is _At.REQUEST:
+            return not self._is_half_said and (self._front.waits_for_half_closed or not self._waits)
+        return self._at is not _At.ENDED
+
+    @property
+    def _is_half_said(self) -> bool:
+        cycle = self._cycle
+        return cycle is not None and cycle.state in (State.HOLD, State.STREAM, State.SWALLOW)
+
+    @property
+    def _waits(self) -> bool:
+        """For a slot, or a connection."""
+        return self._cycle is not None and self._cycle.state is State.WAIT
+
+    def _end_what_is_half_said(self) -> None:
+        """After the client's end: the rest of what has begun will never come."""
+        if self._at is _At.HEAD:
+            # Else whole requests: they wait for answers to be taken.
+            if not self._input or self._head_deadline:
+                self._linger()
+        elif self._transport is not None and (self._at is _At.LINGER or self._is_half_said):
+            self._transport.close()
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+        if self._cycle is not None:
+            self._cycle.pause_answer()
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        if self._cycle is not None:
+            self._cycle.resume_answer()
+        if self._at is _At.HEAD:
+            self.read_on()
+
+    def _takes_more(self) -> bool:
+        """Whether what the client sends next can go somewhere."""
+        if self._at is _At.HEAD:  # each request has an answer, which must go somewhere too
+            return self.is_writable and len(self._input) <= HEAD_BYTES
+        cycle = self._cycle
+        if self._at is _At.REQUEST and cycle is not None and cycle.state is State.STREAM:
+            return cycle.takes_more
+        return len(self._input) <= _PIPELINE_BYTES
+
+    def regulate(self) -> None:
+        """Read from the client, or do not."""
+        if self._transport is None or self._at is _At.ENDED or self._paused is not self._takes_more():
+            return
+        self._paused = not self._paused
+        if self._paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    # What a client sends.
+
+    def data_received(self, data: bytes) -> None:
+        if self._input:
+            data = self._input + data
+            self._keep(b"")
+        elif self._at is _At.HEAD and self._take_usual(data):
+            return
+        try:
+            self._take(data)
+        except BadRequest as error:
+            self._not_http(error)
+
+    def _take_usual(self, data: bytes) -> bool:
+        """A request whose head has been seen before, with its whole JSON, for a Triton that waits.
+
+        What this does is what the steps below would; what a head decides under the limits of now is not asked again.
+        False, with nothing done, for anything else.
+        """
+        front = self._front
+        end = data.find(HEAD_END) + len(HEAD_END)
+        usual = front.usual.get(data[:end])
+        if usual is None or len(data) - end != usual.length or usual.length > INLINE_BYTES:
+            return False
+        copy, pool = front.copy, front.pool
+        if front.where.access is not front.usual_for or copy.limits is not front.usual_limits:
+            return False
+        if not pool.has_idle:
+            return False
+        if front.is_draining or not self.is_writable or self.at_eof:
+            return False
+        body = data[end:]
+        try:
+            body = check_infer(body, copy.facts) if usual.is_infer else check_generate(body)
+        except BadJson:
+            return False  # to be told of below
+        now = time.monotonic()
+        cycle = Cycle(self, front, usual.asked, b"", now)
+        if not cycle.admit_at_once(now, cost.of_json(body), usual.length):
+            return False
+        self._at, self._cycle, self._since = _At.REQUEST, cycle, now
+        copy.rest.received_bytes += usual.length
+        cycle.go_at_once(
+            pool.take_idle(cycle),
+            b"%bContent-Length: %d\r\n\r\n%b" % (usual.start, len(body), body),
+        )
+        return True
+
+    def _take(self, data: bytes) -> None:
+        has_begun = False
+        while data:
+            cycle = self._cycle
+            if self._at is _At.HEAD and has_begun and self.is_writable:
+                # Requests that are answered here may have come by the thousand: others are served between them.
+                if self._put_off(data):
+                    self._front.later(self.read_on)
+                return
+            if self._at is _At.HEAD and self.is_writable:
+                data = self._take_head(data)
+                has_begun = True
+            elif self._at is _At.REQUEST and cycle is not None and cycle.state in _TAKES_BODY:
+                data = cycle.take(data)
+                if cycle.state is State.DONE and self._cycle is cycle:
+                    self._next_request(time.monotonic())
+            elif self._at in (_At.LINGER, _At.ENDED):
+                return
+            else:
+                # For later: a body that waits for its slot, or the next request.
+                self._put_off(data)
+                return
+
+    def _put_off(self, data: bytes) -> bool:
+        """Look at it later. False: there is no room for it, which is told."""
+        if not self._keep(data):
+            self._no_room()
+            return False
+        self.regulate()
+        return True
+
+    def _keep(self, data: bytes) -> bool:
+        """Until it can be looked at. False: there is no room for it."""
+        charged = max(0, len(data) - _FREE_BYTES)
+        if charged != self._charged_bytes:
+            if not self._front.copy.budget.change(self._charged_bytes, charged):
+                return False
+            self._charged_bytes = charged
+        self._input = data
+        return True
+
+    def _no_room(self) -> None:
+        """For what was sent ahead."""
+        cycle = self._cycle
+        if self._at is _At.REQUEST and cycle is not None and not cycle.is_answered:
+            cycle.closes = True
+            cycle.refuse(cycle.no_room(1))
+        else:
+            self.abort()
+
+    def _take_head(self, data: bytes) -> bytes:
+        if data.startswith(b"\r\n"):  # RFC 9112, 2.2
+            data = data[2:]
+            if not data:
+                self._head_deadline = 0.0
+                return b""
+        end = data.find(HEAD_END) + len(HEAD_END)
+        if end < len(HEAD_END):
+            if len(data) > HEAD_BYTES:
+                raise BadRequest(f"a head of more than {HEAD_BYTES} bytes", 431)
+            require_hopeful(data)
+            if not self._head_deadline:
+                self._head_deadline = time.monotonic() + _HEAD_SECONDS
+            if not self._keep(data):
+                self._no_room()
+            return b""
+        self._head_deadline = 0.0
+        raw = data[:end]
+        asked = self._front.shared.read_head(raw)
+        self._since = now = time.monotonic()
+        self._at = _At.REQUEST
+        self._cycle = cycle = Cycle(self, self._front, asked, raw, now)
+        cycle.begin()
+        return data[end:]
+
+    def _not_http(self, error: BadRequest) -> None:
+        cycle = self._cycle
+        if self._at is _At.REQUEST and cycle is not None:
+            if cycle.state is State.SWALLOW:  # it has had its answer
+                self._linger()
+            else:
+                cycle.fail(error.status, str(error))
+        elif self._at is _At.HEAD:
+            self._tell(error.status, str(error))
+
+    def _tell(self, status: int, message: str) -> None:
+        """Of something that was no request; the connection ends with it."""
+        self._front.copy.rest.answered(str(status), time.monotonic() - self._since)
+        head, body = write_error(status, message, headers={}, close=True)
+        self.write(head + body)
+        self._linger()
+
+    def read_on(self) -> None:
+        """Look at what has come meanwhile."""
+        data = self._input
+        if data:
+            self._keep(b"")
+            # The client's end lies behind what it has sent: until that is taken, an answer is not the last.
+            at_eof, self.at_eof = self.at_eof, False
+            self.data_received(data)
+            self.at_eof = at_eof
+        if self.at_eof:
+            self._end_what_is_half_said()
+        self.regulate()
+
+    def answered(self, now: float, *, closes: bool, swallows: bool) -> None:
+        """The answer has been written: go on with this connection, or not."""
+        if self._at is _At.ENDED:
+            return
+        if closes or (self.at_eof and self.is_last):
+            self._linger(unread=swallows)
+        elif swallows:
+            self.read_on()
+        else:
+            self._next_request(now)
+            if self._input and self.is_writable:
+                # Not from here: a client that pipelines a thousand requests must not nest a thousand calls.
+                self._front.later(self.read_on)
+
+    @property
+    def is_last(self) -> bool:
+        """The client will say nothing more."""
+        return self.at_eof and not self._input
+
+    def _next_request(self, now: float) -> None:
+        self._at, self._cycle, self._since = _At.HEAD, None, now
+
+    def _linger(self, *, unread: bool = True) -> None:
+        """Close for writing, and read a little longer if there is more: a reset would take the answer away."""
+        if self._at is _At.ENDED:
+            return
+        self._at, self._cycle, self._since = _At.LINGER, None, time.monotonic()
+        self._keep(b"")
+        if self._transport is None:
+            return
+        if self.at_eof or not unread or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._transport.write_eof()
+        self.regulate()
+
+    def tick(self, now: float) -> None:
+        """Called every second: what has waited too long ends."""
+        cycle = self._cycle
+        if self._at is _At.HEAD:
+            if self._head_deadline:
+                if now > self._head_deadline:
+                    self._tell(408, "the head did not come")
+            elif self._is_delivering:
+                if not self._still_delivers(now):
+                    self.abort()
+            elif self._front.is_draining and self._front.ends_idle:
+                self.end_if_idle()
+            elif now - self._since > _IDLE_SECONDS:
+                self.abort()
+        elif self._at is _At.LINGER:
+            if not self._still_delivers(now) and now - self._since > _LINGER_SECONDS:
+                self.abort()
+        elif cycle is not None and cycle.state is not State.SWALLOW:
+            cycle.look_at_time(now)
+        elif cycle is not None and cycle.is_late(now):
+            self.abort()
+
+    def _still_delivers(self, now: float) -> bool:
+        """Whether the client takes what it has not got yet: some of it every _STALLED_SECONDS."""
+        unsent = 0 if self._transport is None else unsent_bytes(self._transport)
+        if unsent != self._unsent:
+            self._unsent, self._since = unsent, now
+        return unsent > 0 and now - self._since <= _STALLED_SECONDS
+
+    def end_if_idle(self) -> None:
+        """End a connection on which no request is under way, once all has been delivered that was answered."""
+        if self._at is not _At.HEAD or self._input or self._transport is None:
+            return
+        if unsent_bytes(self._transport):
+            self._linger()
+        elif not self._may_ask_again:
+            self.abort()
+
+    @property
+    def is_busy(self) -> bool:
+        """A request is under way, or its answer not yet with the client."""
+        if self._transport is None or self._at is _At.ENDED:
+            return False
+        if self._at in (_At.HEAD, _At.LINGER):
+            return self._is_delivering or self._may_ask_again
+        return True
+
+    @property
+    def _may_ask_again(self) -> bool:
+        """At the end, when the pod goes: to close now could cross with a request."""
+        waits = self._front.is_draining and self._at is _At.HEAD
+        return waits and time.monotonic() - self._since < _NEXT_SECONDS
+
+    @property
+    def _is_delivering(self) -> bool:
+        """Something that was answered is still here; at the end, when the pod goes, also with the system."""
+        if self._transport is None:
+            return False
+        if self._front.is_draining:
+            return unsent_bytes(self._transport) > 0
+        return self._transport.get_write_buffer_size() > 0
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+_TAKES_BODY = (State.HOLD, State.STREAM, State.SWALLOW)

@@ -1,0 +1,731 @@
+"""One REST request from its head to its end: held, checked, admitted, passed on, answered.
+
+JSON is held until it has been checked; the tensors behind it stream through unread, in both directions no
+faster than the slower side takes them. A request whose client has gone lives on by itself until Triton is done.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from berth.contract.gateway import CopyLimits
+from berth.contract.quantity import format_bytes
+from berth.runtime.logs import fields
+from proxy.downstream.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
+from proxy.downstream.rest.front import Asked, RestFront
+from proxy.downstream.rest.renaming import AsItComes, InPlace, Way, way_of
+from proxy.policy.json_guard import BadJson, asks_for_ready_only
+from proxy.policy.refusal import NotServed, Refusal, Why
+from proxy.policy.routes import COUNTED, Route, Verdict
+from proxy.request.admission import GIVEN_UP_SECONDS, LARGE_ANSWER_BYTES
+from proxy.request.lifecycle import CLIENT_LEFT, Exchange
+from proxy.request.minimum_rate import BEGUN_BYTES, TOO_SLOW
+from proxy.request.replica import ModelCopy
+from proxy.upstream.http1 import UpstreamHttp
+from proxy.wire.http1 import (
+    CONTINUE,
+    HEADER_LENGTH,
+    HttpRefused,
+    RequestChunks,
+    ResponseHead,
+    error_body,
+    write_response,
+)
+from proxy.wire.packing import CODINGS
+
+log = logging.getLogger(__name__)
+
+_RETRY: Final = {"Retry-After": "1"}
+_STATUS: Final = {Why.INVALID: 400, Why.TOO_LARGE: 413}
+# A body with tensors is gathered up to this size before it asks for a slot: who sends it slowly keeps nobody waiting.
+# A longer one asks when BEGUN_BYTES are here, and has to keep up with a pace.
+_GATHERED_BYTES: Final = 256 * 1024
+# A body that nobody wants is read to its end up to this size, to keep the connection.
+_SWALLOW_BYTES: Final = 64 * 1024
+# A longer packed body is checked beside the loop.
+_INLINE_PACKED_BYTES: Final = 1024
+# Small answers, which are rewritten whole.
+_WHOLE_BYTES: Final = 4 * 1024 * 1024
+
+
+_COMPUTES: Final = COUNTED - {Route.GENERATE_STREAM}
+
+
+class Client(Protocol):
+    """The connection that a request came on."""
+
+    at_eof: bool
+
+    @property
+    def is_last(self) -> bool:
+        """The client will say nothing more."""
+        ...
+
+    @property
+    def is_writable(self) -> bool: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def regulate(self) -> None:
+        """What the request can take may be another now."""
+        ...
+
+    def read_on(self) -> None:
+        """Look at what has come meanwhile."""
+        ...
+
+    def answered(self, now: float, *, closes: bool, swallows: bool) -> None:
+        """The answer has been written. `swallows`: the rest of the body is still to come."""
+        ...
+
+    def abort(self) -> None: ...
+
+
+class State(Enum):
+    HOLD = auto()  # the part of a body that must be checked is coming
+    CHECK = auto()  # it is being checked, beside the loop
+    WAIT = auto()  # for a slot, for Triton's connection, or for an answer of our own
+    STREAM = auto()  # the rest of the body is passed on
+    ANSWER = auto()  # the request is complete, its answer is not
+    SWALLOW = auto()  # it has been answered; the rest of its body goes nowhere
+    DONE = auto()  # nobody waits for it any more
+
+
+class Cycle(Exchange):
+    """One request."""
+
+    is_rest = True
+    # As most requests are: what is never set costs nothing.
+    state = State.ANSWER
+    closes = False
+    # Those that its head has passed: others may hold when its body is here.
+    _limits: CopyLimits
+    body_left = _hold_left = 0
+    _chunks: RequestChunks | None = None
+    _held: list[bytes] | None = None
+    _checked: Checked | None = None
+    _upstream: UpstreamHttp | None = None
+    _begun: ResponseHead | None = None
+    _renamed: InPlace | AsItComes | None = None
+    # What goes on of the body is put into chunks here.
+    _chunks_anew = False
+    _whole: list[bytes] | None = None
+    # What has come of an answer that has begun: as much as its client takes, and what there is room for here.
+    _answer_bytes = 0
+    # Of a body that is here and waits for its slot.
+    _last = b""
+    _task: asyncio.Task[None] | None = None
+
+    def __init__(self, client: Client, front: RestFront, asked: Asked, raw: bytes, now: float) -> None:
+        super().__init__(front.copy, front.copy.rest, now)
+        self._client: Client | None = client
+        self._front, self.asked, self._raw = front, asked, raw
+
+    # What a client sends.
+
+    def go_at_once(self, upstream: UpstreamHttp, request: bytes) -> None:
+        """The usual request, which has its slot, to a Triton that waits."""
+        self._upstream = upstream
+        upstream.request_done = True
+        upstream.write(request)
+
+    def begin(self) -> None:
+        head = self.asked.head
+        self.closes = not head.keeps_alive or self._front.is_draining
+        self.body_left = head.length or 0
+        self._chunks = RequestChunks() if head.is_chunked else None
+        self.state, self._limits = State.HOLD, self.copy.limits
+        try:
+            self._hold_left = self._bytes_to_hold()
+        except (HttpRefused, Refusal) as refusal:
+            self.refuse(refusal)
+            return
+        if head.expects_continue and (self.body_left or self._chunks) and self._client is not None:
+            self._client.write(CONTINUE)
+        self._held = []
+        if not self._hold_left and self._chunks is None:
+            self._held_all()
+
+    def _bytes_to_hold(self) -> int:
+        """How much of the body must be here before any of it goes on. Raises HttpRefused or Refusal."""
+        head, route = self.asked.head, self.asked.decision.route
+        self._front.require_route(self.asked.decision)
+        length = head.length or 0
+        self.require_size(length)
+        if head.header_length is not None and route is not Route.INFER:
+            raise HttpRefused(400, f"{HEADER_LENGTH} belongs to infer")
+        if head.encoding not in ("identity", *CODINGS):
+            raise HttpRefused(415, f"Content-Encoding {head.encoding!r}; gzip and deflate are taken")
+        if head.header_length is None or head.is_chunked or head.encoding != "identity":
+            self.require_json_size(length)
+            return length
+        if head.header_length > length:
+            raise HttpRefused(400, f"{HEADER_LENGTH} is above Content-Length")
+        self.require_json_size(head.header_length)
+        return length if length <= _GATHERED_BYTES else max(head.header_length, BEGUN_BYTES)
+
+    def require_json_size(self, size_bytes: int) -> None:
+        """Raises HttpRefused where no JSON may be so long."""
+        if size_bytes > self.copy.limits.max_json_bytes:
+            raise _json_too_large(self.copy)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the next of the body can go somewhere."""
+        if self.state is State.STREAM:
+            return self._upstream is not None and self._upstream.is_writable
+        return self.state in (State.HOLD, State.SWALLOW)
+
+    def take(self, data: bytes) -> bytes:
+        """The next of the body; returns what is not of it. Raises BadRequest. For a request that takes more."""
+        if self.state is State.SWALLOW:
+            return self._take_unwanted(data)
+        if self._chunks is not None:
+            return self._take_chunks(self._chunks, data)
+        left = self.body_left if self.state is State.STREAM else self._hold_left
+        piece, rest = (data, b"") if len(data) <= left else (data[:left], data[left:])
+        if self.state is State.STREAM:
+            self._stream(piece)
+        elif not self._keep(piece):
+            return b""
+        else:
+            self._hold_left -= len(piece)
+            self.body_left -= len(piece)
+            if not self._hold_left:
+                self._held_all()
+        return rest
+
+    def _take_chunks(self, chunks: RequestChunks, data: bytes) -> bytes:
+        body, size = chunks.feed(data)
+        self._hold_left += len(body)
+        if self._hold_left > self.copy.limits.max_json_bytes:
+            self.closes = True
+            self.refuse(_json_too_large(self.copy))
+            return b""
+        if not self._keep(body):
+            return b""
+        if chunks.is_done:
+            self._chunks = None
+            self._held_all()
+        return data[size:]
+
+    def _keep(self, piece: bytes) -> bool:
+        """Of a body that is to be checked; False where there is no room for it, which is told."""
+        try:
+            self.hold(len(piece))
+        except Refusal as refusal:
+            self.closes = True
+            self.refuse(refusal)
+            return False
+        assert self._held is not None
+        self._held.append(piece)
+        self.copy.rest.received_bytes += len(piece)
+        return True
+
+    def _stream(self, piece: bytes) -> None:
+        upstream = self._upstream
+        assert upstream is not None
+        self.body_left -= len(piece)
+        self.copy.rest.received_bytes += len(piece)
+        if self.body_left:
+            upstream.write(piece)
+        elif self.admission is None or self.admission.come_back(self._came_back):
+            self._send_last(upstream, piece)
+        else:
+            upstream.write(piece[:-1])
+            self.state, self._last = State.WAIT, piece[-1:]
+
+    def _came_back(self) -> None:
+        """Admission's word: there is a slot for what Triton has all but the last byte of."""
+        if self._upstream is not None:
+            self._send_last(self._upstream, self._last)
+
+    def _send_last(self, upstream: UpstreamHttp, piece: bytes) -> None:
+        self.state = State.ANSWER
+        upstream.request_done = True
+        upstream.write(piece)
+
+    def _take_unwanted(self, data: bytes) -> bytes:
+        if self._chunks is not None:
+            _, size = self._chunks.feed(data)
+            if self._chunks.is_done:
+                self._chunks = None
+        else:
+            size = min(len(data), self.body_left)
+            self.body_left -= size
+        if self._chunks is None and not self.body_left:
+            self.state = State.DONE
+        return data[size:]
+
+    # From a body that is here to Triton.
+
+    def _held_all(self) -> None:
+        """What had to be held is there."""
+        self.state = State.WAIT
+        held = self._held or []
+        body, self._held = (held[0] if len(held) == 1 else b"".join(held)), None
+        try:
+            if self.asked.decision.verdict is not Verdict.ALLOW:
+                self._answer_locally(body)
+            elif self._front.takes_body(self.asked.decision.route):
+                self._check(body)
+            elif (own := self._front.own_answer(self.asked.decision)) is not None:
+                self._answer(*own)
+            else:
+                self._admit(Checked(b"\r\n", 0))
+        except (BadJson, HttpRefused, Refusal) as error:
+            self.refuse(error)
+
+    def _check(self, body: bytes) -> None:
+        """Raises BadJson, HttpRefused or Refusal."""
+        head = self.asked.head
+        question = Question(
+            is_infer=self.asked.decision.route is Route.INFER,
+            encoding=head.encoding,
+            header_length=head.header_length,
+            left=self.body_left,
+            facts=self.copy.facts,
+            max_json_bytes=self.copy.limits.max_json_bytes,
+            json_flag=self.copy.flags.json,
+        )
+        json_bytes = len(body) if head.header_length is None else head.header_length
+        if json_bytes <= INLINE_BYTES if head.encoding == "identity" else len(body) <= _INLINE_PACKED_BYTES:
+            self._admit(check(question, body))
+            if not self.is_answered:
+                self._front.remember_usual(self._raw, self.asked, self._limits)
+            return
+        self.state = State.CHECK
+        self._task = asyncio.create_task(self._check_beside(question, body))
+
+    async def _check_beside(self, question: Question, body: bytes) -> None:
+        try:
+            checked = await self._checked_beside(question, body)
+            self._task = None
+            self.state = State.WAIT
+            self._admit(checked)
+        except (BadJson, HttpRefused, Refusal) as refusal:
+            self._task = None
+            self.refuse(refusal)
+        except Exception as failure:
+            self._task = None
+            self._failed(failure)
+
+    async def _checked_beside(self, question: Question, body: bytes) -> Checked:
+        """Raises BadJson, HttpRefused or Refusal."""
+        try:
+            return await self._front.shared.checker.check(question, body, self.copy)
+        except Refusal:  # too many wait for that: load as well
+            self.copy.turned_away()
+            raise
+
+    def _admit(self, checked: Checked) -> None:
+        """Raises Refusal."""
+        if self.asked.head.encoding != "identity":  # what was packed is here at its length now
+            self.hold(max(0, len(checked.tail) - self.held_bytes))
+        self._checked = checked
+        counted = self.asked.decision.route in COUNTED
+        self._front.where.require()
+        if self.admit(time.monotonic(), self._granted, checked.cost_bytes, counted=counted):
+            self._connect()
+
+    def _granted(self) -> None:
+        """Admission's word: the slot is there."""
+        try:
+            self._connect()
+        except NotServed as error:
+            self.refuse(error)
+
+    def _connect(self) -> None:
+        """Raises NotServed."""
+        upstream = self._front.pool.take(self)
+        if upstream is not None:
+            self.connected(upstream)
+
+    # What Triton's connection tells.
+
+    @property
+    def whose(self) -> object:
+        return self.copy
+
+    @property
+    def wants_connection(self) -> bool:
+        return self.state is State.WAIT and self._upstream is None
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a chunked answer can go to this client as it is."""
+        return self.asked.head.is_http11 and self.copy.names.are_same
+
+    def connected(self, upstream: UpstreamHttp) -> None:
+        access, checked = self._front.where.access, self._checked
+        if not self.wants_connection or access is None or checked is None:
+            upstream.abort()
+            return
+        self._upstream, self._checked = upstream, None
+        upstream.request_done = not self.body_left
+        self.state = State.STREAM if self.body_left else State.ANSWER
+        if self.body_left and self.admission is not None:
+            self.admission.step_aside()
+        client = self._client
+        if client is not None and not client.is_writable:
+            self.pause_answer()
+        upstream.write(self._front.request_start(self.asked, access) + checked.tail)
+        self.upstream_writable()
+        if client is not None:
+            client.read_on()
+
+    def later(self, do: Callable[[], None]) -> None:
+        self._front.later(do)
+
+    def upstream_writable(self) -> None:
+        if self._upstream is not None and self._upstream.is_writable:
+            self.let_all_go()
+        if self._client is not None:
+            self._client.regulate()
+
+    def pause_answer(self) -> None:
+        """The client does not take what is written to it."""
+        if self._upstream is not None:
+            self._upstream.stop(True)
+
+    def resume_answer(self) -> None:
+        if self._upstream is not None:
+            self._upstream.stop(False)
+
+    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
+        self._begun = head
+        client = self._client
+        if client is None:
+            return
+        closes = self.closes
+        # Answered early: the rest of the request has no reader.
+        if self.state is State.STREAM or self._front.is_draining or client.is_last or not head.keeps_alive:
+            closes = self.closes = True
+        length, names, asked = head.length, self.copy.names, self.asked
+        if length is not None and length > LARGE_ANSWER_BYTES and self.admission is not None:
+            self.admission.has_run(length)
+        if raw is not None and not closes and not asked.head.is_head and names.are_same:
+            self.copy.rest.sent_bytes += len(body)
+            client.write(raw)
+            return
+        if not names.are_same:
+            way = way_of(asked.decision.route, head.status, length, is_chunked=head.is_chunked)
+            if way is Way.WHOLE:
+                self._whole = [body]
+                return
+            if way is Way.IN_PLACE:
+                self._renamed = InPlace(names, head.json_bytes)
+            elif way is Way.AS_IT_COMES:
+                self._renamed = AsItComes(names)
+        self._chunks_anew = head.is_chunked and not names.are_same and asked.head.is_http11
+        if self._renamed is not None:
+            body = self._renamed.feed(body)
+        self._send(body, head.whole(closes=closes, chunked=asked.head.is_http11))
+
+    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        """What this does is what `response_begun` and `response_ended` would."""
+        self._upstream = None
+        client, names, asked = self._client, self.copy.names, self.asked
+        if (
+            client is None
+            or (self.closes or self._front.is_draining or client.at_eof or asked.head.is_head)
+            or not (names.are_same or (head.status == 200 and asked.has_tensors))
+        ):
+            self.response_begun(head, data[start:], data if head.plain_is_raw else None)
+            self.response_ended()
+            return
+        if not head.plain_is_raw:
+            data = b"%b\r\n%b" % (head.lines, data[start:])
+        if not names.are_same:
+            data = data.replace(names.server_member, names.public_member, 1)
+        now = time.monotonic()
+        self.copy.rest.sent_bytes += head.length or 0
+        client.write(data)
+        self.answered(head.code, now)
+        self.state = State.DONE
+        client.answered(now, closes=False, swallows=False)
+
+    def response_data(self, data: bytes) -> None:
+        if self._client is None:
+            return
+        self._answer_bytes += len(data)
+        if self._whole is not None:
+            self._gather(self._whole, data)
+            return
+        if self._renamed is not None:
+            data = self._renamed.feed(data)
+        self._send(data)
+
+    def _send(self, data: bytes, start: bytes = b"") -> None:
+        """The next of the body; `start`: what goes before its first."""
+        if self.asked.decision.route is Route.GENERATE_STREAM:
+            self.deadline = time.monotonic() + self.copy.limits.request_timeout_seconds
+        if self.asked.head.is_head:
+            data = b""
+        if data:
+            self.copy.rest.sent_bytes += len(data)
+            if self._chunks_anew:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+        if start:
+            data = start + data
+        if data and self._client is not None:
+            self._client.write(data)
+
+    def _gather(self, whole: list[bytes], data: bytes) -> None:
+        whole.append(data)
+        if sum(map(len, whole)) > _WHOLE_BYTES:
+            self._whole = self._begun = None
+            self.refuse(HttpRefused(502, f"Triton's answer is longer than {format_bytes(_WHOLE_BYTES)}"))
+
+    def response_ended(self) -> None:
+        client, begun, now = self._client, self._begun, time.monotonic()
+        if client is None or not client.is_writable:
+            self.resume_answer()
+        self._upstream = None
+        if client is None:
+            return
+        if self._whole is not None and begun is not None:
+            body = self.copy.names.to_public(b"".join(self._whole))
+            start = begun.anew(len(body), closes=self.closes)
+            self.copy.rest.sent_bytes += len(body)
+            client.write(start if self.asked.head.is_head else start + body)
+        elif self._renamed is not None:
+            self._send(self._renamed.rest())
+            if self._chunks_anew and not self.asked.head.is_head:
+                client.write(b"0\r\n\r\n")
+        self.answered("502" if begun is None else begun.code, now)
+        self._after_answer()
+
+    def response_lost(self, reason: str) -> None:
+        self._upstream = None
+        if self._client is None:
+            return
+        if self._begun is None or self._whole is not None:
+            self._whole = None
+            self.refuse(NotServed(reason))
+        else:
+            # A second head would be read as a part of the body: the client learns by the cut.
+            log.info("answer broke off", extra=fields(reason=reason))
+            self._cut("502")
+
+    # The end.
+
+    def refuse(self, error: Exception) -> None:
+        refusal = _refusal(error)
+        if self.body_left > _SWALLOW_BYTES or self._chunks is not None:
+            self.closes = True
+        self._answer_error(refusal.status, str(refusal), refusal.headers)
+
+    def fail(self, status: int, message: str) -> None:
+        """What came is no request that every server would read alike."""
+        self.closes = True
+        self.body_left, self._chunks = 0, None
+        self._answer_error(status, message)
+
+    def _failed(self, error: Exception) -> None:
+        log.error("a request broke", exc_info=error)
+        self.refuse(HttpRefused(500, "the proxy failed"))
+
+    def _answer_error(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        """In Triton's form of an error."""
+        self._answer(status, error_body(message), headers)
+
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Answer here; what Triton works on goes on by itself."""
+        client = self._client
+        if client is None or self.is_answered:
+            return
+        self.closes = self.closes or client.is_last or self._front.is_draining
+        is_head = self.asked.head.is_head
+        head, body = write_response(status, body, headers=headers or {}, close=self.closes)
+        self._leave(str(status))
+        client.write(head if is_head else head + body)
+        self._after_answer()
+
+    def _after_answer(self) -> None:
+        client = self._client
+        if client is None:
+            return
+        swallows = bool(self.body_left or self._chunks is not None)
+        self.state = State.SWALLOW if swallows and not self.closes else State.DONE
+        client.answered(time.monotonic(), closes=self.closes, swallows=swallows)
+
+    def _leave(self, code: str) -> None:
+        """Nobody waits for Triton's answer any more.
+
+        Triton cannot be told, and goes on computing: the slot is kept until it is done. Not so for a request
+        that is not complete, which Triton never begins, for a stream of events, which ends with its
+        connection, and for an answer that has begun.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        self._held = self._checked = None
+        upstream, now = self._upstream, time.monotonic()
+        computes = self.asked.decision.route in _COMPUTES
+        if upstream is not None and computes and self.state is State.ANSWER and self._begun is None:
+            self.answered(code, now, in_triton=True)
+            self._go_on_alone(upstream)
+            return
+        self._upstream = None
+        if upstream is not None:
+            upstream.abort()
+        self.answered(code, now)
+
+    def _go_on_alone(self, upstream: UpstreamHttp) -> None:
+        """Another object is the asker from now on: this one's client may have its next request."""
+        left = _LeftBehind(self, self._front, upstream)
+        self._front.given_up.add(left)
+        upstream.asker = left
+        self._upstream = None
+        upstream.stop(False)
+
+    def client_left(self) -> None:
+        """The connection has gone."""
+        self._leave(CLIENT_LEFT)
+        self.state, self._client = State.DONE, None
+
+    def _cut(self, code: str) -> None:
+        self._leave(code)
+        self.state, client, self._client = State.DONE, self._client, None
+        if client is not None:
+            client.abort()
+
+    def look_at_time(self, now: float) -> None:
+        """Called every second."""
+        if self._front.overdue and now <= self.deadline and self.is_overdue(now):
+            self.refuse(NotServed(self._front.overdue))
+        elif self.is_late(now) or (
+            self.state is State.HOLD and now - self.began > self._front.arrival_seconds
+        ):
+            self._out_of_time(504, "request timeout")
+        elif self.state is State.STREAM and self._is_upload_too_slow(now):
+            self._out_of_time(408, TOO_SLOW)
+        elif self._begun is not None and self._is_answer_taken_too_slowly(now):
+            log.debug("an answer was taken too slowly", extra=fields(bytes=self._answer_bytes))
+            self._cut("408")
+
+    def _is_answer_taken_too_slowly(self, now: float) -> bool:
+        client, admission = self._client, self.admission
+        # While the client takes what is written, nobody waits for it.
+        is_awaited = client is not None and not client.is_writable
+        others_wait = is_awaited and admission is not None and admission.keeps_others_waiting
+        return self.is_taken_too_slowly(self._answer_bytes, now, others_wait=others_wait)
+
+    def _is_upload_too_slow(self, now: float) -> bool:
+        return self.is_too_slow(
+            (self.asked.head.length or 0) - self.body_left, now, is_awaited=self.takes_more
+        )
+
+    def _out_of_time(self, status: int, message: str) -> None:
+        if self._begun is not None and self._whole is None:
+            self._cut(str(status))
+        else:
+            self._whole = None
+            self.closes = True
+            self._answer_error(status, message)
+
+    # Answers of our own.
+
+    def _answer_locally(self, body: bytes) -> None:
+        """Raises BadJson or HttpRefused."""
+        front, route, head = self._front, self.asked.decision.route, self.asked.head
+        if route is Route.LIVE:
+            self._answer(200, b"")
+        elif route is Route.READY:
+            self._answer(200 if self.copy.not_ready() is None else 400, b"")
+        else:
+            if route is Route.INDEX:
+                if head.encoding != "identity":
+                    body = inflated(
+                        body, head.encoding, self.copy.limits.max_json_bytes, self.copy.flags.json
+                    )
+                work = front.index(only_ready=asks_for_ready_only(body))
+            elif route is Route.ALL_STATS:
+                work = front.own_statistics()
+            else:
+                work = front.server_metadata()
+            self._task = asyncio.create_task(self._answer_later(work))
+
+    async def _answer_later(self, work: Awaitable[tuple[int, bytes]]) -> None:
+        try:
+            status, body = await work
+        except Refusal as error:
+            self._task = None
+            self.refuse(error)
+        except Exception as error:
+            self._task = None
+            self._failed(error)
+        else:
+            self._task = None
+            self._answer(status, body)
+
+
+class _LeftBehind:
+    """A request that Triton works on for nobody: its answer is read and dropped."""
+
+    takes_chunks = True
+    wants_connection = False
+
+    def __init__(self, cycle: Cycle, front: RestFront, upstream: UpstreamHttp) -> None:
+        self._admission, self._front, self._upstream = cycle.admission, front, upstream
+        self._until = time.monotonic() + GIVEN_UP_SECONDS
+
+    @property
+    def whose(self) -> object:
+        return self._front.copy
+
+    def tick(self, now: float) -> None:
+        if now > self._until:
+            self.abort()
+
+    def abort(self) -> None:
+        self._upstream.abort()
+        self._end()
+
+    def connected(self, upstream: UpstreamHttp) -> None:
+        """It was, long ago."""
+
+    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None: ...
+
+    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        self._end()
+
+    def response_data(self, data: bytes) -> None: ...
+
+    def response_ended(self) -> None:
+        self._end()
+
+    def response_lost(self, reason: str) -> None:
+        self._end()
+
+    def later(self, do: Callable[[], None]) -> None:
+        self._front.later(do)
+
+    def upstream_writable(self) -> None: ...
+
+    def _end(self) -> None:
+        self._front.given_up.discard(self)
+        if self._admission is not None:
+            self._admission.release(time.monotonic())
+
+
+def _json_too_large(copy: ModelCopy) -> HttpRefused:
+    return HttpRefused(
+        413,
+        f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(copy.limits.max_json_bytes)} "
+        f"({copy.flags.json}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
+    )
+
+
+def _refusal(error: Exception) -> HttpRefused:
+    if isinstance(error, HttpRefused):
+        return error
+    if isinstance(error, BadJson):
+        return HttpRefused(400, str(error))
+    if isinstance(error, Refusal) and error.why in _STATUS:
+        return HttpRefused(_STATUS[error.why], str(error))
+    return HttpRefused(503, str(error), _RETRY)

@@ -1,0 +1,41 @@
+"""Where Triton is and what opens it, as all requests of a process see it. It may move while they wait."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from berth.contract.endpoint import Address, Endpoint
+from proxy.policy.refusal import NotServed
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The headers are secret: never logged."""
+
+    http: Endpoint
+    grpc: Address
+    http_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    grpc_metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class Whereabouts:
+    """The access of now. Take it in the step in which it is used: who waited uses the new one."""
+
+    def __init__(self, access: Access | None = None) -> None:
+        self.access = access
+        self._followers: list[Callable[[Access], None]] = []
+
+    def follow(self, moved: Callable[[Access], None]) -> None:
+        """`moved` is told of every change; it must not raise."""
+        self._followers.append(moved)
+
+    def move(self, access: Access) -> None:
+        if access != self.access:
+            self.access = access
+            for moved in self._followers:
+                moved(access)
+
+    def require(self) -> Access:
+        """Raises NotServed while nobody has told where Triton is."""
+        if self.access is None:
+            raise NotServed("the agent has not told yet where Triton is")
+        return self.access

@@ -1,0 +1,168 @@
+"""One request's way: received, checked, admitted, forwarded, answered or refused. REST and gRPC share it.
+
+It knows no socket and no protocol: a front end tells what has happened, and it sees to what must be true
+however the request ends, at whatever step: it is counted once, what is held of it is given back once, and its
+claim on Triton lasts exactly as long as Triton has something of it.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from berth.contract.quantity import format_bytes
+from proxy.policy.refusal import Refusal, Why
+from proxy.request.admission import Admission
+from proxy.request.minimum_rate import Pace
+from proxy.request.replica import ModelCopy
+from proxy.request.traffic import Traffic
+
+# Codes for requests that nobody waits for any more; nginx's, where the protocol has none.
+CLIENT_LEFT: Final = "499"
+# Of a process in which models share what waits there.
+MEMORY_FLAG: Final = "--memory-budget of the node's gateway"
+
+
+class Exchange:
+    """`deadline`: on the clock of `began`; a front end ends what is late (`is_late`)."""
+
+    # Of a protocol whose requests Triton takes a bounded number of at once.
+    is_rest = False
+    # As most requests are: what is never set costs nothing.
+    admission: Admission | None = None
+    held_bytes = 0
+    _pace: Pace | None = None
+    _answer_pace: Pace | None = None
+    # Counted: the client gets nothing more.
+    is_answered = False
+
+    def __init__(self, copy: ModelCopy, traffic: Traffic, began: float) -> None:
+        copy.calls += 1
+        self.copy, self._traffic, self.began = copy, traffic, began
+        self.deadline = began + copy.limits.request_timeout_seconds
+
+    # Received.
+
+    def require_size(self, size_bytes: int) -> None:
+        """Raises Refusal where no request may be so long."""
+        limit = self.copy.limits.max_request_bytes
+        if size_bytes > limit:
+            raise too_large(limit, self.copy.flags.request)
+
+    def hold(self, size_bytes: int) -> None:
+        """So many bytes of it have come and cannot go on yet. Raises Refusal where there is no room for them."""
+        if not self.copy.budget.take(size_bytes):
+            raise self.no_room(size_bytes)
+        self.held_bytes += size_bytes
+
+    def no_room(self, size_bytes: int) -> Refusal:
+        """Bodies that are coming, and calls that are open, hold all that they may hold: `size_bytes` were too many.
+
+        That is load, of which the scaler must hear, unless it has of this request already.
+        """
+        if self.admission is None:
+            self.copy.turned_away()
+        return _no_room_here(self.copy, size_bytes)
+
+    def let_go(self, size_bytes: int) -> None:
+        """So many bytes of what is held have gone on, or were dropped."""
+        self.held_bytes -= size_bytes
+        self.copy.budget.give(size_bytes)
+
+    def let_all_go(self) -> None:
+        if self.held_bytes:
+            self.let_go(self.held_bytes)
+
+    # Admitted.
+
+    def admit_at_once(self, now: float, cost_bytes: int, size_bytes: int) -> bool:
+        """The quick way, of a request that is here with so many bytes; False where it would have to wait.
+
+        It holds none of them, as they go on in this step; but where there is no room for more it goes no other way
+        than the others do.
+        """
+        if not self.copy.budget.has_room(size_bytes):
+            return False
+        self.admission = self.copy.admissions.admit_at_once(
+            now, cost_bytes=cost_bytes, deadline=self.deadline, is_rest=self.is_rest
+        )
+        return self.admission is not None
+
+    def admit(
+        self, now: float, granted: Callable[[], None], cost_bytes: int, *, counted: bool = True
+    ) -> bool:
+        """True: Triton may be told of it. False: it waits for `granted`. Raises Refusal.
+
+        `counted`: it is load and takes a slot; else it is a question.
+        """
+        admissions = self.copy.admissions if counted else self.copy.questions
+        self.admission = admissions.admit(
+            now, granted, cost_bytes=cost_bytes, deadline=self.deadline, is_rest=self.is_rest
+        )
+        return not self.admission.is_waiting
+
+    def is_too_slow(self, received_bytes: int, now: float, *, is_awaited: bool) -> bool:
+        """Of a request that has begun and is not all here: whether it keeps others waiting for too long.
+
+        Ask every second. `is_awaited`: nothing but its client keeps the next of it from coming.
+        """
+        if self._pace is None:
+            self._pace = Pace(received_bytes, now)
+        others_wait = is_awaited and self.copy.admissions.others_wait_for_room
+        return self._pace.is_too_slow(received_bytes, now, others_wait=others_wait)
+
+    def is_taken_too_slowly(self, taken_bytes: int, now: float, *, others_wait: bool) -> bool:
+        """Of an answer that has begun and is not all taken: whether its client keeps others waiting for too long.
+
+        Ask every second. `others_wait`: for what the answer keeps in Triton, and nothing but its client keeps it there.
+        """
+        if self._answer_pace is None:
+            self._answer_pace = Pace(taken_bytes, now)
+        return self._answer_pace.is_too_slow(taken_bytes, now, others_wait=others_wait)
+
+    # Answered, refused, left: whichever comes first counts.
+
+    def answered(self, code: str, now: float, *, in_triton: bool = False) -> None:
+        """The client has its answer, or nobody waits for one. `in_triton`: Triton goes on with it all the same."""
+        if self.is_answered:
+            return
+        self.is_answered = True
+        if self.held_bytes:
+            self.let_all_go()
+        self._traffic.answered(code, now - self.began)
+        admission = self.admission
+        if admission is not None:
+            if in_triton:
+                admission.give_up(now)
+            else:
+                admission.release(now)
+
+    def triton_is_done(self, now: float) -> None:
+        """Triton has nothing of it any more."""
+        if self.admission is not None:
+            self.admission.release(now)
+
+    def is_late(self, now: float) -> bool:
+        return now > self.deadline or self.is_overdue(now)
+
+    def is_overdue(self, now: float) -> bool:
+        """It has waited for its turn for longer than it may."""
+        return self.admission is not None and self.admission.is_overdue(now)
+
+
+def too_large(limit_bytes: int, flag: str) -> Refusal:
+    return Refusal(Why.TOO_LARGE, f"a request may have {format_bytes(limit_bytes)} ({flag})")
+
+
+def _no_room_here(copy: ModelCopy, size_bytes: int) -> Refusal:
+    own, whole = copy.budget, copy.budget.parent
+    if whole is None or own.used_bytes + size_bytes > own.limit_bytes:
+        who, limit_bytes, flag = "they", own.limit_bytes, copy.flags.inflight
+    else:
+        who, limit_bytes, flag = (
+            "those of all models, each no more than is free,",
+            whole.limit_bytes,
+            MEMORY_FLAG,
+        )
+    return Refusal(
+        Why.NO_ROOM,
+        f"too many requests are on their way at once: {who} may take {format_bytes(limit_bytes)} together ({flag})",
+    )

@@ -1,0 +1,148 @@
+"""The REPORT connection: what the gateway says of the copy, and the door's wish that it be drained."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from berth.runtime.backoff import Backoff
+from berth.runtime.logs import fields
+from berth.runtime.tasks import wait_until_set
+from proxy.sidecar.gateway import ASK_SECONDS, STALE_SECONDS, Access, Gateway
+from proxy.wire.preamble import ACCEPTED, Kind, Preamble
+from proxy.wire.report import DRAIN, LEAVING, LINE_BYTES, says
+
+log = logging.getLogger(__name__)
+
+# A gateway that restarts is to be found again within a second.
+_PAUSE_SECONDS: Final = 0.5
+
+
+class _Broken(Exception):
+    """The connection is of no use any more; the message says why."""
+
+
+class Report:
+    """Keeps one connection to wherever the gateway is."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._writer: asyncio.StreamWriter | None = None
+        # Words of the door's that a new connection hears again.
+        self._said: list[bytes] = []
+        self._drained = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Listen for ever; what was said last grows stale while nobody says anything."""
+        backoff, told = Backoff(initial_seconds=0.05, cap_seconds=_PAUSE_SECONDS), ""
+        while True:
+            change = self._gateway.next_change()
+            access = self._gateway.access
+            if access is None:
+                await change.wait()
+                continue
+            try:
+                await self._until_changed(access, change, backoff)
+                told = ""
+            except (_Broken, OSError) as error:
+                self._gateway.trouble = _reason(error)
+                level = logging.DEBUG if told == self._gateway.trouble else logging.WARNING
+                told = self._gateway.trouble
+                log.log(level, "no gateway", extra=fields(endpoint=access.endpoint, reason=told))
+                await asyncio.sleep(backoff.next())
+
+    async def _until_changed(self, access: Access, change: asyncio.Event, backoff: Backoff) -> None:
+        """Returns when the gateway is elsewhere, or has another ticket. Raises _Broken or OSError."""
+        listening = asyncio.ensure_future(self._listen(access, backoff))
+        changing = asyncio.ensure_future(change.wait())
+        try:
+            await asyncio.wait({listening, changing}, return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():
+                listening.result()
+        finally:
+            for task in (listening, changing):
+                task.cancel()
+            await asyncio.gather(listening, changing, return_exceptions=True)
+
+    async def _listen(self, access: Access, backoff: Backoff) -> None:
+        reader, writer = await _connected(access)
+        self._drained.clear()  # what was said on another connection was about what was there then
+        try:
+            for word in self._said:
+                writer.write(word)
+            self._writer = writer
+            while True:
+                self._take(await _line(reader))
+                backoff.reset()
+        finally:
+            self._writer = None
+            writer.transport.abort()
+
+    def _take(self, line: bytes) -> None:
+        was = self._gateway.not_ready()
+        if self._gateway.said(line):
+            now = self._gateway.not_ready()
+            if (was is None) != (now is None):
+                log.info("model ready" if now is None else "model not ready", extra=fields(reason=now or "-"))
+        elif says(line, "drained"):
+            self._drained.set()
+
+    def leave(self) -> None:
+        """Tell that the pod is ending: not ready, but everything is served as before."""
+        self._say(LEAVING)
+
+    async def drain(self, is_waited: Callable[[], bool]) -> None:
+        """Have the gateway take nothing new for the copy; returns when nothing of it is left there, or nobody
+        knows. `is_waited`: whether somebody still has a connection there; a gateway may be silent for a while."""
+        self._say(DRAIN)
+        while self._gateway.lately() is not None or is_waited():
+            if await wait_until_set(self._drained, timeout_seconds=1.0):
+                return
+
+    def _say(self, word: bytes) -> None:
+        self._said.append(word)
+        if self._writer is not None:
+            self._writer.write(word)
+
+
+async def _connected(access: Access) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Raises _Broken or OSError."""
+    endpoint = access.endpoint
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, limit=LINE_BYTES)
+            writer.write(Preamble(Kind.REPORT, access.ticket).to_bytes())
+            answer = await reader.read(1)
+    except BaseException as error:
+        if writer is not None:
+            writer.transport.abort()
+        if isinstance(error, TimeoutError):
+            raise _Broken("it does not answer") from None
+        raise
+    if answer != ACCEPTED:
+        writer.transport.abort()
+        raise _Broken("it does not take this pod's ticket")
+    return reader, writer
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """Raises _Broken or OSError."""
+    try:
+        async with asyncio.timeout(STALE_SECONDS):
+            line = await reader.readline()
+    except TimeoutError:
+        raise _Broken(f"it has said nothing for {STALE_SECONDS:g} s") from None
+    except ValueError:
+        raise _Broken(f"it says lines of more than {LINE_BYTES} bytes") from None
+    if not line.endswith(b"\n"):
+        raise _Broken("it has ended the connection")
+    return line
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ConnectionResetError):
+        return "it does not take this pod's ticket, or has ended"
+    if isinstance(error, OSError):
+        return f"it cannot be reached ({error.strerror or type(error).__name__})"
+    return str(error)

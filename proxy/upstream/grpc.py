@@ -1,0 +1,225 @@
+"""A connection to Triton's gRPC port, shared by all clients of all copies of a process.
+
+It knows nothing of clients: whose call a stream is (`Asker`) is told what Triton says of it. A slow client
+holds up its own stream alone, by that stream's window; the connection itself is always read.
+"""
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+from berth.contract.endpoint import Address, UnixSocket
+from berth.runtime.logs import fields
+from proxy.request.grpc_head import MOST_LIST_BYTES, AnswerKind, AnswerPolicy, Keys
+from proxy.request.replica import ModelCopy
+from proxy.transport.h2_connection import H2Connection
+from proxy.transport.tcp import keep_alive
+from proxy.transport.write_batch import Turn
+from proxy.wire.grpc_status import try_again
+from proxy.wire.h2.client import CannotOpen, ClientCodec
+from proxy.wire.h2.events import (
+    Answer,
+    Data,
+    Ended,
+    Event,
+    GoAway,
+    Headers,
+    Owned,
+    PeerSettings,
+    Reset,
+    Trailers,
+)
+from proxy.wire.h2.fields import FieldReader, Fields
+from proxy.wire.h2.flow import Stream
+from proxy.wire.h2.frames import ErrorCode
+from proxy.wire.h2.sending import Buffer
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 5.0
+
+
+class Asker(Protocol):
+    """Whose call it is. None of these may raise."""
+
+    @property
+    def copy(self) -> ModelCopy: ...
+
+    def answer_whole(self, answer: Answer) -> None: ...
+
+    def answer_began(self, fields: Fields[AnswerKind], *, end: bool) -> None: ...
+
+    def answer_data(self, data: Data) -> None: ...
+
+    def answer_ended(self, fields: Fields[AnswerKind]) -> None: ...
+
+    def answer_broke(self, reason: str) -> None:
+        """There will be no (more) answer: Triton has nothing of the call any more."""
+        ...
+
+
+class AnswerReaders:
+    """How Triton's blocks are read; one for a process."""
+
+    def __init__(self) -> None:
+        policy = AnswerPolicy()
+        self.heads: FieldReader[AnswerKind] = FieldReader(policy, is_answer=True)
+        self.trailers: FieldReader[AnswerKind] = FieldReader(policy, is_trailers=True)
+
+
+class Watcher(Protocol):
+    """Who is told what becomes of a connection."""
+
+    def connection_over(self, connection: "UpstreamConnection", copies: list[ModelCopy]) -> None:
+        """It has ended, with calls of these copies in it that Triton had."""
+        ...
+
+
+class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
+    """Opened at once: what is sent before it is connected waits in the codec."""
+
+    most_at_once = 32  # Triton opens its window again behind each answer
+
+    def __init__(
+        self, address: Address, keys: Keys, readers: AnswerReaders, turn: Turn, watcher: Watcher
+    ) -> None:
+        super().__init__(turn)
+        self.address, self.keys, self._watcher = address, keys, watcher
+        # Of headers in one call.
+        self.most_list_bytes = MOST_LIST_BYTES
+        self.codec = ClientCodec(readers.heads, readers.trailers, wake=self.wake)
+        self.is_retired = False
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a call may ever be opened here again."""
+        if self.is_retired or self.is_closed or (self.transport is not None and self.transport.is_closing()):
+            return False
+        return self.codec.is_usable
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a call that is sent now goes out now."""
+        transport = self.transport
+        if not self.is_writable or self.is_retired or transport is None:
+            return False
+        # The loop tells of an end later than the transport knows of it: what is written meanwhile reaches nobody.
+        return not transport.is_closing() and self.codec.can_open
+
+    def open(self, asker: Asker, block: bytes) -> Stream:
+        """Begin a call. Raises Refused where Triton takes no more."""
+        try:
+            stream = self.codec.open(block)
+        except CannotOpen as error:
+            raise try_again(f"Triton takes no more calls on this connection: {error}") from error
+        stream.owner = asker
+        return stream
+
+    def send_whole(self, asker: Asker, block: bytes, data: Buffer) -> Stream | None:
+        """A whole call at once; None where Triton takes no more."""
+        try:
+            stream = self.codec.send_call(block, data)
+        except CannotOpen:
+            return None
+        stream.owner = asker
+        return stream
+
+    def send(self, stream: Stream, data: Buffer, *, end: bool, owned: Owned | None = None) -> None:
+        self.codec.send_data(stream, data, end=end, owned=owned)
+
+    def reset(self, stream: Stream, code: ErrorCode = ErrorCode.CANCEL) -> None:
+        self.codec.reset(stream, code)
+        self._end_if_done()
+
+    def retire(self) -> None:
+        """Take no new calls; end with the last."""
+        self.is_retired = True
+        self._end_if_done()
+
+    def tick(self, now: float) -> None:
+        self.on_events(self.codec.tick(now))
+
+    async def connected(self) -> bool:
+        """Wait until it is, or cannot be."""
+        await asyncio.wait([self._connecting])
+        return self.transport is not None and not self.is_closed
+
+    async def closed(self, reason: str) -> None:
+        self.abort(reason)
+        await asyncio.gather(self._connecting, return_exceptions=True)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        keep_alive(transport)
+        super().connection_made(transport)
+
+    async def _connect(self) -> None:
+        loop, address = asyncio.get_running_loop(), self.address
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                if isinstance(address, UnixSocket):
+                    await loop.create_unix_connection(lambda: self, address.path)
+                else:
+                    await loop.create_connection(lambda: self, address.host, address.port)
+        except (OSError, TimeoutError) as error:
+            self.abort(f"Triton cannot be reached: {str(error) or 'no answer'}")
+            return
+        if self.is_closed and self.transport is not None:
+            self.transport.abort()
+
+    def on_events(self, events: list[Event]) -> None:
+        for event in events:
+            kind = type(event)
+            if kind is Answer:
+                event.stream.owner.answer_whole(event)  # type: ignore[union-attr]
+            elif kind is Data:
+                self._on_data(event)  # type: ignore[arg-type]
+            elif kind is Headers:
+                event.stream.owner.answer_began(event.fields, end=event.end)  # type: ignore[union-attr]
+            elif kind is Trailers:
+                event.stream.owner.answer_ended(event.fields)  # type: ignore[union-attr]
+            else:
+                self._on_other(event)
+        self._end_if_done()
+
+    def _on_data(self, data: Data) -> None:
+        stream = data.stream
+        if data.end:  # a gRPC server ends with trailers
+            data.release()
+            self.codec.reset(stream, ErrorCode.PROTOCOL_ERROR)
+            stream.owner.answer_broke("Triton ended an answer without its status")
+        else:
+            stream.owner.answer_data(data)
+
+    def _on_other(self, event: Any) -> None:
+        if isinstance(event, Reset):
+            why = f"Triton broke off ({event.message or _name(event.code)})"
+            event.stream.owner.answer_broke("Triton is going away" if event.was_refused else why)
+        elif isinstance(event, PeerSettings):
+            self.most_list_bytes = min(MOST_LIST_BYTES, self.codec.peer_header_list)
+        elif isinstance(event, GoAway):
+            self.is_retired = True
+        elif isinstance(event, Ended):
+            log.warning("triton broke the protocol", extra=fields(code=event.code.name, reason=event.message))
+            self.ended(event.streams, f"Triton broke the protocol ({event.code.name})")
+
+    def on_lost(self, streams: list[Stream], reason: str) -> None:
+        askers: list[Asker] = [stream.owner for stream in streams]
+        # A connection that was never made had nothing in it.
+        copies = [] if self.transport is None else list(dict.fromkeys(asker.copy for asker in askers))
+        self._watcher.connection_over(self, copies)
+        if self.transport is not None:
+            reason = f"Triton is gone: {reason}"
+        for asker in askers:
+            asker.answer_broke(reason)
+
+    def _end_if_done(self) -> None:
+        if self.is_retired and not self.codec.streams and not self.is_closed:
+            self.abort("no longer of use")
+
+
+def _name(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)

@@ -1,0 +1,121 @@
+"""Small questions to Triton's REST port of the proxy's own: asked, and the whole answer waited for."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.policy.refusal import NotServed
+from proxy.request.endpoint import Whereabouts
+from proxy.upstream.http1 import Pool, UpstreamHttp
+from proxy.wire.http1 import ResponseHead, write_start
+
+ANSWER_SECONDS: Final = 1.0
+_ANSWER_BYTES = 4 * 1024 * 1024
+
+
+class Silent(NotServed):
+    """Triton is there and has not answered in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A small answer of Triton's."""
+
+    status: int
+    body: bytes
+
+
+async def fetch(
+    pool: Pool,
+    where: Whereabouts,
+    path: str,
+    *,
+    seconds: float = ANSWER_SECONDS,
+    most_bytes: int = _ANSWER_BYTES,
+) -> Answer:
+    """Ask with GET. Raises NotServed."""
+    question = _Question(where, path, most_bytes)
+    question.begin(pool)
+    timer = asyncio.get_running_loop().call_later(seconds, question.too_late, seconds)
+    try:
+        return await question.answer
+    finally:
+        timer.cancel()
+        question.end()
+
+
+class _Question:
+    """One question, as whose connection's asker it is."""
+
+    takes_chunks = False
+
+    def __init__(self, where: Whereabouts, path: str, most_bytes: int) -> None:
+        self._where, self._path, self._most_bytes = where, path, most_bytes
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._upstream: UpstreamHttp | None = None
+        self._status, self._parts, self._size = 0, list[bytes](), 0
+
+    @property
+    def whose(self) -> object:
+        return self._where  # all of these are one party
+
+    @property
+    def wants_connection(self) -> bool:
+        return not self.answer.done()
+
+    def begin(self, pool: Pool) -> None:
+        """Raises NotServed."""
+        upstream = pool.take(self)
+        if upstream is not None:
+            self.connected(upstream)
+
+    def end(self) -> None:
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abort()
+
+    def too_late(self, seconds: float) -> None:
+        self._fail(Silent(f"Triton does not answer within {seconds:g} s"))
+
+    def connected(self, upstream: UpstreamHttp) -> None:
+        access = self._where.access
+        if self.answer.done() or access is None:
+            upstream.abort()
+            return
+        self._upstream = upstream
+        upstream.request_done = True
+        upstream.write(write_start("GET", self._path, str(access.http), b"", access.http_headers) + b"\r\n")
+
+    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
+        self._status = head.status
+        self.response_data(body)
+
+    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        self.response_begun(head, data[start:], None)
+        self.response_ended()
+
+    def response_data(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > self._most_bytes:
+            self._fail(NotServed(f"Triton's answer is longer than {self._most_bytes} bytes"))
+
+    def response_ended(self) -> None:
+        self._upstream = None
+        if not self.answer.done():
+            self.answer.set_result(Answer(self._status, b"".join(self._parts)))
+
+    def response_lost(self, reason: str) -> None:
+        self._upstream = None
+        self._fail(NotServed(f"Triton does not answer: {reason}"))
+
+    def later(self, do: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(do)
+
+    def upstream_writable(self) -> None:
+        """All has been written at once."""
+
+    def _fail(self, error: NotServed) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
