@@ -18,11 +18,14 @@ COMMANDS = {
     ),
     "scaler": ("scaler.command", "decide how many copies models want, as Knative's autoscaler does"),
     "scale": ("scaler.scale", "how many copies a model wants and has, and why"),
-    "top": ("binder.top", "GPUs, models, requested and measured memory of the cluster"),
-    "why": ("binder.why", "why a pod is pending or does not serve yet, and what comes next"),
-    "would-fit": ("binder.would_fit", "whether a pod that does not exist yet would find a place, and where"),
+    "top": ("binder.cli.top", "GPUs, models, requested and measured memory of the cluster"),
+    "why": ("binder.cli.why", "why a pod is pending or does not serve yet, and what comes next"),
+    "would-fit": (
+        "binder.cli.would_fit",
+        "whether a pod that does not exist yet would find a place, and where",
+    ),
     "upgrade-node": (
-        "binder.upgrade_node",
+        "binder.cli.upgrade_node",
         "replace a node's Triton and agent, its models out of harm's way",
     ),
     "demo": ("localcluster.demo", "the whole story on one machine"),

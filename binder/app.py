@@ -23,14 +23,14 @@ from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process, spare_the_collector, starting
 from berth.runtime.tasks import supervise, work_or_stop
-from binder.cluster import slim
+from binder.api.extender import Extender
+from binder.api.metrics import BinderMetrics
+from binder.api.placeable import PlaceableApi
+from binder.cache.cluster import slim
+from binder.cache.residents import residents
 from binder.config import BinderOptions
-from binder.extender import Extender
-from binder.metrics import BinderMetrics
-from binder.placeable_api import PlaceableApi
-from binder.residents import residents
-from binder.scheduler import Scheduler
-from binder.strategies import make_strategy
+from binder.engine.score import make_strategy
+from binder.loop.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 

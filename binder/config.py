@@ -6,7 +6,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.keys import SCHEDULER_NAME
 from berth.kube.options import KubeOptions
 from berth.runtime import options as opt
-from binder.strategies import STRATEGIES
+from binder.engine.score import STRATEGIES
 
 
 @dataclass(frozen=True, kw_only=True)

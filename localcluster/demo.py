@@ -24,7 +24,7 @@ from berth.kube.errors import KubeError, NotFound
 from berth.kube.times import utc_now
 from berth.runtime.options import CommonOptions, log_level, switch
 from berth.runtime.process import run_process
-from binder import top
+from binder.cli import top
 from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.model_server import serving

@@ -21,12 +21,12 @@ from bench.binder import objects
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import PodUid
 from berth.kube.informer import Change, ChangeKind, Mirror
-from binder.cluster import Cluster, slim
-from binder.decision import Placement
-from binder.demand import Demand, parse_demand
-from binder.explain import summary
-from binder.market import price
-from binder.strategies import LeastFragmentation
+from binder.cache.cluster import Cluster, slim
+from binder.engine.decision import Placement
+from binder.engine.dual_prices import price
+from binder.engine.score import LeastFragmentation
+from binder.pod.demand import Demand, parse_demand
+from binder.rules.explain import summary
 
 SIZES = (100, 1000, 5000, 20000)
 _PODS_PER_NODE, _WARM_UP = 10, 500

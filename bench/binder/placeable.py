@@ -19,13 +19,13 @@ from bench.binder import objects
 from bench.binder.core import _bound_pods, _demands, _kind, _nodes
 from berth.contract.scaling import ModelKey, PlaceableAnswer, PlaceableModel, PlaceableRequest
 from berth.kube.informer import Change, ChangeKind
-from binder.cluster import slim
-from binder.decision import Placement
-from binder.metrics import BinderMetrics
-from binder.placeable import Placeables
-from binder.placeable_api import PlaceableApi
-from binder.scheduler import Scheduler
-from binder.strategies import LeastFragmentation
+from binder.api.metrics import BinderMetrics
+from binder.api.placeable import PlaceableApi
+from binder.cache.cluster import slim
+from binder.engine.decision import Placement
+from binder.engine.placeable import Placeables
+from binder.engine.score import LeastFragmentation
+from binder.loop.scheduler import Scheduler
 
 SIZES = (100, 1000, 5000)
 _MODELS, _ROUNDS = 256, 6

@@ -19,7 +19,7 @@ from typing import Any
 from bench.packing.churn import refused_percent
 from bench.packing.cluster import FGD, Packed, strategy_of
 from bench.packing.trace import GPU_BYTES, Task, read_nodes, read_tasks
-from binder.strategies import STRATEGIES
+from binder.engine.score import STRATEGIES
 
 _MARKS = (1.0, 1.3)
 

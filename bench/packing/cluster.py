@@ -8,11 +8,11 @@ import numpy as np
 from bench.packing.fgd import FragmentationGradient
 from bench.packing.trace import GPU_BYTES, KEYS, Task, demand
 from berth.contract.ids import PodUid
-from binder.decision import Decider, Placement
-from binder.loading import EXPECTED_SECONDS
-from binder.market import price
-from binder.state import ClusterState
-from binder.strategies import LeastFragmentation, Strategy, make_strategy
+from binder.cache.loading import EXPECTED_SECONDS
+from binder.cache.state import ClusterState
+from binder.engine.decision import Decider, Placement
+from binder.engine.dual_prices import price
+from binder.engine.score import LeastFragmentation, Strategy, make_strategy
 
 FGD = "fgd"
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.packing.trace import GPU_BYTES, Task
-from binder.demand import Shape
-from binder.table import USABLE, Floats, Ints, NodeTable, Rows
+from binder.cache.table import USABLE, Floats, Ints, NodeTable, Rows
+from binder.pod.demand import Shape
 
 # The paper takes the most frequent classes of tasks that make 95 % of all.
 _SHARE = 0.95

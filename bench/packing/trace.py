@@ -14,7 +14,7 @@ from typing import Any
 from berth.contract.ids import GpuUuid, PodUid
 from berth.contract.keys import Keys
 from berth.contract.report import GpuReport, NodeReport, TritonReport
-from binder.demand import Demand, parse_demand
+from binder.pod.demand import Demand, parse_demand
 
 KEYS = Keys()
 PRODUCT_LABEL = "nvidia.com/gpu.product"

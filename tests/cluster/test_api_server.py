@@ -24,10 +24,10 @@ from berth.kube import client as kube_client
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
 from berth.kube.errors import Conflict, Invalid, KubeError, KubeResponseError, NotFound
-from binder.binding import may_have_happened
-from binder.demand import parse_demand
-from binder.evictions import evict
-from binder.holders import bound_holder
+from binder.cache.holders import bound_holder
+from binder.loop.bind import may_have_happened
+from binder.loop.evict import evict
+from binder.pod.demand import parse_demand
 from localcluster.addresses import cluster_network
 from localcluster.binaries import control_plane_directory
 from localcluster.controlplane import ControlPlane

@@ -19,7 +19,7 @@ from berth.kube.client import KubeClient
 from berth.kube.errors import Conflict, KubeResponseError, NotFound
 from berth.kube.times import micro_time, utc_now
 from berth.runtime.options import parse_options
-from binder.upgrade_node import NodeUpgrade, UpgradeOptions
+from binder.cli.upgrade_node import NodeUpgrade, UpgradeOptions
 from localcluster.cluster import LocalCluster
 from tests.cluster.accounts import speaking_as
 from tests.e2e.support import eventually

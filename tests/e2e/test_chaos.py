@@ -21,7 +21,7 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.memory import free_bytes, held_bytes
 from berth.contract.report import ModelState, NodeReport
 from berth.kube import paths
-from binder import top
+from binder.cli import top
 from localcluster.inference import infer_rest
 from localcluster.parts import Part
 from localcluster.samples import SIMPLE_MODEL, model_deployment, packed

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from berth.kube import paths
-from binder import top
+from binder.cli import top
 from localcluster.cluster import LocalCluster
 from tests.e2e.support import KEYS, eventually
 

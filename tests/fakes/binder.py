@@ -14,9 +14,9 @@ from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.pod import PodRef
 from berth.kube.errors import response_error
 from berth.kube.informer import Change, ChangeKind
-from binder.metrics import BinderMetrics
-from binder.scheduler import Scheduler
-from binder.strategies import make_strategy
+from binder.api.metrics import BinderMetrics
+from binder.engine.score import make_strategy
+from binder.loop.scheduler import Scheduler
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 Json = dict[str, Any]

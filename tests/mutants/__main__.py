@@ -1,7 +1,7 @@
 """Mutation testing: change one thing in the code, run the unit tests that run it, see whether one fails.
 
     python -m tests.mutants [--count N] [--seed N] [--jobs N] [PACKAGE ...]     a random sample
-    python -m tests.mutants --at binder/queue.py:40                             every change of a line
+    python -m tests.mutants --at binder/loop/queue.py:40                             every change of a line
     python -m tests.mutants --again build/mutants/result.json                   what nothing noticed last time
     python -m tests.mutants --since REVISION [PACKAGE ...]                      a sample of the lines that are new since
 

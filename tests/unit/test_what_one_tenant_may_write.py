@@ -19,8 +19,8 @@ from berth.contract.errors import InvalidPod
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import NodeName
 from berth.kube.informer import Change, ChangeKind
-from binder.cluster import Cluster, slim
-from binder.demand import parse_demand
+from binder.cache.cluster import Cluster, slim
+from binder.pod.demand import parse_demand
 from scaler.activation.switchboard import Template
 from scaler.core.fleet import Fleet, keep_deployment, keep_pod
 from scaler.decision.annotations import GROUP

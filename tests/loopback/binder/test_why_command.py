@@ -16,7 +16,7 @@ from berth.contract.wait_reason import WaitReason
 from berth.kube.times import micro_time, utc_now
 from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.options import parse_options
-from binder.why import WhyOptions, main
+from binder.cli.why import WhyOptions, main
 from tests.fakes.objects import GIB, KEYS, listed, node, pod, report
 from tests.fakes.web import serving
 

@@ -551,7 +551,7 @@ def test_a_command_is_given_its_arguments_and_tells_how_it_ended(monkeypatch: py
     assert berth.cli.main(["why", "--node", "n"]) == 5
     monkeypatch.setattr(sys, "argv", ["berth", "top"])
     assert berth.cli.main() == 5
-    assert (asked, given) == (["binder.why", "binder.top"], [["--node", "n"], []])
+    assert (asked, given) == (["binder.cli.why", "binder.cli.top"], [["--node", "n"], []])
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"], ["help"]])

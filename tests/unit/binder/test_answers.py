@@ -11,12 +11,12 @@ from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.pod import PodRef
 from berth.kube.errors import KubeError, KubeUnreachable, response_error
 from berth.kube.informer import Change
-from binder.binding import current_pod, is_answer, may_have_happened, post_binding
-from binder.decision import Placement
-from binder.demand import parse_demand
-from binder.doubts import OVERDUE_SECONDS, Doubts
-from binder.evictions import evict, set_nominated_node
-from binder.state import GHOST_GRACE_SECONDS, ClusterState
+from binder.cache.state import GHOST_GRACE_SECONDS, ClusterState
+from binder.engine.decision import Placement
+from binder.loop.bind import current_pod, is_answer, may_have_happened, post_binding
+from binder.loop.evict import evict, set_nominated_node
+from binder.loop.resync import OVERDUE_SECONDS, Doubts
+from binder.pod.demand import parse_demand
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 Json = dict[str, Any]

@@ -23,7 +23,7 @@ from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.options import parse_options
 from binder import app
 from binder.config import BinderOptions
-from binder.strategies import STRATEGIES, make_strategy
+from binder.engine.score import STRATEGIES, make_strategy
 from tests.fakes.api_server import LEASES, ApiServer
 from tests.fakes.objects import GIB, gpu, node, pod, report
 

@@ -10,13 +10,13 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.pod import has_ended
 from berth.contract.quantity import MOST
-from binder.amounts import pod_amounts
-from binder.cluster import slim
-from binder.demand import Demand, host_ports, parse_demand, pod_claims, product_key
-from binder.holders import bound_holder
-from binder.labels import parse_selector
-from binder.neighbours import required_anti_affinity
-from binder.notices import told
+from binder.cache.cluster import slim
+from binder.cache.holders import bound_holder
+from binder.loop.conditions import told
+from binder.pod.demand import Demand, host_ports, parse_demand, pod_claims, product_key
+from binder.pod.resources import pod_amounts
+from binder.pod.selectors import parse_selector
+from binder.pod.topology_terms import required_anti_affinity
 from tests.fakes.objects import GIB, KEYS, pod
 
 Json = dict[str, Any]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from berth.kube.informer import Change, ChangeKind
-from binder.budgets import Budgets
-from binder.cluster import Cluster
-from binder.decision import Placement
-from binder.demand import parse_demand
-from binder.filters import FITS, KIND
-from binder.preemption import CURABLE, find_sacrifice
-from binder.reasons import Kind
+from binder.cache.cluster import Cluster
+from binder.cache.disruption_budgets import Budgets
+from binder.engine.decision import Placement
+from binder.engine.preemption import CURABLE, find_sacrifice
+from binder.pod.demand import parse_demand
+from binder.rules.filters import FITS, KIND
+from binder.rules.reasons import Kind
 from tests.fakes.objects import KEYS, gpu, node, pod, report
 
 Json = dict[str, Any]

@@ -13,9 +13,9 @@ from berth.kube.client import WRITE_SECONDS
 from berth.kube.election import ElectionTimes
 from berth.kube.errors import KubeError, KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
-from binder.metrics import BinderMetrics
-from binder.scheduler import BINDS_AT_ONCE, Scheduler
-from binder.strategies import make_strategy
+from binder.api.metrics import BinderMetrics
+from binder.engine.score import make_strategy
+from binder.loop.scheduler import BINDS_AT_ONCE, Scheduler
 from tests.fakes.objects import KEYS, gpu, node, pod, report
 from tests.unit.binder.test_scheduler import Api, Events
 

@@ -19,16 +19,16 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.scaling import ModelKey, PlaceableModel, PlaceableRequest
 from berth.kube.informer import Change, ChangeKind
-from binder import bounds
-from binder.cluster import Cluster, slim
-from binder.decision import Placement, Refusal
-from binder.demand import parse_demand
-from binder.labels import parse_selector
-from binder.neighbours import Term
-from binder.placeable import Placeables
-from binder.pod_index import Neighbour, PodIndex
-from binder.preemption import find_sacrifice
-from binder.reasons import Kind
+from binder.cache.cluster import Cluster, slim
+from binder.cache.pod_index import Neighbour, PodIndex
+from binder.engine.decision import Placement, Refusal
+from binder.engine.placeable import Placeables
+from binder.engine.preemption import find_sacrifice
+from binder.pod import bounds
+from binder.pod.demand import parse_demand
+from binder.pod.selectors import parse_selector
+from binder.pod.topology_terms import Term
+from binder.rules.reasons import Kind
 from tests.fakes.binder import Bench
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 

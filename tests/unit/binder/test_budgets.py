@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from berth.contract.pod import PodRef
-from binder import bounds, budgets
-from binder.budgets import Budgets
-from binder.labels import Selector, parse_selector
+from binder.cache import disruption_budgets as budgets
+from binder.cache.disruption_budgets import Budgets
+from binder.pod import bounds
+from binder.pod.selectors import Selector, parse_selector
 from tests.unit.binder.test_bounds import calls
 
 Json = dict[str, Any]

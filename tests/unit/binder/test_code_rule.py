@@ -9,10 +9,10 @@ from agent.admission.backends import BACKENDS
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import CODE_BACKENDS, CodeReport, CodeRule, Failure, ModelReport, ModelState
-from binder.decision import Refusal
-from binder.demand import parse_demand
-from binder.explain import summary
-from binder.filters import CODE, FITS, KIND
+from binder.engine.decision import Refusal
+from binder.pod.demand import parse_demand
+from binder.rules.explain import summary
+from binder.rules.filters import CODE, FITS, KIND
 from tests.fakes.binder import PLENTY, Bench
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 

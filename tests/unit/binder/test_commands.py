@@ -19,7 +19,7 @@ from berth.kube.command import OutputOptions
 from berth.kube.times import micro_time
 from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.options import parse_options
-from binder import top, why, would_fit
+from binder.cli import top, why, would_fit
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.fakes.reader import Reader
 

@@ -14,10 +14,10 @@ from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import CodeReport, CodeRule
 from berth.kube.errors import response_error
 from berth.kube.informer import Change, ChangeKind
-from binder.extender import BEST_SCORE, Extender
-from binder.metrics import BinderMetrics
-from binder.scheduler import Scheduler
-from binder.strategies import make_strategy
+from binder.api.extender import BEST_SCORE, Extender
+from binder.api.metrics import BinderMetrics
+from binder.engine.score import make_strategy
+from binder.loop.scheduler import Scheduler
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 

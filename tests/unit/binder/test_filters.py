@@ -9,15 +9,15 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName
 from berth.contract.report import TritonReport
-from binder.amounts import pod_amounts
-from binder.decision import Decider, Placement, Refusal
-from binder.demand import parse_demand
-from binder.explain import NodeVerdict, summary, verdicts
-from binder.matching import matches_affinity, untolerated_taint
-from binder.reasons import Kind
-from binder.state import ClusterState
-from binder.strategies import make_strategy
-from binder.table import NodeTable
+from binder.cache.state import ClusterState
+from binder.cache.table import NodeTable
+from binder.engine.decision import Decider, Placement, Refusal
+from binder.engine.score import make_strategy
+from binder.pod.demand import parse_demand
+from binder.pod.resources import pod_amounts
+from binder.rules.explain import NodeVerdict, summary, verdicts
+from binder.rules.node_selection import matches_affinity, untolerated_taint
+from binder.rules.reasons import Kind
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}

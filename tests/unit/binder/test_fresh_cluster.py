@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from berth.contract.ids import NodeName
-from binder.cluster import Cluster
-from binder.decision import Placement, Refusal
-from binder.demand import Demand, parse_demand
-from binder.explain import summary, verdicts
-from binder.remedy import remedy
-from binder.strategies import STRATEGIES, LeastFragmentation, make_strategy
+from binder.cache.cluster import Cluster
+from binder.engine.decision import Placement, Refusal
+from binder.engine.remedy import remedy
+from binder.engine.score import STRATEGIES, LeastFragmentation, make_strategy
+from binder.pod.demand import Demand, parse_demand
+from binder.rules.explain import summary, verdicts
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 NO_GPU = dataclasses.replace(report(), gpus=())

@@ -14,13 +14,13 @@ from prometheus_client import CollectorRegistry
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import Change, ChangeKind
-from binder.decision import Placement, Refusal
-from binder.demand import Shape, parse_demand
-from binder.explain import verdicts
-from binder.metrics import BinderMetrics
-from binder.queue import INITIAL_SECONDS
-from binder.scheduler import Scheduler
-from binder.strategies import STRATEGIES, Strategy, make_strategy
+from binder.api.metrics import BinderMetrics
+from binder.engine.decision import Placement, Refusal
+from binder.engine.score import STRATEGIES, Strategy, make_strategy
+from binder.loop.queue import INITIAL_SECONDS
+from binder.loop.scheduler import Scheduler
+from binder.pod.demand import Shape, parse_demand
+from binder.rules.explain import verdicts
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.unit.binder.test_scheduler import Api, Events
 

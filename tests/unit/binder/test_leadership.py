@@ -10,9 +10,9 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import Failure, GpuReport, ModelReport, ModelState
-from binder.binding import may_have_happened
-from binder.fenced import FencedClient, NotLeading
-from binder.rescuing import BROKEN_SECONDS
+from binder.loop.bind import may_have_happened
+from binder.loop.fenced import FencedClient, NotLeading
+from binder.loop.rescuing import BROKEN_SECONDS
 from tests.fakes.binder import Api, Bench
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 

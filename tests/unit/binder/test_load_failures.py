@@ -14,17 +14,17 @@ from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.report import Failure, ModelReport, ModelState
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
-from binder import replacing
-from binder.cluster import Cluster
-from binder.decision import Decider, Placement, Refusal
-from binder.demand import parse_demand
-from binder.filters import CODE
-from binder.load_failures import EXCLUDED_SECONDS, MOST_FAILURES, LoadFailures
-from binder.metrics import BinderMetrics
-from binder.reasons import Kind
-from binder.replacing import Replacer
-from binder.scheduler import Scheduler
-from binder.strategies import make_strategy
+from binder.api.metrics import BinderMetrics
+from binder.cache.cluster import Cluster
+from binder.engine.decision import Decider, Placement, Refusal
+from binder.engine.score import make_strategy
+from binder.loop import replacing
+from binder.loop.replacing import Replacer
+from binder.loop.scheduler import Scheduler
+from binder.pod.demand import parse_demand
+from binder.rules.filters import CODE
+from binder.rules.load_failures import EXCLUDED_SECONDS, MOST_FAILURES, LoadFailures
+from binder.rules.reasons import Kind
 from tests.fakes.objects import KEYS, gpu, listed, node, pod, report
 
 N1, N2 = NodeName("n1"), NodeName("n2")

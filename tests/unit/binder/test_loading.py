@@ -9,8 +9,8 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.report import ModelReport, ModelState
 from berth.kube.informer import ChangeKind
-from binder.demand import parse_demand
-from binder.loading import EXPECTED_SECONDS, ExpectedLoads
+from binder.cache.loading import EXPECTED_SECONDS, ExpectedLoads
+from binder.pod.demand import parse_demand
 from tests.fakes.binder import PLENTY, Bench
 from tests.fakes.objects import GIB, KEYS, Json, gpu, listed, node, pod, report
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from berth.contract.ids import GpuUuid, NodeName
-from binder.cluster import Cluster
-from binder.cutting_stock import CELLS, remainder_values
-from binder.decision import Placement
-from binder.demand import Shape, parse_demand
-from binder.market import Arrivals, Ask, Market, Prices, extended, price
-from binder.ranking import Ranking
-from binder.strategies import LeastFragmentation
-from binder.table import NodeTable
+from binder.cache.cluster import Cluster
+from binder.cache.table import NodeTable
+from binder.engine.cutting_stock import CELLS, remainder_values
+from binder.engine.decision import Placement
+from binder.engine.dual_prices import Arrivals, Ask, Market, Prices, extended, price
+from binder.engine.rank import Ranking
+from binder.engine.score import LeastFragmentation
+from binder.pod.demand import Shape, parse_demand
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 
@@ -180,7 +180,7 @@ def test_a_new_gpu_model_is_no_reason_to_learn_within_a_decision(monkeypatch: py
     def refuse(_: Market) -> Prices:
         raise AssertionError("learned within a decision")
 
-    monkeypatch.setattr("binder.strategies.price", refuse)
+    monkeypatch.setattr("binder.engine.score.price", refuse)
     chosen = cluster.decider.decide(parse_demand(pod(mem="70Gi"), KEYS))
     assert isinstance(chosen, Placement)
     assert chosen.node == "n3"

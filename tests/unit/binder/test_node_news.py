@@ -11,13 +11,13 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import GpuReport, TritonReport
 from berth.kube.informer import Change, ChangeKind
-from binder.cluster import Cluster
-from binder.demand import parse_demand
-from binder.filters import FITS, KIND
-from binder.reasons import Kind
-from binder.state import ClusterState
-from binder.table import eases
-from binder.view import parse_node
+from binder.cache.cluster import Cluster
+from binder.cache.state import ClusterState
+from binder.cache.table import eases
+from binder.cache.view import parse_node
+from binder.pod.demand import parse_demand
+from binder.rules.filters import FITS, KIND
+from binder.rules.reasons import Kind
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 
 Json = dict[str, Any]

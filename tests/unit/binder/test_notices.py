@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from binder.notices import FIGURES_SECONDS, Said, statements_of
+from binder.loop.conditions import FIGURES_SECONDS, Said, statements_of
 from tests.fakes.binder import Bench
 from tests.fakes.objects import pod
 

@@ -17,18 +17,18 @@ from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.report import CodeReport, CodeRule, NodeReport, TritonReport
 from berth.contract.scaling import ModelKey, Placeable, PlaceableAnswer, PlaceableModel, PlaceableRequest
 from berth.kube.informer import Change, ChangeKind
-from binder import placeable
-from binder.cluster import Cluster
-from binder.decision import Placement
-from binder.demand import Demand, parse_demand
-from binder.holders import Holder
-from binder.idle import IdlePods
-from binder.metrics import BinderMetrics
-from binder.placeable import Placeables, Steps
-from binder.preemption import Questions
-from binder.scheduler import Scheduler
-from binder.state import with_copy
-from binder.strategies import make_strategy
+from binder.api.metrics import BinderMetrics
+from binder.cache.cluster import Cluster
+from binder.cache.holders import Holder
+from binder.cache.state import with_copy
+from binder.engine import placeable
+from binder.engine.decision import Placement
+from binder.engine.idle import IdlePods
+from binder.engine.placeable import Placeables, Steps
+from binder.engine.preemption import Questions
+from binder.engine.score import make_strategy
+from binder.loop.scheduler import Scheduler
+from binder.pod.demand import Demand, parse_demand
 from tests.fakes.binder import Events
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 

@@ -19,11 +19,11 @@ from berth.contract.ids import NodeName, PodUid
 from berth.contract.scaling import PlaceableAnswer, PlaceableRequest
 from berth.kube.errors import response_error
 from berth.kube.informer import Change, ChangeKind
-from binder import placeable_api
-from binder.metrics import BinderMetrics
-from binder.placeable_api import PlaceableApi
-from binder.scheduler import Scheduler
-from binder.strategies import make_strategy
+from binder.api import placeable as placeable_api
+from binder.api.metrics import BinderMetrics
+from binder.api.placeable import PlaceableApi
+from binder.engine.score import make_strategy
+from binder.loop.scheduler import Scheduler
 from scaler.placeable import BinderClient
 from tests.fakes.binder import Events
 from tests.fakes.objects import KEYS, gpu, node, pod, report

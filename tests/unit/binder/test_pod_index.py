@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from berth.contract.ids import NodeName, PodUid
-from binder.labels import Labels, Selector, parse_selector
-from binder.neighbours import Term
-from binder.pod_index import Neighbour, PodIndex
+from binder.cache.pod_index import Neighbour, PodIndex
+from binder.pod.selectors import Labels, Selector, parse_selector
+from binder.pod.topology_terms import Term
 
 COMPONENT, NAME = "app.kubernetes.io/component", "app.kubernetes.io/name"
 TEAM = frozenset({"team"})

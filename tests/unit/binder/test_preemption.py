@@ -9,14 +9,14 @@ import pytest
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
-from binder.budgets import Budgets
-from binder.cluster import Cluster
-from binder.decision import Placement, Refusal
-from binder.demand import parse_demand
-from binder.holders import Holder
-from binder.preemption import Sacrifice, find_sacrifice, promising
-from binder.remedy import remedy
-from binder.victims import Victims
+from binder.cache.cluster import Cluster
+from binder.cache.disruption_budgets import Budgets
+from binder.cache.holders import Holder
+from binder.engine.decision import Placement, Refusal
+from binder.engine.preemption import Sacrifice, find_sacrifice, promising
+from binder.engine.remedy import remedy
+from binder.engine.victims import Victims
+from binder.pod.demand import parse_demand
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 

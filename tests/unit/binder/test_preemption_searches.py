@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from binder import room
-from binder.hints import Hints
-from binder.preemption import MOST_QUESTIONS, Questions
+from binder.engine.preemption import MOST_QUESTIONS, Questions
+from binder.loop import nominate as room
+from binder.loop.requeue import Hints
 from tests.fakes.binder import Bench
 from tests.fakes.objects import KEYS
 

@@ -12,10 +12,10 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, NodeName
 from berth.contract.report import Failure, ModelReport, ModelState
 from berth.kube.informer import ChangeKind
-from binder.cluster import Cluster
-from binder.demand import parse_demand
-from binder.quarantine import QUARANTINE_SECONDS, Quarantines, template_of
-from binder.reasons import Kind
+from binder.cache.cluster import Cluster
+from binder.pod.demand import parse_demand
+from binder.rules.quarantine import QUARANTINE_SECONDS, Quarantines, template_of
+from binder.rules.reasons import Kind
 from tests.fakes.binder import PLENTY, Bench
 from tests.fakes.objects import GIB, KEYS, Json, gpu, listed, node, pod, report
 
@@ -177,7 +177,7 @@ async def test_a_report_that_has_no_room_for_ids_keeps_what_was_known() -> None:
 
 async def test_a_model_that_was_mended_may_be_asked_for_by_the_scaler() -> None:
     from berth.contract.scaling import ModelKey, PlaceableModel
-    from binder.placeable import _copy_of
+    from binder.engine.placeable import _copy_of
 
     async with Plague() as bench:
         of(bench, "p1", "web/v1", on="n1")
@@ -407,7 +407,7 @@ def test_a_condition_holds_for_a_day_at_most_and_only_for_pods_of_a_controller()
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binder.quarantine._MOST_TEMPLATES", 3)
+    monkeypatch.setattr("binder.rules.quarantine._MOST_TEMPLATES", 3)
     known = Quarantines(lambda: datetime(2026, 1, 1, tzinfo=UTC))
     for number in range(9):
         said = f"took Triton down on node n{number % 2}; none is placed until 2026-01-01T01:00:00Z, unless"
@@ -435,7 +435,7 @@ async def test_a_condition_of_what_has_been_lifted_brings_nothing_back() -> None
 
 
 def test_one_namespace_pushes_out_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binder.quarantine._MOST_TEMPLATES", 3)
+    monkeypatch.setattr("binder.rules.quarantine._MOST_TEMPLATES", 3)
     known = Quarantines(lambda: datetime(2026, 1, 1, tzinfo=UTC))
     said = "took Triton down on node n1; none is placed until 2026-01-01T01:00:00Z, unless"
     known.remember(("victim", "rs", ""), said)
@@ -461,9 +461,9 @@ def test_a_snapshot_for_people_knows_it_too_and_what_serves_stays() -> None:
 
 
 async def test_the_metric_counts_templates() -> None:
-    from binder.metrics import BinderMetrics
-    from binder.queue import SchedulingQueue
-    from binder.state import ClusterState
+    from binder.api.metrics import BinderMetrics
+    from binder.cache.state import ClusterState
+    from binder.loop.queue import SchedulingQueue
 
     registry, known = CollectorRegistry(), Quarantines()
     BinderMetrics(registry).follow(SchedulingQueue(lambda: 0.0), ClusterState(KEYS, clock=lambda: 0.0), known)

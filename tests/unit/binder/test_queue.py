@@ -2,9 +2,9 @@ from typing import Any
 
 import numpy as np
 
-from binder.demand import parse_demand
-from binder.hints import Hope, Stand
-from binder.queue import CAP_SECONDS, TURN, WOKEN_CAP_SECONDS, SchedulingQueue, Waiting
+from binder.loop.queue import CAP_SECONDS, TURN, WOKEN_CAP_SECONDS, SchedulingQueue, Waiting
+from binder.loop.requeue import Hope, Stand
+from binder.pod.demand import parse_demand
 from tests.fakes.objects import KEYS, pod
 
 STAND = Stand(np.zeros(0, np.int8), set(), hopeless=False, clock=0)

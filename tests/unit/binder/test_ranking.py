@@ -3,12 +3,12 @@
 import pytest
 
 from berth.contract.ids import NodeName
-from binder import ranking
-from binder.cluster import Cluster
-from binder.demand import Shape, parse_demand
-from binder.ranking import Ranking, Rankings
-from binder.strategies import LeastFragmentation
-from binder.table import NodeTable
+from binder.cache.cluster import Cluster
+from binder.cache.table import NodeTable
+from binder.engine import rank as ranking
+from binder.engine.rank import Ranking, Rankings
+from binder.engine.score import LeastFragmentation
+from binder.pod.demand import Shape, parse_demand
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 

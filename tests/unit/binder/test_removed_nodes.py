@@ -7,9 +7,9 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import Change, ChangeKind
-from binder.cluster import Cluster
-from binder.decision import Placement, Refusal
-from binder.demand import parse_demand
+from binder.cache.cluster import Cluster
+from binder.engine.decision import Placement, Refusal
+from binder.pod.demand import parse_demand
 from tests.cluster.differential.generator import generate
 from tests.cluster.differential.vanished import answers, vanished
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report

@@ -7,8 +7,8 @@ import pytest
 
 from berth.contract.ids import NodeName, PodUid
 from berth.kube.informer import ChangeKind
-from binder.demand import parse_demand
-from binder.supposing import Supposing
+from binder.engine.simulate import Supposing
+from binder.pod.demand import parse_demand
 from tests.fakes.binder import Bench
 from tests.fakes.objects import KEYS, Json, pod
 

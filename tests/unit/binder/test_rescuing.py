@@ -10,7 +10,7 @@ from berth.contract.ids import GpuUuid
 from berth.contract.report import GpuReport, ModelReport, ModelState
 from berth.kube.errors import response_error
 from berth.kube.informer import ChangeKind
-from binder.rescuing import BROKEN_SECONDS, PAUSE_SECONDS
+from binder.loop.rescuing import BROKEN_SECONDS, PAUSE_SECONDS
 from tests.fakes.binder import Bench
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 

@@ -3,7 +3,7 @@
 import pytest
 
 from berth.kube.errors import KubeUnreachable, response_error
-from binder.room import NOMINATION_SECONDS
+from binder.loop.nominate import NOMINATION_SECONDS
 from tests.fakes.binder import Bench
 from tests.fakes.objects import KEYS
 

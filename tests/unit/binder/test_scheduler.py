@@ -15,11 +15,11 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
-from binder.doubts import OVERDUE_SECONDS
-from binder.metrics import BinderMetrics
-from binder.residents import residents
-from binder.scheduler import Scheduler
-from binder.strategies import LeastFragmentation, Strategy, make_strategy
+from binder.api.metrics import BinderMetrics
+from binder.cache.residents import residents
+from binder.engine.score import LeastFragmentation, Strategy, make_strategy
+from binder.loop.resync import OVERDUE_SECONDS
+from binder.loop.scheduler import Scheduler
 from tests.fakes.binder import Events
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 

@@ -9,10 +9,10 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.report import ModelReport
-from binder.decision import Decider, Placement
-from binder.demand import parse_demand
-from binder.state import GHOST_GRACE_SECONDS, GHOST_LIMIT_SECONDS, ClusterState
-from binder.strategies import STRATEGIES, make_strategy
+from binder.cache.state import GHOST_GRACE_SECONDS, GHOST_LIMIT_SECONDS, ClusterState
+from binder.engine.decision import Decider, Placement
+from binder.engine.score import STRATEGIES, make_strategy
+from binder.pod.demand import parse_demand
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 
 A = GpuUuid("GPU-a")

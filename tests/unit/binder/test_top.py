@@ -3,7 +3,7 @@
 import pytest
 
 from berth.kube.command import console
-from binder.top import ClusterView, GpuLine, ModelLine, NodeLines, table
+from binder.cli.top import ClusterView, GpuLine, ModelLine, NodeLines, table
 from tests.fakes.objects import GIB
 
 

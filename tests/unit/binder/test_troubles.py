@@ -6,8 +6,8 @@ import pytest
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
-from binder.state import ClusterState
-from binder.troubles import Troubles
+from binder.cache.state import ClusterState
+from binder.loop.failures import Troubles
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 N1 = NodeName("n1")

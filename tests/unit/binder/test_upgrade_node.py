@@ -17,8 +17,8 @@ from berth.kube import paths
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.options import parse_options
-from binder import upgrade_node
-from binder.upgrade_node import NodeUpgrade, UpgradeOptions
+from binder.cli import upgrade_node
+from binder.cli.upgrade_node import NodeUpgrade, UpgradeOptions
 from tests.fakes.objects import GIB, KEYS, listed, node, pod, report
 
 Json = dict[str, Any]

@@ -12,8 +12,9 @@ from berth.contract.ids import NodeName
 from berth.contract.report import CodeReport, CodeRule, TritonReport
 from berth.kube.errors import response_error
 from berth.kube.informer import ChangeKind
-from binder import node_kinds, wait_reasons
-from binder.queue import CAP_SECONDS
+from binder.cache import node_kinds
+from binder.loop import wait_reasons
+from binder.loop.queue import CAP_SECONDS
 from tests.fakes.binder import PLENTY, Api, Bench
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 

@@ -11,12 +11,12 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import ChangeKind
 from berth.runtime.backoff import Backoff
-from binder import queue
-from binder.decision import Decider, Placement
-from binder.load_failures import LoadFailures
-from binder.preemption import find_sacrifice
-from binder.queue import WOKEN_CAP_SECONDS
-from binder.strategies import make_strategy
+from binder.engine.decision import Decider, Placement
+from binder.engine.preemption import find_sacrifice
+from binder.engine.score import make_strategy
+from binder.loop import queue
+from binder.loop.queue import WOKEN_CAP_SECONDS
+from binder.rules.load_failures import LoadFailures
 from tests.fakes.binder import Bench
 from tests.fakes.objects import GIB, KEYS, node, pod
 

@@ -14,12 +14,12 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import Failure, ModelState, NodeReport, TritonReport
 from berth.contract.text import one_line
-from binder.answer import Answer, ProgressShown
-from binder.explain import NodeVerdict
-from binder.pod_facts import Facts, Unread
-from binder.progress import Progress, Stage, progress
-from binder.reasons import Kind, Reason
-from binder.view import NodeFacts, NodeView
+from binder.cache.view import NodeFacts, NodeView
+from binder.cli.answer import Answer, ProgressShown
+from binder.cli.pod_facts import Facts, Unread
+from binder.cli.progress import Progress, Stage, progress
+from binder.rules.explain import NodeVerdict
+from binder.rules.reasons import Kind, Reason
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 
 Json = dict[str, Any]

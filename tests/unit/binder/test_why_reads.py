@@ -10,7 +10,7 @@ import pytest
 
 from berth.kube.errors import response_error
 from berth.kube.times import micro_time
-from binder import why
+from binder.cli import why
 from tests.fakes.objects import KEYS, node, pod, report
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/berth-agent-n1"

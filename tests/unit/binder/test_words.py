@@ -13,17 +13,17 @@ from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import TritonReport
 from berth.kube.errors import KubeError, response_error
 from berth.kube.informer import Change, ChangeKind
-from binder.cluster import Cluster
-from binder.decision import Refusal
-from binder.demand import parse_demand
-from binder.explain import sentence, summary, verdicts
-from binder.metrics import RESULTS, BinderMetrics
-from binder.notices import Notices, told
-from binder.pod_facts import conditions
-from binder.progress import Stage
-from binder.queue import SchedulingQueue
-from binder.reasons import Kind
-from binder.remedy import remedy
+from binder.api.metrics import RESULTS, BinderMetrics
+from binder.cache.cluster import Cluster
+from binder.cli.pod_facts import conditions
+from binder.cli.progress import Stage
+from binder.engine.decision import Refusal
+from binder.engine.remedy import remedy
+from binder.loop.conditions import Notices, told
+from binder.loop.queue import SchedulingQueue
+from binder.pod.demand import parse_demand
+from binder.rules.explain import sentence, summary, verdicts
+from binder.rules.reasons import Kind
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 Json = dict[str, Any]
@@ -459,7 +459,7 @@ async def test_what_is_not_written_is_written_later_and_a_newer_message_instead(
             pauses.append(seconds)
         await rest(0)
 
-    monkeypatch.setattr("binder.notices.asyncio.sleep", sleep)
+    monkeypatch.setattr("binder.loop.conditions.asyncio.sleep", sleep)
     async with Told() as told_to:
         told_to.api.fails = [response_error(503, "", "") for _ in range(3)]
         told_to.tell("p1", "one")

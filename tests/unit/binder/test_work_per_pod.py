@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from berth.contract.ids import NodeName, PodUid
-from binder import state as state_module
+from binder.cache import state as state_module
 from tests.fakes.binder import Bench
 
 RESIDENTS, BURST = 40, 60

@@ -68,7 +68,7 @@ def test_no_history_breaks_the_binder(seed: int) -> None:
 
 def test_a_binder_that_forgets_what_it_has_assumed_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test can fail: the simplest of all faults is found, and its history is made short."""
-    from binder.state import ClusterState
+    from binder.cache.state import ClusterState
 
     monkeypatch.setattr(ClusterState, "assume", lambda *_: None)
     broken = next(h for h in map(history, range(20)) if asyncio.run(fault_of(h)) is not None)
@@ -77,7 +77,7 @@ def test_a_binder_that_forgets_what_it_has_assumed_is_found_out(monkeypatch: pyt
 
 def test_a_binder_that_misses_a_wake_up_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """(review of the binder, `op_quiet`) While pods were tried of themselves after 130 s, this was hidden."""
-    from binder.hints import Hints
+    from binder.loop.requeue import Hints
 
     monkeypatch.setattr(Hints, "_rows", lambda *_: [])
     assert any((fault := asyncio.run(fault_of(h))) and "not tried" in fault for h in map(history, range(20)))

@@ -27,14 +27,14 @@ from berth.contract.report import ModelReport, ModelState
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind, Mirror
 from berth.kube.times import micro_time, utc_now
-from binder.cluster import slim
-from binder.decision import Placement
-from binder.extender import Extender
-from binder.hints import Stand
-from binder.metrics import BinderMetrics
-from binder.queue import SchedulingQueue, Waiting
-from binder.scheduler import Scheduler
-from binder.strategies import make_strategy
+from binder.api.extender import Extender
+from binder.api.metrics import BinderMetrics
+from binder.cache.cluster import slim
+from binder.engine.decision import Placement
+from binder.engine.score import make_strategy
+from binder.loop.queue import SchedulingQueue, Waiting
+from binder.loop.requeue import Stand
+from binder.loop.scheduler import Scheduler
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 Json = dict[str, Any]

@@ -1,0 +1,119 @@
+"""One node with what is on it. Frozen values; made by `state`, turned into a row by `table`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from berth.contract.errors import InvalidValue, UnreadableReport
+from berth.contract.ids import GpuUuid, ModelId, NodeName
+from berth.contract.keys import Keys
+from berth.contract.memory import free_bytes
+from berth.contract.report import GpuReport, NodeReport
+from binder.pod.resources import units
+
+JsonObject = Mapping[str, Any]
+HostPort = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What the Node object says; `version`: which of its states. `report_error`: the annotation is there and cannot be read."""
+
+    name: NodeName
+    labels: Mapping[str, str]
+    taints: tuple[JsonObject, ...]
+    unschedulable: bool
+    allocatable: Mapping[str, int]
+    report: NodeReport | None
+    report_error: str = ""
+    version: int = field(default=0, compare=False)
+    lifted: str = ""  # quarantines that an operator has ended
+
+    @property
+    def content(self) -> "NodeFacts":
+        """All but when and for which time it was reported: what a decision can depend on."""
+        if self.report is None:
+            return self
+        return replace(self, report=replace(self.report, generation=0, observed_at=""))
+
+
+# A model's id is its namespace's own: nobody takes it from another namespace.
+NamespacedId = tuple[str, ModelId]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node with what its pods and models take.
+
+    `held`: bytes on each GPU. `held_anywhere`: bytes of pods whose GPU cannot be read. They are counted on every GPU, because
+    they are on one of them and nobody knows on which. `tenants`: whose models are here or on their way, `coders`:
+    those of them who bring code. `loads`: how many models are to be loaded on a GPU or are being loaded.
+    """
+
+    facts: NodeFacts
+    used: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[GpuUuid, int] = field(default_factory=dict)
+    held_anywhere: int = 0
+    model_ids: frozenset[NamespacedId] = frozenset()
+    host_ports: frozenset[HostPort] = frozenset()
+    tenants: frozenset[str] = frozenset()
+    coders: frozenset[str] = frozenset()
+    loads: Mapping[GpuUuid, int] = field(default_factory=dict)
+
+    def held_on(self, gpu: GpuUuid) -> int:
+        """Bytes that models hold on one GPU, or may hold there."""
+        return self.held.get(gpu, 0) + self.held_anywhere
+
+    def free_on(self, gpu: GpuReport) -> int | None:
+        """The memory rule for one GPU of this node; None when it is not known."""
+        return free_bytes(gpu, self.held_on(gpu.uuid))
+
+    def left_of(self, resource: str) -> int:
+        """What is left of the node's allocatable; negative where it has been given out twice."""
+        return self.facts.allocatable.get(resource, 0) - self.used.get(resource, 0)
+
+    @property
+    def gpus(self) -> tuple[GpuReport, ...]:
+        return () if self.facts.report is None else self.facts.report.gpus
+
+
+def parse_node(node: JsonObject, keys: Keys) -> NodeFacts:
+    """Never fails: what cannot be read is unknown, and says so."""
+    meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    report, error = _report((meta.get("annotations") or {}).get(keys.report))
+    return NodeFacts(
+        name=NodeName(meta["name"]),
+        labels=meta.get("labels") or {},
+        taints=tuple(spec.get("taints") or ()),
+        unschedulable=bool(spec.get("unschedulable")),
+        allocatable=_allocatable(status.get("allocatable") or {}),
+        report=report,
+        report_error=error,
+        lifted=(meta.get("annotations") or {}).get(keys.lift_quarantine) or "",
+        version=_version(meta.get("resourceVersion")),
+    )
+
+
+def _version(text: str | None) -> int:
+    """Versions of one object grow (KEP-5504); 0 where that is not a number."""
+    return int(text) if text and text.isdecimal() else 0
+
+
+def _report(text: str | None) -> tuple[NodeReport | None, str]:
+    if text is None:
+        return None, ""
+    try:
+        return NodeReport.decode(text), ""
+    except UnreadableReport as error:
+        return None, str(error)
+
+
+def _allocatable(quantities: Mapping[str, str]) -> dict[str, int]:
+    """A quantity that cannot be read is none at all."""
+    amounts = {}
+    for resource, quantity in quantities.items():
+        try:
+            amounts[resource] = units(resource, quantity)
+        except InvalidValue:
+            amounts[resource] = 0
+    return amounts

@@ -1,0 +1,147 @@
+"""Which idle pods would have to go so that one copy more has a place. Pure.
+
+Preemption's question asked of other pods: those of the same or a lower priority that their scaler calls idle. The
+fewest go; of as many those that have not been used for longest. No PodDisruptionBudget counts here: they go as
+their Deployment becomes smaller.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from berth.contract.ids import NodeName
+from binder.cache.holders import Holder, place_of
+from binder.cache.table import USABLE
+from binder.engine.decision import Decider
+from binder.engine.preemption import Questions, Sacrifice, curable, without_those_who_can_stay
+from binder.pod.demand import Demand
+from binder.rules.filters import Codes
+
+# Of more than so many idle pods of one node the last used ones are not compared with each other, and among groups of
+# more than so many the smallest is not searched for: what is found then is a group of which nobody can stay.
+_COMPARED, _GROUP = 16, 4
+# Nodes where a group was found, among which the best is chosen; and questions in one search, about a third of a
+# millisecond each.
+_ENOUGH, _MOST_QUESTIONS = 8, 64
+_NEVER = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    """`rank`: 0 is who was not used for longest. `bytes`: that would be free on each GPU of its node, by slot."""
+
+    rank: int
+    holder: Holder
+    bytes: dict[int, int]
+
+
+class IdlePods:
+    """`holders`: idle pods, first who was not used for longest. Who has been found to go is told to the decider, and
+    is found no more."""
+
+    def __init__(self, decider: Decider, holders: Sequence[Holder]) -> None:
+        self._decider = decider
+        self._on: dict[NodeName, list[_Idle]] = {}
+        for rank, holder in enumerate(holders):
+            if holder.node in decider.table.row_of:
+                one = _Idle(rank, holder, self._bytes_of(holder))
+                self._on.setdefault(holder.node, []).append(one)
+
+    def find(self, demand: Demand, codes: Codes) -> Generator[None, None, Sacrifice | None]:
+        """`codes`: why each row refuses the copy as things are."""
+        questions, found = Questions(self._decider, demand), list[tuple[int, list[int], Sacrifice]]()
+        for fewest, _, node, idle in sorted(self._promising(demand, codes), key=lambda one: one[:3]):
+            if found and min(size for size, _, _ in found) < fewest:
+                break
+            if len(found) == _ENOUGH or questions.asked >= _MOST_QUESTIONS:
+                break
+            group = yield from self._on_node(questions, demand, node, idle, fewest)
+            if group is not None:
+                placement = questions.place(node, [one.holder for one in group])
+                assert placement is not None
+                going = Sacrifice(placement, tuple(one.holder for one in group))
+                found.append((len(group), _recency(group), going))
+            yield
+        if not found:
+            return None
+        best = min(found, key=lambda one: one[:2])[2]
+        gone = {holder.ref.uid for holder in best.victims}
+        node = best.placement.node
+        self._on[node] = [one for one in self._on[node] if one.holder.ref.uid not in gone]
+        return best
+
+    def _promising(self, demand: Demand, codes: Codes) -> Iterator[tuple[int, int, NodeName, list[_Idle]]]:
+        """Nodes where it may be enough if some go: how many at least, who was not used for longest, and who they are."""
+        table = self._decider.table
+        for node, everybody in self._on.items():
+            row = table.row_of[node]
+            idle = [one for one in everybody if one.holder.priority <= demand.priority]
+            if idle and curable(codes[row : row + 1])[0]:
+                fewest = self._fewest(demand, row, idle)
+                if fewest <= len(idle):
+                    yield fewest, idle[0].rank, node, idle
+
+    def _on_node(
+        self, questions: Questions, demand: Demand, node: NodeName, idle: list[_Idle], fewest: int
+    ) -> Generator[None, None, list[_Idle] | None]:
+        def enough(group: Sequence[_Idle]) -> bool:
+            return questions.place(node, [one.holder for one in group]) is not None
+
+        if not enough(idle):
+            return None
+        yield
+        row = self._decider.table.row_of[node]
+        for size in range(fewest, min(_GROUP, len(idle)) + 1):
+            groups = [list(group) for group in combinations(idle[:_COMPARED], size)]
+            for group in sorted(groups, key=_recency):
+                if questions.asked >= _MOST_QUESTIONS:
+                    break
+                if self._may_be_enough(demand, row, group):
+                    yield
+                    if enough(group):
+                        return group
+        yield
+        by_uid = {one.holder.ref.uid: one for one in idle}
+        going = without_those_who_can_stay(
+            [one.holder for one in idle],
+            [one.holder for one in reversed(idle)],
+            enough=lambda rest: enough([by_uid[holder.ref.uid] for holder in rest]),
+        )
+        return sorted((by_uid[holder.ref.uid] for holder in going), key=lambda one: one.rank)
+
+    def _fewest(self, demand: Demand, row: int, idle: list[_Idle]) -> int:
+        """At least so many must go: on as many GPUs as are asked for there must be the bytes."""
+        table, count = self._decider.table, demand.shape.gpu_count
+        needed = []
+        for slot in range(table.free.shape[1]):
+            if table.condition[row, slot] != USABLE:
+                continue
+            short, number = demand.shape.request_bytes - int(table.free[row, slot]), 0
+            for given in sorted((one.bytes.get(slot, 0) for one in idle), reverse=True):
+                if short <= 0:
+                    break
+                short, number = short - given, number + 1
+            needed.append(number if short <= 0 else _NEVER)
+        return max(1, sorted(needed)[count - 1]) if len(needed) >= count else _NEVER
+
+    def _may_be_enough(self, demand: Demand, row: int, group: Sequence[_Idle]) -> bool:
+        """By the bytes alone: most groups need not be asked about."""
+        free = self._decider.table.free[row].tolist()
+        fitting = sum(
+            bytes + sum(one.bytes.get(slot, 0) for one in group) >= demand.shape.request_bytes
+            for slot, bytes in enumerate(free)
+        )
+        return fitting >= demand.shape.gpu_count
+
+    def _bytes_of(self, holder: Holder) -> dict[int, int]:
+        view = self._decider.table.view(self._decider.table.row_of[holder.node])
+        report, slots = view.facts.report, {gpu.uuid: slot for slot, gpu in enumerate(view.gpus)}
+        gpus, size = place_of(
+            holder, None if report is None else report.model_of(holder.ref.uid), frozenset(slots)
+        )
+        return {slots[gpu]: size for gpu in gpus or slots if gpu in slots}
+
+
+def _recency(group: Sequence[_Idle]) -> list[int]:
+    """Smaller is better: who was used last counts first."""
+    return sorted((one.rank for one in group), reverse=True)

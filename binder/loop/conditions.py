@@ -1,0 +1,157 @@
+"""Tells a pod's owner why it waits: an event for people, and the condition that cluster autoscalers read."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from berth.contract.ids import PodUid
+from berth.contract.pod import PodRef
+from berth.contract.wait_reason import WAIT_REASONS, WaitReason
+from berth.kube.errors import Conflict, Invalid, KubeError, NotFound
+from berth.kube.events import EventRecorder
+from berth.kube.times import rfc3339, utc_now
+from berth.runtime.backoff import Backoff
+from berth.runtime.logs import fields
+from berth.runtime.tasks import wait_until_set
+from binder.loop.fenced import FencedClient
+from binder.loop.pod_status import patch_status
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 60.0
+FIGURES_SECONDS = 1800.0
+_MOST_STATEMENTS = 32
+# A count or an amount, and no part of a name.
+_FIGURE = re.compile(r"(?<![\w.-])\d+(\.\d+)?( ([KMGT]i)?B\b)?(?![\w-])")
+_BETWEEN = re.compile(r"[,:;] ")
+
+
+def told(pod: Mapping[str, Any]) -> str:
+    """What the pod's condition says already; "" where it does not say why the pod waits."""
+    return str((_condition_of(pod) or {}).get("message") or "")
+
+
+def told_reason(pod: Mapping[str, Any]) -> WaitReason | None:
+    """For which reason it says so."""
+    condition = _condition_of(pod)
+    return None if condition is None else WaitReason(condition["reason"])
+
+
+def _condition_of(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    ours = (one for one in conditions if one["type"] == "PodScheduled" and one.get("reason") in WAIT_REASONS)
+    return next(ours, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Why a pod was refused, as its owner was told `at` that time, in monotonic seconds. `statements`: also
+    what was said shortly before; `waits`: for whose end the pod waits."""
+
+    reasons: str = ""
+    waits: str = ""
+    statements: frozenset[str] = frozenset()
+    at: float = float("-inf")
+
+    def then(self, reasons: str, waits: str, *, now: float) -> "Said | None":
+        """What is to be told by now; None where it is what was told already, but for figures of late.
+
+        Figures change with every report, nodes come and go: whoever waits for hours is told of another reason
+        at once, and of other figures after a while. Each word is an event and a write of the pod's status.
+        """
+        statements = statements_of(reasons)
+        is_recent = now < self.at + FIGURES_SECONDS
+        if (reasons, waits) == (self.reasons, self.waits):
+            return None
+        if is_recent and waits == self.waits and statements <= self.statements:
+            return None
+        before = self.statements if is_recent and len(self.statements) < _MOST_STATEMENTS else frozenset()
+        return Said(reasons, waits, statements | before, now)
+
+
+def statements_of(message: str) -> frozenset[str]:
+    """What a message says, whatever the figures and the order."""
+    return frozenset(_BETWEEN.split(_FIGURE.sub("#", message)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    ref: PodRef
+    message: str
+    reason: WaitReason
+    turned: bool
+
+
+class Notices:
+    """Writes the newest message of each pod, one pod at a time: nothing overtakes anything."""
+
+    def __init__(self, client: FencedClient, events: EventRecorder) -> None:
+        self._client, self._events = client, events
+        self._pending: dict[PodUid, _Notice] = {}
+        self._writing: PodUid | None = None
+        self._written = asyncio.Event()
+        self._wake = asyncio.Event()
+
+    def tell(
+        self, ref: PodRef, message: str, *, first: bool, reason: WaitReason = WaitReason.UNSCHEDULABLE
+    ) -> None:
+        """Say why the pod waits. `first`: its condition did not say so before. Never waits."""
+        self._events.record(ref, "Warning", "FailedScheduling", message)
+        self.correct(ref, message, first=first, reason=reason)
+
+    def correct(self, ref: PodRef, message: str, *, reason: WaitReason, first: bool = False) -> None:
+        """Say it to programs alone: the message is not new. Never waits."""
+        pending = self._pending.get(ref.uid)
+        turned = first or (pending is not None and pending.turned)
+        self._pending[ref.uid] = _Notice(ref, message, reason, turned)
+        self._wake.set()
+
+    async def withdraw(self, uid: PodUid) -> None:
+        """The pod is about to be bound: return once nothing can write over what the Binding writes."""
+        self._pending.pop(uid, None)
+        while self._writing == uid:
+            await self._written.wait()
+
+    async def run(self) -> None:
+        """Write for ever."""
+        backoff = Backoff(initial_seconds=0.2, cap_seconds=15.0)
+        while True:
+            self._wake.clear()
+            while self._pending:
+                uid = next(iter(self._pending))
+                if await self._write(uid, self._pending.pop(uid)):
+                    backoff.reset()
+                else:
+                    await asyncio.sleep(backoff.next())
+            await wait_until_set(self._wake, timeout_seconds=_TICK_SECONDS)
+
+    async def _write(self, uid: PodUid, notice: _Notice) -> bool:
+        """False when it must be tried again."""
+        self._writing = uid
+        self._written.clear()
+        try:
+            await self._patch(notice)
+        except (NotFound, Conflict, Invalid):  # gone, or somebody else by now
+            return True
+        except KubeError as error:
+            log.warning("condition not written", extra=fields(pod=notice.ref, error=error))
+            self._pending.setdefault(uid, notice)
+            return False
+        finally:
+            self._writing = None
+            self._written.set()
+        return True
+
+    async def _patch(self, notice: _Notice) -> None:
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": notice.reason.value,
+            "message": notice.message,
+        }
+        if notice.turned:  # the time of the status, not of the message
+            condition["lastTransitionTime"] = rfc3339(utc_now())
+        await patch_status(self._client, notice.ref, {"conditions": [condition]})

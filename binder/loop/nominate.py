@@ -1,0 +1,412 @@
+"""Preemption as it runs: who waits for which place, and the evictions that make it.
+
+While a pod waits for others to go, its place is held in its name (`ClusterState.nominate`), so that no
+pod of the same or a lower priority slips in. Nobody is evicted before the API server has said of all of
+them that they may be. From the first eviction on the pod waits for this place and looks for no other: as
+long as its victims are on their way out, and NOMINATION_SECONDS for those that may not go after all. The
+next leader takes the place over from the pod's `status.nominatedNodeName`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from berth.contract.ids import NodeName, PodUid
+from berth.contract.pod import PodRef
+from berth.kube.errors import Conflict, Invalid, KubeError, NotFound
+from berth.kube.events import EventRecorder
+from berth.runtime.backoff import Backoff
+from berth.runtime.logs import fields
+from berth.runtime.tasks import wait_until_set
+from binder.cache.cluster import Cluster
+from binder.cache.holders import Holder
+from binder.engine.decision import Placement, Refusal
+from binder.engine.preemption import (
+    MOST_QUESTIONS,
+    Questions,
+    Sacrifice,
+    find_sacrifice,
+    names,
+    promising,
+    ranked,
+    search,
+)
+from binder.engine.victims import Victims
+from binder.loop.allowance import Allowance
+from binder.loop.evict import evict, set_nominated_node
+from binder.loop.fenced import FencedClient
+from binder.loop.requeue import ANY, Hope, Stand
+from binder.pod.demand import Demand
+from binder.rules.filters import Codes
+
+log = logging.getLogger(__name__)
+
+NOMINATION_SECONDS = 300.0
+# A pod whose eviction was refused is no victim for so long.
+_BARRED_SECONDS = 60.0
+# Questions of searches that nothing has called for, for all pods together: a part of one core at worst.
+_REPEATED_A_SECOND, _REPEATED_AT_ONCE = 250.0, 1024
+_OVER = float("-inf")
+_MOST_WAITING = 256
+_TICK_SECONDS = 1.0
+
+
+def _retries() -> Backoff:
+    return Backoff(initial_seconds=1.0, cap_seconds=30.0)
+
+
+@dataclass(slots=True)
+class _Nomination:
+    """`to_go`: the victims that are yet to be evicted; `granted`: all of them may be, and the API server has said that
+    it knows for whom; `is_told`: the pod's status may name the node."""
+
+    demand: Demand
+    sacrifice: Sacrifice
+    until: float
+    to_go: list[Holder]
+    granted: bool = False
+    is_told: bool = False
+    next_try: float = 0.0
+    retries: Backoff = field(default_factory=_retries)
+
+    @property
+    def node(self) -> NodeName:
+        return self.sacrifice.placement.node
+
+
+class RoomMaker:
+    """`decide`, `make_room` and `adopt` are one step each, without an await; `run` writes."""
+
+    def __init__(
+        self,
+        client: FencedClient,
+        cluster: Cluster,
+        events: EventRecorder,
+        *,
+        may_write: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._client, self._cluster, self._events = client, cluster, events
+        self._may_write, self._clock = may_write, clock
+        self.victims = Victims(cluster.state, cluster.decider.table, cluster.budgets)
+        self._waiting: dict[PodUid, _Nomination] = {}
+        self._lost: set[PodUid] = set()
+        self._to_clear: dict[PodUid, PodRef] = {}
+        self._next_clear, self._clear_retries = _OVER, _retries()
+        self._repeats = Allowance(per_second=_REPEATED_A_SECOND, most=_REPEATED_AT_ONCE, clock=clock)
+        # Pods whose eviction was refused: until when they are no victims. Known for as long as they live.
+        self._barred: dict[PodUid, float] = {}
+        self._wake = asyncio.Event()
+
+    def waits_for_room(self, demand: Demand) -> bool:
+        return demand.model.ref.uid in self._waiting
+
+    def row_of(self, demand: Demand) -> int | None:
+        """The node that the pod waits for, as a row."""
+        known = self._waiting.get(demand.model.ref.uid)
+        return None if known is None else self._cluster.decider.table.row_of.get(known.node)
+
+    @property
+    def has_lost(self) -> bool:
+        return bool(self._lost)
+
+    def take_lost(self) -> set[PodUid]:
+        """Pods that have lost their place since the last call."""
+        lost, self._lost = self._lost, set()
+        return lost
+
+    def aside(self, demand: Demand) -> list[PodUid]:
+        """Whose reservations do not count for a pod: its own, and those of lower priority."""
+        return [
+            uid
+            for uid, holder in self._cluster.state.nominated().items()
+            if uid == demand.model.ref.uid or holder.priority < demand.priority
+        ]
+
+    def decide(self, demand: Demand) -> Placement | Refusal:
+        """Decide, and assume what was decided."""
+        state, decider = self._cluster.state, self._cluster.decider
+        with decider.without(self.aside(demand)):
+            outcome = decider.decide(demand)
+            if isinstance(outcome, Placement):
+                state.assume(demand, outcome.node, outcome.gpu)
+        if isinstance(outcome, Placement):
+            self._forget(demand.model.ref.uid)
+            self._displace(outcome.node, demand)
+        else:
+            self._keep_waiting(demand)
+        return outcome
+
+    def may_make_room(self, demand: Demand, rows: NDArray[np.intp], codes: Codes) -> bool:
+        """Whether it is worth to look on these rows for pods that could go. A pod that waits for nobody
+        any more must look anew. `codes`: of all rows."""
+        known = self._waiting.get(demand.model.ref.uid)
+        if known is not None:
+            return not self._is_held(known)
+        found = promising(self._cluster.decider, self.victims, demand, codes, rows)
+        return demand.preempts and next(found, None) is not None
+
+    def make_room(
+        self, demand: Demand, refusal: Refusal, stand: Stand, hope: Hope | None = ANY
+    ) -> Sacrifice | None:
+        """Look for pods of lower priority that can go, and begin to end them: on nodes that have become better since
+        `stand` was searched or were not asked then, on all of them where it was not. Also told again while the pod
+        waits for those that are on their way out.
+
+        `hope`: why it is tried. Without news the search goes on where it was left off, or begins anew, for nobody
+        foresees all that can help; as often as there is time for it.
+        """
+        known = self._waiting.get(demand.model.ref.uid)
+        if known is not None:
+            return known.sacrifice
+        if not demand.preempts or refusal.because is not None or len(self._waiting) >= _MOST_WAITING:
+            return None
+        is_called_for = hope is not None and hope.is_news
+        most = MOST_QUESTIONS if is_called_for else min(MOST_QUESTIONS, self._repeats.left())
+        if not most:
+            return None
+        if hope is None and not len(stand.unasked):
+            stand.begin_anew()
+        questions = Questions(self._cluster.decider, demand, most=most)
+        sacrifice = self._search(demand, refusal, stand, questions)
+        if not is_called_for:
+            self._repeats.spend(questions.asked)
+        if sacrifice is not None:
+            self._nominate(demand, sacrifice, to_go=sacrifice.victims)
+        return sacrifice
+
+    def _search(
+        self, demand: Demand, refusal: Refusal, stand: Stand, questions: Questions
+    ) -> Sacrifice | None:
+        decider, table = self._cluster.decider, self._cluster.decider.table
+        rows = ranked(decider, self.victims, demand, refusal.codes, stand.to_search(table))
+        left = iter(rows.tolist())
+        nodes = names(decider, self.victims, demand, refusal.codes, left)
+        with decider.without(self.aside(demand) if len(rows) else ()):
+            sacrifice = search(
+                questions, nodes, may_go=self._may_go_for(demand), budgets=self._cluster.budgets
+            )
+        stand.note_search(table.clock, np.fromiter(left, np.intp), questions.met)
+        return sacrifice
+
+    def adopt(self, demand: Demand) -> None:
+        """Take over the place for which the pod waits since an earlier leader, if it can still have it:
+        whoever is on the way out there goes for it."""
+        uid, node, decider = demand.model.ref.uid, demand.nominated, self._cluster.decider
+        if not node or uid in self._waiting or self._cluster.state.has_place(uid):
+            return
+        holders = self._cluster.state.holders_on(node)
+        going = [h for h in holders if h.has_model and h.priority < demand.priority and self._is_going(h)]
+        with decider.without([*self.aside(demand), *(holder.ref.uid for holder in going)]):
+            outcome = decider.place_on(demand, node)
+            found = Sacrifice(outcome, ()) if isinstance(outcome, Placement) else self._find(demand, [node])
+        if found is None:
+            self._take_back(demand)
+        else:
+            to_go, everybody = found.victims, (*going, *found.victims)
+            self._nominate(demand, Sacrifice(found.placement, everybody), to_go=to_go)
+
+    def give_up(self, uid: PodUid) -> None:
+        """The pod is gone or has a place."""
+        self._forget(uid)
+        self._cluster.state.withdraw(uid)
+
+    def expire(self) -> None:
+        """Give back places for which nobody goes, and try again what has failed."""
+        now = self._clock()
+        for nomination in list(self._waiting.values()):
+            if nomination.until <= now and not self._somebody_goes(nomination):
+                self._lose(nomination)
+                self._bar(*nomination.to_go, seconds=NOMINATION_SECONDS)
+            elif nomination.to_go and nomination.next_try <= now:
+                self._wake.set()
+        if self._to_clear and self._next_clear <= now:
+            self._wake.set()
+        for uid, until in list(self._barred.items()):
+            if (holder := self._cluster.state.holder_of(uid)) is None:
+                del self._barred[uid]
+            elif _OVER < until <= now:
+                self._barred[uid] = _OVER
+                self._cluster.decider.table.ease(holder.node)
+
+    async def run(self) -> None:
+        """Evict for ever."""
+        while True:
+            await wait_until_set(self._wake, timeout_seconds=_TICK_SECONDS)
+            self._wake.clear()
+            for nomination in list(self._waiting.values()):
+                await self._clear(nomination)
+            await self._clear_nominated()
+
+    async def _clear(self, one: _Nomination) -> None:
+        """Evict those who are still to go, as far as it is granted."""
+        if one.to_go and one.next_try <= self._clock() and await self._is_granted(one):
+            while one.to_go and self._is_wanted(one):
+                if not await self._evict(one, one.to_go[0]):
+                    one.next_try = self._clock() + one.retries.next()
+                    return
+                one.retries.reset()
+                one.to_go.pop(0)
+
+    async def _is_granted(self, one: _Nomination) -> bool:
+        """Nobody goes unless all may: a pod that is gone makes no room if its neighbour stays."""
+        for victim in () if one.granted else one.to_go:
+            if not self._is_wanted(one):
+                return False
+            try:
+                await evict(self._client, victim.ref, rehearse=True)
+            except KubeError as error:
+                log.warning("no room made", extra=self._fields(one, victim=victim.ref, error=error))
+                self._bar(victim, seconds=_BARRED_SECONDS)
+                self._lose(one)
+                return False
+        if not one.granted and self._is_wanted(one):
+            one.granted = await self._tell_nominated(one)
+        return one.granted
+
+    async def _evict(self, one: _Nomination, victim: Holder) -> bool:
+        try:
+            await evict(self._client, victim.ref)
+        except KubeError as error:  # 429: a budget does not allow it any more
+            log.warning("not evicted", extra=self._fields(one, victim=victim.ref, error=error))
+            return False
+        ref = one.demand.model.ref
+        log.info("evicted", extra=fields(pod=victim.ref, node=victim.node, beneficiary=ref))
+        self._events.record(
+            victim.ref, "Normal", "Preempted", f"preempted by pod {ref} on node {victim.node}"
+        )
+        return True
+
+    async def _tell_nominated(self, one: _Nomination) -> bool:
+        """The next leader must know of it before anybody goes."""
+        one.is_told = True  # whether or not an answer comes
+        try:
+            await set_nominated_node(self._client, one.demand.model.ref, one.node)
+        except KubeError as error:
+            log.warning("no room made", extra=self._fields(one, error=error))
+            self._lose(one)
+            return False
+        return True
+
+    async def _clear_nominated(self) -> None:
+        """Until one cannot be written: then all wait for a while."""
+        for uid in list(self._to_clear) if self._next_clear <= self._clock() else ():
+            ref = self._to_clear.get(uid)
+            if ref is None or not self._may_write():
+                continue
+            try:
+                await set_nominated_node(self._client, ref, "")
+            except (NotFound, Conflict, Invalid):  # gone, or somebody else by now
+                pass
+            except KubeError as error:
+                log.warning("nominated node not cleared", extra=fields(pod=ref, error=error))
+                self._next_clear = self._clock() + self._clear_retries.next()
+                return
+            self._clear_retries.reset()
+            self._to_clear.pop(uid, None)
+
+    def _is_wanted(self, one: _Nomination) -> bool:
+        """Asked before every write: the pod still waits for it, and nobody else can lead by now."""
+        return self._waiting.get(one.demand.model.ref.uid) is one and self._may_write()
+
+    def _find(self, demand: Demand, nodes: list[NodeName]) -> Sacrifice | None:
+        return find_sacrifice(
+            self._cluster.decider,
+            demand,
+            nodes,
+            may_go=self._may_go_for(demand),
+            budgets=self._cluster.budgets,
+        )
+
+    def _may_go_for(self, demand: Demand) -> Callable[[Holder], bool]:
+        return lambda h: h.priority < demand.priority and not h.deleting and not self._is_barred(h)
+
+    def _is_barred(self, victim: Holder) -> bool:
+        return self._barred.get(victim.ref.uid, _OVER) > self._clock()
+
+    def _keep_waiting(self, demand: Demand) -> None:
+        """Hold the place on, for as long as it can still become free."""
+        known = self._waiting.get(demand.model.ref.uid)
+        if known is None:
+            return
+        placement = self._place_of(known) if self._is_held(known) else None
+        if placement is None:
+            self._lose(known)
+        else:
+            known.sacrifice = Sacrifice(placement, known.sacrifice.victims)
+            self._cluster.state.nominate(demand, placement.node, placement.gpu)
+
+    def _place_of(self, one: _Nomination) -> Placement | None:
+        """The place, once those who go have gone; None if something else is in the way by now."""
+        uids = [*self.aside(one.demand), *(victim.ref.uid for victim in one.sacrifice.victims)]
+        with self._cluster.decider.without(uids):
+            outcome = self._cluster.decider.place_on(one.demand, one.node)
+        return outcome if isinstance(outcome, Placement) else None
+
+    def _displace(self, node: NodeName, demand: Demand) -> None:
+        """Pods of lower priority that waited for a place that is taken now wait for another."""
+        for one in list(self._waiting.values()):
+            if (
+                one.node == node
+                and one.demand.priority < demand.priority
+                and (uid := one.demand.model.ref.uid) in self._cluster.state.nominated()
+            ):
+                self._cluster.state.withdraw(uid)
+                self._keep_waiting(one.demand)
+
+    def _is_held(self, one: _Nomination) -> bool:
+        there = any(self._cluster.state.holds(victim.ref.uid) for victim in one.sacrifice.victims)
+        return there and (self._clock() < one.until or self._somebody_goes(one))
+
+    def _somebody_goes(self, one: _Nomination) -> bool:
+        holders = (self._cluster.state.holder_of(victim.ref.uid) for victim in one.sacrifice.victims)
+        return any(holder is not None and self._is_going(holder) for holder in holders)
+
+    def _is_going(self, holder: Holder) -> bool:
+        """Being deleted, or gone but for its model."""
+        return holder.deleting or not self._cluster.state.has_place(holder.ref.uid)
+
+    def _bar(self, *victims: Holder, seconds: float) -> None:
+        for victim in victims:
+            self._barred[victim.ref.uid] = self._clock() + seconds
+
+    def _lose(self, one: _Nomination) -> None:
+        ref = one.demand.model.ref
+        self.give_up(ref.uid)
+        self._lost.add(ref.uid)
+        if one.retries.failures:
+            self._bar(one.to_go[0], seconds=NOMINATION_SECONDS)
+        if one.is_told:
+            self._take_back(one.demand)
+
+    def _take_back(self, demand: Demand) -> None:
+        """Say in the pod's status that it waits for no node any more: cluster autoscalers take it for placed there."""
+        self._to_clear[demand.model.ref.uid] = demand.model.ref
+        self._wake.set()
+
+    def _forget(self, uid: PodUid) -> None:
+        self._waiting.pop(uid, None)
+        self._to_clear.pop(uid, None)
+        self._lost.discard(uid)
+
+    def _nominate(self, demand: Demand, sacrifice: Sacrifice, *, to_go: tuple[Holder, ...]) -> None:
+        uid, placement = demand.model.ref.uid, sacrifice.placement
+        self._forget(uid)
+        until = self._clock() + NOMINATION_SECONDS
+        granted = not to_go  # an earlier leader's work
+        # Who was refused before goes first: if that fails again, nobody else has gone in vain.
+        first = sorted(to_go, key=lambda victim: victim.ref.uid not in self._barred)
+        self._waiting[uid] = _Nomination(
+            demand, sacrifice, until, first, granted, is_told=demand.nominated is not None
+        )
+        self._cluster.state.nominate(demand, placement.node, placement.gpu)
+        self._displace(placement.node, demand)
+        self._wake.set()
+
+    def _fields(self, one: _Nomination, **more: object) -> dict[str, dict[str, Any]]:
+        return fields(pod=one.demand.model.ref, node=one.node, **more)

@@ -1,0 +1,133 @@
+"""Which reason a waiting pod's condition gives: whether one more node would help it. Pure.
+
+Asked at each refusal, so that it follows what there is; what it takes to answer is done once for pods of one shape, and for
+pods of one question now and then.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+import numpy as np
+
+from berth.contract.ids import NodeName
+from berth.contract.wait_reason import WaitReason
+from binder.cache.cluster import Cluster
+from binder.engine.decision import Refusal
+from binder.pod.demand import Demand
+from binder.rules.filters import CODE, FITS, Codes
+from binder.rules.reasons import Kind
+
+# A larger node of the same kind would do.
+_SIZE = [
+    CODE[kind] for kind in (Kind.GPU_MEMORY, Kind.GPU_COUNT, Kind.RESOURCE, Kind.TOO_MANY_PODS, Kind.NO_GPU)
+]
+# Of another pool, perhaps one that has no node yet or whose last one went before this binder began. Autoscalers look at
+# these by themselves, in the templates of all pools.
+_POOL = [CODE[kind] for kind in (Kind.TAINT_NOT_TOLERATED, Kind.NODE_SELECTOR, Kind.NODE_AFFINITY)]
+_MOST_ANSWERS = 1024
+# What other pods have to do with it changes with each of them; so long an answer stands.
+_BESIDE_SECONDS = 10.0
+# Longer than the time between two tries of a pod.
+_ASKED_SECONDS = 300.0
+# Nodes that the mirror takes over at one look, some milliseconds; and kinds that are looked at closely.
+_NODES_AT_ONCE, _MOST_KINDS = 256, 32
+_T = TypeVar("_T")
+
+
+class WaitReasons:
+    """`of` is one step, without an await. `look` keeps in step what it needs; call it now and then."""
+
+    def __init__(self, cluster: Cluster, *, clock: Callable[[], float]) -> None:
+        self._cluster, self._kinds, self._clock = cluster, cluster.kinds, clock
+        # By shape, and the state of the kinds that it was found for; by question, and until when it stands.
+        self._by_shape: OrderedDict[Hashable, tuple[int, WaitReason]] = OrderedDict()
+        self._by_question: OrderedDict[Hashable, tuple[float, WaitReason]] = OrderedDict()
+        # Made while nothing is known yet, and followed for as long as it is asked.
+        self._mirror, self._asked_until = cluster.supposing(), float("-inf")
+
+    def look(self) -> None:
+        """Mirror more of the nodes, where that was asked for."""
+        if self._clock() < self._asked_until:
+            self._mirror.follow(most=_NODES_AT_ONCE)
+
+    def of(self, demand: Demand, refusal: Refusal, *, makes_room: bool = False) -> WaitReason:
+        """`makes_room`: others are about to go for it."""
+        if makes_room:
+            return WaitReason.WAITING_FOR_ROOM
+        if refusal.because is not None:
+            return WaitReason.POD_REFUSED
+        if not self._kinds:
+            # What a first node would be like nobody knows: a pool that begins with no node must be able to begin.
+            return WaitReason.UNSCHEDULABLE
+        self._kinds.refresh()
+        alone = self._alone(demand)
+        if alone is not WaitReason.UNSCHEDULABLE or not self._heeds_others(demand):
+            return alone
+        return self._beside(demand)
+
+    def _alone(self, demand: Demand) -> WaitReason:
+        """As if there were no other pods."""
+        if demand.claims:
+            return _reason_of(self._kinds.codes(demand, self._cluster.volumes))
+        clock = self._kinds.table.clock
+        known = self._by_shape.get(demand.shape)
+        if known is None or known[0] != clock:
+            known = (clock, _reason_of(self._kinds.codes(demand, self._cluster.volumes)))
+            _keep(self._by_shape, demand.shape, known)
+        return known[1]
+
+    def _heeds_others(self, demand: Demand) -> bool:
+        """Rules between pods can keep it from a fresh node, too."""
+        near = demand.neighbours
+        own = near.affinity or near.anti_affinity or any(one.required for one in near.spread)
+        against = self._cluster.state.pods.terms_against(demand.model.ref.namespace, demand.labels)
+        return bool(own) or any(True for _ in against)
+
+    def _beside(self, demand: Demand) -> WaitReason:
+        known = self._by_question.get(demand.question)
+        if known is None or known[0] <= self._clock():
+            before = WaitReason.WAITING_FOR_ROOM if known is None else known[1]
+            known = (self._clock() + _BESIDE_SECONDS, self._supposed(demand, before))
+            _keep(self._by_question, demand.question, known)
+        return known[1]
+
+    def _supposed(self, demand: Demand, before: WaitReason) -> WaitReason:
+        """By a decision's own rules, in the cluster with one more node of each kind. While the mirror is behind nobody
+        knows, and the answer is what it was `before`: no node is asked for that never was."""
+        mirror, self._asked_until = self._mirror, self._clock() + _ASKED_SECONDS
+        if not mirror.follow(most=_NODES_AT_ONCE):
+            return before
+        table, names = mirror.table, list[NodeName]()
+        codes = self._kinds.codes(demand, self._cluster.volumes)
+        fitting = [
+            row
+            for row, code in zip(np.flatnonzero(self._kinds.table.live), codes, strict=True)
+            if code == FITS
+        ]
+        try:
+            for row in fitting[:_MOST_KINDS]:
+                fresh = self._kinds.table.view(int(row))
+                names.append(fresh.facts.name)
+                table.put(fresh, supposed=True)
+                table.beat(fresh.facts.name, np.inf)
+            rows = np.array([table.row_of[name] for name in names], np.intp)
+            fits = bool((mirror.codes_on(demand, rows) == FITS).any())
+        finally:
+            for name in names:
+                table.beat(name, -np.inf)
+                table.drop(name)
+        return WaitReason.UNSCHEDULABLE if fits else WaitReason.WAITING_FOR_ROOM
+
+
+def _reason_of(codes: Codes) -> WaitReason:
+    if (codes == FITS).any() or np.isin(codes, _POOL).all():
+        return WaitReason.UNSCHEDULABLE
+    return WaitReason.MODEL_TOO_LARGE if np.isin(codes, _SIZE).any() else WaitReason.NODES_REFUSE_MODEL
+
+
+def _keep(answers: "OrderedDict[Hashable, _T]", key: Hashable, answer: _T) -> None:
+    answers[key] = answer
+    answers.move_to_end(key)
+    if len(answers) > _MOST_ANSWERS:
+        answers.popitem(last=False)
