@@ -8,7 +8,8 @@ from berth.kube import paths
 from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
 from localcluster.model_server import serving
 from localcluster.samples import archive
-from tests.e2e.support import User, eventually
+from tests.e2e.support import User
+from tests.fakes.eventually import eventually
 
 # Every model takes what it asked for, but for the named ones.
 MODELS = 'models: {greedy: 3Gi, "*": requested}\n'

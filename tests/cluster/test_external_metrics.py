@@ -35,7 +35,7 @@ from scaler.core.models_view import Averages
 from scaler.show.external_metrics import ExternalMetrics
 from scaler.show.front_proxy import FrontProxyPort
 from scaler.show.tls import TlsFiles
-from tests.e2e.support import eventually
+from tests.fakes.eventually import eventually
 from tests.fakes.models_view import FakeModels
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -15,7 +15,8 @@ from berth.kube.token_review import TokenRefused, review_pod_token
 from localcluster.cluster import ClusterSpec, LocalCluster
 from localcluster.guard import processes_of
 from localcluster.processes import reaping
-from tests.e2e.support import User, eventually, is_ready
+from tests.e2e.support import User, is_ready
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -18,7 +18,7 @@ from berth.kube.client import STRATEGIC_PATCH, KubeClient
 from berth.kube.errors import Conflict, Denied, Invalid
 from localcluster.cluster import LocalCluster
 from tests.cluster.accounts import agent_of, speaking_as
-from tests.e2e.support import eventually
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -25,6 +25,7 @@ from localcluster.addresses import cluster_network
 from localcluster.binaries import control_plane_directory
 from localcluster.controlplane import ControlPlane
 from scaler.placeable import BinderClient
+from tests.fakes.eventually import until
 from tests.fakes.objects import KEYS, gpu, node, report
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -164,12 +165,6 @@ async def asked(binder: BinderClient, *models: PlaceableModel, idle: tuple[str, 
         while (answer := await binder.ask(PlaceableRequest(models=models, idle=idle))) is None:
             await asyncio.sleep(0.1)
     return answer
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while not await holds():
-            await asyncio.sleep(0.05)
 
 
 async def test_what_two_binders_promise_is_bound_and_no_pod_is_left_over(

@@ -32,7 +32,7 @@ from scaler.metrics import ScalerMetrics
 from scaler.writer import DeploymentWrite, Writer
 from tests.cluster.accounts import speaking_as
 from tests.cluster.test_manifests import rendered
-from tests.e2e.support import eventually
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

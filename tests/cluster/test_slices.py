@@ -17,7 +17,7 @@ from scaler.activation.slices import DoorPorts, is_ours
 from scaler.activation.switch import Apply, Asked, Delete
 from scaler.activation.switchboard import Switchboard, Template
 from scaler.go import SECOND_NS
-from tests.e2e.support import eventually
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -22,7 +22,7 @@ from berth.runtime.options import parse_options
 from binder.cli.upgrade_node import NodeUpgrade, UpgradeOptions
 from localcluster.cluster import LocalCluster
 from tests.cluster.accounts import speaking_as
-from tests.e2e.support import eventually
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

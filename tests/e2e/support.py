@@ -3,8 +3,6 @@
 import asyncio
 import json
 import sys
-import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -17,22 +15,11 @@ from berth.kube import paths
 from berth.kube.errors import NotFound
 from localcluster.cluster import BINDER_ADMIN_PORT
 from localcluster.processes import reaping
+from tests.fakes.eventually import eventually
 
 T = TypeVar("T")
 Json = dict[str, Any]
 KEYS = Keys()
-
-
-async def eventually(check: Callable[[], Awaitable[T]], *, seconds: float = 60, what: str = "") -> T:
-    """Call `check` until it returns without AssertionError or NotFound; the last failure on time-out."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return await check()
-        except (AssertionError, NotFound) as error:
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {seconds:g} s: {what} {error}") from error
-        await asyncio.sleep(0.1)
 
 
 class User:

@@ -20,7 +20,8 @@ from berth.kube.errors import Conflict
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.samples import model_pod
-from tests.e2e.support import User, eventually
+from tests.e2e.support import User
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -25,7 +25,8 @@ from binder.cli import top
 from localcluster.inference import infer_rest
 from localcluster.parts import Part
 from localcluster.samples import SIMPLE_MODEL, model_deployment, packed
-from tests.e2e.support import KEYS, User, brief, eventually, is_ready
+from tests.e2e.support import KEYS, User, brief, is_ready
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

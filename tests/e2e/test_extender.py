@@ -9,7 +9,8 @@ from aiohttp import ClientSession
 
 from localcluster.cluster import EXTENDER_PORT
 from localcluster.samples import model_pod
-from tests.e2e.support import KEYS, User, eventually
+from tests.e2e.support import KEYS, User
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -9,7 +9,8 @@ from berth.contract.gpu_choice import GpuChoice
 from localcluster.cluster import LocalCluster
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod, packed
-from tests.e2e.support import KEYS, User, berth, eventually, get
+from tests.e2e.support import KEYS, User, berth, get
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

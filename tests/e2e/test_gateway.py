@@ -20,8 +20,9 @@ from localcluster.inference import infer_grpc, infer_rest
 from localcluster.parts import Part
 from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod, packed
 from proxy.wire.preamble import ACCEPTED, Kind, Preamble
-from tests.e2e.support import Json, User, brief, eventually, get, is_ready
+from tests.e2e.support import Json, User, brief, get, is_ready
 from tests.e2e.test_agent_api import agent_of, bearer, token_of
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

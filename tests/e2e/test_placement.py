@@ -12,7 +12,8 @@ import yaml
 
 from berth.kube.errors import NotFound
 from localcluster.samples import SIMPLE_MODEL, model_deployment, model_pod, packed
-from tests.e2e.support import KEYS, User, berth, eventually
+from tests.e2e.support import KEYS, User, berth
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -9,7 +9,8 @@ import pytest_asyncio
 from berth.kube import paths
 from binder.cli import top
 from localcluster.cluster import LocalCluster
-from tests.e2e.support import KEYS, eventually
+from tests.e2e.support import KEYS
+from tests.fakes.eventually import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -1,8 +1,7 @@
 """The scaler's end of the activators' stream, with a core that says what it is told to and callers that are believed."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,9 +119,3 @@ class Scaler:
 async def scaler(**core: Any) -> AsyncIterator[Scaler]:
     async with Scaler(Core(**core)).up() as one:
         yield one
-
-
-async def until(done: Callable[[], object], *, seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not done():
-            await asyncio.sleep(0.005)

@@ -13,7 +13,8 @@ from tritonclient.utils import InferenceServerException
 from berth.kube import paths
 from localcluster.inference import infer_grpc, infer_rest
 from localcluster.node.cluster import NODE, RealCluster
-from tests.e2e.support import Json, User, brief, eventually, is_ready
+from tests.e2e.support import Json, User, brief, is_ready
+from tests.fakes.eventually import eventually
 
 SYSTEM = "berth-system"
 SERVICE: Json = {

@@ -10,7 +10,8 @@ import pytest
 from berth.kube import paths
 from localcluster.node.cluster import NODE, KubectlFailed
 from localcluster.samples import model_deployment, model_pod
-from tests.e2e.support import KEYS, Json, brief, eventually, is_ready
+from tests.e2e.support import KEYS, Json, brief, is_ready
+from tests.fakes.eventually import eventually
 from tests.node.support import (
     SERVICE,
     SYSTEM,

@@ -15,7 +15,7 @@ import pytest
 
 from localcluster.node import cgroups
 from localcluster.processes import reaping
-from tests.e2e.support import eventually
+from tests.fakes.eventually import eventually
 
 # An owner whose node holds what nodes hold: a daemon, a cgroup below the node's, a mount, files on /var.
 OWNER = """

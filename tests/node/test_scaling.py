@@ -12,7 +12,8 @@ from berth.kube import paths
 from localcluster.node import cluster as node
 from localcluster.node.cluster import RealCluster
 from localcluster.samples import model_deployment, model_service
-from tests.e2e.support import Json, brief, eventually, is_ready
+from tests.e2e.support import Json, brief, is_ready
+from tests.fakes.eventually import eventually
 from tests.node.support import SYSTEM, NodeUser, client_pod, container_status
 from tests.node.test_serving import check_container
 

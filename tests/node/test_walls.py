@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from localcluster.samples import model_pod
-from tests.e2e.support import Json, eventually
+from tests.e2e.support import Json
+from tests.fakes.eventually import eventually
 from tests.node.support import NodeUser, Served, client_pod, container_status, finished
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

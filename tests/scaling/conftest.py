@@ -10,7 +10,7 @@ from bench.proxy import upstreams
 from localcluster.cluster import ClusterSpec, LocalCluster, NodeSpec
 from localcluster.samples import packed
 from tests.conftest import all_have_reported
-from tests.e2e.support import eventually
+from tests.fakes.eventually import eventually
 from tests.scaling.support import Owner
 
 NODES = tuple(

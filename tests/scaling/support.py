@@ -11,7 +11,8 @@ from berth.kube.errors import KubeError
 from localcluster.cluster import LocalCluster
 from localcluster.samples import model_deployment, model_service
 from localcluster.services import ServicePort
-from tests.e2e.support import KEYS, Json, User, brief, eventually, is_ready
+from tests.e2e.support import KEYS, Json, User, brief, is_ready
+from tests.fakes.eventually import eventually
 
 HTTP_PORT: Final = 9000
 

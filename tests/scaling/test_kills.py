@@ -10,7 +10,7 @@ import pytest
 from bench.scaler.models import echo_request, scaling
 from bench.scaler.traffic import Tally, load
 from localcluster.cluster import LocalCluster
-from tests.e2e.support import eventually
+from tests.fakes.eventually import eventually
 from tests.scaling.support import Owner, client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -8,7 +8,7 @@ from bench.scaler.models import echo_request, echoed, scaling
 from bench.scaler.traffic import at_once, in_flight
 from localcluster.cluster import LocalCluster
 from localcluster.samples import model_pod
-from tests.e2e.support import eventually
+from tests.fakes.eventually import eventually
 from tests.scaling.callers import CALLS, COUNT, ECHO
 from tests.scaling.support import Owner, client_of
 

@@ -4,7 +4,7 @@ import pytest
 
 from bench.scaler.models import echo_request, scaling
 from bench.scaler.traffic import in_flight
-from tests.e2e.support import eventually
+from tests.fakes.eventually import eventually
 from tests.scaling.support import Owner, client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

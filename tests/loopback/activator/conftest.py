@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -93,12 +93,6 @@ class Place:
             await pod.die()
 
 
-async def until(holds: Callable[[], Any], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture
 async def place() -> AsyncIterator[Place]:
     made = Place()
@@ -109,4 +103,4 @@ async def place() -> AsyncIterator[Place]:
         await made.close()
 
 
-__all__ = ["OWN", "HoldLimits", "Place", "free_port", "until"]
+__all__ = ["OWN", "HoldLimits", "Place", "free_port"]

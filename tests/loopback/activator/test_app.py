@@ -18,8 +18,9 @@ from proxy.activator.app import ActivatorProcess, serving
 from proxy.activator.config import ActivatorOptions
 from scaler.activation.ports import PortPair
 from scaler.activation.sources import keep_source
+from tests.fakes.eventually import until
 from tests.fakes.pods import FakePod
-from tests.fakes.scaler import Core, Scaler, assignment, until
+from tests.fakes.scaler import Core, Scaler, assignment
 from tests.loopback.activator.conftest import free_port
 from tests.loopback.activator.test_hold import BODY
 

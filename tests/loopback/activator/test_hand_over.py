@@ -12,8 +12,9 @@ from berth.contract.scaling import HoldState
 from proxy.request.messages import INFER
 from proxy.wire.h2 import frames, hpack
 from tests.fakes import pods
+from tests.fakes.eventually import until
 from tests.loopback.activator.clients import MIB, asking, channel, infer, post, raw, request, stub
-from tests.loopback.activator.conftest import OWN, Place, until
+from tests.loopback.activator.conftest import OWN, Place
 
 HEAD = [
     (b":method", b"POST"),

@@ -9,6 +9,7 @@ import aiohttp
 import grpc
 import pytest
 
+from tests.fakes.eventually import until
 from tests.loopback.activator.clients import (
     BODY,
     MIB,
@@ -22,7 +23,7 @@ from tests.loopback.activator.clients import (
     stub,
     tensor,
 )
-from tests.loopback.activator.conftest import OWN, Place, until
+from tests.loopback.activator.conftest import OWN, Place
 
 
 async def test_a_request_wakes_its_model_and_is_answered_by_the_copy_that_comes(place: Place) -> None:

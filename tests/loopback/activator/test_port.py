@@ -14,7 +14,8 @@ import pytest
 import uvloop
 
 from proxy.activator.port import Doorstep, Port
-from tests.loopback.activator.conftest import free_port, until
+from tests.fakes.eventually import until
+from tests.loopback.activator.conftest import free_port
 
 HERE = "127.0.0.1"
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]

@@ -18,9 +18,10 @@ from proxy.activator.hold import Bounds, Bucket
 from proxy.request.budget import Budget
 from proxy.request.messages import INFER
 from proxy.wire.h2 import frames, hpack
+from tests.fakes.eventually import until
 from tests.fakes.pods import METADATA
 from tests.loopback.activator.clients import BODY, asking, channel, get, infer, post, raw, request, stub
-from tests.loopback.activator.conftest import Place, free_port, until
+from tests.loopback.activator.conftest import Place, free_port
 
 
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str, dict[str, Any]]:

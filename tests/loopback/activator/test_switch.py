@@ -7,8 +7,9 @@ from itertools import cycle
 import aiohttp
 
 from berth.contract.scaling import HoldState
+from tests.fakes.eventually import until
 from tests.loopback.activator.clients import channel, post, request, stub
-from tests.loopback.activator.conftest import Place, until
+from tests.loopback.activator.conftest import Place
 
 
 async def test_nothing_is_lost_while_copies_come_and_go(place: Place) -> None:

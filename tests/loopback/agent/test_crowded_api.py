@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_port
 from tests.fakes.agent_node import GPU, Node
+from tests.fakes.eventually import until
 from tests.fakes.objects import GIB, pod
 
 Metadata = tuple[tuple[str, str], ...]
@@ -166,14 +167,8 @@ async def errors_of(*calls: Awaitable[Any]) -> list[Any]:
 
 
 async def first_done(calls: Sequence[Any], count: int) -> list[Any]:
-    await eventually(lambda: sum(call.done() for call in calls) >= count)
+    await until(lambda: sum(call.done() for call in calls) >= count)
     return [call for call in calls if call.done()]
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_streams_that_trickle_take_one_slot_of_a_pod(tmp_path: Path) -> None:
@@ -188,7 +183,7 @@ async def test_streams_that_trickle_take_one_slot_of_a_pod(tmp_path: Path) -> No
         await agent.serve_a_pod("good")
         for one in evil:
             one.cancel()
-        await eventually(lambda: agent.staging() == [])
+        await until(lambda: agent.staging() == [])
 
 
 async def test_a_hundred_pods_of_one_namespace_hold_up_no_other(tmp_path: Path) -> None:
@@ -200,7 +195,7 @@ async def test_a_hundred_pods_of_one_namespace_hold_up_no_other(tmp_path: Path) 
         assert sum(not one.done() for one in evil) == 36  # four send, half of the places are taken
         for one in evil:
             one.cancel()
-        await eventually(lambda: agent.staging() == [])
+        await until(lambda: agent.staging() == [])
         await agent.serve_a_pod("late", "crowd")
 
 
@@ -264,11 +259,11 @@ async def test_many_small_files_and_sizes_that_are_not_meant(tmp_path: Path) -> 
         assert isinstance(full, AgentFull)
         assert "No space left on device: 511 GiB are to come" in str(full)
         announced = agent.stage("evil", huge(GIB))
-        await eventually(lambda: agent.staging() != [])
+        await until(lambda: agent.staging() != [])
         await agent.serve_a_pod("good")
         announced.cancel()
         released.set()
-        await eventually(lambda: agent.staging() == [])
+        await until(lambda: agent.staging() == [])
 
 
 @pytest.mark.parametrize(
@@ -372,7 +367,7 @@ async def test_whole_models_cancelled_at_any_moment_leave_nothing(tmp_path: Path
             call = agent.stage(uid, whole(uid), f"team{moment % 3}")
             await asyncio.sleep(moment * 0.0005)
             call.cancel()
-        await eventually(lambda: agent.staging() == [])
+        await until(lambda: agent.staging() == [])
         for name, record in agent.node.repository.records().items():
             # One of nobody is empty, made for Triton's index to tell of it; the reconciler takes it away.
             assert record is not None or not list(agent.node.repository.directory(name).iterdir())

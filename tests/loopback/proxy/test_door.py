@@ -3,7 +3,7 @@
 import asyncio
 import random
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from proxy.transport import tunnel as splice
 from proxy.transport.tunnel import Crowd
 from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, Kind
 from proxy.wire.report import Told
+from tests.fakes.eventually import until
 from tests.fakes.gateway import TICKET, FakeGateway, Serve, echo, gateway
 from tests.fakes.uv import on_uvloop
 
@@ -64,12 +65,6 @@ async def door(
         for writer in one.writers:
             writer.transport.abort()
         await asyncio.sleep(0.01)
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 @on_uvloop

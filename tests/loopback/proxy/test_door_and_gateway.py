@@ -16,7 +16,8 @@ from berth.contract.endpoint import Endpoint, UnixSocket
 from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
 from tests.fakes.agent_control import Agent, agent_at, copy_of
-from tests.loopback.proxy.test_door_whole import agent, running, says, until
+from tests.fakes.eventually import until
+from tests.loopback.proxy.test_door_whole import agent, running, says
 from tests.loopback.proxy.test_process import BODY, Upstream
 
 COPY = copy_of("uid-1", "m")

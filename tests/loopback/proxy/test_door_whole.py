@@ -8,7 +8,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
 from localcluster.addresses import free_ports
 from proxy.wire.preamble import Kind
+from tests.fakes.eventually import until
 from tests.fakes.gateway import TICKET, FakeGateway, gateway
 from tests.loopback.proxy.test_process import Authority
 
@@ -130,12 +131,6 @@ async def listens(door: Door) -> bool:
         writer.close()
         return True
     return False
-
-
-async def until(holds: Callable[[], Any], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not (await found if asyncio.iscoroutine(found := holds()) else found):
-            await asyncio.sleep(0.02)
 
 
 async def test_it_asks_with_its_token_and_limits_and_tells_what_the_gateway_says(tmp_path: Path) -> None:

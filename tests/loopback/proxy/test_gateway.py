@@ -39,6 +39,7 @@ from proxy.gateway.config import GatewayOptions
 from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import Agent, agent_at, copy_of
 from tests.fakes.doors import Refused, connect, door, reports
+from tests.fakes.eventually import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -90,12 +91,6 @@ class Place:
             async with session.get(url, headers=self.keys.inference_http_headers) as answer:
                 (row,) = (await answer.json())["model_stats"]
                 return int(row["inference_stats"]["success"]["count"])
-
-
-async def until(holds: Callable[[], Any], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.02)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -19,6 +18,7 @@ from localcluster.addresses import free_ports
 from proxy.wire.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
 from tests.fakes.doors import Refused, connect, reports
+from tests.fakes.eventually import until
 
 BODY = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"UINT8","data":[1]}]}'
 REQUEST = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -100,12 +100,6 @@ async def gateway(directory: Path, triton_port: int, *flags: str) -> AsyncIterat
         if process.returncode is None:
             process.kill()
         await process.wait()
-
-
-async def until(holds: Any, seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not await holds():
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -8,11 +8,10 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import grpc
@@ -25,6 +24,7 @@ from cryptography.x509.oid import NameOID
 
 from localcluster.addresses import free_ports
 from localcluster.processes import reaping
+from tests.fakes.eventually import until
 
 BODY = {"inputs": [{"name": "I", "shape": [1], "datatype": "INT32", "data": [1]}]}
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -103,16 +103,6 @@ async def is_ready(proxy: Proxy) -> bool:
         return (await proxy.get(proxy.admin, "/readyz"))[0] == 200
     except aiohttp.ClientError:
         return False
-
-
-async def until(holds: Callable[[], Any], seconds: float = 20) -> int:
-    """Returns how often it was asked."""
-    asked = 1
-    async with asyncio.timeout(seconds):
-        while not await holds():
-            asked += 1
-            await asyncio.sleep(0.05)
-    return asked
 
 
 @pytest.mark.parametrize("workers", [1, 3])

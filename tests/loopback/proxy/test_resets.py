@@ -5,7 +5,6 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from berth.contract.gateway import CopyLimits
 from proxy.transport import tunnel as splice
 from proxy.wire.preamble import PREAMBLE_BYTES
 from tests.fakes.agent_control import copy_of
+from tests.fakes.eventually import until
 from tests.fakes.gateway import gateway
 from tests.fakes.uv import on_uvloop
 from tests.loopback.proxy.test_door import Door, door
@@ -25,12 +25,6 @@ from tests.loopback.proxy.test_process import BODY, Upstream
 LINGER = struct.pack("ii", 1, 0)
 JSON = json.dumps(BODY).encode()
 ASKED = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s" % (len(JSON), JSON)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 def break_off(writer: asyncio.StreamWriter) -> None:

@@ -25,7 +25,8 @@ from scaler.activation import attend
 from scaler.activation.callers import NotAllowed, TooMany, Unauthenticated
 from scaler.activation.ports import PortPair
 from scaler.activation.sources import keep_source
-from tests.fakes.scaler import HERE, MODEL, OTHER, PAIR, Core, Scaler, assignment, scaler, until
+from tests.fakes.eventually import until
+from tests.fakes.scaler import HERE, MODEL, OTHER, PAIR, Core, Scaler, assignment, scaler
 
 
 class Talker:

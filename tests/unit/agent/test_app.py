@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_ports
 from tests.fakes.agent_node import GPU, FakeTriton, on_server
+from tests.fakes.eventually import until
 from tests.fakes.gateway_control import FakeGateway
 from tests.fakes.kube_api import EVENTS, LEASE, NODE, PODS, FakeApiServer
 from tests.fakes.objects import GIB, Json, listed, pod, report
@@ -112,12 +113,6 @@ class World:
 
     async def until_ready(self) -> None:
         await until(lambda: KEYS.report in self.api.annotations and self.said.triton.ready)
-
-
-async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not check():
-            await asyncio.sleep(0.005)
 
 
 def bound(uid: str = "p1", **more: Any) -> Json:

@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,10 @@ from berth.kube.times import utc_now
 from berth.triton.admin import IndexEntry, IndexState
 from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
 from tests.fakes.agent_node import GPU, Node, on_server
+from tests.fakes.eventually import until
 from tests.fakes.objects import GIB
 
 NAME, UID = on_server("p1"), PodUid("p1")
-
-
-async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not check():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime.admin import AdminServer, CachedPage, Format, Page, Reply, questions, server
+from tests.fakes.eventually import until
 
 ANYWHERE = Endpoint("0.0.0.0", 0)
 STRANGER, KUBELET = "127.0.0.2", "127.0.0.3"
@@ -68,12 +69,6 @@ def many(count: int, make: Callable[[], socket.socket]) -> Iterator[list[socket.
 def guests_of(admin: AdminServer) -> int:
     assert admin._thread is not None
     return len(admin._thread.guests)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_stranger_that_holds_connections_keeps_no_prober_out() -> None:

@@ -25,6 +25,7 @@ from binder import app
 from binder.config import BinderOptions
 from binder.engine.score import STRATEGIES, make_strategy
 from tests.fakes.api_server import LEASES, ApiServer
+from tests.fakes.eventually import until
 from tests.fakes.objects import GIB, gpu, node, pod, report
 
 QUICK = ElectionTimes(lease_seconds=15, renew_deadline_seconds=10.0, retry_seconds=0.01)
@@ -63,11 +64,6 @@ async def binder(*argv: str) -> AsyncIterator["asyncio.Task[None]"]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    while not holds():
-        await asyncio.sleep(0.005)
 
 
 def lease(api: ApiServer) -> str:

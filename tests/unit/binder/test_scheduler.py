@@ -21,6 +21,7 @@ from binder.engine.score import LeastFragmentation, Strategy, make_strategy
 from binder.loop.resync import OVERDUE_SECONDS
 from binder.loop.scheduler import Scheduler
 from tests.fakes.binder import Events
+from tests.fakes.eventually import until
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 
@@ -115,11 +116,6 @@ async def running(bench: Bench) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    while not holds():
-        await asyncio.sleep(0.01)
 
 
 async def test_a_binding_carries_the_uid_and_the_gpu() -> None:

@@ -5,7 +5,7 @@ import json
 import logging
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from proxy.config import ProxyOptions
 from proxy.request.endpoint import Access
 from proxy.upstream.health import Upstream
 from proxy.upstream.queries import Answer
+from tests.fakes.eventually import until
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 TRITON = Endpoint("127.0.0.1", 1)
@@ -71,12 +72,6 @@ class Stage:
         url = f"http://127.0.0.1:{self.admin.port}{path}"
         async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
             return answer.status, await answer.read(), answer.content_type
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(5):
-        while not holds():
-            await asyncio.sleep(0.002)
 
 
 @pytest.fixture

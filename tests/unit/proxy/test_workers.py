@@ -24,6 +24,7 @@ from proxy.request.traffic import Figures
 from proxy.server import Server, own_copy
 from proxy.upstream.health import Upstream
 from proxy.workers import Crew
+from tests.fakes.eventually import until
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 
@@ -106,12 +107,6 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     for process in one.processes:
         process.work.cancel()
     await asyncio.gather(*(process.work for process in one.processes), return_exceptions=True)
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(5):
-        while not holds():
-            await asyncio.sleep(0.002)
 
 
 def own() -> tuple[ModelCopy, Whereabouts]:

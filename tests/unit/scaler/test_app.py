@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import socket
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from scaler.metrics import ScalerMetrics
 from scaler.writer import DeploymentWrite
 from tests.fakes.api_server import LEASES, ApiServer
 from tests.fakes.attendance import FakeAttendance
+from tests.fakes.eventually import until
 
 CLASS = {"autoscaling.knative.dev/class": "kpa.autoscaling.knative.dev"}
 A = ModelKey("team", "a")
@@ -364,12 +364,6 @@ class Cut(ApiServer):
         if self.away and path.startswith(LEASES):
             raise KubeUnreachable("away")
         return await super().replace(path, body)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_was(

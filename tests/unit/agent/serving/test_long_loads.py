@@ -14,6 +14,7 @@ from berth.contract.report import CodeRule, ModelState
 from berth.triton.admin import IndexState
 from tests.fakes import leaping
 from tests.fakes.agent_node import GPU, Node, on_server
+from tests.fakes.eventually import until
 from tests.fakes.objects import GIB
 
 LONG = 500.0
@@ -32,12 +33,6 @@ def on_a_node(tmp_path: Path, story: Callable[[Node], Awaitable[None]], *, load_
             await node.lifecycle.close()
 
     leaping.run(live())
-
-
-async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not check():
-            await asyncio.sleep(0.01)
 
 
 async def begun(node: Node, uid: str) -> Model:

@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from proxy.wire.preamble import Kind
 from proxy.wire.report import LEAVING
 from tests.fakes.agent_control import Agent, agent_at, copy_of
 from tests.fakes.doors import Refused, connect, reports
+from tests.fakes.eventually import until
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 
@@ -91,12 +92,6 @@ class Here:
 
     def served(self, uid: str) -> ModelCopy:
         return self.node._by_uid[uid].copy
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture
