@@ -25,7 +25,7 @@ from berth.runtime.process import run_process, spare_the_collector, starting
 from berth.runtime.tasks import supervise, work_or_stop
 from binder.api.extender import Extender
 from binder.api.metrics import BinderMetrics
-from binder.api.placeable import PlaceableApi
+from binder.api.schedulable import SchedulableApi
 from binder.cache.cluster import slim
 from binder.cache.residents import residents
 from binder.config import BinderOptions
@@ -101,7 +101,7 @@ class _Binder:
             not_ready=self._not_ready,
             pages={"/metrics": metrics_page(self._registry)},
         )
-        async with admin, self._extender(), self._placeables(), supervise() as tasks:
+        async with admin, self._extender(), self._schedulable_answers(), supervise() as tasks:
             for name, informer in self._informers.items():
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
@@ -120,7 +120,7 @@ class _Binder:
             self._client,
             namespace=self._options.system_namespace,
             name=LEASE,
-            identity=_identity(self._options.extender_url, self._options.placeable_url),
+            identity=_identity(self._options.extender_url, self._options.schedulable_url),
         )
         # Asked before every Binding: a process that was stopped for a while learns of it here first, and
         # what is written last is written before anybody else can lead.
@@ -162,21 +162,21 @@ class _Binder:
             yield
 
     @asynccontextmanager
-    async def _placeables(self) -> AsyncIterator[None]:
+    async def _schedulable_answers(self) -> AsyncIterator[None]:
         """Answer the scaler for as long as the replica runs, if that is wanted."""
-        listen = self._options.placeable_listen
+        listen = self._options.schedulable_listen
         if listen is None:
             yield
             return
-        api = PlaceableApi(
+        api = SchedulableApi(
             self._scheduler,
             self._options.key_prefix,
             self._client,
             self._metrics,
             system_namespace=self._options.system_namespace,
-            leader=lambda: _placeable_of(self._leader),
+            leader=lambda: _schedulable_of(self._leader),
         )
-        async with _serving(api.application(), listen, "--placeable-listen"):
+        async with _serving(api.application(), listen, "--schedulable-listen"):
             yield
 
     def _on_leader(self, change: Change) -> None:
@@ -205,11 +205,11 @@ async def _serving(application: web.Application, listen: Endpoint, option: str) 
         await runner.cleanup()
 
 
-def _identity(extender_url: str | None, placeable_url: str | None) -> str:
+def _identity(extender_url: str | None, schedulable_url: str | None) -> str:
     """Unique for each life of each replica: a restarted one must not pass for its predecessor. Ends in
     where its extender can be reached, after an @; before that, after a comma, where the scaler is answered."""
     identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    identity = f"{identity},{placeable_url}" if placeable_url else identity
+    identity = f"{identity},{schedulable_url}" if schedulable_url else identity
     return f"{identity}@{extender_url}" if extender_url else identity
 
 
@@ -217,5 +217,5 @@ def _extender_of(identity: str) -> str:
     return identity.partition("@")[2].rstrip("/")
 
 
-def _placeable_of(identity: str) -> str:
+def _schedulable_of(identity: str) -> str:
     return identity.partition("@")[0].partition(",")[2].rstrip("/")

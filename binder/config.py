@@ -33,10 +33,10 @@ class BinderOptions(KubeOptions):
         parse=opt.origin,
         metavar="URL",
     )
-    placeable_listen: Endpoint | None = opt.endpoint(
+    schedulable_listen: Endpoint | None = opt.endpoint(
         "also answer the scaler, which copies may be placed, here; unset: no answers"
     )
-    placeable_url: str | None = opt.option(
+    schedulable_url: str | None = opt.option(
         "where other replicas send the scaler while this one leads, e.g. http://POD_IP:8482",
         default=None,
         parse=opt.origin,

@@ -35,9 +35,9 @@ from scaler.core.tick import Scaler
 from scaler.go import SECOND_NS
 from scaler.live import Binder, Clock, Live
 from scaler.metrics import ScalerMetrics
-from scaler.placeable import BinderClient
 from scaler.recorder import Recorder
 from scaler.route import Route
+from scaler.schedulable import BinderClient
 from scaler.scrape import Scraper, scraping_session
 from scaler.show.showing import Showing, tls_of
 from scaler.watch import Watch

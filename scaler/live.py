@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Container, Iterable
 from typing import Final, Protocol
 
-from berth.contract.scaling import CopyLoad, ModelKey, PlaceableAnswer, PlaceableRequest
+from berth.contract.scaling import CopyLoad, ModelKey, SchedulableAnswer, SchedulableRequest
 from berth.kube.events import EventRecorder, ObjectRef
 from berth.runtime.logs import fields
 from berth.runtime.tasks import supervise
@@ -29,7 +29,7 @@ _KNOWN_SECONDS: Final = 10.0
 class Binder(Protocol):
     """Who knows what may be placed."""
 
-    async def ask(self, question: PlaceableRequest) -> PlaceableAnswer | None:
+    async def ask(self, question: SchedulableRequest) -> SchedulableAnswer | None:
         """None: there is no answer."""
         ...
 
@@ -77,7 +77,7 @@ class Live:
         """Decide for ever."""
         async with supervise() as tasks:
             tasks.eternal("seconds", self._seconds())
-            tasks.eternal("placeable", self._questions())
+            tasks.eternal("schedulable", self._questions())
             tasks.eternal("known", self._stay_known())
             await asyncio.Event().wait()
 
@@ -113,7 +113,7 @@ class Live:
         """Ask for nothing now and then: when somebody's first request waits for an answer, the binder knows already who
         asks, and the cluster as it is. Beside the questions, so that none of them waits for this one."""
         while True:
-            await self._binder.ask(PlaceableRequest(models=()))
+            await self._binder.ask(SchedulableRequest(models=()))
             await asyncio.sleep(_KNOWN_SECONDS)
 
     def act(self, actions: Iterable[Action]) -> None:

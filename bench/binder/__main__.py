@@ -1,10 +1,10 @@
 """What the binder costs.
 
     python -m bench.binder core [--nodes N] [--json FILE]
-    python -m bench.binder placeable [--nodes N] [--json FILE]
+    python -m bench.binder schedulable [--nodes N] [--json FILE]
     python -m bench.binder cluster [--nodes N] [--json FILE] …
 
-`core` times decisions without any I/O, `placeable` answers to the scaler; `cluster` sets the whole binder beside kube-scheduler, on one
+`core` times decisions without any I/O, `schedulable` answers to the scaler; `cluster` sets the whole binder beside kube-scheduler, on one
 real API server.
 """
 
@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     benches = parser.add_subparsers(dest="bench", required=True)
     core = benches.add_parser("core", parents=[common], help="decisions alone")
     core.add_argument("--nodes", type=int, metavar="N", help="one size (default: 100, 1000, 5000, 20000)")
-    asked = benches.add_parser("placeable", parents=[common], help="answers to the scaler")
+    asked = benches.add_parser("schedulable", parents=[common], help="answers to the scaler")
     asked.add_argument("--nodes", type=int, metavar="N", help="one size (default: 100, 1000, 5000)")
     _cluster_options(benches.add_parser("cluster", parents=[common], help="beside kube-scheduler"))
     return parser

@@ -2,7 +2,7 @@
 on a Deployment.
 
     gateway → scaler      GET /stat                    [CopyLoad…], every copy of the node
-    scaler → binder       POST /placeable              PlaceableRequest → PlaceableAnswer
+    scaler → binder       POST /schedulable              SchedulableRequest → SchedulableAnswer
     scaler ↔ activator    berth.v1.Scaler/Attend       Assignment, Report (protos/berth/v1/scaler.proto)
     scaler → Deployment   annotation `…scaled`         Scaled
 
@@ -92,7 +92,7 @@ MOST_ASKED: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceableModel:
+class SchedulableModel:
     """Of one model: how many copies it wants, has ready (`running`) and has bound but not ready (`starting`).
     `template`: the Deployment's pod template; equal ones have an equal `template_hash`."""
 
@@ -117,25 +117,25 @@ class PlaceableModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceableRequest:
+class SchedulableRequest:
     """`idle`: pods ("namespace/name") that may go for a model of their priority or above, the least recently used
     first."""
 
-    models: tuple[PlaceableModel, ...]
+    models: tuple[SchedulableModel, ...]
     idle: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {"models": [model.to_json() for model in self.models], "idle": list(self.idle)}
 
     @classmethod
-    def from_json(cls, text: bytes) -> "PlaceableRequest":
+    def from_json(cls, text: bytes) -> "SchedulableRequest":
         """Raises InvalidValue."""
         told = _decoded(text, _Asked)
         return cls(models=tuple(one.value() for one in told.models), idle=tuple(told.idle))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placeable:
+class Schedulable:
     """Of one model's missing copies: as many fit `now`; one more if these idle pods go; so many fit on no node
     even if all else went. `reason`: why the others do not, in the words of the binder's explanations."""
 
@@ -156,17 +156,17 @@ class Placeable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceableAnswer:
+class SchedulableAnswer:
     """From one snapshot of the cluster. `generation` grows with every change of it that the binder has seen."""
 
     generation: int
-    models: Mapping[ModelKey, Placeable] = field(default_factory=dict)
+    models: Mapping[ModelKey, Schedulable] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {"generation": self.generation, "models": [one.to_json() for one in self.models.values()]}
 
     @classmethod
-    def from_json(cls, text: bytes) -> "PlaceableAnswer":
+    def from_json(cls, text: bytes) -> "SchedulableAnswer":
         """Raises InvalidValue."""
         told = _decoded(text, _Answered)
         return cls(
@@ -187,8 +187,8 @@ class _AskedModel(msgspec.Struct, frozen=True, rename="camel"):
     template: dict[str, Any]
     template_hash: str
 
-    def value(self) -> PlaceableModel:
-        return PlaceableModel(
+    def value(self) -> SchedulableModel:
+        return SchedulableModel(
             model=ModelKey.parse(self.model),
             wanted=self.wanted,
             running=self.running,
@@ -211,8 +211,8 @@ class _Found(msgspec.Struct, frozen=True, rename="camel"):
     never: _Count = 0
     reason: str = ""
 
-    def value(self) -> Placeable:
-        return Placeable(
+    def value(self) -> Schedulable:
+        return Schedulable(
             model=ModelKey.parse(self.model),
             now=self.now,
             if_idle_go=tuple(self.if_idle_go),

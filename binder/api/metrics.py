@@ -35,8 +35,8 @@ class BinderMetrics:
             buckets=_BIND_BUCKETS,
             registry=registry,
         )
-        self.placeable_seconds = Histogram(
-            "berth_binder_placeable_seconds",
+        self.schedulable_seconds = Histogram(
+            "berth_binder_schedulable_seconds",
             "work on one answer to the scaler, what may be placed",
             buckets=_DECISION_BUCKETS,
             registry=registry,

@@ -8,7 +8,7 @@ decider.
 from dataclasses import dataclass
 from typing import Final
 
-from berth.contract.scaling import Placeable, PlaceableModel
+from berth.contract.scaling import Schedulable, SchedulableModel
 from scaler.core.fleet import Counts
 from scaler.go import SECOND_NS
 
@@ -37,7 +37,7 @@ class Clipped:
     why: str = ""
 
 
-def ceiling_of(asked: PlaceableModel, answer: Placeable) -> Ceiling:
+def ceiling_of(asked: SchedulableModel, answer: Schedulable) -> Ceiling:
     """`never` is of interest where not even one copy has a place."""
     bound = asked.running + asked.starting
     missing = max(asked.wanted - bound, 0)

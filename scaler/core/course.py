@@ -323,9 +323,9 @@ class Course:
 
     def lacks(self, counts: Counts, now_ns: int) -> bool:
         """Whether more copies are wanted than have a place, and there would be pods to take one."""
-        return self.step.write and self.placeable(counts) > counts.bound and not self.is_unmade(now_ns)
+        return self.step.write and self.schedulable(counts) > counts.bound and not self.is_unmade(now_ns)
 
-    def placeable(self, counts: Counts) -> int:
+    def schedulable(self, counts: Counts) -> int:
         """Of the wanted copies, those that may take a place: none is kept for a pod that a gate holds back."""
         return min(self.step.copies, counts.admitted) if counts.gated else self.step.copies
 

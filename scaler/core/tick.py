@@ -31,11 +31,11 @@ from berth.contract.scaling import (
     MOST_ASKED,
     CopyLoad,
     ModelKey,
-    Placeable,
-    PlaceableAnswer,
-    PlaceableModel,
-    PlaceableRequest,
     Report,
+    Schedulable,
+    SchedulableAnswer,
+    SchedulableModel,
+    SchedulableRequest,
 )
 from scaler.activation.switch import Asked
 from scaler.core.clip import ceiling_of
@@ -183,7 +183,7 @@ class Scaler:
             self._silent_since_ns = None  # who is asked nothing is not silent
         return actions
 
-    def question(self, now_ns: int) -> PlaceableRequest | None:
+    def question(self, now_ns: int) -> SchedulableRequest | None:
         """All models that lack copies, if one of them waits for an answer."""
         now_ns = self._now(now_ns)
         self._unanswered &= self._courses.keys()
@@ -197,10 +197,10 @@ class Scaler:
         if self._silent_since_ns is None:
             self._silent_since_ns = now_ns
         idle = least_recently_used(self._idle(now_ns))
-        return PlaceableRequest(models=asked, idle=tuple(copy.full_name for copy in idle))
+        return SchedulableRequest(models=asked, idle=tuple(copy.full_name for copy in idle))
 
     def answered(
-        self, question: PlaceableRequest, answer: PlaceableAnswer | None, now_ns: int
+        self, question: SchedulableRequest, answer: SchedulableAnswer | None, now_ns: int
     ) -> list[Action]:
         """What the binder says to a question; None: it says nothing, and its last word counts."""
         now_ns = self._now(now_ns)
@@ -361,12 +361,12 @@ class Scaler:
     def _lacks(self, course: Course, now_ns: int) -> bool:
         return course.lacks(self._fleet.counts(course.key), now_ns)
 
-    def _asked_of(self, course: Course, now_ns: int) -> PlaceableModel:
+    def _asked_of(self, course: Course, now_ns: int) -> SchedulableModel:
         course.asked_ns = now_ns
         counts = self._fleet.counts(course.key)
-        return PlaceableModel(
+        return SchedulableModel(
             model=course.key,
-            wanted=min(course.placeable(counts), _MOST_COPIES),
+            wanted=min(course.schedulable(counts), _MOST_COPIES),
             running=counts.ready,
             starting=counts.starting,
             priority=self._fleet.priority(course.key),
@@ -374,7 +374,7 @@ class Scaler:
             template_hash=course.deployment.template_hash,
         )
 
-    def _keep_promises(self, question: PlaceableRequest, now_ns: int) -> None:
+    def _keep_promises(self, question: SchedulableRequest, now_ns: int) -> None:
         """Copies that had a place a moment ago and are not bound yet take it, whoever it has been offered to since: what
         is new has to wait until all of them have one."""
         courses = [self._courses[asked.model] for asked in question.models if asked.model in self._courses]
@@ -387,20 +387,20 @@ class Scaler:
         refused = counts.unschedulable + counts.gated
         return course.ceiling is not None and course.ceiling.copies < course.owed(now_ns) - refused
 
-    def _placed(self, asked: PlaceableModel, placeable: Placeable | None, now_ns: int) -> list[Action]:
+    def _placed(self, asked: SchedulableModel, schedulable: Schedulable | None, now_ns: int) -> list[Action]:
         course, counts = self._courses[asked.model], self._fleet.counts(asked.model)
         actions: list[Action] = []
-        if placeable is not None and course.ceiling is not None:
+        if schedulable is not None and course.ceiling is not None:
             is_never = course.ceiling.never and counts.bound == 0
             if is_never and not course.may_wait_for_node(counts, self._fleet.pods(asked.model)):
-                course.has_no_place(placeable.reason, now_ns)
+                course.has_no_place(schedulable.reason, now_ns)
             # Nobody goes for one more copy before those are made that have a place.
             is_made = counts.made >= max(course.deployment.replicas, course.ceiling.copies)
-            if course.ceiling.copies < asked.wanted and placeable.if_idle_go and is_made:
-                actions += self._make_room(asked, placeable.if_idle_go, now_ns)
+            if course.ceiling.copies < asked.wanted and schedulable.if_idle_go and is_made:
+                actions += self._make_room(asked, schedulable.if_idle_go, now_ns)
         return actions + self._outcome(course, now_ns)
 
-    def _make_room(self, asked: PlaceableModel, named: Sequence[str], now_ns: int) -> list[Action]:
+    def _make_room(self, asked: SchedulableModel, named: Sequence[str], now_ns: int) -> list[Action]:
         idle = {copy.full_name: copy for copy in self._idle(now_ns)}
         actions: list[Action] = []
         going = self._evictions.chosen(asked.model, asked.priority, named, idle, now_ns)

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from berth.contract.keys import agent_lease_namespace
-from berth.contract.scaling import ModelKey, PlaceableAnswer, PlaceableModel, PlaceableRequest
+from berth.contract.scaling import ModelKey, SchedulableAnswer, SchedulableModel, SchedulableRequest
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
 from berth.kube.times import micro_time
@@ -24,7 +24,7 @@ from binder.config import BinderOptions
 from localcluster.addresses import cluster_network
 from localcluster.binaries import control_plane_directory
 from localcluster.controlplane import ControlPlane
-from scaler.placeable import BinderClient
+from scaler.schedulable import BinderClient
 from tests.fakes.eventually import until
 from tests.fakes.objects import KEYS, gpu, node, report
 
@@ -91,7 +91,7 @@ class World:
         """One replica, until the block's end; the value ends it sooner."""
         stop, origin = asyncio.Event(), f"{self.host}:{port}"
         argv = ["--kubeconfig", str(self.kubeconfig), "--admin-listen", f"{self.host}:0"]
-        argv += ["--placeable-listen", origin, "--placeable-url", f"http://{origin}"]
+        argv += ["--schedulable-listen", origin, "--schedulable-url", f"http://{origin}"]
         options = parse_options(BinderOptions, process="binder", summary="", argv=argv, environ={})
         task = asyncio.create_task(app.main(options, stop))
         try:
@@ -107,7 +107,7 @@ class World:
         except Exception:  # there is none yet
             return ""
 
-    async def create(self, asks: PlaceableModel) -> str:
+    async def create(self, asks: SchedulableModel) -> str:
         pod = {
             "metadata": {"generateName": asks.model.name, **asks.template["metadata"]},
             "spec": asks.template["spec"],
@@ -123,7 +123,7 @@ class World:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world() -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="berth-placeable-")))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="berth-schedulable-")))
         host = f"{stack.enter_context(cluster_network())}.0.1"
         plane = ControlPlane(
             directory,
@@ -143,9 +143,9 @@ async def world() -> AsyncIterator[World]:
         yield made
 
 
-def model(name: str, wanted: int, gib: int, *, running: int = 0, priority: int = 0) -> PlaceableModel:
+def model(name: str, wanted: int, gib: int, *, running: int = 0, priority: int = 0) -> SchedulableModel:
     container = {"name": "proxy", "image": "any", "resources": {"limits": {KEYS.gpu_mem: f"{gib}Gi"}}}
-    return PlaceableModel(
+    return SchedulableModel(
         model=ModelKey("team", name),
         wanted=wanted,
         running=running,
@@ -159,10 +159,12 @@ def model(name: str, wanted: int, gib: int, *, running: int = 0, priority: int =
     )
 
 
-async def asked(binder: BinderClient, *models: PlaceableModel, idle: tuple[str, ...] = ()) -> PlaceableAnswer:
+async def asked(
+    binder: BinderClient, *models: SchedulableModel, idle: tuple[str, ...] = ()
+) -> SchedulableAnswer:
     """As a scaler asks: again, until it is answered."""
     async with asyncio.timeout(30):
-        while (answer := await binder.ask(PlaceableRequest(models=models, idle=idle))) is None:
+        while (answer := await binder.ask(SchedulableRequest(models=models, idle=idle))) is None:
             await asyncio.sleep(0.1)
     return answer
 
@@ -213,7 +215,7 @@ async def test_what_two_binders_promise_is_bound_and_no_pod_is_left_over(
             assert len(room.if_idle_go) == 1, "on the node with one copy alone"
 
             # Nobody else is answered.
-            question = PlaceableRequest(models=(a,))
+            question = SchedulableRequest(models=(a,))
             for port in (first, second):
                 for bad in (wrong, other, "forged"):
                     stranger = BinderClient(world.session, f"http://{world.host}:{port}", lambda bad=bad: bad)  # type: ignore[misc]

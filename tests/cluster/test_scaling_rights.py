@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.keys import Keys
-from berth.contract.scaling import ModelKey, Placeable, PlaceableAnswer, PlaceableRequest, Scaled
+from berth.contract.scaling import ModelKey, Scaled, Schedulable, SchedulableAnswer, SchedulableRequest
 from berth.kube import paths
 from berth.kube.client import KubeClient
 from berth.kube.election import Election
@@ -238,10 +238,10 @@ async def test_a_write_for_a_deployment_is_none_for_its_successor(
 class Fits:
     """A binder that has room for everybody."""
 
-    async def ask(self, question: PlaceableRequest) -> PlaceableAnswer:
+    async def ask(self, question: SchedulableRequest) -> SchedulableAnswer:
         missing = {one.model: one.wanted - one.running - one.starting for one in question.models}
-        models = {model: Placeable(model=model, now=count) for model, count in missing.items()}
-        return PlaceableAnswer(generation=1, models=models)
+        models = {model: Schedulable(model=model, now=count) for model, count in missing.items()}
+        return SchedulableAnswer(generation=1, models=models)
 
 
 @asynccontextmanager

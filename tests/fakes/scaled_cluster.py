@@ -9,11 +9,11 @@ from typing import Any
 from berth.contract.scaling import (
     CopyLoad,
     ModelKey,
-    Placeable,
-    PlaceableAnswer,
-    PlaceableModel,
-    PlaceableRequest,
     Report,
+    Schedulable,
+    SchedulableAnswer,
+    SchedulableModel,
+    SchedulableRequest,
 )
 from scaler.core.course import Path
 from scaler.core.fleet import Fleet
@@ -410,13 +410,13 @@ class Cluster:
 
     # The binder.
 
-    def answer(self, question: PlaceableRequest) -> PlaceableAnswer:
+    def answer(self, question: SchedulableRequest) -> SchedulableAnswer:
         """One copy at a time, by priority, then to those who lack most."""
         free = self.free
         lacking = {one.model: one.wanted - one.running - one.starting for one in question.models}
         given = dict.fromkeys(lacking, 0)
 
-        def rank(one: PlaceableModel) -> tuple[int, float, ModelKey]:
+        def rank(one: SchedulableModel) -> tuple[int, float, ModelKey]:
             return -one.priority, -(lacking[one.model] - given[one.model]) / one.wanted, one.model
 
         while free > 0:
@@ -425,10 +425,10 @@ class Cluster:
                 break
             given[min(hungry, key=rank).model] += 1
             free -= 1
-        return PlaceableAnswer(
+        return SchedulableAnswer(
             generation=self.now,
             models={
-                one.model: Placeable(
+                one.model: Schedulable(
                     model=one.model,
                     now=given[one.model],
                     if_idle_go=self._idle_for(one, question) if given[one.model] < lacking[one.model] else (),
@@ -439,7 +439,7 @@ class Cluster:
             },
         )
 
-    def _idle_for(self, one: PlaceableModel, question: PlaceableRequest) -> tuple[str, ...]:
+    def _idle_for(self, one: SchedulableModel, question: SchedulableRequest) -> tuple[str, ...]:
         by_name = {f"{pod.model.namespace}/{pod.name}": pod for pod in self.pods.values()}
         named = (name for name in question.idle if self.models[by_name[name].model].priority <= one.priority)
         return tuple(islice(named, 1))

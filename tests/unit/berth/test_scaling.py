@@ -9,11 +9,11 @@ from berth.contract.errors import InvalidValue
 from berth.contract.scaling import (
     CopyLoad,
     ModelKey,
-    Placeable,
-    PlaceableAnswer,
-    PlaceableModel,
-    PlaceableRequest,
     Scaled,
+    Schedulable,
+    SchedulableAnswer,
+    SchedulableModel,
+    SchedulableRequest,
 )
 
 
@@ -36,15 +36,17 @@ def test_a_model_is_named_by_namespace_and_name(text: str) -> None:
 
 
 def test_what_is_asked_of_the_binder() -> None:
-    model = PlaceableModel(
+    model = SchedulableModel(
         model=ModelKey("a", "m"), wanted=5, running=2, starting=1, priority=0, template={}, template_hash="h"
     )
     asked = {"model": "a/m", "wanted": 5, "running": 2, "starting": 1, "priority": 0}
-    assert PlaceableRequest(models=(model,), idle=("a/p",)).to_json() == {
+    assert SchedulableRequest(models=(model,), idle=("a/p",)).to_json() == {
         "models": [{**asked, "template": {}, "templateHash": "h"}],
         "idle": ["a/p"],
     }
-    answer = Placeable(model=ModelKey("a", "m"), now=1, if_idle_go=("a/p",), never=1, reason="why").to_json()
+    answer = Schedulable(
+        model=ModelKey("a", "m"), now=1, if_idle_go=("a/p",), never=1, reason="why"
+    ).to_json()
     assert answer == {"model": "a/m", "now": 1, "ifIdleGo": ["a/p"], "never": 1, "reason": "why"}
 
 
@@ -62,9 +64,9 @@ DEEP = '{"x":' + "[" * 100_000
 def test_a_question_beyond_what_a_cluster_has_is_none(change: dict[str, float]) -> None:
     asked = {"model": "a/m", "wanted": 5, "running": 2, "starting": 1, "priority": 0, "template": {}}
     asked["templateHash"] = "h"
-    assert PlaceableRequest.from_json(json.dumps({"models": [asked]}).encode()).models[0].wanted == 5
+    assert SchedulableRequest.from_json(json.dumps({"models": [asked]}).encode()).models[0].wanted == 5
     with pytest.raises(InvalidValue):
-        PlaceableRequest.from_json(json.dumps({"models": [asked | change]}).encode())
+        SchedulableRequest.from_json(json.dumps({"models": [asked | change]}).encode())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_a_question_beyond_what_a_cluster_has_is_none(change: dict[str, float]) 
 )  # fmt: skip
 def test_an_answer_beyond_what_a_cluster_has_is_none(text: str) -> None:
     with pytest.raises(InvalidValue):
-        PlaceableAnswer.from_json(text.encode())
+        SchedulableAnswer.from_json(text.encode())
 
 
 def test_a_clock_that_goes_back_makes_no_copy_busy_in_the_future() -> None:

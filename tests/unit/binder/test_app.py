@@ -282,26 +282,26 @@ async def test_a_standby_sends_the_scaler_to_the_leader_whether_or_not_that_is_a
 ) -> None:
     held_by(api, "berth-binder-0-1-ab,http://10.0.0.7:8482/@http://10.0.0.7:8481")
     port, other = unused_tcp_port_factory(), unused_tcp_port_factory()
-    own = ("--placeable-listen", f"127.0.0.1:{port}", "--placeable-url", f"http://127.0.0.1:{port}")
+    own = ("--schedulable-listen", f"127.0.0.1:{port}", "--schedulable-url", f"http://127.0.0.1:{port}")
     both = (*own, "--extender-listen", f"127.0.0.1:{other}", "--extender-url", f"http://127.0.0.1:{other}")
     args = {"Pod": pod(schedulerName="kube"), "NodeNames": ["n1"]}
     async with binder(*both):
         await until(lambda: paths.BUDGETS in api.lists)
         await asyncio.sleep(0.05)
-        status, _, location = await fetch(port, "/placeable", {})
-        assert (status, location) == (307, "http://10.0.0.7:8482/placeable")
+        status, _, location = await fetch(port, "/schedulable", {})
+        assert (status, location) == (307, "http://10.0.0.7:8482/schedulable")
         status, _, location = await fetch(other, "/filter", args)
         assert (status, location) == (307, "http://10.0.0.7:8481/filter")
         held_by(api, "berth-binder-0-1-ab@http://10.0.0.7:8481")  # of an earlier version
         await asyncio.sleep(0.05)
-        assert (await fetch(port, "/placeable", {}))[0] == 503
+        assert (await fetch(port, "/schedulable", {}))[0] == 503
         held_by(api, "")
         await until(lambda: lease(api).endswith(f",http://127.0.0.1:{port}@http://127.0.0.1:{other}"))
-        while (status := (await fetch(port, "/placeable", {}))[0]) in (307, 503):  # it catches up first
+        while (status := (await fetch(port, "/schedulable", {}))[0]) in (307, 503):  # it catches up first
             await asyncio.sleep(0.005)
         assert status == 401
     with pytest.raises(aiohttp.ClientConnectionError):
-        await fetch(port, "/placeable", {})
+        await fetch(port, "/schedulable", {})
 
 
 @pytest.mark.parametrize(

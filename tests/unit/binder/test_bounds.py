@@ -17,13 +17,13 @@ import pytest
 from berth.contract.errors import InvalidPod
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
-from berth.contract.scaling import ModelKey, PlaceableModel, PlaceableRequest
+from berth.contract.scaling import ModelKey, SchedulableModel, SchedulableRequest
 from berth.kube.informer import Change, ChangeKind
 from binder.cache.cluster import Cluster, slim
 from binder.cache.pod_index import Neighbour, PodIndex
 from binder.engine.decision import Placement, Refusal
-from binder.engine.placeable import Placeables
 from binder.engine.preemption import find_sacrifice
+from binder.engine.schedulable import SchedulableAnswers
 from binder.pod import bounds
 from binder.pod.demand import parse_demand
 from binder.pod.selectors import parse_selector
@@ -438,12 +438,12 @@ def test_a_label_or_resource_that_comes_to_a_node_counts_from_then_on() -> None:
 def test_templates_beyond_the_bounds_cost_the_scaler_nothing() -> None:
     """binder H1b: 256 templates with 500 terms each."""
     made = cluster()
-    placeables = Placeables(made, KEYS, pending=list, aside=lambda _: [])
+    answers = SchedulableAnswers(made, KEYS, pending=list, aside=lambda _: [])
     terms = [{"topologyKey": f"k{i}", "labelSelector": {}} for i in range(500)]
 
-    def asked(number: int, affinity: Json) -> PlaceableModel:
+    def asked(number: int, affinity: Json) -> SchedulableModel:
         template = pod("t", affinity=affinity)
-        return PlaceableModel(
+        return SchedulableModel(
             model=ModelKey("team", f"m{number}"),
             template=template,
             template_hash=str(number),
@@ -454,7 +454,7 @@ def test_templates_beyond_the_bounds_cost_the_scaler_nothing() -> None:
         )
 
     for number, affinity in enumerate(({}, apart(terms))):
-        steps = placeables.answer(PlaceableRequest(models=(asked(number, affinity),), idle=()))
+        steps = answers.answer(SchedulableRequest(models=(asked(number, affinity),), idle=()))
         try:
             while True:
                 next(steps)

@@ -176,8 +176,8 @@ async def test_a_report_that_has_no_room_for_ids_keeps_what_was_known() -> None:
 
 
 async def test_a_model_that_was_mended_may_be_asked_for_by_the_scaler() -> None:
-    from berth.contract.scaling import ModelKey, PlaceableModel
-    from binder.engine.placeable import _copy_of
+    from berth.contract.scaling import ModelKey, SchedulableModel
+    from binder.engine.schedulable import _copy_of
 
     async with Plague() as bench:
         of(bench, "p1", "web/v1", on="n1")
@@ -185,7 +185,7 @@ async def test_a_model_that_was_mended_may_be_asked_for_by_the_scaler() -> None:
         template: Json = {"metadata": {"annotations": {KEYS.model_id: "m"}}, "spec": pod("x")["spec"]}
         answers = []
         for name in ("web", "green"):
-            asks = PlaceableModel(
+            asks = SchedulableModel(
                 model=ModelKey("team", name),
                 wanted=1, running=0, starting=0, priority=0, template=template, template_hash="h",
             )  # fmt: skip

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import scaler.live as live_module
 from berth.contract.endpoint import Endpoint
-from berth.contract.scaling import ModelKey, PlaceableAnswer, PlaceableModel, PlaceableRequest, Scaled
+from berth.contract.scaling import ModelKey, Scaled, SchedulableAnswer, SchedulableModel, SchedulableRequest
 from berth.kube import paths
 from berth.kube.election import Election, ElectionTimes
 from berth.kube.errors import KubeUnreachable
@@ -105,7 +105,7 @@ class Core:
 
     def __init__(self) -> None:
         self.wants: list[Action] = []
-        self.asks: list[PlaceableRequest] = []
+        self.asks: list[SchedulableRequest] = []
         self.heard_of: list[Any] = []
         self.steps = self.seconds = 0
 
@@ -123,10 +123,10 @@ class Core:
         self.steps += 1
         return self.wants
 
-    def question(self, now_ns: int) -> PlaceableRequest | None:
+    def question(self, now_ns: int) -> SchedulableRequest | None:
         return self.asks.pop(0) if self.asks else None
 
-    def answered(self, question: PlaceableRequest, answer: Any, now_ns: int) -> list[Action]:
+    def answered(self, question: SchedulableRequest, answer: Any, now_ns: int) -> list[Action]:
         return [WriteScale(model=question.models[0].model, uid="u", copies=9)]
 
     def view(self, model: ModelKey) -> ModelView:
@@ -148,11 +148,11 @@ class Binder:
     """Answers once it is told to."""
 
     def __init__(self) -> None:
-        self.asked: list[PlaceableRequest] = []
+        self.asked: list[SchedulableRequest] = []
         self.known = 0
         self.answers = asyncio.Event()
 
-    async def ask(self, question: PlaceableRequest) -> PlaceableAnswer | None:
+    async def ask(self, question: SchedulableRequest) -> SchedulableAnswer | None:
         if question.models:
             self.asked.append(question)
         else:
@@ -178,9 +178,11 @@ class Here:
         self.writes.append(write)
 
 
-def question() -> PlaceableRequest:
-    one = PlaceableModel(model=A, wanted=1, running=0, starting=0, priority=0, template={}, template_hash="h")
-    return PlaceableRequest(models=(one,))
+def question() -> SchedulableRequest:
+    one = SchedulableModel(
+        model=A, wanted=1, running=0, starting=0, priority=0, template={}, template_hash="h"
+    )
+    return SchedulableRequest(models=(one,))
 
 
 async def test_each_action_goes_where_it_is_done() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from berth.contract.scaling import ModelKey, Placeable, PlaceableModel
+from berth.contract.scaling import ModelKey, Schedulable, SchedulableModel
 from scaler.core.clip import FORGOTTEN_NS, SILENT_NS, Ceiling, ceiling_of, clip
 from scaler.core.fleet import Counts
 
@@ -52,8 +52,8 @@ def test_when_a_binder_is_silent() -> None:
     assert (SILENT_NS, FORGOTTEN_NS) == (30 * SECOND, 300 * SECOND)
 
 
-def asked(wanted: int, running: int, starting: int) -> PlaceableModel:
-    return PlaceableModel(
+def asked(wanted: int, running: int, starting: int) -> SchedulableModel:
+    return SchedulableModel(
         model=KEY,
         wanted=wanted,
         running=running,
@@ -79,7 +79,7 @@ def asked(wanted: int, running: int, starting: int) -> PlaceableModel:
     ],
 )
 def test_an_answer_is_a_ceiling(
-    question: PlaceableModel, now: int, never: int, copies: int, is_never: bool
+    question: SchedulableModel, now: int, never: int, copies: int, is_never: bool
 ) -> None:
-    found = ceiling_of(question, Placeable(model=KEY, now=now, never=never, reason=FULL))
+    found = ceiling_of(question, Schedulable(model=KEY, now=now, never=never, reason=FULL))
     assert (found.copies, found.never) == (copies, is_never)

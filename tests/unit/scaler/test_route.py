@@ -13,10 +13,10 @@ from berth.contract.scaling import (
     CopyLoad,
     HoldState,
     ModelKey,
-    Placeable,
-    PlaceableAnswer,
     Report,
     Scaled,
+    Schedulable,
+    SchedulableAnswer,
 )
 from berth.kube.informer import Change, ChangeKind
 from scaler.activation.activators import Activator
@@ -199,8 +199,8 @@ class World:
                     self.route.switched(action)
         question = self.core.question(self.now)
         if question is not None:
-            room = {one.model: Placeable(model=one.model, now=9) for one in question.models}
-            self.act(self.core.answered(question, PlaceableAnswer(generation=1, models=room), self.now))
+            room = {one.model: Schedulable(model=one.model, now=9) for one in question.models}
+            self.act(self.core.answered(question, SchedulableAnswer(generation=1, models=room), self.now))
 
     def pod(self, name: str, *, ready: bool) -> None:
         self.pods[name] = copy(name, ready=ready)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from berth.contract.scaling import ModelKey, PlaceableAnswer, Report, Scaled
+from berth.contract.scaling import ModelKey, Report, Scaled, SchedulableAnswer
 from berth.contract.text import one_line
 from scaler.core import course
 from scaler.core.course import Course, Path
@@ -1814,7 +1814,7 @@ def test_a_tenant_with_more_than_one_question_takes_nobody_out_of_it(
     assert len(models) <= 90
     assert len(msgspec.json.encode(question.to_json())) < 16 * 1024**2
     # Its own have their turn one after the other.
-    cluster.scaler.answered(question, PlaceableAnswer(generation=1), cluster.ns)
+    cluster.scaler.answered(question, SchedulableAnswer(generation=1), cluster.ns)
     cluster.scaler.step(cluster.ns + SECOND)
     again = cluster.scaler.question(cluster.ns + SECOND)
     assert again is not None

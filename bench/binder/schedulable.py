@@ -17,13 +17,13 @@ from prometheus_client import CollectorRegistry
 
 from bench.binder import objects
 from bench.binder.core import _bound_pods, _demands, _kind, _nodes
-from berth.contract.scaling import ModelKey, PlaceableAnswer, PlaceableModel, PlaceableRequest
+from berth.contract.scaling import ModelKey, SchedulableAnswer, SchedulableModel, SchedulableRequest
 from berth.kube.informer import Change, ChangeKind
 from binder.api.metrics import BinderMetrics
-from binder.api.placeable import PlaceableApi
+from binder.api.schedulable import SchedulableApi
 from binder.cache.cluster import slim
 from binder.engine.decision import Placement
-from binder.engine.placeable import Placeables
+from binder.engine.schedulable import SchedulableAnswers
 from binder.engine.score import LeastFragmentation
 from binder.loop.scheduler import Scheduler
 
@@ -87,7 +87,7 @@ class _Bench:
             self.scheduler.cluster.on_lease(Change(ChangeKind.SET, objects.lease(index)))
         for pod in _bound_pods(size):
             self.scheduler.cluster.on_pod(Change(ChangeKind.SET, slim(pod)))
-        self.placeables = Placeables(
+        self.answers = SchedulableAnswers(
             self.scheduler.cluster,
             objects.KEYS,
             pending=self.scheduler.about_to_be_placed,
@@ -102,7 +102,7 @@ class _Bench:
         used, longest = [], []
         for _ in range(_ROUNDS):
             began = time.process_time()
-            answer, step = _finished(self.placeables, PlaceableRequest.from_json(text))
+            answer, step = _finished(self.answers, SchedulableRequest.from_json(text))
             used.append((time.process_time() - began) * 1e3)
             longest.append(step * 1e3)
             _require(case, wanted, answer)
@@ -146,7 +146,7 @@ def _question(wanted: int, *, too_much: bool, idle: tuple[str, ...]) -> bytes:
         )
         objects.set_gpu_mem(pod, mib_each=size)
         models.append(
-            PlaceableModel(
+            SchedulableModel(
                 model=ModelKey(pod["metadata"]["namespace"], f"m{number}"),
                 wanted=wanted,
                 running=0,
@@ -156,26 +156,26 @@ def _question(wanted: int, *, too_much: bool, idle: tuple[str, ...]) -> bytes:
                 template_hash=f"{number} {size}",
             )
         )
-    return json.dumps(PlaceableRequest(models=tuple(models), idle=idle).to_json()).encode()
+    return json.dumps(SchedulableRequest(models=tuple(models), idle=idle).to_json()).encode()
 
 
-def _require(case: str, wanted: int, answer: PlaceableAnswer) -> None:
+def _require(case: str, wanted: int, answer: SchedulableAnswer) -> None:
     given = sum(one.now for one in answer.models.values())
     if case in ("one copy each", "four copies each") and given != wanted * _MODELS:
-        raise SystemExit(f"bench.binder placeable: {case}: {given} copies were given")
+        raise SystemExit(f"bench.binder schedulable: {case}: {given} copies were given")
     if case == "none fits" and given:
-        raise SystemExit(f"bench.binder placeable: {case}: {given} copies were given")
+        raise SystemExit(f"bench.binder schedulable: {case}: {given} copies were given")
 
 
-def _finished(placeables: Placeables, request: PlaceableRequest) -> tuple[PlaceableAnswer, float]:
+def _finished(answers: SchedulableAnswers, request: SchedulableRequest) -> tuple[SchedulableAnswer, float]:
     """The answer, and how long its longest step took."""
-    steps, longest = placeables.answer(request), 0.0
+    steps, longest = answers.answer(request), 0.0
     while True:
         began = time.perf_counter()
         try:
             next(steps)
         except StopIteration as done:
-            answer: PlaceableAnswer = done.value
+            answer: SchedulableAnswer = done.value
             return answer, longest
         longest = max(longest, time.perf_counter() - began)
 
@@ -199,7 +199,7 @@ async def _throughput(size: int) -> dict[str, float]:
 
 async def _one_throughput(size: int, *, asked: bool) -> tuple[float, int]:
     bench = _Bench(size)
-    api = PlaceableApi(
+    api = SchedulableApi(
         bench.scheduler,
         objects.KEYS,
         bench.scheduler._client,
@@ -207,7 +207,7 @@ async def _one_throughput(size: int, *, asked: bool) -> tuple[float, int]:
         system_namespace="berth-system",
         leader=lambda: "",
     )
-    question = PlaceableRequest.from_json(_question(1, too_much=True, idle=()))
+    question = SchedulableRequest.from_json(_question(1, too_much=True, idle=()))
     answers = 0
 
     async def asks() -> None:

@@ -1,4 +1,4 @@
-"""`POST /placeable` as a port: who may ask, what is refused, and that placing pods goes on meanwhile."""
+"""`POST /schedulable` as a port: who may ask, what is refused, and that placing pods goes on meanwhile."""
 
 import asyncio
 import gzip
@@ -16,19 +16,19 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
 from berth.contract.ids import NodeName, PodUid
-from berth.contract.scaling import PlaceableAnswer, PlaceableRequest
+from berth.contract.scaling import SchedulableAnswer, SchedulableRequest
 from berth.kube.errors import response_error
 from berth.kube.informer import Change, ChangeKind
-from binder.api import placeable as placeable_api
+from binder.api import schedulable as schedulable_api
 from binder.api.metrics import BinderMetrics
-from binder.api.placeable import PlaceableApi
+from binder.api.schedulable import SchedulableApi
 from binder.engine.score import make_strategy
 from binder.loop.scheduler import Scheduler
-from scaler.placeable import BinderClient
+from scaler.schedulable import BinderClient
 from tests.fakes.binder import Events
 from tests.fakes.objects import KEYS, gpu, node, pod, report
 from tests.fakes.web import serving
-from tests.unit.binder.test_placeable import model
+from tests.unit.binder.test_schedulable import model
 
 Json = dict[str, Any]
 SCALER = "system:serviceaccount:berth-system:berth-scaler"
@@ -76,7 +76,7 @@ class Port:
         self.scheduler.on_node(Change(ChangeKind.SET, node("n1", says=report(gpu("n1-0")))))
         self.scheduler.cluster.decider.table.beat(NodeName("n1"), np.inf)
         self.scheduler.leads = not leader
-        self.port = PlaceableApi(
+        self.port = SchedulableApi(
             self.scheduler,
             KEYS,
             self.api,  # type: ignore[arg-type]
@@ -98,14 +98,16 @@ class Port:
             yield client
 
 
-BODY = PlaceableRequest(models=(model("a", 5),)).to_json()
+BODY = SchedulableRequest(models=(model("a", 5),)).to_json()
 
 
 async def post(port: Port, body: Any = BODY, *, token: str = "good", **more: Any) -> tuple[int, Json]:
     async with port.serving() as client:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        answer = await client.post("/placeable", data=data, headers=headers | more.pop("headers", {}), **more)
+        answer = await client.post(
+            "/schedulable", data=data, headers=headers | more.pop("headers", {}), **more
+        )
         try:
             return answer.status, await answer.json()
         except (aiohttp.ContentTypeError, ValueError):
@@ -118,9 +120,9 @@ async def test_the_scaler_is_answered() -> None:
     assert status == 200
     (found,) = answer["models"]
     assert (found["model"], found["now"], found["never"]) == ("team/a", 4, 1)
-    assert PlaceableAnswer.from_json(json.dumps(answer).encode()).to_json() == answer
+    assert SchedulableAnswer.from_json(json.dumps(answer).encode()).to_json() == answer
     assert port.api.reviews[0]["spec"] == {"token": "good", "audiences": ["berth-binder"]}
-    assert port.registry.get_sample_value("berth_binder_placeable_seconds_count") == 1
+    assert port.registry.get_sample_value("berth_binder_schedulable_seconds_count") == 1
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,9 @@ async def test_so_many_reviews_are_under_way_and_no_more() -> None:
     async with port.serving() as client:
 
         async def status(token: str) -> int:
-            answer = await client.post("/placeable", json=BODY, headers={"Authorization": f"Bearer {token}"})
+            answer = await client.post(
+                "/schedulable", json=BODY, headers={"Authorization": f"Bearer {token}"}
+            )
             if answer.status == 429:
                 assert answer.headers["Retry-After"] == "1"
             return answer.status
@@ -200,11 +204,11 @@ async def test_so_many_reviews_are_under_way_and_no_more() -> None:
 
 
 async def test_what_is_remembered_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placeable_api, "_MOST_TOKENS", 3)
-    monkeypatch.setattr(placeable_api, "_MOST_SOURCES", 3)
+    monkeypatch.setattr(schedulable_api, "_MOST_TOKENS", 3)
+    monkeypatch.setattr(schedulable_api, "_MOST_SOURCES", 3)
     callers = Port().port._callers
     for number in range(9):
-        with pytest.raises(placeable_api._Refused):
+        with pytest.raises(schedulable_api._Refused):
             await callers.require_scaler(f"Bearer guess{number}", f"10.0.0.{number}")
         assert len(callers._known) <= 3
         assert len(callers._shares) <= 3
@@ -258,7 +262,7 @@ async def test_what_is_no_question_is_one_clear_error(case: str) -> None:
 
 
 async def test_a_body_that_is_too_large_is_refused_packed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placeable_api, "_BODY_BYTES", 64 * 1024)
+    monkeypatch.setattr(schedulable_api, "_BODY_BYTES", 64 * 1024)
     large = json.dumps({**BODY, "more": "x" * 200_000}).encode()
     assert (await post(Port(), large))[0] == 413
     packed = gzip.compress(large)
@@ -266,14 +270,14 @@ async def test_a_body_that_is_too_large_is_refused_packed_or_not(monkeypatch: py
 
 
 async def test_a_body_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placeable_api, "_BODY_SECONDS", 0.05)
+    monkeypatch.setattr(schedulable_api, "_BODY_SECONDS", 0.05)
 
     async def slowly() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.sleep(5)
 
     async with Port().serving() as client:
-        answer = await client.post("/placeable", data=slowly(), headers={"Authorization": "Bearer good"})
+        answer = await client.post("/schedulable", data=slowly(), headers={"Authorization": "Bearer good"})
         assert answer.status == 408
 
 
@@ -312,8 +316,8 @@ async def test_one_odd_template_spoils_no_other_models_answer(odd: Json) -> None
 
 async def test_a_standby_sends_its_caller_to_the_leader_or_says_that_there_is_none() -> None:
     async with Port(leader="http://10.0.0.7:8482").serving() as client:
-        answer = await client.post("/placeable", data=b"{}", allow_redirects=False)
-        assert (answer.status, answer.headers["Location"]) == (307, "http://10.0.0.7:8482/placeable")
+        answer = await client.post("/schedulable", data=b"{}", allow_redirects=False)
+        assert (answer.status, answer.headers["Location"]) == (307, "http://10.0.0.7:8482/schedulable")
     port = Port()
     port.scheduler.leads = False
     status, answer_of = await post(port)
@@ -325,7 +329,7 @@ async def test_an_answer_leaves_most_of_the_time_to_pods_that_wait(monkeypatch: 
     port = Port()
     port.scheduler.on_pod(Change(ChangeKind.SET, pod("waits", mem="17Gi")))
     monkeypatch.setattr(port.port, "_clock", lambda: setattr(port, "now", port.now + 0.001) or port.now)
-    body = PlaceableRequest(models=tuple(model(f"m{i}", 1, 17) for i in range(50))).to_json()
+    body = SchedulableRequest(models=tuple(model(f"m{i}", 1, 17) for i in range(50))).to_json()
     assert (await post(port, body))[0] == 200
     slices = [pause for pause in port.pauses if pause > 0]
     assert len(slices) > 15
@@ -374,7 +378,9 @@ async def test_only_so_many_wait() -> None:
     port.port._sleep = held
     async with port.serving() as client:
         headers = {"Authorization": "Bearer good"}
-        asked = [asyncio.create_task(client.post("/placeable", json=BODY, headers=headers)) for _ in range(9)]
+        asked = [
+            asyncio.create_task(client.post("/schedulable", json=BODY, headers=headers)) for _ in range(9)
+        ]
         while sum(task.done() for task in asked) < 5:
             await asyncio.sleep(0.001)
         go.set()
@@ -392,7 +398,7 @@ class Binders:
         self.servers = []
         for handler in handlers:
             app = web.Application()
-            app.router.add_post("/placeable", handler)
+            app.router.add_post("/schedulable", handler)
             self.servers.append(TestServer(app))
 
     async def __aenter__(self) -> list[str]:
@@ -409,7 +415,7 @@ ANSWER = {
     "generation": 7,
     "models": [{"model": "team/a", "now": 2, "ifIdleGo": ["team/x"], "never": 1, "reason": "why"}],
 }
-ASKED = PlaceableRequest(models=(model("a", 5),))
+ASKED = SchedulableRequest(models=(model("a", 5),))
 
 
 async def test_the_client_follows_the_leader_and_asks_it_from_then_on() -> None:
@@ -419,12 +425,12 @@ async def test_the_client_follows_the_leader_and_asks_it_from_then_on() -> None:
     async def leads(request: web.Request) -> web.Response:
         seen.append("leader")
         assert request.headers["Authorization"] == "Bearer t"
-        assert PlaceableRequest.from_json(await request.read()) == ASKED
+        assert SchedulableRequest.from_json(await request.read()) == ASKED
         return web.json_response(ANSWER)
 
     async def stands_by(request: web.Request) -> web.Response:
         seen.append("standby")
-        return web.Response(status=307, headers={"Location": f"{urls[0]}/placeable"})
+        return web.Response(status=307, headers={"Location": f"{urls[0]}/schedulable"})
 
     async with Binders(leads, stands_by) as found, aiohttp.ClientSession() as session:
         urls += found
@@ -444,7 +450,7 @@ async def test_a_leader_that_has_gone_is_looked_for_anew() -> None:
         async def answer(_: web.Request) -> web.Response:
             if number == leads_now:
                 return web.json_response(ANSWER)
-            return web.Response(status=307, headers={"Location": f"{urls[leads_now]}/placeable"})
+            return web.Response(status=307, headers={"Location": f"{urls[leads_now]}/schedulable"})
 
         return answer
 
@@ -476,10 +482,10 @@ NO_ANSWERS = {
     "a negative number": answering(200, b'{"generation": 1, "models": [{"model": "a/b", "now": -1}]}'),
     "nowhere to go": answering(307),
     "to another path": answering(307, Location="http://127.0.0.1:1/secret"),
-    "to another scheme": answering(307, Location="file:///placeable"),
-    "to what is no URL": answering(307, Location="http://[/placeable"),
-    "with a password": answering(307, Location="http://a:b@127.0.0.1:1/placeable"),
-    "in a circle": answering(307, Location="/placeable"),
+    "to another scheme": answering(307, Location="file:///schedulable"),
+    "to what is no URL": answering(307, Location="http://[/schedulable"),
+    "with a password": answering(307, Location="http://a:b@127.0.0.1:1/schedulable"),
+    "in a circle": answering(307, Location="/schedulable"),
 }
 
 
@@ -492,7 +498,7 @@ async def test_what_is_no_answer_is_none(case: str) -> None:
 
 @pytest.mark.parametrize(
     "location",
-    ["http://127.0.0.1:{port}/secret", "https://127.0.0.1:{port}/placeable", "http://a:b@127.0.0.1:{port}/placeable"],
+    ["http://127.0.0.1:{port}/secret", "https://127.0.0.1:{port}/schedulable", "http://a:b@127.0.0.1:{port}/schedulable"],
 )  # fmt: skip
 async def test_a_token_is_shown_to_no_other_question(location: str) -> None:
     """Though whoever is there would answer."""
@@ -506,11 +512,11 @@ async def test_a_token_is_shown_to_no_other_question(location: str) -> None:
 
     async with serving(answers) as url, aiohttp.ClientSession() as session:
         assert await BinderClient(session, url, lambda: "t").ask(ASKED) is None
-    assert asked == ["/placeable"]
+    assert asked == ["/schedulable"]
 
 
 async def test_that_the_binder_is_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "scaler.placeable")
+    caplog.set_level("INFO", "scaler.schedulable")
     answers = iter([500, 429, 200, 200, 500, 500])  # the leader, and then the Service
 
     async def in_turn(_: web.Request) -> web.Response:
@@ -525,7 +531,7 @@ async def test_that_the_binder_is_silent_is_told_once(caplog: pytest.LogCaptureF
 
 
 async def test_an_answer_that_does_not_end_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scaler.placeable._ANSWER_BYTES", 64)
+    monkeypatch.setattr("scaler.schedulable._ANSWER_BYTES", 64)
     async with (
         Binders(answering(200, json.dumps(ANSWER).encode())) as (url,),
         aiohttp.ClientSession() as session,
@@ -539,7 +545,7 @@ async def test_replicas_that_name_each_other_are_not_followed_for_ever() -> None
 
     async def points(_: web.Request) -> web.Response:
         asked[0] += 1
-        return web.Response(status=307, headers={"Location": f"{urls[0]}/placeable"})
+        return web.Response(status=307, headers={"Location": f"{urls[0]}/schedulable"})
 
     async with Binders(points) as found, aiohttp.ClientSession() as session:
         urls += found
@@ -550,7 +556,7 @@ async def test_replicas_that_name_each_other_are_not_followed_for_ever() -> None
 async def test_a_binder_that_never_answers_and_a_token_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("scaler.placeable.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("scaler.schedulable.ANSWER_SECONDS", 0.05)
 
     async def hangs(_: web.Request) -> web.Response:
         await asyncio.sleep(5)

@@ -15,17 +15,23 @@ from prometheus_client import CollectorRegistry
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.report import CodeReport, CodeRule, NodeReport, TritonReport
-from berth.contract.scaling import ModelKey, Placeable, PlaceableAnswer, PlaceableModel, PlaceableRequest
+from berth.contract.scaling import (
+    ModelKey,
+    Schedulable,
+    SchedulableAnswer,
+    SchedulableModel,
+    SchedulableRequest,
+)
 from berth.kube.informer import Change, ChangeKind
 from binder.api.metrics import BinderMetrics
 from binder.cache.cluster import Cluster
 from binder.cache.holders import Holder
 from binder.cache.state import with_copy
-from binder.engine import placeable
+from binder.engine import schedulable as schedulable
 from binder.engine.decision import Placement
 from binder.engine.idle import IdlePods
-from binder.engine.placeable import Placeables, Steps
 from binder.engine.preemption import Questions
+from binder.engine.schedulable import SchedulableAnswers, Steps
 from binder.engine.score import make_strategy
 from binder.loop.scheduler import Scheduler
 from binder.pod.demand import Demand, parse_demand
@@ -68,8 +74,8 @@ def model(
     starting: int = 0,
     priority: int = 0,
     **more: Any,
-) -> PlaceableModel:
-    return PlaceableModel(
+) -> SchedulableModel:
+    return SchedulableModel(
         model=ModelKey("team", name),
         wanted=wanted,
         running=running,
@@ -80,25 +86,25 @@ def model(
     )
 
 
-def finish(steps: Steps) -> PlaceableAnswer:
+def finish(steps: Steps) -> SchedulableAnswer:
     while True:
         try:
             next(steps)
         except StopIteration as done:
-            answer: PlaceableAnswer = done.value
+            answer: SchedulableAnswer = done.value
             return answer
 
 
 def ask(
-    cluster: Cluster, *models: PlaceableModel, idle: Iterable[str] = (), pending: Sequence[Json] = ()
-) -> dict[str, Placeable]:
+    cluster: Cluster, *models: SchedulableModel, idle: Iterable[str] = (), pending: Sequence[Json] = ()
+) -> dict[str, Schedulable]:
     waiting = [parse_demand(one, KEYS) for one in pending]
-    placeables = Placeables(cluster, KEYS, pending=lambda: waiting, aside=lambda _: [])
-    answer = finish(placeables.answer(PlaceableRequest(models=models, idle=tuple(idle))))
+    answers = SchedulableAnswers(cluster, KEYS, pending=lambda: waiting, aside=lambda _: [])
+    answer = finish(answers.answer(SchedulableRequest(models=models, idle=tuple(idle))))
     return {key.name: one for key, one in answer.models.items()}
 
 
-def given(cluster: Cluster, *models: PlaceableModel, **more: Any) -> dict[str, int]:
+def given(cluster: Cluster, *models: SchedulableModel, **more: Any) -> dict[str, int]:
     return {name: one.now for name, one in ask(cluster, *models, **more).items()}
 
 
@@ -117,10 +123,10 @@ def test_who_asks_for_nothing_has_the_cluster_seen_as_it_is_and_nobody_judged() 
     def judged() -> list[Demand]:
         raise AssertionError("nobody is to be judged")
 
-    placeables = Placeables(cluster, KEYS, pending=judged, aside=lambda _: [])
-    answer = finish(placeables.answer(PlaceableRequest(models=())))
-    assert answer == PlaceableAnswer(generation=cluster.decider.table.clock, models={})
-    assert placeables._mirror.follow(most=0)  # nothing is left to be taken over
+    answers = SchedulableAnswers(cluster, KEYS, pending=judged, aside=lambda _: [])
+    answer = finish(answers.answer(SchedulableRequest(models=())))
+    assert answer == SchedulableAnswer(generation=cluster.decider.table.clock, models={})
+    assert answers._mirror.follow(most=0)  # nothing is left to be taken over
 
 
 def test_what_is_there_or_bound_is_not_given_again() -> None:
@@ -163,19 +169,19 @@ def test_all_models_are_judged_by_one_snapshot_and_nothing_of_it_is_left() -> No
     cluster = cluster_of({"n1": [16]})
     cluster.decider.refresh()
     clock, eased = cluster.decider.table.clock, cluster.decider.table.eased_since(0).tolist()
-    placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _: [])
-    request = PlaceableRequest(models=(model("a", 3), model("b", 3)))
-    first = finish(placeables.answer(request))
+    answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _: [])
+    request = SchedulableRequest(models=(model("a", 3), model("b", 3)))
+    first = finish(answers.answer(request))
     assert sum(one.now for one in first.models.values()) == 4
-    assert finish(placeables.answer(request)) == first
+    assert finish(answers.answer(request)) == first
     assert first.generation == clock
-    steps = placeables.answer(request)
+    steps = answers.answer(request)
     for _ in range(5):
         next(steps)
     cluster.state.set_node(node("n2", says=report(gpu("n2-0"))))  # in the midst of it
     steps.close()  # the caller has gone
     cluster.state.remove_node(NodeName("n2"))
-    assert finish(placeables.answer(request)).models == first.models
+    assert finish(answers.answer(request)).models == first.models
     assert cluster.decider.table.eased_since(0).tolist() == eased, "somebody would be woken for nothing"
     assert cluster.state.assumed_count == 0
 
@@ -199,8 +205,8 @@ def test_what_is_reserved_and_does_not_count_for_a_pod_does_not_count_for_a_copy
     cluster, place = cluster_of({"n1": [16]}), GpuChoice(GpuUuid("n1-0"), 0, 12 * GIB)
     cluster.state.nominate(parse_demand(pod("p", mem="12Gi"), KEYS), NodeName("n1"), place)
     for aside, copies in (([], 1), ([PodUid("p")], 4)):
-        placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _, aside=aside: aside)
-        answer = finish(placeables.answer(PlaceableRequest(models=(model("a", 9),))))
+        answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _, aside=aside: aside)
+        answer = finish(answers.answer(SchedulableRequest(models=(model("a", 9),))))
         assert [one.now for one in answer.models.values()] == [copies]
 
 
@@ -220,14 +226,14 @@ def test_a_models_own_waiting_pods_are_among_those_that_it_asks_for() -> None:
 
 
 def test_a_pod_that_cannot_be_judged_keeps_nobody_from_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Placeables._place
+    place = SchedulableAnswers._place
 
-    def breaks(self: Placeables, demand: Demand) -> Any:
+    def breaks(self: SchedulableAnswers, demand: Demand) -> Any:
         if demand.model.ref.name == "odd":
             raise ArithmeticError("odd")
         return place(self, demand)
 
-    monkeypatch.setattr(Placeables, "_place", breaks)
+    monkeypatch.setattr(SchedulableAnswers, "_place", breaks)
     assert given(cluster_of({"n1": [16]}), model("a", 9), pending=[pod("odd", mem="4Gi")]) == {"a": 4}
 
 
@@ -235,11 +241,11 @@ def test_a_question_answered_before_says_nothing_of_the_next() -> None:
     """Another template or priority of a model, and another namespace's model of an equal template, are others."""
     cluster = cluster_of({"n1": [16], "n2": [16]}, bound("x", "n2", 16, priority=5))
     cluster.state.set_pod(bound("y", "n1", 12, annotations={KEYS.model_id: "m"}))
-    placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _: [])
+    answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _: [])
 
-    def asked(one: PlaceableModel) -> Placeable:
-        request = PlaceableRequest(models=(one,), idle=("team/x",))
-        (found,) = finish(placeables.answer(request)).models.values()
+    def asked(one: SchedulableModel) -> Schedulable:
+        request = SchedulableRequest(models=(one,), idle=("team/x",))
+        (found,) = finish(answers.answer(request)).models.values()
         return found
 
     one = model("a", 1, 4, model_id="m")
@@ -253,16 +259,16 @@ def test_a_question_answered_before_says_nothing_of_the_next() -> None:
 
 
 def test_what_is_remembered_of_templates_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placeable, "_MOST_TEMPLATES", 3)
-    placeables = Placeables(cluster_of({"n1": [16]}), KEYS, pending=list, aside=lambda _: [])
+    monkeypatch.setattr(schedulable, "_MOST_TEMPLATES", 3)
+    answers = SchedulableAnswers(cluster_of({"n1": [16]}), KEYS, pending=list, aside=lambda _: [])
     for number in range(8):
-        finish(placeables.answer(PlaceableRequest(models=(model(f"m{number}", 1),))))
-        assert len(placeables._templates) <= 3
+        finish(answers.answer(SchedulableRequest(models=(model(f"m{number}", 1),))))
+        assert len(answers._templates) <= 3
 
 
 def test_so_many_copies_are_given_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert placeable._MOST_COPIES == 4096
-    monkeypatch.setattr(placeable, "_MOST_COPIES", 3)
+    assert schedulable._MOST_COPIES == 4096
+    monkeypatch.setattr(schedulable, "_MOST_COPIES", 3)
     found = ask(cluster_of({"n1": [64]}), model("a", 5, priority=1), model("b", 1))
     assert (found["a"].now, found["a"].never) == (3, 0)
     assert found["a"].reason == found["b"].reason == "3 copies are given at once; ask again"
@@ -426,9 +432,9 @@ def test_a_claim_of_one_pod_alone_is_one_copy(modes: list[str], now: int, never:
     )
     cluster.on_volume(Change(ChangeKind.SET, {"metadata": {"name": "v", "uid": "v"}, "spec": {}}))
     one = model("a", 3, 1, volumes=[{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}])
-    placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _: [])
+    answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _: [])
     for _ in range(2):  # what was supposed is taken back
-        (found,) = finish(placeables.answer(PlaceableRequest(models=(one,)))).models.values()
+        (found,) = finish(answers.answer(SchedulableRequest(models=(one,)))).models.values()
         assert (found.now, found.never) == (now, never)
 
 
@@ -560,7 +566,7 @@ def test_who_is_served_first_is_the_one_for_whom_somebody_goes(monkeypatch: pyte
     assert (found["a"].if_idle_go, found["b"].if_idle_go) == ((), ("team/c",))
     idle = ["team/c", "team/busy"]
     assert ask(idle_cluster(), *asked, idle=idle)["a"].if_idle_go == ("team/busy",)
-    monkeypatch.setattr(placeable, "_MOST_SEARCHES", 1)
+    monkeypatch.setattr(schedulable, "_MOST_SEARCHES", 1)
     found = ask(idle_cluster(), *asked, idle=idle)
     assert (found["a"].if_idle_go, found["b"].if_idle_go) == ((), ("team/c",))
 
@@ -577,13 +583,13 @@ def test_of_those_who_would_go_nothing_is_left_in_the_next_answer() -> None:
     cluster = idle_cluster()
     cluster.state.set_node(node("n4", says=report(gpu("n4-0", total=16 * GIB))))
     cluster.decider.table.beat(NodeName("n4"), np.inf)
-    placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _: [])
+    answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _: [])
     models = (model("a", 3, 16, priority=5), model("b", 1, 8), model("d", 9, 4))
-    request = PlaceableRequest(models=models, idle=("team/c", "team/a3", "team/a1"))
-    first = finish(placeables.answer(request))
+    request = SchedulableRequest(models=models, idle=("team/c", "team/a3", "team/a1"))
+    first = finish(answers.answer(request))
     assert sum(len(one.if_idle_go) for one in first.models.values()) > 1
     for _ in range(3):
-        assert finish(placeables.answer(request)) == first
+        assert finish(answers.answer(request)) == first
 
 
 def test_of_groups_of_one_size_that_stays_of_which_somebody_was_used_last() -> None:
@@ -613,18 +619,18 @@ def test_who_would_be_gone_keeps_nobody_away() -> None:
         labelled(bound("x", "n1", 16), "c", affinity=apart("a")),
     ):
         cluster = cluster_of({"n1": [16]}, there)
-        placeables = Placeables(cluster, KEYS, pending=list, aside=lambda _: [])
-        request = PlaceableRequest(models=(asked, model("b", 1, 8, labels={"app": "c"})), idle=("team/x",))
-        first = finish(placeables.answer(request))
+        answers = SchedulableAnswers(cluster, KEYS, pending=list, aside=lambda _: [])
+        request = SchedulableRequest(models=(asked, model("b", 1, 8, labels={"app": "c"})), idle=("team/x",))
+        first = finish(answers.answer(request))
         assert first.models[asked.model].if_idle_go == ("team/x",)
-        assert finish(placeables.answer(request)) == first
+        assert finish(answers.answer(request)) == first
 
 
 def test_a_copy_that_was_supposed_keeps_nobody_away_from_the_next_answer() -> None:
     asked = model("a", 9, labels={"app": "a"}, affinity=apart("a"))
-    placeables = Placeables(cluster_of({"n1": [16], "n2": [16]}), KEYS, pending=list, aside=lambda _: [])
+    answers = SchedulableAnswers(cluster_of({"n1": [16], "n2": [16]}), KEYS, pending=list, aside=lambda _: [])
     for _ in range(2):
-        (found,) = finish(placeables.answer(PlaceableRequest(models=(asked,)))).models.values()
+        (found,) = finish(answers.answer(SchedulableRequest(models=(asked,)))).models.values()
         assert found.now == 2
 
 
@@ -724,7 +730,7 @@ def random_full_cluster(chance: random.Random) -> tuple[Cluster, list[str]]:
     return cluster_of(sizes, *pods), names
 
 
-def brute_force(cluster: Cluster, asks: PlaceableModel, idle: list[str]) -> tuple[int, list[int]] | None:
+def brute_force(cluster: Cluster, asks: SchedulableModel, idle: list[str]) -> tuple[int, list[int]] | None:
     """How few have to go, and the best of the smallest groups: by who was used last of it."""
     demand = parse_demand(
         {
@@ -938,7 +944,7 @@ class World:
         self.scheduler.on_pod(Change(ChangeKind.SET, one))
         return str(one["metadata"]["uid"])
 
-    def copy(self, one: PlaceableModel) -> str:
+    def copy(self, one: SchedulableModel) -> str:
         return self.create(dict(one.template), priority=one.priority, created="2026")
 
     def places(self, uid: str) -> bool:
@@ -950,7 +956,7 @@ class World:
             await asyncio.sleep(0)
 
 
-def in_order(models: Sequence[PlaceableModel], answer: dict[str, Placeable]) -> list[PlaceableModel]:
+def in_order(models: Sequence[SchedulableModel], answer: dict[str, Schedulable]) -> list[SchedulableModel]:
     """The copies that were promised, in the order of the promise; written out anew, from the words of the rule."""
     found, given_to = [], dict.fromkeys((one.model.name for one in models), 0)
     while left := [one for one in models if given_to[one.model.name] < answer[one.model.name].now]:
@@ -972,10 +978,10 @@ def in_order(models: Sequence[PlaceableModel], answer: dict[str, Placeable]) -> 
 async def test_what_is_promised_is_placed_and_one_more_is_not(seed: int, strategy: str) -> None:
     world = World(seed, strategy)
     cluster = world.scheduler.cluster
-    placeables = Placeables(
+    answers = SchedulableAnswers(
         cluster, KEYS, pending=world.scheduler.about_to_be_placed, aside=world.scheduler.room.aside
     )
-    answer = finish(placeables.answer(PlaceableRequest(models=tuple(world.models))))
+    answer = finish(answers.answer(SchedulableRequest(models=tuple(world.models))))
     found = {key.name: one for key, one in answer.models.items()}
     await world.settle()  # those who waited
     copies = [(one, world.copy(one)) for one in in_order(world.models, found)]

@@ -1,4 +1,4 @@
-"""`POST /placeable`: the scaler's question, over HTTP, for the leader alone knows what is promised.
+"""`POST /schedulable`: the scaler's question, over HTTP, for the leader alone knows what is promised.
 
 Asked by nobody but the scaler's ServiceAccount, which a TokenReview proves. Answered one at a time and in slices,
 between which pods are placed; a replica that does not lead sends its caller to the one that does (307).
@@ -17,18 +17,18 @@ from aiohttp import web
 
 from berth.contract.errors import InvalidValue
 from berth.contract.keys import Keys
-from berth.contract.scaling import BINDER_AUDIENCE, MOST_ASKED, PlaceableAnswer, PlaceableRequest
+from berth.contract.scaling import BINDER_AUDIENCE, MOST_ASKED, SchedulableAnswer, SchedulableRequest
 from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError
 from berth.kube.token_review import TokenRefused, review_pod_token
 from berth.runtime.logs import fields
 from binder.api.metrics import BinderMetrics
-from binder.engine.placeable import Placeables
+from binder.engine.schedulable import SchedulableAnswers
 from binder.loop.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-PATH: Final = "/placeable"
+PATH: Final = "/schedulable"
 SCALER: Final = "berth-scaler"
 MOST_IDLE: Final = 8192
 _BODY_BYTES: Final = 16 * 1024 * 1024
@@ -50,7 +50,7 @@ _MOST_SOURCES: Final = 1024
 _T = TypeVar("_T")
 
 
-class PlaceableApi:
+class SchedulableApi:
     """`leader()` is where the leading replica answers, "" while nobody knows."""
 
     def __init__(
@@ -68,17 +68,17 @@ class PlaceableApi:
         self._scheduler, self._metrics, self._leader = scheduler, metrics, leader
         self._clock, self._sleep = clock, sleep
         self._callers = _Callers(client, system_namespace, clock)
-        self._placeables = Placeables(
+        self._schedulable_answers = SchedulableAnswers(
             scheduler.cluster, keys, pending=scheduler.about_to_be_placed, aside=scheduler.room.aside
         )
         self._turn, self._waiting, self._rests_until = asyncio.Lock(), 0, 0.0
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=_BODY_BYTES)
-        app.router.add_post(PATH, self._placeable)
+        app.router.add_post(PATH, self._schedulable)
         return app
 
-    async def _placeable(self, request: web.Request) -> web.StreamResponse:
+    async def _schedulable(self, request: web.Request) -> web.StreamResponse:
         if not self._scheduler.leads:
             return self._elsewhere(request)
         try:
@@ -105,18 +105,18 @@ class PlaceableApi:
             return _error(503, "no replica of the binder leads")
         return web.Response(status=307, headers={"Location": f"{leader}{request.path}"})
 
-    async def _answered(self, question: PlaceableRequest) -> PlaceableAnswer | None:
+    async def _answered(self, question: SchedulableRequest) -> SchedulableAnswer | None:
         """None where this replica has ceased to lead meanwhile."""
         self._waiting += 1
         try:
             async with self._turn:
                 if self._pods_wait():
                     await self._sleep(max(0.0, self._rests_until - self._clock()))
-                return await self._in_slices(self._placeables.answer(question))
+                return await self._in_slices(self._schedulable_answers.answer(question))
         finally:
             self._waiting -= 1
 
-    async def _in_slices(self, steps: Generator[None, None, PlaceableAnswer]) -> PlaceableAnswer | None:
+    async def _in_slices(self, steps: Generator[None, None, SchedulableAnswer]) -> SchedulableAnswer | None:
         worked = 0.0
         try:
             while self._scheduler.leads:
@@ -130,7 +130,7 @@ class PlaceableApi:
             return None
         finally:
             steps.close()
-            self._metrics.placeable_seconds.observe(worked)
+            self._metrics.schedulable_seconds.observe(worked)
             self._rests_until = self._clock() + min(_REST * worked, _LONGEST_REST)
 
     def _pods_wait(self) -> bool:
@@ -218,11 +218,11 @@ def _token_of(authorization: str) -> str:
     return token
 
 
-async def _question(request: web.Request) -> PlaceableRequest:
+async def _question(request: web.Request) -> SchedulableRequest:
     """Raises InvalidValue, TimeoutError; HTTP's own error for a body that is too large."""
     async with asyncio.timeout(_BODY_SECONDS):
         text = await request.read()
-    question = PlaceableRequest.from_json(text)
+    question = SchedulableRequest.from_json(text)
     if len(question.models) > MOST_ASKED or len(question.idle) > MOST_IDLE:
         raise InvalidValue(f"more than {MOST_ASKED} models or {MOST_IDLE} idle pods")
     if len({one.model for one in question.models}) < len(question.models):

@@ -1,5 +1,5 @@
 """What the scaler asks: how many more copies of each model the nodes would take now, which idle pods would have to go
-for one more, and how many copies no node will ever take. Pure; in small steps (`Placeables.answer`).
+for one more, and how many copies no node will ever take. Pure; in small steps (`SchedulableAnswers.answer`).
 
 All from one snapshot, by a decision's own rules, on a mirror of the cluster (`supposing`). Pods that wait to be
 placed are served first, whatever their priority: else one memory would be promised twice, to them and to the
@@ -17,7 +17,13 @@ from typing import Any
 from berth.contract.errors import InvalidPod
 from berth.contract.ids import PodUid
 from berth.contract.keys import Keys
-from berth.contract.scaling import ModelKey, Placeable, PlaceableAnswer, PlaceableModel, PlaceableRequest
+from berth.contract.scaling import (
+    ModelKey,
+    Schedulable,
+    SchedulableAnswer,
+    SchedulableModel,
+    SchedulableRequest,
+)
 from berth.contract.text import one_line
 from berth.runtime.logs import fields
 from binder.cache.cluster import Cluster
@@ -32,7 +38,7 @@ log = logging.getLogger(__name__)
 
 JsonObject = Mapping[str, Any]
 # An answer in the making: between its steps, each a millisecond or so, others may have their turn.
-Steps = Generator[None, None, PlaceableAnswer]
+Steps = Generator[None, None, SchedulableAnswer]
 
 # Pods that wait are decided first, and copies after them. What is beyond is told as not looked at: the scaler asks
 # again soon.
@@ -50,7 +56,7 @@ _LONGEST_REASON = 1024
 class _Asked:
     """One model while its copies are given. `refusal`, `why`: of the first copy that found no place."""
 
-    asks: PlaceableModel
+    asks: SchedulableModel
     demand: Demand | None
     now: int = 0
     never: int = 0
@@ -63,8 +69,8 @@ class _Asked:
         return max(0, self.asks.wanted - self.asks.running - self.asks.starting - self.now)
 
     @property
-    def told(self) -> Placeable:
-        return Placeable(
+    def told(self) -> Schedulable:
+        return Schedulable(
             model=self.asks.model,
             now=self.now,
             if_idle_go=self.if_idle_go,
@@ -78,7 +84,7 @@ class _Asked:
         return (-self.asks.priority, -self.missing / self.asks.wanted, str(self.asks.model))
 
 
-class Placeables:
+class SchedulableAnswers:
     """Answers one question at a time. `pending()`: the pods that may be placed soon, in their order; `aside(demand)`:
     reservations that do not count for a pod."""
 
@@ -95,7 +101,7 @@ class Placeables:
         self._mirror = cluster.supposing()
         self._templates: dict[tuple[ModelKey, str, int], Demand] = {}
 
-    def answer(self, request: PlaceableRequest) -> Steps:
+    def answer(self, request: SchedulableRequest) -> Steps:
         """In steps, to be gone through by one caller at a time. Whoever stops in between closes it. To be asked for
         nothing is to see the cluster as it is, so that the next answer has less to do."""
         try:
@@ -103,7 +109,7 @@ class Placeables:
                 yield
             generation = self._cluster.decider.table.clock
             if not request.models:
-                return PlaceableAnswer(generation=generation, models={})
+                return SchedulableAnswer(generation=generation, models={})
             pending = self._pending()
             asked = []
             for model in request.models:
@@ -116,11 +122,13 @@ class Placeables:
                 yield from self._serve(pending, asked)
                 yield from self._give(asked)
                 yield from self._look_for_idle(asked, request.idle)
-            return PlaceableAnswer(generation=generation, models={one.asks.model: one.told for one in asked})
+            return SchedulableAnswer(
+                generation=generation, models={one.asks.model: one.told for one in asked}
+            )
         finally:
             self._mirror.take_back()
 
-    def _asked(self, asks: PlaceableModel) -> _Asked:
+    def _asked(self, asks: SchedulableModel) -> _Asked:
         try:
             return _Asked(asks, self._demand(asks))
         except InvalidPod as error:
@@ -133,7 +141,7 @@ class Placeables:
                 why=f"the pod template cannot be read: {type(error).__name__}: {error}",
             )
 
-    def _demand(self, asks: PlaceableModel) -> Demand:
+    def _demand(self, asks: SchedulableModel) -> Demand:
         """What a copy asks for. Raises InvalidPod, and what a thing that is no pod template makes of it."""
         key = (asks.model, asks.template_hash, asks.priority)
         demand = self._templates.get(key)
@@ -245,7 +253,7 @@ def _known(one: _Asked) -> Demand:
     return one.demand
 
 
-def _copy_of(asks: PlaceableModel, keys: Keys) -> Demand:
+def _copy_of(asks: SchedulableModel, keys: Keys) -> Demand:
     """A pod of the template, as a controller would make it. Claims that would be made for it are not there yet, and
     are taken for bound by then."""
     meta, spec = asks.template.get("metadata") or {}, asks.template["spec"]

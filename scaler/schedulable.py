@@ -1,4 +1,4 @@
-"""The scaler's question to the binder: what may be placed. The client of `POST /placeable`.
+"""The scaler's question to the binder: what may be placed. The client of `POST /schedulable`.
 
 It finds the leader through the Service and follows it (307), asks that replica from then on, and goes back to the Service
 when it does not answer. One question takes ANSWER_SECONDS at most; when to ask again is the caller's affair.
@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from berth.contract.scaling import PlaceableAnswer, PlaceableRequest
+from berth.contract.scaling import SchedulableAnswer, SchedulableRequest
 from berth.runtime.logs import fields
 
 log = logging.getLogger(__name__)
 
-PATH: Final = "/placeable"
+PATH: Final = "/schedulable"
 # The binder answers in tenths of a second, and later when it is asked often or for thousands of copies.
 ANSWER_SECONDS: Final = 10.0
 # One replica, so that there is time for another.
@@ -41,7 +41,7 @@ class BinderClient:
         self._leader = ""
         self._why = ""
 
-    async def ask(self, question: PlaceableRequest) -> PlaceableAnswer | None:
+    async def ask(self, question: SchedulableRequest) -> SchedulableAnswer | None:
         """None where no leader answers in time: why is logged once."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -53,7 +53,7 @@ class BinderClient:
         self._note("")
         return answer
 
-    async def _ask(self, body: bytes) -> PlaceableAnswer:
+    async def _ask(self, body: bytes) -> SchedulableAnswer:
         if self._leader:
             try:
                 return await self._follow(self._leader, body)
@@ -61,16 +61,16 @@ class BinderClient:
                 self._leader = ""  # it may have gone, and another one lead
         return await self._follow(self._service, body)
 
-    async def _follow(self, url: str, body: bytes) -> PlaceableAnswer:
+    async def _follow(self, url: str, body: bytes) -> SchedulableAnswer:
         for _ in range(_HOPS):
             found = await self._post(url, body)
-            if isinstance(found, PlaceableAnswer):
+            if isinstance(found, SchedulableAnswer):
                 self._leader = url
                 return found
             url = found
         raise _NoAnswer(f"{_HOPS} replicas of the binder name another one as their leader")
 
-    async def _post(self, url: str, body: bytes) -> PlaceableAnswer | str:
+    async def _post(self, url: str, body: bytes) -> SchedulableAnswer | str:
         """The answer, or where to ask instead."""
         headers = {"Authorization": f"Bearer {self._bearer()}", "Content-Type": "application/json"}
         limit = aiohttp.ClientTimeout(total=_TRY_SECONDS, sock_connect=_CONNECT_SECONDS)
@@ -83,7 +83,7 @@ class BinderClient:
             if answer.status != 200:
                 said = text[:_TOLD].decode(errors="replace")
                 raise _NoAnswer(f"the binder at {url} answers {answer.status}: {said}")
-            return PlaceableAnswer.from_json(text)
+            return SchedulableAnswer.from_json(text)
 
     def _bearer(self) -> str:
         """Raises _NoAnswer."""
