@@ -16,7 +16,7 @@ from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuth
 from agent.cold_starts import ColdStarts
 from agent.config import DEFAULT_CAPABILITIES, AgentOptions
 from agent.copies import Copies, LimitsFile
-from agent.facts import ForeignUse, GpuFacts, gpu_reports
+from agent.facts import GpuFacts, OtherUse, gpu_reports
 from agent.gateway_link import GatewayLink, NoGateway
 from agent.gpus import Gpus, NoGpus
 from agent.keys import read_ticket_secret
@@ -110,7 +110,7 @@ class _Parts:
         self.registry = CollectorRegistry()
         self.metrics = AgentMetrics(self.registry)
         self.node = NodeName(options.node_name)
-        self._foreign = ForeignUse()
+        self._foreign = OtherUse()
         self._backends = _backends(options.backend_directory)
         self.events = EventRecorder(client, component="berth-agent", host=self.node)
         self.reporter = Reporter(

@@ -11,7 +11,7 @@ from agent.gpus import GpuReading, GpusUnknown, trouble_of
 from agent.models import Model, Models
 from berth.contract.errors import InvalidValue
 from berth.contract.fields import Fields
-from berth.contract.gateway import Copy, CopyLimits, ticket_of
+from berth.contract.gateway import ReplicaLimits, ReplicaSpec, ticket_of
 from berth.contract.ids import PodUid
 from berth.contract.report import ModelState
 from berth.runtime.logs import fields
@@ -42,7 +42,7 @@ class Copies:
     """What is told of each pod's model, and what each pod has asked for."""
 
     def __init__(
-        self, models: Models, secret: bytes, readings: Readings, limits: Mapping[PodUid, CopyLimits]
+        self, models: Models, secret: bytes, readings: Readings, limits: Mapping[PodUid, ReplicaLimits]
     ) -> None:
         self._models, self._secret, self._readings = models, secret, readings
         self._limits = dict(limits)
@@ -50,20 +50,20 @@ class Copies:
     def ticket(self, uid: PodUid) -> bytes:
         return ticket_of(self._secret, uid)
 
-    def ask(self, uid: PodUid, limits: CopyLimits) -> bool:
+    def ask(self, uid: PodUid, limits: ReplicaLimits) -> bool:
         """What a pod asks for from now on. Whether that is anything new."""
         if self._limits.get(uid) == limits:
             return False
         self._limits[uid] = limits
         return True
 
-    def limits(self) -> Mapping[PodUid, CopyLimits]:
+    def limits(self) -> Mapping[PodUid, ReplicaLimits]:
         """Of the pods that are here still."""
         here = {model.ref.uid for model in self._models}
         self._limits = {uid: limits for uid, limits in self._limits.items() if uid in here}
         return self._limits
 
-    def told(self, but: Collection[PodUid] = ()) -> tuple[Copy, ...]:
+    def told(self, but: Collection[PodUid] = ()) -> tuple[ReplicaSpec, ...]:
         """All there are: a ticket ends with its pod, as soon as nothing of it is in Triton any more."""
         return tuple(
             self._copy(model)
@@ -71,17 +71,17 @@ class Copies:
             if model.name is not None and model.ref.uid not in but and (model.pod_lives or model.resident)
         )
 
-    def _copy(self, model: Model) -> Copy:
+    def _copy(self, model: Model) -> ReplicaSpec:
         assert model.name is not None
         assert model.server_name is not None
-        return Copy(
+        return ReplicaSpec(
             ticket=self.ticket(model.ref.uid),
             namespace=model.ref.namespace,
             pod=model.ref.name,
             pod_uid=model.ref.uid,
             model=model.name,
             server_name=model.server_name,
-            limits=self._limits.get(model.ref.uid, CopyLimits()),
+            limits=self._limits.get(model.ref.uid, ReplicaLimits()),
             withheld=self._withheld(model),
             loaded=model.state is ModelState.READY,
         )
@@ -96,12 +96,12 @@ class Copies:
         return None
 
 
-def read_limits(asked: pb.CopyLimits) -> CopyLimits:
+def read_limits(asked: pb.ReplicaLimits) -> ReplicaLimits:
     """What a pod asks for in WatchModel. Raises InvalidValue."""
-    usual, timeout = CopyLimits(), asked.request_timeout_seconds
+    usual, timeout = ReplicaLimits(), asked.request_timeout_seconds
     if not (math.isfinite(timeout) and timeout >= 0):
         raise InvalidValue(f"limits.request_timeout_seconds is {timeout}; a number of seconds is expected")
-    return CopyLimits(
+    return ReplicaLimits(
         container_concurrency=asked.container_concurrency,
         queue_depth=asked.queue_depth if asked.HasField("queue_depth") else None,
         request_timeout_seconds=timeout or usual.request_timeout_seconds,
@@ -122,18 +122,18 @@ class LimitsFile:
     def __init__(self, directory: Path) -> None:
         self._path = directory / LIMITS_FILE
 
-    def read(self) -> dict[PodUid, CopyLimits]:
+    def read(self) -> dict[PodUid, ReplicaLimits]:
         """Never raises: the doors tell all of it again."""
         try:
             told = Fields.parse(self._path.read_bytes().decode(), what="limits", limit=_MOST_CHARACTERS)
-            return {PodUid(uid): CopyLimits.from_json(told.object(uid).data) for uid in told.data}
+            return {PodUid(uid): ReplicaLimits.from_json(told.object(uid).data) for uid in told.data}
         except FileNotFoundError:
             return {}
         except (OSError, UnicodeDecodeError, InvalidValue) as error:
             log.warning("the pods' limits cannot be read", extra=fields(error=error))
             return {}
 
-    def write(self, limits: Iterable[tuple[PodUid, CopyLimits]]) -> None:
+    def write(self, limits: Iterable[tuple[PodUid, ReplicaLimits]]) -> None:
         """Raises OSError."""
         fresh = self._path.with_suffix(".new")
         fresh.write_text(json.dumps({uid: one.to_json() for uid, one in limits}))

@@ -83,7 +83,7 @@ class GpuFacts:
         self._trouble = trouble
 
 
-class ForeignUse:
+class OtherUse:
     """What NVML counts as used and no model of ours accounts for, per GPU.
 
     While a model comes or goes on a GPU its use says nothing, so the last figure stays; otherwise a
@@ -109,7 +109,7 @@ class ForeignUse:
 def gpu_reports(
     facts: GpuFacts,
     models: Models,
-    foreign: ForeignUse,
+    foreign: OtherUse,
     *,
     busy: Collection[GpuUuid],
     headroom_bytes: int,
@@ -121,7 +121,7 @@ def gpu_reports(
             index=reading.index,
             product=reading.product,
             total_bytes=reading.total_bytes,
-            foreign_bytes=foreign.of(
+            other_use_bytes=foreign.of(
                 reading,
                 taken_bytes=models.taken_on(reading.uuid),
                 settled=reading.uuid not in busy and facts.residency == models.residency,

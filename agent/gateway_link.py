@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from berth.contract.endpoint import UnixSocket
-from berth.contract.gateway import Copy
+from berth.contract.gateway import ReplicaSpec
 from berth.contract.ids import PodUid
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
@@ -30,7 +30,7 @@ _GRACE_SECONDS = 2.0
 _LINE_BYTES = 256 * 1024
 _MOST_SUSPECTS = 1024
 
-Told = Callable[[Collection[PodUid]], Sequence[Copy]]
+Told = Callable[[Collection[PodUid]], Sequence[ReplicaSpec]]
 
 
 class GatewayLink:
@@ -49,7 +49,7 @@ class GatewayLink:
         # Something is to be said, perhaps.
         self.wake = asyncio.Event()
         self.is_up = False
-        self._said: dict[PodUid, Copy] = {}
+        self._said: dict[PodUid, ReplicaSpec] = {}
         self._draining: dict[PodUid, asyncio.Event] = {}
         self._asked: set[PodUid] = set()
         # Left out of what is told until they may be used again.
@@ -106,7 +106,7 @@ class GatewayLink:
                 raise end
 
     async def _tell(self, writer: asyncio.StreamWriter) -> None:
-        said: Sequence[Copy] | None = None
+        said: Sequence[ReplicaSpec] | None = None
         while True:
             self.wake.clear()
             copies = self._told(self._drained)

@@ -5,7 +5,7 @@ from collections import Counter as Tally
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from agent.cold_starts import ALL, PHASES
-from berth.contract.memory import free_bytes, held_bytes
+from berth.contract.memory import free_bytes, reserved_bytes
 from berth.contract.report import GpuReport, ModelState, NodeReport
 
 TRITON_RESTARTS = ("died", "stuck")
@@ -23,7 +23,7 @@ class AgentMetrics:
             return Gauge(f"berth_agent_gpu_{name}", help, ("gpu",), registry=registry)
 
         self._total = gpu_gauge("total_bytes", "GPU memory")
-        self._foreign = gpu_gauge("foreign_bytes", "GPU memory used by others than models")
+        self._foreign = gpu_gauge("other_use_bytes", "GPU memory used by others than models")
         self._free = gpu_gauge("free_bytes", "GPU memory that models may still ask for")
         self._healthy = gpu_gauge("healthy", "1 if models may be placed on the GPU")
         self._models = Gauge("berth_agent_models", "models of this node", ("state",), registry=registry)
@@ -117,10 +117,10 @@ class AgentMetrics:
 
     def _set_gpu(self, gpu: GpuReport, report: NodeReport) -> None:
         models = (model for model in report.models if gpu.uuid in model.gpus)
-        held = sum(held_bytes(model.requested_bytes, model.measured_bytes) for model in models)
+        held = sum(reserved_bytes(model.requested_bytes, model.measured_bytes) for model in models)
         free = free_bytes(gpu, held)
         unknown = float("nan")
         self._total.labels(gpu.uuid).set(unknown if gpu.total_bytes is None else gpu.total_bytes)
-        self._foreign.labels(gpu.uuid).set(unknown if gpu.foreign_bytes is None else gpu.foreign_bytes)
+        self._foreign.labels(gpu.uuid).set(unknown if gpu.other_use_bytes is None else gpu.other_use_bytes)
         self._free.labels(gpu.uuid).set(unknown if free is None else free)
         self._healthy.labels(gpu.uuid).set(gpu.healthy)

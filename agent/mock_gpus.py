@@ -44,7 +44,7 @@ class MockGpu:
     uuid: GpuUuid
     product: str
     total_bytes: int
-    foreign_bytes: int
+    other_use_bytes: int
     utilization: float
     lost: bool
     error: str
@@ -118,7 +118,7 @@ class MockGpus:
             index,
             gpu.product,
             total_bytes=gpu.total_bytes,
-            used_bytes=min(gpu.total_bytes, gpu.foreign_bytes + taken),
+            used_bytes=min(gpu.total_bytes, gpu.other_use_bytes + taken),
             utilization=gpu.utilization,
             healthy=not reason,
             reason=reason,
@@ -156,7 +156,7 @@ def _gpu(value: Any, path: str) -> MockGpu:
         uuid=GpuUuid(str(data["uuid"])),
         product=str(data.get("product", "mock GPU")),
         total_bytes=_bytes(data["total"], f"{path}.total"),
-        foreign_bytes=_bytes(data.get("foreign", 0), f"{path}.foreign"),
+        other_use_bytes=_bytes(data.get("foreign", 0), f"{path}.foreign"),
         utilization=float(utilization),
         lost=_flag(data, "lost", path),
         error=str(data.get("error", "")),

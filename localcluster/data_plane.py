@@ -19,7 +19,7 @@ from typing import Any, Final
 import grpc.aio
 
 from berth.contract.endpoint import Address, Endpoint
-from berth.contract.gateway import Copy, CopyLimits, server_name_of, ticket_of
+from berth.contract.gateway import ReplicaLimits, ReplicaSpec, server_name_of, ticket_of
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1 import node_agent_pb2_grpc as services
 from localcluster.processes import end, spawn, tail
@@ -33,24 +33,24 @@ _START_SECONDS: Final = 20.0
 
 
 def copy_of(
-    model: str, pod_uid: str, *, limits: CopyLimits | None = None, server_name: str | None = None
-) -> Copy:
+    model: str, pod_uid: str, *, limits: ReplicaLimits | None = None, server_name: str | None = None
+) -> ReplicaSpec:
     """One pod's copy of a model."""
-    return Copy(
+    return ReplicaSpec(
         ticket=ticket_of(_SECRET, pod_uid),
         namespace="default",
         pod=f"pod-{pod_uid}",
         pod_uid=pod_uid,
         model=model,
         server_name=server_name or server_name_of(model, pod_uid),
-        limits=limits or CopyLimits(),
+        limits=limits or ReplicaLimits(),
     )
 
 
 class Agent(services.NodeAgentServicer):
     """What a gateway and doors hear from an agent. `tell` changes which copies there are."""
 
-    def __init__(self, gateway: Endpoint, control: Path, copies: Sequence[Copy]) -> None:
+    def __init__(self, gateway: Endpoint, control: Path, copies: Sequence[ReplicaSpec]) -> None:
         self.copies, self._gateway, self._control = list(copies), gateway, control
         self.heard: list[dict[str, Any]] = []
         self._changed = asyncio.Event()
@@ -72,7 +72,7 @@ class Agent(services.NodeAgentServicer):
     ) -> pb.UnloadResponse:
         return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_UNLOADED)
 
-    def tell(self, copies: Sequence[Copy]) -> None:
+    def tell(self, copies: Sequence[ReplicaSpec]) -> None:
         self.copies = list(copies)
         self.say({"copies": [one.to_json() for one in self.copies]})
 
@@ -102,7 +102,7 @@ class Agent(services.NodeAgentServicer):
 
 @asynccontextmanager
 async def agent(
-    listen: Endpoint, *, gateway: Endpoint, control: Path, copies: Sequence[Copy]
+    listen: Endpoint, *, gateway: Endpoint, control: Path, copies: Sequence[ReplicaSpec]
 ) -> AsyncIterator[Agent]:
     """Runs it until the block ends."""
     one, server = Agent(gateway, control, copies), grpc.aio.server()
@@ -134,7 +134,9 @@ def gateway_command(
     )
 
 
-def door_command(copy: Copy, *, agent: Endpoint, token: Path, http: str, grpc: str, admin: str) -> list[str]:
+def door_command(
+    copy: ReplicaSpec, *, agent: Endpoint, token: Path, http: str, grpc: str, admin: str
+) -> list[str]:
     token.write_text(copy.pod_uid)
     return berth(
         *("proxy", "--model", copy.model, "--agent", agent, "--token-file", token, "--http-listen", http),
@@ -155,7 +157,7 @@ class Node:
     stack: AsyncExitStack
     doors: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
-    async def door(self, copy: Copy) -> str:
+    async def door(self, copy: ReplicaSpec) -> str:
         """Open the door of a copy; its address. Raises RuntimeError if it does not listen."""
         address = f"{self.network}.1.{len(self.doors) + 2}"
         agent = Endpoint(f"{self.network}.0.3", GATEWAY_PORT)
@@ -166,7 +168,7 @@ class Node:
 
 @asynccontextmanager
 async def door_at(
-    address: str, copy: Copy, *, agent: Endpoint, directory: Path
+    address: str, copy: ReplicaSpec, *, agent: Endpoint, directory: Path
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A door that serves on this address. Raises RuntimeError if it does not."""
     log = directory / f"door-{copy.pod_uid}.log"
@@ -190,7 +192,7 @@ async def door_at(
 async def node(
     network: str,
     directory: Path,
-    copies: Sequence[Copy],
+    copies: Sequence[ReplicaSpec],
     *,
     http: Endpoint,
     grpc: Address,
@@ -242,7 +244,7 @@ async def _is_ready(admin: Endpoint) -> bool:
 
 
 async def _main(options: argparse.Namespace) -> None:
-    copies = [Copy.from_json(one) for one in json.loads(options.copies.read_text())]
+    copies = [ReplicaSpec.from_json(one) for one in json.loads(options.copies.read_text())]
     async with agent(options.listen, gateway=options.gateway, control=options.control, copies=copies):
         await asyncio.Event().wait()
 

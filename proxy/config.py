@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from berth.contract.endpoint import Address, Endpoint
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from berth.contract.ids import ModelName, parse_model_name
 from berth.runtime import options as opt
 from proxy.request.outstanding import MOST_OUTSTANDING
@@ -95,9 +95,9 @@ class ProxyOptions(opt.CommonOptions):
     )
 
     @property
-    def limits(self) -> CopyLimits:
+    def limits(self) -> ReplicaLimits:
         """What the model's clients may take."""
-        return CopyLimits(
+        return ReplicaLimits(
             container_concurrency=self.container_concurrency,
             queue_depth=self.queue_depth,
             request_timeout_seconds=self.request_timeout,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Container, Iterable
 from typing import Final, Protocol
 
-from berth.contract.scaling import CopyLoad, ModelKey, SchedulableAnswer, SchedulableRequest
+from berth.contract.scaling import ModelKey, ReplicaLoad, SchedulableAnswer, SchedulableRequest
 from berth.kube.events import EventRecorder, ObjectRef
 from berth.runtime.logs import fields
 from berth.runtime.tasks import supervise
@@ -69,7 +69,7 @@ class Live:
         self.acts = True
         self._to_ask = asyncio.Event()
 
-    def heard(self, loads: list[CopyLoad], copies: Container[str]) -> None:
+    def heard(self, loads: list[ReplicaLoad], copies: Container[str]) -> None:
         """A gateway has answered."""
         self._core.heard(loads, copies, self._clock_ns())
 

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.scaling import CopyLoad
+from berth.contract.scaling import ReplicaLoad
 from berth.runtime.logs import fields
 from scaler.core.seconds import read_loads
 
@@ -50,7 +50,7 @@ class ScrapeMetrics(Protocol):
 # By node.
 Gateways = Callable[[], Mapping[str, Gateway]]
 # The rows of a node's gateway, and the copies that it may speak of.
-Take = Callable[[list[CopyLoad], Container[str]], None]
+Take = Callable[[list[ReplicaLoad], Container[str]], None]
 
 
 class BadAnswer(Exception):
@@ -136,7 +136,7 @@ class Scraper:
         self._note(node, f"{left_aside} of its rows say nothing that can be" if left_aside else "")
         self._take(loads, gateway.copies)
 
-    async def _loads(self, address: Endpoint) -> tuple[list[CopyLoad], int]:
+    async def _loads(self, address: Endpoint) -> tuple[list[ReplicaLoad], int]:
         """Raises BadAnswer."""
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):

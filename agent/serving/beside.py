@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from berth.contract.ids import GpuUuid
-from berth.contract.memory import free_bytes, held_bytes
+from berth.contract.memory import free_bytes, reserved_bytes
 from berth.contract.report import Failure, GpuReport
 
 
@@ -49,7 +49,7 @@ def refusal(load: Load, neighbours: Iterable[Neighbour], gpus: Mapping[GpuUuid, 
 def _no_room(load: Load, beside: list[Neighbour], uuid: GpuUuid, gpu: GpuReport | None) -> Refusal | None:
     if gpu is None:
         return Refusal(f"GPU {uuid} is not on this node any more", Failure.TRANSIENT)
-    there = [held_bytes(one.requested_bytes, one.measured_bytes) for one in beside if uuid in one.gpus]
+    there = [reserved_bytes(one.requested_bytes, one.measured_bytes) for one in beside if uuid in one.gpus]
     free = free_bytes(gpu, sum(there))
     if free is None:
         said = "is not healthy" if not gpu.healthy else "is not known well enough"
@@ -58,6 +58,6 @@ def _no_room(load: Load, beside: list[Neighbour], uuid: GpuUuid, gpu: GpuReport 
         return None
     return Refusal(
         f"{load.bytes} bytes do not fit on GPU {uuid}: {max(free, 0)} are free of {gpu.total_bytes}, where "
-        f"{len(there)} models hold {sum(there)}, others {gpu.foreign_bytes}, and {gpu.headroom_bytes} are kept free",
+        f"{len(there)} models hold {sum(there)}, others {gpu.other_use_bytes}, and {gpu.headroom_bytes} are kept free",
         Failure.CAPACITY,
     )

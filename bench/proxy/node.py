@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from berth.contract.gateway import Copy, server_name_of, ticket_of
+from berth.contract.gateway import ReplicaSpec, server_name_of, ticket_of
 
 
-def copy_of(uid: str) -> Copy:
-    return Copy(
+def copy_of(uid: str) -> ReplicaSpec:
+    return ReplicaSpec(
         ticket=ticket_of(b"bench", uid),
         namespace="bench",
         pod=uid,

@@ -14,14 +14,14 @@ from pathlib import Path
 from bench.proxy.processes import Running, started
 from bench.proxy.upstreams import MODEL
 from berth.contract.endpoint import Endpoint, parse_address
-from berth.contract.gateway import Copy, CopyLimits
+from berth.contract.gateway import ReplicaLimits, ReplicaSpec
 from localcluster.data_plane import berth, copy_of, door_command, gateway_command
 
 HTTP, GRPC = 9100, 9101
 HOST = "127.0.0.1"
 CACHE = Path(os.environ.get("BERTH_CACHE", Path.home() / ".cache" / "berth")) / "bench"
 _GATEWAY, _AGENT = Endpoint(HOST, 9200), Endpoint(HOST, 9201)
-_LIMITS = CopyLimits(container_concurrency=256)
+_LIMITS = ReplicaLimits(container_concurrency=256)
 # Of 50 copies, those that clients ask: each is a process of Triton's.
 ASKED = 8
 ENVOY_VERSION, QUEUE_PROXY_VERSION = "1.40.0", "v0.42.2"
@@ -238,7 +238,7 @@ def server_names(copies: int) -> list[str]:
 
 
 @contextmanager
-def _gateway(directory: Path, rest: str, grpc: str, told: list[Copy]) -> Iterator[Running]:
+def _gateway(directory: Path, rest: str, grpc: str, told: list[ReplicaSpec]) -> Iterator[Running]:
     listing, control = directory / "copies", directory / "control"
     listing.write_text(json.dumps([one.to_json() for one in told]))
     admin = Endpoint(HOST, 9190)
@@ -264,7 +264,7 @@ def _gateway(directory: Path, rest: str, grpc: str, told: list[Copy]) -> Iterato
 
 
 @contextmanager
-def _door(directory: Path, copy: Copy) -> Iterator[Running]:
+def _door(directory: Path, copy: ReplicaSpec) -> Iterator[Running]:
     command = door_command(
         copy,
         agent=_AGENT,

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.keys import Keys
-from berth.contract.scaling import CopyLoad
+from berth.contract.scaling import ReplicaLoad
 from scaler.core.fleet import Fleet
 from scaler.core.tick import Scaler
 from scaler.decision.defaults import BERTH, read_defaults
@@ -57,7 +57,7 @@ async def _scrape(ports: list[int], copies: int, seconds: float) -> tuple[float,
         for node, port in enumerate(ports)
     }
 
-    def take(loads: list[CopyLoad], allowed: Container[str]) -> None:
+    def take(loads: list[ReplicaLoad], allowed: Container[str]) -> None:
         core.heard(loads, allowed, time.time_ns())
 
     async with scraping_session() as session:

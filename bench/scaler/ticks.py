@@ -4,7 +4,7 @@ import time
 from random import Random
 from typing import NamedTuple
 
-from berth.contract.scaling import CopyLoad, ModelKey
+from berth.contract.scaling import ModelKey, ReplicaLoad
 from berth.runtime.process import spare_the_collector
 from scaler.core.fleet import Fleet
 from scaler.core.tick import Scaler
@@ -55,9 +55,9 @@ def cost(models: int, copies: int, seconds: int) -> Cost:
     return Cost(hearing / seconds, closing / seconds, stepping / seconds)
 
 
-def _load(key: ModelKey, uid: str, second: int, chance: Random) -> CopyLoad:
+def _load(key: ModelKey, uid: str, second: int, chance: Random) -> ReplicaLoad:
     busy = chance.uniform(0, 100)
-    return CopyLoad(
+    return ReplicaLoad(
         namespace=key.namespace,
         pod_name=uid,
         pod_uid=uid,

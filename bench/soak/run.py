@@ -27,7 +27,7 @@ from bench.soak.clients import (
     stream_client,
 )
 from berth.contract.endpoint import Endpoint
-from berth.contract.gateway import Copy, CopyLimits
+from berth.contract.gateway import ReplicaLimits, ReplicaSpec
 from localcluster import triton
 from localcluster.addresses import cluster_network
 from localcluster.data_plane import ADMIN_PORT, GRPC_PORT, Node, copy_of, node
@@ -35,7 +35,7 @@ from localcluster.data_plane import ADMIN_PORT, GRPC_PORT, Node, copy_of, node
 CONCURRENCY = 2
 # Of Triton's instances: more than may be asked at once.
 _INSTANCES = 4
-_LIMITS = CopyLimits(container_concurrency=CONCURRENCY, queue_depth=200)
+_LIMITS = ReplicaLimits(container_concurrency=CONCURRENCY, queue_depth=200)
 _LOOK_SECONDS = 0.25
 # What one client more or less makes, and what an allocator keeps of it.
 _GROWTH_BYTES = 24 * MIB
@@ -81,7 +81,12 @@ class _Soak:
     """One run on a node that stands."""
 
     def __init__(
-        self, running: Node, copies: Sequence[Copy], addresses: Sequence[str], directory: Path, seconds: float
+        self,
+        running: Node,
+        copies: Sequence[ReplicaSpec],
+        addresses: Sequence[str],
+        directory: Path,
+        seconds: float,
     ) -> None:
         self._node, self._addresses, self._log = running, addresses, Log()
         self._soaked = []

@@ -3,7 +3,7 @@
 The agent tells every copy, always all of them, so that nothing hangs on what was said before: what is not
 among them has ended. The gateway tells what it has seen. Of both, what is not understood is left aside.
 
-    agent → gateway   {"copies": [Copy…]}                   all there are, at the start and at each change
+    agent → gateway   {"copies": [ReplicaSpec…]}                   all there are, at the start and at each change
                       {"drain": POD_UID, "seconds": S}      take nothing new for it; answered by "drained"; it is left
                                                             out of the copies then until it may be used again, as by
                                                             an agent that names it when it comes anew
@@ -24,7 +24,7 @@ _SERVER_NAME: Final = re.compile(r"(.+)-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyLimits:
+class ReplicaLimits:
     """What one copy may take, as its pod asks for; the gateway has ceilings of its own.
 
     `container_concurrency` 0: no limit. `queue_depth` None: 10 x container_concurrency, or 1000 where that is 0.
@@ -49,7 +49,7 @@ class CopyLimits:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "CopyLimits":
+    def from_json(cls, data: Mapping[str, Any]) -> "ReplicaLimits":
         """Raises InvalidValue."""
         try:
             return cls(
@@ -65,7 +65,7 @@ class CopyLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class ReplicaSpec:
     """One pod's model on one node. `model`: as its clients call it; `server_name`: as the node's Triton does.
 
     `withheld`: why it is not to be used whatever Triton says, in the agent's words. `loaded`: whether the agent has seen it
@@ -78,7 +78,7 @@ class Copy:
     pod_uid: str
     model: str
     server_name: str
-    limits: CopyLimits = CopyLimits()
+    limits: ReplicaLimits = ReplicaLimits()
     withheld: str | None = None
     loaded: bool = False
 
@@ -96,7 +96,7 @@ class Copy:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Copy":
+    def from_json(cls, data: Mapping[str, Any]) -> "ReplicaSpec":
         """Raises InvalidValue."""
         try:
             ticket = bytes.fromhex(data["ticket"])
@@ -107,7 +107,7 @@ class Copy:
                 pod_uid=str(data["podUid"]),
                 model=str(data["model"]),
                 server_name=str(data["serverName"]),
-                limits=CopyLimits.from_json(data["limits"]),
+                limits=ReplicaLimits.from_json(data["limits"]),
                 withheld=data["withheld"],
                 loaded=data.get("loaded") is True,  # an older agent does not tell
             )

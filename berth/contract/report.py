@@ -74,14 +74,14 @@ class CodeReport:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """One GPU. `foreign_bytes` is what NVML counts as used and no Berth model accounts for. `broken`: it is
+    """One GPU. `other_use_bytes` is what NVML counts as used and no Berth model accounts for. `broken`: it is
     known to be, which is more than not healthy; the models on it are not to be trusted."""
 
     uuid: GpuUuid
     index: int
     product: str
     total_bytes: int | None
-    foreign_bytes: int | None
+    other_use_bytes: int | None
     headroom_bytes: int
     healthy: bool
     reason: str = ""
@@ -93,7 +93,7 @@ class GpuReport:
             "index": self.index,
             "product": self.product,
             "totalBytes": self.total_bytes,
-            "foreignBytes": self.foreign_bytes,
+            "otherUseBytes": self.other_use_bytes,
             "headroomBytes": self.headroom_bytes,
             "healthy": self.healthy,
             "reason": _shortened(self.reason, reason_bytes),
@@ -109,7 +109,7 @@ class GpuReport:
             index=fields.integer("index"),
             product=fields.string("product", default=""),
             total_bytes=fields.optional_integer("totalBytes"),
-            foreign_bytes=fields.optional_integer("foreignBytes"),
+            other_use_bytes=fields.optional_integer("otherUseBytes"),
             headroom_bytes=fields.integer("headroomBytes"),
             healthy=fields.boolean("healthy"),
             reason=fields.string("reason", default=""),

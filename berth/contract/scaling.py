@@ -1,7 +1,7 @@
 """What scaler, activator, binder and gateways tell each other of models and their copies, and what the scaler writes
 on a Deployment.
 
-    gateway → scaler      GET /stat                    [CopyLoad…], every copy of the node
+    gateway → scaler      GET /stat                    [ReplicaLoad…], every copy of the node
     scaler → binder       POST /schedulable              SchedulableRequest → SchedulableAnswer
     scaler ↔ activator    berth.v1.Scaler/Attend       Assignment, Report (protos/berth/v1/scaler.proto)
     scaler → Deployment   annotation `…scaled`         Scaled
@@ -55,7 +55,7 @@ Load = Annotated[float, msgspec.Meta(ge=0.0, le=_MOST)]
 Requests = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 
 
-class CopyLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One copy's last closed second. `second` grows by one for each: a reader that comes twice sees one second
     twice, one that is late misses some.
 

@@ -99,7 +99,7 @@ class AgentConnection:
             return response
 
     async def watch(
-        self, model: ModelName, limits: pb.CopyLimits | None = None
+        self, model: ModelName, limits: pb.ReplicaLimits | None = None
     ) -> AsyncIterator[pb.ModelStatus]:
         """The model's status now and after every change. `limits`: what the pod asks of the gateway for it."""
         request = pb.WatchModelRequest(model_name=model, limits=limits)

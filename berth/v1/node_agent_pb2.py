@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x65rth/v1/node_agent.proto\x12\x08\x62\x65rth.v1\"\x9e\x01\n\x0cStageRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.berth.v1.StageHeaderH\x00\x12#\n\x04\x66ile\x18\x02 \x01(\x0b\x32\x13.berth.v1.StageFileH\x00\x12\x0f\n\x05\x63hunk\x18\x03 \x01(\x0cH\x00\x12\'\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x15.berth.v1.StageCommitH\x00\x42\x06\n\x04part\"u\n\x0bStageHeader\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\"\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x13.berth.v1.StageFile\x12\x13\n\x06\x63onfig\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_config\"\'\n\tStageFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\"\x1d\n\x0bStageCommit\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"U\n\rStageResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05\x66iles\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x16\n\x0e\x61lready_staged\x18\x04 \x01(\x08\"!\n\x0bLoadRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\"r\n\x0cLoadProgress\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.berth.v1.ModelState\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12-\n\rfailure_class\x18\x03 \x01(\x0e\x32\x16.berth.v1.FailureClass\"#\n\rUnloadRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\"\x8f\x01\n\x0eUnloadResponse\x12\x31\n\x07outcome\x18\x01 \x01(\x0e\x32 .berth.v1.UnloadResponse.Outcome\"J\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_UNLOADED\x10\x01\x12\x10\n\x0cOUTCOME_KEPT\x10\x02\"M\n\x11WatchModelRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12$\n\x06limits\x18\x02 \x01(\x0b\x32\x14.berth.v1.CopyLimits\"\xa9\x01\n\nCopyLimits\x12\x1d\n\x15\x63ontainer_concurrency\x18\x01 \x01(\r\x12\x18\n\x0bqueue_depth\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x17request_timeout_seconds\x18\x03 \x01(\x01\x12\x16\n\x0emax_json_bytes\x18\x04 \x01(\x04\x12\x19\n\x11max_request_bytes\x18\x05 \x01(\x04\x42\x0e\n\x0c_queue_depth\"\xe3\x01\n\x0bModelStatus\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.berth.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08gpu_uuid\x18\x04 \x01(\t\x12\x17\n\x0frequested_bytes\x18\x05 \x01(\x04\x12\x1b\n\x0emeasured_bytes\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\"\n\x07gateway\x18\x08 \x01(\x0b\x32\x11.berth.v1.GatewayB\x11\n\x0f_measured_bytesJ\x04\x08\x07\x10\x08R\x06triton\"+\n\x07Gateway\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"\x13\n\x11ListModelsRequest\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.berth.v1.ModelStatus*\xd3\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_PENDING\x10\x01\x12\x16\n\x12MODEL_STATE_STAGED\x10\x02\x12\x17\n\x13MODEL_STATE_LOADING\x10\x03\x12\x15\n\x11MODEL_STATE_READY\x10\x04\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x05\x12\x16\n\x12MODEL_STATE_FAILED\x10\x06\x12\x14\n\x10MODEL_STATE_LOST\x10\x07*\xa6\x01\n\x0c\x46\x61ilureClass\x12\x1d\n\x19\x46\x41ILURE_CLASS_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x46\x41ILURE_CLASS_CAPACITY\x10\x01\x12\x1f\n\x1b\x46\x41ILURE_CLASS_INVALID_MODEL\x10\x02\x12\x1b\n\x17\x46\x41ILURE_CLASS_TRANSIENT\x10\x03\x12\x1d\n\x19\x46\x41ILURE_CLASS_QUARANTINED\x10\x04\x32\xca\x02\n\tNodeAgent\x12:\n\x05Stage\x12\x16.berth.v1.StageRequest\x1a\x17.berth.v1.StageResponse(\x01\x12\x37\n\x04Load\x12\x15.berth.v1.LoadRequest\x1a\x16.berth.v1.LoadProgress0\x01\x12;\n\x06Unload\x12\x17.berth.v1.UnloadRequest\x1a\x18.berth.v1.UnloadResponse\x12\x42\n\nWatchModel\x12\x1b.berth.v1.WatchModelRequest\x1a\x15.berth.v1.ModelStatus0\x01\x12G\n\nListModels\x12\x1b.berth.v1.ListModelsRequest\x1a\x1c.berth.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x65rth/v1/node_agent.proto\x12\x08\x62\x65rth.v1\"\x9e\x01\n\x0cStageRequest\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x15.berth.v1.StageHeaderH\x00\x12#\n\x04\x66ile\x18\x02 \x01(\x0b\x32\x13.berth.v1.StageFileH\x00\x12\x0f\n\x05\x63hunk\x18\x03 \x01(\x0cH\x00\x12\'\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\x15.berth.v1.StageCommitH\x00\x42\x06\n\x04part\"u\n\x0bStageHeader\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\"\n\x05\x66iles\x18\x03 \x03(\x0b\x32\x13.berth.v1.StageFile\x12\x13\n\x06\x63onfig\x18\x04 \x01(\x0cH\x00\x88\x01\x01\x42\t\n\x07_config\"\'\n\tStageFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\"\x1d\n\x0bStageCommit\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"U\n\rStageResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05\x66iles\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x16\n\x0e\x61lready_staged\x18\x04 \x01(\x08\"!\n\x0bLoadRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\"r\n\x0cLoadProgress\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.berth.v1.ModelState\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12-\n\rfailure_class\x18\x03 \x01(\x0e\x32\x16.berth.v1.FailureClass\"#\n\rUnloadRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\"\x8f\x01\n\x0eUnloadResponse\x12\x31\n\x07outcome\x18\x01 \x01(\x0e\x32 .berth.v1.UnloadResponse.Outcome\"J\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_UNLOADED\x10\x01\x12\x10\n\x0cOUTCOME_KEPT\x10\x02\"P\n\x11WatchModelRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\'\n\x06limits\x18\x02 \x01(\x0b\x32\x17.berth.v1.ReplicaLimits\"\xac\x01\n\rReplicaLimits\x12\x1d\n\x15\x63ontainer_concurrency\x18\x01 \x01(\r\x12\x18\n\x0bqueue_depth\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x17request_timeout_seconds\x18\x03 \x01(\x01\x12\x16\n\x0emax_json_bytes\x18\x04 \x01(\x04\x12\x19\n\x11max_request_bytes\x18\x05 \x01(\x04\x42\x0e\n\x0c_queue_depth\"\xe3\x01\n\x0bModelStatus\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.berth.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08gpu_uuid\x18\x04 \x01(\t\x12\x17\n\x0frequested_bytes\x18\x05 \x01(\x04\x12\x1b\n\x0emeasured_bytes\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\"\n\x07gateway\x18\x08 \x01(\x0b\x32\x11.berth.v1.GatewayB\x11\n\x0f_measured_bytesJ\x04\x08\x07\x10\x08R\x06triton\"+\n\x07Gateway\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"\x13\n\x11ListModelsRequest\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.berth.v1.ModelStatus*\xd3\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_PENDING\x10\x01\x12\x16\n\x12MODEL_STATE_STAGED\x10\x02\x12\x17\n\x13MODEL_STATE_LOADING\x10\x03\x12\x15\n\x11MODEL_STATE_READY\x10\x04\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x05\x12\x16\n\x12MODEL_STATE_FAILED\x10\x06\x12\x14\n\x10MODEL_STATE_LOST\x10\x07*\xa6\x01\n\x0c\x46\x61ilureClass\x12\x1d\n\x19\x46\x41ILURE_CLASS_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x46\x41ILURE_CLASS_CAPACITY\x10\x01\x12\x1f\n\x1b\x46\x41ILURE_CLASS_INVALID_MODEL\x10\x02\x12\x1b\n\x17\x46\x41ILURE_CLASS_TRANSIENT\x10\x03\x12\x1d\n\x19\x46\x41ILURE_CLASS_QUARANTINED\x10\x04\x32\xca\x02\n\tNodeAgent\x12:\n\x05Stage\x12\x16.berth.v1.StageRequest\x1a\x17.berth.v1.StageResponse(\x01\x12\x37\n\x04Load\x12\x15.berth.v1.LoadRequest\x1a\x16.berth.v1.LoadProgress0\x01\x12;\n\x06Unload\x12\x17.berth.v1.UnloadRequest\x1a\x18.berth.v1.UnloadResponse\x12\x42\n\nWatchModel\x12\x1b.berth.v1.WatchModelRequest\x1a\x15.berth.v1.ModelStatus0\x01\x12G\n\nListModels\x12\x1b.berth.v1.ListModelsRequest\x1a\x1c.berth.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'berth.v1.node_agent_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELSTATE']._serialized_start=1421
-  _globals['_MODELSTATE']._serialized_end=1632
-  _globals['_FAILURECLASS']._serialized_start=1635
-  _globals['_FAILURECLASS']._serialized_end=1801
+  _globals['_MODELSTATE']._serialized_start=1427
+  _globals['_MODELSTATE']._serialized_end=1638
+  _globals['_FAILURECLASS']._serialized_start=1641
+  _globals['_FAILURECLASS']._serialized_end=1807
   _globals['_STAGEREQUEST']._serialized_start=40
   _globals['_STAGEREQUEST']._serialized_end=198
   _globals['_STAGEHEADER']._serialized_start=200
@@ -56,17 +56,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNLOADRESPONSE_OUTCOME']._serialized_start=736
   _globals['_UNLOADRESPONSE_OUTCOME']._serialized_end=810
   _globals['_WATCHMODELREQUEST']._serialized_start=812
-  _globals['_WATCHMODELREQUEST']._serialized_end=889
-  _globals['_COPYLIMITS']._serialized_start=892
-  _globals['_COPYLIMITS']._serialized_end=1061
-  _globals['_MODELSTATUS']._serialized_start=1064
-  _globals['_MODELSTATUS']._serialized_end=1291
-  _globals['_GATEWAY']._serialized_start=1293
-  _globals['_GATEWAY']._serialized_end=1336
-  _globals['_LISTMODELSREQUEST']._serialized_start=1338
-  _globals['_LISTMODELSREQUEST']._serialized_end=1357
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1359
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1418
-  _globals['_NODEAGENT']._serialized_start=1804
-  _globals['_NODEAGENT']._serialized_end=2134
+  _globals['_WATCHMODELREQUEST']._serialized_end=892
+  _globals['_REPLICALIMITS']._serialized_start=895
+  _globals['_REPLICALIMITS']._serialized_end=1067
+  _globals['_MODELSTATUS']._serialized_start=1070
+  _globals['_MODELSTATUS']._serialized_end=1297
+  _globals['_GATEWAY']._serialized_start=1299
+  _globals['_GATEWAY']._serialized_end=1342
+  _globals['_LISTMODELSREQUEST']._serialized_start=1344
+  _globals['_LISTMODELSREQUEST']._serialized_end=1363
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1365
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1424
+  _globals['_NODEAGENT']._serialized_start=1810
+  _globals['_NODEAGENT']._serialized_end=2140
 # @@protoc_insertion_point(module_scope)

@@ -130,10 +130,10 @@ class WatchModelRequest(_message.Message):
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     model_name: str
-    limits: CopyLimits
-    def __init__(self, model_name: _Optional[str] = ..., limits: _Optional[_Union[CopyLimits, _Mapping]] = ...) -> None: ...
+    limits: ReplicaLimits
+    def __init__(self, model_name: _Optional[str] = ..., limits: _Optional[_Union[ReplicaLimits, _Mapping]] = ...) -> None: ...
 
-class CopyLimits(_message.Message):
+class ReplicaLimits(_message.Message):
     __slots__ = ("container_concurrency", "queue_depth", "request_timeout_seconds", "max_json_bytes", "max_request_bytes")
     CONTAINER_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
     QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]

@@ -12,7 +12,7 @@ from berth.contract.errors import InvalidPod
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, NodeName, PodUid
 from berth.contract.keys import Keys
-from berth.contract.memory import held_bytes
+from berth.contract.memory import reserved_bytes
 from berth.contract.pod import PodRef, effective_request, is_deleting, is_placed, parse_model_pod, pod_ref
 from berth.contract.report import CODE_BACKENDS, ModelReport
 from binder.cache.view import HostPort
@@ -144,7 +144,7 @@ def _share(holder: Holder | None, model: ModelReport | None) -> int:
     asked = 0 if holder is None else holder.bytes
     if model is None:
         return asked
-    return held_bytes(max(asked, model.requested_bytes), model.measured_bytes)
+    return reserved_bytes(max(asked, model.requested_bytes), model.measured_bytes)
 
 
 def _gpus_of(

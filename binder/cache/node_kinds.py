@@ -149,7 +149,7 @@ def fresh_node(facts: NodeFacts, report: NodeReport, name: NodeName) -> NodeView
 
 def _fresh_gpu(gpu: GpuReport, node: NodeName) -> GpuReport:
     uuid = GpuUuid(f"{node}, GPU {gpu.index}")
-    return replace(gpu, uuid=uuid, foreign_bytes=0, healthy=True, broken=False, reason="")
+    return replace(gpu, uuid=uuid, other_use_bytes=0, healthy=True, broken=False, reason="")
 
 
 def _pool_of(facts: NodeFacts, report: NodeReport) -> Hashable:

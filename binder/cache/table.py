@@ -349,7 +349,7 @@ class NodeTable:
         if view.loads or self._loads[row].any():
             self._loads[row, : len(view.gpus)] = [view.loads.get(gpu.uuid, 0) for gpu in view.gpus]
         for slot, gpu in enumerate(view.gpus):
-            if before is not None and before.held_on(gpu.uuid) == view.held_on(gpu.uuid):
+            if before is not None and before.reserved_on(gpu.uuid) == view.reserved_on(gpu.uuid):
                 continue
             free = view.free_on(gpu)
             self._condition[row, slot] = SICK if not gpu.healthy else UNKNOWN if free is None else USABLE

@@ -60,13 +60,13 @@ class NodeView:
     coders: frozenset[str] = frozenset()
     loads: Mapping[GpuUuid, int] = field(default_factory=dict)
 
-    def held_on(self, gpu: GpuUuid) -> int:
+    def reserved_on(self, gpu: GpuUuid) -> int:
         """Bytes that models hold on one GPU, or may hold there."""
         return self.held.get(gpu, 0) + self.held_anywhere
 
     def free_on(self, gpu: GpuReport) -> int | None:
         """The memory rule for one GPU of this node; None when it is not known."""
-        return free_bytes(gpu, self.held_on(gpu.uuid))
+        return free_bytes(gpu, self.reserved_on(gpu.uuid))
 
     def left_of(self, resource: str) -> int:
         """What is left of the node's allocatable; negative where it has been given out twice."""

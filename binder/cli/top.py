@@ -33,9 +33,9 @@ class GpuLine:
     uuid: str
     product: str
     total_bytes: int | None
-    foreign_bytes: int | None
+    other_use_bytes: int | None
     headroom_bytes: int
-    held_bytes: int
+    reserved_bytes: int
     free_bytes: int | None
     healthy: bool
     reason: str
@@ -104,7 +104,7 @@ async def collect(client: KubeClient, keys: Keys, namespace: str) -> ClusterView
 def table(view: ClusterView) -> RenderableType:
     """Two tables: GPUs and models."""
     gpus = Table(
-        *("NODE", "GPU", "PRODUCT", "TOTAL", "FOREIGN", "HEADROOM", "HELD", "FREE", "STATE"),
+        *("NODE", "GPU", "PRODUCT", "TOTAL", "OTHER USE", "HEADROOM", "RESERVED", "FREE", "STATE"),
         box=None,
         pad_edge=False,
     )
@@ -151,9 +151,9 @@ def _gpu(view: NodeView, gpu: GpuReport, *, fresh: bool) -> GpuLine:
         uuid=gpu.uuid,
         product=gpu.product,
         total_bytes=gpu.total_bytes,
-        foreign_bytes=gpu.foreign_bytes,
+        other_use_bytes=gpu.other_use_bytes,
         headroom_bytes=gpu.headroom_bytes,
-        held_bytes=view.held_on(gpu.uuid),
+        reserved_bytes=view.reserved_on(gpu.uuid),
         free_bytes=view.free_on(gpu) if fresh else None,
         healthy=gpu.healthy,
         reason=gpu.reason,
@@ -177,7 +177,7 @@ def _model(model: ModelReport) -> ModelLine:
 
 def _gpu_row(node: NodeLines, gpu: GpuLine) -> list[Text]:
     state = node.trouble or ("ok" if gpu.healthy else gpu.reason)
-    figures = (gpu.total_bytes, gpu.foreign_bytes, gpu.headroom_bytes, gpu.held_bytes, gpu.free_bytes)
+    figures = (gpu.total_bytes, gpu.other_use_bytes, gpu.headroom_bytes, gpu.reserved_bytes, gpu.free_bytes)
     return [plain(part) for part in (node.name, str(gpu.index), gpu.product, *map(_figure, figures), state)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from berth.contract.scaling import Assignment, HoldState, ModelKey, Report
 from proxy.activator.answers import Asleep, HeldAnswers, HeldRest, Memory
 from proxy.activator.hold import OVERDUE, Bounds, Hold
@@ -98,7 +98,7 @@ class HeldModel:
         name = told.public_name.encode()
         copy = ModelCopy(
             Names(name, name),
-            CopyLimits(
+            ReplicaLimits(
                 request_timeout_seconds=_REQUEST_SECONDS,
                 max_json_bytes=_JSON_BYTES,
                 max_request_bytes=_REQUEST_BYTES,

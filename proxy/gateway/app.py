@@ -9,7 +9,7 @@ from typing import Final
 
 import uvloop
 
-from berth.contract.gateway import Copy
+from berth.contract.gateway import ReplicaSpec
 from berth.runtime.admin import AdminServer, CachedPage, Format
 from berth.runtime.process import run_process
 from berth.runtime.tasks import supervise, wait_until_set
@@ -84,10 +84,10 @@ class Gateway:
             pages={"/metrics": metrics_page(self.hub, self._plane.words), "/stat": self._stat()},
         )
 
-    def _stat(self) -> CachedPage[list[tuple[Copy, Sum]]]:
+    def _stat(self) -> CachedPage[list[tuple[ReplicaSpec, Sum]]]:
         """Every copy's last second, as protobuf if asked for, else JSON."""
 
-        def take() -> list[tuple[Copy, Sum]]:
+        def take() -> list[tuple[ReplicaSpec, Sum]]:
             sums = self.hub.sums()
             return [(copy, sums[copy.pod_uid]) for copy in self.hub.registry if copy.pod_uid in sums]
 

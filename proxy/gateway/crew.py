@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from berth.contract.gateway import Copy
+from berth.contract.gateway import ReplicaSpec
 from berth.runtime.errors import EXIT_CRASH, CannotStart
 from berth.runtime.logs import fields
 from berth.runtime.process import starting
@@ -242,7 +242,7 @@ class Crew:
         for one in self._processes:
             one.channel.send({"orders": told})
 
-    def _share_of(self, copy: Copy) -> Copy:
+    def _share_of(self, copy: ReplicaSpec) -> ReplicaSpec:
         """What each worker's part of a copy may hold and have in Triton, so that all together keep to it."""
         part = replace(
             self._options.ceilings, max_inflight_bytes=copy.limits.max_inflight_bytes // len(self._processes)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from berth.contract.gateway import Copy
+from berth.contract.gateway import ReplicaSpec
 from berth.runtime.logs import fields
 from proxy.gateway.orders import Orders, Sum, Word, together
 from proxy.gateway.registry import Ceilings, Registry
@@ -58,7 +58,7 @@ class Hub:
 
     # What is wanted.
 
-    def take_copies(self, copies: Iterable[Copy], *, anew: bool = False) -> None:
+    def take_copies(self, copies: Iterable[ReplicaSpec], *, anew: bool = False) -> None:
         """These are all that there are. `anew`: it is an agent's first word, which knows nothing of another's wishes."""
         if anew:
             for uid in [uid for uid, until in self._draining.items() if not math.isinf(until)]:
@@ -72,7 +72,7 @@ class Hub:
         if changes.new or changes.ended:
             log.info("copies", extra=fields(all=len(self.registry), new=len(changes.new), ended=len(gone)))
 
-    def _clipped(self, copy: Copy) -> Copy:
+    def _clipped(self, copy: ReplicaSpec) -> ReplicaSpec:
         limits = self._ceilings.clip(copy.limits)
         return copy if limits == copy.limits else replace(copy, limits=limits)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Metric, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from berth.contract.gateway import Copy
+from berth.contract.gateway import ReplicaSpec
 from berth.runtime.admin import CachedPage
 from berth.runtime.admin.prometheus import written_page
 from proxy.gateway.hub import Hub
@@ -20,7 +20,7 @@ LABELS = ("namespace", "pod", "model")
 class Snapshot:
     """One moment of a gateway's: nothing in it changes any more. By pod uid: `sums`, `deaths`, `held`."""
 
-    copies: Sequence[Copy]
+    copies: Sequence[ReplicaSpec]
     sums: Mapping[str, Sum]
     deaths: Mapping[str, int]
     held: frozenset[str]
@@ -67,7 +67,7 @@ def snapshot_metrics(snapshot: Snapshot) -> Iterator[Metric]:
     yield from _own(snapshot)
 
 
-def _labels(copy: Copy) -> tuple[str, str, str]:
+def _labels(copy: ReplicaSpec) -> tuple[str, str, str]:
     return copy.namespace, copy.pod, copy.model
 
 

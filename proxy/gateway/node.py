@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from berth.contract.gateway import Copy
+from berth.contract.gateway import ReplicaSpec
 from berth.runtime.logs import fields
 from proxy.gateway.doorstep import Arrival, Doorstep
 from proxy.gateway.orders import Orders, Sum, Word
@@ -26,7 +26,7 @@ TICK_SECONDS: Final = 1.0
 # What has ended goes on so long at most: its pod has gone, and with it those who could ask.
 ENDING_SECONDS: Final = 15.0
 
-MakeCopy = Callable[[Copy], ModelCopy]
+MakeCopy = Callable[[ReplicaSpec], ModelCopy]
 
 
 class Watch(Protocol):
@@ -96,7 +96,7 @@ class Node:
         for uid, served in self._by_uid.items():
             self._adjust(uid, served, orders)
 
-    def _begin(self, copy: Copy) -> None:
+    def _begin(self, copy: ReplicaSpec) -> None:
         served = Served(copy, self._make_copy(copy), self._make_front, self._turns, lambda: self.wished())
         self._by_uid[copy.pod_uid] = self._by_ticket[copy.ticket] = served
         watch = self._watches[served] = self._make_watch(served.copy)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from berth.contract.gateway import Copy
+from berth.contract.gateway import ReplicaSpec
 from proxy.request.load import LoadReport
 from proxy.request.traffic import Figures
 
@@ -34,7 +34,7 @@ class Orders:
     in Triton, in any process, or whose time for it is up. `leaving`: not ready, and served all the same.
     """
 
-    copies: tuple[Copy, ...] = ()
+    copies: tuple[ReplicaSpec, ...] = ()
     held: Mapping[str, str] = field(default_factory=dict)
     draining: frozenset[str] = frozenset()
     drained: frozenset[str] = frozenset()
@@ -52,7 +52,7 @@ class Orders:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Orders":
         return cls(
-            copies=tuple(Copy.from_json(entry) for entry in data["copies"]),
+            copies=tuple(ReplicaSpec.from_json(entry) for entry in data["copies"]),
             held=dict(data["held"]),
             draining=frozenset(data["draining"]),
             drained=frozenset(data["drained"]),

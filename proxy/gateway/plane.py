@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from berth.contract.errors import InvalidValue
-from berth.contract.gateway import Copy
+from berth.contract.gateway import ReplicaSpec
 from berth.runtime.errors import ConfigError
 from berth.runtime.tasks import supervise
 from berth.triton.keys import InferenceKey
@@ -85,7 +85,7 @@ class GrpcCopy:
         return self._front.busy_connections
 
 
-LimitOf = Callable[[Copy], tuple[int, int] | None]
+LimitOf = Callable[[ReplicaSpec], tuple[int, int] | None]
 
 
 @asynccontextmanager
@@ -140,7 +140,7 @@ class _Parts:
         )
         self.listener = Listener(self.node.doorstep.arrival, what="--listen")
 
-    def _make_copy(self, copy: Copy) -> ModelCopy:
+    def _make_copy(self, copy: ReplicaSpec) -> ModelCopy:
         return ModelCopy(
             Names(copy.model.encode(), copy.server_name.encode()),
             copy.limits,

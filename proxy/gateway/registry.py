@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from berth.contract.errors import InvalidValue
-from berth.contract.gateway import Copy, CopyLimits
+from berth.contract.gateway import ReplicaLimits, ReplicaSpec
 from proxy.policy.refusal import Flags
 
 
@@ -18,7 +18,7 @@ class Ceilings:
     max_request_bytes: int
     max_inflight_bytes: int
 
-    def clip(self, limits: CopyLimits) -> CopyLimits:
+    def clip(self, limits: ReplicaLimits) -> ReplicaLimits:
         """What a pod asks for, as far as it gets it. A request is never more than all requests may be."""
         inflight = min(limits.max_inflight_bytes, self.max_inflight_bytes)
         request = min(limits.max_request_bytes, self.max_request_bytes, inflight)
@@ -30,7 +30,7 @@ class Ceilings:
             max_inflight_bytes=inflight,
         )
 
-    def flags(self, clipped: CopyLimits) -> Flags:
+    def flags(self, clipped: ReplicaLimits) -> Flags:
         """What sets these limits: to ask for more than a ceiling gets nobody anything.
 
         Nor does a pod say what its requests may take together; what is then too small for all is so for one.
@@ -57,12 +57,12 @@ def _no_more(own: str, ceiling: str) -> str:
 class Changes:
     """What is to be done so that there are the copies that were told."""
 
-    new: tuple[Copy, ...] = ()
-    changed: tuple[Copy, ...] = ()
-    ended: tuple[Copy, ...] = ()
+    new: tuple[ReplicaSpec, ...] = ()
+    changed: tuple[ReplicaSpec, ...] = ()
+    ended: tuple[ReplicaSpec, ...] = ()
 
 
-def read_copies(data: object) -> tuple[Copy, ...]:
+def read_copies(data: object) -> tuple[ReplicaSpec, ...]:
     """All copies of a line. Raises InvalidValue where any of them cannot be, or two of them at once."""
     if not isinstance(data, list):
         raise InvalidValue(f"copies: {type(data).__name__} instead of a list")
@@ -77,10 +77,10 @@ def read_copies(data: object) -> tuple[Copy, ...]:
     return copies
 
 
-def _read_copy(entry: object) -> Copy:
+def _read_copy(entry: object) -> ReplicaSpec:
     if not isinstance(entry, Mapping):
         raise InvalidValue(f"a copy: {type(entry).__name__} instead of an object")
-    copy = Copy.from_json(dict[str, Any](entry))
+    copy = ReplicaSpec.from_json(dict[str, Any](entry))
     limits = copy.limits
     if not (copy.pod_uid and copy.model and copy.server_name):
         raise InvalidValue("a copy needs a pod uid, a model and a name on the server")
@@ -101,20 +101,20 @@ class Registry:
     """By pod uid. A pod whose ticket, model or name on the server is another is another copy."""
 
     def __init__(self) -> None:
-        self._copies: dict[str, Copy] = {}
+        self._copies: dict[str, ReplicaSpec] = {}
         # Whether anybody has told, since the start, which there are.
         self.is_told = False
 
     def __len__(self) -> int:
         return len(self._copies)
 
-    def __iter__(self) -> Iterator[Copy]:
+    def __iter__(self) -> Iterator[ReplicaSpec]:
         return iter(self._copies.values())
 
-    def get(self, pod_uid: str) -> Copy | None:
+    def get(self, pod_uid: str) -> ReplicaSpec | None:
         return self._copies.get(pod_uid)
 
-    def apply(self, copies: Iterable[Copy]) -> Changes:
+    def apply(self, copies: Iterable[ReplicaSpec]) -> Changes:
         """These are all that there are, from now on."""
         before, self._copies = self._copies, {copy.pod_uid: copy for copy in copies}
         self.is_told = True
@@ -130,5 +130,5 @@ class Registry:
         return Changes(tuple(new), tuple(changed), ended)
 
 
-def _identity(copy: Copy) -> tuple[bytes, str, str, str, str]:
+def _identity(copy: ReplicaSpec) -> tuple[bytes, str, str, str, str]:
     return copy.ticket, copy.model, copy.server_name, copy.namespace, copy.pod

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from berth.contract.gateway import Copy
+from berth.contract.gateway import ReplicaSpec
 from proxy.gateway.orders import Sum
 from proxy.gateway.reports import Report
 from proxy.gateway.turns import CopyShare, FairTurns
@@ -46,7 +46,7 @@ class Served:
 
     def __init__(
         self,
-        told: Copy,
+        told: ReplicaSpec,
         copy: ModelCopy,
         make_front: MakeFront,
         turns: FairTurns,

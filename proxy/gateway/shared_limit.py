@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.request.admission import shared_limit
 from proxy.request.replica import queue_depth
 
@@ -14,12 +14,12 @@ UNLIMITED: Final = 65_536
 class SharedLimit:
     """Two counters in the kernel. What is taken away while it is in use is taken as it is given back."""
 
-    def __init__(self, limits: CopyLimits) -> None:
+    def __init__(self, limits: ReplicaLimits) -> None:
         self._sizes = _sizes(limits)
         self.descriptors = shared_limit(*self._sizes)
         self._owed = [0, 0]
 
-    def resize(self, limits: CopyLimits) -> None:
+    def resize(self, limits: ReplicaLimits) -> None:
         before, self._sizes = self._sizes, _sizes(limits)
         for place, (old, new) in enumerate(zip(before, self._sizes, strict=True)):
             self._owed[place] += old - new
@@ -43,7 +43,7 @@ class SharedLimit:
             os.close(descriptor)
 
 
-def _sizes(limits: CopyLimits) -> tuple[int, int]:
+def _sizes(limits: ReplicaLimits) -> tuple[int, int]:
     return min(limits.container_concurrency or UNLIMITED, UNLIMITED), min(queue_depth(limits), UNLIMITED)
 
 

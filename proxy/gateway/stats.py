@@ -8,22 +8,22 @@ from collections.abc import Iterable
 
 import msgspec
 
-from berth.contract.gateway import Copy
-from berth.contract.scaling import CopyLoad
+from berth.contract.gateway import ReplicaSpec
+from berth.contract.scaling import ReplicaLoad
 from proxy.gateway.orders import Sum
 from proxy.request.load import encode_stat
 from proxy.wire import protobuf
 
-Sums = Iterable[tuple[Copy, Sum]]
+Sums = Iterable[tuple[ReplicaSpec, Sum]]
 
 
 def stats_json(sums: Sums) -> bytes:
     return msgspec.json.encode([_copy_load(copy, sum) for copy, sum in sums])
 
 
-def _copy_load(copy: Copy, sum: Sum) -> CopyLoad:
+def _copy_load(copy: ReplicaSpec, sum: Sum) -> ReplicaLoad:
     load, figures = sum.load, sum.figures
-    return CopyLoad(
+    return ReplicaLoad(
         namespace=copy.namespace,
         pod_name=copy.pod,
         pod_uid=copy.pod_uid,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import uvloop
 
-from berth.contract.gateway import Copy
+from berth.contract.gateway import ReplicaSpec
 from berth.runtime.errors import EXIT_CANNOT_START, CannotStart, ConfigError
 from berth.runtime.logs import configure_logging
 from berth.runtime.tasks import wait_until_set
@@ -59,7 +59,7 @@ class Worker:
             self._node.drain_all()
         self._looks.set()
 
-    def _limit_of(self, copy: Copy) -> tuple[int, int]:
+    def _limit_of(self, copy: ReplicaSpec) -> tuple[int, int]:
         """They are the copy's from then on."""
         return self._limits.pop(copy.pod_uid)
 

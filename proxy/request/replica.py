@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.policy.model_facts import ModelFacts
 from proxy.policy.names import Names
 from proxy.policy.refusal import Flags
@@ -31,13 +31,13 @@ class ModelCopy:
     def __init__(
         self,
         names: Names,
-        limits: CopyLimits,
+        limits: ReplicaLimits,
         *,
         process_budget: Budget | None = None,
         outstanding: Outstanding | None = None,
         shared: tuple[int, int] | None = None,
         admissions: Callable[[LoadMeter], Admissions] | None = None,
-        flags_of: Callable[[CopyLimits], Flags] = lambda limits: Flags(),
+        flags_of: Callable[[ReplicaLimits], Flags] = lambda limits: Flags(),
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -96,7 +96,7 @@ class ModelCopy:
         """A request was, before it could ask to be admitted, because too many are here."""
         self._meter.refused()
 
-    def set_limits(self, limits: CopyLimits) -> None:
+    def set_limits(self, limits: ReplicaLimits) -> None:
         """For whatever comes from now on; what is under way or waits already is not touched."""
         self.limits, self.flags = limits, self._flags_of(limits)
         self.budget.limit_bytes = self.admissions.bytes.limit_bytes = limits.max_inflight_bytes
@@ -193,7 +193,7 @@ class ModelCopy:
         )
 
 
-def queue_depth(limits: CopyLimits) -> int:
+def queue_depth(limits: ReplicaLimits) -> int:
     if limits.queue_depth is not None:
         return limits.queue_depth
     return 10 * limits.container_concurrency or _WAITING_FOR_ROOM

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from berth.contract.ids import ModelName
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
@@ -49,7 +49,7 @@ class NodeAgent:
     endpoint: Endpoint
     token_file: Path | None
     model: ModelName
-    limits: CopyLimits
+    limits: ReplicaLimits
 
     async def watch(self) -> AsyncIterator[ModelStatus]:
         request = messages.watch_request(self.model, self.limits)

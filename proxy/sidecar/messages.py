@@ -4,7 +4,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final
 
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.wire.protobuf import BadMessage, encode_bytes, encode_varint, read_field
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
@@ -24,7 +24,7 @@ class ModelStatus:
     ticket: bytes = field(default=b"", repr=False)
 
 
-def watch_request(model: str, limits: CopyLimits) -> bytes:
+def watch_request(model: str, limits: ReplicaLimits) -> bytes:
     """WatchModelRequest: model_name = 1, limits = 2."""
     return encode_bytes(1, model.encode()) + encode_bytes(2, _limits(limits))
 
@@ -56,8 +56,8 @@ def read_outcome(message: bytes) -> str:
     return _OUTCOMES[value] if known else str(value)  # type: ignore[index]
 
 
-def _limits(limits: CopyLimits) -> bytes:
-    """CopyLimits; what is None is left out."""
+def _limits(limits: ReplicaLimits) -> bytes:
+    """ReplicaLimits; what is None is left out."""
     out = _number(1, limits.container_concurrency)
     if limits.queue_depth is not None:
         out += _number(2, limits.queue_depth)

@@ -6,7 +6,7 @@ What a copy has not said lately is not known, and who says nothing may be busy.
 from collections.abc import Container, Iterable, Iterator
 from typing import Final
 
-from berth.contract.scaling import CopyLoad, ModelKey
+from berth.contract.scaling import ModelKey, ReplicaLoad
 from scaler.core.fleet import Fleet, Pod
 from scaler.core.seconds import Seconds
 from scaler.decision.load import Stat
@@ -29,7 +29,7 @@ class Copies:
         self._seconds = Seconds()
         self._heard_ns: dict[str, int] = {}
 
-    def heard(self, loads: Iterable[CopyLoad], copies: Container[str], now_ns: int) -> bool:
+    def heard(self, loads: Iterable[ReplicaLoad], copies: Container[str], now_ns: int) -> bool:
         """What one gateway says of its copies; whether anything of it was new."""
         loads = list(loads)
         news = self._seconds.take(loads, copies)
@@ -49,7 +49,7 @@ class Copies:
         if gone:
             self._seconds.keep(self._heard_ns)
 
-    def load(self, pod: Pod, now_ns: int) -> CopyLoad | None:
+    def load(self, pod: Pod, now_ns: int) -> ReplicaLoad | None:
         heard_ns = self._heard_ns.get(pod.uid)
         return None if heard_ns is None or now_ns - heard_ns > _LATELY_NS else self._seconds.latest[pod.uid]
 
@@ -74,7 +74,7 @@ class Copies:
             last = max(last, self._last_used_ns(load))
         return last
 
-    def _last_used_ns(self, load: CopyLoad) -> int:
+    def _last_used_ns(self, load: ReplicaLoad) -> int:
         """By our clock: as long before it was told as by the node's own. 0: not yet."""
         if not load.last_arrival:
             return 0
@@ -101,16 +101,16 @@ class Copies:
         return _requests(load) + (_LONG_COST if is_long(load) else 0)
 
 
-def is_busy(load: CopyLoad | None) -> bool:
+def is_busy(load: ReplicaLoad | None) -> bool:
     return load is None or _requests(load) > 0 or load.average_concurrent_requests > 0
 
 
-def is_long(load: CopyLoad | None) -> bool:
+def is_long(load: ReplicaLoad | None) -> bool:
     """Whether its requests take long, by Little's law: as many at once as come in one of them's time."""
     if load is None or _requests(load) == 0:
         return False
     return load.average_concurrent_requests > _LONG_SECONDS * load.request_count
 
 
-def _requests(load: CopyLoad) -> int:
+def _requests(load: ReplicaLoad) -> int:
     return min(load.waiting + load.in_triton, _MOST_REQUESTS)

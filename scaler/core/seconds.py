@@ -8,15 +8,15 @@ from typing import Final
 
 import msgspec
 
-from berth.contract.scaling import CopyLoad, ModelKey
+from berth.contract.scaling import ModelKey, ReplicaLoad
 from scaler.decision.load import Stat, extrapolated, sample_size
 
-_LOADS: Final = msgspec.json.Decoder(list[CopyLoad])
+_LOADS: Final = msgspec.json.Decoder(list[ReplicaLoad])
 _ROWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_LOAD: Final = msgspec.json.Decoder(CopyLoad)
+_LOAD: Final = msgspec.json.Decoder(ReplicaLoad)
 
 
-def read_loads(body: bytes) -> tuple[list[CopyLoad], int]:
+def read_loads(body: bytes) -> tuple[list[ReplicaLoad], int]:
     """What a gateway tells, and how many of its rows say nothing that can be. Raises msgspec.DecodeError for what is
     no list."""
     try:
@@ -27,7 +27,7 @@ def read_loads(body: bytes) -> tuple[list[CopyLoad], int]:
     return loads, len(rows) - len(loads)
 
 
-def _readable(rows: Iterable[msgspec.Raw]) -> Iterator[CopyLoad]:
+def _readable(rows: Iterable[msgspec.Raw]) -> Iterator[ReplicaLoad]:
     for row in rows:
         try:
             yield _LOAD.decode(row)
@@ -40,10 +40,10 @@ class Seconds:
 
     def __init__(self) -> None:
         # The last second that was told of each copy, and those of them that came since the last `close`.
-        self.latest: dict[str, CopyLoad] = {}
-        self._fresh: dict[str, CopyLoad] = {}
+        self.latest: dict[str, ReplicaLoad] = {}
+        self._fresh: dict[str, ReplicaLoad] = {}
 
-    def take(self, loads: Iterable[CopyLoad], copies: Container[str]) -> bool:
+    def take(self, loads: Iterable[ReplicaLoad], copies: Container[str]) -> bool:
         """What one gateway has told, of whose node these are the copies: it is not believed about others.
 
         Returns whether anything of it was new: a second that is told twice counts once.
@@ -77,7 +77,7 @@ class Seconds:
             self._fresh.pop(uid, None)
 
 
-def _total(sample: Iterable[CopyLoad]) -> Stat:
+def _total(sample: Iterable[ReplicaLoad]) -> Stat:
     """One after the other: `sum` would lose less than Knative does."""
     concurrency = requests = 0.0
     for load in sample:

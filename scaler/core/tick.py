@@ -29,8 +29,8 @@ from typing import Final
 
 from berth.contract.scaling import (
     MOST_ASKED,
-    CopyLoad,
     ModelKey,
+    ReplicaLoad,
     Report,
     Schedulable,
     SchedulableAnswer,
@@ -82,7 +82,7 @@ class Scaler:
 
     # What is told.
 
-    def heard(self, loads: Iterable[CopyLoad], copies: Container[str], now_ns: int) -> bool:
+    def heard(self, loads: Iterable[ReplicaLoad], copies: Container[str], now_ns: int) -> bool:
         """What a gateway says, who may speak of these copies (their uids); whether anything of it was new."""
         return self._copies.heard(loads, copies, self._now(now_ns))
 

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.memory import free_bytes, held_bytes
+from berth.contract.memory import free_bytes, reserved_bytes
 from berth.contract.report import ModelState, NodeReport
 from berth.kube import paths
 from binder.cli import top
@@ -51,7 +51,7 @@ async def settled(user: User) -> None:
                 assert model.pod_uid in live, f"{model.model_name} on {name} has no pod"
             for gpu in report.gpus:
                 models = [m for m in report.models if gpu.uuid in m.gpus]
-                held = sum(held_bytes(m.requested_bytes, m.measured_bytes) for m in models)
+                held = sum(reserved_bytes(m.requested_bytes, m.measured_bytes) for m in models)
                 left = free_bytes(gpu, held)
                 assert left is not None
                 assert left >= 0, f"{gpu.uuid} is over its memory by {-left}"

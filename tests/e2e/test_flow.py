@@ -112,7 +112,7 @@ async def test_memory_that_a_model_takes_beyond_its_request_is_counted(user: Use
     code, out, _ = await berth("top", f"--kubeconfig={user.cluster.kubeconfig}", "--output=json")
     assert code == 0
     gpus = [gpu for node in json.loads(out)["nodes"] for gpu in node["gpus"]]
-    assert 3 * 1024**3 in [gpu["heldBytes"] for gpu in gpus]
+    assert 3 * 1024**3 in [gpu["reservedBytes"] for gpu in gpus]
 
 
 async def test_top_and_why_tell_people_and_programs(user: User, source: str) -> None:

@@ -6,14 +6,19 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from berth.contract.gateway import Copy, CopyLimits, server_name_of, ticket_of
+from berth.contract.gateway import ReplicaLimits, ReplicaSpec, server_name_of, ticket_of
 
 SECRET = b"of this node"
 
 
 def copy_of(
-    uid: str, model: str = "simple", *, namespace: str = "one", limits: CopyLimits | None = None, **more: Any
-) -> Copy:
+    uid: str,
+    model: str = "simple",
+    *,
+    namespace: str = "one",
+    limits: ReplicaLimits | None = None,
+    **more: Any,
+) -> ReplicaSpec:
     wanted: dict[str, Any] = {
         "ticket": ticket_of(SECRET, uid),
         "namespace": namespace,
@@ -21,10 +26,10 @@ def copy_of(
         "pod_uid": uid,
         "model": model,
         "server_name": str(server_name_of(model, uid)),
-        "limits": limits or CopyLimits(),
+        "limits": limits or ReplicaLimits(),
         **more,
     }
-    return Copy(**wanted)
+    return ReplicaSpec(**wanted)
 
 
 class Agent:
@@ -33,7 +38,7 @@ class Agent:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
 
-    def tell(self, copies: Iterable[Copy]) -> None:
+    def tell(self, copies: Iterable[ReplicaSpec]) -> None:
         self.say({"copies": [copy.to_json() for copy in copies]})
 
     def drain(self, uid: str, seconds: float) -> None:

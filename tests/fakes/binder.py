@@ -121,7 +121,7 @@ class Bench:
         """A node with GPUs of so many GiB, `foreign` bytes taken on the first. It is told anew each time."""
         gpus = [gpu(f"{name}-{i}", total=size * GIB, index=i) for i, size in enumerate(sizes)]
         if foreign:
-            gpus[0] = gpu(f"{name}-0", total=sizes[0] * GIB, foreign_bytes=foreign)
+            gpus[0] = gpu(f"{name}-0", total=sizes[0] * GIB, other_use_bytes=foreign)
         self.tell("nodes", node(name, says=report(*gpus), **{"allocatable": PLENTY, **more}))
         if beats:
             self.scheduler.cluster.decider.table.beat(NodeName(name), math.inf)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.grpc.client import GrpcConnection
 from proxy.downstream.grpc.front import GrpcCommon, GrpcFront
 from proxy.downstream.rest.client import RestConnection
@@ -124,7 +124,7 @@ def own_copy(
     more = {"max_json_bytes": 64 * 1024, **limits}
     copy = ModelCopy(
         names or Names(b"own", b"own"),
-        CopyLimits(container_concurrency=limit, queue_depth=depth, **more),
+        ReplicaLimits(container_concurrency=limit, queue_depth=depth, **more),
     )
     copy.triton_says(None)
     copy.facts = facts or ModelFacts()

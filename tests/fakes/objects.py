@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def gpu(uuid: str = "GPU-a", *, total: int | None = 16 * GIB, index: int = 0, **changes: Any) -> GpuReport:
-    values: Json = {"foreign_bytes": 0, "headroom_bytes": 0, "healthy": True, **changes}
+    values: Json = {"other_use_bytes": 0, "headroom_bytes": 0, "healthy": True, **changes}
     return GpuReport(GpuUuid(uuid), index, "T4", total, **values)
 
 

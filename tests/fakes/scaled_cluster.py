@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from berth.contract.scaling import (
-    CopyLoad,
     ModelKey,
+    ReplicaLoad,
     Report,
     Schedulable,
     SchedulableAnswer,
@@ -372,11 +372,11 @@ class Cluster:
         model.held = wants
         self.do(self.scaler.held("act", report, self.ns))
 
-    def _load(self, pod: FakePod) -> CopyLoad:
+    def _load(self, pod: FakePod) -> ReplicaLoad:
         pod.second += 1
         if pod.rate > 0:
             pod.last_arrival = self.now
-        return CopyLoad(
+        return ReplicaLoad(
             namespace=pod.model.namespace,
             pod_name=pod.name,
             pod_uid=pod.uid,

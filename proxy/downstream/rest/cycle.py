@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from typing import Final, Protocol
 
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from berth.contract.quantity import format_bytes
 from berth.runtime.logs import fields
 from proxy.downstream.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
@@ -102,7 +102,7 @@ class Cycle(Exchange):
     state = State.ANSWER
     closes = False
     # Those that its head has passed: others may hold when its body is here.
-    _limits: CopyLimits
+    _limits: ReplicaLimits
     body_left = _hold_left = 0
     _chunks: RequestChunks | None = None
     _held: list[bytes] | None = None

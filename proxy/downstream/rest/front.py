@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.listener import Clients
 from proxy.downstream.rest.checking import Checker
 from proxy.downstream.rest.renaming import TENSORS
@@ -159,7 +159,7 @@ class RestFront:
         # Heads whose requests go on as they came, good for one way of reaching Triton and for the limits that they passed.
         self.usual: Lookup[Usual] = Lookup(entries=_USUAL, key_bytes=_USUAL_BYTES)
         self.usual_for: Access | None = None
-        self.usual_limits: CopyLimits | None = None
+        self.usual_limits: ReplicaLimits | None = None
 
     def stop_accepting(self) -> None:
         """End the idle connections; each of the others closes once its answer is delivered."""
@@ -180,7 +180,7 @@ class RestFront:
         for cycle in list(self.given_up):
             cycle.tick(now)
 
-    def remember_usual(self, raw: bytes, asked: Asked, limits: CopyLimits) -> None:
+    def remember_usual(self, raw: bytes, asked: Asked, limits: ReplicaLimits) -> None:
         """After a request of this head has passed every check of a head, under these limits."""
         head, access = asked.head, self.where.access
         if head.length is None or head.encoding != "identity" or head.header_length is not None:

@@ -16,7 +16,7 @@ from agent.copies import Copies
 from agent.gateway_link import GatewayLink
 from agent.models import Model, Models
 from berth.contract.endpoint import UnixSocket
-from berth.contract.gateway import Copy, ticket_of
+from berth.contract.gateway import ReplicaSpec, ticket_of
 from berth.contract.ids import PodUid
 from berth.contract.report import CodeRule, ModelState
 from localcluster import triton
@@ -66,7 +66,7 @@ class Place:
         """An agent's parts with its line, for the length of the block."""
         tables: list[Copies] = []
 
-        def told(but: Collection[PodUid]) -> tuple[Copy, ...]:
+        def told(but: Collection[PodUid]) -> tuple[ReplicaSpec, ...]:
             return tables[0].told(but)
 
         link = GatewayLink(UnixSocket(f"{self.directory}/control"), told, lambda _: None)

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from bench.proxy.upstreams import COUNT, ECHO, triton_with
 from berth.contract.endpoint import Endpoint
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from localcluster import triton
 from localcluster.addresses import cluster_network
 from localcluster.data_plane import (
@@ -25,7 +25,7 @@ from localcluster.data_plane import (
 )
 from localcluster.processes import end, spawn
 
-LIMITS = CopyLimits(container_concurrency=4, queue_depth=100, max_request_bytes=256 * 1024**2)
+LIMITS = ReplicaLimits(container_concurrency=4, queue_depth=100, max_request_bytes=256 * 1024**2)
 ECHO_COPY = copy_of("echo", "echo-1", limits=LIMITS)
 COUNT_COPY = copy_of("count", "count-1", limits=LIMITS)
 # Of another namespace: the same public name on the same node.

@@ -24,7 +24,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 
 from agent.admission import NodeRules, admit
 from berth.contract.endpoint import Endpoint, UnixSocket
-from berth.contract.gateway import Copy, CopyLimits
+from berth.contract.gateway import ReplicaLimits, ReplicaSpec
 from berth.contract.ids import ModelName
 from berth.contract.report import CodeRule
 from berth.triton.admin import open_admin
@@ -47,7 +47,7 @@ RULES = NodeRules(frozenset({"python"}), CodeRule.ANY)
 # Two revisions of one name, in two namespaces; and a model that no pod's ticket opens any more.
 ONE, TWO = copy_of("uid-1", "resnet"), copy_of("uid-2", "resnet", namespace="two")
 GONE = copy_of("uid-gone", "gone")
-SLOW = copy_of("uid-slow", "slow", limits=CopyLimits(container_concurrency=2))
+SLOW = copy_of("uid-slow", "slow", limits=ReplicaLimits(container_concurrency=2))
 SLOW_MODEL = """
 import time
 import triton_python_backend_utils as pb_utils
@@ -80,12 +80,12 @@ class Place:
     directory: Path
     restart: Callable[[], Awaitable[None]]
 
-    async def known(self, *copies: Copy) -> None:
+    async def known(self, *copies: ReplicaSpec) -> None:
         self.agent.tell(copies)
         wanted = {copy.pod_uid for copy in copies}
         await until(lambda: {copy.pod_uid for copy in self.gateway.hub.registry} == wanted)
 
-    async def executed(self, copy: Copy) -> int:
+    async def executed(self, copy: ReplicaSpec) -> int:
         async with aiohttp.ClientSession() as session:
             url = f"http://{self.triton}/v2/models/{copy.server_name}/stats"
             async with session.get(url, headers=self.keys.inference_http_headers) as answer:
@@ -147,7 +147,7 @@ async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place
             yield running
 
 
-async def ready(place: Place, copy: Copy) -> None:
+async def ready(place: Place, copy: ReplicaSpec) -> None:
     async with asyncio.timeout(30), reports(place.port, copy.ticket) as lines:
         while (await lines.next()).get("notReady") is not None:
             pass

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from localcluster.addresses import free_ports
 from proxy.wire.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
@@ -104,7 +104,7 @@ async def gateway(directory: Path, triton_port: int, *flags: str) -> AsyncIterat
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> None:
-    own = copy_of("a", limits=CopyLimits(container_concurrency=8, queue_depth=100))
+    own = copy_of("a", limits=ReplicaLimits(container_concurrency=8, queue_depth=100))
     async with triton() as there, gateway(tmp_path, there.port, f"--workers={workers}") as one:
         async with agent_at(one.control) as agent:
             agent.tell([own, copy_of("b")])
@@ -119,7 +119,7 @@ async def test_one_limit_one_report_one_end(tmp_path: Path, workers: int) -> Non
             await until(is_ready)
             # Later than the copy, as when its door tells what it may have.
             agent.tell(
-                [copy_of("a", limits=CopyLimits(container_concurrency=3, queue_depth=100)), copy_of("b")]
+                [copy_of("a", limits=ReplicaLimits(container_concurrency=3, queue_depth=100)), copy_of("b")]
             )
             await asyncio.sleep(0.3)
             clients = [await connect(one.port, own.ticket, Kind.REST) for _ in range(24)]
@@ -166,7 +166,7 @@ async def arrive(port: int, ticket: bytes) -> tuple[asyncio.StreamReader, asynci
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_no_more_rest_requests_are_with_triton_than_it_can_answer(tmp_path: Path, workers: int) -> None:
     """Data-plane D2: Triton loses answers, any model's, of too many; the bound is all workers' together."""
-    own, other = copy_of("a", limits=CopyLimits(queue_depth=1000)), copy_of("b")
+    own, other = copy_of("a", limits=ReplicaLimits(queue_depth=1000)), copy_of("b")
     flags = (f"--workers={workers}", "--triton-rest-requests=64")
     async with (
         triton() as there,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.transport import tunnel as splice
 from proxy.wire.preamble import PREAMBLE_BYTES
 from tests.fakes.agent_control import copy_of
@@ -181,7 +181,7 @@ async def test_waiters_that_were_reset_are_not_executed(tmp_path: Path) -> None:
     upstream = Upstream()
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
     triton = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
-    copy = copy_of("uid-1", "m", limits=CopyLimits(container_concurrency=1, queue_depth=4))
+    copy = copy_of("uid-1", "m", limits=ReplicaLimits(container_concurrency=1, queue_depth=4))
     async with server, gateway_of(tmp_path, triton) as (real, control):
         control.tell([copy])
         target: Any = type("Target", (), {"endpoint": Endpoint("127.0.0.1", real.port)})

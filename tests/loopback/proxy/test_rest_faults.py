@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.listener import Listener
 from proxy.downstream.rest.client import RestConnection
 from proxy.downstream.rest.front import RestFront, RestShared
@@ -95,7 +95,7 @@ async def front() -> AsyncIterator[Front]:
     triton = Scripted()
     server = await asyncio.start_server(triton.serve, "127.0.0.1", 0)
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
-    limits = CopyLimits(
+    limits = ReplicaLimits(
         container_concurrency=1, queue_depth=1, max_json_bytes=1024, request_timeout_seconds=0.5
     )
     copy, shared = ModelCopy(Names(b"m", b"m"), limits), RestShared(Whereabouts(Access(here, here)))

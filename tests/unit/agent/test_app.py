@@ -24,7 +24,7 @@ from agent.gpus import GpuReading, GpusHang
 from agent.keys import make_keys, read_ticket_secret
 from agent.nvml import NvmlMissing
 from berth.contract.endpoint import Address, Endpoint
-from berth.contract.gateway import Copy, ticket_of
+from berth.contract.gateway import ReplicaSpec, ticket_of
 from berth.contract.keys import Keys
 from berth.contract.report import CodeReport, CodeRule, Failure, ModelState, NodeReport
 from berth.kube.errors import response_error
@@ -195,11 +195,11 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
     make_keys(world.directory)
     gateway = FakeGateway(world.directory / "control")
     flags = (f"--triton-keys={world.directory}", f"--gateway-control=unix:{gateway.path}", "--gateway=h:1")
-    limits = pb.CopyLimits(container_concurrency=2)
+    limits = pb.ReplicaLimits(container_concurrency=2)
     request = pb.WatchModelRequest(model_name=NAME, limits=limits)
 
     def told() -> list[tuple[str, str, int]]:
-        copies = (Copy.from_json(one) for one in gateway.copies)
+        copies = (ReplicaSpec.from_json(one) for one in gateway.copies)
         return [(one.model, one.server_name, one.limits.container_concurrency) for one in copies]
 
     await gateway.start()
@@ -212,7 +212,7 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
         watch = stub.WatchModel(request, metadata=by("p1"))
         ticket = (await anext(aiter(watch))).gateway.ticket
         await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
-        assert Copy.from_json(gateway.copies[0]).ticket == ticket
+        assert ReplicaSpec.from_json(gateway.copies[0]).ticket == ticket
         kept = world.repository / "limits.json"
         await until(lambda: kept.exists() and "p1" in kept.read_text())
         await gateway.stop()
@@ -227,7 +227,7 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
     ):  # and so has the agent: no door has told it anything
         await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
         assert all(line.get("copies") for line in gateway.told)  # never none before it knows its pods
-        assert Copy.from_json(gateway.copies[0]).ticket == ticket
+        assert ReplicaSpec.from_json(gateway.copies[0]).ticket == ticket
         gateway.say(b'{"tritonDied": {"suspects": ["p1"]}}')
         await until(lambda: "TritonDied" in [event["reason"] for event in world.api.events])
         await until(lambda: world.state() is ModelState.READY)
@@ -266,7 +266,7 @@ async def test_a_node_says_what_it_is(world: World) -> None:
         assert (said.server, said.capabilities) == ("big", ("python",))
         assert (said.triton.version, said.triton.backends) == ("2.51.0", ("python",))
         (gpu,) = said.gpus
-        assert (gpu.uuid, gpu.total_bytes, gpu.headroom_bytes, gpu.foreign_bytes) == (
+        assert (gpu.uuid, gpu.total_bytes, gpu.headroom_bytes, gpu.other_use_bytes) == (
             "GPU-a",
             16 * GIB,
             GIB,
@@ -302,7 +302,7 @@ async def test_facts_follow_gpus_and_triton(world: World) -> None:
     async with world.running():
         await world.until_ready()
         world.scenario.write_text(SCENARIO.replace("16Gi", "16Gi, foreign: 2Gi"))
-        await until(lambda: world.said.gpus[0].foreign_bytes == 2 * GIB)
+        await until(lambda: world.said.gpus[0].other_use_bytes == 2 * GIB)
         world.scenario.write_text("gpus: [")
         await until(lambda: not world.said.gpus[0].healthy)
         assert world.said.gpus[0].total_bytes is None

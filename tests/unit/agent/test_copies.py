@@ -10,7 +10,7 @@ from agent.copies import Copies, LimitsFile, read_limits
 from agent.gpus import GpuReading, GpusUnknown
 from agent.models import Model, Models
 from berth.contract.errors import InvalidValue
-from berth.contract.gateway import Copy, CopyLimits, public_name_of, server_name_of, ticket_of
+from berth.contract.gateway import ReplicaLimits, ReplicaSpec, public_name_of, server_name_of, ticket_of
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName, PodUid, ServerName
 from berth.contract.keys import Keys
@@ -51,7 +51,7 @@ def test_each_pods_model_is_told_under_both_its_names() -> None:
         parse_model_pod(pod("p2", annotations={Keys().model_id: None}), Keys())
     )  # no name yet
     assert table.copies.told() == (
-        Copy(
+        ReplicaSpec(
             ticket=ticket_of(b"secret", "p1"),
             namespace="team",
             pod="p1",
@@ -69,10 +69,10 @@ def test_what_is_loaded_is_told_so_that_triton_is_asked_at_once(state: ModelStat
     table.see("p1", state)
     (copy,) = table.copies.told()
     assert copy.loaded is loaded
-    assert Copy.from_json(copy.to_json()) == copy
+    assert ReplicaSpec.from_json(copy.to_json()) == copy
     told = copy.to_json()
     del told["loaded"]  # as an older agent
-    assert Copy.from_json(told).loaded is False
+    assert ReplicaSpec.from_json(told).loaded is False
 
 
 def test_a_copy_goes_with_its_pod_and_what_triton_holds_of_it_is_nobodys_to_use() -> None:
@@ -115,7 +115,7 @@ def test_what_serves_on_a_broken_gpu_is_withheld_while_it_is() -> None:
 def test_limits_are_those_told_last_and_end_with_their_pod(tmp_path: Path) -> None:
     table, file = Table(), LimitsFile(tmp_path)
     table.see("p1")
-    asked = CopyLimits(container_concurrency=2, queue_depth=0, request_timeout_seconds=1.5)
+    asked = ReplicaLimits(container_concurrency=2, queue_depth=0, request_timeout_seconds=1.5)
     assert table.copies.ask(PodUid("p1"), asked)
     assert not table.copies.ask(PodUid("p1"), asked)
     table.copies.ask(PodUid("gone"), asked)
@@ -132,21 +132,21 @@ def test_limits_that_cannot_be_read_are_told_anew_by_the_doors(tmp_path: Path, t
     assert LimitsFile(tmp_path).read() == {}
     (tmp_path / "limits.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert LimitsFile(tmp_path).read() == {}
-    LimitsFile(tmp_path).write([(PodUid("p"), CopyLimits())])
+    LimitsFile(tmp_path).write([(PodUid("p"), ReplicaLimits())])
     assert stat.S_ISREG((tmp_path / "limits.json").stat().st_mode)
-    assert LimitsFile(tmp_path).read() == {"p": CopyLimits()}
+    assert LimitsFile(tmp_path).read() == {"p": ReplicaLimits()}
 
 
 def test_what_a_door_leaves_out_is_the_usual() -> None:
-    assert read_limits(pb.CopyLimits()) == CopyLimits()
-    given = pb.CopyLimits(
+    assert read_limits(pb.ReplicaLimits()) == ReplicaLimits()
+    given = pb.ReplicaLimits(
         container_concurrency=1,
         queue_depth=0,
         request_timeout_seconds=2.0,
         max_json_bytes=3,
         max_request_bytes=4,
     )
-    assert read_limits(given) == CopyLimits(
+    assert read_limits(given) == ReplicaLimits(
         container_concurrency=1,
         queue_depth=0,
         request_timeout_seconds=2.0,
@@ -158,7 +158,7 @@ def test_what_a_door_leaves_out_is_the_usual() -> None:
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
 def test_a_time_that_is_none_is_refused(seconds: float) -> None:
     with pytest.raises(InvalidValue, match=r"limits\.request_timeout_seconds is"):
-        read_limits(pb.CopyLimits(request_timeout_seconds=seconds))
+        read_limits(pb.ReplicaLimits(request_timeout_seconds=seconds))
 
 
 @pytest.mark.parametrize("name", ["m", "a-0123456789ab", "x.y_z", "m" * 128])

@@ -12,15 +12,15 @@ import pytest
 import agent.gateway_link
 from agent.gateway_link import GatewayLink
 from berth.contract.endpoint import UnixSocket
-from berth.contract.gateway import Copy, server_name_of, ticket_of
+from berth.contract.gateway import ReplicaSpec, server_name_of, ticket_of
 from berth.contract.ids import PodUid
 from tests.fakes.gateway_control import FakeGateway
 
 A, B = PodUid("a"), PodUid("b")
 
 
-def copy(uid: str, **more: str) -> Copy:
-    made = Copy(
+def copy(uid: str, **more: str) -> ReplicaSpec:
+    made = ReplicaSpec(
         ticket=ticket_of(b"secret", uid),
         namespace="team",
         pod=uid,
@@ -45,7 +45,7 @@ class Side:
             drain_seconds=0.1,
         )
 
-    def told(self, but: Collection[PodUid]) -> tuple[Copy, ...]:
+    def told(self, but: Collection[PodUid]) -> tuple[ReplicaSpec, ...]:
         return tuple(one for one in self.copies if one.pod_uid not in but)
 
     def uids(self) -> list[str]:
@@ -74,14 +74,14 @@ async def test_all_copies_are_told_at_once_and_at_each_change_and_not_without_on
     await side.gateway.start()
     async with side.running():
         await side.gateway.until(lambda gateway: len(gateway.told) == 1)
-        assert [Copy.from_json(one) for one in side.gateway.copies] == side.copies
+        assert [ReplicaSpec.from_json(one) for one in side.gateway.copies] == side.copies
         side.link.wake.set()
         await asyncio.sleep(0.02)
         assert len(side.gateway.told) == 1
         side.copies = [copy("a", withheld="GPU 0 has fallen off")]
         side.link.wake.set()
         await side.gateway.until(lambda gateway: len(gateway.told) == 2)
-        assert [Copy.from_json(one) for one in side.gateway.copies] == side.copies
+        assert [ReplicaSpec.from_json(one) for one in side.gateway.copies] == side.copies
 
 
 async def test_a_gateway_that_starts_again_gets_all_again(side: Side) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import HYSTERESIS_BYTES, ForeignUse, GpuFacts, gpu_reports
+from agent.facts import HYSTERESIS_BYTES, GpuFacts, OtherUse, gpu_reports
 from agent.gpus import (
     GpuReading,
     GpusHang,
@@ -22,7 +22,7 @@ from berth.contract.errors import InvalidValue
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.keys import Keys
-from berth.contract.memory import free_bytes, held_bytes
+from berth.contract.memory import free_bytes, reserved_bytes
 from berth.contract.pod import PodRef
 from berth.contract.report import GpuReport
 from tests.fakes.objects import GIB, gpu, report
@@ -76,7 +76,7 @@ def test_a_scenario_with_an_error_says_where(text: str, message: str) -> None:
 def test_a_scenario_says_only_what_matters_to_it() -> None:
     scenario = parse_scenario("gpus: [{uuid: 5, total: 1Gi}]")
     (gpu,) = scenario.gpus
-    assert (gpu.uuid, gpu.product, gpu.total_bytes, gpu.foreign_bytes) == ("5", "mock GPU", GIB, 0)
+    assert (gpu.uuid, gpu.product, gpu.total_bytes, gpu.other_use_bytes) == ("5", "mock GPU", GIB, 0)
     assert (gpu.utilization, gpu.lost, gpu.error, gpu.mig) == (0.0, False, "", False)
     for named, taken in (("m", 7), ("other", 3)):  # without `models`, and with one that is meant
         of = parse_scenario("gpus: []\nmodels: {m: 7}")
@@ -200,21 +200,21 @@ def reading(used: int | None) -> GpuReading:
 
 
 def test_foreign_is_what_no_model_accounts_for() -> None:
-    foreign = ForeignUse()
+    foreign = OtherUse()
     assert foreign.of(reading(10 * GIB), taken_bytes=4 * GIB, settled=True) == 6 * GIB
     assert foreign.of(reading(None), taken_bytes=0, settled=True) is None
-    assert ForeignUse().of(reading(GIB), taken_bytes=2 * GIB, settled=True) == 0
+    assert OtherUse().of(reading(GIB), taken_bytes=2 * GIB, settled=True) == 0
 
 
 def test_foreign_stays_while_a_model_comes_or_goes() -> None:
-    foreign = ForeignUse()
+    foreign = OtherUse()
     foreign.of(reading(GIB), taken_bytes=0, settled=True)
     assert foreign.of(reading(9 * GIB), taken_bytes=0, settled=False) == GIB
     assert foreign.of(reading(9 * GIB), taken_bytes=8 * GIB, settled=True) == GIB
 
 
 def test_foreign_goes_up_at_once_and_down_in_steps() -> None:
-    foreign = ForeignUse()
+    foreign = OtherUse()
     foreign.of(reading(GIB), taken_bytes=0, settled=True)
     assert foreign.of(reading(GIB + 1), taken_bytes=0, settled=True) == GIB + 1
     assert foreign.of(reading(GIB + 1 - HYSTERESIS_BYTES), taken_bytes=0, settled=True) == GIB + 1
@@ -234,9 +234,9 @@ async def test_what_was_loaded_while_nobody_looked_is_not_foreign_as_well(
     )
     facts = GpuFacts(MockGpus(path, models.residents), lambda: models.residency)
     await facts.refresh()
-    (told,) = gpu_reports(facts, models, ForeignUse(), busy=(), headroom_bytes=0)
-    assert told.foreign_bytes == foreign * GIB
-    assert free_bytes(told, held_bytes(asked, None)) == 24 * GIB - max(asked, (takes + 1) * GIB)
+    (told,) = gpu_reports(facts, models, OtherUse(), busy=(), headroom_bytes=0)
+    assert told.other_use_bytes == foreign * GIB
+    assert free_bytes(told, reserved_bytes(asked, None)) == 24 * GIB - max(asked, (takes + 1) * GIB)
 
 
 def test_the_annotations_of_the_proof_of_concept() -> None:
@@ -294,7 +294,7 @@ async def test_a_gpu_that_is_gone_is_told_as_broken_while_triton_holds_a_model_o
     other = replace(reading(GIB), uuid=GpuUuid("GPU-b"), index=1)
 
     def told() -> list[tuple[str, bool, bool]]:
-        reports = gpu_reports(facts, models, ForeignUse(), busy=(), headroom_bytes=0)
+        reports = gpu_reports(facts, models, OtherUse(), busy=(), headroom_bytes=0)
         return [(one.uuid, one.healthy, one.broken) for one in reports]
 
     driver.error = GpusUnknown("no driver")
@@ -397,7 +397,7 @@ def holding(measured: int) -> Models:
 
 
 async def test_the_reports_gpus_are_what_was_read_without_what_is_ours() -> None:
-    models, foreign, driver = holding(3 * GIB), ForeignUse(), Driver()
+    models, foreign, driver = holding(3 * GIB), OtherUse(), Driver()
     facts = GpuFacts(driver, lambda: models.residency)
     driver.answer = (replace(reading(4 * GIB), healthy=False, reason="ECC"),)
 
@@ -410,15 +410,15 @@ async def test_the_reports_gpus_are_what_was_read_without_what_is_ours() -> None
     assert first == GpuReport(A, 0, "A10", 24 * GIB, GIB, 9, healthy=False, reason="ECC")
     driver.answer = (reading(8 * GIB),)
     await facts.refresh()
-    assert reported(busy={A}).foreign_bytes == GIB  # something is being loaded there
+    assert reported(busy={A}).other_use_bytes == GIB  # something is being loaded there
     models.residency += 1
-    assert reported().foreign_bytes == GIB  # the reading is older than what has come since
+    assert reported().other_use_bytes == GIB  # the reading is older than what has come since
     await facts.refresh()
-    assert reported(busy={GpuUuid("GPU-b")}).foreign_bytes == 5 * GIB
+    assert reported(busy={GpuUuid("GPU-b")}).other_use_bytes == 5 * GIB
     driver.error = GpusUnknown("no driver")
     await facts.refresh()
     gone = reported()
-    assert (gone.uuid, gone.product, gone.total_bytes, gone.foreign_bytes) == (A, "A10", None, None)
+    assert (gone.uuid, gone.product, gone.total_bytes, gone.other_use_bytes) == (A, "A10", None, None)
     assert (gone.healthy, gone.reason) == (False, "no driver")
 
 

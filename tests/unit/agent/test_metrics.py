@@ -32,18 +32,18 @@ def test_a_gpus_series_follow_the_report(seen: Seen) -> None:
         listed("p2", requested=2 * GIB),
         listed("p3", on="GPU-b"),
     )
-    a = gpu("GPU-a", total=16 * GIB, foreign_bytes=GIB, headroom_bytes=GIB)
+    a = gpu("GPU-a", total=16 * GIB, other_use_bytes=GIB, headroom_bytes=GIB)
     seen.metrics.reported(report(a, gpu("GPU-b", index=1, total=8 * GIB), models=models))
     for uuid, total, foreign, free in (("GPU-a", 16, 1, 8), ("GPU-b", 8, 0, 7)):
         assert seen.value("gpu_total_bytes", gpu=uuid) == total * GIB
-        assert seen.value("gpu_foreign_bytes", gpu=uuid) == foreign * GIB
+        assert seen.value("gpu_other_use_bytes", gpu=uuid) == foreign * GIB
         assert seen.value("gpu_free_bytes", gpu=uuid) == free * GIB
         assert seen.value("gpu_healthy", gpu=uuid) == 1
 
 
 def test_what_is_unknown_is_no_number(seen: Seen) -> None:
-    seen.metrics.reported(report(gpu("GPU-a", total=None, foreign_bytes=None, healthy=False)))
-    for name in ("gpu_total_bytes", "gpu_foreign_bytes", "gpu_free_bytes"):
+    seen.metrics.reported(report(gpu("GPU-a", total=None, other_use_bytes=None, healthy=False)))
+    for name in ("gpu_total_bytes", "gpu_other_use_bytes", "gpu_free_bytes"):
         assert math.isnan(seen.value(name, gpu="GPU-a") or 0), name
     assert seen.value("gpu_healthy", gpu="GPU-a") == 0
 
@@ -51,7 +51,7 @@ def test_what_is_unknown_is_no_number(seen: Seen) -> None:
 def test_the_series_of_a_gpu_go_with_it(seen: Seen) -> None:
     seen.metrics.reported(report(gpu("GPU-a"), gpu("GPU-b", index=1)))
     seen.metrics.reported(report(gpu("GPU-b")))
-    for name in ("gpu_total_bytes", "gpu_foreign_bytes", "gpu_free_bytes", "gpu_healthy"):
+    for name in ("gpu_total_bytes", "gpu_other_use_bytes", "gpu_free_bytes", "gpu_healthy"):
         assert seen.value(name, gpu="GPU-a") is None, name
         assert seen.value(name, gpu="GPU-b") is not None, name
     seen.metrics.reported(report(gpu("GPU-a")))  # it is back

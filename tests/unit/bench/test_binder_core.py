@@ -32,7 +32,7 @@ def test_every_bound_pod_counts_on_the_gpu_that_it_is_on() -> None:
         held[choice.uuid] = held.get(choice.uuid, 0) + choice.bytes
     for index in range(NODES):
         view = cluster.state.view(NodeName(objects.node_name(index)))
-        assert {gpu.uuid: view.held_on(gpu.uuid) for gpu in view.gpus} == {
+        assert {gpu.uuid: view.reserved_on(gpu.uuid) for gpu in view.gpus} == {
             gpu.uuid: held.pop(gpu.uuid, 0) for gpu in view.gpus
         }
     assert not held

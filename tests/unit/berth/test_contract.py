@@ -12,7 +12,7 @@ from berth.contract.errors import InvalidPod, InvalidValue, UnreadableReport
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, parse_model_name
 from berth.contract.keys import Keys
-from berth.contract.memory import free_bytes, held_bytes
+from berth.contract.memory import free_bytes, reserved_bytes
 from berth.contract.pod import effective_request, is_model_pod, parse_model_pod
 from berth.contract.report import (
     CodeReport,
@@ -160,13 +160,13 @@ def test_random_damage_never_escapes_as_another_error() -> None:
 
 
 def test_free_memory_counts_the_larger_of_requested_and_measured() -> None:
-    held = held_bytes(10 * GIB) + held_bytes(5 * GIB, 4 * GIB) + held_bytes(1 * GIB, 3 * GIB)
+    held = reserved_bytes(10 * GIB) + reserved_bytes(5 * GIB, 4 * GIB) + reserved_bytes(1 * GIB, 3 * GIB)
     assert free_bytes(GPU, held) == (40 - 1 - 2 - 10 - 5 - 3) * GIB
 
 
 def test_free_memory_is_negative_when_over_and_unknown_when_not_known() -> None:
     assert free_bytes(GPU, 40 * GIB) == -3 * GIB
-    for unknown in ({"total_bytes": None}, {"foreign_bytes": None}, {"healthy": False}):
+    for unknown in ({"total_bytes": None}, {"other_use_bytes": None}, {"healthy": False}):
         assert free_bytes(dataclasses.replace(GPU, **unknown), 0) is None  # type: ignore[arg-type]
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from berth.contract.errors import InvalidValue
 from berth.contract.scaling import (
-    CopyLoad,
     ModelKey,
+    ReplicaLoad,
     Scaled,
     Schedulable,
     SchedulableAnswer,
@@ -23,7 +23,7 @@ def test_a_copys_load_is_read_from_the_gateways_json() -> None:
         '"averageConcurrentRequests": 3.25, "requestCount": 41.0, "waiting": 2, "inTriton": 1, '
         '"containerConcurrency": 4, "lastArrival": 1755555554, "processUptime": 9.5, "timestamp": 1755555555}]'
     )
-    (load,) = msgspec.json.decode(text, type=list[CopyLoad])
+    (load,) = msgspec.json.decode(text, type=list[ReplicaLoad])
     assert (load.pod_uid, load.second, load.in_triton, load.request_count) == ("u", 7, 1, 41.0)
     assert json.loads(msgspec.json.encode([load])) == json.loads(text)
 
@@ -79,7 +79,7 @@ def test_an_answer_beyond_what_a_cluster_has_is_none(text: str) -> None:
 
 
 def test_a_clock_that_goes_back_makes_no_copy_busy_in_the_future() -> None:
-    load = CopyLoad(namespace="a", pod_name="p", timestamp=100, last_arrival=160)
+    load = ReplicaLoad(namespace="a", pod_name="p", timestamp=100, last_arrival=160)
     assert load.idle_seconds == 0
     assert msgspec.structs.replace(load, timestamp=190).idle_seconds == 30
 

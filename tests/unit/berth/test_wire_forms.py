@@ -55,7 +55,7 @@ def test_a_report_as_other_versions_read_it() -> None:
         "index": 1,
         "product": "T4",
         "totalBytes": None,
-        "foreignBytes": None,
+        "otherUseBytes": None,
         "headroomBytes": 2,
         "healthy": False,
         "reason": "lost",

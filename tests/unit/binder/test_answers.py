@@ -164,7 +164,7 @@ class Asking:
         self.state.assume(demand, NodeName("n1"), GpuChoice(GpuUuid("GPU-a"), 0, 4 * GIB))
 
     def held(self) -> int:
-        return self.state.view(NodeName("n1")).held_on(GpuUuid("GPU-a"))
+        return self.state.view(NodeName("n1")).reserved_on(GpuUuid("GPU-a"))
 
     async def look(self) -> int:
         """How many questions that takes."""

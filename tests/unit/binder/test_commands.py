@@ -62,7 +62,7 @@ def machine(api: Reader) -> Reader:
     """n1 serves a model of 4 GiB that takes 5 and has lost a GPU; n2's agent is silent; n3's report cannot be
     read; n4 has none, but a model pod; n5 has no GPUs, n6 no Triton; n7 is nobody's."""
     two = report(
-        gpu("GPU-a", foreign_bytes=GIB, headroom_bytes=2 * GIB),
+        gpu("GPU-a", other_use_bytes=GIB, headroom_bytes=2 * GIB),
         gpu("GPU-b", index=1, total=None, healthy=False, reason="XID 79"),
         models=(
             replace(listed("p1", requested=4 * GIB, measured=5 * GIB), other_gpus=(GpuUuid("GPU-b"),)),
@@ -107,9 +107,9 @@ async def test_top_for_programs(machine: Reader, capsys: pytest.CaptureFixture[s
         "uuid": "GPU-a",
         "product": "T4",
         "totalBytes": 16 * GIB,
-        "foreignBytes": GIB,
+        "otherUseBytes": GIB,
         "headroomBytes": 2 * GIB,
-        "heldBytes": 6 * GIB,  # 5 of p1, and p2 is on one of them
+        "reservedBytes": 6 * GIB,  # 5 of p1, and p2 is on one of them
         "freeBytes": 7 * GIB,
         "healthy": True,
         "reason": "",
@@ -137,7 +137,7 @@ async def test_top_for_programs(machine: Reader, capsys: pytest.CaptureFixture[s
 async def test_top_for_people(machine: Reader, capsys: pytest.CaptureFixture[str]) -> None:
     await call("top")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["NODE", "GPU", "PRODUCT", "TOTAL", "FOREIGN", "HEADROOM", "HELD", "FREE", "STATE"] in lines
+    assert ["NODE", "GPU", "PRODUCT", "TOTAL", "OTHER USE", "HEADROOM", "RESERVED", "FREE", "STATE"] in lines
     assert ["n1", "0", "T4", "16", "GiB", "1", "GiB", "2", "GiB", "6", "GiB", "7", "GiB", "ok"] in lines
     assert ["n1", "1", "T4", "?", "0", "B", "0", "B", "6", "GiB", "?", "XID", "79"] in lines
     assert ["n2", "0", "T4", "16", "GiB", "0", "B", "0", "B", "0", "B", "?", "StaleNodeFacts"] in lines
@@ -179,7 +179,7 @@ async def answer_of(api: Reader, one: Json, capsys: pytest.CaptureFixture[str], 
 
 
 async def test_why_judges_a_pending_pod_node_by_node(api: Reader, capsys: pytest.CaptureFixture[str]) -> None:
-    add_node(api, "n1", says=report(gpu("GPU-a", total=2 * GIB), gpu("GPU-b", index=1, foreign_bytes=None)))
+    add_node(api, "n1", says=report(gpu("GPU-a", total=2 * GIB), gpu("GPU-b", index=1, other_use_bytes=None)))
     add_node(
         api, "n2", says=report(gpu("GPU-c", total=12 * GIB)), taints=[{"key": "k", "effect": "NoSchedule"}]
     )

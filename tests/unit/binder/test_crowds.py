@@ -196,7 +196,7 @@ async def test_many_copies_of_what_cannot_be_placed_are_decided_once() -> None:
         bench.node("n2", 24)
         await bench.step(5, seconds=0.6)
         assert sum(bench.is_placed(f"copy{i}") for i in range(BLOCKED)) == 1
-        assert bench.scheduler.state.view(NodeName("n2")).held_on(bench_gpu("n2")) == 20 * GIB
+        assert bench.scheduler.state.view(NodeName("n2")).reserved_on(bench_gpu("n2")) == 20 * GIB
 
 
 def bench_gpu(name: str) -> GpuUuid:

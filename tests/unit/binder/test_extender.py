@@ -56,7 +56,7 @@ def make(leader: str = "") -> tuple[Api, Scheduler, Extender]:
     )
     nodes = {
         "n1": {"says": report(gpu("GPU-1"))},
-        "n2": {"says": report(gpu("GPU-2", foreign_bytes=8 * GIB)), "unschedulable": True},
+        "n2": {"says": report(gpu("GPU-2", other_use_bytes=8 * GIB)), "unschedulable": True},
         "n3": {"says": report(gpu("GPU-3", total=2 * GIB))},
     }
     for name, facts in nodes.items():
@@ -205,7 +205,7 @@ async def test_bind_writes_the_gpu_and_counts_it_at_once() -> None:
     (body,) = api.bound
     choice = GpuChoice(GpuUuid("GPU-2"), 0, 4 * GIB)
     assert GpuChoice.decode(body["metadata"]["annotations"][KEYS.gpu]) == choice
-    assert scheduler.state.view(NodeName("n2")).held_on(GpuUuid("GPU-2")) == 4 * GIB
+    assert scheduler.state.view(NodeName("n2")).reserved_on(GpuUuid("GPU-2")) == 4 * GIB
     _, answer = await post(extender, "bind", binding)
     assert "being placed already" in answer["Error"]
 

@@ -102,7 +102,7 @@ REFUSALS: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[Any, ...]]
     ),
     "no gpu": (Kind.NO_GPU, {}, {"says": report().__class__("s", (), TritonReport(True, ""), (), ())}, ()),
     "sick gpu": (Kind.GPU_UNHEALTHY, {}, {"says": report(gpu(healthy=False, reason="lost"))}, ()),
-    "unknown foreign": (Kind.GPU_UNKNOWN, {}, {"says": report(gpu(foreign_bytes=None))}, ()),
+    "unknown foreign": (Kind.GPU_UNKNOWN, {}, {"says": report(gpu(other_use_bytes=None))}, ()),
     "too big": (Kind.GPU_MEMORY, {"mem": "17Gi"}, {}, ()),
 }
 
@@ -133,7 +133,7 @@ def test_stale_facts_refuse_and_what_is_left_fits() -> None:
 
 
 def test_an_exact_fit_fits_and_a_byte_more_does_not() -> None:
-    state = state_of(node(says=report(gpu(total=16 * GIB, foreign_bytes=GIB, headroom_bytes=GIB))))
+    state = state_of(node(says=report(gpu(total=16 * GIB, other_use_bytes=GIB, headroom_bytes=GIB))))
     assert verdict(pod(mem=str(14 * GIB)), state).reason is None
     reason = verdict(pod(mem=str(14 * GIB + 1)), state).reason
     assert reason is not None

@@ -212,7 +212,7 @@ def any_json(chance: random.Random, depth: int = 3) -> Any:
 
 FIELDS = (
     *("v", "uuid", "index", "bytes", "others", "server", "capabilities", "triton", "gpus", "models"),
-    *("generation", "observedAt", "totalBytes", "foreignBytes", "headroomBytes", "healthy", "product", ""),
+    *("generation", "observedAt", "totalBytes", "otherUseBytes", "headroomBytes", "healthy", "product", ""),
 )
 
 
@@ -323,7 +323,7 @@ GOOD = {"kubernetes.io/hostname": "good"}
 
 
 @pytest.mark.parametrize("value", [0, 2**62, 2**63 - 1, 2**63, 10**400])
-@pytest.mark.parametrize("key", ["index", "totalBytes", "foreignBytes", "headroomBytes", "measuredBytes"])
+@pytest.mark.parametrize("key", ["index", "totalBytes", "otherUseBytes", "headroomBytes", "measuredBytes"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_report_may_hold_any_number(strategy: str, key: str, value: int) -> None:
     """One that is too large for 64 bits makes the report unreadable, and nothing else."""

@@ -62,7 +62,7 @@ def test_a_remainder_that_nobody_could_use_is_not_left_behind() -> None:
     cluster = cluster_of(
         strategy,
         node("n1", says=report(gpu("GPU-1", total=12 * GIB))),
-        node("n2", says=report(gpu("GPU-2", total=12 * GIB, foreign_bytes=2 * GIB))),
+        node("n2", says=report(gpu("GPU-2", total=12 * GIB, other_use_bytes=2 * GIB))),
     )
     for _ in range(25):
         strategy.arrivals.note(parse_demand(pod(mem="6Gi"), KEYS).shape)
@@ -82,7 +82,7 @@ def test_among_equals_the_fullest_gpu_is_taken(gpu_count: int) -> None:
         *(
             node(
                 name,
-                says=report(*(gpu(f"{name}-{i}", total=12 * GIB, foreign_bytes=used) for i, used in gpus)),
+                says=report(*(gpu(f"{name}-{i}", total=12 * GIB, other_use_bytes=used) for i, used in gpus)),
             )
             for name, gpus in (
                 ("n1", enumerate((7 * GIB, 7 * GIB))),
@@ -338,7 +338,7 @@ def test_a_gpu_whose_cpu_would_be_used_up_is_worth_nothing_more(cpu: str, chosen
         strategy,
         node(
             "n1",
-            says=report(gpu("a", foreign_bytes=2 * GIB)),
+            says=report(gpu("a", other_use_bytes=2 * GIB)),
             allocatable={"cpu": cpu, "memory": "64Gi", "pods": "9"},
         ),
         node("n2", says=report(gpu("b")), allocatable={"cpu": "64", "memory": "64Gi", "pods": "9"}),

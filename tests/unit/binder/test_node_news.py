@@ -41,9 +41,9 @@ NAMED = {KEYS.model_id: "m", KEYS.model_name: "n"}
 LOST = pod("lost", mem="4Gi", on="n1")  # nobody knows on which GPU
 # A node, and the same node with more on it or worse: the way back eases, the way there does not.
 WORSE: dict[str, tuple[Json, Json]] = {
-    "foreign memory": ({}, {"says": report(gpu(foreign_bytes=1))}),
+    "foreign memory": ({}, {"says": report(gpu(other_use_bytes=1))}),
     "headroom": ({}, {"says": report(gpu(headroom_bytes=1))}),
-    "a GPU whose figures are not known": ({}, {"says": report(gpu(foreign_bytes=None))}),
+    "a GPU whose figures are not known": ({}, {"says": report(gpu(other_use_bytes=None))}),
     "a GPU that is sick": ({}, {"says": report(gpu(healthy=False))}),
     "CPU": (
         {"pods": (pod("x", mem=None, on="n1", requests={"cpu": "1"}),)},
@@ -113,7 +113,7 @@ def test_a_report_that_says_the_same_later_is_no_news() -> None:
     cluster = Cluster(KEYS, clock=lambda: 0.0)
     assert heard(cluster)
     assert not heard(cluster, says=report(generation=7, observed_at="later"))
-    assert heard(cluster, says=report(gpu(foreign_bytes=1)))
+    assert heard(cluster, says=report(gpu(other_use_bytes=1)))
     assert heard(cluster, labels={"zone": "a"})
     assert not heard(cluster, labels={"zone": "a"})
 
@@ -139,7 +139,7 @@ def some_gpus(chance: random.Random, name: str) -> list[GpuReport]:
                 f"{name}-{i}",
                 index=i,
                 total=chance.choice((8, 16, 24)) * GIB,
-                foreign_bytes=chance.choice((0, 0, GIB, None)),
+                other_use_bytes=chance.choice((0, 0, GIB, None)),
                 healthy=chance.random() < 0.85,
             ),
             product=chance.choice(("T4", "NVIDIA A100")),

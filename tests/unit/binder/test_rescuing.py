@@ -34,7 +34,7 @@ class Ward(Bench):
         self, *, broken: str = "XID 79", gpus: int = 2, state: ModelState = ModelState.READY, foreign: int = 0
     ) -> None:
         def one(slot: int) -> GpuReport:
-            made = gpu(f"n1-{slot}", total=8 * GIB, index=slot, foreign_bytes=foreign * GIB * (slot > 0))
+            made = gpu(f"n1-{slot}", total=8 * GIB, index=slot, other_use_bytes=foreign * GIB * (slot > 0))
             return replace(made, healthy=False, broken=True, reason=broken) if broken and slot == 0 else made
 
         models = tuple(self.row(uid, state) for uid in self.uids if uid in self.api.pods)

@@ -868,7 +868,7 @@ class World:
                 f"{name}-{i}",
                 total=chance.choice((8, 16, 24)) * GIB,
                 index=i,
-                foreign_bytes=chance.choice((0, 0, GIB)),
+                other_use_bytes=chance.choice((0, 0, GIB)),
             )
             for i in range(chance.randint(1, 4))
         ]

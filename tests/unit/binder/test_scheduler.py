@@ -104,7 +104,7 @@ class Bench:
 
     def held(self) -> int:
         (view,) = self.scheduler.state.views()
-        return int(view.held_on(gpu().uuid))
+        return int(view.reserved_on(gpu().uuid))
 
 
 @asynccontextmanager

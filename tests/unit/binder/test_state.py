@@ -40,7 +40,7 @@ def state(clock: Clock) -> ClusterState:
 
 
 def held(state: ClusterState, uuid: GpuUuid = A) -> int:
-    return state.view(N1).held_on(uuid)
+    return state.view(N1).reserved_on(uuid)
 
 
 def bound(uid: str = "p1", *, gib: int = 4, **more: Any) -> dict[str, Any]:

@@ -122,7 +122,7 @@ CLAIM = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
 CASES: dict[str, tuple[Callable[[Office], None], Json, str]] = {
     # One more node helps.
     "memory is taken": (full, {"mem": "8Gi"}, "Unschedulable"),
-    "memory is taken by strangers": (of_gpu(foreign_bytes=16 * GIB), {}, "Unschedulable"),
+    "memory is taken by strangers": (of_gpu(other_use_bytes=16 * GIB), {}, "Unschedulable"),
     "the model is on each node": (full, {"annotations": {KEYS.model_id: "model-r"}}, "Unschedulable"),
     "cordoned": (of_node(unschedulable=True), {}, "Unschedulable"),
     "starting": (of_node(taints=STARTING), {}, "Unschedulable"),

@@ -133,7 +133,7 @@ DETAILS: dict[str, tuple[Json, Json, tuple[Json, ...], str]] = {
         "GPUCountInsufficient: 3 wanted, 2 here",
     ),
     "sick": ({}, {"says": SICK}, (), "GPUUnhealthy: XID 0; XID 1"),
-    "unknown": ({}, {"says": report(gpu(foreign_bytes=None))}, (), "GPUFactsUnknown"),
+    "unknown": ({}, {"says": report(gpu(other_use_bytes=None))}, (), "GPUFactsUnknown"),
     "memory": ({"mem": "17Gi"}, {"says": TWO}, (), "GPUMemoryInsufficient: 1 GiB short on the best GPU"),
     "memory of several": (
         {"mem": "10Gi", "annotations": {KEYS.gpu_count: "2"}},
@@ -227,10 +227,10 @@ def test_a_summary_tells_of_the_nearest_node_and_the_most_common_reason_first() 
 
 GPUS: dict[str, tuple[Json, Any, str | None]] = {
     "fits": ({"mem": "16Gi"}, gpu(), None),
-    "asks for nothing": ({"mem": None}, gpu(total=GIB, foreign_bytes=GIB), None),
+    "asks for nothing": ({"mem": None}, gpu(total=GIB, other_use_bytes=GIB), None),
     "over its memory": (
         {"mem": None},
-        gpu(total=GIB, foreign_bytes=2 * GIB),
+        gpu(total=GIB, other_use_bytes=2 * GIB),
         "GPUMemoryInsufficient: 1 GiB short",
     ),
     "short": ({"mem": "17Gi"}, gpu(), "GPUMemoryInsufficient: 1 GiB short"),
@@ -315,7 +315,7 @@ def test_the_figures_of_a_scrape() -> None:
         assert value("refusals_total", reason=kind.value) == 0
     assert value("leader") == 0
     cluster = cluster_of(
-        node("n1", says=report(gpu("a", foreign_bytes=GIB), gpu("b", index=1, foreign_bytes=3 * GIB))),
+        node("n1", says=report(gpu("a", other_use_bytes=GIB), gpu("b", index=1, other_use_bytes=3 * GIB))),
         node("n2", says=report(gpu(total=None))),
         node("n3"),
         pods=(pod("ghost", on="n1", choice=GpuChoice(GpuUuid("b"), 1, GIB)),),

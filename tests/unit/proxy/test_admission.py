@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.policy.names import Names
 from proxy.policy.refusal import Refusal, Why
 from proxy.request.admission import (
@@ -428,15 +428,17 @@ def test_what_is_there_already_counts_in_the_whole_and_exceeds_it_for_all_its_pa
 
 
 def copy(*, concurrency: int = 1, depth: int | None = None) -> ModelCopy:
-    return ModelCopy(Names(b"own", b"own"), CopyLimits(container_concurrency=concurrency, queue_depth=depth))
+    return ModelCopy(
+        Names(b"own", b"own"), ReplicaLimits(container_concurrency=concurrency, queue_depth=depth)
+    )
 
 
 async def test_more_room_for_bytes_is_given_to_those_who_wait_for_it() -> None:
-    own = ModelCopy(Names(b"own", b"own"), CopyLimits(max_inflight_bytes=10), shared=shared_limit(5, 5))
+    own = ModelCopy(Names(b"own", b"own"), ReplicaLimits(max_inflight_bytes=10), shared=shared_limit(5, 5))
     first, waits = Exchange(own, own.rest, 0.0), Exchange(own, own.rest, 0.0)
     assert first.admit(0.0, list, 10)
     assert not waits.admit(0.0, list, 10)
-    own.set_limits(CopyLimits(max_inflight_bytes=20))
+    own.set_limits(ReplicaLimits(max_inflight_bytes=20))
     own.tick(1.0)
     assert waits.admission is not None
     assert waits.admission.is_running
@@ -446,14 +448,14 @@ async def test_more_room_for_bytes_is_given_to_those_who_wait_for_it() -> None:
 def test_what_is_on_its_way_is_bounded_for_a_copy_and_for_all_of_a_process() -> None:
     whole = Budget(100)
     one, other = (
-        ModelCopy(Names(b"own", b"own"), CopyLimits(max_inflight_bytes=10), process_budget=whole)
+        ModelCopy(Names(b"own", b"own"), ReplicaLimits(max_inflight_bytes=10), process_budget=whole)
         for _ in range(2)
     )
     held = Exchange(one, one.rest, 0.0)
     held.hold(10)
     with pytest.raises(Refusal, match=r"may take 10 B together \(--max-inflight-bytes\)"):
         Exchange(one, one.rest, 0.0).hold(1)
-    one.set_limits(CopyLimits(max_inflight_bytes=200))
+    one.set_limits(ReplicaLimits(max_inflight_bytes=200))
     held.hold(40)
     assert whole.used_bytes == 50
     with pytest.raises(Refusal, match=r"may take 100 B together \(--memory-budget of the node's gateway\)"):
@@ -520,7 +522,7 @@ def test_a_name_of_the_servers_is_replaced_in_its_own_length() -> None:
 
 
 def test_a_copy_that_is_held_refuses_with_the_reason_and_only_as_long() -> None:
-    own = ModelCopy(Names(b"m", b"m"), CopyLimits())
+    own = ModelCopy(Names(b"m", b"m"), ReplicaLimits())
     running = own.admissions.admit_at_once(0.0)
     own.held = "Triton has died of it"
     assert own.admissions.admit_at_once(0.0) is None
@@ -534,14 +536,14 @@ def test_a_copy_that_is_held_refuses_with_the_reason_and_only_as_long() -> None:
 
 
 def test_other_limits_hold_from_now_on() -> None:
-    own = ModelCopy(Names(b"m", b"m"), CopyLimits(container_concurrency=1, queue_depth=1))
+    own = ModelCopy(Names(b"m", b"m"), ReplicaLimits(container_concurrency=1, queue_depth=1))
     had = [own.admissions.admit(0.0, list) for _ in range(2)]
-    own.set_limits(CopyLimits(container_concurrency=3, queue_depth=0, max_inflight_bytes=100))
+    own.set_limits(ReplicaLimits(container_concurrency=3, queue_depth=0, max_inflight_bytes=100))
     assert names(*had) == ["running", "running"]
     assert own.admissions.admit_at_once(0.0) is not None
     with pytest.raises(Refusal, match=QUEUE_FULL):
         own.admissions.admit(0.0, list)
-    own.set_limits(CopyLimits(container_concurrency=1, max_inflight_bytes=100))
+    own.set_limits(ReplicaLimits(container_concurrency=1, max_inflight_bytes=100))
     had[0].release(0.0)
     assert own.admissions.admit_at_once(0.0) is None  # two of the three still run
     with pytest.raises(Refusal, match="--max-inflight-bytes"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.rest import checking
 from proxy.gateway.node import Node
 from proxy.gateway.orders import Orders
@@ -158,7 +158,7 @@ async def test_a_connection_that_finds_no_place_or_no_copy_has_arrived(draining:
     made: list[ModelCopy] = []
 
     def make(told: Any) -> ModelCopy:
-        made.append(ModelCopy(Names(b"m", b"m"), CopyLimits()))
+        made.append(ModelCopy(Names(b"m", b"m"), ReplicaLimits()))
         return made[-1]
 
     node = Node(make, lambda *_: None, lambda copy: Watch(copy, []), arrivals=Arrivals(), most_connections=0)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import h11
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.rest import client as rest_client
 from proxy.policy.names import Names
 from proxy.policy.refusal import NotServed
@@ -892,7 +892,7 @@ async def test_a_whole_answer_is_one_write_and_the_same_as_in_pieces(
     answer = b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (lines, len(body), body)
     sent = []
     for cut in (len(answer), len(answer) - 7):
-        copy = ModelCopy(names, CopyLimits())
+        copy = ModelCopy(names, ReplicaLimits())
         copy.triton_says(None)
         pair = connect(copy=copy)
         writes: list[bytes] = []

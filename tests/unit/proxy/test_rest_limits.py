@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.rest import checking
 from proxy.downstream.rest.front import RestFront, RestShared
 from proxy.policy.names import Names
@@ -52,7 +52,7 @@ async def test_a_request_that_is_too_long_is_told_the_limit_and_its_flag(connect
 async def test_each_limit_is_told_with_the_option_that_sets_it_here(connect: Connect) -> None:
     """A gateway has ceilings: what a pod's owner cannot raise is not told under the pod's own option."""
     flags = Flags(json="JSON", request="REQUEST", inflight="INFLIGHT")
-    limits = CopyLimits(
+    limits = ReplicaLimits(
         queue_depth=0, max_json_bytes=MIB, max_request_bytes=2 * MIB, max_inflight_bytes=3 * MIB
     )
     copy = ModelCopy(Names(b"own", b"own"), limits, flags_of=lambda _: flags)
@@ -275,7 +275,7 @@ async def test_a_checking_process_that_dies_costs_no_request(monkeypatch: pytest
 
 async def test_where_there_is_no_limit_a_burst_of_large_requests_waits_for_room(connect: Connect) -> None:
     """What finds no room for its bytes is not turned away at once: an ordinary client sends some at a time."""
-    limits = CopyLimits(max_inflight_bytes=3 * MIB)
+    limits = ReplicaLimits(max_inflight_bytes=3 * MIB)
     copy = ModelCopy(Names(b"own", b"own"), limits)
     copy.triton_says(None)
     copy.budget.limit_bytes = 64 * MIB  # these clients send all at once, and no transport holds them up
@@ -460,7 +460,7 @@ async def test_a_burst_of_one_replica_leaves_triton_to_the_others(connect: Conne
     """Data-plane D2: Triton loses answers when too many REST requests are outstanding, its neighbours' too."""
     whole = Outstanding(16)
     names = [Names(b"own", name) for name in (b"own-of-pod-1", b"own-of-pod-2")]
-    limits = CopyLimits(queue_depth=100)
+    limits = ReplicaLimits(queue_depth=100)
     copies = [ModelCopy(one, limits, outstanding=whole) for one in names]
     shared = RestShared(here())
     fronts = [RestFront(shared, copy) for copy in copies]
@@ -490,7 +490,7 @@ async def test_a_long_answer_or_half_a_request_takes_no_turn_from_others(connect
     """Data-plane D2: what Triton does not compute loses nobody's answer."""
     whole = Outstanding(1)
     copies = [
-        ModelCopy(Names(b"own", name), CopyLimits(queue_depth=9), outstanding=whole)
+        ModelCopy(Names(b"own", name), ReplicaLimits(queue_depth=9), outstanding=whole)
         for name in (b"own-1", b"own-2")
     ]
     shared = RestShared(here())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from berth.contract.scaling import CopyLoad, ModelKey
+from berth.contract.scaling import ModelKey, ReplicaLoad
 from scaler.core.copies import Copies, is_busy, is_long
 from scaler.core.fleet import Fleet
 from scaler.decision.defaults import BERTH, read_defaults
@@ -17,11 +17,11 @@ MODEL = ModelKey("a", "m")
 MILLION = 1_000_000
 
 
-def told(uid: str, second: int = 1, **fields: Any) -> CopyLoad:
-    return CopyLoad(namespace="a", pod_name=uid, pod_uid=uid, second=second, **fields)
+def told(uid: str, second: int = 1, **fields: Any) -> ReplicaLoad:
+    return ReplicaLoad(namespace="a", pod_name=uid, pod_uid=uid, second=second, **fields)
 
 
-def copies_of(loads: Iterable[CopyLoad], *, ready: Iterable[str] = "xyz", at_ns: int = NOW) -> Copies:
+def copies_of(loads: Iterable[ReplicaLoad], *, ready: Iterable[str] = "xyz", at_ns: int = NOW) -> Copies:
     """Of one model, whose node has told this."""
     fleet = Fleet(read_defaults(BERTH))
     for uid in ready:
@@ -31,7 +31,7 @@ def copies_of(loads: Iterable[CopyLoad], *, ready: Iterable[str] = "xyz", at_ns:
     return copies
 
 
-def quiet(*uids: str, **fields: Any) -> list[CopyLoad]:
+def quiet(*uids: str, **fields: Any) -> list[ReplicaLoad]:
     return [told(uid, **fields) for uid in uids]
 
 

@@ -10,9 +10,9 @@ from berth.contract.ids import PodUid
 from berth.contract.scaling import (
     ACTIVATOR_PORTS,
     Assignment,
-    CopyLoad,
     HoldState,
     ModelKey,
+    ReplicaLoad,
     Report,
     Scaled,
     Schedulable,
@@ -232,7 +232,7 @@ class World:
         for name in self.pods:
             if self.requests:
                 self.last_arrival = at
-            load = CopyLoad(
+            load = ReplicaLoad(
                 namespace="a",
                 pod_name=name,
                 pod_uid=f"uid-{name}",

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.scaling import CopyLoad
+from berth.contract.scaling import ReplicaLoad
 from scaler import scrape
 from scaler.scrape import ANSWER_BYTES, Gateway, Scraper, next_moment, phase_of, scraping_session
 
@@ -34,14 +34,14 @@ class Here:
 
     def __init__(self, session: Any) -> None:
         self.gateways: dict[str, Gateway] = {}
-        self.told: list[CopyLoad] = []
+        self.told: list[ReplicaLoad] = []
         # So many answers are taken by nobody.
         self.breaks = 0
         self.metrics = Metrics()
         self.scraper = Scraper(session, lambda: self.gateways, self._take, self.metrics)
         self._runners: list[web.AppRunner] = []
 
-    def _take(self, loads: list[CopyLoad], copies: Container[str]) -> None:
+    def _take(self, loads: list[ReplicaLoad], copies: Container[str]) -> None:
         if self.breaks:
             self.breaks -= 1
             raise RuntimeError("boom")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from berth.contract.scaling import CopyLoad, ModelKey
+from berth.contract.scaling import ModelKey, ReplicaLoad
 from scaler.core.seconds import Seconds, read_loads
 from scaler.decision.load import Stat
 
@@ -16,8 +16,8 @@ A, B = ModelKey("one", "a"), ModelKey("two", "b")
 
 def load(
     uid: str, second: int = 1, *, concurrency: float = 0.0, requests: float = 0.0, **more: Any
-) -> CopyLoad:
-    return CopyLoad(
+) -> ReplicaLoad:
+    return ReplicaLoad(
         namespace="one",
         pod_name=f"pod-{uid}",
         pod_uid=uid,

@@ -162,7 +162,7 @@ GIB = 1024**3
 def gpu(uuid: GpuUuid = A, **more: Any) -> GpuReport:
     return GpuReport(
         **{
-            "uuid": uuid, "index": 0, "product": "T4", "total_bytes": 16 * GIB, "foreign_bytes": GIB,
+            "uuid": uuid, "index": 0, "product": "T4", "total_bytes": 16 * GIB, "other_use_bytes": GIB,
             "headroom_bytes": GIB, "healthy": True, "reason": "", **more,
         }
     )  # fmt: skip
@@ -200,7 +200,7 @@ def test_what_asks_for_nothing_is_refused() -> None:
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"foreign_bytes": None}, "its memory is unknown"),
+        ({"other_use_bytes": None}, "its memory is unknown"),
         ({"total_bytes": None}, "its memory is unknown"),
         ({"healthy": False, "reason": "fell off the bus"}, "is not healthy: fell off the bus"),
     ],

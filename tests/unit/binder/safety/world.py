@@ -76,7 +76,7 @@ class Truth:
 
     def node(self, name: str) -> Json:
         gpus = [
-            gpu(uuid, index=i, total=size * GIB, foreign_bytes=self.foreign.get(uuid, 0))
+            gpu(uuid, index=i, total=size * GIB, other_use_bytes=self.foreign.get(uuid, 0))
             for i, size in enumerate(NODES[name])
             if (uuid := f"{name}-{i}") not in self.lost
         ]

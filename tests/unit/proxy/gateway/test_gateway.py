@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from berth.contract.endpoint import Endpoint, UnixSocket
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from berth.runtime.errors import CannotStart
 from proxy.gateway import control as control_module
 from proxy.gateway import plane as plane_module
@@ -180,7 +180,7 @@ async def test_a_door_that_will_leave_is_heard_in_every_process_and_served_meanw
 
 async def test_a_refusal_names_the_gateways_own_ceiling_where_that_is_what_bounds(start: Any) -> None:
     async with start(most_request_bytes=100) as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a"), copy_of("b", limits=CopyLimits(max_request_bytes=99)))
+        await known(here, agent, copy_of("a"), copy_of("b", limits=ReplicaLimits(max_request_bytes=99)))
         for uid, told in (
             ("a", "bounded by --most-request-bytes of the node's gateway"),
             ("b", r"\(--max-request-bytes\)"),
@@ -250,14 +250,14 @@ async def test_who_begins_as_no_agent_does_is_not_heard(start: Any) -> None:
 
 async def test_changed_limits_hold_at_once_and_nobody_loses_a_connection(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
-        await known(here, agent, copy_of("a", limits=CopyLimits(container_concurrency=1)))
+        await known(here, agent, copy_of("a", limits=ReplicaLimits(container_concurrency=1)))
         copy = here.served("a")
         reader, writer = await connect(here.port, copy_of("a").ticket, Kind.REST)
         for _ in range(2):
             writer.write(b"work")
             await reader.read(100)
         assert (copy.admissions.running, copy.admissions.waiting) == (1, 1)
-        agent.tell([copy_of("a", limits=CopyLimits(container_concurrency=2, max_request_bytes=10**15))])
+        agent.tell([copy_of("a", limits=ReplicaLimits(container_concurrency=2, max_request_bytes=10**15))])
         await until(lambda: copy.admissions.running == 2)
         assert here.served("a") is copy
         assert copy.limits.max_request_bytes == 64 * 1024**2  # the ceiling

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from berth.contract.errors import InvalidValue
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from proxy.gateway.hub import Hub
 from proxy.gateway.orders import Orders, Sum, Word, together
 from proxy.gateway.registry import Ceilings, Registry, read_copies
@@ -60,14 +60,14 @@ def test_nothing_is_ordered_before_the_agent_has_told_and_then_only_what_is_news
 
 def test_ceilings() -> None:
     one, planes = hub()
-    wanted = CopyLimits(request_timeout_seconds=1000, max_inflight_bytes=15, max_json_bytes=5)
+    wanted = ReplicaLimits(request_timeout_seconds=1000, max_inflight_bytes=15, max_json_bytes=5)
     one.take_copies([copy_of("a"), copy_of("b", limits=wanted)])
     one.step(0)
     first, second = (copy.limits for copy in planes.orders[0].copies)
     assert (first.request_timeout_seconds, first.max_json_bytes) == (100, 10)
     assert (first.max_request_bytes, first.max_inflight_bytes) == (20, 40)
     assert (second.max_json_bytes, second.max_request_bytes, second.max_inflight_bytes) == (5, 15, 15)
-    small = CEILINGS.clip(CopyLimits(max_json_bytes=9, max_request_bytes=7))
+    small = CEILINGS.clip(ReplicaLimits(max_json_bytes=9, max_request_bytes=7))
     assert (small.max_json_bytes, small.max_request_bytes) == (7, 7)  # nor does a packed one unpack to more
 
 
@@ -93,7 +93,7 @@ def test_who_is_refused_is_told_what_its_operator_can_change(
     asked: dict[str, int], whole: str, json: str
 ) -> None:
     """A pod that asks for more than a ceiling gets no more by asking again."""
-    limits = CEILINGS.clip(CopyLimits(**{"max_json_bytes": 9, **asked}))
+    limits = CEILINGS.clip(ReplicaLimits(**{"max_json_bytes": 9, **asked}))
     flags = CEILINGS.flags(limits)
     assert (flags.request, flags.json) == (whole, json)
     assert flags.inflight == "--most-inflight-bytes of the node's gateway"
@@ -285,7 +285,7 @@ def test_new_changed_ended() -> None:
     registry = Registry()
     a, b = copy_of("a"), copy_of("b")
     assert registry.apply([a, b]).new == (a, b)
-    other = copy_of("b", limits=CopyLimits(container_concurrency=1))
+    other = copy_of("b", limits=ReplicaLimits(container_concurrency=1))
     changes = registry.apply([a, other])
     assert (changes.new, changes.changed, changes.ended) == ((), (other,), ())
     # The same pod with another name on the server is another copy: the old one's connections end.
@@ -333,20 +333,20 @@ def free(descriptor: int) -> int:
 
 
 def test_a_shared_limit_grows_at_once_and_shrinks_as_it_is_given_back() -> None:
-    limit = SharedLimit(CopyLimits(container_concurrency=5, queue_depth=7))
+    limit = SharedLimit(ReplicaLimits(container_concurrency=5, queue_depth=7))
     slots, places = limit.descriptors
     assert (free(slots), free(places)) == (5, 7)
     for _ in range(4):
         os.eventfd_read(slots)
-    limit.resize(CopyLimits(container_concurrency=2, queue_depth=9))
+    limit.resize(ReplicaLimits(container_concurrency=2, queue_depth=9))
     assert (free(slots), free(places)) == (0, 9)
     assert not limit.is_settled
-    limit.resize(CopyLimits(container_concurrency=1, queue_depth=9))  # what is owed adds up
+    limit.resize(ReplicaLimits(container_concurrency=1, queue_depth=9))  # what is owed adds up
     for left in (0, 0, 0, 1):
         os.eventfd_write(slots, 1)
         limit.settle()
         assert free(slots) == left
     assert limit.is_settled
-    limit.resize(CopyLimits())
+    limit.resize(ReplicaLimits())
     assert free(slots) == UNLIMITED
     limit.close()

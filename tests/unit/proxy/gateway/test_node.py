@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from berth.contract.gateway import Copy, CopyLimits
+from berth.contract.gateway import ReplicaLimits, ReplicaSpec
 from proxy.gateway.node import ENDING_SECONDS, Node
 from proxy.gateway.orders import Orders, Sum
 from proxy.gateway.places import Arrivals
@@ -90,7 +90,7 @@ class Here:
             self._copy, self._front, self._watch, arrivals=Arrivals(), most_connections=most_connections
         )
 
-    def _copy(self, told: Copy) -> ModelCopy:
+    def _copy(self, told: ReplicaSpec) -> ModelCopy:
         copy = ModelCopy(
             Names(told.model.encode(), told.server_name.encode()), told.limits, shared=self.shared
         )
@@ -149,7 +149,7 @@ async def test_a_copy_that_takes_all_places_it_can_get_leaves_some_for_others() 
 
 async def test_triton_is_asked_at_once_when_the_agent_has_loaded_a_model_or_lost_it(here: Here) -> None:
     for loaded, limit in ((False, 0), (False, 3), (True, 3), (True, 5), (False, 5)):
-        limits = CopyLimits(container_concurrency=limit)
+        limits = ReplicaLimits(container_concurrency=limit)
         await here.obey(Orders(copies=(copy_of("a", loaded=loaded, limits=limits), copy_of("b"))))
     assert [watch.nudges for watch in here.watches] == [2, 0]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from berth.contract.endpoint import Endpoint, UnixSocket
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from berth.runtime.errors import EXIT_CANNOT_START, CannotStart
 from proxy.gateway import worker as worker_module
 from proxy.gateway.app import Gateway
@@ -27,7 +27,7 @@ def options(**more: Any) -> GatewayOptions:
 def copies(share: int, **more: Any) -> Iterator[list[ModelCopy]]:
     """Two, in one of so many processes."""
     parts = _Parts(options(**more), share, lambda _: None)
-    limits = CopyLimits(queue_depth=100)
+    limits = ReplicaLimits(queue_depth=100)
     made = [parts._make_copy(copy_of(uid, limits=limits)) for uid in "ab"]
     yield made
     for one in made:

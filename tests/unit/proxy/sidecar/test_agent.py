@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from berth.contract.gateway import CopyLimits
+from berth.contract.gateway import ReplicaLimits
 from berth.contract.ids import ModelName
 from berth.v1 import node_agent_pb2 as pb
 from proxy.sidecar import agent as module
@@ -154,14 +154,14 @@ async def test_a_token_that_cannot_be_read_names_its_flag(tmp_path: Path) -> Non
     for content in (None, b"\xff"):
         if content is not None:
             (tmp_path / "token").write_bytes(content)
-        agent = NodeAgent(Endpoint("h", 1), tmp_path / "token", ModelName("m"), CopyLimits())
+        agent = NodeAgent(Endpoint("h", 1), tmp_path / "token", ModelName("m"), ReplicaLimits())
         with pytest.raises(CallFailed, match="--token-file"):
             await agent.unload()
 
 
 @pytest.mark.parametrize("depth", [None, 0, 300])
 def test_requests_are_the_messages_of_the_contract(depth: int | None) -> None:
-    limits = CopyLimits(container_concurrency=300, queue_depth=depth, request_timeout_seconds=1.5)
+    limits = ReplicaLimits(container_concurrency=300, queue_depth=depth, request_timeout_seconds=1.5)
     read = pb.WatchModelRequest.FromString(messages.watch_request("model", limits))
     assert read.model_name == "model"
     assert read.limits.container_concurrency == 300
