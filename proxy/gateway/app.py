@@ -15,12 +15,12 @@ from berth.runtime.process import run_process
 from berth.runtime.tasks import supervise, wait_until_set
 from proxy.drain import Stage, in_order
 from proxy.gateway.config import GatewayOptions
-from proxy.gateway.control import Control
-from proxy.gateway.crew import Plane, open_plane
-from proxy.gateway.hub import Hub
+from proxy.gateway.control_plane import ControlPlane
+from proxy.gateway.control_socket import ControlSocket
 from proxy.gateway.metrics import metrics_page
-from proxy.gateway.orders import Sum
+from proxy.gateway.spec import ReplicaStats
 from proxy.gateway.stats import stats_json, stats_protobuf
+from proxy.gateway.worker_pool import Workers, open_workers
 from proxy.memory import settle
 
 log = logging.getLogger(__name__)
@@ -47,12 +47,12 @@ async def main(options: GatewayOptions, stop: asyncio.Event) -> None:
 class Gateway:
     """The wired parts."""
 
-    def __init__(self, options: GatewayOptions, plane: Plane) -> None:
+    def __init__(self, options: GatewayOptions, plane: Workers) -> None:
         self._plane = plane
         self._wake = asyncio.Event()
         plane.on_news(self._wake.set, self._triton_died)
-        self.hub = Hub(plane, options.ceilings)
-        self.control = Control(options.control, self.hub, self._wake.set)
+        self.control_plane = ControlPlane(plane, options.ceilings)
+        self.control = ControlSocket(options.control, self.control_plane, self._wake.set)
         self._ends = False
         self.admin = self._admin(options)
 
@@ -60,9 +60,9 @@ class Gateway:
         """Look at everything and do what follows, for ever."""
         while True:
             self._wake.clear()
-            self.hub.step(time.monotonic(), settle_seconds=self._plane.settle_seconds)
+            self.control_plane.step(time.monotonic(), settle_seconds=self._plane.settle_seconds)
             self.control.tell()
-            pause = _LOOK_SECONDS if self.hub.is_draining else _STEP_SECONDS
+            pause = _LOOK_SECONDS if self.control_plane.is_draining else _STEP_SECONDS
             await wait_until_set(self._wake, timeout_seconds=pause)
 
     @property
@@ -71,25 +71,27 @@ class Gateway:
         return self._plane.port
 
     def _triton_died(self, inside: frozenset[str]) -> None:
-        self.hub.triton_died(inside, time.monotonic())
+        self.control_plane.triton_crashed(inside, time.monotonic())
         self._wake.set()
 
     def not_ready(self) -> str | None:
-        return "draining" if self._ends else self.hub.not_ready()
+        return "draining" if self._ends else self.control_plane.not_ready()
 
     def _admin(self, options: GatewayOptions) -> AdminServer:
         return AdminServer(
             options.admin_listen,
             not_ready=self.not_ready,
-            pages={"/metrics": metrics_page(self.hub, self._plane.words), "/stat": self._stat()},
+            pages={"/metrics": metrics_page(self.control_plane, self._plane.statuses), "/stat": self._stat()},
         )
 
-    def _stat(self) -> CachedPage[list[tuple[ReplicaSpec, Sum]]]:
+    def _stat(self) -> CachedPage[list[tuple[ReplicaSpec, ReplicaStats]]]:
         """Every copy's last second, as protobuf if asked for, else JSON."""
 
-        def take() -> list[tuple[ReplicaSpec, Sum]]:
-            sums = self.hub.sums()
-            return [(copy, sums[copy.pod_uid]) for copy in self.hub.registry if copy.pod_uid in sums]
+        def take() -> list[tuple[ReplicaSpec, ReplicaStats]]:
+            stats = self.control_plane.stats()
+            return [
+                (copy, stats[copy.pod_uid]) for copy in self.control_plane.registry if copy.pod_uid in stats
+            ]
 
         protobuf, json = "application/protobuf", "application/json"
         return CachedPage(
@@ -111,16 +113,16 @@ class Gateway:
 @asynccontextmanager
 async def serving(options: GatewayOptions) -> AsyncIterator[Gateway]:
     """Raises CannotStart or ConfigError before it serves."""
-    async with open_plane(options) as plane:
+    async with open_workers(options) as plane:
         gateway = Gateway(options, plane)
         async with gateway.control, gateway.admin, supervise() as tasks:
             tasks.eternal("orders", gateway.work())
-            tasks.eternal("doors", tell_doors(gateway.hub, plane))
+            tasks.eternal("doors", publish_stats(gateway.control_plane, plane))
             yield gateway
 
 
-async def tell_doors(hub: Hub, plane: Plane) -> None:
+async def publish_stats(control_plane: ControlPlane, plane: Workers) -> None:
     """Every second: what each copy has done, in all processes."""
     while True:
         await asyncio.sleep(1.0)
-        plane.tell_sums(hub.sums())
+        plane.publish_stats(control_plane.stats())

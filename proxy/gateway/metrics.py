@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from berth.contract.gateway import ReplicaSpec
 from berth.runtime.admin import CachedPage
 from berth.runtime.admin.prometheus import written_page
-from proxy.gateway.hub import Hub
-from proxy.gateway.orders import Sum, Word
+from proxy.gateway.control_plane import ControlPlane
+from proxy.gateway.spec import ReplicaStats, Status
 from proxy.metrics import figures_metrics
 
 LABELS = ("namespace", "pod", "model")
@@ -18,30 +18,30 @@ LABELS = ("namespace", "pod", "model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One moment of a gateway's: nothing in it changes any more. By pod uid: `sums`, `deaths`, `held`."""
+    """One moment of a gateway's: nothing in it changes any more. By pod uid: `stats`, `deaths`, `held`."""
 
     copies: Sequence[ReplicaSpec]
-    sums: Mapping[str, Sum]
+    stats: Mapping[str, ReplicaStats]
     deaths: Mapping[str, int]
     held: frozenset[str]
-    triton_deaths: int
+    triton_crashes: int
     connections: int
-    turned_away: Mapping[str, int]
+    rejected: Mapping[str, int]
 
 
-def take(hub: Hub, words: Sequence[Word]) -> Snapshot:
+def take(control_plane: ControlPlane, statuses: Sequence[Status]) -> Snapshot:
     return Snapshot(
-        copies=tuple(hub.registry),
-        sums=hub.sums(),
-        deaths=dict(hub.suspects.deaths),
-        held=hub.held,
-        triton_deaths=hub.triton_deaths,
-        connections=sum(word.connections for word in words),
-        turned_away=_added(word.turned_away for word in words),
+        copies=tuple(control_plane.registry),
+        stats=control_plane.stats(),
+        deaths=dict(control_plane.suspects.deaths),
+        held=control_plane.held,
+        triton_crashes=control_plane.triton_crashes,
+        connections=sum(status.connections for status in statuses),
+        rejected=_added(status.rejected for status in statuses),
     )
 
 
-def metrics_page(hub: Hub, words: Callable[[], list[Word]]) -> CachedPage[Snapshot]:
+def metrics_page(control_plane: ControlPlane, statuses: Callable[[], list[Status]]) -> CachedPage[Snapshot]:
     """Series go with their copy."""
     process = CollectorRegistry()
     ProcessCollector(registry=process)
@@ -51,16 +51,16 @@ def metrics_page(hub: Hub, words: Callable[[], list[Word]]) -> CachedPage[Snapsh
         yield from snapshot_metrics(snapshot)
         yield from process.collect()
 
-    return written_page(lambda: take(hub, words()), metrics)
+    return written_page(lambda: take(control_plane, statuses()), metrics)
 
 
 def snapshot_metrics(snapshot: Snapshot) -> Iterator[Metric]:
     yield from figures_metrics(
         LABELS,
         [
-            (_labels(copy), snapshot.sums[copy.pod_uid].figures)
+            (_labels(copy), snapshot.stats[copy.pod_uid].figures)
             for copy in snapshot.copies
-            if copy.pod_uid in snapshot.sums
+            if copy.pod_uid in snapshot.stats
         ],
     )
     yield from _deaths(snapshot)
@@ -85,7 +85,7 @@ def _deaths(snapshot: Snapshot) -> Iterator[Metric]:
         held.add_metric(_labels(copy), float(copy.pod_uid in snapshot.held))
     yield from (deaths, held)
     yield CounterMetricFamily(
-        "berth_gateway_triton_deaths", "how often Triton died", value=snapshot.triton_deaths
+        "berth_gateway_triton_deaths", "how often Triton died", value=snapshot.triton_crashes
     )
 
 
@@ -95,7 +95,7 @@ def _own(snapshot: Snapshot) -> Iterator[Metric]:
     away = CounterMetricFamily(
         "berth_gateway_turned_away", "connections that ended without a word", labels=("reason",)
     )
-    for reason, count in snapshot.turned_away.items():
+    for reason, count in snapshot.rejected.items():
         away.add_metric((reason,), count)
     yield away
 

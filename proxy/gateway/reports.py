@@ -1,11 +1,11 @@
-"""A door's connection for reports: what its readiness and its figures are, and that it wishes to drain."""
+"""A door's connection for reports: what its readiness and its figures are, and that it drain_requests to drain."""
 
 import asyncio
 import json
 from collections.abc import Callable
 from typing import Final, cast
 
-from proxy.gateway.orders import Sum
+from proxy.gateway.spec import ReplicaStats
 from proxy.wire.report import DRAINED, says
 
 # What a door says from one of our lines to the next, which come every second: a word or two. It takes no turns with
@@ -60,9 +60,9 @@ class Report(asyncio.Protocol):
         elif says(line, "drain"):
             self._wish(self)
 
-    def tell(self, not_ready: str | None, sum: Sum) -> None:
+    def tell(self, not_ready: str | None, stats: ReplicaStats) -> None:
         self._said_bytes = len(self._input)
-        self._say({"notReady": not_ready, **sum.to_json()})
+        self._say({"notReady": not_ready, **stats.to_json()})
 
     def tell_drained(self) -> None:
         if not self._drained_told and self._writable:

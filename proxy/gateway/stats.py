@@ -10,19 +10,19 @@ import msgspec
 
 from berth.contract.gateway import ReplicaSpec
 from berth.contract.scaling import ReplicaLoad
-from proxy.gateway.orders import Sum
+from proxy.gateway.spec import ReplicaStats
 from proxy.request.load import encode_stat
 from proxy.wire import protobuf
 
-Sums = Iterable[tuple[ReplicaSpec, Sum]]
+Loads = Iterable[tuple[ReplicaSpec, ReplicaStats]]
 
 
-def stats_json(sums: Sums) -> bytes:
-    return msgspec.json.encode([_copy_load(copy, sum) for copy, sum in sums])
+def stats_json(loads: Loads) -> bytes:
+    return msgspec.json.encode([_copy_load(copy, stats) for copy, stats in loads])
 
 
-def _copy_load(copy: ReplicaSpec, sum: Sum) -> ReplicaLoad:
-    load, figures = sum.load, sum.figures
+def _copy_load(copy: ReplicaSpec, stats: ReplicaStats) -> ReplicaLoad:
+    load, figures = stats.load, stats.figures
     return ReplicaLoad(
         namespace=copy.namespace,
         pod_name=copy.pod,
@@ -40,13 +40,13 @@ def _copy_load(copy: ReplicaSpec, sum: Sum) -> ReplicaLoad:
     )
 
 
-def stats_protobuf(sums: Sums) -> bytes:
+def stats_protobuf(loads: Loads) -> bytes:
     return b"".join(
         protobuf.encode_bytes(
             1,
             protobuf.encode_bytes(1, copy.namespace.encode())
             + protobuf.encode_bytes(2, copy.model.encode())
-            + protobuf.encode_bytes(3, encode_stat(sum.load, pod_name=copy.pod)),
+            + protobuf.encode_bytes(3, encode_stat(stats.load, pod_name=copy.pod)),
         )
-        for copy, sum in sums
+        for copy, stats in loads
     )

@@ -1,4 +1,4 @@
-"""One of several serving processes of a gateway; `proxy.gateway.crew` starts it and tells it everything.
+"""One of several serving processes of a gateway; `proxy.gateway.worker_pool` starts it and tells it everything.
 
     python -m proxy.gateway.worker SOCKET LISTENING
 
@@ -21,9 +21,9 @@ from berth.runtime.logs import configure_logging
 from berth.runtime.tasks import wait_until_set
 from proxy.gateway.channel import Channel
 from proxy.gateway.config import GatewayOptions
-from proxy.gateway.node import Node
-from proxy.gateway.orders import Orders, Sum
-from proxy.gateway.plane import open_node
+from proxy.gateway.data_plane import DataPlane
+from proxy.gateway.serving import open_data_plane
+from proxy.gateway.spec import ReplicaStats, Spec
 from proxy.memory import settle
 
 _WORD_SECONDS: Final = 1.0
@@ -35,7 +35,7 @@ class Worker:
     """What was told, and what is said about it."""
 
     def __init__(self, control: socket.socket) -> None:
-        self._node: Node | None = None
+        self._node: DataPlane | None = None
         self._options: asyncio.Future[GatewayOptions] = asyncio.get_running_loop().create_future()
         self._limits: dict[str, tuple[int, int]] = {}
         self._looks, self._over = asyncio.Event(), asyncio.Event()
@@ -51,9 +51,9 @@ class Worker:
         if self._node is None:
             return
         if "orders" in told:
-            self._node.obey(Orders.from_json(told["orders"]))
-        if "sums" in told:
-            self._node.tell_doors({uid: Sum.from_json(one) for uid, one in told["sums"].items()})
+            self._node.apply(Spec.from_json(told["orders"]))
+        if "stats" in told:
+            self._node.publish_stats({uid: ReplicaStats.from_json(one) for uid, one in told["stats"].items()})
         if told.get("end"):
             self._ends = True
             self._node.drain_all()
@@ -68,23 +68,23 @@ class Worker:
         configure_logging(format=options.log_format, level=options.log_level)
         settle()
         try:
-            async with open_node(
+            async with open_data_plane(
                 options, share=options.workers, listening=listening, limit_of=self._limit_of
             ) as (node, _):
                 self._node = node
-                node.wished = self._looks.set
-                node.triton_died = lambda inside: self._channel.send({"died": sorted(inside)})
+                node.changed = self._looks.set
+                node.triton_crashed = lambda inside: self._channel.send({"died": sorted(inside)})
                 await self._speak(node)
         except (CannotStart, ConfigError) as error:
             self._channel.send({"failure": str(error)})
             return EXIT_CANNOT_START
         return 0
 
-    async def _speak(self, node: Node) -> None:
+    async def _speak(self, node: DataPlane) -> None:
         while not self._over.is_set():
             self._looks.clear()
-            word = node.word()
-            self._channel.send({"word": word.to_json(), "idle": self._ends and node.is_idle})
+            status = node.status()
+            self._channel.send({"status": status.to_json(), "idle": self._ends and node.is_idle})
             drains = self._ends or any(served.is_draining for served in node)
             await wait_until_set(self._looks, timeout_seconds=_LOOK_SECONDS if drains else _WORD_SECONDS)
 

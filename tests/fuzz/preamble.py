@@ -3,25 +3,25 @@
 import asyncio
 from collections.abc import Callable
 
-from proxy.gateway.doorstep import Doorstep
-from proxy.gateway.places import Arrivals
+from proxy.gateway.connection_limits import PendingConnections
+from proxy.gateway.handshake import Handshakes
 from proxy.wire.preamble import Preamble
 
 
 def preamble(data: bytes) -> None:
-    """What a connection to the gateway begins with, cut in two: nothing but a known ticket gets a word."""
+    """What a connection to the gateway begins with, cut in two: nothing but a known ticket gets a status."""
     asyncio.run(_preamble(data[1:], data[0] * len(data) // 256 if data else 0))
 
 
 async def _preamble(data: bytes, cut: int) -> None:
     got: list[bytes] = []
     host = _Host(got)
-    step = Doorstep(host, Arrivals())
-    arrival, wire = step.arrival(), _Door()
-    arrival.connection_made(wire)  # type: ignore[arg-type]
+    step = Handshakes(host, PendingConnections())
+    handshake, wire = step.handshake(), _Door()
+    handshake.connection_made(wire)  # type: ignore[arg-type]
     for piece in (data[:cut], data[cut:]):
         if piece:
-            (wire.protocol or arrival).data_received(piece)
+            (wire.protocol or handshake).data_received(piece)
     known = data[:6] == b"BERTH\x01" and data[6:7] in (b"\x01", b"\x02", b"\x03") and data[7:8] == b"\0"
     if known and data[8:40] == _TICKET:
         assert wire.sent == b"\x01", wire.sent
@@ -40,7 +40,7 @@ class _Host:
     def __init__(self, got: list[bytes]) -> None:
         self._got = got
 
-    def welcome(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
+    def route(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
         return (lambda: _Keeps(self._got)) if preamble.ticket == _TICKET else None
 
 

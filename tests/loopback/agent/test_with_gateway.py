@@ -24,7 +24,7 @@ from localcluster.addresses import free_port
 from localcluster.processes import end, spawn, tail
 from proxy.wire.preamble import Kind
 from tests.fakes.agent_node import Node
-from tests.fakes.doors import Refused, connect, door
+from tests.fakes.sidecars import Refused, connect, door
 from tests.loopback.agent.served import CONFIG, Served, serving
 
 SECRET = b"of this node"

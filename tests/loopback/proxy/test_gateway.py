@@ -38,8 +38,8 @@ from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
 from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import Agent, agent_at, copy_of
-from tests.fakes.doors import Refused, connect, door, reports
 from tests.fakes.eventually import until
+from tests.fakes.sidecars import Refused, connect, door, reports
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -83,7 +83,7 @@ class Place:
     async def known(self, *copies: ReplicaSpec) -> None:
         self.agent.tell(copies)
         wanted = {copy.pod_uid for copy in copies}
-        await until(lambda: {copy.pod_uid for copy in self.gateway.hub.registry} == wanted)
+        await until(lambda: {copy.pod_uid for copy in self.gateway.control_plane.registry} == wanted)
 
     async def executed(self, copy: ReplicaSpec) -> int:
         async with aiohttp.ClientSession() as session:
@@ -337,7 +337,7 @@ async def test_thousands_of_connections_of_one_pod_take_no_place_of_another(plac
             writer.write(Preamble(Kind.REST, ONE.ticket).to_bytes())
     await infer_rest(place.rest[TWO.pod_uid], "resnet")
     await infer_grpc(place.grpc[TWO.pod_uid], "resnet")
-    accepted = sum(word.connections for word in place.gateway._plane.words())
+    accepted = sum(status.connections for status in place.gateway._plane.statuses())
     assert accepted <= 1500
     for writer in writers:
         writer.close()
@@ -357,11 +357,16 @@ async def test_a_limit_of_two_is_two_in_triton(place: Place) -> None:
 async def test_triton_dies_with_one_copy_alone_in_it(place: Place) -> None:
     """Twice: the agent hears of it each time, and then that copy is held, with the reason, and nobody else."""
     body = json.dumps({"inputs": [{"name": "IN", "shape": [1], "datatype": "UINT8", "data": [1]}]}).encode()
-    hub = place.gateway.hub
+    control_plane = place.gateway.control_plane
     for _ in range(2):
-        hub._died_at = float("-inf")  # of long ago
+        control_plane._died_at = float("-inf")  # of long ago
         asking = asyncio.create_task(ask(place.rest[SLOW.pod_uid], "POST", "/v2/models/slow/infer", body))
-        await until(lambda: "slow" in str(hub.sums()["uid-slow"]) or hub.sums()["uid-slow"].figures.running)
+        await until(
+            lambda: (
+                "slow" in str(control_plane.stats()["uid-slow"])
+                or control_plane.stats()["uid-slow"].figures.running
+            )
+        )
         place.process.send_signal(signal.SIGKILL)
         status, _ = await asking
         assert status == 503

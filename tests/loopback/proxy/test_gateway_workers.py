@@ -17,8 +17,8 @@ from berth.contract.gateway import ReplicaLimits
 from localcluster.addresses import free_ports
 from proxy.wire.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
-from tests.fakes.doors import Refused, connect, reports
 from tests.fakes.eventually import until
+from tests.fakes.sidecars import Refused, connect, reports
 
 BODY = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"UINT8","data":[1]}]}'
 REQUEST = b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (

@@ -18,9 +18,9 @@ from tests.fakes.agent_control import copy_of
 from tests.fakes.eventually import until
 from tests.fakes.gateway import gateway
 from tests.fakes.uv import on_uvloop
-from tests.loopback.proxy.test_door import Door, door
-from tests.loopback.proxy.test_door_and_gateway import gateway_of
 from tests.loopback.proxy.test_process import BODY, Upstream
+from tests.loopback.proxy.test_sidecar_and_gateway import gateway_of
+from tests.loopback.proxy.test_sidecar_port import Door, door
 
 LINGER = struct.pack("ii", 1, 0)
 JSON = json.dumps(BODY).encode()

@@ -46,7 +46,7 @@ from proxy.server import open_upstream, own_copy, serving
 from proxy.upstream.health import Upstream
 from proxy.wire.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
-from tests.fakes.doors import door as door_of
+from tests.fakes.sidecars import door as door_of
 from tests.fakes.slots import held
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -1,4 +1,4 @@
-"""Whoever was turned away was load: of every way to be refused for want of room the scaler hears as of an arrival, once."""
+"""Whoever was turned away was load: of every way to be refused for want of room the scaler hears as of an handshake, once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,9 +8,9 @@ import pytest
 
 from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.rest import checking
-from proxy.gateway.node import Node
-from proxy.gateway.orders import Orders
-from proxy.gateway.places import Arrivals
+from proxy.gateway.connection_limits import PendingConnections
+from proxy.gateway.data_plane import DataPlane
+from proxy.gateway.spec import Spec
 from proxy.policy.names import Names
 from proxy.policy.refusal import NotServed, Refusal, Why
 from proxy.request.messages import framed
@@ -19,7 +19,7 @@ from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import copy_of
 from tests.fakes.data_plane import GrpcPair, RestPair, own_copy, settle, triton_at_hand
 from tests.fakes.grpc_peers import Client, request
-from tests.unit.proxy.gateway.test_node import Watch
+from tests.unit.proxy.gateway.test_data_plane import Watch
 from tests.unit.proxy.test_rest_bytes import infer
 
 MIB = 1024**2
@@ -161,10 +161,12 @@ async def test_a_connection_that_finds_no_place_or_no_copy_has_arrived(draining:
         made.append(ModelCopy(Names(b"m", b"m"), ReplicaLimits()))
         return made[-1]
 
-    node = Node(make, lambda *_: None, lambda copy: Watch(copy, []), arrivals=Arrivals(), most_connections=0)  # type: ignore[arg-type]
-    node.obey(Orders(copies=(copy_of("a"),), draining=frozenset("a") if draining else frozenset()))
+    node = DataPlane(
+        make, lambda *_: None, lambda copy: Watch(copy, []), pending=PendingConnections(), most_connections=0
+    )  # type: ignore[arg-type]
+    node.apply(Spec(copies=(copy_of("a"),), draining=frozenset("a") if draining else frozenset()))
     await asyncio.sleep(0)
-    assert node.welcome(Preamble(Kind.REST, copy_of("a").ticket)) is None
-    assert node.welcome(Preamble(Kind.GRPC, copy_of("b").ticket)) is None  # nobody's
+    assert node.route(Preamble(Kind.REST, copy_of("a").ticket)) is None
+    assert node.route(Preamble(Kind.GRPC, copy_of("b").ticket)) is None  # nobody's
     assert arrived(made[0]) == 1
     await node.close()

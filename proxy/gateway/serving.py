@@ -18,11 +18,11 @@ from proxy.downstream.listener import Listener, allow_descriptors
 from proxy.downstream.rest.client import RestConnection
 from proxy.downstream.rest.front import RestFront, RestShared
 from proxy.gateway.config import GatewayOptions
-from proxy.gateway.death import DeathWatch, refuses
-from proxy.gateway.doorstep import Arrival
-from proxy.gateway.node import TICK_SECONDS, Node
-from proxy.gateway.places import Arrivals
-from proxy.gateway.served import Front, Later
+from proxy.gateway.connection_limits import PendingConnections
+from proxy.gateway.crash_detection import CrashDetector, refuses
+from proxy.gateway.data_plane import TICK_SECONDS, DataPlane
+from proxy.gateway.handshake import Handshake
+from proxy.gateway.replica import Front, Later
 from proxy.policy.names import Names
 from proxy.request.budget import Budget
 from proxy.request.endpoint import Access, Whereabouts
@@ -89,13 +89,13 @@ LimitOf = Callable[[ReplicaSpec], tuple[int, int] | None]
 
 
 @asynccontextmanager
-async def open_node(
+async def open_data_plane(
     options: GatewayOptions,
     *,
     share: int = 1,
     listening: socket.socket | None = None,
     limit_of: LimitOf = lambda copy: None,
-) -> AsyncIterator[tuple[Node, int]]:
+) -> AsyncIterator[tuple[DataPlane, int]]:
     """What serves in this process, one of so many that do, and its port. Raises CannotStart or ConfigError.
 
     `listening`: the port's socket, where it is there already. `limit_of`: a copy's limit that it shares with
@@ -123,22 +123,22 @@ class _Parts:
         self._grpc = GrpcCommon(self._where, TritonQuestions(self._rest.pool, self._where), lost=self._broke)
         self._questions = UpstreamPool(self._where, most=_POLL_CONNECTIONS)
         descriptors = allow_descriptors()
-        arrivals: Arrivals[Arrival] = Arrivals(most=max(16, min(1024, descriptors // 8)))
-        self.node = Node(
+        pending: PendingConnections[Handshake] = PendingConnections(most=max(16, min(1024, descriptors // 8)))
+        self.node = DataPlane(
             self._make_copy,
             self._make_front,
             lambda copy: Upstream(copy, self._where, self._questions),
-            arrivals=arrivals,
+            pending=pending,
             most_connections=min(
                 _MOST_CONNECTIONS, (descriptors - descriptors // 8 - _DESCRIPTORS_KEPT) // 2
             ),
         )
-        self._death = DeathWatch(
+        self._death = CrashDetector(
             self.node.inside,
             lambda: refuses(options.triton_http),
-            lambda inside: self.node.triton_died(frozenset(inside)),
+            lambda inside: self.node.triton_crashed(frozenset(inside)),
         )
-        self.listener = Listener(self.node.doorstep.arrival, what="--listen")
+        self.listener = Listener(self.node.handshakes.handshake, what="--listen")
 
     def _make_copy(self, copy: ReplicaSpec) -> ModelCopy:
         return ModelCopy(

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from proxy.gateway import turns as module
-from proxy.gateway.turns import CopyShare, FairTurns, TakesTurns
+from proxy.gateway import fair_reader as module
+from proxy.gateway.fair_reader import FairReader, FairReadScheduler, ReplicaShare
 from proxy.request.fairness import CALL_COST, QUANTUM
 
 IN_A_TURN = QUANTUM // CALL_COST
@@ -64,18 +64,18 @@ class Inner(asyncio.Protocol):
 class Process:
     def __init__(self) -> None:
         self.now_ns = 0
-        self.turns = FairTurns(lambda: self.now_ns)
+        self.turns = FairReadScheduler(lambda: self.now_ns)
         self.log: list[tuple[str, bytes]] = []
         self.gone = 0
-        self._shares: dict[str, tuple[CopyShare, Load]] = {}
+        self._shares: dict[str, tuple[ReplicaShare, Load]] = {}
 
-    def connect(self, name: str, *, calls: int = 1) -> tuple[TakesTurns, Inner, Wire]:
+    def connect(self, name: str, *, calls: int = 1) -> tuple[FairReader, Inner, Wire]:
         if name not in self._shares:
             load = Load()
-            self._shares[name] = CopyShare(load), load
+            self._shares[name] = ReplicaShare(load), load
         share, load = self._shares[name]
         inner, wire = Inner(self.log, name, load, calls), Wire()
-        connection = TakesTurns(inner, share, self.turns, self._gone)
+        connection = FairReader(inner, share, self.turns, self._gone)
         connection.connection_made(wire)  # type: ignore[arg-type]
         return connection, inner, wire
 
@@ -233,7 +233,7 @@ async def test_what_comes_does_not_overtake_requests_that_had_come_already() -> 
 
 def test_a_piece_costs_its_bytes_and_calls_or_the_time_that_it_took() -> None:
     load = Load()
-    share = CopyShare(load)
+    share = ReplicaShare(load)
     load.calls = 5
     assert share.cost(1, 0) == 5 * CALL_COST + 1
     assert share.cost(1, 0) == CALL_COST + 1

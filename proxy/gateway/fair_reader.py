@@ -29,7 +29,7 @@ class Load(Protocol):
 Serve = Callable[[], int]
 
 
-class CopyShare(Share[Serve]):
+class ReplicaShare(Share[Serve]):
     """One copy's part."""
 
     __slots__ = ("_calls", "_load", "_sent_bytes", "kept_bytes")
@@ -52,7 +52,7 @@ class CopyShare(Share[Serve]):
         return size if size > took_ns else took_ns
 
 
-class FairTurns:
+class FairReadScheduler:
     """All copies of the process."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -63,10 +63,10 @@ class FairTurns:
         self._is_due = False
         self._kept_bytes = 0
 
-    def has_room(self, share: CopyShare) -> bool:
+    def has_room(self, share: ReplicaShare) -> bool:
         return share.kept_bytes < _KEPT_BYTES - self._kept_bytes
 
-    def later(self, share: CopyShare, do: Callable[[], None]) -> None:
+    def later(self, share: ReplicaShare, do: Callable[[], None]) -> None:
         """In one of the copy's next turns."""
 
         def serve() -> int:
@@ -77,17 +77,17 @@ class FairTurns:
         self._turns.wait(share, serve)
         self.want_turn()
 
-    def keep_back(self, share: CopyShare, serve: Serve, size: int) -> None:
+    def keep_back(self, share: ReplicaShare, serve: Serve, size: int) -> None:
         """So many bytes wait for `serve`, which calls `took`."""
         self.took(share, -size)
         self._turns.wait(share, serve)
         self.want_turn()
 
-    def took(self, share: CopyShare, size: int) -> None:
+    def took(self, share: ReplicaShare, size: int) -> None:
         self._kept_bytes -= size
         share.kept_bytes -= size
 
-    def drop(self, share: CopyShare, serve: Serve, size: int) -> None:
+    def drop(self, share: ReplicaShare, serve: Serve, size: int) -> None:
         self.took(share, size)
         self._turns.drop(share, serve)
 
@@ -103,7 +103,7 @@ class FairTurns:
             self.want_turn()
 
 
-class Gate:
+class ReadGate:
     """The transport as the inner protocol sees it: two may stop its reading, and it reads when neither does.
 
     Everything else is the transport's own, looked up once.
@@ -140,23 +140,23 @@ class Gate:
             self.transport.resume_reading()
 
 
-class TakesTurns(asyncio.Protocol):
+class FairReader(asyncio.Protocol):
     """Around a connection's own protocol, of which it hears everything but what has to wait."""
 
     def __init__(
-        self, inner: asyncio.Protocol, share: CopyShare, turns: FairTurns, gone: Callable[[], None]
+        self, inner: asyncio.Protocol, share: ReplicaShare, turns: FairReadScheduler, gone: Callable[[], None]
     ) -> None:
         self._inner, self._share, self._turns, self._gone = inner, share, turns, gone
         self._kept = b""
         # It has a place in the copy's queue.
         self._waits = self._is_held = self._has_ended = False
-        self._gate: Gate | None = None
+        self._gate: ReadGate | None = None
         # As the loop calls them; nothing stands between.
         self.pause_writing = inner.pause_writing  # type: ignore[method-assign]
         self.resume_writing = inner.resume_writing  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._gate = Gate(cast(asyncio.Transport, transport))  # uvloop's is none by inheritance
+        self._gate = ReadGate(cast(asyncio.Transport, transport))  # uvloop's is none by inheritance
         self._inner.connection_made(cast(asyncio.Transport, self._gate))
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -12,8 +12,8 @@ from proxy.request.traffic import Figures
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
-    """What a copy has done in all processes together."""
+class ReplicaStats:
+    """What a copy has done in all processes aggregate."""
 
     figures: Figures
     load: LoadReport
@@ -22,12 +22,12 @@ class Sum:
         return {"figures": self.figures.to_json(), "load": asdict(self.load)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Sum":
+    def from_json(cls, data: Mapping[str, Any]) -> "ReplicaStats":
         return cls(Figures.from_json(data["figures"]), LoadReport(**data["load"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class Spec:
     """To one that serves. By pod uid, but for `copies`.
 
     `held`: why a copy is kept from Triton. `draining`: to take nothing new. `drained`: of which nothing is left
@@ -50,7 +50,7 @@ class Orders:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Orders":
+    def from_json(cls, data: Mapping[str, Any]) -> "Spec":
         return cls(
             copies=tuple(ReplicaSpec.from_json(entry) for entry in data["copies"]),
             held=dict(data["held"]),
@@ -61,50 +61,50 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class Status:
     """From one that serves. `idle`: the copies that drain here and of which nothing is left here.
 
-    `wishes`: the copies whose doors have asked to drain. `leaving`: those whose doors will. `turned_away`: connections that went without a word.
+    `drain_requests`: the copies whose doors have asked to drain. `leaving`: those whose doors will. `rejected`: connections that went without a word.
     """
 
-    sums: Mapping[str, Sum] = field(default_factory=dict)
+    stats: Mapping[str, ReplicaStats] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
-    wishes: frozenset[str] = frozenset()
+    drain_requests: frozenset[str] = frozenset()
     leaving: frozenset[str] = frozenset()
-    turned_away: Mapping[str, int] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
     connections: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "sums": {uid: one.to_json() for uid, one in self.sums.items()},
+            "stats": {uid: one.to_json() for uid, one in self.stats.items()},
             "idle": sorted(self.idle),
-            "wishes": sorted(self.wishes),
+            "drain_requests": sorted(self.drain_requests),
             "leaving": sorted(self.leaving),
-            "turnedAway": dict(self.turned_away),
+            "rejected": dict(self.rejected),
             "connections": self.connections,
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Word":
+    def from_json(cls, data: Mapping[str, Any]) -> "Status":
         return cls(
-            sums={uid: Sum.from_json(one) for uid, one in data["sums"].items()},
+            stats={uid: ReplicaStats.from_json(one) for uid, one in data["stats"].items()},
             idle=frozenset(data["idle"]),
-            wishes=frozenset(data["wishes"]),
+            drain_requests=frozenset(data["drain_requests"]),
             leaving=frozenset(data["leaving"]),
-            turned_away=dict(data["turnedAway"]),
+            rejected=dict(data["rejected"]),
             connections=data["connections"],
         )
 
 
-def together(words: list[Word], uid: str) -> Sum | None:
-    """One copy's sums of all processes; None where no process has it."""
-    sums = [word.sums[uid] for word in words if uid in word.sums]
-    if not sums:
+def aggregate(statuses: list[Status], uid: str) -> ReplicaStats | None:
+    """One copy's stats of all processes; None where no process has it."""
+    stats = [status.stats[uid] for status in statuses if uid in status.stats]
+    if not stats:
         return None
     total = Figures()
-    for one in sums:
+    for one in stats:
         total.add(one.figures)
-    loads = [one.load for one in sums]
+    loads = [one.load for one in stats]
     load = LoadReport(
         sum(one.average_concurrency for one in loads),
         sum(one.requests for one in loads),
@@ -114,4 +114,4 @@ def together(words: list[Word], uid: str) -> Sum | None:
         min(one.second for one in loads),
         max(one.last_arrival for one in loads),
     )
-    return Sum(total, load)
+    return ReplicaStats(total, load)

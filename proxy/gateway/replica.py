@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from berth.contract.gateway import ReplicaSpec
-from proxy.gateway.orders import Sum
+from proxy.gateway.fair_reader import FairReadScheduler, ReplicaShare
 from proxy.gateway.reports import Report
-from proxy.gateway.turns import CopyShare, FairTurns
+from proxy.gateway.spec import ReplicaStats
 from proxy.request.replica import ModelCopy
 from proxy.wire.preamble import Kind
 
@@ -41,7 +41,7 @@ Later = Callable[[Callable[[], None]], None]
 MakeFront = Callable[[Kind, ModelCopy, Later], Front]
 
 
-class Served:
+class ServedReplica:
     """`told`: as the agent has told it last."""
 
     def __init__(
@@ -49,18 +49,18 @@ class Served:
         told: ReplicaSpec,
         copy: ModelCopy,
         make_front: MakeFront,
-        turns: FairTurns,
-        wished: Callable[[], None],
+        turns: FairReadScheduler,
+        changed: Callable[[], None],
     ) -> None:
-        """`wished`: its door wishes to drain."""
+        """`changed`: its door drain_requests to drain."""
         self.told, self.copy = told, copy
-        self.share = CopyShare(copy)
-        self._make_front, self._turns, self._wished = make_front, turns, wished
+        self.share = ReplicaShare(copy)
+        self._make_front, self._turns, self._wished = make_front, turns, changed
         self._fronts: dict[Kind, Front] = {}
         self._reports: list[Report] = []
         self._reports_lately = 0
         self.connections = 0
-        self._told_sum: Sum | None = None
+        self._told_stats: ReplicaStats | None = None
         # A copy whose door only says that it will leave is not ready, and serves whoever comes. What a door has
         # said holds while it is there: its container may be started anew, in the same pod.
         self._leaving: set[Report] = set()
@@ -130,25 +130,25 @@ class Served:
             self._wished()
         self._look_at_leaving()
 
-    def tell(self, sum: Sum | None = None) -> None:
+    def tell(self, stats: ReplicaStats | None = None) -> None:
         """Tell the doors. `sum` is of all processes; without one, of this one or as told last."""
-        self._told_sum = sum or self._told_sum
+        self._told_stats = stats or self._told_stats
         self._tell(*self._reports)
 
     def _tell(self, *reports: Report) -> None:
-        sum = self._told_sum or self.sum
+        stats = self._told_stats or self.stats
         for report in reports:
-            report.tell(self.copy.not_ready(), sum)
+            report.tell(self.copy.not_ready(), stats)
             if self.is_drained:
                 report.tell_drained()
 
     # Figures.
 
     @property
-    def sum(self) -> Sum:
+    def stats(self) -> ReplicaStats:
         figures = self.copy.figures()
         figures.busy_connections = self.busy_connections
-        return Sum(figures, self.copy.load)
+        return ReplicaStats(figures, self.copy.load)
 
     @property
     def busy_connections(self) -> int:
@@ -187,7 +187,7 @@ class Served:
                 front.stop_accepting()
 
     def serve_again(self) -> None:
-        """Nobody wishes any more that it be drained. The connections that are left were told that they end: they do."""
+        """Nobody drain_requests any more that it be drained. The connections that are left were told that they end: they do."""
         self.is_draining = self.is_drained = False
         fronts, self._fronts = self._fronts, {}
         for front in fronts.values():

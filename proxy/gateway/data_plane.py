@@ -1,6 +1,6 @@
 """The copies of a node as one process serves them: who comes with which ticket, and what becomes of them.
 
-It does what it was told last (`Orders`), whole each time, and says what it sees (`Word`).
+It does what it was told last (`Spec`), whole each time, and says what it sees (`Status`).
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from typing import Any, Final, Protocol
 
 from berth.contract.gateway import ReplicaSpec
 from berth.runtime.logs import fields
-from proxy.gateway.doorstep import Arrival, Doorstep
-from proxy.gateway.orders import Orders, Sum, Word
-from proxy.gateway.places import Arrivals, Places
+from proxy.gateway.connection_limits import ConnectionLimit, PendingConnections
+from proxy.gateway.fair_reader import FairReader, FairReadScheduler
+from proxy.gateway.handshake import Handshake, Handshakes
 from proxy.gateway.registry import Registry
-from proxy.gateway.served import MakeFront, Served
-from proxy.gateway.turns import FairTurns, TakesTurns
+from proxy.gateway.replica import MakeFront, ServedReplica
+from proxy.gateway.spec import ReplicaStats, Spec, Status
 from proxy.request.replica import ModelCopy
 from proxy.wire.preamble import Kind, Preamble
 
@@ -44,7 +44,7 @@ class Watch(Protocol):
 MakeWatch = Callable[[ModelCopy], Watch]
 
 
-class Node:
+class DataPlane:
     """Runs on the event loop alone."""
 
     def __init__(
@@ -53,34 +53,34 @@ class Node:
         make_front: MakeFront,
         make_watch: MakeWatch,
         *,
-        arrivals: Arrivals[Arrival],
+        pending: PendingConnections[Handshake],
         most_connections: int,
     ) -> None:
         self._make_copy, self._make_front, self._make_watch = make_copy, make_front, make_watch
-        # A door wishes to drain, as the next word says. Triton has died, with requests of these in it.
-        self.wished: Callable[[], None] = lambda: None
-        self.triton_died: Callable[[frozenset[str]], None] = lambda inside: None
-        self.places = Places(most_connections)
+        # A pod's proxy asks to drain, as the next status says. Triton has died, with requests of these in it.
+        self.changed: Callable[[], None] = lambda: None
+        self.triton_crashed: Callable[[frozenset[str]], None] = lambda inside: None
+        self.connection_limit = ConnectionLimit(most_connections)
         # That have closed.
         self.seconds = 0
-        self.doorstep = Doorstep(self, arrivals)
-        self._turns = FairTurns()
+        self.handshakes = Handshakes(self, pending)
+        self._turns = FairReadScheduler()
         self._registry = Registry()
-        self._by_ticket: dict[bytes, Served] = {}
-        self._by_uid: dict[str, Served] = {}
+        self._by_ticket: dict[bytes, ServedReplica] = {}
+        self._by_uid: dict[str, ServedReplica] = {}
         # Copies that are none any more, and when what is left of them is broken off.
-        self._ending: dict[Served, float] = {}
-        self._tasks: dict[Served, list[asyncio.Task[None]]] = {}
-        self._watches: dict[Served, Watch] = {}
+        self._ending: dict[ServedReplica, float] = {}
+        self._tasks: dict[ServedReplica, list[asyncio.Task[None]]] = {}
+        self._watches: dict[ServedReplica, Watch] = {}
         self._ends = False
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[ServedReplica]:
         """All that there are, and those that have not come to their end."""
         return iter([*self._by_uid.values(), *self._ending])
 
-    # Orders.
+    # Spec.
 
-    def obey(self, orders: Orders) -> None:
+    def apply(self, orders: Spec) -> None:
         changes = self._registry.apply(orders.copies)
         now = time.monotonic()
         for copy in changes.ended:
@@ -97,7 +97,9 @@ class Node:
             self._adjust(uid, served, orders)
 
     def _begin(self, copy: ReplicaSpec) -> None:
-        served = Served(copy, self._make_copy(copy), self._make_front, self._turns, lambda: self.wished())
+        served = ServedReplica(
+            copy, self._make_copy(copy), self._make_front, self._turns, lambda: self.changed()
+        )
         self._by_uid[copy.pod_uid] = self._by_ticket[copy.ticket] = served
         watch = self._watches[served] = self._make_watch(served.copy)
         work = {"readiness": served.follow(), "triton": watch.poll()}
@@ -105,13 +107,13 @@ class Node:
             asyncio.create_task(_guarded(one), name=f"{name} of {copy.pod_uid}") for name, one in work.items()
         ]
 
-    def _end(self, served: Served, now: float) -> None:
+    def _end(self, served: ServedReplica, now: float) -> None:
         """From this step on nobody comes in with its ticket."""
         del self._by_ticket[served.told.ticket]
         served.drain()
         self._ending[served] = now + ENDING_SECONDS
 
-    def _adjust(self, uid: str, served: Served, orders: Orders) -> None:
+    def _adjust(self, uid: str, served: ServedReplica, orders: Spec) -> None:
         served.copy.withheld, served.copy.held = served.told.withheld, orders.held.get(uid)
         if uid in orders.draining or self._ends:
             served.drain()
@@ -124,22 +126,22 @@ class Node:
 
     # Those who come.
 
-    def welcome(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
+    def route(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
         served = self._by_ticket.get(preamble.ticket)
         if served is None:
             return None
         if preamble.kind is Kind.REPORT:
             return served.report if served.takes_report() and not self._ends else None
-        if served.is_draining or not self.places.take(served.connections):
+        if served.is_draining or not self.connection_limit.take(served.connections):
             served.copy.turned_away()
             return None
         served.connections += 1
         front = served.front(preamble.kind)
-        return lambda: TakesTurns(front.connection(), served.share, self._turns, lambda: self._gone(served))
+        return lambda: FairReader(front.connection(), served.share, self._turns, lambda: self._gone(served))
 
-    def _gone(self, served: Served) -> None:
+    def _gone(self, served: ServedReplica) -> None:
         served.connections -= 1
-        self.places.give_back()
+        self.connection_limit.give_back()
 
     # Time.
 
@@ -158,22 +160,22 @@ class Node:
                         "a copy that has ended was broken off", extra=fields(pod_uid=served.told.pod_uid)
                     )
 
-    def tell_doors(self, sums: Mapping[str, Sum]) -> None:
-        """Every second. `sums`: of all processes."""
+    def publish_stats(self, stats: Mapping[str, ReplicaStats]) -> None:
+        """Every second. `stats`: of all processes."""
         for uid, served in self._by_uid.items():
-            served.tell(sums.get(uid))
+            served.tell(stats.get(uid))
 
     # What it says.
 
-    def word(self) -> Word:
+    def status(self) -> Status:
         served = self._by_uid.items()
-        return Word(
-            sums={uid: one.sum for uid, one in served},
+        return Status(
+            stats={uid: one.stats for uid, one in served},
             idle=frozenset(uid for uid, one in served if one.is_draining and one.is_idle),
-            wishes=frozenset(uid for uid, one in served if one.wishes_to_drain),
+            drain_requests=frozenset(uid for uid, one in served if one.wishes_to_drain),
             leaving=frozenset(uid for uid, one in served if one.will_leave),
-            turned_away=dict(self.doorstep.turned_away),
-            connections=self.places.taken,
+            rejected=dict(self.handshakes.rejected),
+            connections=self.connection_limit.taken,
         )
 
     def inside(self) -> frozenset[str]:
@@ -200,13 +202,13 @@ class Node:
         return all(served.is_idle for served in self)
 
     async def close(self) -> None:
-        self.doorstep.close()
+        self.handshakes.close()
         tasks = [task for tasks in self._tasks.values() for task in tasks]
         for served in self:
             self._close(served)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _close(self, served: Served) -> None:
+    def _close(self, served: ServedReplica) -> None:
         del self._watches[served]
         for task in self._tasks.pop(served):
             task.cancel()

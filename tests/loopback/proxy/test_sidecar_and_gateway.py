@@ -17,8 +17,8 @@ from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
 from tests.fakes.agent_control import Agent, agent_at, copy_of
 from tests.fakes.eventually import until
-from tests.loopback.proxy.test_door_whole import agent, running, says
 from tests.loopback.proxy.test_process import BODY, Upstream
+from tests.loopback.proxy.test_sidecar import agent, running, says
 
 COPY = copy_of("uid-1", "m")
 READY = "/inference.GRPCInferenceService/ServerReady"

@@ -15,7 +15,7 @@ _LOOKS_SECONDS: Final = (0.0, 0.02, 0.1, 0.3, 1.0)
 _CONNECT_SECONDS: Final = 1.0
 
 
-class DeathWatch:
+class CrashDetector:
     """`refuses`: whether nobody listens where Triton should. `died` is told once for each death."""
 
     def __init__(

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from berth.contract.gateway import ReplicaSpec
 from berth.runtime.logs import fields
-from proxy.gateway.orders import Orders, Sum, Word, together
 from proxy.gateway.registry import Ceilings, Registry
+from proxy.gateway.spec import ReplicaStats, Spec, Status, aggregate
 from proxy.request.outlier_detection import Suspects
 
 log = logging.getLogger(__name__)
@@ -26,40 +26,40 @@ _ONE_DEATH_SECONDS: Final = 10.0
 _DRAINED_LINE_SECONDS: Final = 60.0
 
 
-class Planes(Protocol):
+class Workers(Protocol):
     """The processes that serve."""
 
-    def obey(self, orders: Orders) -> None: ...
+    def apply(self, orders: Spec) -> None: ...
 
-    def words(self) -> list[Word]: ...
+    def statuses(self) -> list[Status]: ...
 
 
-class Hub:
+class ControlPlane:
     """`now`: seconds on one monotonic clock."""
 
-    def __init__(self, planes: Planes, ceilings: Ceilings) -> None:
+    def __init__(self, planes: Workers, ceilings: Ceilings) -> None:
         self._planes, self._ceilings = planes, ceilings
         self.registry = Registry()
         self.suspects = Suspects()
         # When a copy that drains counts as drained whatever is left of it: never, where only its door asks.
         self._draining: dict[str, float] = {}
         self._drained: set[str] = set()
-        # When it was last written that a copy had drained because its door wished it.
+        # When it was last written that a copy had drained because its door changed it.
         self._written: dict[str, float] = {}
         # Those whose doors have said that they will go.
         self._leaving = frozenset[str]()
-        self._orders: Orders | None = None
+        self._orders: Spec | None = None
         # Of Triton's last death: when, and who was in it.
         self._died_at, self._inside = -math.inf, frozenset[str]()
         self._died_told = True
         # For the agent.
-        self.triton_deaths = 0
+        self.triton_crashes = 0
         self.news: deque[dict[str, object]] = deque(maxlen=_MOST_NEWS)
 
     # What is wanted.
 
     def take_copies(self, copies: Iterable[ReplicaSpec], *, anew: bool = False) -> None:
-        """These are all that there are. `anew`: it is an agent's first word, which knows nothing of another's wishes."""
+        """These are all that there are. `anew`: it is an agent's first message, which knows nothing of another's wishes."""
         if anew:
             for uid in [uid for uid, until in self._draining.items() if not math.isinf(until)]:
                 self._serve_on(uid)
@@ -84,11 +84,11 @@ class Hub:
         self._draining[uid] = min(self._draining.get(uid, math.inf), now + seconds)
 
     def _serve_on(self, uid: str) -> None:
-        """Nobody wishes any more that it drain."""
+        """Nobody drain_requests any more that it drain."""
         self._draining.pop(uid, None)
         self._drained.discard(uid)
 
-    def triton_died(self, inside: Collection[str], now: float) -> None:
+    def triton_crashed(self, inside: Collection[str], now: float) -> None:
         """One of those that serve has seen it, with requests of these in it."""
         if now - self._died_at > _ONE_DEATH_SECONDS:
             self._died_at, self._inside = now, frozenset()
@@ -99,25 +99,27 @@ class Hub:
 
     def step(self, now: float, *, settle_seconds: float = 0.0) -> None:
         """`settle_seconds`: how long after Triton's death all that serve will have told."""
-        words = self._planes.words()
+        statuses = self._planes.statuses()
         self._judge_death(now - settle_seconds)
-        leaving = frozenset[str]().union(*(word.leaving for word in words))
+        leaving = frozenset[str]().union(*(status.leaving for status in statuses))
         self._leaving = frozenset(uid for uid in leaving if self.registry.get(uid) is not None)
-        wishes = frozenset[str]().union(*(word.wishes for word in words))
-        for uid in wishes:
+        drain_requests = frozenset[str]().union(*(status.drain_requests for status in statuses))
+        for uid in drain_requests:
             if self.registry.get(uid) is not None:
                 self._draining.setdefault(uid, math.inf)
         # A door's wish holds while it is there: its container may be started anew, in the same pod.
-        for uid in [uid for uid, until in self._draining.items() if math.isinf(until) and uid not in wishes]:
+        for uid in [
+            uid for uid, until in self._draining.items() if math.isinf(until) and uid not in drain_requests
+        ]:
             self._serve_on(uid)
         for uid, until in self._draining.items():
-            if uid not in self._drained and (self._is_idle(uid, words) or now > until):
+            if uid not in self._drained and (self._is_idle(uid, statuses) or now > until):
                 self._is_drained(uid, now)
         self._give_orders(now)
 
-    def _is_idle(self, uid: str, words: list[Word]) -> bool:
+    def _is_idle(self, uid: str, statuses: list[Status]) -> bool:
         """What a word said before it was told to drain does not count: it says idle only of those that drain."""
-        return bool(words) and all(uid in word.idle for word in words)
+        return bool(statuses) and all(uid in status.idle for status in statuses)
 
     def _is_drained(self, uid: str, now: float) -> None:
         until = self._draining[uid]
@@ -138,14 +140,14 @@ class Hub:
         if self._died_told or self._died_at > until:
             return
         self._died_told = True
-        self.triton_deaths += 1
+        self.triton_crashes += 1
         self.suspects.triton_died(self._inside, self._died_at)
         self.news.append({"tritonDied": {"suspects": sorted(self._inside)}})
         log.warning("Triton has died", extra=fields(requests_of=",".join(sorted(self._inside)) or "-"))
 
     def _give_orders(self, now: float) -> None:
         held = {copy.pod_uid: self.suspects.held(copy.pod_uid, now) for copy in self.registry}
-        orders = Orders(
+        orders = Spec(
             copies=tuple(self.registry),
             held={uid: hold.reason for uid, hold in held.items() if hold is not None},
             draining=frozenset(self._draining),
@@ -156,7 +158,7 @@ class Hub:
             for uid in orders.held.keys() - (self._orders.held.keys() if self._orders else ()):
                 log.warning("held back", extra=fields(pod_uid=uid, reason=orders.held[uid]))
             self._orders = orders
-            self._planes.obey(orders)
+            self._planes.apply(orders)
 
     @property
     def is_draining(self) -> bool:
@@ -173,8 +175,8 @@ class Hub:
     def not_ready(self) -> str | None:
         return None if self.registry.is_told else "the agent has not told yet which models there are"
 
-    def sums(self) -> dict[str, Sum]:
+    def stats(self) -> dict[str, ReplicaStats]:
         """Of all processes, by pod uid."""
-        words = self._planes.words()
-        found = {copy.pod_uid: together(words, copy.pod_uid) for copy in self.registry}
+        statuses = self._planes.statuses()
+        found = {copy.pod_uid: aggregate(statuses, copy.pod_uid) for copy in self.registry}
         return {uid: one for uid, one in found.items() if one is not None}

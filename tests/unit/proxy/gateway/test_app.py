@@ -16,20 +16,20 @@ import pytest
 from berth.contract.endpoint import Endpoint, UnixSocket
 from berth.contract.gateway import ReplicaLimits
 from berth.runtime.errors import CannotStart
-from proxy.gateway import control as control_module
-from proxy.gateway import plane as plane_module
+from proxy.gateway import control_socket as control_module
+from proxy.gateway import serving as plane_module
 from proxy.gateway.app import Gateway, serving
 from proxy.gateway.config import GatewayOptions
-from proxy.gateway.node import Node
-from proxy.gateway.orders import Orders
+from proxy.gateway.data_plane import DataPlane
+from proxy.gateway.spec import Spec
 from proxy.policy.refusal import Refusal
 from proxy.request.lifecycle import Exchange
 from proxy.request.replica import ModelCopy
 from proxy.wire.preamble import Kind
 from proxy.wire.report import LEAVING
 from tests.fakes.agent_control import Agent, agent_at, copy_of
-from tests.fakes.doors import Refused, connect, reports
 from tests.fakes.eventually import until
+from tests.fakes.sidecars import Refused, connect, reports
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 
@@ -86,7 +86,7 @@ class EchoFront:
 class Here:
     """A running gateway."""
 
-    def __init__(self, gateway: Gateway, node: Node, port: int, path: str) -> None:
+    def __init__(self, gateway: Gateway, node: DataPlane, port: int, path: str) -> None:
         self.gateway, self.node, self.port, self.path = gateway, node, port, path
         self.fronts: dict[bytes, EchoFront] = {}
 
@@ -155,27 +155,27 @@ async def echoed(here: Here, uid: str, *, kind: Kind = Kind.REST) -> bytes:
 async def known(here: Here, agent: Agent, *copies: Any) -> None:
     agent.tell(copies)
     wanted = {copy.pod_uid for copy in copies}
-    await until(lambda: set(here.node._by_uid) == wanted and here.gateway.hub.registry.is_told)
+    await until(lambda: set(here.node._by_uid) == wanted and here.gateway.control_plane.registry.is_told)
 
 
 async def test_a_door_that_will_leave_is_heard_in_every_process_and_served_meanwhile(start: Any) -> None:
     async with start() as here, agent_at(here.path) as agent:
         await known(here, agent, copy_of("a"))
         copy, told = here.served("a"), here.node._by_uid["a"].told
-        here.node.obey(Orders(copies=(told,), leaving=frozenset({"a"})))  # it has said so to another process
+        here.node.apply(Spec(copies=(told,), leaving=frozenset({"a"})))  # it has said so to another process
         assert copy.not_ready() == "draining"
         assert await echoed(here, "a") == b"simple hello"
-        here.node.obey(Orders(copies=(told,)))
+        here.node.apply(Spec(copies=(told,)))
         assert copy.not_ready() is None
         async with reports(here.port, told.ticket) as door:
             await door.next()
             door.writer.write(LEAVING)
-            await until(lambda: here.node.word().leaving == {"a"})
+            await until(lambda: here.node.status().leaving == {"a"})
             assert copy.not_ready() == "draining"
-            here.node.obey(Orders(copies=(told,)))  # from before this process had said so
+            here.node.apply(Spec(copies=(told,)))  # from before this process had said so
             assert copy.not_ready() == "draining"
         await until(lambda: copy.not_ready() is None)
-        assert here.node.word().leaving == frozenset()
+        assert here.node.status().leaving == frozenset()
 
 
 async def test_a_refusal_names_the_gateways_own_ceiling_where_that_is_what_bounds(start: Any) -> None:
@@ -245,7 +245,7 @@ async def test_who_begins_as_no_agent_does_is_not_heard(start: Any) -> None:
         stranger.say({"copies": [copy_of("a").to_json()]})
         with pytest.raises((EOFError, ConnectionError)):
             await stranger.hears()
-        assert not here.gateway.hub.registry.is_told
+        assert not here.gateway.control_plane.registry.is_told
 
 
 async def test_changed_limits_hold_at_once_and_nobody_loses_a_connection(start: Any) -> None:
@@ -379,9 +379,9 @@ async def test_what_a_door_has_said_goes_with_it_though_another_is_there(start: 
     async with start() as here, agent_at(here.path) as agent:
         await known(here, agent, copy_of("a"))
         async with reports(here.port, copy_of("a").ticket) as stays:
-            for word in (b'{"drain":true}\n', b'{"leaving":true}\n'):
+            for status in (b'{"drain":true}\n', b'{"leaving":true}\n'):
                 async with reports(here.port, copy_of("a").ticket) as goes:
-                    goes.writer.write(word)
+                    goes.writer.write(status)
                     while (await stays.next()).get("notReady") != "draining":
                         pass
                 async with asyncio.timeout(5):
@@ -423,12 +423,12 @@ async def test_a_door_that_talks_without_end_is_not_listened_to(start: Any) -> N
                     pass
         assert not here.served("a").draining
         writer.close()
-        # Now and then a word is no flood, however long it goes on.
+        # Now and then a status is no flood, however long it goes on.
         async with reports(here.port, copy_of("a").ticket) as door:
             for _ in range(6):
                 door.writer.write(b'{"nothing":1}\n' * 200)
                 await asyncio.sleep(0.05)
-                here.node.tell_doors({})
+                here.node.publish_stats({})
             door.ask_to_drain()
             await until(lambda: here.served("a").draining)
 
@@ -464,9 +464,9 @@ async def test_who_was_in_triton_when_it_died(start: Any) -> None:
         async with agent_at(here.path) as agent:
             assert await agent.hears() == {"tritonDied": {"suspects": []}}
             await known(here, agent, copy_of("a"), copy_of("b"))
-            hub = here.gateway.hub
+            control_plane = here.gateway.control_plane
             for _ in range(2):
-                hub._died_at = float("-inf")  # long ago
+                control_plane._died_at = float("-inf")  # long ago
                 here.gateway._triton_died(frozenset({"a"}))
                 assert await agent.hears() == {"tritonDied": {"suspects": ["a"]}}
             assert "Triton has died" in (here.served("a").not_ready() or "")
@@ -484,11 +484,11 @@ async def test_the_control_socket_is_for_the_agents_user(start: Any, monkeypatch
     async with start() as here:
         mode = stat.S_IMODE(os.stat(here.path).st_mode)
         assert mode in (0o600, 0o660)
-        monkeypatch.setattr("proxy.gateway.control._peer_uid", lambda _: os.geteuid() + 1)
+        monkeypatch.setattr("proxy.gateway.control_socket._peer_uid", lambda _: os.geteuid() + 1)
         async with agent_at(here.path) as agent:
             with pytest.raises((EOFError, ConnectionError)):
                 await agent.hears()
-        assert not here.gateway.hub.registry.is_told
+        assert not here.gateway.control_plane.registry.is_told
     assert not os.path.exists(here.path)
 
 

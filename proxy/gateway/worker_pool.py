@@ -18,11 +18,11 @@ from berth.runtime.logs import fields
 from berth.runtime.process import starting
 from proxy.gateway.channel import Channel
 from proxy.gateway.config import GatewayOptions
-from proxy.gateway.node import Node
-from proxy.gateway.orders import Orders, Sum, Word
-from proxy.gateway.plane import access_of, open_node
+from proxy.gateway.data_plane import DataPlane
 from proxy.gateway.registry import Registry
+from proxy.gateway.serving import access_of, open_data_plane
 from proxy.gateway.shared_limit import SharedLimit
+from proxy.gateway.spec import ReplicaStats, Spec, Status
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _END_SECONDS: Final = 5.0
 Died = Callable[[frozenset[str]], None]
 
 
-class Plane(Protocol):
+class Workers(Protocol):
     """What serves."""
 
     # After Triton's death all that serve have told who was in it.
@@ -48,15 +48,15 @@ class Plane(Protocol):
         """`wake`: what they say is news. `died`: Triton has, with requests of these in it."""
         ...
 
-    def obey(self, orders: Orders) -> None: ...
+    def apply(self, orders: Spec) -> None: ...
 
-    def words(self) -> list[Word]: ...
+    def statuses(self) -> list[Status]: ...
 
     def seconds(self) -> int:
         """Another number whenever a copy's second may have closed. May be asked on any thread."""
         ...
 
-    def tell_sums(self, sums: Mapping[str, Sum]) -> None:
+    def publish_stats(self, stats: Mapping[str, ReplicaStats]) -> None:
         """For the doors."""
         ...
 
@@ -65,28 +65,28 @@ class Plane(Protocol):
     async def idle(self) -> None: ...
 
 
-class Alone:
+class InProcess:
     """This process serves."""
 
     settle_seconds = 0.0
 
-    def __init__(self, node: Node, port: int) -> None:
+    def __init__(self, node: DataPlane, port: int) -> None:
         self._node, self.port = node, port
 
     def on_news(self, wake: Callable[[], None], died: Died) -> None:
-        self._node.wished, self._node.triton_died = wake, died
+        self._node.changed, self._node.triton_crashed = wake, died
 
-    def obey(self, orders: Orders) -> None:
-        self._node.obey(orders)
+    def apply(self, orders: Spec) -> None:
+        self._node.apply(orders)
 
-    def words(self) -> list[Word]:
-        return [self._node.word()]
+    def statuses(self) -> list[Status]:
+        return [self._node.status()]
 
     def seconds(self) -> int:
         return self._node.seconds
 
-    def tell_sums(self, sums: Mapping[str, Sum]) -> None:
-        self._node.tell_doors(sums)
+    def publish_stats(self, stats: Mapping[str, ReplicaStats]) -> None:
+        self._node.publish_stats(stats)
 
     def drain_all(self) -> None:
         self._node.drain_all()
@@ -99,9 +99,9 @@ class Alone:
 class _Process:
     """One worker, as the first process knows it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, crew: "Crew") -> None:
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, crew: "WorkerPool") -> None:
         self.process, self._crew = process, crew
-        self.word: Word | None = None
+        self.status: Status | None = None
         self.failure = ""
         self.is_idle = False
         self.spoke = asyncio.Event()
@@ -111,21 +111,21 @@ class _Process:
         self.failure = said.get("failure", self.failure)
         if "died" in said:
             self._crew.died(frozenset(said["died"]))
-        if "word" in said:
-            before = self.word
-            self.word, self.is_idle = Word.from_json(said["word"]), said["idle"]
+        if "status" in said:
+            before = self.status
+            self.status, self.is_idle = Status.from_json(said["status"]), said["idle"]
             self._crew.heard += 1
-            if before is None or _asks(before) != _asks(self.word):
+            if before is None or _asks(before) != _asks(self.status):
                 self._crew.wake()
         self.spoke.set()
 
 
-def _asks(word: Word) -> tuple[frozenset[str], ...]:
+def _asks(status: Status) -> tuple[frozenset[str], ...]:
     """What something is to be done about at once."""
-    return word.idle, word.wishes, word.leaving
+    return status.idle, status.drain_requests, status.leaving
 
 
-class Crew:
+class WorkerPool:
     """Several workers, with one limit and one report for each copy. One that dies takes the gateway with it:
     whatever it held of the limits is free again, and the agent tells everything anew.
     """
@@ -145,7 +145,7 @@ class Crew:
         self.wake: Callable[[], None] = lambda: None
         self.died: Died = lambda inside: None
 
-    async def __aenter__(self) -> "Crew":
+    async def __aenter__(self) -> "WorkerPool":
         """Raises CannotStart where a worker cannot serve."""
         try:
             for _ in range(self._options.workers):
@@ -159,7 +159,7 @@ class Crew:
             await self.__aexit__()
             raise
         for one in self._processes:
-            if one.word is None:
+            if one.status is None:
                 await self.__aexit__()
                 raise CannotStart(one.failure or "--workers: one of them has ended at once")
         self._guards = [asyncio.create_task(self._guard(one)) for one in self._processes]
@@ -228,7 +228,7 @@ class Crew:
     def on_news(self, wake: Callable[[], None], died: Died) -> None:
         self.wake, self.died = wake, died
 
-    def obey(self, orders: Orders) -> None:
+    def apply(self, orders: Spec) -> None:
         changes = self._registry.apply(orders.copies)
         for copy in changes.ended:
             self._limits.pop(copy.pod_uid).close()
@@ -243,24 +243,24 @@ class Crew:
             one.channel.send({"orders": told})
 
     def _share_of(self, copy: ReplicaSpec) -> ReplicaSpec:
-        """What each worker's part of a copy may hold and have in Triton, so that all together keep to it."""
+        """What each worker's part of a copy may hold and have in Triton, so that all aggregate keep to it."""
         part = replace(
             self._options.ceilings, max_inflight_bytes=copy.limits.max_inflight_bytes // len(self._processes)
         )
         return replace(copy, limits=part.clip(copy.limits))
 
-    def words(self) -> list[Word]:
+    def statuses(self) -> list[Status]:
         for limit in self._limits.values():
             limit.settle()
-        return [one.word or Word() for one in self._processes]
+        return [one.status or Status() for one in self._processes]
 
     def seconds(self) -> int:
         return self.heard
 
-    def tell_sums(self, sums: Mapping[str, Sum]) -> None:
-        told = {uid: sum.to_json() for uid, sum in sums.items()}
+    def publish_stats(self, stats: Mapping[str, ReplicaStats]) -> None:
+        told = {uid: one.to_json() for uid, one in stats.items()}
         for one in self._processes:
-            one.channel.send({"sums": told})
+            one.channel.send({"stats": told})
 
     def drain_all(self) -> None:
         for one in self._processes:
@@ -273,12 +273,12 @@ class Crew:
 
 
 @asynccontextmanager
-async def open_plane(options: GatewayOptions) -> AsyncIterator[Plane]:
+async def open_workers(options: GatewayOptions) -> AsyncIterator[Workers]:
     """Raises CannotStart or ConfigError."""
     if options.workers > 1:
         access_of(options)  # to be told of here, where it is a matter of an option
-        async with Crew(options) as crew:
+        async with WorkerPool(options) as crew:
             yield crew
         return
-    async with open_node(options) as (node, port):
-        yield Alone(node, port)
+    async with open_data_plane(options) as (node, port):
+        yield InProcess(node, port)

@@ -14,7 +14,7 @@ from berth.runtime.errors import EXIT_CANNOT_START, CannotStart
 from proxy.gateway import worker as worker_module
 from proxy.gateway.app import Gateway
 from proxy.gateway.config import GatewayOptions
-from proxy.gateway.plane import _Parts
+from proxy.gateway.serving import _Parts
 from proxy.request.replica import ModelCopy
 from tests.fakes.agent_control import copy_of
 
@@ -58,12 +58,12 @@ async def test_all_copies_of_all_processes_keep_to_one_memory(share: int) -> Non
 async def test_each_worker_has_its_part_of_what_all_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def open_node(_: object, *, share: int, **__: object) -> None:
+    def open_data_plane(_: object, *, share: int, **__: object) -> None:
         asked.append(share)
         raise CannotStart("that is all")
 
     for name, instead in (
-        ("open_node", open_node),
+        ("open_data_plane", open_data_plane),
         ("settle", lambda: None),
         ("configure_logging", lambda **_: None),
     ):
@@ -80,7 +80,9 @@ async def test_each_worker_has_its_part_of_what_all_may_have(monkeypatch: pytest
 
 async def test_what_is_told_of_loads_is_old_when_another_second_has_closed() -> None:
     """A scaler that asks each second would else be told of the second before the last."""
-    plane: Any = SimpleNamespace(on_news=lambda *_: None, words=list, seconds=lambda: plane.closed, closed=1)
+    plane: Any = SimpleNamespace(
+        on_news=lambda *_: None, statuses=list, seconds=lambda: plane.closed, closed=1
+    )
     page = Gateway(options(), plane)._stat()
     before = page.news()
     assert page.news() == before

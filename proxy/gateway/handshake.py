@@ -5,71 +5,71 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from proxy.gateway.places import Arrivals
+from proxy.gateway.connection_limits import PendingConnections
 from proxy.transport.tcp import keep_alive
 from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, BadPreamble, Preamble, may_begin, read_preamble
 
 PREAMBLE_SECONDS: Final = 2.0
 
 
-class Host(Protocol):
+class Router(Protocol):
     """Who knows the tickets."""
 
-    def welcome(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
+    def route(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
         """What makes the protocol that serves such a connection from now on; None: it is none of ours."""
         ...
 
 
-class Doorstep:
+class Handshakes:
     """What all connections that have not yet said for whom they come have in common."""
 
-    def __init__(self, host: Host, arrivals: "Arrivals[Arrival]") -> None:
-        self.host, self.arrivals = host, arrivals
+    def __init__(self, host: Router, pending: "PendingConnections[Handshake]") -> None:
+        self.host, self.pending = host, pending
         # Connections that went without a word, by what was wrong: for a metric.
-        self.turned_away = {"late": 0, "crowded": 0, "unreadable": 0, "unknown": 0}
+        self.rejected = {"late": 0, "crowded": 0, "unreadable": 0, "unknown": 0}
         self._sweep: asyncio.TimerHandle | None = None
 
-    def arrival(self) -> "Arrival":
-        return Arrival(self)
+    def handshake(self) -> "Handshake":
+        return Handshake(self)
 
-    def add(self, arrival: "Arrival", source: str) -> None:
-        crowded = self.arrivals.add(arrival, source, time.monotonic())
+    def add(self, handshake: "Handshake", source: str) -> None:
+        crowded = self.pending.add(handshake, source, time.monotonic())
         if crowded is not None:
-            self.turn_away(crowded, "crowded")
+            self.reject(crowded, "crowded")
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(PREAMBLE_SECONDS, self._end_late)
 
-    def turn_away(self, arrival: "Arrival", why: str) -> None:
-        self.turned_away[why] += 1
-        self.arrivals.remove(arrival)
-        arrival.abort()
+    def reject(self, handshake: "Handshake", why: str) -> None:
+        self.rejected[why] += 1
+        self.pending.remove(handshake)
+        handshake.abort()
 
     def _end_late(self) -> None:
         self._sweep = None
-        for arrival in self.arrivals.late(time.monotonic() - PREAMBLE_SECONDS):
-            self.turn_away(arrival, "late")
-        if len(self.arrivals):
+        for handshake in self.pending.late(time.monotonic() - PREAMBLE_SECONDS):
+            self.reject(handshake, "late")
+        if len(self.pending):
             self._sweep = asyncio.get_running_loop().call_later(PREAMBLE_SECONDS / 4, self._end_late)
 
     def close(self) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
-        for arrival in self.arrivals.late(float("inf")):
-            arrival.abort()
+        for handshake in self.pending.late(float("inf")):
+            handshake.abort()
 
 
-class Arrival(asyncio.Protocol):
+class Handshake(asyncio.Protocol):
     """One connection until its preamble is there."""
 
-    def __init__(self, step: Doorstep) -> None:
-        self._step = step
+    def __init__(self, step: Handshakes) -> None:
+        self._handshakes = step
         self._transport: asyncio.Transport | None = None
         self._begun = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername")
-        self._step.add(self, str(peer[0]) if isinstance(peer, tuple) else "")
+        self._handshakes.add(self, str(peer[0]) if isinstance(peer, tuple) else "")
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None:  # ended, with this on its way
@@ -81,18 +81,18 @@ class Arrival(asyncio.Protocol):
         try:
             preamble = read_preamble(data)
         except BadPreamble:
-            self._step.turn_away(self, "unreadable")
+            self._handshakes.reject(self, "unreadable")
             return
-        make = self._step.host.welcome(preamble)
+        make = self._handshakes.host.route(preamble)
         if make is None:
-            self._step.turn_away(self, "unknown")
+            self._handshakes.reject(self, "unknown")
         else:
             self._hand_over(make(), data[PREAMBLE_BYTES:])
 
     def _hand_over(self, protocol: asyncio.Protocol, rest: bytes) -> None:
         transport, self._transport = self._transport, None
         assert transport is not None
-        self._step.arrivals.remove(self)
+        self._handshakes.pending.remove(self)
         keep_alive(transport)
         transport.write(ACCEPTED)
         transport.set_protocol(protocol)
@@ -102,7 +102,7 @@ class Arrival(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._step.arrivals.remove(self)
+        self._handshakes.pending.remove(self)
 
     def abort(self) -> None:
         """Without a word: to whoever has no ticket there is nothing to say."""

@@ -9,10 +9,10 @@ import pytest
 
 from berth.contract.errors import InvalidValue
 from berth.contract.gateway import ReplicaLimits
-from proxy.gateway.hub import Hub
-from proxy.gateway.orders import Orders, Sum, Word, together
+from proxy.gateway.control_plane import ControlPlane
 from proxy.gateway.registry import Ceilings, Registry, read_copies
 from proxy.gateway.shared_limit import UNLIMITED, SharedLimit
+from proxy.gateway.spec import ReplicaStats, Spec, Status, aggregate
 from proxy.request.load import LoadReport
 from proxy.request.traffic import Figures
 from tests.fakes.agent_control import copy_of
@@ -22,27 +22,27 @@ CEILINGS = Ceilings(
 )
 
 
-class Planes:
+class Workers:
     """Records the orders; says what it is given to say."""
 
     def __init__(self) -> None:
-        self.orders: list[Orders] = []
-        self.said = [Word(), Word()]
+        self.orders: list[Spec] = []
+        self.said = [Status(), Status()]
 
-    def obey(self, orders: Orders) -> None:
+    def apply(self, orders: Spec) -> None:
         self.orders.append(orders)
 
-    def words(self) -> list[Word]:
+    def statuses(self) -> list[Status]:
         return self.said
 
 
-def hub() -> tuple[Hub, Planes]:
-    planes = Planes()
-    return Hub(planes, CEILINGS), planes
+def control_plane() -> tuple[ControlPlane, Workers]:
+    planes = Workers()
+    return ControlPlane(planes, CEILINGS), planes
 
 
 def test_nothing_is_ordered_before_the_agent_has_told_and_then_only_what_is_news() -> None:
-    one, planes = hub()
+    one, planes = control_plane()
     one.step(0)
     assert planes.orders == []
     assert one.not_ready() is not None
@@ -50,7 +50,7 @@ def test_nothing_is_ordered_before_the_agent_has_told_and_then_only_what_is_news
     assert one.not_ready() is None
     one.step(1)
     one.step(2)
-    assert planes.orders == [Orders()]
+    assert planes.orders == [Spec()]
     one.take_copies([copy_of("a")])
     one.step(3)
     one.take_copies([copy_of("a")])
@@ -59,7 +59,7 @@ def test_nothing_is_ordered_before_the_agent_has_told_and_then_only_what_is_news
 
 
 def test_ceilings() -> None:
-    one, planes = hub()
+    one, planes = control_plane()
     wanted = ReplicaLimits(request_timeout_seconds=1000, max_inflight_bytes=15, max_json_bytes=5)
     one.take_copies([copy_of("a"), copy_of("b", limits=wanted)])
     one.step(0)
@@ -100,16 +100,16 @@ def test_who_is_refused_is_told_what_its_operator_can_change(
 
 
 def test_a_drain_is_over_when_it_is_in_every_process_or_its_time_is_up() -> None:
-    one, planes = hub()
+    one, planes = control_plane()
     one.take_copies([copy_of("a"), copy_of("b"), copy_of("c")])
-    planes.said = [Word(idle=frozenset({"a", "b"})), Word()]
+    planes.said = [Status(idle=frozenset({"a", "b"})), Status()]
     one.drain("a", 10, now=0)
     one.drain("b", 5, now=0)
     one.step(1)
     assert planes.orders[-1].draining == {"a", "b"}
     assert not one.news
     assert one.is_draining
-    planes.said[1] = Word(idle=frozenset({"a"}))
+    planes.said[1] = Status(idle=frozenset({"a"}))
     one.step(2)
     assert list(one.news) == [{"drained": "a"}]
     assert planes.orders[-1].drained == {"a"}
@@ -128,18 +128,21 @@ def test_a_drain_is_over_when_it_is_in_every_process_or_its_time_is_up() -> None
 
 
 def test_a_doors_wish_drains_and_the_agent_that_has_not_asked_is_not_told() -> None:
-    one, planes = hub()
+    one, planes = control_plane()
     one.take_copies([copy_of("a")])
-    planes.said = [Word(wishes=frozenset({"a", "gone"})), Word()]
+    planes.said = [Status(drain_requests=frozenset({"a", "gone"})), Status()]
     one.step(0)
     assert planes.orders[-1].draining == {"a"}
     one.step(10_000)
     assert planes.orders[-1].drained == frozenset()
-    planes.said = [Word(idle=frozenset({"a"}), wishes=frozenset({"a"})), Word(idle=frozenset({"a"}))]
+    planes.said = [
+        Status(idle=frozenset({"a"}), drain_requests=frozenset({"a"})),
+        Status(idle=frozenset({"a"})),
+    ]
     one.step(10_001)
     assert planes.orders[-1].drained == {"a"}
     assert not one.news
-    planes.said = [Word(idle=frozenset({"a"}))] * 2  # the door has gone: it may come again
+    planes.said = [Status(idle=frozenset({"a"}))] * 2  # the door has gone: it may come again
     one.step(10_002)
     assert (planes.orders[-1].draining, planes.orders[-1].drained) == (frozenset(), frozenset())
 
@@ -148,18 +151,18 @@ def test_a_door_that_drains_and_goes_again_and_again_writes_a_line_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """data-plane D6. What the agent asks for is written each time."""
-    caplog.set_level(logging.INFO, logger="proxy.gateway.hub")
-    one, planes = hub()
+    caplog.set_level(logging.INFO, logger="proxy.gateway.control_plane")
+    one, planes = control_plane()
     one.take_copies([copy_of("a"), copy_of("b")])
 
     def lines() -> list[str]:
         return [vars(record)["fields"]["pod_uid"] for record in caplog.records if record.message == "drained"]
 
     def drains(uid: str, now: float) -> None:
-        planes.said = [Word(idle=frozenset({uid}), wishes=frozenset({uid}))]
+        planes.said = [Status(idle=frozenset({uid}), drain_requests=frozenset({uid}))]
         one.step(now)
         assert planes.orders[-1].drained == {uid}
-        planes.said = [Word(idle=frozenset({uid}))]
+        planes.said = [Status(idle=frozenset({uid}))]
         one.step(now + 0.05)
         assert planes.orders[-1].drained == frozenset()
 
@@ -170,7 +173,7 @@ def test_a_door_that_drains_and_goes_again_and_again_writes_a_line_a_minute(
     drains("a", 60)
     assert lines() == ["a", "b", "a"]
     one.drain("a", 10, now=61)
-    planes.said = [Word(idle=frozenset({"a"}))]
+    planes.said = [Status(idle=frozenset({"a"}))]
     one.step(62)
     assert lines() == ["a", "b", "a", "a"]
     one.take_copies([])
@@ -180,18 +183,18 @@ def test_a_door_that_drains_and_goes_again_and_again_writes_a_line_a_minute(
 
 
 def test_a_door_that_will_leave_is_heard_by_all_processes() -> None:
-    one, planes = hub()
+    one, planes = control_plane()
     one.take_copies([copy_of("a"), copy_of("b")])
-    planes.said = [Word(leaving=frozenset({"a", "gone"})), Word()]
+    planes.said = [Status(leaving=frozenset({"a", "gone"})), Status()]
     one.step(0)
     assert (planes.orders[-1].leaving, planes.orders[-1].draining) == ({"a"}, frozenset())
-    planes.said = [Word(), Word()]
+    planes.said = [Status(), Status()]
     one.step(1)
     assert planes.orders[-1].leaving == frozenset()
 
 
 def test_a_pod_that_comes_back_is_not_drained() -> None:
-    one, planes = hub()
+    one, planes = control_plane()
     one.take_copies([copy_of("a")])
     one.drain("a", 0, now=0)
     one.step(1)
@@ -202,11 +205,11 @@ def test_a_pod_that_comes_back_is_not_drained() -> None:
 
 
 def test_what_an_agent_asked_ends_with_it_and_what_a_door_wishes_does_not() -> None:
-    one, planes = hub()
+    one, planes = control_plane()
     one.take_copies([copy_of("a"), copy_of("b"), copy_of("c")])
     for uid in ("a", "b"):
         one.drain(uid, 60, now=0)
-    planes.said = [Word(idle=frozenset({"b"}), wishes=frozenset({"c"}))]
+    planes.said = [Status(idle=frozenset({"b"}), drain_requests=frozenset({"c"}))]
     one.step(1)
     assert planes.orders[-1].drained == {"b"}
     one.take_copies([copy_of("a"), copy_of("b"), copy_of("c")], anew=True)
@@ -215,24 +218,24 @@ def test_what_an_agent_asked_ends_with_it_and_what_a_door_wishes_does_not() -> N
 
 
 def test_one_death_is_one_however_many_processes_tell_of_it() -> None:
-    one, _ = hub()
+    one, _ = control_plane()
     one.take_copies([copy_of("a"), copy_of("b")])
-    one.triton_died({"a"}, now=100)
+    one.triton_crashed({"a"}, now=100)
     one.step(100.5, settle_seconds=1)
     assert not one.news
-    one.triton_died({"b"}, now=100.6)
+    one.triton_crashed({"b"}, now=100.6)
     one.step(101.1, settle_seconds=1)
     assert list(one.news) == [{"tritonDied": {"suspects": ["a", "b"]}}]
     one.step(103, settle_seconds=1)
     assert len(one.news) == 1
-    assert one.triton_deaths == 1
+    assert one.triton_crashes == 1
 
 
 def test_who_was_alone_in_it_twice_is_held_for_its_time() -> None:
-    one, planes = hub()
+    one, planes = control_plane()
     one.take_copies([copy_of("a"), copy_of("b")])
     for now in (100, 200):
-        one.triton_died({"a"}, now=now)
+        one.triton_crashed({"a"}, now=now)
         one.step(now)
     assert set(planes.orders[-1].held) == {"a"}
     assert one.held == {"a"}
@@ -243,42 +246,44 @@ def test_who_was_alone_in_it_twice_is_held_for_its_time() -> None:
 
 
 def test_what_the_agent_has_not_heard_is_bounded() -> None:
-    one, _ = hub()
+    one, _ = control_plane()
     for number in range(1000):
         one.drain(f"{number}", 1, now=0)
     assert len(one.news) == 64
 
 
 def test_one_sum_of_all_processes() -> None:
-    def word(uid: str, count: int) -> Word:
+    def status(uid: str, count: int) -> Status:
         figures = Figures(running=count)
         figures.rest.answered("200", 0.1)
-        return Word(sums={uid: Sum(figures, LoadReport(count, 1.0, 5.0 * count, 7.0, 10 + count, count))})
+        return Status(
+            stats={uid: ReplicaStats(figures, LoadReport(count, 1.0, 5.0 * count, 7.0, 10 + count, count))}
+        )
 
-    total = together([word("a", 1), word("a", 2), word("b", 9)], "a")
+    total = aggregate([status("a", 1), status("a", 2), status("b", 9)], "a")
     assert total is not None
     assert (total.figures.running, total.figures.rest.codes) == (3, {"200": 2})
     assert total.load == LoadReport(
         3, 2.0, 10.0, 7.0, second=11, last_arrival=2
     )  # a second that both have closed
-    assert together([word("a", 1)], "c") is None
+    assert aggregate([status("a", 1)], "c") is None
     said = replace(
-        word("a", 3),
+        status("a", 3),
         idle=frozenset("i"),
-        wishes=frozenset("w"),
+        drain_requests=frozenset("w"),
         leaving=frozenset("l"),
-        turned_away={"late": 1},
+        rejected={"late": 1},
         connections=2,
     )
-    assert Word.from_json(said.to_json()) == said
-    orders = Orders(
+    assert Status.from_json(said.to_json()) == said
+    orders = Spec(
         copies=(copy_of("a"),),
         held={"a": "why"},
         draining=frozenset("a"),
         drained=frozenset("b"),
         leaving=frozenset("l"),
     )
-    assert Orders.from_json(orders.to_json()) == orders
+    assert Spec.from_json(orders.to_json()) == orders
 
 
 def test_new_changed_ended() -> None:

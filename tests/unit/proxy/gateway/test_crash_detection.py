@@ -7,8 +7,8 @@ from collections.abc import Collection
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from proxy.gateway import death as module
-from proxy.gateway.death import DeathWatch, refuses
+from proxy.gateway import crash_detection as module
+from proxy.gateway.crash_detection import CrashDetector, refuses
 
 
 class Triton:
@@ -16,7 +16,7 @@ class Triton:
         self.inside: set[str] = set()
         self.deaths: list[set[str]] = []
         self._refuses = list(refuses)
-        self.watch = DeathWatch(lambda: self.inside, self.refuses, self.died)
+        self.watch = CrashDetector(lambda: self.inside, self.refuses, self.died)
 
     async def refuses(self) -> bool:
         return self._refuses.pop(0) if self._refuses else False

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from berth.contract.gateway import ReplicaLimits, ReplicaSpec
-from proxy.gateway.node import ENDING_SECONDS, Node
-from proxy.gateway.orders import Orders, Sum
-from proxy.gateway.places import Arrivals
+from proxy.gateway.connection_limits import PendingConnections
+from proxy.gateway.data_plane import ENDING_SECONDS, DataPlane
+from proxy.gateway.spec import ReplicaStats, Spec
 from proxy.policy.names import Names
 from proxy.request.admission import shared_limit
 from proxy.request.load import LoadReport
@@ -86,8 +86,12 @@ class Here:
         self.watched: list[ModelCopy] = []
         self.watches: list[Watch] = []
         self.shared: tuple[int, int] | None = None
-        self.node = Node(
-            self._copy, self._front, self._watch, arrivals=Arrivals(), most_connections=most_connections
+        self.node = DataPlane(
+            self._copy,
+            self._front,
+            self._watch,
+            pending=PendingConnections(),
+            most_connections=most_connections,
         )
 
     def _copy(self, told: ReplicaSpec) -> ModelCopy:
@@ -108,13 +112,13 @@ class Here:
     def copy(self, uid: str) -> ModelCopy:
         return self.node._by_uid[uid].copy
 
-    async def obey(self, orders: Orders) -> None:
-        self.node.obey(orders)
+    async def apply(self, orders: Spec) -> None:
+        self.node.apply(orders)
         await asyncio.sleep(0)
 
     def come(self, uid: str, kind: Kind = Kind.REST) -> Any:
         """A connection, or None where it is turned away."""
-        make = self.node.welcome(Preamble(kind, copy_of(uid).ticket))
+        make = self.node.route(Preamble(kind, copy_of(uid).ticket))
         if make is None:
             return None
         protocol = make()
@@ -129,20 +133,20 @@ async def here() -> Any:
     await one.node.close()
 
 
-def there(*uids: str, **more: Any) -> Orders:
-    return Orders(copies=tuple(copy_of(uid) for uid in uids), **more)
+def there(*uids: str, **more: Any) -> Spec:
+    return Spec(copies=tuple(copy_of(uid) for uid in uids), **more)
 
 
 async def test_a_copy_that_takes_all_places_it_can_get_leaves_some_for_others() -> None:
     here = Here(most_connections=10)
-    await here.obey(there("a", "b"))
+    await here.apply(there("a", "b"))
     first = [here.come("a") for _ in range(10)]
     assert sum(one is not None for one in first) == 5
     assert here.come("b") is not None
-    assert here.node.word().connections == 6
+    assert here.node.status().connections == 6
     for one in first[:5]:
         one.connection_lost(None)
-    assert here.node.word().connections == 1
+    assert here.node.status().connections == 1
     assert sum(here.come("a") is not None for _ in range(10)) == 5  # as many as before
     await here.node.close()
 
@@ -150,16 +154,16 @@ async def test_a_copy_that_takes_all_places_it_can_get_leaves_some_for_others() 
 async def test_triton_is_asked_at_once_when_the_agent_has_loaded_a_model_or_lost_it(here: Here) -> None:
     for loaded, limit in ((False, 0), (False, 3), (True, 3), (True, 5), (False, 5)):
         limits = ReplicaLimits(container_concurrency=limit)
-        await here.obey(Orders(copies=(copy_of("a", loaded=loaded, limits=limits), copy_of("b"))))
+        await here.apply(Spec(copies=(copy_of("a", loaded=loaded, limits=limits), copy_of("b"))))
     assert [watch.nudges for watch in here.watches] == [2, 0]
 
 
 async def test_a_copy_that_has_ended_lets_nobody_in_and_goes_once_it_is_idle(here: Here) -> None:
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     here.come("a")
     copy, (front,) = here.copy("a"), here.fronts
     running = copy.admissions.admit(0.0, list)
-    await here.obey(there())
+    await here.apply(there())
     assert here.come("a") is None
     assert here.come("a", Kind.REPORT) is None
     assert (copy.not_ready(), front.stops) == ("draining", 1)
@@ -179,10 +183,10 @@ async def test_a_copy_that_has_ended_lets_nobody_in_and_goes_once_it_is_idle(her
 
 
 async def test_a_copy_that_has_ended_and_does_not_come_to_its_end_is_broken_off(here: Here) -> None:
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     here.come("a")
     here.copy("a").admissions.admit(0.0, list)
-    await here.obey(there())
+    await here.apply(there())
     now = time.monotonic()
     here.node.tick(now + ENDING_SECONDS - 1)
     assert list(here.node)
@@ -192,7 +196,7 @@ async def test_a_copy_that_has_ended_and_does_not_come_to_its_end_is_broken_off(
 
 
 async def test_whoever_asks_triton_anything_is_inside(here: Here) -> None:
-    await here.obey(there("a", "b", "c"))
+    await here.apply(there("a", "b", "c"))
     assert here.node.inside() == frozenset()
     here.copy("a").admissions.admit(0.0, list)
     here.copy("b").questions.admit(0.0, list)
@@ -203,56 +207,56 @@ async def test_whoever_asks_triton_anything_is_inside(here: Here) -> None:
 async def test_what_the_agent_and_the_hub_say_of_a_copy_holds_until_they_say_another_thing(
     here: Here,
 ) -> None:
-    await here.obey(Orders(copies=(copy_of("a", withheld="its GPU"),)))
+    await here.apply(Spec(copies=(copy_of("a", withheld="its GPU"),)))
     copy = here.copy("a")
     assert copy.not_ready() == "its GPU"
-    await here.obey(there("a", held={"a": "it killed Triton"}))
+    await here.apply(there("a", held={"a": "it killed Triton"}))
     assert copy.not_ready() == copy.admissions.closed == "it killed Triton"
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     assert (copy.not_ready(), copy.admissions.closed) == (None, None)
 
 
 async def test_at_the_end_nobody_comes_in_and_new_copies_drain_from_the_start(here: Here) -> None:
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     here.node.drain_all()
     assert here.copy("a").not_ready() == "draining"
     assert here.come("a") is None
     assert here.come("a", Kind.REPORT) is None
-    await here.obey(there("a", "b"))
+    await here.apply(there("a", "b"))
     assert here.copy("b").not_ready() == "draining"
     assert here.come("b") is None
 
 
 async def test_only_what_drains_is_said_to_be_idle(here: Here) -> None:
-    await here.obey(there("a", "b"))
-    assert here.node.word().idle == frozenset()
-    await here.obey(there("a", "b", draining=frozenset("a")))
-    assert here.node.word().idle == {"a"}
+    await here.apply(there("a", "b"))
+    assert here.node.status().idle == frozenset()
+    await here.apply(there("a", "b", draining=frozenset("a")))
+    assert here.node.status().idle == {"a"}
     waiting = here.copy("a").admissions.admit(0.0, list)
-    assert here.node.word().idle == frozenset()
+    assert here.node.status().idle == frozenset()
     assert not here.node.is_idle
     waiting.release(0.0)
     here.come("b")
     here.fronts[0].busy_connections = 2
-    assert here.node.word().sums["b"].figures.busy_connections == 2
+    assert here.node.status().stats["b"].figures.busy_connections == 2
     assert not here.node.is_idle
 
 
 async def test_a_drain_is_told_once_and_taken_back_whole(here: Here) -> None:
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     here.come("a")
     (front,) = here.fronts
     draining = there("a", draining=frozenset("a"), drained=frozenset("a"))
     report = here.come("a", Kind.REPORT)
     for _ in range(3):
-        await here.obey(draining)
+        await here.apply(draining)
     assert front.stops == 1
     assert report._transport.sent.count(b'{"drained"') == 1
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     assert (front.closes, here.copy("a").not_ready()) == (1, None)
     assert here.come("a") is not None
     assert len(here.fronts) == 2
-    await here.obey(draining)
+    await here.apply(draining)
     assert here.fronts[1].stops == 1
     assert here.node._by_uid["a"].is_drained
 
@@ -260,19 +264,19 @@ async def test_a_drain_is_told_once_and_taken_back_whole(here: Here) -> None:
 async def test_a_door_that_goes_is_forgotten_and_one_that_comes_too_often_has_its_oldest_ended(
     here: Here,
 ) -> None:
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     doors = [here.come("a", Kind.REPORT) for _ in range(9)]
     wires = [door._transport for door in doors]
     assert [wire.aborted for wire in wires] == [True] + [False] * 8
     for door in doors:
         door.connection_lost(None)
     before = [wire.sent for wire in wires]
-    here.node.tell_doors({})
+    here.node.publish_stats({})
     assert [wire.sent for wire in wires] == before
 
 
 async def test_fronts_hear_of_readiness_and_what_looks_after_a_copy_ends_with_it(here: Here) -> None:
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     here.come("a")
     await asyncio.sleep(0)
     (front,), copy = here.fronts, here.copy("a")
@@ -281,7 +285,7 @@ async def test_fronts_hear_of_readiness_and_what_looks_after_a_copy_ends_with_it
     await asyncio.sleep(0)
     assert front.readiness_told == told + 1
     assert here.watched == [copy]
-    await here.obey(there())
+    await here.apply(there())
     here.node.tick(time.monotonic())
     for _ in range(3):
         await asyncio.sleep(0)
@@ -289,11 +293,11 @@ async def test_fronts_hear_of_readiness_and_what_looks_after_a_copy_ends_with_it
 
 
 async def test_limits_that_change_hold_for_what_comes_from_then_on(here: Here) -> None:
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     other = copy_of("a").limits.__class__(container_concurrency=3)
-    await here.obey(Orders(copies=(copy_of("a", limits=other),)))
+    await here.apply(Spec(copies=(copy_of("a", limits=other),)))
     assert here.copy("a").limits == other
-    await here.obey(there())
+    await here.apply(there())
     assert here.come("a") is None
 
 
@@ -308,10 +312,10 @@ def lines(report: Any) -> list[dict[str, Any]]:
 
 
 async def test_a_door_is_told_the_sums_of_all_processes_at_each_change_too(here: Here) -> None:
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     report = here.come("a", Kind.REPORT)
     figures = Figures(running=7)
-    here.node.tell_doors({"a": Sum(figures, LoadReport(0.0, 0.0, 0.0, 0.0))})
+    here.node.publish_stats({"a": ReplicaStats(figures, LoadReport(0.0, 0.0, 0.0, 0.0))})
     here.copy("a").triton_says("gone")
     for _ in range(3):
         await asyncio.sleep(0)
@@ -321,30 +325,30 @@ async def test_a_door_is_told_the_sums_of_all_processes_at_each_change_too(here:
 
 
 async def test_a_door_that_reads_nothing_has_no_more_waiting_and_hears_of_the_drain_later(here: Here) -> None:
-    await here.obey(there("a"))
+    await here.apply(there("a"))
     report = here.come("a", Kind.REPORT)
     report.pause_writing()
     before = report._transport.sent
-    await here.obey(there("a", draining=frozenset("a"), drained=frozenset("a")))
-    here.node.tell_doors({})
+    await here.apply(there("a", draining=frozenset("a"), drained=frozenset("a")))
+    here.node.publish_stats({})
     assert report._transport.sent == before
     report.resume_writing()
-    here.node.tell_doors({})
+    here.node.publish_stats({})
     assert b'{"drained"' in report._transport.sent
 
 
 async def test_a_drain_of_a_copy_that_was_drained_once_is_another(here: Here) -> None:
-    await here.obey(there("a", draining=frozenset("a"), drained=frozenset("a")))
-    await here.obey(there("a"))
-    await here.obey(there("a", draining=frozenset("a")))
+    await here.apply(there("a", draining=frozenset("a"), drained=frozenset("a")))
+    await here.apply(there("a"))
+    await here.apply(there("a", draining=frozenset("a")))
     report = here.come("a", Kind.REPORT)
-    here.node.tell_doors({})
+    here.node.publish_stats({})
     assert b'{"drained"' not in report._transport.sent
 
 
 async def test_the_end_of_a_process_ends_those_who_have_not_said_for_whom_they_come(here: Here) -> None:
-    wire, arrival = Wire(), here.node.doorstep.arrival()
-    arrival.connection_made(wire)
+    wire, handshake = Wire(), here.node.handshakes.handshake()
+    handshake.connection_made(wire)
     await here.node.close()
     assert wire.aborted
 
@@ -352,8 +356,8 @@ async def test_the_end_of_a_process_ends_those_who_have_not_said_for_whom_they_c
 async def test_a_copy_gives_the_descriptors_of_its_shared_limit_back() -> None:
     here, descriptors = Here(), shared_limit(1, 1)
     here.shared = descriptors
-    await here.obey(there("a"))
-    await here.obey(there())
+    await here.apply(there("a"))
+    await here.apply(there())
     here.node.tick(time.monotonic())
     for descriptor in descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):

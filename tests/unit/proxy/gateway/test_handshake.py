@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from proxy.gateway import doorstep as module
-from proxy.gateway.doorstep import Arrival, Doorstep
-from proxy.gateway.places import Arrivals, Places
+from proxy.gateway import handshake as module
+from proxy.gateway.connection_limits import ConnectionLimit, PendingConnections
+from proxy.gateway.handshake import Handshake, Handshakes
 from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, Kind, Preamble
 
 TICKET = bytes(range(32))
 
 
 class Wire:
-    """A transport, as far as the doorstep needs one."""
+    """A transport, as far as the handshakes needs one."""
 
     def __init__(self, source: str) -> None:
         self.source, self.sent, self.aborted = source, b"", False
@@ -37,7 +37,7 @@ class Wire:
         self.aborted = True
 
 
-class Served(asyncio.Protocol):
+class ServedReplica(asyncio.Protocol):
     def __init__(self) -> None:
         self.got, self.made = b"", 0
 
@@ -49,42 +49,42 @@ class Served(asyncio.Protocol):
         self.got += data
 
 
-class Host:
+class Router:
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
-        self.served = Served()
+        self.served = ServedReplica()
 
-    def welcome(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
+    def route(self, preamble: Preamble) -> Callable[[], asyncio.Protocol] | None:
         if preamble.ticket != TICKET:
             return None
         self.kinds.append(preamble.kind)
         return lambda: self.served
 
 
-def step(*, most: int = 4) -> Doorstep:
-    return Doorstep(Host(), Arrivals(most=most))
+def step(*, most: int = 4) -> Handshakes:
+    return Handshakes(Router(), PendingConnections(most=most))
 
 
-def arrive(here: Doorstep, source: str = "10.0.0.1") -> tuple[Arrival, Wire]:
-    arrival, wire = here.arrival(), Wire(source)
-    arrival.connection_made(wire)  # type: ignore[arg-type]
-    return arrival, wire
+def arrive(here: Handshakes, source: str = "10.0.0.1") -> tuple[Handshake, Wire]:
+    handshake, wire = here.handshake(), Wire(source)
+    handshake.connection_made(wire)  # type: ignore[arg-type]
+    return handshake, wire
 
 
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("cut", [1, 6, 7, 39, 40, 41])
 async def test_a_preamble_in_two_pieces_and_what_comes_with_it(kind: Kind, cut: int) -> None:
     here = step()
-    arrival, wire = arrive(here)
+    handshake, wire = arrive(here)
     data = Preamble(kind, TICKET).to_bytes() + b"the rest"
     for piece in (data[:cut], data[cut:]):
-        (wire.protocol or arrival).data_received(piece)
+        (wire.protocol or handshake).data_received(piece)
     assert here.host.kinds == [kind]  # type: ignore[attr-defined]
     assert wire.protocol.got == b"the rest"
     assert wire.sent == ACCEPTED
-    assert not len(here.arrivals)
+    assert not len(here.pending)
     here.close()
-    assert not wire.aborted  # it is none of the doorstep's any more
+    assert not wire.aborted  # it is none of the handshakes's any more
 
 
 async def test_an_unknown_ticket_and_whatever_is_no_preamble_end_at_the_first_byte_that_says_so() -> None:
@@ -96,26 +96,26 @@ async def test_an_unknown_ticket_and_whatever_is_no_preamble_end_at_the_first_by
         (b"BERTH\x01\x04\x00" + TICKET, "unreadable"),
         (b"BERTH\x01\x01\x01" + TICKET, "unreadable"),
     ):
-        before = here.turned_away[why]
-        arrival, wire = arrive(here)
-        arrival.data_received(data)
+        before = here.rejected[why]
+        handshake, wire = arrive(here)
+        handshake.data_received(data)
         assert wire.aborted, data
         assert wire.sent == b""
-        arrival.data_received(b"more")  # on its way when it ended
-        assert here.turned_away[why] == before + 1
-        arrival.connection_lost(None)
-    assert not len(here.arrivals)
+        handshake.data_received(b"more")  # on its way when it ended
+        assert here.rejected[why] == before + 1
+        handshake.connection_lost(None)
+    assert not len(here.pending)
 
 
 async def test_who_says_nothing_has_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PREAMBLE_SECONDS", 0.05)
     here = step()
-    (arrival, silent), (_, half) = arrive(here), arrive(here, "10.0.0.2")
-    arrival.data_received(b"BERTH")
+    (handshake, silent), (_, half) = arrive(here), arrive(here, "10.0.0.2")
+    handshake.data_received(b"BERTH")
     async with asyncio.timeout(5):
         while not (silent.aborted and half.aborted):
             await asyncio.sleep(0.005)
-    assert here.turned_away["late"] == 2
+    assert here.rejected["late"] == 2
 
 
 async def test_who_comes_last_is_ended_too_though_nobody_comes_after_it(
@@ -152,8 +152,8 @@ async def test_many_that_come_at_once_from_one_address_have_all_the_room_there_i
     """The clients of one pod, say: what they say is on its way when the last of them has been let in."""
     here = step(most=500)
     crowd = [arrive(here) for _ in range(500)]
-    for arrival, wire in crowd:
-        arrival.data_received(Preamble(Kind.REST, TICKET).to_bytes())
+    for handshake, wire in crowd:
+        handshake.data_received(Preamble(Kind.REST, TICKET).to_bytes())
         assert wire.sent == ACCEPTED
 
 
@@ -169,7 +169,7 @@ async def test_a_crowd_from_many_addresses_pushes_out_the_most_crowded() -> None
 
 
 def test_whoever_takes_all_places_it_can_get_leaves_as_many_free() -> None:
-    places, has = Places(1000), {"greedy": 0, "also": 0, "quiet": 0}
+    places, has = ConnectionLimit(1000), {"greedy": 0, "also": 0, "quiet": 0}
 
     def take(who: str) -> bool:
         taken = places.take(has[who])
@@ -193,27 +193,27 @@ def test_whoever_takes_all_places_it_can_get_leaves_as_many_free() -> None:
 def test_any_history_of_arrivals(seed: int) -> None:
     """Never more than so many; who goes is the oldest of the address that has the most."""
     draw = random.Random(seed)
-    arrivals: Arrivals[int] = Arrivals(most=10)
+    pending: PendingConnections[int] = PendingConnections(most=10)
     there: dict[int, str] = {}
     for number in range(500):
         if there and draw.random() < 0.3:
             gone = draw.choice(list(there))
-            arrivals.remove(gone)
-            arrivals.remove(gone)
+            pending.remove(gone)
+            pending.remove(gone)
             del there[gone]
         source = draw.choice("abcdefgh")
-        out = arrivals.add(number, source, float(number))
+        out = pending.add(number, source, float(number))
         there[number] = source
         if out is not None:
             counts = Counter(there.values())
             of = there.pop(out)
             assert counts[of] == max(counts.values())
             assert all(other > out for other, its in there.items() if its == of)
-        assert len(arrivals) == len(there) <= 10
-    late = arrivals.late(490.0)
+        assert len(pending) == len(there) <= 10
+    late = pending.late(490.0)
     assert late == sorted(one for one in there if one < 490)
-    assert len(arrivals) == len(there) - len(late)
-    assert arrivals._by_source.keys() == {its for one, its in there.items() if one not in late}
+    assert len(pending) == len(there) - len(late)
+    assert pending._by_source.keys() == {its for one, its in there.items() if one not in late}
 
 
 def test_the_size_is_the_contracts() -> None:

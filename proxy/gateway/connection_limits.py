@@ -10,12 +10,12 @@ from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
 # Of those that have not said yet for whom they come.
-MOST_ARRIVALS: Final = 1024
+MOST_PENDING: Final = 1024
 
 A = TypeVar("A", bound=Hashable)
 
 
-class Places:
+class ConnectionLimit:
     """The places of one process."""
 
     def __init__(self, most: int) -> None:
@@ -32,13 +32,13 @@ class Places:
         self.taken -= 1
 
 
-class Arrivals(Generic[A]):
+class PendingConnections(Generic[A]):
     """Connections of which nobody knows yet whose they are, by the address that they come from, oldest first.
 
     One address may have all the room that nobody else asks for: the clients of a pod may well come all at once.
     """
 
-    def __init__(self, *, most: int = MOST_ARRIVALS) -> None:
+    def __init__(self, *, most: int = MOST_PENDING) -> None:
         self._most = most
         self._all: OrderedDict[A, tuple[str, float]] = OrderedDict()
         self._by_source: dict[str, OrderedDict[A, None]] = {}
@@ -46,13 +46,13 @@ class Arrivals(Generic[A]):
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, arrival: A, source: str, now: float) -> A | None:
+    def add(self, handshake: A, source: str, now: float) -> A | None:
         """One more; returns the one that has to go for it, which is not among them any more.
 
         Where there are too many it is the oldest from the address that has the most.
         """
-        self._all[arrival] = (source, now)
-        self._by_source.setdefault(source, OrderedDict())[arrival] = None
+        self._all[handshake] = (source, now)
+        self._by_source.setdefault(source, OrderedDict())[handshake] = None
         if len(self._all) <= self._most:
             return None
         crowd = max(self._by_source.values(), key=len)
@@ -60,13 +60,13 @@ class Arrivals(Generic[A]):
         self.remove(oldest)
         return oldest
 
-    def remove(self, arrival: A) -> None:
-        known = self._all.pop(arrival, None)
+    def remove(self, handshake: A) -> None:
+        known = self._all.pop(handshake, None)
         if known is None:
             return
         source = known[0]
         mine = self._by_source[source]
-        del mine[arrival]
+        del mine[handshake]
         if not mine:
             del self._by_source[source]
 
@@ -74,9 +74,9 @@ class Arrivals(Generic[A]):
         """Those that came before this time, which are not among them any more."""
         found = []
         while self._all:
-            arrival, (_, came) = next(iter(self._all.items()))
+            handshake, (_, came) = next(iter(self._all.items()))
             if came >= before:
                 break
-            self.remove(arrival)
-            found.append(arrival)
+            self.remove(handshake)
+            found.append(handshake)
         return found

@@ -19,7 +19,7 @@ from berth.contract.endpoint import UnixSocket
 from berth.contract.errors import InvalidValue
 from berth.runtime.errors import CannotStart
 from berth.runtime.logs import fields
-from proxy.gateway.hub import Hub
+from proxy.gateway.control_plane import ControlPlane
 from proxy.gateway.registry import read_copies
 
 log = logging.getLogger(__name__)
@@ -30,17 +30,17 @@ _MODE: Final = 0o660
 LONGEST_DRAIN_SECONDS: Final = 3600.0
 
 
-class Control:
-    """`changed`: something has been told. Everything that the hub has for the agent goes out by `tell`."""
+class ControlSocket:
+    """`changed`: something has been told. Everything that the control plane has for the agent goes out by `tell`."""
 
-    def __init__(self, path: UnixSocket, hub: Hub, changed: Callable[[], None]) -> None:
-        self._path, self._hub, self._changed = path, hub, changed
-        self._agent: _Agent | None = None
+    def __init__(self, path: UnixSocket, control_plane: ControlPlane, changed: Callable[[], None]) -> None:
+        self._path, self._control_plane, self._changed = path, control_plane, changed
+        self._agent: _AgentSession | None = None
         # It has not told yet which copies there are.
         self._is_new = True
         self._server: asyncio.Server | None = None
 
-    async def __aenter__(self) -> "Control":
+    async def __aenter__(self) -> "ControlSocket":
         """Raises CannotStart."""
         try:
             listening = _listen(self._path.path)
@@ -49,7 +49,7 @@ class Control:
                 f"--control: cannot listen on {self._path}: {error.strerror or error}"
             ) from error
         self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: _Agent(self), sock=listening
+            lambda: _AgentSession(self), sock=listening
         )
         return self
 
@@ -63,47 +63,47 @@ class Control:
         except OSError as error:
             log.debug("control socket is gone already", extra=fields(error=error))
 
-    def came(self, agent: "_Agent") -> None:
+    def came(self, agent: "_AgentSession") -> None:
         before, self._agent, self._is_new = self._agent, agent, True
         if before is not None:
             before.close()
         log.info("the agent is here")
         self.tell()
 
-    def went(self, agent: "_Agent") -> None:
+    def went(self, agent: "_AgentSession") -> None:
         if agent is self._agent:
             self._agent = None
             log.warning("the agent has gone: what it told last holds")
 
     def tell(self) -> None:
         """Pass on what there is for the agent, if it is here; else it waits."""
-        news = self._hub.news
+        news = self._control_plane.news
         while news and self._agent is not None and self._agent.say(news[0]):
             news.popleft()
 
     def take(self, line: bytes) -> None:
         try:
-            self._obey(_read(line))
+            self._apply(_read(line))
         except InvalidValue as error:
-            log.warning("the agent's word is not readable", extra=fields(reason=error))
+            log.warning("the agent's message is not readable", extra=fields(reason=error))
             return
         self._changed()
 
-    def _obey(self, told: dict[str, Any]) -> None:
+    def _apply(self, told: dict[str, Any]) -> None:
         """Raises InvalidValue, with nothing changed. What is not known is left aside: the agent may be newer."""
         copies = read_copies(told["copies"]) if "copies" in told else None
         drain = _drain(told) if "drain" in told else None
         if copies is not None:
-            self._hub.take_copies(copies, anew=self._is_new)
+            self._control_plane.take_copies(copies, anew=self._is_new)
             self._is_new = False
         if drain is not None:
-            self._hub.drain(*drain, time.monotonic())
+            self._control_plane.drain(*drain, time.monotonic())
 
 
-class _Agent(asyncio.Protocol):
+class _AgentSession(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: ControlSocket) -> None:
         self._control = control
         self._transport: asyncio.Transport | None = None
         self._input: list[bytes] = []
@@ -143,7 +143,7 @@ class _Agent(asyncio.Protocol):
         self._input.append(data)
         self._size += len(data)
         if self._size > _LINE_BYTES:
-            log.warning("the agent's word is too long", extra=fields(bytes=self._size))
+            log.warning("the agent's message is too long", extra=fields(bytes=self._size))
             self.close()
 
     def _begins_well(self, line: bytes) -> bool:
