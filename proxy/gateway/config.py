@@ -53,7 +53,7 @@ class GatewayOptions(opt.CommonOptions):
         metavar="N",
     )
     memory_budget: int = opt.option(
-        "what requests that are here and not with Triton yet may take, all models' aggregate",
+        "what requests that are here and not with Triton yet may take, all models' together",
         default=256 * 1024**2,
         parse=opt.byte_count,
         metavar="QUANTITY",

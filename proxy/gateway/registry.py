@@ -33,7 +33,7 @@ class Ceilings:
     def flags(self, clipped: ReplicaLimits) -> Flags:
         """What sets these limits: to ask for more than a ceiling gets nobody anything.
 
-        Nor does a pod say what its requests may take aggregate; what is then too small for all is so for one.
+        Nor does a pod say what its requests may take together; what is then too small for all is so for one.
         """
         own = Flags()
         inflight = "--most-inflight-bytes of the node's gateway"

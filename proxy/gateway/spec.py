@@ -13,7 +13,7 @@ from proxy.request.traffic import Figures
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStats:
-    """What a copy has done in all processes aggregate."""
+    """What a copy has done in all processes together."""
 
     figures: Figures
     load: LoadReport

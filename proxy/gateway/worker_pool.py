@@ -243,7 +243,7 @@ class WorkerPool:
             one.channel.send({"orders": told})
 
     def _share_of(self, copy: ReplicaSpec) -> ReplicaSpec:
-        """What each worker's part of a copy may hold and have in Triton, so that all aggregate keep to it."""
+        """What each worker's part of a copy may hold and have in Triton, so that all together keep to it."""
         part = replace(
             self._options.ceilings, max_inflight_bytes=copy.limits.max_inflight_bytes // len(self._processes)
         )

@@ -16,7 +16,7 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from proxy.sidecar import calls, messages
 from proxy.sidecar.calls import CallFailed
-from proxy.sidecar.gateway import Access, Gateway
+from proxy.sidecar.gateway import GatewayAccess, NodeGateway
 from proxy.sidecar.messages import ModelStatus
 from proxy.wire.grpc_status import Status
 from proxy.wire.h2.hpack import Header
@@ -80,7 +80,7 @@ class NodeAgent:
         return ((b"authorization", b"Bearer " + token.encode()),)
 
 
-async def follow(agent: Agent, gateway: Gateway) -> None:
+async def follow(agent: Agent, gateway: NodeGateway) -> None:
     """Follow the agent's word for ever; what it said last holds while it is away."""
     backoff, told = Backoff(initial_seconds=0.2, cap_seconds=5.0), ""
     while True:
@@ -98,7 +98,7 @@ async def follow(agent: Agent, gateway: Gateway) -> None:
         await asyncio.sleep(max(least, backoff.next()))
 
 
-def take(gateway: Gateway, status: ModelStatus) -> None:
+def take(gateway: NodeGateway, status: ModelStatus) -> None:
     """What the agent says of the model and of the way to it."""
     if status.endpoint:
         try:
@@ -108,11 +108,11 @@ def take(gateway: Gateway, status: ModelStatus) -> None:
     gateway.withheld = (status.reason or "the agent calls the model failed") if status.has_failed else None
 
 
-def _access(status: ModelStatus) -> Access:
+def _access(status: ModelStatus) -> GatewayAccess:
     """Raises InvalidValue."""
     if len(status.ticket) != TICKET_BYTES:
         raise InvalidValue(f"a ticket of {len(status.ticket)} bytes; it has {TICKET_BYTES}")
-    return Access(Endpoint.parse(status.endpoint), status.ticket)
+    return GatewayAccess(Endpoint.parse(status.endpoint), status.ticket)
 
 
 async def give_back(agent: Agent) -> None:

@@ -19,10 +19,10 @@ from proxy.drain import Stage, in_order
 from proxy.request.load import LoadReport
 from proxy.request.traffic import Figures
 from proxy.sidecar.agent import UNLOAD_SECONDS, Agent, NodeAgent, follow, give_back
-from proxy.sidecar.gateway import Gateway
+from proxy.sidecar.gateway import NodeGateway
 from proxy.sidecar.metrics import CONTENT_TYPE, exposition
 from proxy.sidecar.port import Port, most_clients
-from proxy.sidecar.report import Report
+from proxy.sidecar.report import ReportClient
 from proxy.stat import stat_reply
 from proxy.transport.tunnel import Crowd
 from proxy.wire.preamble import Kind
@@ -36,18 +36,18 @@ async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
     """Raises ConfigError or CannotStart before it serves."""
     assert options.agent is not None
     agent = NodeAgent(options.agent, options.token_file, options.model, options.limits)
-    await Door(options, agent, certificates_of(options)).run(stop)
+    await Sidecar(options, agent, certificates_of(options)).run(stop)
 
 
-class Door:
+class Sidecar:
     """The wired parts."""
 
     def __init__(self, options: ProxyOptions, agent: Agent, certificates: Certificates | None) -> None:
         self._options, self._agent, self._certificates = options, agent, certificates
         self._began = time.monotonic()
         self._is_draining = False
-        self.gateway = Gateway()
-        self._report = Report(self.gateway)
+        self.gateway = NodeGateway()
+        self._report = ReportClient(self.gateway)
         self._crowd, most = Crowd(), most_clients()
         self.rest = Port(Kind.REST, self.gateway, self._crowd, most=most, what="--http-listen")
         self.grpc = Port(Kind.GRPC, self.gateway, self._crowd, most=most, what="--grpc-listen")
@@ -119,8 +119,8 @@ class Door:
 
     def _metrics(self) -> CachedPage[tuple[Figures, bool]]:
         def take() -> tuple[Figures, bool]:
-            word = self.gateway.word
-            return Figures() if word is None else word.figures, self.gateway.lately() is not None
+            status = self.gateway.status
+            return Figures() if status is None else status.figures, self.gateway.fresh_status() is not None
 
         def write(taken: tuple[Figures, bool]) -> Iterator[bytes]:
             figures, is_fresh = taken
@@ -130,10 +130,10 @@ class Door:
 
     def _stat(self, request: Request) -> Reply:
         """The last second's load: Knative's Stat as protobuf if asked for, else JSON."""
-        word = self.gateway.lately()
-        if word is None:  # unknown, which is not nothing
+        status = self.gateway.fresh_status()
+        if status is None:  # unknown, which is not nothing
             return Reply(f"{self.gateway.not_ready()}\n".encode(), status=503)
-        figures = word.figures
+        figures = status.figures
         load = LoadReport(
             figures.average_concurrency,
             figures.requests_per_second,

@@ -12,7 +12,7 @@ from proxy.transport.tcp import reset
 from proxy.wire.preamble import ACCEPTED, Kind, Preamble
 from proxy.wire.report import read_told
 
-# For the connection and the gateway's word that it takes it, each time.
+# For the connection and the answer of the gateway that it accepts it, each time.
 ASK_SECONDS: Final = 2.0
 # Clients that come all at once go in file: the gateway has room for so many of a node's that it does not know yet.
 _ASKING: Final = 64
@@ -26,7 +26,7 @@ class NoGateway(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class GatewayAccess:
     """`ticket`: a secret, never logged."""
 
     endpoint: Endpoint
@@ -34,7 +34,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class GatewayStatus:
     """What the gateway said of the copy, and when that was heard."""
 
     heard: float
@@ -42,26 +42,26 @@ class Word:
     figures: Figures
 
 
-class Gateway:
+class NodeGateway:
     """Runs on the event loop alone."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._access: Access | None = None
+        self._access: GatewayAccess | None = None
         self._changed = asyncio.Event()
         # Why the model is not to be used, in the agent's words.
         self.withheld: str | None = None
-        self.word: Word | None = None
-        # Why there is no word, as far as it is known.
+        self.status: GatewayStatus | None = None
+        # Why there is no status, as far as it is known.
         self.trouble = "it has not been asked yet"
         self._file = asyncio.Semaphore(_ASKING)
 
     @property
-    def access(self) -> Access | None:
+    def access(self) -> GatewayAccess | None:
         return self._access
 
     @access.setter
-    def access(self, access: Access | None) -> None:
+    def access(self, access: GatewayAccess | None) -> None:
         if access != self._access:
             self._access = access
             self._changed.set()
@@ -71,23 +71,23 @@ class Gateway:
         """Set when it is elsewhere, or has another ticket. Take it before looking."""
         return self._changed
 
-    def require(self) -> Access:
+    def require(self) -> GatewayAccess:
         """Raises NoGateway."""
         if self._access is None:
             raise NoGateway("the agent has not told yet where the node's gateway is")
         return self._access
 
-    def said(self, line: bytes) -> bool:
+    def record(self, line: bytes) -> bool:
         """Take a line of the REPORT connection; False for one that tells nothing of the copy."""
-        word = _word(line, self._clock())
-        if word is not None:
-            self.word = word
-        return word is not None
+        status = _read_status(line, self._clock())
+        if status is not None:
+            self.status = status
+        return status is not None
 
-    def lately(self) -> Word | None:
+    def fresh_status(self) -> GatewayStatus | None:
         """What it said last, unless that was too long ago."""
-        word = self.word
-        return None if word is None or self._clock() - word.heard > STALE_SECONDS else word
+        status = self.status
+        return None if status is None or self._clock() - status.heard > STALE_SECONDS else status
 
     def not_ready(self) -> str | None:
         """Why no request should come, or None."""
@@ -95,8 +95,8 @@ class Gateway:
             return self.withheld
         if self._access is None:
             return "the agent has not told yet where the node's gateway is"
-        word = self.lately()
-        return f"no gateway: {self.trouble}" if word is None else word.not_ready
+        status = self.fresh_status()
+        return f"no gateway: {self.trouble}" if status is None else status.not_ready
 
     async def connect(self, kind: Kind, first: bytes) -> tuple[asyncio.Transport, bytes]:
         """A connection that the gateway has taken, with `first` sent: its transport, which does not read, and
@@ -115,7 +115,7 @@ class Gateway:
     async def _connect(self, kind: Kind, first: bytes) -> tuple[asyncio.Transport, bytes]:
         """Raises NoGateway."""
         access = self.require()
-        knock = _Knock(Preamble(kind, access.ticket).to_bytes() + first, self._why_refused)
+        knock = ClientHandshake(Preamble(kind, access.ticket).to_bytes() + first, self._why_refused)
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 endpoint = access.endpoint
@@ -132,14 +132,14 @@ class Gateway:
             knock.leave()
 
     def _why_refused(self) -> str:
-        """It says no word to whoever it does not take; but it has told what it thinks of the copy."""
-        word = self.lately()
-        if word is None or word.not_ready is None:
+        """A connection that it does not accept gets no answer, but its report says how the replica is."""
+        status = self.fresh_status()
+        if status is None or status.not_ready is None:
             return "the node's gateway does not take this pod's ticket"
-        return f"the node's gateway takes nothing new for this model: {word.not_ready}"
+        return f"the node's gateway takes nothing new for this model: {status.not_ready}"
 
 
-class _Knock(asyncio.Protocol):
+class ClientHandshake(asyncio.Protocol):
     """A connection until the gateway takes it."""
 
     def __init__(self, greeting: bytes, why_refused: Callable[[], str]) -> None:
@@ -182,9 +182,13 @@ class _Knock(asyncio.Protocol):
         self.taken.cancel()
 
 
-def _word(line: bytes, now: float) -> Word | None:
+def _read_status(line: bytes, now: float) -> GatewayStatus | None:
     told = read_told(line)
     try:
-        return None if told is None else Word(now, told.not_ready, Figures.from_json(dict(told.figures)))
+        return (
+            None
+            if told is None
+            else GatewayStatus(now, told.not_ready, Figures.from_json(dict(told.figures)))
+        )
     except (KeyError, TypeError):
         return None

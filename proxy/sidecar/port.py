@@ -12,7 +12,7 @@ from typing import Any, Final
 from berth.contract.endpoint import Endpoint
 from berth.runtime.listening import listening_sockets
 from berth.runtime.process import starting
-from proxy.sidecar.gateway import Gateway, NoGateway
+from proxy.sidecar.gateway import NodeGateway, NoGateway
 from proxy.sidecar.unavailable import refuse
 from proxy.transport.tcp import keep_alive
 from proxy.transport.tunnel import Crowd, Joined
@@ -46,7 +46,7 @@ def most_clients() -> int:
 class Port:
     """Accepts by itself, because a client counts from its first packet and not from its TLS handshake's end."""
 
-    def __init__(self, kind: Kind, gateway: Gateway, crowd: Crowd, *, most: int, what: str) -> None:
+    def __init__(self, kind: Kind, gateway: NodeGateway, crowd: Crowd, *, most: int, what: str) -> None:
         self.kind, self.gateway, self.crowd = kind, gateway, crowd
         # Connections are made with this from now on.
         self.tls: ssl.SSLContext | None = None

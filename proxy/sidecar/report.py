@@ -8,7 +8,7 @@ from typing import Final
 from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
-from proxy.sidecar.gateway import ASK_SECONDS, STALE_SECONDS, Access, Gateway
+from proxy.sidecar.gateway import ASK_SECONDS, STALE_SECONDS, GatewayAccess, NodeGateway
 from proxy.wire.preamble import ACCEPTED, Kind, Preamble
 from proxy.wire.report import DRAIN, LEAVING, LINE_BYTES, says
 
@@ -22,10 +22,10 @@ class _Broken(Exception):
     """The connection is of no use any more; the message says why."""
 
 
-class Report:
+class ReportClient:
     """Keeps one connection to wherever the gateway is."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: NodeGateway) -> None:
         self._gateway = gateway
         self._writer: asyncio.StreamWriter | None = None
         # Words of the door's that a new connection hears again.
@@ -51,7 +51,7 @@ class Report:
                 log.log(level, "no gateway", extra=fields(endpoint=access.endpoint, reason=told))
                 await asyncio.sleep(backoff.next())
 
-    async def _until_changed(self, access: Access, change: asyncio.Event, backoff: Backoff) -> None:
+    async def _until_changed(self, access: GatewayAccess, change: asyncio.Event, backoff: Backoff) -> None:
         """Returns when the gateway is elsewhere, or has another ticket. Raises _Broken or OSError."""
         listening = asyncio.ensure_future(self._listen(access, backoff))
         changing = asyncio.ensure_future(change.wait())
@@ -64,7 +64,7 @@ class Report:
                 task.cancel()
             await asyncio.gather(listening, changing, return_exceptions=True)
 
-    async def _listen(self, access: Access, backoff: Backoff) -> None:
+    async def _listen(self, access: GatewayAccess, backoff: Backoff) -> None:
         reader, writer = await _connected(access)
         self._drained.clear()  # what was said on another connection was about what was there then
         try:
@@ -80,7 +80,7 @@ class Report:
 
     def _take(self, line: bytes) -> None:
         was = self._gateway.not_ready()
-        if self._gateway.said(line):
+        if self._gateway.record(line):
             now = self._gateway.not_ready()
             if (was is None) != (now is None):
                 log.info("model ready" if now is None else "model not ready", extra=fields(reason=now or "-"))
@@ -95,7 +95,7 @@ class Report:
         """Have the gateway take nothing new for the copy; returns when nothing of it is left there, or nobody
         knows. `is_waited`: whether somebody still has a connection there; a gateway may be silent for a while."""
         self._say(DRAIN)
-        while self._gateway.lately() is not None or is_waited():
+        while self._gateway.fresh_status() is not None or is_waited():
             if await wait_until_set(self._drained, timeout_seconds=1.0):
                 return
 
@@ -105,7 +105,7 @@ class Report:
             self._writer.write(word)
 
 
-async def _connected(access: Access) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connected(access: GatewayAccess) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Raises _Broken or OSError."""
     endpoint = access.endpoint
     writer: asyncio.StreamWriter | None = None

@@ -73,7 +73,7 @@ async def agent(port: int = 0) -> AsyncIterator[tuple[Agent, int]]:
         await server.stop(0)
 
 
-class Door:
+class Sidecar:
     def __init__(self, process: asyncio.subprocess.Process, ports: list[int], log: Path) -> None:
         self.process, (self.http, self.grpc, self.admin), self.log = process, ports, log
 
@@ -100,7 +100,7 @@ class Door:
 
 
 @asynccontextmanager
-async def running(directory: Path, agent_port: int, *flags: str) -> AsyncIterator[Door]:
+async def running(directory: Path, agent_port: int, *flags: str) -> AsyncIterator[Sidecar]:
     ports, log = free_ports("127.0.0.1", 3), directory / "log"
     names = ("--http-listen", "--grpc-listen", "--admin-listen")
     listen = [word for name, port in zip(names, ports, strict=True) for word in (name, f"127.0.0.1:{port}")]
@@ -114,7 +114,7 @@ async def running(directory: Path, agent_port: int, *flags: str) -> AsyncIterato
             stdout=output,
             stderr=output,
         )
-    door = Door(process, ports, log)
+    door = Sidecar(process, ports, log)
     try:
         await until(lambda: listens(door), 60)
         yield door
@@ -124,7 +124,7 @@ async def running(directory: Path, agent_port: int, *flags: str) -> AsyncIterato
         await process.wait()
 
 
-async def listens(door: Door) -> bool:
+async def listens(door: Sidecar) -> bool:
     assert door.process.returncode is None, door.log.read_text()
     with contextlib.suppress(OSError):
         _, writer = await asyncio.open_connection("127.0.0.1", door.grpc)
@@ -186,7 +186,7 @@ async def test_it_asks_with_its_token_and_limits_and_tells_what_the_gateway_says
         assert TICKET.hex() not in door.log.read_text()
 
 
-async def says(door: Door, why: str) -> bool:
+async def says(door: Sidecar, why: str) -> bool:
     return why in await door.why_not()
 
 
@@ -210,7 +210,7 @@ async def test_it_goes_on_while_the_agent_is_away_and_finds_a_gateway_that_resta
             assert await echoed(door, b"hello")
 
 
-async def echoed(door: Door, text: bytes) -> bool:
+async def echoed(door: Sidecar, text: bytes) -> bool:
     reader, writer = await asyncio.open_connection("127.0.0.1", door.http)
     writer.write(text)
     answer = await asyncio.wait_for(reader.readexactly(len(text)), 30)

@@ -12,7 +12,7 @@ import pytest
 from berth.contract.endpoint import Endpoint
 from proxy.request.traffic import Figures
 from proxy.sidecar import port as port_module
-from proxy.sidecar.gateway import Access, Gateway
+from proxy.sidecar.gateway import GatewayAccess, NodeGateway
 from proxy.sidecar.port import Port
 from proxy.transport import tunnel as splice
 from proxy.transport.tunnel import Crowd
@@ -25,10 +25,10 @@ from tests.fakes.uv import on_uvloop
 ANYWHERE = Endpoint("127.0.0.1", 0)
 
 
-class Door:
+class Sidecar:
     """One port of a door, and where it leads."""
 
-    def __init__(self, way: Gateway, port: Port, crowd: Crowd) -> None:
+    def __init__(self, way: NodeGateway, port: Port, crowd: Crowd) -> None:
         self.way, self.port, self.crowd = way, port, crowd
         self.writers: list[asyncio.StreamWriter] = []
 
@@ -51,13 +51,13 @@ class Door:
 @asynccontextmanager
 async def door(
     target: FakeGateway | None, kind: Kind = Kind.REST, *, most: int = 100, crowd: Crowd | None = None
-) -> AsyncIterator[Door]:
-    way, crowd = Gateway(), Crowd() if crowd is None else crowd
+) -> AsyncIterator[Sidecar]:
+    way, crowd = NodeGateway(), Crowd() if crowd is None else crowd
     if target is not None:
-        way.access = Access(target.endpoint, TICKET)
+        way.access = GatewayAccess(target.endpoint, TICKET)
     port = Port(kind, way, crowd, most=most, what="--http-listen")
     port.start(ANYWHERE)
-    one = Door(way, port, crowd)
+    one = Sidecar(way, port, crowd)
     try:
         yield one
     finally:
@@ -84,7 +84,7 @@ async def test_clients_that_come_all_at_once_ask_the_gateway_in_file() -> None:
 
     there = await asyncio.start_server(take, "127.0.0.1", 0)
     async with there, door(None, most=400) as one:
-        one.way.access = Access(Endpoint(*there.sockets[0].getsockname()[:2]), TICKET)
+        one.way.access = GatewayAccess(Endpoint(*there.sockets[0].getsockname()[:2]), TICKET)
         clients = [await one.client() for _ in range(300)]
         for _, writer in clients:
             writer.write(b"x")
@@ -295,7 +295,7 @@ async def test_a_client_that_goes_is_gone_for_the_gateway_too() -> None:
 REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc"
 
 
-async def rest_answer(one: Door, request: bytes = REQUEST) -> bytes:
+async def rest_answer(one: Sidecar, request: bytes = REQUEST) -> bytes:
     reader, writer = await one.client()
     writer.write(request)
     answer = await asyncio.wait_for(reader.read(-1), 30)
@@ -326,7 +326,7 @@ async def test_without_a_gateway_every_request_is_answered_503() -> None:
     async with gateway() as target, door(target) as one:
         target.ticket = bytes(32)  # another's now
         assert is_503(await rest_answer(one), b"does not take this pod's ticket")
-        one.way.said(Told("draining", Figures().to_json()).to_line())
+        one.way.record(Told("draining", Figures().to_json()).to_line())
         assert is_503(await rest_answer(one), b"takes nothing new for this model: draining")
         await until(lambda: len(one.port) == 0)
 
@@ -346,7 +346,7 @@ async def test_a_gateway_that_does_not_answer_is_waited_for_a_bounded_time(
 
     server = await asyncio.start_server(mute, "127.0.0.1", 0)
     async with door(None) as one:
-        one.way.access = Access(Endpoint("127.0.0.1", server.sockets[0].getsockname()[1]), TICKET)
+        one.way.access = GatewayAccess(Endpoint("127.0.0.1", server.sockets[0].getsockname()[1]), TICKET)
         assert is_503(await rest_answer(one), b"does not answer")
     assert accepted
     server.close()
@@ -398,7 +398,7 @@ async def test_a_ticket_and_an_address_that_change_count_for_the_next_connection
         old[1].write(b"?")
         assert await old[0].readexactly(1) == b"a"
         second.ticket = bytes(reversed(TICKET))
-        one.way.access = Access(second.endpoint, second.ticket)
+        one.way.access = GatewayAccess(second.endpoint, second.ticket)
         new = await one.client()
         new[1].write(b"?")
         assert await new[0].readexactly(1) == b"b"

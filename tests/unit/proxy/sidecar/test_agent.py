@@ -18,7 +18,7 @@ from proxy.sidecar import agent as module
 from proxy.sidecar import messages
 from proxy.sidecar.agent import UNLOAD_SECONDS, NodeAgent, follow, give_back
 from proxy.sidecar.calls import CallFailed
-from proxy.sidecar.gateway import Access, Gateway
+from proxy.sidecar.gateway import GatewayAccess, NodeGateway
 from proxy.sidecar.messages import ModelStatus
 from proxy.wire.grpc_status import Status
 from proxy.wire.protobuf import BadMessage
@@ -67,8 +67,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-async def followed(*calls: Sequence[ModelStatus | CallFailed]) -> Gateway:
-    gateway = Gateway()
+async def followed(*calls: Sequence[ModelStatus | CallFailed]) -> NodeGateway:
+    gateway = NodeGateway()
     with suppress(asyncio.CancelledError):
         await follow(Agent(*calls), gateway)
     return gateway
@@ -76,7 +76,7 @@ async def followed(*calls: Sequence[ModelStatus | CallFailed]) -> Gateway:
 
 async def test_what_the_agent_says_is_where_the_gateway_is(pauses: list[float]) -> None:
     gateway = await followed([status()])
-    assert gateway.access == Access(Endpoint("10.0.0.1", 8470), TICKET)
+    assert gateway.access == GatewayAccess(Endpoint("10.0.0.1", 8470), TICKET)
     assert repr(TICKET) not in repr(gateway.access)  # a ticket is never logged
 
 
@@ -87,13 +87,13 @@ async def test_its_last_word_holds_until_there_is_news(pauses: list[float]) -> N
         [status("10.0.0.2:1", b"short")],
         [AWAY],
     ):
-        assert (await followed([status()], last)).access == Access(Endpoint("10.0.0.1", 8470), TICKET)
+        assert (await followed([status()], last)).access == GatewayAccess(Endpoint("10.0.0.1", 8470), TICKET)
     moved = await followed([status(), status("10.0.0.2:1", OTHER)])
-    assert moved.access == Access(Endpoint("10.0.0.2", 1), OTHER)
+    assert moved.access == GatewayAccess(Endpoint("10.0.0.2", 1), OTHER)
 
 
 async def test_only_news_are_told() -> None:
-    gateway = Gateway()
+    gateway = NodeGateway()
     change = gateway.next_change()
     module.take(gateway, status())
     assert change.is_set()

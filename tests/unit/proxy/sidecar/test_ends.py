@@ -7,7 +7,7 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from proxy.sidecar import gateway as gateway_module
-from proxy.sidecar.gateway import Access, Gateway
+from proxy.sidecar.gateway import GatewayAccess, NodeGateway
 from proxy.sidecar.port import Port, _Client
 from proxy.transport import tunnel as splice
 from proxy.transport.tunnel import Crowd, Joined
@@ -114,8 +114,8 @@ async def test_a_client_that_goes_just_as_the_gateway_takes_it_is_reset_there(
         asked.set()
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", create_connection)
-    way, crowd = Gateway(), Crowd()
-    way.access = Access(Endpoint("127.0.0.1", 1), bytes(16))
+    way, crowd = NodeGateway(), Crowd()
+    way.access = GatewayAccess(Endpoint("127.0.0.1", 1), bytes(16))
     port = Port(Kind.REST, way, crowd, most=1, what="--http-listen")
     client, wire = _Client(port), Wire()
     wire.get_extra_info = lambda *_: None  # type: ignore[method-assign]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.sidecar.gateway import NoGateway, _Knock
+from proxy.sidecar.gateway import ClientHandshake, NoGateway
 from proxy.wire.preamble import ACCEPTED
 
 
@@ -25,8 +25,8 @@ class Wire:
         self.aborted = True
 
 
-def knocked() -> tuple[_Knock, Any]:
-    knock, wire = _Knock(b"hello", lambda: "the ticket is not taken"), Wire()
+def knocked() -> tuple[ClientHandshake, Any]:
+    knock, wire = ClientHandshake(b"hello", lambda: "the ticket is not taken"), Wire()
     knock.connection_made(wire)
     assert wire.sent == b"hello"
     return knock, wire

@@ -5,18 +5,18 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from proxy.sidecar.gateway import Access, Gateway
-from proxy.sidecar.report import Report
+from proxy.sidecar.gateway import GatewayAccess, NodeGateway
+from proxy.sidecar.report import ReportClient
 from tests.fakes.gateway import FakeGateway
 
 
 @asynccontextmanager
 async def following(
     there: FakeGateway, clock: Callable[[], float] = time.monotonic
-) -> AsyncIterator[tuple[Report, Gateway]]:
-    gateway = Gateway(clock)
-    gateway.access = Access(there.endpoint, there.ticket)
-    report = Report(gateway)
+) -> AsyncIterator[tuple[ReportClient, NodeGateway]]:
+    gateway = NodeGateway(clock)
+    gateway.access = GatewayAccess(there.endpoint, there.ticket)
+    report = ReportClient(gateway)
     work = asyncio.create_task(report.follow())
     try:
         yield report, gateway
@@ -27,10 +27,10 @@ async def following(
         await there.stop()
 
 
-async def heard(gateway: Gateway) -> None:
-    gateway.word = None
+async def heard(gateway: NodeGateway) -> None:
+    gateway.status = None
     async with asyncio.timeout(5):
-        while gateway.word is None:
+        while gateway.status is None:
             await asyncio.sleep(0.005)
 
 
@@ -69,7 +69,7 @@ async def test_while_somebody_waits_a_silent_gateway_may_still_answer() -> None:
         now[0] = 100.0
         drain = asyncio.create_task(report.drain(lambda: waits[0]))
         await asyncio.sleep(0.05)
-        assert gateway.lately() is None
+        assert gateway.fresh_status() is None
         assert not drain.done()
         waits[0] = False
         async with asyncio.timeout(5):

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from berth.contract.endpoint import Endpoint
 from proxy.metrics import ProxyCollector
 from proxy.request.traffic import Figures
-from proxy.sidecar.gateway import STALE_SECONDS, Access, Gateway
+from proxy.sidecar.gateway import STALE_SECONDS, GatewayAccess, NodeGateway
 from proxy.sidecar.metrics import exposition
 from proxy.sidecar.unavailable import GrpcRefusal, Refusing, RestRefusal
 from proxy.wire.h2.frames import MAX_STREAM_ID, ErrorCode, goaway
@@ -52,18 +52,18 @@ def test_old_figures_are_told_as_far_as_they_only_grow() -> None:
 
 def test_readiness_is_what_agent_and_gateway_say() -> None:
     now = [100.0]
-    gateway = Gateway(clock=lambda: now[0])
+    gateway = NodeGateway(clock=lambda: now[0])
     assert "has not told yet" in str(gateway.not_ready())
-    gateway.access = Access(Endpoint("h", 1), bytes(32))
+    gateway.access = GatewayAccess(Endpoint("h", 1), bytes(32))
     gateway.trouble = "it cannot be reached"
     assert gateway.not_ready() == "no gateway: it cannot be reached"
-    assert not gateway.said(b"nonsense\n")
-    assert not gateway.said(DRAINED)
-    assert not gateway.said(b'{"notReady":null,"figures":{"rest":1}}\n')
+    assert not gateway.record(b"nonsense\n")
+    assert not gateway.record(DRAINED)
+    assert not gateway.record(b'{"notReady":null,"figures":{"rest":1}}\n')
     assert gateway.not_ready() == "no gateway: it cannot be reached"
-    assert gateway.said(Told("Triton is away", Figures().to_json()).to_line())
+    assert gateway.record(Told("Triton is away", Figures().to_json()).to_line())
     assert gateway.not_ready() == "Triton is away"
-    assert gateway.said(Told(None, Figures().to_json()).to_line())
+    assert gateway.record(Told(None, Figures().to_json()).to_line())
     assert gateway.not_ready() is None
     gateway.withheld = "XID"
     assert gateway.not_ready() == "XID"
@@ -73,8 +73,8 @@ def test_readiness_is_what_agent_and_gateway_say() -> None:
     assert gateway.not_ready() is None
     now[0] += 0.001
     assert gateway.not_ready() == "no gateway: it cannot be reached"
-    assert gateway.lately() is None
-    assert gateway.word is not None  # what it counted holds
+    assert gateway.fresh_status() is None
+    assert gateway.status is not None  # what it counted holds
 
 
 def test_lines_are_read_as_they_were_written() -> None:
