@@ -113,7 +113,7 @@ class GatewayLink:
             lines: list[dict[str, object]] = []
             if copies != said:
                 said, self._said = copies, {PodUid(copy.pod_uid): copy for copy in copies}
-                lines.append({"copies": [copy.to_json() for copy in copies]})
+                lines.append({"replicas": [copy.to_json() for copy in copies]})
             lines += self._wishes()
             if lines:
                 writer.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))

@@ -74,7 +74,7 @@ class Agent(services.NodeAgentServicer):
 
     def tell(self, copies: Sequence[ReplicaSpec]) -> None:
         self.copies = list(copies)
-        self.say({"copies": [one.to_json() for one in self.copies]})
+        self.say({"replicas": [one.to_json() for one in self.copies]})
 
     def say(self, words: dict[str, Any]) -> None:
         """To the gateway, if it is there."""

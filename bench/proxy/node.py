@@ -30,7 +30,7 @@ async def told(control: Path) -> AsyncIterator[None]:
         while not control.exists():
             await asyncio.sleep(0.05)
     _, writer = await asyncio.open_unix_connection(str(control))
-    writer.write(json.dumps({"copies": [one.to_json() for one in COPIES.values()]}).encode() + b"\n")
+    writer.write(json.dumps({"replicas": [one.to_json() for one in COPIES.values()]}).encode() + b"\n")
     await asyncio.sleep(2)  # until they are ready
     yield
     writer.close()

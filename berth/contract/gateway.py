@@ -3,7 +3,7 @@
 The agent tells every copy, always all of them, so that nothing hangs on what was said before: what is not
 among them has ended. The gateway tells what it has seen. Of both, what is not understood is left aside.
 
-    agent → gateway   {"copies": [ReplicaSpec…]}                   all there are, at the start and at each change
+    agent → gateway   {"replicas": [ReplicaSpec…]}                   all there are, at the start and at each change
                       {"drain": POD_UID, "seconds": S}      take nothing new for it; answered by "drained"; it is left
                                                             out of the copies then until it may be used again, as by
                                                             an agent that names it when it comes anew

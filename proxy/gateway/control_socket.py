@@ -91,7 +91,7 @@ class ControlSocket:
 
     def _apply(self, told: dict[str, Any]) -> None:
         """Raises InvalidValue, with nothing changed. What is not known is left aside: the agent may be newer."""
-        copies = read_copies(told["copies"]) if "copies" in told else None
+        copies = read_copies(told["replicas"]) if "replicas" in told else None
         drain = _drain(told) if "drain" in told else None
         if copies is not None:
             self._control_plane.take_copies(copies, anew=self._is_new)

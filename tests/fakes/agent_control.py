@@ -39,7 +39,7 @@ class Agent:
         self._reader, self.writer = reader, writer
 
     def tell(self, copies: Iterable[ReplicaSpec]) -> None:
-        self.say({"copies": [copy.to_json() for copy in copies]})
+        self.say({"replicas": [copy.to_json() for copy in copies]})
 
     def drain(self, uid: str, seconds: float) -> None:
         self.say({"drain": uid, "seconds": seconds})

@@ -38,7 +38,7 @@ class FakeGateway:
     @property
     def copies(self) -> list[dict[str, Any]]:
         """As told last."""
-        return next((line["copies"] for line in reversed(self.told) if "copies" in line), [])
+        return next((line["replicas"] for line in reversed(self.told) if "replicas" in line), [])
 
     @property
     def wishes(self) -> list[str]:

@@ -204,7 +204,7 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
 
     await gateway.start()
     async with world.running(*flags), calling(world) as stub:
-        await gateway.until(lambda _: gateway.told == [{"copies": []}])
+        await gateway.until(lambda _: gateway.told == [{"replicas": []}])
         world.api.bind(bound())
         await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 0)])
         await stage(stub)
@@ -226,7 +226,7 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
         calling(world) as stub,
     ):  # and so has the agent: no door has told it anything
         await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
-        assert all(line.get("copies") for line in gateway.told)  # never none before it knows its pods
+        assert all(line.get("replicas") for line in gateway.told)  # never none before it knows its pods
         assert ReplicaSpec.from_json(gateway.copies[0]).ticket == ticket
         gateway.say(b'{"tritonDied": {"suspects": ["p1"]}}')
         await until(lambda: "TritonDied" in [event["reason"] for event in world.api.events])

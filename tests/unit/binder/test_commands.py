@@ -137,7 +137,18 @@ async def test_top_for_programs(machine: Reader, capsys: pytest.CaptureFixture[s
 async def test_top_for_people(machine: Reader, capsys: pytest.CaptureFixture[str]) -> None:
     await call("top")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["NODE", "GPU", "PRODUCT", "TOTAL", "OTHER USE", "HEADROOM", "RESERVED", "FREE", "STATE"] in lines
+    assert [
+        "NODE",
+        "GPU",
+        "PRODUCT",
+        "TOTAL",
+        "OTHER",
+        "USE",
+        "HEADROOM",
+        "RESERVED",
+        "FREE",
+        "STATE",
+    ] in lines
     assert ["n1", "0", "T4", "16", "GiB", "1", "GiB", "2", "GiB", "6", "GiB", "7", "GiB", "ok"] in lines
     assert ["n1", "1", "T4", "?", "0", "B", "0", "B", "6", "GiB", "?", "XID", "79"] in lines
     assert ["n2", "0", "T4", "16", "GiB", "0", "B", "0", "B", "0", "B", "?", "StaleNodeFacts"] in lines

@@ -220,16 +220,16 @@ async def test_lines_that_cannot_be_read_change_nothing(start: Any, caplog: Any)
         for line in (
             b"nonsense",
             b"[]",
-            b'{"copies": 5}',
-            b'{"copies": [{}]}',
+            b'{"replicas": 5}',
+            b'{"replicas": [{}]}',
             b'{"drain": 5, "seconds": 1}',
             b'{"drain": "a", "seconds": -1}',
             b'{"drain": "a"}',
             b"[" * 100_000,
         ):
             agent.writer.write(line + b"\n")
-        agent.say({"copies": [copy_of("a").to_json(), {**bad, "ticket": "00"}]})
-        agent.say({"copies": [bad, {**bad, "podUid": "other", "serverName": "simple-other"}]})
+        agent.say({"replicas": [copy_of("a").to_json(), {**bad, "ticket": "00"}]})
+        agent.say({"replicas": [bad, {**bad, "podUid": "other", "serverName": "simple-other"}]})
         agent.say({"news": "unknown"})
         agent.drain("nobody", 1)
         assert await agent.hears() == {"drained": "nobody"}
@@ -242,7 +242,7 @@ async def test_who_begins_as_no_agent_does_is_not_heard(start: Any) -> None:
     """HTTP/2 that was meant for Triton, with a client's bytes in it."""
     async with start() as here, agent_at(here.path) as stranger:
         stranger.writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\n")
-        stranger.say({"copies": [copy_of("a").to_json()]})
+        stranger.say({"replicas": [copy_of("a").to_json()]})
         with pytest.raises((EOFError, ConnectionError)):
             await stranger.hears()
         assert not here.gateway.control_plane.registry.is_told
