@@ -91,7 +91,7 @@ class _Bench:
             self.scheduler.cluster,
             objects.KEYS,
             pending=self.scheduler.about_to_be_placed,
-            aside=self.scheduler.room.aside,
+            aside=self.scheduler.preemptor.aside,
         )
         self.scheduler.cluster.decider.refresh()
         gc.collect()

@@ -69,7 +69,7 @@ class SchedulableApi:
         self._clock, self._sleep = clock, sleep
         self._callers = _Callers(client, system_namespace, clock)
         self._schedulable_answers = SchedulableAnswers(
-            scheduler.cluster, keys, pending=scheduler.about_to_be_placed, aside=scheduler.room.aside
+            scheduler.cluster, keys, pending=scheduler.about_to_be_placed, aside=scheduler.preemptor.aside
         )
         self._turn, self._waiting, self._rests_until = asyncio.Lock(), 0, 0.0
 

@@ -24,9 +24,9 @@ from binder.cache.state import ClusterState
 from binder.engine.decision import Decider
 from binder.engine.score import Strategy, make_strategy
 from binder.engine.simulate import Supposing
-from binder.loop.conditions import told
 from binder.pod.demand import Demand, controller_of
 from binder.pod.selectors import Labels
+from binder.pod.wait_condition import reported_message
 from binder.rules.quarantine import Family, Quarantines, Template, template_of
 from binder.rules.volumes import Volumes
 
@@ -146,7 +146,7 @@ class Cluster:
     def on_pod(self, change: Change) -> bool:
         """Pods that have a node; who waits for one is the queue's affair."""
         pod = change.object
-        if node_of(pod) is None and (said := told(pod)):
+        if node_of(pod) is None and (said := reported_message(pod)):
             ref, labels = pod_ref(pod), pod["metadata"].get("labels") or {}
             model_id = (pod["metadata"].get("annotations") or {}).get(self._keys.model_id, "").strip()
             template = template_of(ref.namespace, controller_of(pod), labels, model_id)

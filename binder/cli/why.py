@@ -23,8 +23,8 @@ from binder.cli.answer import Answer, ProgressShown, Shown, judge, tell
 from binder.cli.pod_facts import Facts, JsonObject, Unread, conditions
 from binder.cli.progress import progress
 from binder.cli.snapshot import read_cluster
-from binder.loop.conditions import told_reason
 from binder.pod.demand import parse_demand
+from binder.pod.wait_condition import reported_reason
 
 SUMMARY = """Say why a pod does not serve. Of a pod without a node: what each node and GPU lacks, and what would make it
 fit. Of a pod with a node: its stage (scheduled, loader-failing, staging, staged, loading, failed, loaded, ready, lost,
@@ -128,7 +128,7 @@ async def _why_pending(client: KubeClient, options: WhyOptions, pod: JsonObject,
     answer = judge(cluster, demand, name)
     if answer.fits:
         return replace(answer, remedy=_last_word(pod))
-    reason = told_reason(pod)
+    reason = reported_reason(pod)
     return answer if reason is None else replace(answer, reason=reason)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 
-class Allowance:
+class TokenBucket:
     """`most`: what is saved up at the beginning, and at most."""
 
     def __init__(self, *, per_second: float, most: int, clock: Callable[[], float]) -> None:

@@ -3,13 +3,11 @@
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
-from berth.contract.wait_reason import WAIT_REASONS, WaitReason
+from berth.contract.wait_reason import WaitReason
 from berth.kube.errors import Conflict, Invalid, KubeError, NotFound
 from berth.kube.events import EventRecorder
 from berth.kube.times import rfc3339, utc_now
@@ -29,25 +27,8 @@ _FIGURE = re.compile(r"(?<![\w.-])\d+(\.\d+)?( ([KMGT]i)?B\b)?(?![\w-])")
 _BETWEEN = re.compile(r"[,:;] ")
 
 
-def told(pod: Mapping[str, Any]) -> str:
-    """What the pod's condition says already; "" where it does not say why the pod waits."""
-    return str((_condition_of(pod) or {}).get("message") or "")
-
-
-def told_reason(pod: Mapping[str, Any]) -> WaitReason | None:
-    """For which reason it says so."""
-    condition = _condition_of(pod)
-    return None if condition is None else WaitReason(condition["reason"])
-
-
-def _condition_of(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    conditions = pod.get("status", {}).get("conditions") or ()
-    ours = (one for one in conditions if one["type"] == "PodScheduled" and one.get("reason") in WAIT_REASONS)
-    return next(ours, None)
-
-
 @dataclass(frozen=True, slots=True)
-class Said:
+class LastMessage:
     """Why a pod was refused, as its owner was told `at` that time, in monotonic seconds. `statements`: also
     what was said shortly before; `waits`: for whose end the pod waits."""
 
@@ -56,7 +37,7 @@ class Said:
     statements: frozenset[str] = frozenset()
     at: float = float("-inf")
 
-    def then(self, reasons: str, waits: str, *, now: float) -> "Said | None":
+    def then(self, reasons: str, waits: str, *, now: float) -> "LastMessage | None":
         """What is to be told by now; None where it is what was told already, but for figures of late.
 
         Figures change with every report, nodes come and go: whoever waits for hours is told of another reason
@@ -69,7 +50,7 @@ class Said:
         if is_recent and waits == self.waits and statements <= self.statements:
             return None
         before = self.statements if is_recent and len(self.statements) < _MOST_STATEMENTS else frozenset()
-        return Said(reasons, waits, statements | before, now)
+        return LastMessage(reasons, waits, statements | before, now)
 
 
 def statements_of(message: str) -> frozenset[str]:
@@ -85,7 +66,7 @@ class _Notice:
     turned: bool
 
 
-class Notices:
+class ConditionWriter:
     """Writes the newest message of each pod, one pod at a time: nothing overtakes anything."""
 
     def __init__(self, client: FencedClient, events: EventRecorder) -> None:

@@ -14,36 +14,38 @@ from binder.cache.view import NodeView
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class PlacementFailure:
     """An event's reason and message."""
 
     reason: str
     message: str
 
 
-def trouble_of(holder: Holder, view: NodeView | None) -> Trouble | None:
+def failure_of(holder: Holder, view: NodeView | None) -> PlacementFailure | None:
     """What is wrong with the place of one pod."""
     if view is None:
-        return Trouble("NodeGone", f"node {holder.node} does not exist any more")
+        return PlacementFailure("NodeGone", f"node {holder.node} does not exist any more")
     if view.facts.report is None:
-        return Trouble("NodeReportGone", f"nothing is known of the GPUs of node {holder.node}")
+        return PlacementFailure("NodeReportGone", f"nothing is known of the GPUs of node {holder.node}")
     gpus = {gpu.uuid: gpu for gpu in view.gpus}
     for uuid in holder.gpus:
         gpu = gpus.get(uuid)
         if gpu is None:
-            return Trouble("GPULost", f"GPU {uuid} is not on node {holder.node} any more")
+            return PlacementFailure("GPULost", f"GPU {uuid} is not on node {holder.node} any more")
         if not gpu.healthy:
-            return Trouble("GPUUnhealthy", f"GPU {gpu.index} ({uuid}) of node {holder.node}: {gpu.reason}")
+            return PlacementFailure(
+                "GPUUnhealthy", f"GPU {gpu.index} ({uuid}) of node {holder.node}: {gpu.reason}"
+            )
         free = view.free_on(gpu)
         if free is not None and free < 0:
             message = (
                 f"GPU {gpu.index} ({uuid}) of node {holder.node} is {format_bytes(-free)} over its memory"
             )
-            return Trouble("GPUOvercommitted", message)
+            return PlacementFailure("GPUOvercommitted", message)
     return None
 
 
-class Troubles:
+class PlacementFailures:
     """Tells each pod of each trouble once; `look_at` only takes note, on a standby too."""
 
     def __init__(self, state: ClusterState, events: EventRecorder) -> None:
@@ -64,7 +66,7 @@ class Troubles:
     def _tell_node(self, node: NodeName, holders: Iterable[Holder]) -> None:
         view, before, now = self._state.find(node), self._told.pop(node, {}), dict[PodUid, str]()
         for holder in holders:
-            trouble = trouble_of(holder, view)
+            trouble = failure_of(holder, view)
             if trouble is None:
                 continue
             now[holder.ref.uid] = trouble.reason

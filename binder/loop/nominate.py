@@ -37,10 +37,10 @@ from binder.engine.preemption import (
     search,
 )
 from binder.engine.victims import Victims
-from binder.loop.allowance import Allowance
+from binder.loop.allowance import TokenBucket
 from binder.loop.evict import evict, set_nominated_node
 from binder.loop.fenced import FencedClient
-from binder.loop.requeue import ANY, Hope, Stand
+from binder.loop.requeue import ANY, NodeToStatus, QueueingHint
 from binder.pod.demand import Demand
 from binder.rules.filters import Codes
 
@@ -79,8 +79,8 @@ class _Nomination:
         return self.sacrifice.placement.node
 
 
-class RoomMaker:
-    """`decide`, `make_room` and `adopt` are one step each, without an await; `run` writes."""
+class Preemptor:
+    """`decide`, `preempt` and `adopt` are one step each, without an await; `run` writes."""
 
     def __init__(
         self,
@@ -98,12 +98,12 @@ class RoomMaker:
         self._lost: set[PodUid] = set()
         self._to_clear: dict[PodUid, PodRef] = {}
         self._next_clear, self._clear_retries = _OVER, _retries()
-        self._repeats = Allowance(per_second=_REPEATED_A_SECOND, most=_REPEATED_AT_ONCE, clock=clock)
+        self._repeats = TokenBucket(per_second=_REPEATED_A_SECOND, most=_REPEATED_AT_ONCE, clock=clock)
         # Pods whose eviction was refused: until when they are no victims. Known for as long as they live.
         self._barred: dict[PodUid, float] = {}
         self._wake = asyncio.Event()
 
-    def waits_for_room(self, demand: Demand) -> bool:
+    def is_nominated(self, demand: Demand) -> bool:
         return demand.model.ref.uid in self._waiting
 
     def row_of(self, demand: Demand) -> int | None:
@@ -142,7 +142,7 @@ class RoomMaker:
             self._keep_waiting(demand)
         return outcome
 
-    def may_make_room(self, demand: Demand, rows: NDArray[np.intp], codes: Codes) -> bool:
+    def may_preempt(self, demand: Demand, rows: NDArray[np.intp], codes: Codes) -> bool:
         """Whether it is worth to look on these rows for pods that could go. A pod that waits for nobody
         any more must look anew. `codes`: of all rows."""
         known = self._waiting.get(demand.model.ref.uid)
@@ -151,29 +151,29 @@ class RoomMaker:
         found = promising(self._cluster.decider, self.victims, demand, codes, rows)
         return demand.preempts and next(found, None) is not None
 
-    def make_room(
-        self, demand: Demand, refusal: Refusal, stand: Stand, hope: Hope | None = ANY
+    def preempt(
+        self, demand: Demand, refusal: Refusal, status: NodeToStatus, hint: QueueingHint | None = ANY
     ) -> Sacrifice | None:
         """Look for pods of lower priority that can go, and begin to end them: on nodes that have become better since
-        `stand` was searched or were not asked then, on all of them where it was not. Also told again while the pod
+        `status` was searched or were not asked then, on all of them where it was not. Also told again while the pod
         waits for those that are on their way out.
 
-        `hope`: why it is tried. Without news the search goes on where it was left off, or begins anew, for nobody
-        foresees all that can help; as often as there is time for it.
+        `hint`: why it is tried. Without a change the search goes on where it was left off, or begins anew, because not
+        everything that helps is foreseen; as often as there is time for it.
         """
         known = self._waiting.get(demand.model.ref.uid)
         if known is not None:
             return known.sacrifice
         if not demand.preempts or refusal.because is not None or len(self._waiting) >= _MOST_WAITING:
             return None
-        is_called_for = hope is not None and hope.is_news
+        is_called_for = hint is not None and hint.is_change
         most = MOST_QUESTIONS if is_called_for else min(MOST_QUESTIONS, self._repeats.left())
         if not most:
             return None
-        if hope is None and not len(stand.unasked):
-            stand.begin_anew()
+        if hint is None and not len(status.unasked):
+            status.restart_search()
         questions = Questions(self._cluster.decider, demand, most=most)
-        sacrifice = self._search(demand, refusal, stand, questions)
+        sacrifice = self._search(demand, refusal, status, questions)
         if not is_called_for:
             self._repeats.spend(questions.asked)
         if sacrifice is not None:
@@ -181,17 +181,17 @@ class RoomMaker:
         return sacrifice
 
     def _search(
-        self, demand: Demand, refusal: Refusal, stand: Stand, questions: Questions
+        self, demand: Demand, refusal: Refusal, status: NodeToStatus, questions: Questions
     ) -> Sacrifice | None:
         decider, table = self._cluster.decider, self._cluster.decider.table
-        rows = ranked(decider, self.victims, demand, refusal.codes, stand.to_search(table))
+        rows = ranked(decider, self.victims, demand, refusal.codes, status.to_search(table))
         left = iter(rows.tolist())
         nodes = names(decider, self.victims, demand, refusal.codes, left)
         with decider.without(self.aside(demand) if len(rows) else ()):
             sacrifice = search(
                 questions, nodes, may_go=self._may_go_for(demand), budgets=self._cluster.budgets
             )
-        stand.note_search(table.clock, np.fromiter(left, np.intp), questions.met)
+        status.note_search(table.clock, np.fromiter(left, np.intp), questions.met)
         return sacrifice
 
     def adopt(self, demand: Demand) -> None:

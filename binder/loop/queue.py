@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from berth.contract.ids import PodUid
 from berth.contract.wait_reason import WaitReason
 from berth.runtime.backoff import Backoff
-from binder.loop.conditions import Said, statements_of
-from binder.loop.requeue import Hope, Stand
+from binder.loop.conditions import LastMessage, statements_of
+from binder.loop.requeue import NodeToStatus, QueueingHint
 from binder.pod.demand import Demand
 
 INITIAL_SECONDS, CAP_SECONDS = 0.5, 120.0
@@ -34,18 +34,18 @@ def _backoff(cap_seconds: float) -> Backoff:
 @dataclass(slots=True)
 class Waiting:
     """One pod in the queue. `due`: tried from this time on; a wake brings it forward, but not before
-    `not_before`; `again`: its time without one. `stand`: how it stood when it was refused last; `hope`: what may have helped it since.
+    `not_before`; `again`: its time without one. `status`: how it stood when it was refused last; `hint`: what may have helped it since.
     `message`: what its owner was told last, `reason`: and programs; `said`: why it was refused, as far as that was told."""
 
     demand: Demand
     due: float
     not_before: float = _ALWAYS
     again: float = _ALWAYS
-    stand: Stand | None = None
-    hope: Hope | None = None
+    status: NodeToStatus | None = None
+    hint: QueueingHint | None = None
     message: str = ""
     reason: WaitReason | None = None
-    said: Said = Said()
+    said: LastMessage = LastMessage()
     backoff: Backoff = field(default_factory=lambda: _backoff(CAP_SECONDS))
     pause: Backoff = field(default_factory=lambda: _backoff(WOKEN_CAP_SECONDS))
     pause_seconds: float = 0.0
@@ -61,7 +61,7 @@ class Waiting:
     @property
     def has_reason(self) -> bool:
         """It is new, has changed, or something may have helped it."""
-        return self.stand is None or self.hope is not None
+        return self.status is None or self.hint is not None
 
 
 class SchedulingQueue:
@@ -103,12 +103,12 @@ class SchedulingQueue:
         uid, now = demand.model.ref.uid, self._clock()
         known = self._waiting.get(uid)
         if known is None:
-            said = Said(statements=statements_of(told), at=now) if told else Said()
+            said = LastMessage(statements=statements_of(told), at=now) if told else LastMessage()
             self._enter(Waiting(demand, due=now, message=told, reason=reason, said=said))
         elif known.demand != demand:
-            known.demand, known.due = demand, now if known.stand is not None else known.due
-            known.stand = known.hope = None
-            known.said = Said(known.said.reasons)
+            known.demand, known.due = demand, now if known.status is not None else known.due
+            known.status = known.hint = None
+            known.said = LastMessage(known.said.reasons)
             self._file(known)
         return known is None
 
@@ -130,20 +130,20 @@ class SchedulingQueue:
             return self._take(heapq.heappop(self._ready)[1])
         return None
 
-    def park(self, waiting: Waiting, stand: Stand) -> None:
+    def park(self, waiting: Waiting, status: NodeToStatus) -> None:
         """Put back a pod that found no place, and how it stood."""
         waiting.due = waiting.again = self._clock() + waiting.backoff.next()
-        self._pause(waiting, stand)
+        self._pause(waiting, status)
 
-    def park_again(self, waiting: Waiting, stand: Stand) -> None:
-        """Put back a pod that was woken and not even tried: its hope had gone by then."""
+    def park_again(self, waiting: Waiting, status: NodeToStatus) -> None:
+        """Put back a pod that was woken and not even tried: its hint was outdated by then."""
         waiting.due = waiting.again
-        self._pause(waiting, stand)
+        self._pause(waiting, status)
 
     def hold(self, waiting: Waiting) -> None:
         """Put back a pod whose Binding failed: nothing wakes it before its backoff is over."""
         waiting.due = waiting.not_before = self._clock() + waiting.backoff.next()
-        waiting.stand, waiting.hope = None, None
+        waiting.status, waiting.hint = None, None
         self._put_back(waiting)
 
     @property
@@ -154,15 +154,15 @@ class SchedulingQueue:
         """Those that were refused and may be woken."""
         return list(self._parked.values())
 
-    def hopeful(self) -> list[Demand]:
+    def with_hint(self) -> list[Demand]:
         """Those that have a reason to be tried, now or after a pause, in their order."""
         found = [one for one in self._waiting.values() if one.has_reason and not one.demand.gated]
         return [one.demand for one in sorted(found, key=lambda one: one.order)]
 
-    def wake(self, waiting: Waiting, hope: Hope) -> None:
+    def wake(self, waiting: Waiting, hint: QueueingHint) -> None:
         """Something may have helped this pod: try it as soon as its pause is over."""
         before = (waiting.due, waiting.has_reason)
-        waiting.hope = hope if waiting.hope is None else waiting.hope.and_also(hope)
+        waiting.hint = hint if waiting.hint is None else waiting.hint.and_also(hint)
         waiting.due = min(waiting.due, max(self._clock(), waiting.not_before))
         if (waiting.due, waiting.has_reason) != before:
             self._file(waiting)
@@ -174,11 +174,11 @@ class SchedulingQueue:
             return 0.0
         return max(0.0, self._later[0][0] - self._clock()) if self._later else None
 
-    def _pause(self, waiting: Waiting, stand: Stand) -> None:
-        if waiting.hope is not None or not waiting.pause_seconds:
+    def _pause(self, waiting: Waiting, status: NodeToStatus) -> None:
+        if waiting.hint is not None or not waiting.pause_seconds:
             waiting.pause_seconds = waiting.pause.next()
         waiting.not_before = self._clock() + waiting.pause_seconds
-        waiting.stand, waiting.hope = stand, None
+        waiting.status, waiting.hint = status, None
         self._put_back(waiting)
 
     def _take(self, uid: PodUid) -> Waiting:
@@ -195,7 +195,7 @@ class SchedulingQueue:
         self._file(waiting)
 
     def _file(self, waiting: Waiting) -> None:
-        if waiting.stand is None or waiting.demand.gated:
+        if waiting.status is None or waiting.demand.gated:
             self._parked.pop(waiting.uid, None)
         else:
             self._parked[waiting.uid] = waiting

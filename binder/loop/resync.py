@@ -59,7 +59,7 @@ class _Asked(Generic[_K]):
         pause.until = now + pause.backoff.next()
 
 
-class Doubts:
+class AssumedPodResync:
     """`look` finds whom to ask, `run` asks. `freed` is told when something became free."""
 
     def __init__(

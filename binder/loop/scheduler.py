@@ -36,17 +36,18 @@ from binder.engine.dual_prices import price
 from binder.engine.remedy import remedy
 from binder.engine.score import LeastFragmentation, Strategy
 from binder.loop.bind import current_pod, is_answer, may_have_happened, post_binding
-from binder.loop.conditions import Notices, Said, told, told_reason
-from binder.loop.failures import Troubles
+from binder.loop.conditions import ConditionWriter, LastMessage
+from binder.loop.failures import PlacementFailures
 from binder.loop.fenced import FencedClient, NotLeading
-from binder.loop.nominate import RoomMaker
+from binder.loop.nominate import Preemptor
 from binder.loop.queue import SchedulingQueue, Waiting
 from binder.loop.replacing import Replacer
-from binder.loop.requeue import ANY, GO_ON, Hints, Hope, News, stand_of
+from binder.loop.requeue import ANY, RESUME_SEARCH, ClusterChanges, QueueingHint, QueueingHints, status_of
 from binder.loop.rescuing import Rescuer
-from binder.loop.resync import Doubts
+from binder.loop.resync import AssumedPodResync
 from binder.loop.wait_reasons import WaitReasons
 from binder.pod.demand import Demand, parse_demand
+from binder.pod.wait_condition import reported_message, reported_reason
 from binder.rules.explain import summary
 from binder.rules.filters import FITS
 from binder.rules.load_failures import LoadFailures
@@ -119,18 +120,20 @@ class Scheduler:
         fenced = FencedClient(client, lambda: self.may_write())
         self._client, self._keys, self._name, self._strategy = fenced, keys, scheduler_name, strategy
         self._events, self._metrics, self._clock = events, metrics, clock
-        self._notices = Notices(fenced, events)
+        self._notices = ConditionWriter(fenced, events)
         failures = LoadFailures(clock)
         self.cluster = Cluster(keys, strategy, clock=clock, excluded=failures.excluded, now=now)
         self.state = self.cluster.state
         self._reasons = WaitReasons(self.cluster, clock=clock)
         self.queue = SchedulingQueue(clock)
-        self.room = RoomMaker(fenced, self.cluster, events, may_write=lambda: self.may_write(), clock=clock)
-        self._hints = Hints(
+        self.preemptor = Preemptor(
+            fenced, self.cluster, events, may_write=lambda: self.may_write(), clock=clock
+        )
+        self._hints = QueueingHints(
             self.cluster,
-            self.room.victims,
-            aside=self.room.aside,
-            may_make_room=self.room.may_make_room,
+            self.preemptor.victims,
+            aside=self.preemptor.aside,
+            may_preempt=self.preemptor.may_preempt,
             clock=clock,
         )
         # Who was refused last of those who ask the same.
@@ -138,8 +141,8 @@ class Scheduler:
         # Pods that an earlier leader has begun to make room for.
         self._to_adopt: dict[PodUid, Demand] = {}
         self._has_led = False
-        self._troubles = Troubles(self.state, events)
-        self._doubts = Doubts(
+        self._troubles = PlacementFailures(self.state, events)
+        self._doubts = AssumedPodResync(
             fenced, self.state, on_pod=self.on_pod, on_node=self.on_node, freed=self._note, clock=clock
         )
         self._replacer = Replacer(
@@ -217,14 +220,14 @@ class Scheduler:
         """Take over all nodes, a few at a time: who begins to lead knows of thousands, and must be heard of."""
         while self.state.is_touched:
             self.cluster.decider.refresh(most=_NODES_AT_ONCE)
-            self.room.victims.renew()
+            self.preemptor.victims.renew()
             await asyncio.sleep(0)
 
     def background(self) -> "dict[str, Coroutine[Any, Any, None]]":
         """What a leader does beside placing pods, for ever."""
         return {
             "notices": self._notices.run(),
-            "room": self.room.run(),
+            "room": self.preemptor.run(),
             "replacing": self._replacer.run(),
             "rescuing": self.rescuer.run(),
             "doubts": self._doubts.run(),
@@ -266,10 +269,10 @@ class Scheduler:
         self._next_tick = self._clock() + _TICK_SECONDS
         self.state.expire_ghosts()
         self.state.expire_loads()
-        self.room.expire()
+        self.preemptor.expire()
         for waiting in self.queue.parked():
-            if waiting.stand and (hope := self._hints.spared(waiting.demand, waiting.stand)):
-                self.queue.wake(waiting, hope)
+            if waiting.status and (hint := self._hints.spared(waiting.demand, waiting.status)):
+                self.queue.wake(waiting, hint)
         self._troubles.tell()
         self._doubts.look()
         self._reasons.look()
@@ -284,79 +287,79 @@ class Scheduler:
         """Before anybody else can take their places."""
         self._has_led = True
         for demand in self._to_adopt.values():
-            self.room.adopt(demand)
+            self.preemptor.adopt(demand)
         self._to_adopt.clear()
 
     def _wake_queue(self) -> None:
-        """Wake the pods that the news may help."""
-        if not self.queue.has_parked and not self.room.has_lost:
+        """Wake the pods that the changes may help."""
+        if not self.queue.has_parked and not self.preemptor.has_lost:
             # Nobody to wake. What could be freed is brought up to date now and then, so that the first one who
             # asks for it has not everything to wait for.
-            self.room.victims.renew(lag=_MOST_LAG)
-            if self.room.victims.is_behind:
+            self.preemptor.victims.renew(lag=_MOST_LAG)
+            if self.preemptor.victims.is_behind:
                 self._wake.set()
             return
-        news = self._hints.take_news()
-        if self.room.victims.is_behind:
+        changes = self._hints.take_changes()
+        if self.preemptor.victims.is_behind:
             self._wake.set()
-        if not news and not self.room.has_lost:
+        if not changes and not self.preemptor.has_lost:
             return
-        lost, rows = self.room.take_lost(), set(news.rows.tolist())
+        lost, rows = self.preemptor.take_lost(), set(changes.rows.tolist())
         for waiting in self.queue.parked():
-            if waiting.uid in lost or self.room.row_of(waiting.demand) in rows:
-                self.queue.wake(waiting, Hope(None))
-            elif hope := self._hope(waiting, news):
-                self.queue.wake(waiting, hope)
+            if waiting.uid in lost or self.preemptor.row_of(waiting.demand) in rows:
+                self.queue.wake(waiting, QueueingHint(None))
+            elif hint := self._hope(waiting, changes):
+                self.queue.wake(waiting, hint)
 
-    def _hope(self, waiting: Waiting, news: News) -> Hope | None:
-        assert waiting.stand is not None
+    def _hope(self, waiting: Waiting, changes: ClusterChanges) -> QueueingHint | None:
+        assert waiting.status is not None
         try:
-            return self._hints.hope(waiting.demand, waiting.stand, news)
+            return self._hints.hint(waiting.demand, waiting.status, changes)
         except Exception:  # heard of when the pod is tried
-            return Hope(None)
+            return QueueingHint(None)
 
     def _is_worth_a_try(self, waiting: Waiting) -> bool:
-        if waiting.stand is None or waiting.hope is None:
+        if waiting.status is None or waiting.hint is None:
             return True
         try:
-            return self._hints.look(waiting.demand, waiting.stand, waiting.hope)
+            return self._hints.look(waiting.demand, waiting.status, waiting.hint)
         except Exception:  # heard of when the pod is tried
             return True
 
     def _next(self) -> Waiting | None:
-        """The next pod that is worth a try. Whose hope has gone by now is put back: somebody else was
+        """The next pod that is worth a try. One whose hint is outdated is put back: another pod was
         faster, perhaps."""
         for _ in range(_MOST_LOOKS):
             waiting = self.queue.pop()
             if waiting is None:
                 return None
-            if waiting.stand is None and (alike := self._refused_alike(waiting)) is not None:
+            if waiting.status is None and (alike := self._refused_alike(waiting)) is not None:
                 self._refuse_alike(waiting, alike)
             elif self._is_worth_a_try(waiting):
                 return waiting
             else:
-                assert waiting.stand is not None
-                self.queue.park_again(waiting, waiting.stand)
+                assert waiting.status is not None
+                self.queue.park_again(waiting, waiting.status)
         self._wake.set()
         return None
 
     def _refused_alike(self, waiting: Waiting) -> Waiting | None:
-        """A pod that asked the same, was refused, and has no hope since: one of many copies."""
+        """A pod that asked the same, was refused, and has no hint since: one of many replicas."""
         uid = self._refused.get(waiting.demand.question)
         known = None if uid is None else self.queue.find(uid)
-        if known is None or known.stand is None or (known.hope is not None and known.hope.is_news):
+        if known is None or known.status is None or (known.hint is not None and known.hint.is_change):
             return None
         same = known.demand.question == waiting.demand.question
-        return known if same and not self.room.waits_for_room(known.demand) else None
+        return known if same and not self.preemptor.is_nominated(known.demand) else None
 
     def _refuse_alike(self, waiting: Waiting, alike: Waiting) -> None:
-        assert alike.stand is not None
+        assert alike.status is not None
         assert alike.reason is not None
         if not alike.said.statements <= waiting.said.statements:
             self._tell(waiting, alike.message, alike.reason, alike.said)
         else:
             self._correct(waiting, alike.reason)
-        self.queue.park(waiting, alike.stand.copy())
+        self.queue.park(waiting, alike.status.copy())
 
     def _is_busy(self) -> bool:
         return len(self._binds) - len(self._pauses) >= BINDS_AT_ONCE
@@ -373,13 +376,13 @@ class Scheduler:
         self._metrics.attempted("broken")
         log.error("decision broke", extra=fields(pod=waiting.demand.model.ref), exc_info=error)
         self.state.forget(waiting.uid)  # no Binding is on its way: that would have been the last step
-        self.room.give_up(waiting.uid)
+        self.preemptor.give_up(waiting.uid)
         self._tell(waiting, f"the binder could not judge the pod, and tries again later: {error!r}", _ERROR)
         self.queue.hold(waiting)
 
     def _decide(self, waiting: Waiting) -> None:
         with self._metrics.decision_seconds.time():
-            outcome = self.room.decide(waiting.demand)
+            outcome = self.preemptor.decide(waiting.demand)
         if isinstance(outcome, Placement):
             self._bind_in_background(waiting, outcome)
         else:
@@ -390,11 +393,11 @@ class Scheduler:
         counts = refusal.counts(self.cluster.decider.table)
         self._metrics.refused(counts)
         reasons, waits = summary(self.cluster.decider, waiting.demand, refusal), ""
-        stand = stand_of(self.cluster.decider, refusal)
-        why = ANY if waiting.stand is None else waiting.hope
-        if waiting.stand is not None and why != ANY:
-            stand.go_on_from(waiting.stand)
-        if sacrifice := self.room.make_room(waiting.demand, refusal, stand, why):
+        status = status_of(self.cluster.decider, refusal)
+        why = ANY if waiting.status is None else waiting.hint
+        if waiting.status is not None and why != ANY:
+            status.resume_from(waiting.status)
+        if sacrifice := self.preemptor.preempt(waiting.demand, refusal, status, why):
             names = ", ".join(str(victim.ref) for victim in sacrifice.victims)
             waits = f"; waits for node {sacrifice.placement.node} to be rid of {names}"
         reason = self._reasons.of(waiting.demand, refusal, makes_room=sacrifice is not None)
@@ -402,11 +405,11 @@ class Scheduler:
             self._tell(waiting, self._with_remedy(waiting.demand, refusal, reasons + waits), reason, said)
         else:
             self._correct(waiting, reason)
-        if waiting.stand is None and not self.queue.has_parked:
-            self._hints.take_news()  # not asked for while nobody was parked: older than this refusal
-        self.queue.park(waiting, stand)
-        if sacrifice is None and why is not None and len(stand.unasked):
-            self.queue.wake(waiting, GO_ON)
+        if waiting.status is None and not self.queue.has_parked:
+            self._hints.take_changes()  # not asked for while nobody was parked: older than this refusal
+        self.queue.park(waiting, status)
+        if sacrifice is None and why is not None and len(status.unasked):
+            self.queue.wake(waiting, RESUME_SEARCH)
         self._refused[waiting.demand.question] = waiting.uid
         if len(self._refused) > _MOST_QUESTIONS:
             self._refused.popitem(last=False)
@@ -431,11 +434,11 @@ class Scheduler:
             if pod["spec"].get("schedulingGates"):
                 return  # the API server's own condition says that it is gated; its change is heard of
             known = self._unreadable.get(ref.uid)
-            before = told(pod) if known is None else known.told
+            before = reported_message(pod) if known is None else known.told
             self._unreadable[ref.uid] = _Unreadable(ref, f"the pod cannot be placed: {error}", before)
         else:
             self._unreadable.pop(ref.uid, None)
-            if is_new := self.queue.put(demand, told=told(pod), reason=told_reason(pod)):
+            if is_new := self.queue.put(demand, told=reported_message(pod), reason=reported_reason(pod)):
                 self.learn(demand)
             if is_new or not self._has_led:
                 self._note_nominated(demand)
@@ -453,7 +456,7 @@ class Scheduler:
         self.queue.remove(uid)
         self._unreadable.pop(uid, None)
         self._to_adopt.pop(uid, None)
-        self.room.give_up(uid)
+        self.preemptor.give_up(uid)
 
     def learn(self, demand: Demand) -> None:
         """What is asked for decides what GPUs are worth. Learned in the background, one at a time."""
@@ -484,7 +487,7 @@ class Scheduler:
     def about_to_be_placed(self) -> list[Demand]:
         """Pods that wait and may have a place by now, in their order."""
         self._wake_queue()
-        return self.queue.hopeful()
+        return self.queue.with_hint()
 
     async def read(self, path: str) -> JsonObject:
         """One object as it is now. Raises KubeError."""
@@ -606,9 +609,11 @@ class Scheduler:
             self.state.forget(ref.uid)
         return _Failure(str(error), pod)
 
-    def _tell(self, waiting: Waiting, message: str, reason: WaitReason, said: Said | None = None) -> None:
+    def _tell(
+        self, waiting: Waiting, message: str, reason: WaitReason, said: LastMessage | None = None
+    ) -> None:
         """Once for each message. `said`: which refusal it tells of, if it does."""
-        waiting.said = said or Said()
+        waiting.said = said or LastMessage()
         if message == waiting.message:
             self._correct(waiting, reason)
             return

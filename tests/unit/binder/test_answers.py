@@ -15,7 +15,7 @@ from binder.cache.state import GHOST_GRACE_SECONDS, ClusterState
 from binder.engine.decision import Placement
 from binder.loop.bind import current_pod, is_answer, may_have_happened, post_binding
 from binder.loop.evict import evict, set_nominated_node
-from binder.loop.resync import OVERDUE_SECONDS, Doubts
+from binder.loop.resync import OVERDUE_SECONDS, AssumedPodResync
 from binder.pod.demand import parse_demand
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
@@ -139,14 +139,14 @@ async def test_the_nominated_node_is_said_of_this_pod(name: str, written: str | 
 
 
 class Asking:
-    """Doubts about a node n1, at `now`. `freed`: what was said to have come free."""
+    """AssumedPodResync about a node n1, at `now`. `freed`: what was said to have come free."""
 
     def __init__(self, *answers: Json | Exception) -> None:
         self.now = 0.0
         self.state = ClusterState(KEYS, clock=lambda: self.now)
         self.state.set_node(node(says=report(gpu())))
         self.api, self.freed, self.pods = Api(*answers), list[bool](), list[Json]()
-        self.doubts = Doubts(
+        self.doubts = AssumedPodResync(
             self.api,  # type: ignore[arg-type]
             self.state,
             on_pod=self._on_pod,

@@ -12,11 +12,11 @@ from berth.contract.pod import has_ended
 from berth.contract.quantity import MOST
 from binder.cache.cluster import slim
 from binder.cache.holders import bound_holder
-from binder.loop.conditions import told
 from binder.pod.demand import Demand, host_ports, parse_demand, pod_claims, product_key
 from binder.pod.resources import pod_amounts
 from binder.pod.selectors import parse_selector
 from binder.pod.topology_terms import required_anti_affinity
+from binder.pod.wait_condition import reported_message
 from tests.fakes.objects import GIB, KEYS, pod
 
 Json = dict[str, Any]
@@ -233,7 +233,7 @@ def test_what_is_left_out_of_the_mirror_changes_nothing() -> None:
     assert parse_demand(kept, KEYS).nominated == parse_demand(whole, KEYS).nominated == "n2"
     assert bound_holder(kept, NodeName("n1"), KEYS) == bound_holder(whole, NodeName("n1"), KEYS)
     assert required_anti_affinity(kept) == required_anti_affinity(whole) != ()
-    assert told(kept) == told(whole) == "no room"
+    assert reported_message(kept) == reported_message(whole) == "no room"
     assert has_ended(kept)
     assert kept["metadata"]["resourceVersion"] == "5"
 

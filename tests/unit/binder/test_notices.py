@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from binder.loop.conditions import FIGURES_SECONDS, Said, statements_of
+from binder.loop.conditions import FIGURES_SECONDS, LastMessage, statements_of
 from tests.fakes.binder import Bench
 from tests.fakes.objects import pod
 
@@ -12,7 +12,7 @@ NODES, PODS = 20, 50
 
 
 def test_figures_that_change_are_told_after_a_while_and_another_reason_at_once() -> None:
-    said = Said().then("0/3 nodes: 3 A (1.5 GiB short)", "", now=100.0)
+    said = LastMessage().then("0/3 nodes: 3 A (1.5 GiB short)", "", now=100.0)
     assert said is not None
     assert said.then("0/3 nodes: 3 A (900 MiB short)", "", now=101.0) is None
     assert said.then("0/4 nodes: 4 A (7 B short)", "", now=99.0 + FIGURES_SECONDS) is None
@@ -23,7 +23,7 @@ def test_figures_that_change_are_told_after_a_while_and_another_reason_at_once()
 
 def test_reasons_that_come_and_go_are_told_once() -> None:
     both = "0/3 nodes: 2 A (1 GiB short), 1 B (no heartbeat)"
-    said = Said().then(both, "", now=0.0)
+    said = LastMessage().then(both, "", now=0.0)
     assert said is not None
     assert said.then("0/3 nodes: 3 A (1 GiB short)", "", now=1.0) is None
     assert said.then("0/3 nodes: 3 B (no heartbeat)", "", now=2.0) is None
@@ -33,7 +33,7 @@ def test_reasons_that_come_and_go_are_told_once() -> None:
 
 
 def test_for_whose_end_a_pod_waits_is_told_at_once_and_that_it_does_no_more() -> None:
-    said = Said().then("3 A", "; waits for node n1 to be rid of team/a-1", now=0.0)
+    said = LastMessage().then("3 A", "; waits for node n1 to be rid of team/a-1", now=0.0)
     assert said is not None
     assert said.then("3 A", "; waits for node n2 to be rid of team/a-1", now=1.0) is not None
     assert said.then("3 A", "", now=1.0) is not None

@@ -6,7 +6,7 @@ import pytest
 
 from binder.engine.preemption import MOST_QUESTIONS, Questions
 from binder.loop import nominate as room
-from binder.loop.requeue import Hints
+from binder.loop.requeue import QueueingHints
 from tests.fakes.binder import Bench
 from tests.fakes.objects import KEYS
 
@@ -80,7 +80,7 @@ async def test_a_second_reason_that_goes_away_on_another_node_is_not_forgotten()
 async def test_what_no_hint_foresees_is_searched_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod's own time comes at the latest two minutes after its last try, and then all nodes are searched (binder
     H3)."""
-    monkeypatch.setattr(Hints, "_touches", lambda *_: False)
+    monkeypatch.setattr(QueueingHints, "_touches", lambda *_: False)
     async with Bench() as bench:
         lure(bench, "n1", labels={_ZONE: "a"})
         bench.node("n2", 1, labels={_ZONE: "a"})
@@ -126,14 +126,14 @@ async def test_copies_of_a_pod_whose_search_was_left_off_do_not_search_on_their_
     async with Bench() as bench:
         await futile(bench, pods=1, lures=80)
         await bench.step()
-        asked = bench.scheduler.room._repeats
+        asked = bench.scheduler.preemptor._repeats
         bench.add(
             "copy", mem="10Gi", priority=100, affinity=apart("db"), annotations={KEYS.model_id: "model-vip0"}
         )
         before = len(bench.events.said)
         tries: list[str] = []
-        decide = bench.scheduler.room.decide
-        bench.scheduler.room.decide = lambda d: (tries.append(d.model.ref.name), decide(d))[1]  # type: ignore[method-assign]
+        decide = bench.scheduler.preemptor.decide
+        bench.scheduler.preemptor.decide = lambda d: (tries.append(d.model.ref.name), decide(d))[1]  # type: ignore[method-assign]
         await bench.step(2)
         assert tries == []
         assert [name for name, *_ in bench.events.said[before:]] == ["copy"]

@@ -3,11 +3,11 @@ from typing import Any
 import numpy as np
 
 from binder.loop.queue import CAP_SECONDS, TURN, WOKEN_CAP_SECONDS, SchedulingQueue, Waiting
-from binder.loop.requeue import Hope, Stand
+from binder.loop.requeue import NodeToStatus, QueueingHint
 from binder.pod.demand import parse_demand
 from tests.fakes.objects import KEYS, pod
 
-STAND = Stand(np.zeros(0, np.int8), set(), hopeless=False, clock=0)
+STAND = NodeToStatus(np.zeros(0, np.int8), set(), hopeless=False, clock=0)
 
 
 class Clock:
@@ -65,7 +65,7 @@ def test_a_woken_pod_keeps_a_short_pause_since_its_last_try() -> None:
         assert entry is not None
         waiting.park(entry, STAND)
         began = clock.now
-        waiting.wake(entry, Hope(None))
+        waiting.wake(entry, QueueingHint(None))
         clock.now += waiting.seconds_to_next() or 0.0
         delays.append(clock.now - began)
     assert 0.4 <= delays[0] <= 0.6
@@ -87,7 +87,7 @@ def test_after_a_long_wait_a_change_wakes_at_once() -> None:
     waiting.park(entry, STAND)
     clock.now += 11.0
     assert waiting.pop() is None
-    waiting.wake(entry, Hope(None))
+    waiting.wake(entry, QueueingHint(None))
     assert uid_of(waiting.pop()) == "p"
 
 

@@ -979,7 +979,7 @@ async def test_what_is_promised_is_placed_and_one_more_is_not(seed: int, strateg
     world = World(seed, strategy)
     cluster = world.scheduler.cluster
     answers = SchedulableAnswers(
-        cluster, KEYS, pending=world.scheduler.about_to_be_placed, aside=world.scheduler.room.aside
+        cluster, KEYS, pending=world.scheduler.about_to_be_placed, aside=world.scheduler.preemptor.aside
     )
     answer = finish(answers.answer(SchedulableRequest(models=tuple(world.models))))
     found = {key.name: one for key, one in answer.models.items()}

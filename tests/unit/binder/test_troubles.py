@@ -7,7 +7,7 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from binder.cache.state import ClusterState
-from binder.loop.failures import Troubles
+from binder.loop.failures import PlacementFailures
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 N1 = NodeName("n1")
@@ -28,11 +28,11 @@ class Events:
         self.said.append((reason, message))
 
 
-def world() -> tuple[ClusterState, Events, Troubles]:
+def world() -> tuple[ClusterState, Events, PlacementFailures]:
     state, events = ClusterState(KEYS, clock=lambda: 0.0), Events()
     state.set_node(node(says=report()))
     state.set_pod(PLACED)
-    return state, events, Troubles(state, events)  # type: ignore[arg-type]
+    return state, events, PlacementFailures(state, events)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", sorted(CASES))

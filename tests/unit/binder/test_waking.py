@@ -377,7 +377,7 @@ class History:
     def forgotten(self) -> str:
         """A pod that waits and could be placed, or for which somebody could go; "" if all is well."""
         scheduler = self.bench.scheduler
-        cluster, room = scheduler.cluster, scheduler.room
+        cluster, room = scheduler.cluster, scheduler.preemptor
         cluster.decider.refresh()
         fresh = Decider(
             cluster.state,
@@ -395,7 +395,7 @@ class History:
             if fits:
                 return f"{demand.model.ref} fits"
             fresh.refresh()
-            if room.waits_for_room(demand):
+            if room.is_nominated(demand):
                 continue
             sacrifice = find_sacrifice(
                 fresh,

@@ -19,9 +19,10 @@ from binder.cli.pod_facts import conditions
 from binder.cli.progress import Stage
 from binder.engine.decision import Refusal
 from binder.engine.remedy import remedy
-from binder.loop.conditions import Notices, told
+from binder.loop.conditions import ConditionWriter
 from binder.loop.queue import SchedulingQueue
 from binder.pod.demand import parse_demand
+from binder.pod.wait_condition import reported_message
 from binder.rules.explain import sentence, summary, verdicts
 from binder.rules.reasons import Kind
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
@@ -378,11 +379,11 @@ class Api:
 
 
 class Told:
-    """Notices that are written, and the events beside them."""
+    """ConditionWriter that are written, and the events beside them."""
 
     def __init__(self) -> None:
         self.api, self.events = Api(), list[tuple[str, ...]]()
-        self.notices = Notices(self.api, self)  # type: ignore[arg-type]
+        self.notices = ConditionWriter(self.api, self)  # type: ignore[arg-type]
         self._task: asyncio.Task[None] | None = None
 
     def record(self, ref: Any, *said: str) -> None:
@@ -503,6 +504,6 @@ TOLD: list[tuple[list[Json], str]] = [
 
 @pytest.mark.parametrize(("said", "message"), TOLD)
 def test_what_an_earlier_leader_has_told(said: list[Json], message: str) -> None:
-    assert told({"status": {"conditions": said}}) == message
+    assert reported_message({"status": {"conditions": said}}) == message
     assert set(conditions({"status": {"conditions": said}})) == {one["type"] for one in said}
-    assert told({"status": {}}) == told({}) == ""
+    assert reported_message({"status": {}}) == reported_message({}) == ""

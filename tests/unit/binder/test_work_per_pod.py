@@ -57,7 +57,7 @@ async def test_who_could_go_is_known_when_the_first_pod_asks() -> None:
         await bench.step(BURST + 1)
         bench.add("vip", mem="80Gi", priority=10)
         await bench.step(2)
-        assert bench.scheduler.room.waits_for_room(bench.scheduler.queue.find(PodUid("vip")).demand)  # type: ignore
+        assert bench.scheduler.preemptor.is_nominated(bench.scheduler.queue.find(PodUid("vip")).demand)  # type: ignore
 
 
 async def test_news_from_before_a_pod_was_parked_does_not_wake_it() -> None:
@@ -71,9 +71,9 @@ async def test_news_from_before_a_pod_was_parked_does_not_wake_it() -> None:
         await bench.step()
         tried = bench.scheduler.queue.find(PodUid("big"))
         assert tried is not None
-        assert tried.stand is not None
+        assert tried.status is not None
         await bench.step(3)
-        assert tried.hope is None
+        assert tried.hint is None
 
 
 async def test_a_node_that_gets_one_pod_more_is_not_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_a_binder_that_forgets_what_it_has_assumed_is_found_out(monkeypatch: pyt
 
 def test_a_binder_that_misses_a_wake_up_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """(review of the binder, `op_quiet`) While pods were tried of themselves after 130 s, this was hidden."""
-    from binder.loop.requeue import Hints
+    from binder.loop.requeue import QueueingHints
 
-    monkeypatch.setattr(Hints, "_rows", lambda *_: [])
+    monkeypatch.setattr(QueueingHints, "_rows", lambda *_: [])
     assert any((fault := asyncio.run(fault_of(h))) and "not tried" in fault for h in map(history, range(20)))

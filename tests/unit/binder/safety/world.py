@@ -33,7 +33,7 @@ from binder.cache.cluster import slim
 from binder.engine.decision import Placement
 from binder.engine.score import make_strategy
 from binder.loop.queue import SchedulingQueue, Waiting
-from binder.loop.requeue import Stand
+from binder.loop.requeue import NodeToStatus
 from binder.loop.scheduler import Scheduler
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
@@ -202,15 +202,15 @@ class Hinted(SchedulingQueue):
     """A queue in which nobody who was refused is ever tried of himself: a wake-up that is missed would be hidden by
     that, and is a pod that waits here for ever."""
 
-    def park(self, waiting: Waiting, stand: Stand) -> None:
-        super().park(waiting, stand)
+    def park(self, waiting: Waiting, status: NodeToStatus) -> None:
+        super().park(waiting, status)
         waiting.due = waiting.again = math.inf
         self._file(waiting)
 
     def is_held(self, uid: PodUid) -> bool:
         """Its Binding has failed, and the pause after that is not over."""
         known = self.find(uid)
-        return known is not None and known.stand is None and known.due > self._clock()
+        return known is not None and known.status is None and known.due > self._clock()
 
 
 class Replica:
@@ -591,7 +591,7 @@ class World:
         for uid, demand in waiting.items():
             if uid not in self.truth.pods:
                 raise Broken(f"pod {uid} is gone and waits")
-            if scheduler.room.waits_for_room(demand) or replica.queue.is_held(uid):
+            if scheduler.preemptor.is_nominated(demand) or replica.queue.is_held(uid):
                 continue
             if isinstance(scheduler.cluster.decider.decide(demand), Placement):
                 raise Broken(f"pod {uid} fits and is not tried")
