@@ -37,10 +37,10 @@ from binder.engine.preemption import (
     search,
 )
 from binder.engine.victims import Victims
-from binder.loop.allowance import TokenBucket
 from binder.loop.evict import evict, set_nominated_node
 from binder.loop.fenced import FencedClient
 from binder.loop.requeue import ANY, NodeToStatus, QueueingHint
+from binder.loop.token_bucket import TokenBucket
 from binder.pod.demand import Demand
 from binder.rules.filters import Codes
 
