@@ -22,17 +22,17 @@ from agent.admission import (
     write_anew,
 )
 from agent.auth import Authenticator, NotAllowed, NotPlaced, PodGuard, Unauthenticated
-from agent.copies import Copies, gpu_trouble, read_limits
-from agent.door import Context, Door, last_words, metadata_of, source_of
+from agent.disk_space import DiskFull, DiskSpace
 from agent.gpus import GpuReading, GpusUnknown
-from agent.limits import Busy, Callers, Patience, Rates
+from agent.interceptor import CallInterceptor, Context, drain_stream, metadata_of, source_of
+from agent.limits import Busy, CallLimiter, MinimumRate, RateLimiter
 from agent.metrics import AgentMetrics
 from agent.models import IdTaken, Model, Models, OneModelOnly, PodGone
+from agent.replicas import Replicas, gpu_trouble, read_limits
 from agent.repository import Record, Repository
-from agent.room import NoRoom, Room
 from agent.serving.lifecycle import Lifecycle
-from agent.slots import StageSlots
 from agent.stage_message import check_stage_message
+from agent.stage_queue import StageQueue
 from agent.staging import MAX_ENTRIES, BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
@@ -89,7 +89,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (CodeRefused, grpc.StatusCode.FAILED_PRECONDITION),
     (InvalidModel, grpc.StatusCode.INVALID_ARGUMENT),
     (Busy, grpc.StatusCode.UNAVAILABLE),
-    (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DiskFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (SenderGone, grpc.StatusCode.DEADLINE_EXCEEDED),
     (IdTaken, grpc.StatusCode.ALREADY_EXISTS),
     (TooLarge, grpc.StatusCode.OUT_OF_RANGE),
@@ -102,7 +102,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     # A full or broken disk; the message is the system's.
     (OSError, grpc.StatusCode.RESOURCE_EXHAUSTED),
 )
-_TOLD = tuple(kind for kind, _ in _CODES)
+_MAPPED = tuple(kind for kind, _ in _CODES)
 _STATES = {state: f"MODEL_STATE_{state.name}" for state in ModelState}
 _FAILURES: dict[Failure | None, str] = {
     None: "FAILURE_CLASS_UNSPECIFIED",
@@ -124,7 +124,7 @@ class NodeAgentApi(NodeAgentServicer):
         repository: Repository,
         lifecycle: Lifecycle,
         readings: Callable[[], tuple[GpuReading, ...]],
-        copies: Copies,
+        replicas: Replicas,
         gateway: Endpoint | None,
         on_limits: Callable[[], None],
         metrics: AgentMetrics,
@@ -136,22 +136,22 @@ class NodeAgentApi(NodeAgentServicer):
         self._authenticator, self._guard = authenticator, guard
         self._models, self._repository, self._lifecycle = models, repository, lifecycle
         self._readings, self._metrics = readings, metrics
-        self._copies, self._gateway, self._on_limits = copies, gateway, on_limits
+        self._replicas, self._gateway, self._on_limits = replicas, gateway, on_limits
         self._rules, self._gate = rules, gate
         self._judging = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._max_model_bytes = max_model_bytes
-        self._room = Room(repository.models, keep_share=keep_free)
-        self._slots = StageSlots()
-        self._logged = Rates(rate=_LOGGED_RATE, burst=_LOGGED_BURST)
+        self._disk = DiskSpace(repository.models, keep_share=keep_free)
+        self._slots = StageQueue()
+        self._logged = RateLimiter(rate=_LOGGED_RATE, burst=_LOGGED_BURST)
 
-    def door(self) -> Door:
+    def interceptor(self) -> CallInterceptor:
         """What stands before these calls where they come over the network."""
-        return Door(
-            self._authenticator, Callers(), refuse=self._refuse, told=_TOLD, check=check_stage_message
+        return CallInterceptor(
+            self._authenticator, CallLimiter(), refuse=self._refuse, mapped=_MAPPED, check=check_stage_message
         )
 
     async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:  # noqa: N802
-        return await self._answer("Stage", context, _heard(requests, self._stage(requests, context)))
+        return await self._answer("Stage", context, _drained(requests, self._stage(requests, context)))
 
     async def Load(self, request: pb.LoadRequest, context: Context) -> AsyncIterator[pb.LoadProgress]:  # noqa: N802
         model = await self._answer("Load", context, self._loadable(request, context))
@@ -179,10 +179,10 @@ class NodeAgentApi(NodeAgentServicer):
         return await self._answer("ListModels", context, self._list(context))
 
     async def _answer(self, method: str, context: Context, work: Awaitable[T]) -> T:
-        """Turn the errors that callers are told of into their status."""
+        """Turn the errors that have a status into it."""
         try:
             answer = await work
-        except _TOLD as error:
+        except _MAPPED as error:
             _forget_frames(error)
             await self._refuse(method, context, error)
         self._metrics.called(method, "OK")
@@ -204,19 +204,21 @@ class NodeAgentApi(NodeAgentServicer):
 
     async def _watched(self, request: pb.WatchModelRequest, context: Context) -> tuple[Model, ModelName]:
         model, name = await self._own(request.model_name, context)
-        if request.HasField("limits") and self._copies.ask(model.ref.uid, read_limits(request.limits)):
+        if request.HasField("limits") and self._replicas.set_limits(
+            model.ref.uid, read_limits(request.limits)
+        ):
             self._on_limits()
-        self._models.see_door(model)
+        self._models.see_proxy(model)
         return model, name
 
     def _gateway_of(self, model: Model) -> pb.Gateway | None:
         """Only to a pod that has proved which it is, and to nobody else ever."""
         if self._gateway is None:
             return None
-        return pb.Gateway(endpoint=str(self._gateway), ticket=self._copies.ticket(model.ref.uid))
+        return pb.Gateway(endpoint=str(self._gateway), ticket=self._replicas.ticket(model.ref.uid))
 
     async def _own(self, text: str, context: Context) -> tuple[Model, ModelName]:
-        """Authenticate and authorise. The name is checked last, so that strangers learn nothing by it."""
+        """Authenticate and authorise. The name is checked last, so that note_unowned learn nothing by it."""
         _, model, name = await self._caller(text, context)
         return model, name
 
@@ -283,7 +285,7 @@ class NodeAgentApi(NodeAgentServicer):
         gpu: GpuChoice,
         staged: Path,
     ) -> pb.StageResponse:
-        files = StagedFiles(staged, max_bytes=self._max_model_bytes, share=self._room.share())
+        files = StagedFiles(staged, max_bytes=self._max_model_bytes, share=self._disk.reservation())
         try:
             digest = await self._write_parts(requests, files)
         finally:
@@ -330,7 +332,7 @@ class NodeAgentApi(NodeAgentServicer):
 
     async def _write_parts(self, requests: AsyncIterator[pb.StageRequest], files: StagedFiles) -> str:
         """Write until the commit. The next message is read only when this one is on its way to disk."""
-        patience = Patience(seconds=_SENDER_SECONDS, bytes_per_second=_SENDER_BYTES_PER_SECOND)
+        patience = MinimumRate(seconds=_SENDER_SECONDS, bytes_per_second=_SENDER_BYTES_PER_SECOND)
         while True:
             asked = time.monotonic()
             request = await _next_part(requests, "file", "chunk", "commit", within=patience.left_seconds)
@@ -457,7 +459,7 @@ async def serve(api: NodeAgentApi, listen: Endpoint) -> grpc.aio.Server:
             *keepalive(every_seconds=30, within_seconds=10),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ],
-        interceptors=[api.door()],
+        interceptors=[api.interceptor()],
         maximum_concurrent_rpcs=_CONCURRENT_CALLS,
     )
     add_NodeAgentServicer_to_server(api, server)  # type: ignore[no-untyped-call]
@@ -472,21 +474,21 @@ async def serve(api: NodeAgentApi, listen: Endpoint) -> grpc.aio.Server:
     return server
 
 
-async def _heard(requests: AsyncIterator[pb.StageRequest], work: Awaitable[T]) -> T:
-    """Do the work, and hear the sender out before its outcome is told."""
+async def _drained(requests: AsyncIterator[pb.StageRequest], work: Awaitable[T]) -> T:
+    """Do the work, and drain the sender's stream before the outcome is sent."""
     try:
         answer = await work
-    except _TOLD as error:
+    except _MAPPED as error:
         _forget_frames(error)
-        await last_words(requests)
+        await drain_stream(requests)
         raise
-    await last_words(requests)
+    await drain_stream(requests)
     return answer
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """An error that is told to the caller keeps what the functions held that raised it: a whole header, until a
-    late collection."""
+    """An error that is sent to the caller keeps alive what the functions held that raised it (a whole header) until
+    a late collection."""
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__

@@ -15,18 +15,18 @@ from agent.api import NodeAgentApi, serve
 from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuthenticator
 from agent.cold_starts import ColdStarts
 from agent.config import DEFAULT_CAPABILITIES, AgentOptions
-from agent.copies import Copies, LimitsFile
-from agent.facts import GpuFacts, OtherUse, gpu_reports
 from agent.gateway_link import GatewayLink, NoGateway
+from agent.gpu_facts import GpuFacts, OtherUse, gpu_reports
 from agent.gpus import Gpus, NoGpus
+from agent.heartbeat import AgentHeartbeat
 from agent.keys import read_ticket_secret
 from agent.metrics import AgentMetrics
 from agent.mock_gpus import MockGpus
 from agent.models import Models
 from agent.nvml import NvmlGpus, NvmlMissing
 from agent.pods import note_pod
-from agent.pulse import Pulse
-from agent.report import Reporter, last_report
+from agent.replicas import LimitsFile, Replicas
+from agent.reporter import Reporter, last_report
 from agent.repository import Repository, RepositoryUnusable
 from agent.serving.journal import Journal
 from agent.serving.lifecycle import Lifecycle
@@ -60,7 +60,7 @@ SUMMARY = "Publish a node's GPU memory, and load and unload the models of its po
 # Calls in progress get this long when the agent ends; a stage that is cut off is begun again by its loader.
 _DRAIN_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0
-# In heartbeats: an annotation that somebody has damaged is mended after this time.
+# In heartbeats: an annotation that another writer has changed is restored after this time.
 _VERIFY_EVERY = 3
 # A driver that is busy takes seconds; a call that has been away for so long does not come back.
 _HANG_SECONDS = 120.0
@@ -110,7 +110,7 @@ class _Parts:
         self.registry = CollectorRegistry()
         self.metrics = AgentMetrics(self.registry)
         self.node = NodeName(options.node_name)
-        self._foreign = OtherUse()
+        self._other_use = OtherUse()
         self._backends = _backends(options.backend_directory)
         self.events = EventRecorder(client, component="berth-agent", host=self.node)
         self.reporter = Reporter(
@@ -120,17 +120,17 @@ class _Parts:
             build=self.build_report,
             readings=lambda: gpus.readings,
             metrics=self.metrics,
-            heed=self._lift_quarantine,
+            on_node=self._lift_quarantine,
         )
         rules = NodeRules(frozenset(self._capabilities()), options.code)
         self.gate = CodeGate(options.code)
         self._limits_file = LimitsFile(options.repository)
         self._limits_kept = self._limits_file.read()
         secret = _ticket_secret(options.triton_keys)
-        self.copies = Copies(models, secret, gpus.listed, self._limits_kept)
-        self.limits_told = asyncio.Event()
+        self.replicas = Replicas(models, secret, gpus.listed, self._limits_kept)
+        self.limits_changed = asyncio.Event()
         control = options.gateway_control
-        self.link = None if control is None else GatewayLink(control, self.copies.told, self._on_death)
+        self.link = None if control is None else GatewayLink(control, self.replicas.current, self._on_death)
         self.lifecycle = Lifecycle(
             models=models,
             repository=repository,
@@ -158,7 +158,7 @@ class _Parts:
             params={"fieldSelector": f"spec.nodeName={self.node}"},
             on_change=self._on_pod,
         )
-        heartbeat = Heartbeat(
+        lease = Heartbeat(
             client,
             namespace=agent_lease_namespace(options.system_namespace),
             name=agent_lease_name(self.node),
@@ -166,8 +166,8 @@ class _Parts:
             node=self.node,
             duration_seconds=round(4 * options.heartbeat_seconds),
         )
-        self.pulse = Pulse(
-            heartbeat,
+        self.heartbeat = AgentHeartbeat(
+            lease,
             self.reporter,
             keys=options.key_prefix,
             patience_seconds=4 * options.heartbeat_seconds,
@@ -179,7 +179,7 @@ class _Parts:
             repository=repository,
             lifecycle=self.lifecycle,
             readings=gpus.listed,
-            copies=self.copies,
+            replicas=self.replicas,
             gateway=options.gateway,
             on_limits=self._on_limits,
             metrics=self.metrics,
@@ -206,18 +206,18 @@ class _Parts:
         return gpu_reports(
             self.gpus,
             self.models,
-            self._foreign,
+            self._other_use,
             busy=self.lifecycle.busy_gpus(),
             headroom_bytes=self.options.headroom,
         )
 
     async def _lift_quarantine(self, node: JsonObject) -> None:
-        """Do once what the operator's annotation asks, and take it away: it is an order, not a state."""
+        """Do once what the operator's annotation asks, and take it away: it is a command, not a state."""
         key, metadata = self.options.key_prefix.lift_quarantine, node["metadata"]
         wish = (metadata.get("annotations") or {}).get(key)
         if wish is None or not await self.lifecycle.lift(wish):
             return
-        # With the version: what has been written there meanwhile is another order.
+        # With the version: a value that was written meanwhile is another command.
         done = {"resourceVersion": metadata["resourceVersion"], "annotations": {key: None}}
         await self._client.patch(paths.node(self.node), {"metadata": done})
 
@@ -237,48 +237,50 @@ class _Parts:
         return None if self.reporter.has_written else "no report has been written"
 
     def not_alive(self) -> str | None:
-        """Why the agent must be started anew, for `/livez`."""
+        """Why the agent must be restarted, for `/livez`."""
         seconds = self.gpus.hanging_seconds
         return f"NVML has not answered for {seconds:.0f} s" if seconds > _HANG_SECONDS else None
 
     async def look_at_gpus(self) -> None:
         await self.gpus.refresh()
         if self.gpus.have_turned():
-            self.models.touch()  # who watches a model on such a GPU has to hear of it
+            self.models.touch()  # clients that watch a model on such a GPU must be notified
         self.reporter.wake.set()
 
     async def reconcile(self) -> None:
         before = self.reconciler.triton_version
         await self.reconciler.step()
         if self.reconciler.triton_version != before:
-            self.reporter.wake.set()  # nobody places anything here before it is told that Triton is there
+            self.reporter.wake.set()  # the binder places nothing here before the report says that Triton is ready
         if self.gpus.residency != self.models.residency:
             await self.look_at_gpus()
-        self.pulse.alive("reconcile")
+        self.heartbeat.passed("reconcile")
 
     async def report(self) -> None:
         try:
             await self.reporter.step()
         finally:
-            self.pulse.alive("report")  # also where it may not write: the heartbeat says so
+            self.heartbeat.passed("report")  # also where it may not write: the heartbeat says so
 
     def count_error(self, loop: str) -> Callable[[Exception], None]:
         def count(error: Exception) -> None:
             self.metrics.loop_failed(loop)
             if isinstance(error, TritonError):
-                self.pulse.alive(loop)  # the loop works; it is Triton that does not, and the report says so
+                self.heartbeat.passed(
+                    loop
+                )  # the loop works; it is Triton that does not, and the report says so
                 self.reporter.wake.set()
 
         return count
 
     async def keep_limits(self) -> None:
-        limits = dict(self.copies.limits())
+        limits = dict(self.replicas.limits())
         if limits != self._limits_kept:
             await in_thread(self._limits_file.write, limits.items())
             self._limits_kept = limits
 
     def _on_limits(self) -> None:
-        self.limits_told.set()
+        self.limits_changed.set()
         if self.link is not None:
             self.link.wake.set()
 
@@ -309,7 +311,7 @@ async def _run(parts: _Parts, stop: asyncio.Event) -> None:
         # Whose model is whose is not known before the pods are: until then nothing is unloaded or served.
         await first_of(parts.pods.synced, stop)
         if not parts.pods.synced.is_set():
-            return  # told to end before: every model would look like nobody's
+            return  # stopped before: every model would look unowned
         server = await serve(parts.api, options.listen)
         changes = asyncio.Event()
         wakes = [changes, parts.reporter.wake]
@@ -332,8 +334,8 @@ def _start_loops(parts: _Parts, tasks: Supervisor, changes: asyncio.Event) -> No
         ("gpus", parts.look_at_gpus, poll, None),
         ("reconcile", parts.reconcile, poll, changes),
         ("report", parts.report, poll, parts.reporter.wake),
-        ("heartbeat", parts.pulse.beat, options.heartbeat_seconds, parts.reporter.trouble_changed),
-        ("limits", parts.keep_limits, _VERIFY_EVERY * options.heartbeat_seconds, parts.limits_told),
+        ("heartbeat", parts.heartbeat.beat, options.heartbeat_seconds, parts.reporter.trouble_changed),
+        ("limits", parts.keep_limits, _VERIFY_EVERY * options.heartbeat_seconds, parts.limits_changed),
         ("verify", parts.reporter.verify, _VERIFY_EVERY * options.heartbeat_seconds, None),
     )
     for name, step, interval, wake in loops:
@@ -369,7 +371,7 @@ def _authenticator(kind: str, client: KubeClient, models: Models) -> Authenticat
     if kind == "token":
         return TokenAuthenticator(client, knows=lambda uid: models.get(uid) is not None)
     log.warning(
-        "--auth none: whoever reaches the agent's API may stage, load and unload any model of this node"
+        "--auth none: any client that reaches the agent's API can stage, load and unload every model of this node"
     )
     return TrustingAuthenticator()
 
@@ -386,7 +388,7 @@ def _ticket_secret(directory: Path | None) -> bytes:
 
 def _triton_keys(directory: Path | None) -> TritonKeys | None:
     if directory is None:
-        log.warning("no --triton-keys: whoever reaches Triton's ports may use and change every model")
+        log.warning("no --triton-keys: any client that reaches Triton's ports can use and change every model")
         return None
     try:
         return TritonKeys.read(directory)

@@ -1,4 +1,4 @@
-"""Who calls the agent, and what that pod may do here."""
+"""Authentication of the agent's callers, and what the calling pod may do here."""
 
 import asyncio
 import base64
@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from agent.limits import Busy, Rates
+from agent.limits import Busy, RateLimiter
 from berth.contract.errors import InvalidPod
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import AGENT_AUDIENCE, Keys
@@ -22,17 +22,17 @@ from berth.kube.token_review import TokenRefused, review_pod_token
 # Not longer than the API server itself believes a deleted pod's token.
 _CACHE_SECONDS = 10.0
 _CACHE_ENTRIES = 1024
-# It may have been too early; and whoever sends it again and again costs nothing meanwhile.
+# The token may have come too early; meanwhile a client that repeats it costs nothing.
 _REFUSED_SECONDS = 5.0
 _TOKEN_LIMIT = 16 * 1024
 _BEARER = "Bearer "
 # Reviews under way. Of these only so many for tokens that do not even claim to be of a pod of this node.
-_REVIEWS, _STRANGE_REVIEWS = 32, 16
+_REVIEWS, _UNKNOWN_REVIEWS = 32, 16
 _MOST_WAITING = 512
 # Reviews a second in the long run, and at once. A pod's token is reviewed every 10 s at most while it is good.
 _POD_RATE, _POD_BURST = 2.0, 20.0
 _SOURCE_RATE, _SOURCE_BURST = 5.0, 50.0
-_STRANGE_RATE, _STRANGE_BURST = 20.0, 150.0
+_UNKNOWN_RATE, _UNKNOWN_BURST = 20.0, 150.0
 
 Metadata = Mapping[str, str]
 
@@ -52,7 +52,7 @@ class NotPlaced(Exception):
 class Authenticator(Protocol):
     async def pod_of(self, metadata: Metadata, source: str) -> PodRef:
         """The calling pod. `source`: the address that it calls from. Raises Unauthenticated, Busy, or
-        KubeError when nobody can tell."""
+        KubeError when it cannot be determined."""
         ...
 
 
@@ -76,9 +76,9 @@ class TokenAuthenticator:
         self._refused: _Kept[str] = _Kept(_REFUSED_SECONDS, clock)
         self._reviews: dict[bytes, asyncio.Task[PodRef]] = {}
         self._waiting = 0
-        self._of_pods = Rates(rate=_POD_RATE, burst=_POD_BURST, clock=clock)
-        self._of_sources = Rates(rate=_SOURCE_RATE, burst=_SOURCE_BURST, clock=clock)
-        self._of_strangers = Rates(rate=_STRANGE_RATE, burst=_STRANGE_BURST, clock=clock)
+        self._of_pods = RateLimiter(rate=_POD_RATE, burst=_POD_BURST, clock=clock)
+        self._of_sources = RateLimiter(rate=_SOURCE_RATE, burst=_SOURCE_BURST, clock=clock)
+        self._of_unknown = RateLimiter(rate=_UNKNOWN_RATE, burst=_UNKNOWN_BURST, clock=clock)
 
     async def pod_of(self, metadata: Metadata, source: str) -> PodRef:
         token = _token_of(metadata)
@@ -110,8 +110,8 @@ class TokenAuthenticator:
         if claimed is not None and self._knows(claimed):
             seconds, most = self._of_pods.take((source, claimed)), _REVIEWS
         else:
-            seconds = self._of_sources.take(source) or self._of_strangers.take("")
-            most = _STRANGE_REVIEWS
+            seconds = self._of_sources.take(source) or self._of_unknown.take("")
+            most = _UNKNOWN_REVIEWS
         if seconds:
             raise Busy("too many unknown tokens; try again later", retry_seconds=seconds)
         if len(self._reviews) >= most:
@@ -130,7 +130,7 @@ class TokenAuthenticator:
     def _reviewed(self, key: bytes, review: "asyncio.Task[PodRef]") -> None:
         del self._reviews[key]
         if not review.cancelled():
-            review.exception()  # whoever asked may be gone
+            review.exception()  # its callers may be gone
 
 
 class TrustingAuthenticator:

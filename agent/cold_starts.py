@@ -1,11 +1,11 @@
-"""How long copies took from their place on this node until their door was open, by phases. Pure.
+"""How long replicas took from their placement on this node until their proxy was ready, by phase. Pure.
 
-fetch  until their files are here: the loader's container, its download, what it sends
-load   until Triton serves them, with what they waited for others' loads
-open   until their door has asked for them: its container
+download  until their files are here: the loader's container, its download, its stream to the agent
+load      until Triton serves them, with the time in the load queue
+proxy     until the pod's proxy has asked for them: its container
 
-With what the scaler tells of a wake (`scaler.core.wakes`) that is where a first request's time goes: its `place` ends
-where `fetch` begins, and its `load` is all three with the kubelet's word that the pod is ready.
+With the scaler's phases of a cold start (`scaler.core.wakes`) this is where a first request's time goes: its `place`
+ends where `download` begins, and its `load` is all three and the kubelet's report that the pod is ready.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,16 +16,16 @@ from agent.models import Model
 from berth.contract.ids import PodUid
 from berth.contract.report import ModelState
 
-PHASES: Final = ("fetch", "load", "open")
+PHASES: Final = ("download", "load", "proxy")
 ALL: Final = "all"
 _HERE: Final = (ModelState.STAGED, ModelState.LOADING, ModelState.READY)
 
 
 class ColdStarts:
-    """Of the copies that came while it looked on: of others nobody knows the beginning."""
+    """Of the replicas that were placed while it ran: of others the beginning is unknown."""
 
     def __init__(self, observe: Callable[[str, float], None]) -> None:
-        """`observe(phase, seconds)`: of a copy that has been through all of them, which add up to ALL."""
+        """`observe(phase, seconds)`: of a replica that has passed all phases, which add up to ALL."""
         self._observe = observe
         # When each one's phases ended, the first time being its place; None: it is over, or was never seen to begin.
         self._ends: dict[PodUid, list[float] | None] | None = None
@@ -53,5 +53,5 @@ class ColdStarts:
 def _reached(model: Model) -> int:
     """How many phases are over, as it is now."""
     if model.state is ModelState.READY:
-        return len(PHASES) if model.has_door else len(PHASES) - 1
+        return len(PHASES) if model.has_proxy else len(PHASES) - 1
     return int(model.state in _HERE)

@@ -9,7 +9,7 @@ from berth.contract.report import CodeRule
 from berth.kube.options import KubeOptions
 from berth.runtime import options as opt
 
-# What NVIDIA's Triton image brings; Seldon Core 2 lists the same for its Triton server.
+# The backends of NVIDIA's Triton image; Seldon Core 2 lists the same for its Triton server.
 DEFAULT_CAPABILITIES = ("dali", "onnxruntime", "openvino", "python", "pytorch", "tensorrt", "triton")
 
 
@@ -21,7 +21,7 @@ def _node_name(text: str) -> str:
 
 
 def _socket(text: str) -> UnixSocket:
-    """Raises InvalidValue: what is said there opens every model of the node, so it goes over no network."""
+    """Raises InvalidValue: its messages open every model of the node, so they cross no network."""
     address = parse_address(text)
     if not isinstance(address, UnixSocket):
         raise InvalidValue(f"{text!r} is not unix:PATH")
@@ -55,10 +55,10 @@ class AgentOptions(KubeOptions):
     listen: Endpoint = opt.endpoint("the agent's API", default="0.0.0.0:8470")
     admin_listen: Endpoint = opt.endpoint("health and metrics", default="0.0.0.0:8471")
     gateway: Endpoint | None = opt.endpoint(
-        "where this node's pods reach its gateway; without it none is told"
+        "the gateway's endpoint for this node's pods; without it pods get none"
     )
     gateway_control: UnixSocket | None = opt.option(
-        "where the gateway hears which copies there are; without it none is told",
+        "the gateway's control socket, over which the agent lists the node's replicas; without it no gateway is used",
         default=None,
         parse=_socket,
         metavar="unix:PATH",

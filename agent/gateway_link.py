@@ -1,7 +1,7 @@
-"""The agent's line to the gateway: which copies there are, and the wish that one of them drains.
+"""The agent's connection to the gateway: the list of replicas, and requests to drain one of them.
 
-The gateway listens. It is told everything at each connection and at each change, and nothing it says is
-needed: where it is away, there is nobody whom anything could be drained of.
+The gateway listens. It gets the whole list at each connection and at each change. The agent depends on no answer:
+while the gateway is away, no request can reach Triton and nothing has to be drained.
 """
 
 import asyncio
@@ -21,38 +21,38 @@ log = logging.getLogger(__name__)
 # A gateway that starts again has everything within a second.
 _RECONNECT_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
-# One that does not read what it is told is no gateway any more.
+# A gateway that does not read for so long counts as gone.
 _WRITE_SECONDS = 5.0
-# Triton lets what it has at an unload come to its end, too.
+# Triton finishes the requests that it has at an unload, too.
 DRAIN_SECONDS = 10.0
 _GRACE_SECONDS = 2.0
-# What the gateway says is short; of suspects a node has no more than pods.
+# The gateway's lines are short; a node has no more suspects than pods.
 _LINE_BYTES = 256 * 1024
 _MOST_SUSPECTS = 1024
 
-Told = Callable[[Collection[PodUid]], Sequence[ReplicaSpec]]
+ListReplicas = Callable[[Collection[PodUid]], Sequence[ReplicaSpec]]
 
 
 class GatewayLink:
-    """`told(but)`: the copies there are but these. `on_death`: Triton has died with requests of these in it."""
+    """`list_replicas(excluded)`: all replicas but these. `on_death`: Triton has died with requests of these in it."""
 
     def __init__(
         self,
         control: UnixSocket,
-        told: Told,
+        list_replicas: ListReplicas,
         on_death: Callable[[Sequence[PodUid]], None],
         *,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
-        self._control, self._told, self._on_death = control, told, on_death
+        self._control, self._list, self._on_death = control, list_replicas, on_death
         self._drain_seconds = drain_seconds
-        # Something is to be said, perhaps.
+        # The list may have changed.
         self.wake = asyncio.Event()
         self.is_up = False
-        self._said: dict[PodUid, ReplicaSpec] = {}
+        self._sent: dict[PodUid, ReplicaSpec] = {}
         self._draining: dict[PodUid, asyncio.Event] = {}
-        self._asked: set[PodUid] = set()
-        # Left out of what is told until they may be used again.
+        self._requested: set[PodUid] = set()
+        # Left out of the list until they may be used again.
         self._drained: set[PodUid] = set()
         self._trouble = ""
 
@@ -68,9 +68,9 @@ class GatewayLink:
             await asyncio.sleep(_RECONNECT_SECONDS)
 
     async def drain(self, uid: PodUid) -> None:
-        """Return when nothing of this pod's is in Triton any more, or nobody can tell, or after a while. It
-        takes nothing new until `resume`."""
-        if uid in self._said:
+        """Return when no request of this pod is in Triton any more, or that cannot be known, or after a bounded
+        time. It gets no new request until `resume`."""
+        if uid in self._sent:
             drained = self._draining.setdefault(uid, asyncio.Event())
             self.wake.set()
             if not await wait_until_set(drained, timeout_seconds=self._drain_seconds + _GRACE_SECONDS):
@@ -93,7 +93,7 @@ class GatewayLink:
             reader, writer = await asyncio.open_unix_connection(self._control.path, limit=_LINE_BYTES)
         self._note("")
         self.is_up = True
-        talks = [asyncio.ensure_future(self._hear(reader)), asyncio.ensure_future(self._tell(writer))]
+        talks = [asyncio.ensure_future(self._receive(reader)), asyncio.ensure_future(self._send(writer))]
         try:
             await asyncio.wait(talks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -105,38 +105,38 @@ class GatewayLink:
             if isinstance(end, Exception):
                 raise end
 
-    async def _tell(self, writer: asyncio.StreamWriter) -> None:
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
         said: Sequence[ReplicaSpec] | None = None
         while True:
             self.wake.clear()
-            copies = self._told(self._drained)
+            replicas = self._list(self._drained)
             lines: list[dict[str, object]] = []
-            if copies != said:
-                said, self._said = copies, {PodUid(copy.pod_uid): copy for copy in copies}
-                lines.append({"replicas": [copy.to_json() for copy in copies]})
-            lines += self._wishes()
+            if replicas != said:
+                said, self._sent = replicas, {PodUid(copy.pod_uid): copy for copy in replicas}
+                lines.append({"replicas": [copy.to_json() for copy in replicas]})
+            lines += self._drain_requests()
             if lines:
                 writer.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
                 async with asyncio.timeout(_WRITE_SECONDS):
                     await writer.drain()
             await self.wake.wait()
 
-    def _wishes(self) -> Iterable[dict[str, object]]:
-        """Each once on a connection; what the gateway does not have is drained."""
+    def _drain_requests(self) -> Iterable[dict[str, object]]:
+        """Each is sent once on a connection; a replica that the gateway does not have counts as drained."""
         for uid, drained in self._draining.items():
-            if uid not in self._said:
+            if uid not in self._sent:
                 drained.set()
-        new = [uid for uid in self._draining if uid in self._said and uid not in self._asked]
-        self._asked = {uid for uid in self._asked if uid in self._draining}.union(new)
+        new = [uid for uid in self._draining if uid in self._sent and uid not in self._requested]
+        self._requested = {uid for uid in self._requested if uid in self._draining}.union(new)
         return [{"drain": uid, "seconds": self._drain_seconds} for uid in new]
 
-    async def _hear(self, reader: asyncio.StreamReader) -> None:
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
-            with suppress(ValueError, RecursionError):  # what is not understood is left aside
-                self._take(json.loads(line))
+            with suppress(ValueError, RecursionError):  # an unknown line is ignored
+                self._apply(json.loads(line))
         raise ConnectionResetError("the gateway has closed the connection")
 
-    def _take(self, said: object) -> None:
+    def _apply(self, said: object) -> None:
         if not isinstance(said, dict):
             return
         drained = self._draining.get(said["drained"]) if isinstance(said.get("drained"), str) else None
@@ -147,9 +147,9 @@ class GatewayLink:
             self._on_death([PodUid(uid) for uid in suspects[:_MOST_SUSPECTS] if isinstance(uid, str)])
 
     def _lost(self) -> None:
-        """With the connection ends what the gateway knows; whom it drained is drained."""
+        """With the connection the gateway forgets its replicas; all that were being drained count as drained."""
         self.is_up = False
-        self._said, self._asked = {}, set()
+        self._sent, self._requested = {}, set()
         for drained in self._draining.values():
             drained.set()
 
@@ -165,7 +165,7 @@ class GatewayLink:
 
 
 class NoGateway:
-    """Nobody to be told: for local use."""
+    """A node without a gateway: for local use."""
 
     async def drain(self, uid: PodUid) -> None:
         return

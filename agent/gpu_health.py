@@ -1,4 +1,4 @@
-"""When a GPU is broken, from what NVML tells of it. Pure.
+"""When a GPU is broken, from NVML's facts. Pure.
 
 XIDs are the driver's error reports. Most of them are an application's: a tenant's kernel that reads where
 it may not makes a 13 or a 31, and breaks no GPU for anybody else. Critical are those for which NVIDIA's Xid
@@ -28,7 +28,7 @@ CRITICAL_XIDS = {
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a GPU tells of its faults since its last reset. What it does not tell, as consumer cards do not,
+    """A GPU's report of its faults since its last reset. A fact that it does not report (consumer cards do not)
     is no fault. `xid`: the first critical one; `ecc_errors`: uncorrected ones.
 
     Errors from before the last reset do not count: rows and pages that were bad have been replaced since.

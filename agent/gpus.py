@@ -42,12 +42,12 @@ class GpuReading:
 
     @property
     def is_named(self) -> bool:
-        """It has told its UUID, now or before."""
+        """Its UUID is known, from this reading or an earlier one."""
         return not self.uuid.startswith(_NAMELESS)
 
 
 def nameless(index: int) -> GpuUuid:
-    """In place of the UUID of a GPU that has never told it."""
+    """In place of a UUID that has never been read."""
     return GpuUuid(f"{_NAMELESS}{index}")
 
 
@@ -67,8 +67,8 @@ def cuda_ordinals(readings: Iterable[GpuReading]) -> dict[GpuUuid, int]:
 
 
 def trouble_of(gpus: Collection[GpuUuid], readings: Collection[GpuReading]) -> str:
-    """What is broken of the GPUs that a model is on; "" where nothing is, or nobody can tell. A GPU that is
-    not among the readings is gone, unless one of them cannot tell its name."""
+    """What is broken of the GPUs that a model is on; "" where nothing is, or it cannot be known. A GPU that is
+    not among the readings is gone, unless the UUID of one of them is unknown."""
     there = {reading.uuid: reading for reading in readings}
     for uuid in gpus:
         reading = there.get(uuid)
@@ -88,7 +88,7 @@ def grown_instead(
     least_bytes: int,
 ) -> GpuUuid | None:
     """The GPU that a load went to if it was not a chosen one: none of those grew, and this one did, by
-    `least_bytes` or more. None where that cannot be told. `before`, `after`: bytes in use."""
+    `least_bytes` or more. None where that cannot be determined. `before`, `after`: bytes in use."""
 
     def growth(gpu: GpuUuid) -> int:
         return after[gpu] - before[gpu]

@@ -68,7 +68,7 @@ def make_keys(directory: Path) -> None:
             keys = TritonKeys.read(directory)
         except InvalidValue:
             keys = TritonKeys.generate()
-        # Also those that are there: whoever made them may have been of another group than Triton's.
+        # Also those that are there: their maker may have had another group than Triton's.
         keys.write(directory)
         write_secret(directory / FLAGS_FILE, "\n".join(keys.server_flags()) + "\n")
         _keep_ticket_secret(directory / TICKETS_FILE)
@@ -89,7 +89,7 @@ def read_ticket_secret(directory: Path) -> bytes:
 
 
 def _keep_ticket_secret(path: Path) -> None:
-    """With another every door would knock with a ticket that is none any more."""
+    """With another secret the tickets of all pods' proxies would become invalid."""
     try:
         read_ticket_secret(path.parent)
     except InvalidValue:

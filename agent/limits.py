@@ -29,7 +29,7 @@ class Busy(Exception):
         self.retry_seconds = retry_seconds
 
 
-class Rates:
+class RateLimiter:
     """A token bucket for each key: `burst` at once, `rate` a second in the long run."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Rates:
         return max(0.0, short) / self._rate
 
 
-class Reading:
+class FairReader:
     """READ_AT_ONCE requests are read at once, READ_CALLS of a pod, and fair between namespaces: each gets one more
     only while it has fewer than are free. The same rule holds for the places of those that wait."""
 
@@ -119,13 +119,13 @@ def _too_many_send() -> Busy:
     return Busy("the node is busy: too many calls send their requests; try again", retry_seconds=5.0)
 
 
-class Callers:
+class CallLimiter:
     """Each pod's calls: how many are open, which of these send their request, and how often it makes one."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._open: Counter[PodUid] = Counter()
-        self._reading = Reading()
-        self._rates = Rates(rate=CALL_RATE, burst=CALL_BURST, clock=clock)
+        self._reading = FairReader()
+        self._rates = RateLimiter(rate=CALL_RATE, burst=CALL_BURST, clock=clock)
 
     @contextmanager
     def call(self, ref: PodRef) -> Iterator[AbstractAsyncContextManager[None]]:
@@ -143,7 +143,7 @@ class Callers:
                 del self._open[ref.uid]
 
 
-class Patience:
+class MinimumRate:
     """How long a sender may keep us waiting: `seconds` in all, of which what it sends earns some back.
 
     So one that falls silent is given up, and one that trickles, too; whatever time our own disk takes

@@ -23,8 +23,8 @@ class AgentMetrics:
             return Gauge(f"berth_agent_gpu_{name}", help, ("gpu",), registry=registry)
 
         self._total = gpu_gauge("total_bytes", "GPU memory")
-        self._foreign = gpu_gauge("other_use_bytes", "GPU memory used by others than models")
-        self._free = gpu_gauge("free_bytes", "GPU memory that models may still ask for")
+        self._other_use = gpu_gauge("other_use_bytes", "GPU memory used by processes that are not Berth's")
+        self._free = gpu_gauge("free_bytes", "GPU memory that models may still request")
         self._healthy = gpu_gauge("healthy", "1 if models may be placed on the GPU")
         self._models = Gauge("berth_agent_models", "models of this node", ("state",), registry=registry)
         self._load_seconds = Histogram(
@@ -35,7 +35,7 @@ class AgentMetrics:
         )
         self._cold_start_seconds = Histogram(
             "berth_cold_start_seconds",
-            "from a copy's place on this node until its door is open, and each phase of that",
+            "from a replica's placement on this node until its pod's proxy is ready, and each phase of that",
             ("phase",),
             buckets=_COLD_START_BUCKETS,
             registry=registry,
@@ -46,17 +46,19 @@ class AgentMetrics:
             "berth_agent_load_failures", "failed loads", ("kind",), registry=registry
         )
         self._reports = Counter("berth_agent_reports", "reports written to the node", registry=registry)
-        self._errors = Counter("berth_agent_loop_errors", "passes that failed", ("loop",), registry=registry)
+        self._errors = Counter(
+            "berth_agent_loop_errors", "failed passes of a loop", ("loop",), registry=registry
+        )
         self._staged = Counter("berth_agent_staged_bytes", "bytes of model files received", registry=registry)
         self._calls = Counter("berth_agent_calls", "API calls", ("method", "code"), registry=registry)
         self._quarantined = Gauge(
             "berth_agent_quarantined_models",
-            "files that are not loaded, because they took Triton down",
+            "model files that are not loaded because Triton crashed while it loaded them",
             registry=registry,
         )
         self._restarts = Counter(
             "berth_agent_triton_restarts",
-            "Triton's restarts: it died, or was stuck",
+            "restarts of Triton: it died, or could not unload a model",
             ("reason",),
             registry=registry,
         )
@@ -64,7 +66,7 @@ class AgentMetrics:
             self._restarts.labels(reason)
         self._deaths = Counter(
             "berth_agent_triton_deaths",
-            "Triton's deaths, by what was in it: a load, requests, both, or nothing that is known",
+            "Triton's crashes, by what was in it: a load, requests, both, or unknown",
             ("reason",),
             registry=registry,
         )
@@ -109,7 +111,7 @@ class AgentMetrics:
         for state in ModelState:
             self._models.labels(state.value).set(states[state])
         for gone in self._known - {gpu.uuid for gpu in report.gpus}:
-            for gauge in (self._total, self._foreign, self._free, self._healthy):
+            for gauge in (self._total, self._other_use, self._free, self._healthy):
                 gauge.remove(gone)
         self._known = {gpu.uuid for gpu in report.gpus}
         for gpu in report.gpus:
@@ -121,6 +123,6 @@ class AgentMetrics:
         free = free_bytes(gpu, held)
         unknown = float("nan")
         self._total.labels(gpu.uuid).set(unknown if gpu.total_bytes is None else gpu.total_bytes)
-        self._foreign.labels(gpu.uuid).set(unknown if gpu.other_use_bytes is None else gpu.other_use_bytes)
+        self._other_use.labels(gpu.uuid).set(unknown if gpu.other_use_bytes is None else gpu.other_use_bytes)
         self._free.labels(gpu.uuid).set(unknown if free is None else free)
         self._healthy.labels(gpu.uuid).set(gpu.healthy)

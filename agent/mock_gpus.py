@@ -4,7 +4,7 @@
       - uuid: GPU-a            # required
         product: NVIDIA A10    # shown, no effect
         total: 24Gi            # required
-        foreign: 1Gi           # used by somebody else
+        foreign: 1Gi           # used by other processes
         utilization: 0.3
         lost: true             # has fallen off the bus
         error: ECC             # broken, for any reason
@@ -65,7 +65,7 @@ class Scenario:
 
 
 class MockGpus:
-    """Reads the file anew whenever it has changed. `residents()` tells what Triton holds."""
+    """Reads the file again whenever it has changed. `residents()` lists what Triton holds."""
 
     instance_kind = "KIND_CPU"
 

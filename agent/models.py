@@ -19,7 +19,7 @@ _MOST_GONE = 4096
 
 
 class Retry:
-    """When a failed load is tried again, by the clock of whoever asks."""
+    """When a failed load is tried again, by the caller's clock."""
 
     def __init__(self, backoff: Backoff, *, after: float) -> None:
         self._backoff = backoff
@@ -52,8 +52,8 @@ class Model:
     resident: bool = False
     # An earlier agent has reported it as served: no loader will stage it for this pod again.
     has_served: bool = False
-    # Its door has asked for it.
-    has_door: bool = False
+    # Its pod's proxy has asked for it.
+    has_proxy: bool = False
     # Since its first failure without success in between.
     retry: Retry | None = None
 
@@ -102,8 +102,8 @@ class Models:
     def __init__(self) -> None:
         self._by_pod: dict[PodUid, Model] = {}
         self._changed = asyncio.Event()
-        # Grows whenever a model comes to or leaves Triton: a GPU reading says nothing of what is
-        # foreign unless it was taken since.
+        # Grows whenever a model comes to or leaves Triton: a GPU reading says nothing of the use by
+        # other processes unless it was taken since.
         self.residency = 0
         self._served_before: frozenset[PodUid] = frozenset()
         # Pods that the watch has called gone: an answer of the API server that is older says nothing.
@@ -124,9 +124,9 @@ class Models:
         return next((model for model in self if model.server_name == name), None)
 
     def remember(self, report: NodeReport) -> None:
-        """What this node's agent said before it was started anew, for the pods that will be seen."""
-        told = (ModelState.READY, ModelState.LOST)
-        self._served_before = frozenset(one.pod_uid for one in report.models if one.state in told)
+        """The last report of this node's agent before its restart, for the pods that will be seen."""
+        served = (ModelState.READY, ModelState.LOST)
+        self._served_before = frozenset(one.pod_uid for one in report.models if one.state in served)
 
     def see_pod(self, pod: ModelPod) -> None:
         """Take a pod that is bound to this node, unless it is known to be gone."""
@@ -200,10 +200,10 @@ class Models:
             model.state, model.reason, model.failure = state, reason, failure
             self.touch()
 
-    def see_door(self, model: Model) -> None:
-        """Its pod's door has asked for it."""
-        if not model.has_door:
-            model.has_door = True
+    def see_proxy(self, model: Model) -> None:
+        """Its pod's proxy has asked for it."""
+        if not model.has_proxy:
+            model.has_proxy = True
             self.touch()
 
     def set_resident(self, model: Model, resident: bool) -> None:
@@ -220,7 +220,7 @@ class Models:
             self.touch()
 
     def touch(self) -> None:
-        """Wake everybody who waits for a change."""
+        """Wake all who wait for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -238,8 +238,8 @@ class Models:
         ]
 
     def taken_on(self, gpu: GpuUuid) -> int:
-        """Σ bytes of the models that Triton holds on one GPU: what was measured, and of one that was
-        loaded while nobody looked what its pod asked for, lest it be counted as foreign as well."""
+        """Σ bytes of the models that Triton holds on one GPU: as measured, or of one that was
+        not measured its pod's request, lest it be counted as other use as well."""
         return sum(
             model.requested_bytes if model.measured_bytes is None else model.measured_bytes
             for model in self
@@ -247,7 +247,7 @@ class Models:
         )
 
     def _holder_of_id(self, model: Model) -> Model | None:
-        """Of its namespace, whose model of the same id was here first. Names are anybody's."""
+        """The pod of its namespace that had a model of the same id first. Names need not be unique."""
         if model.model_id is None:
             return None
         mine = (model.ref.namespace, model.model_id)

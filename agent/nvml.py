@@ -115,7 +115,7 @@ class NvmlGpus:
 
     def _listen(self, handles: Mapping[GpuUuid, Any]) -> None:
         """Hear of the XIDs of these GPUs, which are all that answer. Events of one that was lost and is back
-        are asked for anew: at the next reading, for the thread that listens has to end first, and may hang."""
+        are registered again: at the next reading, for the thread that listens has to end first, and may hang."""
         known = self._listener
         if known is None or not (known.is_alive or known.is_of_no_use(handles)):
             self._listener = _Xids(handles, self._hear)
@@ -192,7 +192,7 @@ class NvmlGpus:
 
 
 class _Xids:
-    """One event set, and the thread that waits for it: it ends when it is told to, when its driver does, and
+    """One event set, and the thread that waits for it: it ends when it is stopped, when its driver does, and
     is not waited for at the end of the process. NVML's calls take as long as they like."""
 
     def __init__(self, handles: Mapping[GpuUuid, Any], hear: Callable[[GpuUuid, int], None]) -> None:
@@ -205,7 +205,7 @@ class _Xids:
             for uuid, handle in handles.items():
                 self._register(events, uuid, handle)
         except pynvml.NVMLError as error:
-            log.warning("xids are not heard of", extra=fields(error=error))
+            log.warning("xids are not watched", extra=fields(error=error))
             return
         self._thread = threading.Thread(target=self._wait, args=(events,), name="nvml-xids", daemon=True)
         self._thread.start()
@@ -215,11 +215,11 @@ class _Xids:
         return self._thread is not None and self._thread.is_alive()
 
     def is_of_no_use(self, handles: Mapping[GpuUuid, Any]) -> bool:
-        """None of these tells of XIDs: there is nothing to begin anew."""
+        """None of these reports XIDs: there is nothing to register again."""
         return self._thread is None and self.gpus == handles.keys()
 
     def stop(self, *, wait: bool) -> None:
-        """Tell it to end; with `wait`, be there when it does, within a bound."""
+        """Stop it; with `wait`, return when it has ended, within a bound."""
         self._stopped.set()
         if wait and self._thread is not None:
             self._thread.join(_XID_END_SECONDS)
@@ -228,7 +228,7 @@ class _Xids:
         supported = _optional(pynvml.nvmlDeviceGetSupportedEventTypes, handle) or 0
         wanted = supported & pynvml.nvmlEventTypeXidCriticalError
         if not wanted:
-            log.info("gpu tells of no xids", extra=fields(gpu=uuid))
+            log.info("gpu reports no xids", extra=fields(gpu=uuid))
             return
         pynvml.nvmlDeviceRegisterEvents(handle, wanted, events)
         self._of[_address(handle)] = uuid
@@ -238,8 +238,8 @@ class _Xids:
             while not self._stopped.is_set():
                 with suppress(pynvml.NVMLError_Timeout):
                     self._take(pynvml.nvmlEventSetWait_v2(events, _XID_WAIT_MS))
-        except pynvml.NVMLError as error:  # of a driver that is gone; the next reading begins anew
-            log.warning("xids are not heard of any more", extra=fields(error=error))
+        except pynvml.NVMLError as error:  # of a driver that is gone; the next reading registers again
+            log.warning("xids are not watched any more", extra=fields(error=error))
         finally:
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(events)

@@ -1,4 +1,4 @@
-"""What the watch of the node's pods tells the table of models. No I/O."""
+"""Applies the watch of the node's pods to the table of models. No I/O."""
 
 import logging
 
@@ -17,7 +17,7 @@ def note_pod(models: Models, change: Change, keys: Keys) -> None:
     """Take one change of the pods that are bound to this node.
 
     A pod without a GPU is not the binder's: its owner has put it here, and may put thousands. None of them
-    can ever load a model, so none takes a line of the report or a model's name from those who can.
+    can ever load a model, so none takes a line of the report or a model's name from a pod that can.
 
     A pod's annotations can be edited into nonsense while it serves. What they say is then unknown, but
     not whether the pod lives: its model stays as long as it does, and no longer.

@@ -4,8 +4,8 @@
     DIR/models/SERVER-NAME/.berth.json  whose model it is (the record)
     DIR/staging/                        files on their way in, directories on their way out; the agent's alone
 
-A directory without a readable record is nobody's, and so is one under another name than its record's: an
-agent that knew no server names has left it. Everything here blocks: call it from a thread.
+A directory without a readable record has no owner, nor has one under another name than its record's: an
+older agent without server names has left it. Everything here blocks: call it from a thread.
 """
 
 import errno
@@ -45,7 +45,7 @@ class Record:
     """Whose model a directory is, and what has been learned of it.
 
     `served`: it has been READY here, so a later failure to load is not the fault of its files.
-    `code`: Triton runs code of its; so it is taken to be where nobody has said.
+    `code`: it has code that Triton runs; assumed where a record does not say.
     """
 
     pod: PodRef
@@ -125,7 +125,7 @@ class Repository:
             raise RepositoryUnusable(f"{error.filename or self._directory}: {error.strerror}") from error
 
     def records(self) -> dict[ServerName, Record | None]:
-        """Every published directory; None where it belongs to nobody."""
+        """Every published directory; None where it has no owner."""
         return {ServerName(entry.name): self.record(ServerName(entry.name)) for entry in self._entries()}
 
     def record(self, name: ServerName) -> Record | None:
@@ -146,13 +146,13 @@ class Repository:
         return known[1]
 
     def restore(self) -> None:
-        """Make anew what somebody has deleted under us. Without `models` Triton answers nothing, and of a
+        """Restore directories that another process has deleted. Without `models` Triton answers nothing, and of a
         model whose directory is gone it says nothing, whether it holds it or not."""
         self.models.mkdir(exist_ok=True)
         self._make_staging()
 
     def show(self, *names: ServerName) -> None:
-        """See to it that Triton's index tells of these models: give each an empty directory if it has none."""
+        """Make Triton's index list these models: give each an empty directory if it has none."""
         self.restore()
         for name in names:
             (self.models / name).mkdir(exist_ok=True)

@@ -7,9 +7,14 @@ from berth.contract.errors import InvalidValue
 # The loader leaves out of a header what would make it larger than 2 MiB.
 HEADER_BYTES = 2 * 1024 * 1024 + 16 * 1024
 # Of the others but a chunk: a path, a digest.
-_WORD_BYTES = 16 * 1024
+_SMALL_PART_BYTES = 16 * 1024
 _HEADER, _FILE, _CHUNK, _COMMIT = 1, 2, 3, 4
-_MOST: dict[int, int | None] = {_HEADER: HEADER_BYTES, _FILE: _WORD_BYTES, _CHUNK: None, _COMMIT: _WORD_BYTES}
+_MOST: dict[int, int | None] = {
+    _HEADER: HEADER_BYTES,
+    _FILE: _SMALL_PART_BYTES,
+    _CHUNK: None,
+    _COMMIT: _SMALL_PART_BYTES,
+}
 _FILES_OF_HEADER = 3
 _LENGTH = 2  # the wire type of what says its own length
 _FIXED = {1: 8, 5: 4}

@@ -10,8 +10,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
+from agent.disk_space import DiskReservation
 from agent.repository import OWN_PREFIX
-from agent.room import Share
 
 PATH_BYTES = 1024
 PART_BYTES = 255
@@ -56,7 +56,7 @@ def check_path(path: str, *, after: str | None) -> None:
 class StagedFiles:
     """Writes the files of one stream below `directory`, one after another, in its `share` of the disk."""
 
-    def __init__(self, directory: Path, *, max_bytes: int, share: Share) -> None:
+    def __init__(self, directory: Path, *, max_bytes: int, share: DiskReservation) -> None:
         self._directory, self._max_bytes, self._share = directory, max_bytes, share
         self._hash = hashlib.sha256()
         self._file: BinaryIO | None = None
@@ -65,7 +65,7 @@ class StagedFiles:
         self.files = self.bytes = self.entries = 0
 
     def begin_file(self, path: str, size: int) -> None:
-        """Raises BadStream, TooLarge, NoRoom or OSError."""
+        """Raises BadStream, TooLarge, DiskFull or OSError."""
         self._end_file()
         check_path(path, after=self._last)
         entries = _new_entries(path, after=self._last)
@@ -82,7 +82,7 @@ class StagedFiles:
         self.files, self.bytes, self.entries = self.files + 1, self.bytes + size, self.entries + entries
 
     def write(self, chunk: bytes) -> None:
-        """The next bytes of the current file. Raises BadStream, NoRoom or OSError."""
+        """The next bytes of the current file. Raises BadStream, DiskFull or OSError."""
         if self._file is None:
             raise BadStream("a chunk came before its file")
         if len(chunk) > self._left:
@@ -94,7 +94,7 @@ class StagedFiles:
         self._share.written(count=len(chunk))
 
     def commit(self, digest: str) -> str:
-        """The last word. Raises WrongDigest where it does not match what was written."""
+        """The end of the stream. Raises WrongDigest where it does not match what was written."""
         self._end_file()
         if not self.files:
             raise BadStream("there is no file")
@@ -104,10 +104,10 @@ class StagedFiles:
         return actual
 
     def close(self) -> None:
-        """Let go of an open file and of what is not to come any more."""
+        """Close an open file and release what will not come any more."""
         self._share.close()
         if self._file is not None:
-            with suppress(OSError):  # of what could not be written, which is told already
+            with suppress(OSError):  # of a write that has failed and been reported already
                 self._file.close()
 
     def _made(self, path: str) -> BinaryIO:

@@ -33,12 +33,12 @@ from loader.sources import Request, fetched, from_path, scheme_of
 
 log = logging.getLogger(__name__)
 
-# A kubelet takes the last 2048 bytes of the log for the pod's status: our last words must be whole in it.
+# A kubelet takes the last 2048 bytes of the log for the pod's status: the reason must fit in it.
 _REASON_CHARACTERS = 400
-# A node that serves others first comes to us; a kubelet would only begin all of it anew.
+# A node that is busy takes this model later; a kubelet would only restart the whole download.
 _QUEUE_SECONDS = 3600.0
 
-SUMMARY = "Bring a model's files to the node's agent and wait until Triton serves it."
+SUMMARY = "Download a model, send its files to the node's agent and wait until Triton serves it."
 
 
 def run(argv: Sequence[str]) -> int:
@@ -110,7 +110,7 @@ async def _stage_and_load(
     if last.state == pb.MODEL_STATE_FAILED:
         reason = one_line(last.reason, limit=_REASON_CHARACTERS)
         raise Failed(f"Triton does not load {options.model}: {reason}")
-    raise AgentUnavailable(f"the agent's word on {options.model} broke off at {_word(last.state)}")
+    raise AgentUnavailable(f"the agent's progress for {options.model} broke off at {_word(last.state)}")
 
 
 async def _while_agent_is_away(work: Callable[[], Awaitable[None]], options: LoaderOptions) -> None:

@@ -1,4 +1,4 @@
-"""Unpacks archives that nobody vouches for. Blocks: call it from a thread.
+"""Unpacks archives from untrusted sources. Blocks: call it from a thread.
 
 Only plain files and directories come out, below the target, within bounds; anything else in the
 archive (links, devices, absolute or climbing names) refuses the whole of it by name.

@@ -133,7 +133,7 @@ class Download:
             )
 
     def _goes_on(self, response: aiohttp.ClientResponse) -> bool:
-        """A 206 brings what is missing, to the end of the file, and nothing else."""
+        """A 206 carries what is missing, to the end of the file, and nothing else."""
         found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if found is None:
             return False

@@ -12,12 +12,12 @@ from typing import Any
 from google.protobuf import json_format, text_format
 
 from agent.admission import placement
+from agent.admission.allow_list import TABLE
 from agent.admission.backends import BACKENDS, BY_FILE, PLATFORMS, READ_ONNX, UNKNOWN, Backend
 from agent.admission.checks import settle_together
 from agent.admission.errors import CodeRefused, InvalidModel
 from agent.admission.files import CONFIG_FILE, ModelFiles, look_at
 from agent.admission.onnx import check_graph
-from agent.admission.table import TABLE
 from agent.admission.verdicts import written_anew
 from berth.contract.backends import backend_name
 from berth.contract.ids import ModelName, ServerName
@@ -114,7 +114,7 @@ def judge(config: bytes | None, files: ModelFiles, name: ModelName, rules: NodeR
     settle_together(understood, backend, files, where=_WHERE)
     code = _code(understood, backend, files)
     if code is not None and rules.code is CodeRule.NONE:
-        raise CodeRefused(f"the model brings code ({code}), and this node takes none (--code none)")
+        raise CodeRefused(f"the model has code ({code}), and this node takes none (--code none)")
     said = asked.name[:_SHOWN_NAME] if asked.name != name else ""
     return Admitted(understood, code, overwritten_name=said)
 
@@ -161,7 +161,7 @@ def _by_files(config: pb.ModelConfig, files: ModelFiles) -> str:
         if len(found) == 1:
             return found[0]
     raise InvalidModel(
-        f'{_WHERE}no backend is named, and the files do not tell it; write backend: "…" into {CONFIG_FILE}, or '
+        f'{_WHERE}no backend is named, and the files do not show it; write backend: "…" into {CONFIG_FILE}, or '
         f"put one of {', '.join(sorted(BY_FILE))} into a version directory like '1'"
     )
 

@@ -17,7 +17,7 @@ class Backend:
 
     `files`: names in each version directory, of which one group must be there completely; each may be a
     directory. Empty: the backend has no name of its own for its files, or needs none.
-    `is_program`: its models are programs, or lead it to files that they name: whoever wrote one decides
+    `is_program`: its models are programs, or lead it to files that they name: their author decides
     what Triton does.
     `kinds`: the kinds of instances that it can run; the first is that of a model that names none.
     `parameters`: those that it reads itself, each with its type and bounds. Others are refused, but for those
@@ -171,7 +171,7 @@ PLATFORMS: Mapping[str, str] = {
     "tensorflow_savedmodel": "tensorflow",
     "tensorflow_graphdef": "tensorflow",
 }
-# Without a backend in config.pbtxt the file tells it, as it does Triton, where only one has such a file.
+# Without a backend in config.pbtxt the file determines it, as in Triton, where only one backend has such a file.
 BY_FILE: Mapping[str, str] = {
     "model.plan": "tensorrt",
     "model.onnx": "onnxruntime",

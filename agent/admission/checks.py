@@ -1,13 +1,9 @@
-"""What one field cannot tell alone: products, sums, names that come twice, files that must be there."""
+"""Checks over several fields: products, sums, names that come twice, files that must be there."""
 
 import math
 from collections.abc import Iterable, Sequence
 
-from agent.admission.backends import ACCELERATORS, Backend
-from agent.admission.errors import InvalidModel
-from agent.admission.files import PYTHON_STUB, ModelFiles, require_inside
-from agent.admission.settings import Settings
-from agent.admission.table import (
+from agent.admission.allow_list import (
     ITEM_BYTES,
     MAX_ELEMENTS,
     MAX_INSTANCES,
@@ -18,6 +14,10 @@ from agent.admission.table import (
     MAX_WARMUP_BYTES,
     MAX_WARMUP_RUNS,
 )
+from agent.admission.backends import ACCELERATORS, Backend
+from agent.admission.errors import InvalidModel
+from agent.admission.files import PYTHON_STUB, ModelFiles, require_inside
+from agent.admission.settings import Settings
 from berth.triton.wire import model_config_pb2 as pb
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY/"

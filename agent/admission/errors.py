@@ -6,5 +6,5 @@ class InvalidModel(Exception):
 
 
 class CodeRefused(Exception):
-    """The model may not be in this node's Triton beside what is there, because one of them brings code.
+    """The model may not be in this node's Triton beside what is there, because one of them has code.
     Another node may take it."""

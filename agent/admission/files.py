@@ -32,7 +32,7 @@ LARGEST_VERSION = 2**63 - 1
 @dataclass(frozen=True)
 class ModelFiles:
     """The files of one model: sizes in bytes by path relative to its directory; `native`: those that begin
-    as an ELF library or program does, as far as somebody has looked."""
+    as an ELF library or program does, as far as the files have been read."""
 
     sizes: Mapping[str, int]
     native: frozenset[str] = frozenset()

@@ -13,7 +13,7 @@ from typing import Literal
 from agent.admission.errors import InvalidModel
 from agent.admission.files import ModelFiles, require_inside
 
-# Nobody reads a longer message of protobuf.
+# No reader of protobuf takes a longer message.
 _MOST_BYTES = 2**31 - 1
 # Graphs with weights in other files have some 100 000; each costs some microseconds.
 _MOST_FIELDS = 1_000_000

@@ -9,7 +9,7 @@ import logging
 import os
 from pathlib import Path
 
-from agent.serving.ledger import Ledger
+from agent.serving.crash_ledger import CrashLedger
 from berth.contract.errors import InvalidValue
 from berth.runtime.logs import fields
 
@@ -19,26 +19,26 @@ JOURNAL_FILE = "journal.json"
 
 
 class Journal:
-    """What cannot be read is told and put aside: an agent without its memory is better than none."""
+    """An unreadable journal is reported and put aside: an agent without its memory is better than none."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / JOURNAL_FILE
         self.trouble = ""
         """Why the journal could not be read; empty where it could."""
 
-    def read(self) -> Ledger:
+    def read(self) -> CrashLedger:
         """Never raises."""
         try:
-            return Ledger.decode(self.path.read_bytes().decode())
+            return CrashLedger.decode(self.path.read_bytes().decode())
         except FileNotFoundError:
-            return Ledger()
+            return CrashLedger()
         except (OSError, UnicodeDecodeError, InvalidValue) as error:
             self.trouble = str(error)
             log.error(
                 "journal cannot be read: suspects and quarantine are forgotten", extra=fields(error=error)
             )
             self._put_aside()
-            return Ledger()
+            return CrashLedger()
 
     def write(self, text: str) -> None:
         """Durable when it returns. Raises OSError, with the last journal unhurt."""

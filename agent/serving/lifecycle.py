@@ -15,18 +15,18 @@ from typing import Any, Protocol
 
 from agent.admission import Admitted, CodeGate, CodeRefused, InvalidModel, NodeRules, admit, write_anew
 from agent.gpus import GpusUnknown
-from agent.limits import Rates
+from agent.limits import RateLimiter
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
 from agent.repository import Record, Repository
-from agent.serving.beside import Load, Neighbour, Refusal, refusal
-from agent.serving.call import GpuFacts, LoadCall, LoadFailed
+from agent.serving.crash_ledger import Quarantined
+from agent.serving.fit import Load, Misfit, OtherModel, misfit
 from agent.serving.journal import Journal
-from agent.serving.ledger import Quarantined
-from agent.serving.machine import Do, Event, Phase, next_of
+from agent.serving.load_call import GpuFacts, LoadCall, LoadFailed
+from agent.serving.load_queue import ActiveOperation, QueuedLoad, next_load
+from agent.serving.model_fsm import Do, Event, Phase, next_of
 from agent.serving.restart import LEAST_SECONDS_BETWEEN, Other, RestartFile, Stuck, why_restart
 from agent.serving.slot import Slot
-from agent.serving.turns import Busy, Waiting, next_turn
 from berth.contract.errors import InvalidValue
 from berth.contract.gateway import public_name_of
 from berth.contract.ids import GpuUuid, PodUid, ServerName
@@ -59,8 +59,8 @@ _DEATHS = {
 }
 _SEEN = {
     IndexState.READY: Event.SEEN_SERVED,
-    IndexState.LOADING: Event.SEEN_MOVING,
-    IndexState.UNLOADING: Event.SEEN_MOVING,
+    IndexState.LOADING: Event.SEEN_CHANGING,
+    IndexState.UNLOADING: Event.SEEN_CHANGING,
     IndexState.UNAVAILABLE: Event.SEEN_ENDED,
     IndexState.UNKNOWN: Event.SEEN_UNKNOWN,
 }
@@ -153,7 +153,7 @@ class Lifecycle:
         self._away_reason = ""
         self._is_inherited = False
         self._wish_not_understood = ""
-        self._suspects_told = Rates(rate=1 / 60, burst=3)
+        self._death_events = RateLimiter(rate=1 / 60, burst=3)
         metrics.quarantined(len(self._ledger.all_quarantined(now())))
 
     # What is wanted.
@@ -208,13 +208,13 @@ class Lifecycle:
                 self._models.set(model, ModelState.STAGED)
             else:
                 self._slot(name).record = record
-                self._tell_failed(model, known.reason(self._lift_key), Failure.QUARANTINED)
+                self._report_failed(model, known.reason(self._lift_key), Failure.QUARANTINED)
 
     def refuse(self, model: Model, reason: str, failure: Failure) -> None:
         """Say that files which were offered are not taken. What the model has already stays as it is."""
         held = model.state in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING)
         if not held and (model.reason, model.failure) != (reason, failure):
-            self._tell_failed(model, reason, failure)
+            self._report_failed(model, reason, failure)
 
     async def lose(self, model: Model) -> None:
         """Say that the model's files are gone, unless somebody is putting them there."""
@@ -256,7 +256,7 @@ class Lifecycle:
             self._looking_later.cancel()
         self._grant_in(None)
         for slot in self._slots.values():
-            slot.phase = Phase.OUT  # nobody here knows any more
+            slot.phase = Phase.UNLOADED  # nobody here knows any more
 
     # Loading.
 
@@ -264,10 +264,10 @@ class Lifecycle:
         try:
             await self._load(model)
         except OSError as error:
-            self._tell_failed(model, f"repository: {error}", Failure.TRANSIENT)
+            self._report_failed(model, f"repository: {error}", Failure.TRANSIENT)
         except Exception as error:  # a defect of ours over one model: told, and tried again after its pause
             log.error("load broke", extra=fields(model=model.name, pod=model.ref), exc_info=error)
-            self._tell_failed(model, f"the agent could not load it: {error!r}", Failure.TRANSIENT)
+            self._report_failed(model, f"the agent could not load it: {error!r}", Failure.TRANSIENT)
 
     async def _load(self, model: Model) -> None:
         name = model.server_name
@@ -282,12 +282,12 @@ class Lifecycle:
             if record is None or record.pod.uid != model.ref.uid:
                 # Whoever asks after a failure that took the files away is told of that failure.
                 why = (model.reason or "no files are staged", model.failure or Failure.TRANSIENT)
-                self._tell_failed(model, *why)
+                self._report_failed(model, *why)
                 return
-            if slot.phase is Phase.OUT or slot.record is None:
+            if slot.phase is Phase.UNLOADED or slot.record is None:
                 slot.record = record
             if (known := self._quarantine_of(record)) is not None:
-                self._tell_failed(model, known.reason(self._lift_key), Failure.QUARANTINED)
+                self._report_failed(model, known.reason(self._lift_key), Failure.QUARANTINED)
                 return
             slot.model, slot.failure = model, None
             try:
@@ -296,7 +296,7 @@ class Lifecycle:
                 await self._turn_away(slot, model, record, error)
                 return
             slot.rested.clear()
-            self._happens(slot, Event.ASKED)
+            self._apply(slot, Event.REQUESTED)
         if slot.phase is Phase.SERVING:
             self._models.set(model, ModelState.READY)
         elif slot.phase.is_load:
@@ -318,7 +318,7 @@ class Lifecycle:
     ) -> None:
         """Nothing of it stays in Triton, nor its files if they are at fault. The caller holds the name's lock."""
         reason, failure = _failure_of(error)
-        self._tell_failed(model, reason, failure)
+        self._report_failed(model, reason, failure)
         try:
             await self._take_out(slot.name, model)
             if failure is Failure.INVALID_MODEL and not record.served:
@@ -336,14 +336,14 @@ class Lifecycle:
             if record is not None and same and not record.served and not slot.phase.may_be_held:
                 await in_thread(self._repository.remove, slot.name)
 
-    async def _tell(self, slot: Slot, model: Model) -> None:
+    async def _await_report(self, slot: Slot, model: Model) -> None:
         """The binder must know of every byte that a load may take before it is taken. An API server that is
         away fails no model: the load waits for it and says so."""
         pauses = Backoff(initial_seconds=_POLL_SECONDS, cap_seconds=5.0)
-        while slot.phase is Phase.TELLING and slot.model is model:
+        while slot.phase is Phase.REPORTING and slot.model is model:
             if not self._wanted(model):
                 log.info("load given up: the pod is ending", extra=fields(model=model.name, pod=model.ref))
-                self._happens(slot, Event.DENIED)
+                self._apply(slot, Event.DENIED)
                 return
             try:
                 await self._reported.covers(model.ref.uid)
@@ -353,7 +353,7 @@ class Lifecycle:
                 await asyncio.sleep(pauses.next())
             else:
                 slot.is_seen, slot.order = False, self._stamp
-                self._happens(slot, Event.TOLD)
+                self._apply(slot, Event.REPORTED)
 
     async def _call_load(self, slot: Slot) -> None:
         assert slot.record is not None
@@ -368,20 +368,20 @@ class Lifecycle:
                 f"not loaded yet: Triton has been loading it for {self._load_timeout:g} s",
                 Failure.TRANSIENT,
             )
-            self._happens(slot, Event.TIMED_OUT)
+            self._apply(slot, Event.TIMED_OUT)
         except TritonUnavailable as error:
             self._note_away(f"Triton went away during the load: {error}")
-            self._happens(slot, Event.CUT_OFF)
+            self._apply(slot, Event.CUT_OFF)
         except Exception as error:  # also what nobody foresaw: whatever Triton holds of it must go
             slot.failure = _failure_of(error)
             if slot.failure[1] is Failure.TRANSIENT and not isinstance(
                 error, (LoadFailed, TritonError, OSError)
             ):
                 log.error("load broke", extra=fields(model=slot.model_name), exc_info=error)
-            self._happens(slot, Event.REFUSED)
+            self._apply(slot, Event.REFUSED)
         else:
             slot.load_seconds = asyncio.get_running_loop().time() - began
-            self._happens(slot, Event.LOADED)
+            self._apply(slot, Event.LOADED)
 
     async def _learn(self, slot: Slot, measured_bytes: int | None) -> None:
         assert slot.record is not None
@@ -441,13 +441,13 @@ class Lifecycle:
         slot.model = model or slot.model
         await in_thread(self._repository.show, name)
         slot.out = asyncio.get_running_loop().create_future()
-        self._happens(slot, Event.DROPPED)
+        self._apply(slot, Event.DROPPED)
         try:
             async with asyncio.timeout(self._unload_timeout):
                 await slot.out
         except TimeoutError:
             if not slot.phase.is_load:
-                self._happens(slot, Event.OVERDUE)
+                self._apply(slot, Event.OVERDUE)
             raise TritonUnavailable(
                 f"{public_name_of(name)} is not gone {self._unload_timeout:g} s after its unload"
             ) from None
@@ -462,7 +462,7 @@ class Lifecycle:
         try:
             if slot.model is not None:
                 await self._gateway.drain(slot.model.ref.uid)
-            if slot.phase in (Phase.LEAVING, Phase.FAILING):
+            if slot.phase in (Phase.UNLOADING, Phase.FAILING):
                 await self._call_unload(slot)
         finally:
             slot.is_leaving = False
@@ -474,7 +474,7 @@ class Lifecycle:
             return  # it is at it
         except TritonError as error:
             slot.fail_leavers(error)
-            self._happens(slot, Event.NOT_UNLOADED)
+            self._apply(slot, Event.UNLOAD_FAILED)
         else:
             self._touch(slot)
 
@@ -495,7 +495,7 @@ class Lifecycle:
         slot.stamp = self._stamp
         self._look_soon.set()
 
-    def _happens(self, slot: Slot, event: Event) -> bool:
+    def _apply(self, slot: Slot, event: Event) -> bool:
         """Take one event, and carry out what follows. True if Triton has restarted, by the evidence of it."""
         before = slot.phase
         slot.phase, todo = next_of(before, event)
@@ -512,13 +512,13 @@ class Lifecycle:
         for do in todo:
             self._carry_out(slot, do, before)
         self._keep_watching()
-        return Do.BLAME in todo and (had_mark or before in (Phase.SERVING, Phase.LEAVING))
+        return Do.BLAME in todo and (had_mark or before in (Phase.SERVING, Phase.UNLOADING))
 
     def _carry_out(self, slot: Slot, do: Do, before: Phase) -> None:
         match do:
-            case Do.TELL:
+            case Do.REPORT:
                 assert slot.model is not None
-                self._spawn(self._tell(slot, slot.model), f"tell {slot.model_name}")
+                self._spawn(self._await_report(slot, slot.model), f"tell {slot.model_name}")
             case Do.LOAD:
                 self._spawn(self._call_load(slot), f"call load {slot.model_name}")
             case Do.UNLOAD:
@@ -527,7 +527,7 @@ class Lifecycle:
                 self._note_served(slot, is_new=before is Phase.LOADING)
             case Do.NOTE_LATE | Do.NOTE_FAILED:
                 self._note_failed(slot, is_held=do is Do.NOTE_LATE)
-            case Do.NOTE_OUT:
+            case Do.NOTE_UNLOADED:
                 self._note_out(slot)
             case Do.GIVE_UP:
                 slot.rested.set()
@@ -548,7 +548,7 @@ class Lifecycle:
             self._models.set(model, ModelState.READY)
             model.retry = None
             if is_new or (slot.record is not None and not slot.record.served):
-                self._tell_loaded(slot, model)
+                self._report_loaded(slot, model)
         slot.rested.set()
 
     def _note_failed(self, slot: Slot, *, is_held: bool) -> None:
@@ -561,7 +561,7 @@ class Lifecycle:
                     Failure.TRANSIENT,
                 )
             if not slot.rested.is_set():
-                self._tell_failed(slot.model, *slot.failure)
+                self._report_failed(slot.model, *slot.failure)
         slot.rested.set()
 
     def _note_out(self, slot: Slot) -> None:
@@ -576,13 +576,13 @@ class Lifecycle:
         if slot.out is not None and not slot.out.done():
             slot.out.set_result(None)
 
-    def _tell_loaded(self, slot: Slot, model: Model) -> None:
+    def _report_loaded(self, slot: Slot, model: Model) -> None:
         seconds = slot.load_seconds or 0.0
         self._metrics.loaded(seconds)
         log.info("model loaded", extra=fields(model=model.name, pod=model.ref, seconds=round(seconds, 2)))
         self._events.record(model.ref, "Normal", "ModelLoaded", f"Triton serves {model.name}")
 
-    def _tell_failed(self, model: Model, reason: str, failure: Failure) -> None:
+    def _report_failed(self, model: Model, reason: str, failure: Failure) -> None:
         log.warning(
             "load failed", extra=fields(model=model.name, pod=model.ref, kind=failure.name, reason=reason)
         )
@@ -596,7 +596,7 @@ class Lifecycle:
     async def look(self) -> Mapping[ServerName, IndexEntry]:
         """See what Triton holds now; everything goes on by that. Raises TritonError, OSError."""
         begun = self._stamp
-        shown = [slot.name for slot in self._slots.values() if slot.phase is not Phase.OUT]
+        shown = [slot.name for slot in self._slots.values() if slot.phase is not Phase.UNLOADED]
         await asyncio.to_thread(self._repository.show, *shown)  # else Triton tells nothing of what it holds
         try:
             version = await self._triton.version()
@@ -632,12 +632,12 @@ class Lifecycle:
             slot.is_seen = True
             entry = index.get(slot.name, GONE)
             slot.seen = entry.state.value
-            restarted |= self._happens(slot, _SEEN[entry.state])
-            if slot.phase is Phase.MOVING and slot.model is not None:
+            restarted |= self._apply(slot, _SEEN[entry.state])
+            if slot.phase is Phase.CHANGING and slot.model is not None:
                 said = f"Triton is {entry.state.value.lower()} it since before this load"
                 self._models.set(slot.model, ModelState.LOADING, said)
         self._see_others(index, begun)
-        self._see_strangers(index)
+        self._see_unowned(index)
         if restarted:
             self._note_restart(was_unloading=was_unloading)
             await self._save_safely()
@@ -650,20 +650,22 @@ class Lifecycle:
             if name is None:
                 continue
             slot = self._slot_of(model)
-            if slot is None or (slot.phase is Phase.OUT and slot.stamp <= begun):
+            if slot is None or (slot.phase is Phase.UNLOADED and slot.stamp <= begun):
                 self._models.set_resident(model, not index.get(name, GONE).is_gone)
                 if not model.resident:
                     self._gate.release(model.ref.uid)
 
-    def _see_strangers(self, index: Mapping[ServerName, IndexEntry]) -> None:
+    def _see_unowned(self, index: Mapping[ServerName, IndexEntry]) -> None:
         """What Triton holds and nobody's record tells of. It cannot be counted with a namespace."""
         counted = {model.server_name for model in self._models if self._gate.counts(model.ref.uid)}
         held = {name for name, entry in index.items() if not entry.is_gone}
-        self._gate.strangers(held=not held <= counted)
+        self._gate.note_unowned(held=not held <= counted)
 
     def _is_unloading(self) -> bool:
         """Whether Triton is at the end of a model that it had loaded."""
-        leaving = [slot for slot in self._slots.values() if slot.phase in (Phase.LEAVING, Phase.ENDING)]
+        leaving = [
+            slot for slot in self._slots.values() if slot.phase in (Phase.UNLOADING, Phase.UNLOAD_PENDING)
+        ]
         return any(
             slot.record is None or not self._ledger.is_open(slot.record.digest, slot.name) for slot in leaving
         )
@@ -703,7 +705,7 @@ class Lifecycle:
         models = [model for uid in uids if (model := self._models.get(uid)) is not None]
         log.warning("triton has died with requests in it", extra=fields(pods=len(uids), of=_some(models)))
         for model in models:
-            if not self._suspects_told.take(model.ref.uid):
+            if not self._death_events.take(model.ref.uid):
                 self._events.record(model.ref, "Warning", "TritonDied", _suspicion(model, len(uids)))
 
     def _note_away(self, reason: str) -> None:
@@ -713,7 +715,7 @@ class Lifecycle:
             log.warning("triton is away", extra=fields(reason=reason))
         self._away_reason = reason
         for slot in self._slots.values():
-            if slot.phase in (Phase.QUEUED, Phase.MOVING) and slot.model is not None:
+            if slot.phase in (Phase.QUEUED, Phase.CHANGING) and slot.model is not None:
                 self._models.set(slot.model, ModelState.LOADING, f"waits for Triton: {reason}")
 
     async def _look_safely(self) -> None:
@@ -737,9 +739,9 @@ class Lifecycle:
         for slot in list(self._slots.values()):
             if slot.phase is Phase.QUEUED:
                 self._deny(slot, *why)
-            elif slot.phase is Phase.MOVING:
+            elif slot.phase is Phase.CHANGING:
                 slot.failure = why
-                self._happens(slot, Event.OVERDUE)
+                self._apply(slot, Event.OVERDUE)
 
     def _keep_watching(self) -> None:
         is_idle = self._watcher is None or self._watcher.done()
@@ -750,7 +752,7 @@ class Lifecycle:
         """Whether somebody waits for what Triton says of it."""
         if slot.phase is Phase.QUEUED:
             return not slot.is_seen or self._away_since is not None
-        if slot.phase in (Phase.ENDING, Phase.LEAVING):
+        if slot.phase in (Phase.UNLOAD_PENDING, Phase.UNLOADING):
             return slot.out is not None and not slot.out.done()
         return slot.phase.awaits_sight
 
@@ -771,17 +773,17 @@ class Lifecycle:
             return  # Triton's end has ended it, too
         now = asyncio.get_running_loop().time()
         for slot in list(self._slots.values()):
-            patience = self._load_timeout if slot.phase is Phase.MOVING else self._unload_timeout
+            patience = self._load_timeout if slot.phase is Phase.CHANGING else self._unload_timeout
             if slot.phase.awaits_sight and slot.phase is not Phase.QUEUED and now - slot.since > patience:
-                self._happens(slot, Event.OVERDUE)
+                self._apply(slot, Event.OVERDUE)
 
-    # Turns.
+    # Decision.
 
     def _grant(self) -> None:
         """Begin what may begin now."""
         while self._away_since is None:
             waiting, noise_seconds = self._waiting(), self._noise_seconds()
-            turns = next_turn(waiting, self._busy(), is_quiet=noise_seconds <= 0)
+            turns = next_load(waiting, self._busy(), is_quiet=noise_seconds <= 0)
             self._grant_in(turns.again_seconds)
             for name, why in turns.waits.items():
                 if (model := self._slots[name].model) is not None:
@@ -820,14 +822,14 @@ class Lifecycle:
         if not self._wanted(model):
             log.info("load given up: the pod is ending", extra=fields(model=model.name, pod=model.ref))
             self._models.set(model, ModelState.STAGED)
-            self._happens(slot, Event.DENIED)
+            self._apply(slot, Event.DENIED)
         elif (known := self._quarantine_of(slot.record)) is not None:
             self._deny(slot, known.reason(self._lift_key), Failure.QUARANTINED)
-        elif (why := self._refusal(slot, model)) is not None:
+        elif (why := self._misfit(slot, model)) is not None:
             self._deny(slot, why.reason, why.failure)
         else:
             self._models.set(model, ModelState.LOADING)
-            self._happens(slot, Event.TURN)
+            self._apply(slot, Event.TURN)
             self._note_turn(slot)
 
     def _note_turn(self, slot: Slot) -> None:
@@ -839,23 +841,23 @@ class Lifecycle:
     def _deny(self, slot: Slot, reason: str, failure: Failure) -> None:
         slot.failure = (reason, failure)
         if slot.model is not None:
-            self._tell_failed(slot.model, reason, failure)
-        self._happens(slot, Event.DENIED)
+            self._report_failed(slot.model, reason, failure)
+        self._apply(slot, Event.DENIED)
 
-    def _refusal(self, slot: Slot, model: Model) -> Refusal | None:
+    def _misfit(self, slot: Slot, model: Model) -> Misfit | None:
         assert slot.record is not None
         try:
             gpus = {gpu.uuid: gpu for gpu in self._room()}
         except GpusUnknown as error:
-            return Refusal(f"the node's GPUs are unknown: {error}", Failure.TRANSIENT)
+            return Misfit(f"the node's GPUs are unknown: {error}", Failure.TRANSIENT)
         asked = (slot.record.gpu.bytes, model.requested_bytes)
         needed = Load(slot.record.gpu.uuids, max(asked) if all(asked) else 0)
-        if (why := refusal(needed, self._neighbours(model), gpus)) is not None:
+        if (why := misfit(needed, self._other_models(model), gpus)) is not None:
             return why
         try:
             self._hold_gate(slot, self._gate.claim)
         except CodeRefused as error:
-            return Refusal(str(error), Failure.CAPACITY)
+            return Misfit(str(error), Failure.CAPACITY)
         return None
 
     def _hold_gate(self, slot: Slot, hold: Callable[..., None]) -> None:
@@ -863,13 +865,13 @@ class Lifecycle:
             code = slot.record.code if slot.admitted is None else slot.admitted.has_code
             hold(slot.model.ref.uid, slot.model.ref.namespace, has_code=code)
 
-    def _neighbours(self, model: Model) -> list[Neighbour]:
+    def _other_models(self, model: Model) -> list[OtherModel]:
         """Who has memory, and who was placed here before and will take it."""
         table = list(self._models)
         places = {other.ref.uid: (not self._has_served(other), at) for at, other in enumerate(table)}
         mine = places.get(model.ref.uid, (True, len(table)))
         return [
-            Neighbour(other.gpu.uuids, other.requested_bytes, other.measured_bytes)
+            OtherModel(other.gpu.uuids, other.requested_bytes, other.measured_bytes)
             for other in table
             if other is not model
             and other.gpu is not None
@@ -888,9 +890,9 @@ class Lifecycle:
         slot = self._slot_of(model)
         return model.resident or (slot is not None and slot.record is not None and slot.record.served)
 
-    def _waiting(self) -> list[Waiting]:
+    def _waiting(self) -> list[QueuedLoad]:
         return [
-            Waiting(
+            QueuedLoad(
                 slot.name,
                 slot.gpus,
                 slot.order,
@@ -906,16 +908,16 @@ class Lifecycle:
             if slot.phase is Phase.QUEUED and slot.is_seen
         ]
 
-    def _busy(self) -> list[Busy]:
+    def _busy(self) -> list[ActiveOperation]:
         now = asyncio.get_running_loop().time()
         return [
-            Busy(
+            ActiveOperation(
                 slot.gpus,
                 slot.is_load,
                 is_known=slot.is_known,
                 is_suspect=self._is_suspect(slot),
                 seconds=now - slot.under_way_since,
-                is_wanted=slot.phase is not Phase.DOOMED,
+                is_wanted=slot.phase is not Phase.CANCELLED,
                 is_given_up=slot.phase.hangs,
                 namespace=_namespace(slot),
             )
@@ -971,7 +973,7 @@ class Lifecycle:
         if not (stuck := self._stuck()) or self._away_since is not None:
             return
         since = await asyncio.to_thread(self._restart_file.seconds_since)
-        loads = sum(slot.phase in (Phase.LOADING, Phase.MOVING) for slot in self._slots.values())
+        loads = sum(slot.phase in (Phase.LOADING, Phase.CHANGING) for slot in self._slots.values())
         why = why_restart(stuck, self._others(), loads_under_way=loads, since_last_seconds=since)
         if why is None:
             return

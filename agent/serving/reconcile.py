@@ -119,7 +119,7 @@ class Reconciler:
     async def step(self) -> None:
         """One pass. Raises TritonError while Triton is away, OSError while the disk is."""
         held = [name for model in self._models if model.resident and (name := model.server_name) is not None]
-        await asyncio.to_thread(self._repository.show, *held)  # else Triton tells nothing of what it holds
+        await asyncio.to_thread(self._repository.show, *held)  # else Triton does not list what it holds
         index = await self._lifecycle.look()
         if self.triton_version is None:
             return
@@ -136,7 +136,7 @@ class Reconciler:
             if (model := self._models.get(uid)) and not self._lifecycle.is_loading(uid):
                 await self._lifecycle.lose(model)
                 if model.state is ModelState.LOST and model.server_name is not None:
-                    # Triton may hold it, and tells of nothing that has no directory.
+                    # Triton may hold it, and lists nothing that has no directory.
                     self._unload(model.server_name)
         for uid in todo.load:
             if (model := self._models.get(uid)) and self._may_load(model):

@@ -1,4 +1,4 @@
-"""When Triton has to be restarted because it cannot be rid of a model otherwise, and how it is told.
+"""When Triton has to be restarted because a model cannot be unloaded otherwise, and how the restart is requested.
 
 Triton has no call that ends a load, an execution or a finalize that hangs. Its container's liveness probe
 looks at a file of the repository, which the agent writes: it ends a server that has started with another
@@ -17,9 +17,9 @@ from berth.contract.ids import ModelName
 RESTART_FILE = "restart-triton"
 # Between two restarts, whatever hangs.
 LEAST_SECONDS_BETWEEN = 600.0
-# Where others are served and nobody needs what the stuck one holds.
+# Where others are served and no other model needs what the stuck one holds.
 PATIENCE_SECONDS = 600.0
-# Where somebody does, or where the others will be back in a moment: long enough for a slow one to end after all.
+# Where another does, or where the others will be back in a moment: long enough for a slow one to end after all.
 NEEDED_SECONDS = 60.0
 # What may be down for the sake of a model that is not wanted any more.
 SOON_SECONDS = 30.0
@@ -27,7 +27,7 @@ SOON_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A model that nobody wants and that Triton does not let go of. `seconds`: since it is overdue."""
+    """A model that no pod wants and that Triton does not release. `seconds`: since it is overdue."""
 
     name: ModelName
     seconds: float
@@ -60,7 +60,7 @@ def why_restart(
     if patience is None or max(one.seconds for one in stuck) < patience:
         return None
     names = ", ".join(sorted(one.name for one in stuck))
-    return f"Triton does not let go of {names}, and has no other way to be rid of it; {len(others)} models are loaded again"
+    return f"Triton does not release {names}, and only a restart unloads it; {len(others)} models are loaded again"
 
 
 def _patience(others: Sequence[Other], *, is_needed: bool) -> float | None:
@@ -87,7 +87,7 @@ class RestartFile:
 
     def seconds_since(self) -> float | None:
         """Since the last time, over restarts of the agent; None where there was none, or where the clock has
-        been set back and nobody knows."""
+        been set back."""
         try:
             seconds = time.time() - self.path.stat().st_mtime
         except OSError:

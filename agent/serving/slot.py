@@ -1,4 +1,4 @@
-"""A model's name in Triton, and who waits for what becomes of it. No I/O; runs on the event loop alone."""
+"""A model's name in Triton, and the callers that wait for its load or unload. No I/O; runs on the event loop alone."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from agent.admission import Admitted
 from agent.models import Model
 from agent.repository import Record
-from agent.serving.machine import Phase
+from agent.serving.model_fsm import Phase
 from berth.contract.gateway import public_name_of
 from berth.contract.ids import GpuUuid, ModelName, ServerName
 from berth.contract.report import Failure
@@ -14,11 +14,11 @@ from berth.contract.report import Failure
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """`record`, `admitted`: the files of the last load that was asked for. `model`: None for what is nobody's."""
+    """`record`, `admitted`: the files of the last load that was requested. `model`: None for a model without an owner."""
 
     name: ServerName
     since: float
-    phase: Phase = Phase.OUT
+    phase: Phase = Phase.UNLOADED
     # When Triton has begun to be at it, through whatever phases.
     under_way_since: float = 0.0
     model: Model | None = None
@@ -26,7 +26,7 @@ class Slot:
     admitted: Admitted | None = None
     # Counts changes of all slots: an answer of Triton's that is older than the last one says nothing.
     stamp: int = 0
-    # Who was first in the queue, and whether Triton's index has been looked at since.
+    # Its order in the queue, and whether Triton's index has been read since.
     order: int = 0
     is_seen: bool = False
     # What Triton's index said of it last.
@@ -60,13 +60,13 @@ class Slot:
     @property
     def is_busy(self) -> bool:
         """What it takes on its GPUs is changing, or may be, and not for ever."""
-        if self.phase in (Phase.ENDING, Phase.LEAVING):
+        if self.phase in (Phase.UNLOAD_PENDING, Phase.UNLOADING):
             return self.out is not None and not self.out.done()
-        return self.phase in (Phase.LOADING, Phase.DOOMED, Phase.MOVING, Phase.FAILING)
+        return self.phase in (Phase.LOADING, Phase.CANCELLED, Phase.CHANGING, Phase.FAILING)
 
     @property
     def is_load(self) -> bool:
-        return self.phase in (Phase.LOADING, Phase.DOOMED, Phase.MOVING)
+        return self.phase in (Phase.LOADING, Phase.CANCELLED, Phase.CHANGING)
 
     def fail_leavers(self, error: Exception) -> None:
         if self.out is not None and not self.out.done():

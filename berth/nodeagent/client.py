@@ -15,7 +15,7 @@ from berth.runtime.keepalive import keepalive
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 
-# Each is bounded by the agent's own limits; these only catch an agent that is gone without a word.
+# Each is bounded by the agent's own limits; these only catch an agent that is gone without closing its connections.
 UNLOAD_TIMEOUT_SECONDS = 150.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
@@ -76,7 +76,7 @@ class AgentConnection:
         try:
             await _ended(call)
         finally:
-            call.cancel()  # when somebody else has ended us
+            call.cancel()  # when our task is cancelled
         if broken:
             raise broken[0]
         with _mapped():
@@ -140,11 +140,11 @@ async def _ended(call: "grpc.Future[Any]") -> None:
     """Wait for the end of a call of another thread."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell(_: object) -> None:
-        with suppress(RuntimeError):  # the loop is over, and nobody waits
+    def wake(_: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and no caller waits
             loop.call_soon_threadsafe(ended.set)
 
-    call.add_done_callback(tell)
+    call.add_done_callback(wake)
     await ended.wait()
 
 
@@ -157,7 +157,7 @@ def _mapped() -> Iterator[None]:
 
 
 def _meaning_of(error: Any) -> AgentError:
-    """`error`: of either of gRPC's clients, which both tell a code, details and trailing metadata."""
+    """`error`: of either of gRPC's clients, which both have a code, details and trailing metadata."""
     code: grpc.StatusCode = error.code()
     message = error.details() or code.name
     if (pause := _pushback(error)) is not None:

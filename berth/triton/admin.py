@@ -119,7 +119,7 @@ async def open_admin(endpoint: Address, keys: TritonKeys) -> AsyncIterator[GrpcT
         str(endpoint),
         options=[
             ("grpc.max_receive_message_length", -1),
-            # Why a load has failed stands there: a program's whole word, if it wants.
+            # It holds why a load has failed: a program's whole output, if it wants.
             ("grpc.max_metadata_size", _METADATA_BYTES),
             ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
             # Triton restarts on the same port: try again soon instead of after gRPC's default of up to 2 min.
@@ -143,7 +143,7 @@ _PRECEDENCE = (
 
 
 def _state(text: str) -> IndexState:
-    """A state that nobody knows holds memory, perhaps, and serves nothing, perhaps: as one in between."""
+    """An unknown state may hold memory and may serve nothing: it counts as LOADING."""
     try:
         return IndexState(text or "UNKNOWN")
     except ValueError:

@@ -94,7 +94,7 @@ class TritonKeys:
 
 def write_secret(path: Path, text: str, *, mode: int = 0o440) -> None:
     """Put a file readable by the owner's group in place of what is there, which may be read-only: in one
-    step, so that whoever is killed in between leaves nothing that its successor stumbles over, and durably,
+    step, so that a process that is killed in between leaves nothing that breaks its successor, and durably,
     so that a node that loses power has the whole of it or nothing."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)

@@ -19,14 +19,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import agent.api
-import agent.door
-import agent.slots
+import agent.interceptor
+import agent.stage_queue
 import agent.staging
 from agent.api import NodeAgentApi, serve
 from agent.auth import Authenticator, TokenAuthenticator, TrustingAuthenticator
-from agent.copies import Copies
 from agent.limits import OPEN_CALLS, READ_CALLS
 from agent.metrics import AgentMetrics
+from agent.replicas import Replicas
 from agent.staging import MAX_ENTRIES
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
@@ -112,7 +112,7 @@ async def serving(directory: Path, authenticator: Authenticator | None = None) -
         repository=node.repository,
         lifecycle=node.lifecycle,
         readings=lambda: tuple(node.gpus.readings),
-        copies=Copies(node.models, b"secret", lambda: tuple(node.gpus.readings), {}),
+        copies=Replicas(node.models, b"secret", lambda: tuple(node.gpus.readings), {}),
         gateway=Endpoint("10.0.0.1", 8472),
         on_limits=lambda: None,
         metrics=AgentMetrics(CollectorRegistry()),
@@ -322,7 +322,7 @@ async def test_what_nobody_reads_yet_is_not_taken_from_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """node D2: eight calls of a pod had 32 MiB taken, fourteen pods were more than the agent may use."""
-    monkeypatch.setattr(agent.door, "_REQUEST_SECONDS", 3.0)
+    monkeypatch.setattr(agent.interceptor, "_REQUEST_SECONDS", 3.0)
     size = agent.api._MESSAGE_BYTES
     async with serving(tmp_path) as node, asyncio.timeout(6 * SOON):
         taken = await accepted(node.port, "evil", calls=OPEN_CALLS, size=size)
@@ -349,7 +349,7 @@ async def test_entries_of_a_model_have_an_end(tmp_path: Path, monkeypatch: pytes
 async def test_a_flood_of_commits_is_slowed_and_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.slots, "STAGE_RATE", 0.001)
+    monkeypatch.setattr(agent.stage_queue, "STAGE_RATE", 0.001)
     async with serving(tmp_path) as node:
         for _ in range(20):
             await node.stage("evil", whole("evil"))
@@ -424,7 +424,7 @@ async def test_calls_without_a_good_token_cost_little_and_stop_nobody(
 async def test_a_call_whose_request_never_comes_ends_and_is_refused_before_that_without_a_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.door, "_REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(agent.interceptor, "_REQUEST_SECONDS", 0.05)
 
     async def never() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()

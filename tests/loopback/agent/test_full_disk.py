@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry
 from agent.admission import CodeGate, NodeRules
 from agent.api import NodeAgentApi, serve
 from agent.auth import TrustingAuthenticator
-from agent.copies import Copies
 from agent.gateway_link import NoGateway
 from agent.gpus import GpuReading
 from agent.metrics import AgentMetrics
 from agent.models import Models
+from agent.replicas import Replicas
 from agent.repository import Repository
 from agent.serving.journal import Journal
 from agent.serving.lifecycle import Lifecycle
@@ -110,7 +110,7 @@ async def serving(disk: Path, *, keep_free: float = 0.0) -> AsyncIterator[Pod]:
         repository=repository,
         lifecycle=lifecycle,
         readings=lambda: (GpuReading(CHOICE.uuid, 0, "T4", 16 * GIB, 0, 0.0),),
-        copies=Copies(models, b"secret", tuple, {}),
+        copies=Replicas(models, b"secret", tuple, {}),
         gateway=None,
         on_limits=lambda: None,
         metrics=metrics,

@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agent.copies import Copies
 from agent.gateway_link import GatewayLink
 from agent.models import Model, Models
+from agent.replicas import Replicas
 from berth.contract.endpoint import UnixSocket
 from berth.contract.gateway import ReplicaSpec, ticket_of
 from berth.contract.ids import PodUid
@@ -64,15 +64,15 @@ class Place:
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[Node]:
         """An agent's parts with its line, for the length of the block."""
-        tables: list[Copies] = []
+        tables: list[Replicas] = []
 
-        def told(but: Collection[PodUid]) -> tuple[ReplicaSpec, ...]:
-            return tables[0].told(but)
+        def current(but: Collection[PodUid]) -> tuple[ReplicaSpec, ...]:
+            return tables[0].current(but)
 
-        link = GatewayLink(UnixSocket(f"{self.directory}/control"), told, lambda _: None)
+        link = GatewayLink(UnixSocket(f"{self.directory}/control"), current, lambda _: None)
         node = Node(self.served.directory, triton=self.served.admin, code=CodeRule.ANY, link=link)
         node.gpus.instance_kind = "KIND_CPU"
-        tables.append(Copies(node.models, SECRET, lambda: tuple(node.gpus.readings), {}))
+        tables.append(Replicas(node.models, SECRET, lambda: tuple(node.gpus.readings), {}))
 
         async def follow() -> None:
             while True:

@@ -279,8 +279,8 @@ def test_what_is_refused_says_which_field_and_what_would_be_right(text: str, mes
         ('backend: "tensorrt"', {"1/model.onnx": 1}, "1/model.plan is needed"),
         (ONNX_CONFIG, {"model.onnx": 1}, "there is no version directory: .* belong into one like '1'"),
         (ONNX_CONFIG, {}, "there is no version directory"),
-        (None, {"1/weights": 1}, "no backend is named, and the files do not tell it"),
-        (None, {"1/model.onnx": 1, "1/model.py": 1}, "no backend is named, and the files do not tell it"),
+        (None, {"1/weights": 1}, "no backend is named, and the files do not show it"),
+        (None, {"1/model.onnx": 1, "1/model.py": 1}, "no backend is named, and the files do not show it"),
         (ONNX_CONFIG, {**ONNX, "01/model.onnx": 1}, "directory '01' is no version"),
         (ONNX_CONFIG, {**ONNX, "1b/model.onnx": 1}, "directory '1b' is no version"),
         (ONNX_CONFIG, {**ONNX, "-1/model.onnx": 1}, "directory '-1' is no version"),
@@ -379,7 +379,7 @@ def test_what_is_code(text: str, files: dict[str, int], why: str | None) -> None
     if why is None:
         assert judged(text, files, NO_CODE)
     else:
-        with pytest.raises(CodeRefused, match=r"brings code \(.*this node takes none"):
+        with pytest.raises(CodeRefused, match=r"has code \(.*this node takes none"):
             judged(text, files, NO_CODE)
 
 

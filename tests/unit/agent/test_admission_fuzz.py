@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from tritonclient.grpc import model_config_pb2 as pb
 
 from agent.admission import Admitted, InvalidModel, ModelFiles, NodeRules, judge
-from agent.admission.table import TABLE
+from agent.admission.allow_list import TABLE
 from agent.admission.verdicts import Inside, Many, Named, Number, Refused, Text
 from berth.contract.ids import ModelName
 from berth.contract.report import CodeRule

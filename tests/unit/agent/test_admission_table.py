@@ -10,7 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import model_config_pb2 as pb
 
 from agent.admission import InvalidModel
-from agent.admission.table import ITEM_BYTES, TABLE
+from agent.admission.allow_list import ITEM_BYTES, TABLE
 from agent.admission.verdicts import (
     Inside,
     Keep,

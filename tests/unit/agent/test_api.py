@@ -20,14 +20,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import agent.api
-import agent.slots
+import agent.stage_queue
 from agent.admission import NodeRules
 from agent.api import NodeAgentApi
 from agent.auth import NotAllowed, PodGuard
-from agent.copies import Copies
+from agent.disk_space import DiskSpace
 from agent.gpus import GpuReading, GpusUnknown
 from agent.metrics import AgentMetrics
-from agent.room import Room
+from agent.replicas import Replicas
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import ticket_of
 from berth.contract.gpu_choice import GpuChoice, GpuRef
@@ -111,7 +111,7 @@ def api_of(
         repository=node.repository,
         lifecycle=node.lifecycle,
         readings=readings or (lambda: tuple(node.gpus.readings)),
-        copies=Copies(node.models, b"secret", lambda: tuple(node.gpus.readings), {}),
+        replicas=Replicas(node.models, b"secret", lambda: tuple(node.gpus.readings), {}),
         gateway=Endpoint("10.0.0.7", 1),
         on_limits=lambda: None,
         metrics=AgentMetrics(registry or CollectorRegistry()),
@@ -562,7 +562,7 @@ async def test_a_stage_that_is_given_up_at_any_moment_leaves_nothing(tmp_path: P
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.gather(task, return_exceptions=True)
     assert list((tmp_path / "staging").iterdir()) == []
-    assert api._room.reserved == (0, 0)
+    assert api._disk.reserved == (0, 0)
     assert not any(node.repository.records().values())
     for number in range(5):  # every slot is free
         knows.caller = f"q{number}"
@@ -901,7 +901,7 @@ async def test_nobody_has_more_judged_than_it_may_send(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A judgement takes up to a second of a core: a pod that asks for many is held to its streams' rate."""
-    monkeypatch.setattr(agent.slots, "STAGE_BURST", 3.0)
+    monkeypatch.setattr(agent.stage_queue, "STAGE_BURST", 3.0)
     api, outcomes = api_of(Node(tmp_path)), []
     for _ in range(5):
         with pytest.raises(Refused) as refused:
@@ -928,7 +928,7 @@ async def test_a_stream_that_has_no_slot_yet_is_not_read(tmp_path: Path) -> None
         yield HEADER
 
     async with AsyncExitStack() as stack:
-        for at in range(agent.slots.SLOTS // 2):
+        for at in range(agent.stage_queue.SLOTS // 2):
             await stack.enter_async_context(api._slots.slot(PodRef("team", f"o{at}", PodUid(f"o{at}"))))
         waits = asyncio.ensure_future(api.Stage(stream(), Context()))
         async with asyncio.timeout(20):
@@ -1102,7 +1102,7 @@ async def test_a_pod_that_announces_the_whole_disk_keeps_a_window_of_it_from_the
     """node D3: a neighbour's model of one byte is staged while that stream is open and silent."""
     knows = Knows()
     api = api_of(Node(tmp_path), knows, max_model_bytes=1024 * GIB)
-    api._room = Room(tmp_path, keep_share=0, statvfs=lambda _: _statvfs(bytes_free=50 * GIB))
+    api._disk = DiskSpace(tmp_path, keep_share=0, statvfs=lambda _: _statvfs(bytes_free=50 * GIB))
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def announced() -> AsyncIterator[pb.StageRequest]:
@@ -1118,7 +1118,7 @@ async def test_a_pod_that_announces_the_whole_disk_keeps_a_window_of_it_from_the
     release.set()
     with pytest.raises(Refused, match="ended without a commit"):
         await evil
-    assert api._room.reserved == (0, 0)
+    assert api._disk.reserved == (0, 0)
 
 
 def _statvfs(*, bytes_free: int) -> Any:

@@ -198,7 +198,7 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
     limits = pb.ReplicaLimits(container_concurrency=2)
     request = pb.WatchModelRequest(model_name=NAME, limits=limits)
 
-    def told() -> list[tuple[str, str, int]]:
+    def current() -> list[tuple[str, str, int]]:
         copies = (ReplicaSpec.from_json(one) for one in gateway.copies)
         return [(one.model, one.server_name, one.limits.container_concurrency) for one in copies]
 
@@ -206,26 +206,26 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
     async with world.running(*flags), calling(world) as stub:
         await gateway.until(lambda _: gateway.told == [{"replicas": []}])
         world.api.bind(bound())
-        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 0)])
+        await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 0)])
         await stage(stub)
         await load(stub)
         watch = stub.WatchModel(request, metadata=by("p1"))
         ticket = (await anext(aiter(watch))).gateway.ticket
-        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
+        await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
         assert ReplicaSpec.from_json(gateway.copies[0]).ticket == ticket
         kept = world.repository / "limits.json"
         await until(lambda: kept.exists() and "p1" in kept.read_text())
         await gateway.stop()
         gateway.told.clear()
         await gateway.start()  # the gateway has started anew
-        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
+        await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
         watch.cancel()
     gateway.told.clear()
     async with (
         world.running(*flags),
         calling(world) as stub,
     ):  # and so has the agent: no door has told it anything
-        await gateway.until(lambda _: told() == [(NAME, ON_SERVER, 2)])
+        await gateway.until(lambda _: current() == [(NAME, ON_SERVER, 2)])
         assert all(line.get("replicas") for line in gateway.told)  # never none before it knows its pods
         assert ReplicaSpec.from_json(gateway.copies[0]).ticket == ticket
         gateway.say(b'{"tritonDied": {"suspects": ["p1"]}}')
@@ -234,7 +234,7 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
         world.api.remove("p1")  # without a word of its own
         await until(lambda: world.triton.held[ON_SERVER] is not IndexState.READY)
         assert gateway.wishes == ["p1"]
-        await gateway.until(lambda _: told() == [])
+        await gateway.until(lambda _: current() == [])
     await gateway.stop()
 
 

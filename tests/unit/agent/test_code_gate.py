@@ -128,13 +128,13 @@ async def test_a_place_is_free_for_another_namespace_once_the_model_is_gone(tmp_
 
 def test_beside_what_is_nobodys_nothing_begins() -> None:
     gate = CodeGate(CodeRule.NAMESPACE)
-    gate.strangers(held=True)
+    gate.note_unowned(held=True)
     for has_code in (True, False):
         assert not taken(gate, "1", "a", has_code=has_code)
-    gate.strangers(held=False)
+    gate.note_unowned(held=False)
     assert taken(gate, "1", "a", has_code=True)
     without_walls = CodeGate(CodeRule.ANY)
-    without_walls.strangers(held=True)
+    without_walls.note_unowned(held=True)
     assert taken(without_walls, "1", "a", has_code=True)
 
 
@@ -146,7 +146,7 @@ async def test_a_model_without_a_record_counts_until_triton_is_rid_of_it(tmp_pat
     model = await node.stage("a", files=CODE, namespace="ns-a")
     await node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.CAPACITY)
-    assert "nobody knows the owner of" in model.reason
+    assert "owner is unknown" in model.reason
     await node.lifecycle.start_unload(stranger)
     await node.lifecycle.start_load(model)
     assert model.state is ModelState.READY

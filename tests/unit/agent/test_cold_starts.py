@@ -39,8 +39,8 @@ class Node:
         for step, at in steps:
             if isinstance(step, ModelState):
                 self.models.set(model, step)
-            elif step == "door":
-                self.models.see_door(model)
+            elif step == "proxy":
+                self.models.see_proxy(model)
             self.starts.look(self.models, at)
 
 
@@ -55,8 +55,8 @@ def test_its_phases_follow_one_another_and_add_up(node: Node) -> None:
     model = node.see()
     node.go(model, (PENDING, 10.0), (STAGED, 11.5), (LOADING, 11.75), (READY, 15.5))
     assert node.observed == []  # nobody can ask it yet
-    node.go(model, ("door", 15.75), (READY, 20.0), (LOADING, 21.0), (READY, 22.0))
-    assert node.observed == [("fetch", 1.5), ("load", 4.0), ("open", 0.25), ("all", 5.75)]
+    node.go(model, ("proxy", 15.75), (READY, 20.0), (LOADING, 21.0), (READY, 22.0))
+    assert node.observed == [("download", 1.5), ("load", 4.0), ("proxy", 0.25), ("all", 5.75)]
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_its_phases_follow_one_another_and_add_up(node: Node) -> None:
     [
         # What fails is tried again, and staged anew: it is not here before it is here to stay.
         (
-            [(PENDING, 1.0), (STAGED, 2.0), (ModelState.FAILED, 3.0), (PENDING, 4.0), (LOADING, 5.0), (READY, 7.0), ("door", 8.0)],
-            [("fetch", 1.0), ("load", 5.0), ("open", 1.0), ("all", 7.0)],
+            [(PENDING, 1.0), (STAGED, 2.0), (ModelState.FAILED, 3.0), (PENDING, 4.0), (LOADING, 5.0), (READY, 7.0), ("proxy", 8.0)],
+            [("download", 1.0), ("load", 5.0), ("proxy", 1.0), ("all", 7.0)],
         ),
         # A door that is there already, as after its container was started before the loader's last word.
-        ([(PENDING, 1.0), ("door", 2.0), (READY, 4.0)], [("fetch", 3.0), ("load", 0.0), ("open", 0.0), ("all", 3.0)]),
+        ([(PENDING, 1.0), ("proxy", 2.0), (READY, 4.0)], [("download", 3.0), ("load", 0.0), ("proxy", 0.0), ("all", 3.0)]),
         # Whose files were here when it was first seen: an agent that starts goes on with them.
-        ([(STAGED, 1.0), (READY, 2.0), ("door", 3.0)], []),
+        ([(STAGED, 1.0), (READY, 2.0), ("proxy", 3.0)], []),
         ([(PENDING, 1.0), (STAGED, 2.0)], []),
     ],
 )  # fmt: skip
@@ -84,14 +84,14 @@ def test_only_what_was_seen_from_its_beginning_to_its_end_counts(
 def test_of_what_was_there_before_it_looked_nothing_is_known() -> None:
     node = Node()
     model = node.see()
-    node.go(model, (PENDING, 1.0), (STAGED, 2.0), (READY, 3.0), ("door", 4.0))
+    node.go(model, (PENDING, 1.0), (STAGED, 2.0), (READY, 3.0), ("proxy", 4.0))
     assert node.observed == []
 
 
 def test_what_an_earlier_agent_has_served_is_no_cold_start(node: Node) -> None:
     model = node.see()
     model.has_served = True
-    node.go(model, (PENDING, 1.0), (STAGED, 2.0), (READY, 3.0), ("door", 4.0))
+    node.go(model, (PENDING, 1.0), (STAGED, 2.0), (READY, 3.0), ("proxy", 4.0))
     assert node.observed == []
 
 
@@ -108,7 +108,7 @@ def test_the_metric_has_all_phases_from_the_beginning() -> None:
     registry = CollectorRegistry()
     metrics = AgentMetrics(registry)
     name = "berth_cold_start_seconds"
-    for phase in ("fetch", "load", "open", "all"):
+    for phase in ("download", "load", "proxy", "all"):
         assert registry.get_sample_value(f"{name}_count", {"phase": phase}) == 0
     metrics.cold_start("load", 3.0)
     assert registry.get_sample_value(f"{name}_sum", {"phase": "load"}) == 3.0

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.facts import HYSTERESIS_BYTES, GpuFacts, OtherUse, gpu_reports
+from agent.gpu_facts import HYSTERESIS_BYTES, GpuFacts, OtherUse, gpu_reports
 from agent.gpus import (
     GpuReading,
     GpusHang,
@@ -16,7 +16,7 @@ from agent.gpus import (
 )
 from agent.mock_gpus import MockGpus, Resident, parse_scenario
 from agent.models import Models
-from agent.report import gauge_annotations, node_total
+from agent.reporter import gauge_annotations, node_total
 from agent.repository import Record
 from berth.contract.errors import InvalidValue
 from berth.contract.gpu_choice import GpuChoice
@@ -359,7 +359,7 @@ def test_the_gpu_that_a_load_went_to_instead(
 
 
 async def test_trouble_with_the_gpus_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="agent.facts")
+    caplog.set_level("INFO", logger="agent.gpu_facts")
     driver = Driver()
     facts = GpuFacts(driver, lambda: 0)
     for driver.error in (None, None, GpusUnknown("no driver"), GpusUnknown("no driver"), None, None):

@@ -971,7 +971,7 @@ async def test_triton_is_restarted_where_it_does_not_let_go_of_a_model_and_nobod
     with pytest.raises(TritonUnavailable):
         await node.lifecycle.start_unload(NAME)
     await node.lifecycle.restart_if_stuck()
-    assert "does not let go of model-p1" in (tmp_path / "restart-triton").read_text()
+    assert "does not release model-p1" in (tmp_path / "restart-triton").read_text()
     assert "TritonRestarted" in [reason for reason, _ in node.events.said]
     node.triton.die()  # as its kubelet does
     await node.lifecycle.start_unload(NAME)

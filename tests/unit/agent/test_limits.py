@@ -6,19 +6,19 @@ from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
-from agent import slots
+from agent import stage_queue as slots
 from agent.limits import (
     CALL_BURST,
     CALL_RATE,
     OPEN_CALLS,
     READ_CALLS,
     Busy,
-    Callers,
-    Patience,
-    Rates,
-    Reading,
+    CallLimiter,
+    FairReader,
+    MinimumRate,
+    RateLimiter,
 )
-from agent.slots import StageSlots
+from agent.stage_queue import StageQueue
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
 
@@ -36,7 +36,7 @@ class Clock:
 
 def test_a_bucket_gives_its_burst_at_once_and_its_rate_in_the_long_run() -> None:
     clock = Clock()
-    rates = Rates(rate=2, burst=4, clock=clock)
+    rates = RateLimiter(rate=2, burst=4, clock=clock)
     assert [rates.take("a") for _ in range(5)] == [0, 0, 0, 0, 0.5]
     assert rates.take("b") == 0  # each key for itself
     clock.now += 0.25
@@ -48,14 +48,14 @@ def test_a_bucket_gives_its_burst_at_once_and_its_rate_in_the_long_run() -> None
 
 
 def test_buckets_are_few_and_the_least_used_goes_first() -> None:
-    rates = Rates(rate=1, burst=1, most=2, clock=Clock())
+    rates = RateLimiter(rate=1, burst=1, most=2, clock=Clock())
     rates.take("a"), rates.take("b"), rates.take("a"), rates.take("c")
     assert rates.take("a") > 0
     assert rates.take("b") == 0
 
 
 def test_a_pod_has_few_calls_open_and_another_as_many() -> None:
-    callers = Callers(clock=Clock())
+    callers = CallLimiter(clock=Clock())
     with ExitStack() as calls:
         for _ in range(OPEN_CALLS):
             calls.enter_context(callers.call(ref("evil")))
@@ -67,12 +67,12 @@ def test_a_pod_has_few_calls_open_and_another_as_many() -> None:
         pass
 
 
-async def reads(reading: Reading, who: PodRef, *, until: asyncio.Event) -> None:
+async def reads(reading: FairReader, who: PodRef, *, until: asyncio.Event) -> None:
     async with reading.place(who):
         await until.wait()
 
 
-async def crowd(reading: Reading, *whose: str, until: asyncio.Event) -> list["asyncio.Task[None]"]:
+async def crowd(reading: FairReader, *whose: str, until: asyncio.Event) -> list["asyncio.Task[None]"]:
     """One call for each, NAMESPACE/POD, that are all let in or wait when this returns."""
     refs = [PodRef(one.split("/")[0], one, PodUid(one)) for one in whose]
     tasks = [asyncio.create_task(reads(reading, one, until=until)) for one in refs]
@@ -80,12 +80,12 @@ async def crowd(reading: Reading, *whose: str, until: asyncio.Event) -> list["as
     return tasks
 
 
-def read_of(reading: Reading) -> list[str]:
+def read_of(reading: FairReader) -> list[str]:
     return [one.uid for one in reading._read]
 
 
 async def test_of_a_pod_few_requests_are_read_at_once_and_the_next_when_one_is_done() -> None:
-    reading, end, go_on = Reading(), asyncio.Event(), asyncio.Event()
+    reading, end, go_on = FairReader(), asyncio.Event(), asyncio.Event()
     await crowd(reading, *["a/evil"] * READ_CALLS, until=end)
     later = await crowd(reading, "a/evil", "a/good", until=go_on)
     assert read_of(reading) == ["a/evil"] * READ_CALLS + ["a/good"]
@@ -97,7 +97,7 @@ async def test_of_a_pod_few_requests_are_read_at_once_and_the_next_when_one_is_d
 
 async def test_pods_without_number_have_few_requests_read_at_once_and_keep_no_other_namespace_out() -> None:
     """node D2: each request that is read may be as large as gRPC takes it, whatever the pod is."""
-    reading, end = Reading(most=8), asyncio.Event()
+    reading, end = FairReader(most=8), asyncio.Event()
     evil = await crowd(reading, *(f"a/{n}" for n in range(50)), until=end)
     assert len(read_of(reading)) == 4
     await crowd(reading, *(f"b/{n}" for n in range(50)), until=end)
@@ -113,14 +113,14 @@ async def test_pods_without_number_have_few_requests_read_at_once_and_keep_no_ot
     await asyncio.wait_for(until_empty(reading), 20)
 
 
-async def until_empty(reading: Reading) -> None:
+async def until_empty(reading: FairReader) -> None:
     while reading._read or reading._waiting:
         await asyncio.sleep(0)
 
 
 async def test_who_waits_to_be_read_is_told_to_come_again_and_few_wait() -> None:
     """node D2"""
-    reading, end = Reading(most=2, wait_seconds=0.01), asyncio.Event()
+    reading, end = FairReader(most=2, wait_seconds=0.01), asyncio.Event()
     first = await crowd(reading, "a/1", until=end)
     (waits,) = await crowd(reading, "a/2", until=end)
     with pytest.raises(Busy, match="too many calls send"):
@@ -132,7 +132,7 @@ async def test_who_waits_to_be_read_is_told_to_come_again_and_few_wait() -> None
 
 async def test_few_wait_to_be_read_and_of_a_namespace_no_more_than_are_free() -> None:
     """node D2"""
-    reading, end = Reading(most=2, places=4, wait_seconds=1000), asyncio.Event()
+    reading, end = FairReader(most=2, places=4, wait_seconds=1000), asyncio.Event()
     waiting = [*await crowd(reading, "a/1", "a/2", "a/3", until=end)]
     (refused,) = await crowd(reading, "a/4", until=end)
     with pytest.raises(Busy, match="too many calls send"):
@@ -144,7 +144,7 @@ async def test_few_wait_to_be_read_and_of_a_namespace_no_more_than_are_free() ->
 
 
 async def test_who_leaves_lets_one_in_and_not_two() -> None:
-    reading, soon, end = Reading(most=4), asyncio.Event(), asyncio.Event()
+    reading, soon, end = FairReader(most=4), asyncio.Event(), asyncio.Event()
     first = await crowd(reading, "a/1", "a/2", until=soon)
     later = await crowd(reading, "b/1", "c/1", "a/3", "a/4", until=end)
     soon.set()
@@ -156,7 +156,7 @@ async def test_who_leaves_lets_one_in_and_not_two() -> None:
 
 def test_a_pod_that_calls_too_often_is_told_when_to_come_again() -> None:
     clock = Clock()
-    callers = Callers(clock=clock)
+    callers = CallLimiter(clock=clock)
     for _ in range(int(CALL_BURST)):
         with callers.call(ref("evil")):
             pass
@@ -171,7 +171,7 @@ def test_a_pod_that_calls_too_often_is_told_when_to_come_again() -> None:
 
 
 def test_who_trickles_uses_up_our_patience_and_who_sends_does_not() -> None:
-    patience = Patience(seconds=30, bytes_per_second=1000)
+    patience = MinimumRate(seconds=30, bytes_per_second=1000)
     for _ in range(100):
         patience.waited(1, then_came_bytes=1000)
     assert patience.left_seconds == 30
@@ -186,7 +186,7 @@ class Node:
     """Slots that note who runs."""
 
     def __init__(self, **given: float) -> None:
-        self.slots = StageSlots(**given)  # type: ignore[arg-type]
+        self.slots = StageQueue(**given)  # type: ignore[arg-type]
         self.running: list[PodRef] = []
         self.done: dict[PodUid, asyncio.Event] = {}
 

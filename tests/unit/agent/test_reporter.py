@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-import agent.report
+import agent.reporter
 from agent.gpus import GpuReading
 from agent.metrics import AgentMetrics
-from agent.report import Reporter, last_report
+from agent.reporter import Reporter, last_report
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.report import NodeReport
@@ -112,7 +112,7 @@ async def test_who_waits_for_a_model_waits_for_the_report_that_lists_it() -> Non
 
 
 async def test_who_waits_is_told_when_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent.report, "COVER_TIMEOUT_SECONDS", 0.02)
+    monkeypatch.setattr(agent.reporter, "COVER_TIMEOUT_SECONDS", 0.02)
     with pytest.raises(TimeoutError):
         await Bench().reporter.covers(PodUid("p1"))
 
@@ -195,7 +195,7 @@ async def test_what_was_damaged_is_said_again_by_who_wakes_up_and_not_before(
     bench.annotations[KEYS.report] = "{}"
     await bench.reporter.verify()
     assert not bench.reporter.has_written  # whoever waits for a model waits for the next report
-    assert "changed by somebody else" in caplog.text
+    assert "changed by another writer" in caplog.text
     await bench.reporter.step()
     assert (bench.reporter.has_written, bench.said.generation) == (True, 2)
 

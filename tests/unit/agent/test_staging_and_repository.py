@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import agent.staging
+from agent.disk_space import DiskSpace
 from agent.repository import RECORD_FILE, Record, Repository, RepositoryUnusable
-from agent.room import Room
 from agent.staging import BadStream, StagedFiles, TooLarge, WrongDigest, check_path
 from berth.contract.errors import InvalidValue
 from berth.contract.gpu_choice import GpuChoice
@@ -74,7 +74,7 @@ def test_paths_that_are_refused(path: str) -> None:
 
 
 def staged_files(directory: Path, max_bytes: int) -> StagedFiles:
-    return StagedFiles(directory, max_bytes=max_bytes, share=Room(directory, keep_share=0).share())
+    return StagedFiles(directory, max_bytes=max_bytes, share=DiskSpace(directory, keep_share=0).reservation())
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_what_is_published_is_durable_before_it_is_visible(
     assert done[3:] == ["visible", "models"]
     done.clear()
     files = StagedFiles(
-        repository.new_staging(), max_bytes=10, share=Room(repository.models, keep_share=0).share()
+        repository.new_staging(), max_bytes=10, share=DiskSpace(repository.models, keep_share=0).reservation()
     )
     for path in ("a", "b"):
         files.begin_file(path, 1)

@@ -11,7 +11,7 @@ import pytest
 
 import loader.archive
 import loader.send
-from agent.room import Room
+from agent.disk_space import DiskSpace
 from agent.staging import StagedFiles
 from berth.runtime.errors import ConfigError, Failed
 from loader.archive import is_archive, unpack
@@ -161,7 +161,9 @@ def test_both_ends_count_the_same_digest(tmp_path: Path) -> None:
     files = list_files(tmp_path / "m")
     assert [file.path for file in files] == ["1/model.py", "1/z", "1a", "config.pbtxt"]
     (tmp_path / "staged").mkdir()
-    staged = StagedFiles(tmp_path / "staged", max_bytes=100, share=Room(tmp_path, keep_share=0).share())
+    staged = StagedFiles(
+        tmp_path / "staged", max_bytes=100, share=DiskSpace(tmp_path, keep_share=0).reservation()
+    )
     for file in files:
         staged.begin_file(file.path, file.size)
         if file.size:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.models import Model
-from agent.serving.turns import SUSPECT_TURN_SECONDS, TURN_SECONDS
+from agent.serving.load_queue import SUSPECT_TURN_SECONDS, TURN_SECONDS
 from berth.contract.ids import PodUid
 from berth.contract.report import CodeRule, ModelState
 from berth.triton.admin import IndexState

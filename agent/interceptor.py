@@ -1,7 +1,7 @@
-"""What stands before every call of the agent's API: who calls, how much it has open, is its request small.
+"""The checks before every call of the agent's API: authentication, the caller's limits, the request's size.
 
-All of it is done before the request is read: a call without a good token costs a look at its metadata, and
-one whose request never comes ends soon.
+They come before the request is read: a call without a valid token costs a look at its metadata, and a call whose
+request never comes ends soon.
 """
 
 import asyncio
@@ -15,42 +15,42 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from agent.auth import Authenticator
-from agent.limits import Callers
+from agent.limits import CallLimiter
 from berth.contract.errors import InvalidValue
 
 # Of a call that sends one message: a name. Only the messages of a stream may be larger.
 REQUEST_BYTES = 16 * 1024
 _REQUEST_SECONDS = 10.0
-_LAST_WORDS, _LAST_WORDS_SECONDS = 8, 0.2
-# Of callers that are refused at the door so many are heard to their last words at once.
-_MOST_HEARD = 64
+_DRAINED_MESSAGES, _DRAIN_SECONDS = 8, 0.2
+# Of the streams that are refused here so many are drained at once.
+_MOST_DRAINING = 64
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Parse = Callable[[bytes], Any]
 Check = Callable[[bytes], None]
 
 
-class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets calls in one by one. `refuse` ends a call with the status of one of the errors in `told`; `check` raises
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Lets calls in one by one. `refuse` ends a call with the status of one of the errors in `mapped`; `check` raises
     one of them for the bytes of a stream's message that is not to be parsed."""
 
     def __init__(
         self,
         authenticator: Authenticator,
-        callers: Callers,
+        callers: CallLimiter,
         *,
         refuse: Callable[[str, Context, Exception], Awaitable[NoReturn]],
-        told: tuple[type[Exception], ...],
+        mapped: tuple[type[Exception], ...],
         check: Check,
     ) -> None:
         self._authenticator, self._callers = authenticator, callers
-        self._refuse, self._told, self._check = refuse, told, check
-        self._heard = 0
+        self._refuse, self._mapped, self._check = refuse, mapped, check
+        self._drained = 0
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
-        """Serve every call as a stream of bytes: otherwise gRPC waits for its request before anybody is asked."""
+        """Serve every call as a stream of bytes: otherwise gRPC reads its request before these checks."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -61,27 +61,27 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 ref = await self._authenticator.pod_of(metadata_of(context), source_of(context))
                 with self._callers.call(ref) as reading:
                     await _serve(handler, messages, context, reading, self._check)
-            except self._told as error:
-                if handler.request_streaming and self._heard < _MOST_HEARD:
-                    await self._hear(messages)
+            except self._mapped as error:
+                if handler.request_streaming and self._drained < _MOST_DRAINING:
+                    await self._drain_refused(messages)
                 await self._refuse(method, context, error)
 
         return grpc.stream_stream_rpc_method_handler(handle, response_serializer=handler.response_serializer)
 
-    async def _hear(self, messages: AsyncIterator[bytes]) -> None:
-        self._heard += 1
+    async def _drain_refused(self, messages: AsyncIterator[bytes]) -> None:
+        self._drained += 1
         try:
-            await last_words(messages)
+            await drain_stream(messages)
         finally:
-            self._heard -= 1
+            self._drained -= 1
 
 
-async def last_words(messages: AsyncIterator[Any]) -> None:
+async def drain_stream(messages: AsyncIterator[Any]) -> None:
     """Take what is on its way, for a moment, before a stream is ended: gRPC's asyncio clients forget the status
     of a call that ends while they are writing (grpc/grpc#36066)."""
     with suppress(TimeoutError, StopAsyncIteration):
-        async with asyncio.timeout(_LAST_WORDS_SECONDS):
-            for _ in range(_LAST_WORDS):
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            for _ in range(_DRAINED_MESSAGES):
                 await anext(messages)
 
 
@@ -143,11 +143,11 @@ def _read(message: bytes, parse: Parse) -> Any:
 
 
 def metadata_of(context: Context) -> dict[str, str]:
-    """What the caller says beside its request, as far as it is text."""
+    """The call's metadata, as far as it is text."""
     pairs = context.invocation_metadata() or ()
     return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 def source_of(context: Context) -> str:
-    """The address that the call comes from, without the port, which each connection has anew."""
+    """The address that the call comes from, without the port, which differs for each connection."""
     return unquote(context.peer()).rpartition(":")[0]

@@ -2,10 +2,10 @@
 
 import pytest
 
-from agent.serving.machine import TABLE, Do, Event, Phase, next_of
+from agent.serving.model_fsm import TABLE, Do, Event, Phase, next_of
 
-SEEN = (Event.SEEN_SERVED, Event.SEEN_MOVING, Event.SEEN_ENDED, Event.SEEN_UNKNOWN)
-UNWANTED = {Phase.DOOMED, Phase.ENDING, Phase.LEAVING, Phase.STUCK}
+SEEN = (Event.SEEN_SERVED, Event.SEEN_CHANGING, Event.SEEN_ENDED, Event.SEEN_UNKNOWN)
+UNWANTED = {Phase.CANCELLED, Phase.UNLOAD_PENDING, Phase.UNLOADING, Phase.STUCK}
 
 
 def test_every_phase_has_an_answer_to_every_event() -> None:
@@ -19,7 +19,7 @@ def test_from_every_phase_a_model_can_be_out_of_triton(phase: Phase) -> None:
     while new:
         new = {next_of(one, event)[0] for one in new for event in Event} - reached
         reached |= new
-    assert Phase.OUT in reached
+    assert Phase.UNLOADED in reached
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -27,9 +27,9 @@ def test_what_is_dropped_is_loaded_no_more_but_by_asking(phase: Phase) -> None:
     after, todo = next_of(phase, Event.DROPPED)
     assert after in UNWANTED
     assert Do.LOAD not in todo
-    for event in set(Event) - {Event.ASKED}:
+    for event in set(Event) - {Event.REQUESTED}:
         then, todo = next_of(after, event)
-        assert then in UNWANTED or then is Phase.OUT
+        assert then in UNWANTED or then is Phase.UNLOADED
         assert Do.LOAD not in todo
 
 
@@ -39,7 +39,7 @@ def test_memory_is_held_until_triton_says_that_it_is_not(phase: Phase, event: Ev
     after, todo = next_of(phase, event)
     if phase.may_be_held and not after.may_be_held:
         assert event in (Event.SEEN_ENDED, Event.SEEN_UNKNOWN)
-        assert Do.NOTE_OUT in todo
+        assert Do.NOTE_UNLOADED in todo
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -48,8 +48,8 @@ def test_triton_is_called_once_and_when_nothing_else_is_under_way(phase: Phase, 
     after, todo = next_of(phase, event)
     assert (Do.LOAD in todo) is (phase is Phase.QUEUED and event is Event.TURN)
     if Do.UNLOAD in todo:
-        assert after in (Phase.LEAVING, Phase.FAILING)
-        assert phase not in (Phase.LOADING, Phase.MOVING)  # it would queue behind what Triton is at
+        assert after in (Phase.UNLOADING, Phase.FAILING)
+        assert phase not in (Phase.LOADING, Phase.CHANGING)  # it would queue behind what Triton is at
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -77,7 +77,7 @@ def test_a_mark_is_taken_away_only_where_triton_has_survived(phase: Phase) -> No
         assert (Do.BLAME in todo) <= (event is Event.SEEN_UNKNOWN)
 
 
-@pytest.mark.parametrize("phase", [Phase.LOADING, Phase.DOOMED])
+@pytest.mark.parametrize("phase", [Phase.LOADING, Phase.CANCELLED])
 def test_what_triton_is_called_for_is_told_by_the_call_alone(phase: Phase) -> None:
     """Its index may be older than the call."""
     for event in SEEN:
@@ -85,68 +85,78 @@ def test_what_triton_is_called_for_is_told_by_the_call_alone(phase: Phase) -> No
 
 
 STORIES: dict[str, tuple[list[Event], Phase]] = {
-    "loaded": ([Event.ASKED, Event.TOLD, Event.TURN, Event.LOADED], Phase.SERVING),
-    "found": ([Event.ASKED, Event.TOLD, Event.SEEN_SERVED], Phase.SERVING),
+    "loaded": ([Event.REQUESTED, Event.REPORTED, Event.TURN, Event.LOADED], Phase.SERVING),
+    "found": ([Event.REQUESTED, Event.REPORTED, Event.SEEN_SERVED], Phase.SERVING),
     "found being loaded": (
-        [Event.ASKED, Event.TOLD, Event.SEEN_MOVING, Event.SEEN_MOVING, Event.SEEN_SERVED],
+        [Event.REQUESTED, Event.REPORTED, Event.SEEN_CHANGING, Event.SEEN_CHANGING, Event.SEEN_SERVED],
         Phase.SERVING,
     ),
     "found being unloaded": (
-        [Event.ASKED, Event.TOLD, Event.SEEN_MOVING, Event.SEEN_ENDED, Event.TURN],
+        [Event.REQUESTED, Event.REPORTED, Event.SEEN_CHANGING, Event.SEEN_ENDED, Event.TURN],
         Phase.LOADING,
     ),
     "triton died of somebody": (
-        [Event.ASKED, Event.TOLD, Event.TURN, Event.CUT_OFF, Event.SEEN_UNKNOWN],
+        [Event.REQUESTED, Event.REPORTED, Event.TURN, Event.CUT_OFF, Event.SEEN_UNKNOWN],
         Phase.QUEUED,
     ),
     "the answer was lost": (
-        [Event.ASKED, Event.TOLD, Event.TURN, Event.CUT_OFF, Event.SEEN_MOVING, Event.SEEN_SERVED],
+        [Event.REQUESTED, Event.REPORTED, Event.TURN, Event.CUT_OFF, Event.SEEN_CHANGING, Event.SEEN_SERVED],
         Phase.SERVING,
     ),
     "late, and then there": (
-        [Event.ASKED, Event.TOLD, Event.TURN, Event.TIMED_OUT, Event.SEEN_MOVING, Event.SEEN_SERVED],
+        [
+            Event.REQUESTED,
+            Event.REPORTED,
+            Event.TURN,
+            Event.TIMED_OUT,
+            Event.SEEN_CHANGING,
+            Event.SEEN_SERVED,
+        ],
         Phase.SERVING,
     ),
     "loaded in a wrong way": (
         [
-            Event.ASKED,
-            Event.TOLD,
+            Event.REQUESTED,
+            Event.REPORTED,
             Event.TURN,
             Event.REFUSED,
             Event.SEEN_SERVED,
-            Event.SEEN_MOVING,
+            Event.SEEN_CHANGING,
             Event.SEEN_ENDED,
         ],
-        Phase.OUT,
+        Phase.UNLOADED,
     ),
-    "the pod ends in the queue": ([Event.ASKED, Event.TOLD, Event.DROPPED, Event.SEEN_UNKNOWN], Phase.OUT),
+    "the pod ends in the queue": (
+        [Event.REQUESTED, Event.REPORTED, Event.DROPPED, Event.SEEN_UNKNOWN],
+        Phase.UNLOADED,
+    ),
     "the pod ends during the load": (
         [
-            Event.ASKED,
-            Event.TOLD,
+            Event.REQUESTED,
+            Event.REPORTED,
             Event.TURN,
             Event.DROPPED,
             Event.LOADED,
-            Event.SEEN_MOVING,
+            Event.SEEN_CHANGING,
             Event.SEEN_ENDED,
         ],
-        Phase.OUT,
+        Phase.UNLOADED,
     ),
     "the pod ends during a load that hangs": (
-        [Event.ASKED, Event.TOLD, Event.TURN, Event.DROPPED, Event.TIMED_OUT, Event.SEEN_MOVING],
+        [Event.REQUESTED, Event.REPORTED, Event.TURN, Event.DROPPED, Event.TIMED_OUT, Event.SEEN_CHANGING],
         Phase.STUCK,
     ),
     "a finalize that hangs, until Triton is restarted": (
         [
-            Event.ASKED,
-            Event.TOLD,
+            Event.REQUESTED,
+            Event.REPORTED,
             Event.SEEN_SERVED,
             Event.DROPPED,
-            Event.SEEN_MOVING,
+            Event.SEEN_CHANGING,
             Event.OVERDUE,
             Event.SEEN_UNKNOWN,
         ],
-        Phase.OUT,
+        Phase.UNLOADED,
     ),
 }
 
@@ -154,7 +164,7 @@ STORIES: dict[str, tuple[list[Event], Phase]] = {
 @pytest.mark.parametrize("story", STORIES)
 def test_stories(story: str) -> None:
     events, end = STORIES[story]
-    phase = Phase.OUT
+    phase = Phase.UNLOADED
     for event in events:
         phase, _ = next_of(phase, event)
     assert phase is end

@@ -1,16 +1,16 @@
-"""Who may send files now: few at once, fair between namespaces, with a queue that has an end."""
+"""Which pods may send files now: few at once, fair between namespaces, with a bounded queue."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agent.limits import Busy, Rates
+from agent.limits import Busy, RateLimiter
 from berth.contract.ids import PodUid
 from berth.contract.pod import PodRef
 
 SLOTS = 8
 PLACES = 64
-# After this time a waiter is told to come again, so that its log can say what it waits for.
+# After this time a waiter gets Busy, so that its log can say what it waits for.
 _WAIT_SECONDS = 30.0
 _RETRY_SECONDS = 3.0
 # A pod's streams, at once and a second in the long run: what is staged is loaded, and other models of its GPU
@@ -24,7 +24,7 @@ class _Waiter:
         self.granted = asyncio.Event()
 
 
-class StageSlots:
+class StageQueue:
     """SLOTS streams run at once, and one of a pod.
 
     A namespace may take one more only while it holds fewer than are free: alone it gets half of them, the next
@@ -37,7 +37,7 @@ class StageSlots:
         self, *, slots: int = SLOTS, places: int = PLACES, wait_seconds: float = _WAIT_SECONDS
     ) -> None:
         self._slots, self._places, self._wait_seconds = slots, places, wait_seconds
-        self._rates = Rates(rate=STAGE_RATE, burst=STAGE_BURST)
+        self._rates = RateLimiter(rate=STAGE_RATE, burst=STAGE_BURST)
         self._running: list[_Waiter] = []
         self._waiting: list[_Waiter] = []
 

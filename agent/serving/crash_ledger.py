@@ -1,4 +1,4 @@
-"""Who may have killed Triton: the marks of loads under way, the suspects, and what is quarantined. Pure.
+"""Which models may have crashed Triton: the marks of loads under way, the suspects, and what is quarantined. Pure.
 
 A mark is made before a load and taken away after it. Marks that are open when Triton dies make suspects,
 which are loaded one at a time from then on. Only what was alone in its load when Triton died, with no
@@ -26,7 +26,7 @@ from berth.kube.times import rfc3339
 QUARANTINE = timedelta(hours=24)
 LIFT_ALL = "all"
 LEAST_BEGINNING = 8
-# Of each kind the newest are kept: nobody can make the journal large.
+# Of each kind the newest are kept, so that no tenant can make the journal large.
 MOST_ENTRIES = 256
 _MOST_CHARACTERS = 1024 * 1024
 _VERSION = 1
@@ -35,7 +35,7 @@ _DEATHS = 2
 _IDLE_DEATHS_COUNT = timedelta(minutes=30)
 _MOST_IDLE_DEATHS = 3
 _ENOUGH_CODE = 2
-# Of a journal whose agent did not write it: some model that is nobody's.
+# For a journal of an agent that did not write it: one model without an owner.
 _UNKNOWN_CODE = (ServerName(""),)
 
 
@@ -100,7 +100,7 @@ class Quarantined:
         )
 
 
-class Ledger:
+class CrashLedger:
     """In memory; `encode` gives what has to be on disk before a load begins."""
 
     def __init__(
@@ -207,7 +207,7 @@ class Ledger:
         return one
 
     def restarted(self) -> None:
-        """Triton was restarted on purpose: nobody is charged with it."""
+        """Triton was restarted on purpose: no model is charged with it."""
         self._code.clear()
         closed = (replace(mark, open=False) for mark in self._marks.values())
         self._marks = {mark.key: mark for mark in closed if mark.deaths}
@@ -276,7 +276,7 @@ class Ledger:
         }
 
     @classmethod
-    def decode(cls, text: str) -> "Ledger":
+    def decode(cls, text: str) -> "CrashLedger":
         """Raises InvalidValue."""
         fields = Fields.parse(text, what="journal", limit=_MOST_CHARACTERS)
         if fields.integer("v") != _VERSION:

@@ -1,11 +1,11 @@
 """Which of the models that wait may be loaded now. Pure.
 
 A load that is measured has its GPUs for itself; those whose bytes are known go side by side. Models that
-have served come first. Namespaces take turns on a GPU, so that who has many that load long is one in the line.
+have served come first. Namespaces take turns on a GPU, so that a namespace with many long loads has one place in the line.
 A suspect is loaded when nothing else is and nothing has come to serve just before,
-so that Triton's death has one culprit; who comes after it waits for it, so that its turn does come. What
-hangs is not waited for: what takes longer than its turn, or what nobody wants any more. It keeps a thread of
-Triton's, of which a namespace has a share.
+so that a crash of Triton has one culprit; models behind it wait for it, so that its turn does come. What
+hangs is not waited for: an operation that takes longer than its turn, or that no pod wants any more. It keeps a
+thread of Triton's, of which a namespace has a share.
 """
 
 from collections import Counter
@@ -31,9 +31,9 @@ SUSPECT = "was being loaded when Triton died: it is loaded alone, a while after 
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """`order`: who came first. `last_turn`: when its namespace's last load on one of its GPUs began, in whatever
-    counts; 0: never. `is_known`: its bytes were measured before."""
+class QueuedLoad:
+    """`order`: the order of arrival. `last_turn`: when its namespace's last load on one of its GPUs began, in any
+    unit; 0: never. `is_known`: its bytes were measured before."""
 
     name: ServerName
     gpus: frozenset[GpuUuid]
@@ -50,9 +50,9 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
-    """A load or an unload that is under way for `seconds`. `is_wanted`: somebody waits for its end;
-    `is_given_up`: it has been told as failed."""
+class ActiveOperation:
+    """A load or an unload that is under way for `seconds`. `is_wanted`: a caller waits for its end;
+    `is_given_up`: it has been reported as failed."""
 
     gpus: frozenset[GpuUuid]
     is_load: bool
@@ -64,7 +64,7 @@ class Busy:
     namespace: str = ""
 
     @property
-    def turn_seconds(self) -> float:
+    def patience_seconds(self) -> float:
         """How long yet others wait for it; 0: it hangs."""
         is_trial = self.is_load and self.is_suspect
         if self.is_given_up or not (self.is_wanted or is_trial):
@@ -73,7 +73,7 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class Decision:
     """The next to begin, if any may, and why the others wait. `again_seconds`: when to ask again though nothing
     happens; None: never."""
 
@@ -82,29 +82,31 @@ class Turns:
     again_seconds: float | None = None
 
 
-def next_turn(waiting: Iterable[Waiting], busy: Sequence[Busy], *, is_quiet: bool = True) -> Turns:
+def next_load(
+    waiting: Iterable[QueuedLoad], busy: Sequence[ActiveOperation], *, is_quiet: bool = True
+) -> Decision:
     """Called again once the next has begun. `is_quiet`: no model has come to serve just before, which might
     kill Triton by what it does then."""
     first: ServerName | None = None
     waits: dict[ServerName, str] = {}
     taken: set[GpuUuid] = set()
     behind_suspect = False
-    moving = [one for one in busy if one.turn_seconds > 0]
-    hanging = Counter(one.namespace for one in busy if not one.turn_seconds)
+    moving = [one for one in busy if one.patience_seconds > 0]
+    hanging = Counter(one.namespace for one in busy if not one.patience_seconds)
     for one in sorted(waiting, key=lambda one: one.rank):
         if hanging[one.namespace] and not _has_share(one.namespace, hanging):
             waits[one.name] = TOO_MANY_HANG
-            continue  # nor does anybody wait for it
+            continue  # nor does another model wait for it
         why = BEHIND_SUSPECTS if behind_suspect else _why_not(one, moving, taken, is_quiet=is_quiet)
         if not why and first is None:
             first = one.name
         else:
             waits[one.name] = why or ON_ITS_GPU
-        # Whoever waits keeps its place before those behind it.
+        # A model that waits keeps its place before those behind it.
         taken |= one.gpus
         behind_suspect |= one.is_suspect
-    again = min((one.turn_seconds for one in moving), default=None) if waits else None
-    return Turns(first, waits, again)
+    again = min((one.patience_seconds for one in moving), default=None) if waits else None
+    return Decision(first, waits, again)
 
 
 def _has_share(namespace: str, hanging: Counter[str]) -> bool:
@@ -112,7 +114,7 @@ def _has_share(namespace: str, hanging: Counter[str]) -> bool:
     return hanging[namespace] < MOST_HANGING - hanging.total()
 
 
-def _why_not(one: Waiting, busy: Sequence[Busy], taken: set[GpuUuid], *, is_quiet: bool) -> str:
+def _why_not(one: QueuedLoad, busy: Sequence[ActiveOperation], taken: set[GpuUuid], *, is_quiet: bool) -> str:
     loads = [other for other in busy if other.is_load]
     if any(other.is_suspect for other in loads):
         return BEHIND_SUSPECTS

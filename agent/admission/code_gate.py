@@ -1,4 +1,4 @@
-"""Whose code runs in this node's Triton, and who may be beside it.
+"""Whose code runs in this node's Triton, and whose models may be loaded beside it.
 
 Code in Triton's process or container can read and change every model there, so under the rule
 `namespace` a Triton that holds a model with code holds models of that one namespace. Synchronous: the
@@ -22,24 +22,24 @@ class CodeGate:
     """Knows every model that Triton holds or is about to.
 
     `claim` before Triton is asked; `hold` what an agent finds at its start, whatever the rule says of it;
-    `release` when Triton's index shows the model gone; `strangers` what that index shows and no record
-    tells of. Each may be said again.
+    `release` when Triton's index shows the model gone; `note_unowned` when that index shows a model without a
+    record. Each call may be repeated.
     """
 
     def __init__(self, rule: CodeRule) -> None:
         self.rule = rule
         self._holders: dict[PodUid, _Holder] = {}
-        self._has_strangers = False
+        self._has_unowned = False
 
     def check(self, uid: PodUid, namespace: str, *, has_code: bool) -> None:
-        """Raises CodeRefused if this model could not be loaded now. It tells nothing of whose models are here."""
+        """Raises CodeRefused if this model could not be loaded now. The message does not name the owners of other models."""
         if has_code and self.rule is CodeRule.NONE:
-            raise CodeRefused("the model brings code, and this node takes none (--code none)")
+            raise CodeRefused("the model has code, and this node takes none (--code none)")
         if self.rule is not CodeRule.NAMESPACE:
             return
-        if self._has_strangers:
+        if self._has_unowned:
             raise CodeRefused(
-                "this node's Triton holds a model that nobody knows the owner of, which may be code; "
+                "this node's Triton holds a model whose owner is unknown and which may be code; "
                 "it is being unloaded"
             )
         others = [one for other, one in self._holders.items() if other != uid and one.namespace != namespace]
@@ -48,7 +48,7 @@ class CodeGate:
                 "this node holds a model with code of another namespace, and takes models of that one only"
             )
         if has_code and others:
-            raise CodeRefused("the model brings code, and this node holds models of other namespaces")
+            raise CodeRefused("the model has code, and this node holds models of other namespaces")
 
     def claim(self, uid: PodUid, namespace: str, *, has_code: bool) -> None:
         """Count the model among those that Triton holds, from now on. Raises CodeRefused."""
@@ -67,9 +67,9 @@ class CodeGate:
         """Whether the model of this pod is among those that Triton holds, or may."""
         return uid in self._holders
 
-    def strangers(self, *, held: bool) -> None:
-        """Whether Triton holds a model that is nobody's: it may be anybody's, and code, until it is unloaded."""
-        self._has_strangers = held
+    def note_unowned(self, *, held: bool) -> None:
+        """Whether Triton holds a model without an owner: until it is unloaded it counts as any tenant's code."""
+        self._has_unowned = held
 
     def report(self) -> CodeReport:
         """What the node's report says of it."""

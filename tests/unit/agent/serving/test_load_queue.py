@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from agent.serving.beside import Load, Neighbour, refusal
+from agent.serving.fit import Load, OtherModel, misfit
+from agent.serving.load_queue import (
+    MOST_HANGING,
+    MOST_ON_A_GPU,
+    SUSPECT_TURN_SECONDS,
+    TOO_MANY_HANG,
+    TURN_SECONDS,
+    ActiveOperation,
+    QueuedLoad,
+    next_load,
+)
 from agent.serving.restart import (
     LEAST_SECONDS_BETWEEN,
     NEEDED_SECONDS,
@@ -17,16 +27,6 @@ from agent.serving.restart import (
     Stuck,
     why_restart,
 )
-from agent.serving.turns import (
-    MOST_HANGING,
-    MOST_ON_A_GPU,
-    SUSPECT_TURN_SECONDS,
-    TOO_MANY_HANG,
-    TURN_SECONDS,
-    Busy,
-    Waiting,
-    next_turn,
-)
 from berth.contract.ids import GpuUuid, ServerName
 from berth.contract.report import Failure, GpuReport
 
@@ -34,19 +34,23 @@ A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 ON_A, ON_B, ON_BOTH = frozenset({A}), frozenset({B}), frozenset({A, B})
 
 
-LOAD, KNOWN, UNLOAD = Busy(ON_A, True), Busy(ON_A, True, is_known=True), Busy(ON_A, False)
+LOAD, KNOWN, UNLOAD = (
+    ActiveOperation(ON_A, True),
+    ActiveOperation(ON_A, True, is_known=True),
+    ActiveOperation(ON_A, False),
+)
 
 
-def waits(name: str, order: int = 0, on: frozenset[GpuUuid] = ON_A, **more: bool) -> Waiting:
-    return Waiting(ServerName(name), on, order, **more)
+def waits(name: str, order: int = 0, on: frozenset[GpuUuid] = ON_A, **more: bool) -> QueuedLoad:
+    return QueuedLoad(ServerName(name), on, order, **more)
 
 
 def test_first_come_first_served_but_those_that_served_before_all_others() -> None:
     fresh, served = waits("fresh", 1), waits("served", 2, has_served=True)
     suspect = waits("suspect", 0, is_suspect=True, has_served=True)
-    assert next_turn([fresh, served, suspect], []).next == "served"
-    assert next_turn([fresh, suspect], []).next == "suspect"
-    assert next_turn([], []).next is None
+    assert next_load([fresh, served, suspect], []).next == "served"
+    assert next_load([fresh, suspect], []).next == "suspect"
+    assert next_load([], []).next is None
 
 
 def test_namespaces_take_turns_on_a_gpu_and_within_one_the_first_that_came_goes_first() -> None:
@@ -56,19 +60,19 @@ def test_namespaces_take_turns_on_a_gpu_and_within_one_the_first_that_came_goes_
         replace(waits("other", 3), last_turn=7),
         replace(waits("served", 4, has_served=True), last_turn=9),
     )
-    assert next_turn([first, second, other], []).next == "other"
-    assert next_turn([second, first], []).next == "first"
-    assert next_turn([first, other, served], []).next == "served"
+    assert next_load([first, second, other], []).next == "other"
+    assert next_load([second, first], []).next == "first"
+    assert next_load([first, other, served], []).next == "served"
 
 
 def test_who_comes_after_a_suspect_waits_for_it() -> None:
     """It would never be alone otherwise."""
     before, suspect = waits("before", 1, on=ON_B), waits("suspect", 2, is_suspect=True)
     after, served = waits("after", 3, on=ON_B), waits("served", 4, on=ON_B, has_served=True)
-    turns = next_turn([before, suspect, after], [LOAD])
+    turns = next_load([before, suspect, after], [LOAD])
     assert (turns.next, set(turns.waits)) == ("before", {"suspect", "after"})
-    assert next_turn([suspect, after], [LOAD]).next is None
-    assert next_turn([suspect, after, served], [LOAD]).next == "served"
+    assert next_load([suspect, after], [LOAD]).next is None
+    assert next_load([suspect, after, served], [LOAD]).next == "served"
 
 
 @pytest.mark.parametrize(
@@ -87,17 +91,17 @@ def test_who_comes_after_a_suspect_waits_for_it() -> None:
         (waits("suspect", is_suspect=True), [UNLOAD], True),
         (waits("suspect", is_suspect=True), [KNOWN], False),
         (waits("suspect", on=ON_B, is_suspect=True), [LOAD], False),
-        (waits("other", on=ON_B), [Busy(ON_A, True, is_suspect=True)], False),
+        (waits("other", on=ON_B), [ActiveOperation(ON_A, True, is_suspect=True)], False),
     ],
 )
-def test_beside_what_is_under_way(one: Waiting, busy: list[Busy], may: bool) -> None:
-    turns = next_turn([one], busy)
+def test_beside_what_is_under_way(one: QueuedLoad, busy: list[ActiveOperation], may: bool) -> None:
+    turns = next_load([one], busy)
     assert (turns.next == one.name) is may
     assert bool(turns.waits.get(one.name)) is not may
 
 
 HANGS = replace(LOAD, seconds=TURN_SECONDS)
-TRIAL = Busy(ON_B, True, is_suspect=True)
+TRIAL = ActiveOperation(ON_B, True, is_suspect=True)
 
 
 @pytest.mark.parametrize(
@@ -113,19 +117,19 @@ TRIAL = Busy(ON_B, True, is_suspect=True)
         (replace(TRIAL, seconds=SUSPECT_TURN_SECONDS), True, None),
         (replace(TRIAL, is_wanted=False), False, SUSPECT_TURN_SECONDS),
         (replace(TRIAL, is_given_up=True), True, None),
-        (Busy(ON_A, False, is_suspect=True, seconds=TURN_SECONDS), True, None),
+        (ActiveOperation(ON_A, False, is_suspect=True, seconds=TURN_SECONDS), True, None),
     ],
 )
 def test_what_takes_longer_than_its_turn_is_waited_for_by_nobody(
-    busy: Busy, may: bool, again: float | None
+    busy: ActiveOperation, may: bool, again: float | None
 ) -> None:
     """node D4, autoscaling D1: one that is not wanted any more has no turn at all, and a suspect a longer one."""
-    turns = next_turn([waits("new")], [busy])
+    turns = next_load([waits("new")], [busy])
     assert (turns.next == "new", turns.again_seconds) == (may, again)
 
 
 def test_a_suspect_is_tried_beside_what_hangs() -> None:
-    assert next_turn([waits("suspect", is_suspect=True)], [HANGS]).next == "suspect"
+    assert next_load([waits("suspect", is_suspect=True)], [HANGS]).next == "suspect"
 
 
 def test_a_namespace_has_a_share_of_what_may_hang() -> None:
@@ -134,25 +138,25 @@ def test_a_namespace_has_a_share_of_what_may_hang() -> None:
     one = replace(waits("one", 1), namespace="mine")
     other = replace(waits("other", 2), namespace="theirs")
     half = MOST_HANGING // 2
-    assert next_turn([one, other], [mine] * (half - 1)).next == "one"
-    turns = next_turn([one, other], [mine] * half)
+    assert next_load([one, other], [mine] * (half - 1)).next == "one"
+    turns = next_load([one, other], [mine] * half)
     assert (turns.next, turns.waits) == ("other", {"one": TOO_MANY_HANG})
-    assert next_turn([one, other], [mine] * half + [theirs] * (half // 2)).waits == {
+    assert next_load([one, other], [mine] * half + [theirs] * (half // 2)).waits == {
         "one": TOO_MANY_HANG,
         "other": TOO_MANY_HANG,
     }
     # Who has none that hangs is never in the way of this rule, nor kept from a GPU by who is.
     fresh = replace(waits("fresh", 3), namespace="fresh")
-    assert next_turn([one, other, fresh], [mine] * half + [theirs] * half).next == "fresh"
+    assert next_load([one, other, fresh], [mine] * half + [theirs] * half).next == "fresh"
     suspect = replace(one, is_suspect=True)
-    assert next_turn([suspect, fresh], [mine] * half).next == "fresh"
+    assert next_load([suspect, fresh], [mine] * half).next == "fresh"
 
 
 def test_nobody_overtakes_on_a_gpu_that_somebody_waits_for() -> None:
     """One that is measured would wait for ever behind those that are not."""
     first, behind = waits("first", 1), waits("behind", 2, is_known=True)
     elsewhere = waits("elsewhere", 3, on=ON_B)
-    turns = next_turn([first, behind, elsewhere], [KNOWN])
+    turns = next_load([first, behind, elsewhere], [KNOWN])
     assert (turns.next, set(turns.waits)) == ("elsewhere", {"first", "behind"})
 
 
@@ -169,14 +173,14 @@ def gpu(uuid: GpuUuid = A, **more: Any) -> GpuReport:
 
 
 def asked(
-    size: int, *neighbours: Neighbour, gpus: tuple[GpuUuid, ...] = (A,), **more: Any
+    size: int, *neighbours: OtherModel, gpus: tuple[GpuUuid, ...] = (A,), **more: Any
 ) -> tuple[Failure, str]:
-    said = refusal(Load(gpus, size), neighbours, {A: gpu(A, **more), B: gpu(B)})
+    said = misfit(Load(gpus, size), neighbours, {A: gpu(A, **more), B: gpu(B)})
     return (said.failure, said.reason) if said is not None else (None, "")  # type: ignore[return-value]
 
 
 def test_an_exact_fit_fits_and_a_byte_more_does_not() -> None:
-    there = [Neighbour((A,), 3 * GIB, 4 * GIB), Neighbour((A,), 2 * GIB, None), Neighbour((B,), 14 * GIB)]
+    there = [OtherModel((A,), 3 * GIB, 4 * GIB), OtherModel((A,), 2 * GIB, None), OtherModel((B,), 14 * GIB)]
     assert asked(8 * GIB, *there)[0] is None
     failure, reason = asked(8 * GIB + 1, *there)
     assert failure is Failure.CAPACITY
@@ -187,8 +191,8 @@ def test_an_exact_fit_fits_and_a_byte_more_does_not() -> None:
 
 
 def test_each_gpu_of_several_must_have_room() -> None:
-    assert asked(GIB, Neighbour((B,), 14 * GIB), gpus=(A, B))[0] is Failure.CAPACITY
-    assert asked(GIB, Neighbour((B,), 13 * GIB), gpus=(A, B))[0] is None
+    assert asked(GIB, OtherModel((B,), 14 * GIB), gpus=(A, B))[0] is Failure.CAPACITY
+    assert asked(GIB, OtherModel((B,), 13 * GIB), gpus=(A, B))[0] is None
 
 
 def test_what_asks_for_nothing_is_refused() -> None:
@@ -242,7 +246,7 @@ def test_when_triton_is_restarted(
     why = why_restart(stuck, others, loads_under_way=loads, since_last_seconds=last)
     assert (why is not None) is is_restarted
     if why is not None:
-        assert "does not let go of x" in why
+        assert "does not release x" in why
 
 
 def test_the_file_that_ends_triton_is_another_each_time_and_outlives_the_agent(tmp_path: Path) -> None:
@@ -262,8 +266,8 @@ def test_the_file_that_ends_triton_is_another_each_time_and_outlives_the_agent(t
 
 
 def test_a_suspect_waits_for_those_before_it_though_its_own_gpu_is_free() -> None:
-    before = Waiting(ServerName("a"), frozenset({GpuUuid("GPU-a")}), 0)
-    suspect = Waiting(ServerName("s"), frozenset({GpuUuid("GPU-b")}), 1, is_suspect=True)
-    leaving = Busy(frozenset({GpuUuid("GPU-a")}), is_load=False)
-    assert next_turn([before, suspect], [leaving]).next is None
-    assert next_turn([suspect], [leaving]).next == "s"
+    before = QueuedLoad(ServerName("a"), frozenset({GpuUuid("GPU-a")}), 0)
+    suspect = QueuedLoad(ServerName("s"), frozenset({GpuUuid("GPU-b")}), 1, is_suspect=True)
+    leaving = ActiveOperation(frozenset({GpuUuid("GPU-a")}), is_load=False)
+    assert next_load([before, suspect], [leaving]).next is None
+    assert next_load([suspect], [leaving]).next == "s"

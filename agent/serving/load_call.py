@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from agent.admission import Admitted
-from agent.failures import classify, explain
 from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals, grown_instead
+from agent.load_errors import classify, explain
 from agent.repository import Record
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid
@@ -33,7 +33,7 @@ class GpuFacts(Protocol):
 
 
 class Progress(Protocol):
-    """How a load goes on, told to whoever asked for it, and what else happens on the GPUs meanwhile."""
+    """What the caller learns of a load while it goes on, and what else happens on the GPUs meanwhile."""
 
     async def begin(self) -> None:
         """Called when all that can be wrong before has been looked at. Raises what is to end the load."""
@@ -49,7 +49,7 @@ class Progress(Protocol):
 
 
 class LoadCall:
-    """Asks Triton for one load at a time per call; knows nothing of turns or of who waits."""
+    """Asks Triton for one load per call; knows nothing of the queue or of waiting callers."""
 
     def __init__(self, triton: TritonAdmin, gpus: GpuFacts, *, timeout_seconds: float) -> None:
         self._triton, self._gpus, self._timeout = triton, gpus, timeout_seconds
@@ -110,7 +110,7 @@ def _ordinals_of(choice: GpuChoice, readings: Sequence[GpuReading]) -> list[int]
 def _check_grown(
     choice: GpuChoice, before: Sequence[GpuReading], after: Sequence[GpuReading], quiet: set[GpuUuid]
 ) -> None:
-    """Raises LoadFailed if the model has gone to another GPU, as far as that can be told."""
+    """Raises LoadFailed if the model has gone to another GPU, as far as that can be determined."""
     other = grown_instead(
         _used(before),
         _used(after),

@@ -1,6 +1,6 @@
 import pytest
 
-from agent.failures import classify, explain
+from agent.load_errors import classify, explain
 from berth.contract.report import Failure
 
 # As Triton 2.51 answers a load, except for the first group: those are what its backends pass on.

@@ -1,7 +1,7 @@
 """Publishes the node's report: four annotations, written only when their content has changed.
 
 Where it cannot be written, the agent's heartbeat says that what stands on the node is not the current
-report, and nobody places anything by it (`trouble`, `told`).
+report, and the binder places nothing by it (`trouble`, `announced`).
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from berth.runtime.logs import fields
 
 log = logging.getLogger(__name__)
 
-# `used` and `util` move all the time and nobody decides by them: they alone cause a write this often at most.
+# `used` and `util` move all the time and no decision depends on them: they alone cause a write this often at most.
 GAUGES_EVERY_SECONDS = 30.0
 COVER_TIMEOUT_SECONDS = 30.0
 
 
 class Reporter:
-    """`step()` writes if there is something to say; `covers()` waits until it has been said."""
+    """`step()` writes if there is something to say; `covers()` waits until it has been written."""
 
     def __init__(
         self,
@@ -41,54 +41,54 @@ class Reporter:
         build: Callable[[], NodeReport],
         readings: Callable[[], Iterable[GpuReading]],
         metrics: AgentMetrics,
-        heed: Callable[[JsonObject], Awaitable[None]] | None = None,
+        on_node: Callable[[JsonObject], Awaitable[None]] | None = None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._client, self._node, self._keys = client, node, keys
         self._build, self._readings, self._metrics, self._now = build, readings, metrics, now
-        self._heed = heed
+        self._on_node = on_node
         self._generation = 0
         self._gauges: dict[str, str | None] = {}
         self._gauges_at: datetime | None = None
         self._written: NodeReport | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.wake = asyncio.Event()
         self.trouble = ""
         """Why the report could not be written; empty where what stands on the node is current."""
         self.trouble_changed = asyncio.Event()
-        self._told_behind = False
+        self._is_behind_announced = False
 
     @property
     def has_written(self) -> bool:
         return self._written is not None
 
     async def covers(self, uid: PodUid) -> None:
-        """Return once a report that lists this pod's model stands on the node, or once it is said that
+        """Return once a report that lists this pod's model stands on the node, or once the heartbeat says that
         none can be written, for then no pod is placed here. Raises TimeoutError."""
         async with asyncio.timeout(COVER_TIMEOUT_SECONDS):
-            while not self._is_listed(uid) and not (self._told_behind and self.trouble):
-                news = self._news
+            while not self._is_listed(uid) and not (self._is_behind_announced and self.trouble):
+                change = self._changed
                 self.wake.set()
-                await news.wait()
+                await change.wait()
 
     def _is_listed(self, uid: PodUid) -> bool:
         return self._written is not None and self._written.model_of(uid) is not None
 
-    def told(self, trouble: str) -> None:
+    def announced(self, trouble: str) -> None:
         """The heartbeat has said whether the report on the node is current."""
-        self._told_behind = bool(trouble)
-        self._tell()
+        self._is_behind_announced = bool(trouble)
+        self._notify()
 
     async def step(self) -> None:
         """One pass. Raises KubeError or ReportTooLarge."""
         try:
-            await self._write_news()
+            await self._write_changes()
         except (KubeError, ReportTooLarge) as error:
             self._set_trouble(str(error))
             raise
         self._set_trouble("")
 
-    async def _write_news(self) -> None:
+    async def _write_changes(self) -> None:
         report, gauges = self._build(), gauge_annotations(self._readings(), self._keys)
         if report == self._content_written() and not self._gauges_due(gauges):
             return
@@ -104,11 +104,11 @@ class Reporter:
         self._written, self._gauges, self._gauges_at = stamped, gauges, now
         self._metrics.reported(report)
         log.debug("report written", extra=fields(generation=self._generation))
-        self._tell()
+        self._notify()
 
     async def verify(self) -> None:
-        """Look whether the node still says what was written; if somebody has changed it, say it again. What
-        else the Node says is for `heed`.
+        """Check that the node still has what was written; if another writer has changed it, write it again. The
+        rest of the Node is passed to `on_node`.
 
         Raises KubeError.
         """
@@ -116,13 +116,13 @@ class Reporter:
         if written is None:
             return
         node = await self._client.get(paths.node(self._node))
-        if self._heed is not None:
-            await self._heed(node)
+        if self._on_node is not None:
+            await self._on_node(node)
         if self._written is not written:
             return  # a write came in between: what was found may be from before it
         found = (node["metadata"].get("annotations") or {}).get(self._keys.report)
         if found != written.encode():
-            log.warning("the node's report was changed by somebody else", extra=fields(node=self._node))
+            log.warning("the node's report was changed by another writer", extra=fields(node=self._node))
             self._written = None
             self.wake.set()
 
@@ -139,13 +139,13 @@ class Reporter:
         if changed:
             self.trouble_changed.set()
 
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 def last_report(node: JsonObject, keys: Keys) -> NodeReport | None:
-    """What this node's agent said last; None if that cannot be read."""
+    """The last report of this node's agent; None if it cannot be read."""
     text = (node["metadata"].get("annotations") or {}).get(keys.report)
     try:
         return None if text is None else NodeReport.decode(text)

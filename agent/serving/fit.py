@@ -13,7 +13,7 @@ from berth.contract.report import Failure, GpuReport
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Misfit:
     reason: str
     failure: Failure
 
@@ -27,7 +27,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class OtherModel:
     """A model that has memory, or has been placed before. `measured_bytes`: None where it is not known."""
 
     gpus: tuple[GpuUuid, ...]
@@ -35,28 +35,28 @@ class Neighbour:
     measured_bytes: int | None = None
 
 
-def refusal(load: Load, neighbours: Iterable[Neighbour], gpus: Mapping[GpuUuid, GpuReport]) -> Refusal | None:
+def misfit(load: Load, others: Iterable[OtherModel], gpus: Mapping[GpuUuid, GpuReport]) -> Misfit | None:
     """Why the load may not begin; None where it may."""
     if load.bytes <= 0:
-        return Refusal("its pod asks for no GPU memory; what it needs must be asked for", Failure.CAPACITY)
-    beside = list(neighbours)
+        return Misfit("its pod asks for no GPU memory; what it needs must be asked for", Failure.CAPACITY)
+    present = list(others)
     for uuid in load.gpus:
-        if (why := _no_room(load, beside, uuid, gpus.get(uuid))) is not None:
+        if (why := _misfit_on(load, present, uuid, gpus.get(uuid))) is not None:
             return why
     return None
 
 
-def _no_room(load: Load, beside: list[Neighbour], uuid: GpuUuid, gpu: GpuReport | None) -> Refusal | None:
+def _misfit_on(load: Load, others: list[OtherModel], uuid: GpuUuid, gpu: GpuReport | None) -> Misfit | None:
     if gpu is None:
-        return Refusal(f"GPU {uuid} is not on this node any more", Failure.TRANSIENT)
-    there = [reserved_bytes(one.requested_bytes, one.measured_bytes) for one in beside if uuid in one.gpus]
+        return Misfit(f"GPU {uuid} is not on this node any more", Failure.TRANSIENT)
+    there = [reserved_bytes(one.requested_bytes, one.measured_bytes) for one in others if uuid in one.gpus]
     free = free_bytes(gpu, sum(there))
     if free is None:
         said = "is not healthy" if not gpu.healthy else "is not known well enough"
-        return Refusal(f"GPU {uuid} {said}: {gpu.reason or 'its memory is unknown'}", Failure.TRANSIENT)
+        return Misfit(f"GPU {uuid} {said}: {gpu.reason or 'its memory is unknown'}", Failure.TRANSIENT)
     if free >= load.bytes:
         return None
-    return Refusal(
+    return Misfit(
         f"{load.bytes} bytes do not fit on GPU {uuid}: {max(free, 0)} are free of {gpu.total_bytes}, where "
         f"{len(there)} models hold {sum(there)}, others {gpu.other_use_bytes}, and {gpu.headroom_bytes} are kept free",
         Failure.CAPACITY,

@@ -1,5 +1,5 @@
-"""What may still be written to the repository's file system, for all streams together. Blocks: call it from a
-thread; several may."""
+"""The space of the repository's file system that may still be written, for all streams together. Blocks: call it
+from a thread; several threads may."""
 
 import os
 import threading
@@ -9,8 +9,8 @@ from pathlib import Path
 from berth.contract.quantity import format_bytes
 
 
-class NoRoom(Exception):
-    """The disk has no room for it now; it may have later."""
+class DiskFull(Exception):
+    """The disk has no space for it now; it may have later."""
 
 
 # What a stream may hold of the disk beside what it has written. One that announces much and sends little keeps no
@@ -18,7 +18,7 @@ class NoRoom(Exception):
 WINDOW_BYTES = 64 * 1024**2
 
 
-class Room:
+class DiskSpace:
     """The file system of `directory`, of which `keep_share` (0 to 1) of the bytes and of the inodes stays free.
 
     What streams have reserved and not written yet counts as written.
@@ -40,27 +40,27 @@ class Room:
         """Bytes and inodes that are still to be written."""
         return self._bytes, self._inodes
 
-    def share(self) -> "Share":
-        """One stream's part of it."""
-        return Share(self)
+    def reservation(self) -> "DiskReservation":
+        """What one stream reserves of it."""
+        return DiskReservation(self)
 
     def reserve(self, *, count: int, inodes: int, more_bytes: int = 0) -> None:
         """`more_bytes`: what will come after these; it must have room now, and is not kept from others. Raises
-        NoRoom or OSError."""
+        DiskFull or OSError."""
         found = self._statvfs(self._directory)
         block = found.f_frsize
         with self._lock:
             total = found.f_blocks * block
             free = int(found.f_bavail * block - self._keep * total) - self._bytes
             if count + more_bytes > free:
-                raise NoRoom(
+                raise DiskFull(
                     f"No space left on device: {format_bytes(count + more_bytes)} are to come and"
                     f" {format_bytes(max(0, free))} of {format_bytes(total)} may be written; {self._keep:.0%}"
                     " stay free for the node (--keep-free)"
                 )
             # Zero where the file system makes inodes as they are needed.
             if found.f_files and inodes > found.f_favail - self._keep * found.f_files - self._inodes:
-                raise NoRoom(
+                raise DiskFull(
                     f"No space left on device: it has {found.f_favail} inodes of {found.f_files} left, of which"
                     f" {self._keep:.0%} stay free for the node (--keep-free)"
                 )
@@ -72,38 +72,38 @@ class Room:
             self._bytes, self._inodes = self._bytes - count, self._inodes - inodes
 
 
-class Share:
+class DiskReservation:
     """What one stream has reserved and not written yet; of a file never more than a window."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, disk: DiskSpace) -> None:
+        self._disk = disk
         self._bytes = self._inodes = 0
         self._to_come = 0  # of the file, and not reserved
 
     def announce(self, *, size: int, inodes: int) -> None:
-        """A file of `size` bytes comes. Raises NoRoom or OSError."""
+        """A file of `size` bytes comes. Raises DiskFull or OSError."""
         count = min(size, WINDOW_BYTES)
-        self._room.reserve(count=count, inodes=inodes, more_bytes=size - count)
+        self._disk.reserve(count=count, inodes=inodes, more_bytes=size - count)
         self._bytes, self._inodes = self._bytes + count, self._inodes + inodes
         self._to_come = size - count
 
     def require(self, count: int) -> None:
-        """So many bytes of the file are about to be written. Raises NoRoom or OSError where others have taken
+        """So many bytes of the file are about to be written. Raises DiskFull or OSError where others have taken
         the room meanwhile."""
         short = count - self._bytes
         if short <= 0:
             return
         try:
             self._take(min(self._to_come, max(WINDOW_BYTES - self._bytes, short)))
-        except NoRoom:
-            self._take(short)  # the last that there is goes to whoever writes it
+        except DiskFull:
+            self._take(short)  # the last bytes go to the stream that writes
 
     def _take(self, count: int) -> None:
-        self._room.reserve(count=count, inodes=0)
+        self._disk.reserve(count=count, inodes=0)
         self._bytes, self._to_come = self._bytes + count, self._to_come - count
 
     def written(self, *, count: int = 0, inodes: int = 0) -> None:
-        self._room.settle(count=count, inodes=inodes)
+        self._disk.settle(count=count, inodes=inodes)
         self._bytes, self._inodes = self._bytes - count, self._inodes - inodes
 
     def close(self) -> None:

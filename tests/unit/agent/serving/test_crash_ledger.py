@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.serving.crash_ledger import MOST_ENTRIES, CrashLedger
 from agent.serving.journal import Journal
-from agent.serving.ledger import MOST_ENTRIES, Ledger
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import ServerName
 
@@ -17,12 +17,12 @@ A, B = "a" * 64, "b" * 64
 HOUR = timedelta(hours=1)
 
 
-def begin(ledger: Ledger, digest: str, name: str = "") -> None:
+def begin(ledger: CrashLedger, digest: str, name: str = "") -> None:
     ledger.begin(digest, backend="python", name=ServerName(name or digest[:3]), now=NOW)
 
 
-def poisoned(*digests: str) -> Ledger:
-    ledger = Ledger()
+def poisoned(*digests: str) -> CrashLedger:
+    ledger = CrashLedger()
     for digest in digests:
         for _ in range(2):
             begin(ledger, digest)
@@ -32,7 +32,7 @@ def poisoned(*digests: str) -> Ledger:
 
 
 def test_only_what_was_alone_and_suspect_is_quarantined() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     begin(ledger, A)
     begin(ledger, B)
     assert ledger.died(triton="2.51", now=NOW) is None
@@ -49,7 +49,7 @@ def test_only_what_was_alone_and_suspect_is_quarantined() -> None:
 
 
 def test_never_in_company_however_often() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     for _ in range(10):
         begin(ledger, A)
         begin(ledger, B)
@@ -57,7 +57,7 @@ def test_never_in_company_however_often() -> None:
 
 
 def test_the_same_files_under_two_names_are_company_and_suspect_together() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     begin(ledger, A, "one")
     begin(ledger, A, "two")
     assert ledger.died(triton="2.51", now=NOW) is None
@@ -68,14 +68,14 @@ def test_the_same_files_under_two_names_are_company_and_suspect_together() -> No
 
 
 def test_a_triton_that_is_stopped_in_the_middle_of_a_load_once_has_not_died_of_it() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     begin(ledger, A)
     assert ledger.died(triton="2.51", now=NOW) is None
     assert ledger.is_suspect(A)
 
 
 def test_a_death_while_nothing_loads_is_nobodys_and_makes_the_evidence_weaker() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     assert ledger.died(triton="2.51", now=NOW) is None
     for _ in range(2):
         begin(ledger, A)
@@ -89,7 +89,9 @@ def test_a_death_while_nothing_loads_is_nobodys_and_makes_the_evidence_weaker() 
     assert ledger.died(triton="2.51", now=NOW + HOUR) is not None
 
 
-def load(ledger: Ledger, digest: str, name: str, *, namespace: str = "mine", has_code: bool = False) -> None:
+def load(
+    ledger: CrashLedger, digest: str, name: str, *, namespace: str = "mine", has_code: bool = False
+) -> None:
     ledger.begin(
         digest,
         backend="onnxruntime",
@@ -100,11 +102,11 @@ def load(ledger: Ledger, digest: str, name: str, *, namespace: str = "mine", has
     )
 
 
-def is_quarantined(ledger: Ledger, digest: str, namespace: str) -> bool:
+def is_quarantined(ledger: CrashLedger, digest: str, namespace: str) -> bool:
     return ledger.quarantined(digest, "2.51", NOW, namespace=namespace) is not None
 
 
-def killed(ledger: Ledger, *, times: int = 2, with_code: bool, **more: bool) -> None:
+def killed(ledger: CrashLedger, *, times: int = 2, with_code: bool, **more: bool) -> None:
     """Triton, while files A of namespace `mine` were loaded alone; beside code of that namespace's, that serves."""
     for _ in range(times):
         if with_code:
@@ -126,7 +128,7 @@ def test_files_are_quarantined_for_others_only_where_nothing_else_can_have_kille
     with_code: bool, more: dict[str, bool], times: int, for_others: bool
 ) -> None:
     """node D5: else a tenant has a neighbour's files refused: it loads them, and kills Triton by other means."""
-    ledger = Ledger()
+    ledger = CrashLedger()
     killed(ledger, times=times, with_code=with_code, **more)
     for again in (ledger, read_again(ledger)):
         assert is_quarantined(again, A, "mine")
@@ -138,7 +140,7 @@ def test_files_are_quarantined_for_others_only_where_nothing_else_can_have_kille
 
 
 def test_a_program_that_kills_triton_as_it_is_loaded_is_no_doubt_of_its_own() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     for _ in range(2):
         load(ledger, A, "program", has_code=True)
         ledger.died(triton="2.51", now=NOW)
@@ -147,7 +149,7 @@ def test_a_program_that_kills_triton_as_it_is_loaded_is_no_doubt_of_its_own() ->
 
 def test_deaths_in_doubtful_company_count_for_no_other_namespace() -> None:
     """node D5: nor is what others load suspect for them, or loaded alone and last."""
-    ledger = Ledger()
+    ledger = CrashLedger()
     killed(ledger, times=1, with_code=True)
     assert ledger.is_suspect(A, "mine")
     assert not ledger.is_suspect(A, "theirs")
@@ -159,7 +161,7 @@ def test_deaths_in_doubtful_company_count_for_no_other_namespace() -> None:
 
 
 def test_code_that_is_gone_may_have_left_something_behind_until_triton_starts_anew() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     load(ledger, B, "program", has_code=True)
     ledger.clear(B, ServerName("program"))
     ledger = read_again(ledger)  # nor does an agent forget it that starts anew
@@ -173,7 +175,7 @@ def test_code_that_is_gone_may_have_left_something_behind_until_triton_starts_an
 
 @pytest.mark.parametrize("end", ["died", "restarted"])
 def test_two_programs_are_company_for_each_other_and_a_new_triton_has_none(end: str) -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     for name in ("one", "two", "three"):
         load(ledger, name, name, has_code=True)
         ledger.clear(name, ServerName(name))
@@ -192,16 +194,16 @@ def test_two_programs_are_company_for_each_other_and_a_new_triton_has_none(end: 
 
 
 def test_of_a_journal_that_does_not_tell_of_code_nothing_is_believed_for_others() -> None:
-    text = json.loads(json.dumps(Ledger().encode(NOW)))
+    text = json.loads(json.dumps(CrashLedger().encode(NOW)))
     del text["code"]
-    ledger = Ledger.decode(json.dumps(text))
+    ledger = CrashLedger.decode(json.dumps(text))
     killed(ledger, with_code=False)
     assert is_quarantined(ledger, A, "mine")
     assert not is_quarantined(ledger, A, "theirs")
 
 
 def test_a_restart_on_purpose_charges_nobody() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     begin(ledger, A)
     ledger.restarted()
     assert not ledger.is_suspect(A)
@@ -249,8 +251,8 @@ def test_a_beginning_that_is_too_short_lifts_nothing_and_says_so() -> None:
     assert len(ledger.all_quarantined(NOW)) == 2
 
 
-def read_again(ledger: Ledger) -> Ledger:
-    return Ledger.decode(json.dumps(ledger.encode(NOW)))
+def read_again(ledger: CrashLedger) -> CrashLedger:
+    return CrashLedger.decode(json.dumps(ledger.encode(NOW)))
 
 
 def test_a_new_agent_knows_all_that_was_known() -> None:
@@ -270,7 +272,7 @@ def test_a_new_agent_knows_all_that_was_known() -> None:
 )
 def test_what_an_agent_before_left_open(held: set[ServerName], remembers: bool, suspect: bool) -> None:
     """How Triton ended, if it has, nobody has seen: nothing is quarantined by that."""
-    ledger = Ledger()
+    ledger = CrashLedger()
     begin(ledger, A)
     after = read_again(ledger)
     after.inherit(held, remembers=remembers)
@@ -281,7 +283,7 @@ def test_what_an_agent_before_left_open(held: set[ServerName], remembers: bool, 
 
 
 def test_agents_that_die_with_a_mark_do_not_quarantine_anybody_however_often() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     for _ in range(10):
         begin(ledger, A)
         ledger = read_again(ledger)
@@ -290,7 +292,7 @@ def test_agents_that_die_with_a_mark_do_not_quarantine_anybody_however_often() -
 
 
 def test_a_load_that_a_dead_agent_has_begun_is_nobodys_death_alone() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     for _ in range(5):
         begin(ledger, A)
         ledger = read_again(ledger)
@@ -299,7 +301,7 @@ def test_a_load_that_a_dead_agent_has_begun_is_nobodys_death_alone() -> None:
 
 
 def test_the_journal_is_bounded() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     for number in range(4 * MOST_ENTRIES):
         digest = f"{number:064d}"
         for _ in range(2):
@@ -310,7 +312,7 @@ def test_the_journal_is_bounded() -> None:
     text = json.dumps(ledger.encode(NOW))
     assert len(text) < 256 * 1024
     newest = f"{4 * MOST_ENTRIES - 1:064d}"
-    assert Ledger.decode(text).quarantined(newest, "2.51", NOW) is not None
+    assert CrashLedger.decode(text).quarantined(newest, "2.51", NOW) is not None
 
 
 @pytest.mark.parametrize(
@@ -367,7 +369,7 @@ def test_a_clock_that_was_set_back_makes_no_quarantine_longer() -> None:
 
 
 def test_a_restart_on_purpose_acquits_nobody_either() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     begin(ledger, A)
     ledger.died(triton="2.51", now=NOW)
     begin(ledger, B)
@@ -376,23 +378,23 @@ def test_a_restart_on_purpose_acquits_nobody_either() -> None:
 
 
 def test_a_suspicion_is_forgotten_after_a_day_and_a_load_under_way_never() -> None:
-    ledger = Ledger()
+    ledger = CrashLedger()
     begin(ledger, A)
     ledger.died(triton="2.51", now=NOW)
     begin(ledger, B)
-    kept = [Ledger.decode(json.dumps(ledger.encode(NOW + hours * HOUR))) for hours in (23, 25)]
+    kept = [CrashLedger.decode(json.dumps(ledger.encode(NOW + hours * HOUR))) for hours in (23, 25)]
     assert [one.is_suspect(A) for one in kept] == [True, False]
     assert [[mark.digest for mark in one.open] for one in kept] == [[B], [B]]
 
 
 def test_where_requests_were_in_triton_as_well_a_load_is_charged_later_but_not_never() -> None:
-    ledger, deaths = Ledger(), 0
+    ledger, deaths = CrashLedger(), 0
     while not ledger.all_quarantined(NOW):
         begin(ledger, A)
         ledger.died(triton="2.51", now=NOW, had_requests=True)
         deaths += 1
     assert deaths == 5
-    alone, deaths = Ledger(), 0
+    alone, deaths = CrashLedger(), 0
     while not alone.all_quarantined(NOW):
         begin(alone, A)
         alone.died(triton="2.51", now=NOW)

@@ -1,4 +1,4 @@
-"""The copies of this node's models as its gateway is to have them. No I/O but `LimitsFile`."""
+"""The replicas of this node's models as its gateway is to serve them. No I/O but `LimitsFile`."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from berth.v1 import node_agent_pb2 as pb
 log = logging.getLogger(__name__)
 
 LIMITS_FILE = "limits.json"
-# As much of a reason as clients need; Triton's own may be a program's whole output.
+# So much of a reason is sent to clients; Triton's own may be a program's whole output.
 _REASON_CHARACTERS = 512
 _MOST_CHARACTERS = 1024 * 1024
 _ENDED = "the model's pod has ended"
@@ -29,8 +29,8 @@ Readings = Callable[[], tuple[GpuReading, ...]]  # raises GpusUnknown
 
 
 def gpu_trouble(model: Model, readings: Readings) -> str:
-    """What is wrong with the GPU of a model that serves; nothing while nobody can tell which GPUs there are.
-    Triton may go on with it there; nobody is to ask it."""
+    """What is wrong with the GPU of a model that serves; empty while the GPUs are unknown.
+    Triton may go on serving it there; it must get no requests."""
     if model.state is not ModelState.READY or model.gpu is None:
         return ""
     with suppress(GpusUnknown):
@@ -38,8 +38,8 @@ def gpu_trouble(model: Model, readings: Readings) -> str:
     return ""
 
 
-class Copies:
-    """What is told of each pod's model, and what each pod has asked for."""
+class Replicas:
+    """The gateway's view of each pod's model, and the limits that each pod has requested."""
 
     def __init__(
         self, models: Models, secret: bytes, readings: Readings, limits: Mapping[PodUid, ReplicaLimits]
@@ -50,8 +50,8 @@ class Copies:
     def ticket(self, uid: PodUid) -> bytes:
         return ticket_of(self._secret, uid)
 
-    def ask(self, uid: PodUid, limits: ReplicaLimits) -> bool:
-        """What a pod asks for from now on. Whether that is anything new."""
+    def set_limits(self, uid: PodUid, limits: ReplicaLimits) -> bool:
+        """What a pod requests from now on. Returns whether it has changed."""
         if self._limits.get(uid) == limits:
             return False
         self._limits[uid] = limits
@@ -63,12 +63,14 @@ class Copies:
         self._limits = {uid: limits for uid, limits in self._limits.items() if uid in here}
         return self._limits
 
-    def told(self, but: Collection[PodUid] = ()) -> tuple[ReplicaSpec, ...]:
-        """All there are: a ticket ends with its pod, as soon as nothing of it is in Triton any more."""
+    def current(self, excluded: Collection[PodUid] = ()) -> tuple[ReplicaSpec, ...]:
+        """All replicas: a ticket ends with its pod, once Triton holds nothing of it any more."""
         return tuple(
             self._copy(model)
             for model in self._models
-            if model.name is not None and model.ref.uid not in but and (model.pod_lives or model.resident)
+            if model.name is not None
+            and model.ref.uid not in excluded
+            and (model.pod_lives or model.resident)
         )
 
     def _copy(self, model: Model) -> ReplicaSpec:
@@ -111,8 +113,8 @@ def read_limits(asked: pb.ReplicaLimits) -> ReplicaLimits:
 
 
 class LimitsFile:
-    """What each pod has asked for, over a restart of the agent: until the pods' doors are back, which takes
-    seconds, the gateway would be told of no limit otherwise.
+    """What each pod has requested, kept over a restart of the agent: until the pods' proxies have reconnected,
+    which takes seconds, the gateway would otherwise apply no limit.
 
         DIR/limits.json
 
@@ -123,10 +125,10 @@ class LimitsFile:
         self._path = directory / LIMITS_FILE
 
     def read(self) -> dict[PodUid, ReplicaLimits]:
-        """Never raises: the doors tell all of it again."""
+        """Never raises: the pods' proxies send all of it again."""
         try:
-            told = Fields.parse(self._path.read_bytes().decode(), what="limits", limit=_MOST_CHARACTERS)
-            return {PodUid(uid): ReplicaLimits.from_json(told.object(uid).data) for uid in told.data}
+            kept = Fields.parse(self._path.read_bytes().decode(), what="limits", limit=_MOST_CHARACTERS)
+            return {PodUid(uid): ReplicaLimits.from_json(kept.object(uid).data) for uid in kept.data}
         except FileNotFoundError:
             return {}
         except (OSError, UnicodeDecodeError, InvalidValue) as error:

@@ -271,7 +271,7 @@ TABLE: Table = {
         "device_id": Refused("leave it out: only GPUs are placed"),
     },
     "ModelRateLimiter": {"resources": Many(16, Parts()), "priority": Number(0, 1_000_000)},
-    # A global resource is every model's: who claims more of it than there is would stop the others.
+    # A global resource is shared by all models: one that claims more of it than there is would stop the others.
     "ModelRateLimiter.Resource": {"name": Text(128), "global": _EITHER, "count": Number(0, 1024)},
     "ModelParameter": {"string_value": Text(64 * 1024)},
     "ModelWarmup": {

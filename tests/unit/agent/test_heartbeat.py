@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from agent.heartbeat import AgentHeartbeat, Stalled
 from agent.metrics import AgentMetrics
-from agent.pulse import Pulse, Stalled
-from agent.report import Reporter
+from agent.reporter import Reporter
 from berth.contract.errors import ReportTooLarge
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
@@ -91,7 +91,9 @@ class Agent:
         heartbeat = Heartbeat(
             client, namespace="ns", name="berth-agent-n1", holder="n1", duration_seconds=40, node="n1"
         )
-        self.pulse = Pulse(heartbeat, self.reporter, keys=KEYS, patience_seconds=40.0, clock=lambda: self.now)
+        self.heartbeat = AgentHeartbeat(
+            heartbeat, self.reporter, keys=KEYS, patience_seconds=40.0, clock=lambda: self.now
+        )
 
 
 @pytest.fixture
@@ -101,23 +103,23 @@ def agent() -> Agent:
 
 async def test_no_heartbeat_before_the_first_report(agent: Agent) -> None:
     with pytest.raises(Stalled, match="before the first report"):
-        await agent.pulse.beat()
+        await agent.heartbeat.beat()
     assert agent.api.lease is None
     await agent.reporter.step()
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     assert agent.api.behind is None
 
 
 async def test_a_lease_is_made_with_its_node_as_owner(agent: Agent) -> None:
     await agent.reporter.step()
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     assert agent.api.lease is not None
     assert agent.api.lease["metadata"]["ownerReferences"] == [
         {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid-1"}
     ]
     # The Node was deleted and made anew, and its Lease collected.
     agent.api.lease, agent.api.node["metadata"]["uid"] = None, "uid-2"
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     assert agent.api.lease["metadata"]["ownerReferences"][0]["uid"] == "uid-2"
 
 
@@ -126,18 +128,18 @@ async def test_a_report_that_is_refused_is_told_by_a_heartbeat_that_goes_on(
     agent: Agent, error: KubeError
 ) -> None:
     await agent.reporter.step()
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     agent.report, agent.api.error = replace(agent.report, server="other"), error
     for beat in range(10):
         agent.now = beat * 10.0
         with pytest.raises(type(error)):
             await agent.reporter.step()
-        agent.pulse.alive("report")
-        await agent.pulse.beat()
+        agent.heartbeat.passed("report")
+        await agent.heartbeat.beat()
         assert agent.api.behind == str(error)
     agent.api.error = None
     await agent.reporter.step()
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     assert (agent.api.said.server, agent.api.behind) == ("other", None)
 
 
@@ -145,7 +147,7 @@ async def test_a_report_that_is_refused_from_the_start_is_told_too(agent: Agent)
     agent.api.error = REFUSED
     with pytest.raises(KubeError):
         await agent.reporter.step()
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     assert agent.api.behind == "403 Forbidden: nodes n1 is forbidden"
 
 
@@ -153,7 +155,7 @@ async def test_more_models_than_fit_are_told_like_a_refusal(agent: Agent) -> Non
     agent.report = report(models=tuple(listed(f"{i:036d}") for i in range(2000)))
     with pytest.raises(ReportTooLarge):
         await agent.reporter.step()
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     assert "2000 models" in (agent.api.behind or "")
 
 
@@ -174,14 +176,14 @@ async def test_the_heartbeat_is_due_at_once_when_the_trouble_begins_and_when_it_
 
 async def test_a_loop_that_is_stuck_ends_the_heartbeat(agent: Agent) -> None:
     await agent.reporter.step()
-    agent.pulse.alive("reconcile")
+    agent.heartbeat.passed("reconcile")
     agent.now = 40.0
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     agent.now = 40.5
     with pytest.raises(Stalled, match="reconcile"):
-        await agent.pulse.beat()
-    agent.pulse.alive("reconcile")
-    await agent.pulse.beat()
+        await agent.heartbeat.beat()
+    agent.heartbeat.passed("reconcile")
+    await agent.heartbeat.beat()
 
 
 async def is_covered(agent: Agent, uid: str) -> bool:
@@ -196,7 +198,7 @@ async def is_covered(agent: Agent, uid: str) -> bool:
 async def test_a_model_waits_for_the_report_that_lists_it(agent: Agent) -> None:
     agent.report = report()
     await agent.reporter.step()
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     assert not await is_covered(agent, "p1")
     agent.report = report(models=(listed("p1"),))
     await agent.reporter.step()
@@ -213,10 +215,10 @@ async def test_a_model_loads_where_no_report_can_be_written_once_that_is_told(ag
     assert not await is_covered(agent, "p1")
     agent.api.away = True
     with pytest.raises(KubeUnreachable):
-        await agent.pulse.beat()
+        await agent.heartbeat.beat()
     assert not await is_covered(agent, "p1")
     agent.api.away = False
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     assert await is_covered(agent, "p1")
     agent.api.error = None
     await agent.reporter.step()
@@ -227,20 +229,20 @@ async def test_a_trouble_is_told_as_far_as_a_lease_has_room_for_it(agent: Agent)
     agent.api.error = response_error(422, "Invalid", "x" * 5000)
     with pytest.raises(KubeError):
         await agent.reporter.step()
-    await agent.pulse.beat()
+    await agent.heartbeat.beat()
     assert agent.api.behind == ("422 Invalid: " + "x" * 5000)[:512]
 
 
 async def test_no_heartbeat_before_anything_is_said_of_the_node(agent: Agent) -> None:
     with pytest.raises(Stalled, match="before the first report"):
-        await agent.pulse.beat()
+        await agent.heartbeat.beat()
     assert agent.api.lease is None
 
 
 async def test_every_loop_that_is_stuck_is_named(agent: Agent) -> None:
     await agent.reporter.step()
     for loop in ("reconcile", "report"):
-        agent.pulse.alive(loop)
+        agent.heartbeat.passed(loop)
     agent.now = 41.0
     with pytest.raises(Stalled, match="these do not work: reconcile, report"):
-        await agent.pulse.beat()
+        await agent.heartbeat.beat()

@@ -1,4 +1,4 @@
-"""The node's GPU facts as the report needs them: the last reading, and what of it is foreign."""
+"""The node's GPU facts as the report needs them: the last reading, and the use by other processes in it."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ from berth.runtime.logs import fields
 
 log = logging.getLogger(__name__)
 
-# Foreign use moves by small amounts all the time; the report follows in steps, upwards at once.
+# The use by other processes changes by small amounts all the time; the report follows in steps, upwards at once.
 HYSTERESIS_BYTES = 16 * 1024**2
 
 
@@ -87,8 +87,8 @@ class OtherUse:
     """What NVML counts as used and no model of ours accounts for, per GPU.
 
     While a model comes or goes on a GPU its use says nothing, so the last figure stays; otherwise a
-    half-loaded model would be counted twice, as foreign and as requested, and one that has just left
-    would look foreign.
+    half-loaded model would be counted twice, as other use and as requested, and one that has just left
+    would count as other use.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class OtherUse:
 def gpu_reports(
     facts: GpuFacts,
     models: Models,
-    foreign: OtherUse,
+    other_use: OtherUse,
     *,
     busy: Collection[GpuUuid],
     headroom_bytes: int,
@@ -121,7 +121,7 @@ def gpu_reports(
             index=reading.index,
             product=reading.product,
             total_bytes=reading.total_bytes,
-            other_use_bytes=foreign.of(
+            other_use_bytes=other_use.of(
                 reading,
                 taken_bytes=models.taken_on(reading.uuid),
                 settled=reading.uuid not in busy and facts.residency == models.residency,

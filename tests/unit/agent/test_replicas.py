@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.copies import Copies, LimitsFile, read_limits
 from agent.gpus import GpuReading, GpusUnknown
 from agent.models import Model, Models
+from agent.replicas import LimitsFile, Replicas, read_limits
 from berth.contract.errors import InvalidValue
 from berth.contract.gateway import ReplicaLimits, ReplicaSpec, public_name_of, server_name_of, ticket_of
 from berth.contract.gpu_choice import GpuChoice
@@ -26,7 +26,7 @@ WHOLE = GpuReading(GpuUuid("GPU-a"), 0, "T4", 16, 0, 0.0)
 class Table:
     def __init__(self) -> None:
         self.models, self.readings = Models(), [WHOLE]
-        self.copies = Copies(self.models, b"secret", self.read, {})
+        self.replicas = Replicas(self.models, b"secret", self.read, {})
 
     def read(self) -> tuple[GpuReading, ...]:
         if not self.readings:
@@ -41,7 +41,7 @@ class Table:
         return model
 
     def withheld(self) -> dict[str, str | None]:
-        return {copy.pod_uid: copy.withheld for copy in self.copies.told()}
+        return {copy.pod_uid: copy.withheld for copy in self.replicas.current()}
 
 
 def test_each_pods_model_is_told_under_both_its_names() -> None:
@@ -50,7 +50,7 @@ def test_each_pods_model_is_told_under_both_its_names() -> None:
     table.models.see_pod(
         parse_model_pod(pod("p2", annotations={Keys().model_id: None}), Keys())
     )  # no name yet
-    assert table.copies.told() == (
+    assert table.replicas.current() == (
         ReplicaSpec(
             ticket=ticket_of(b"secret", "p1"),
             namespace="team",
@@ -67,7 +67,7 @@ def test_each_pods_model_is_told_under_both_its_names() -> None:
 def test_what_is_loaded_is_told_so_that_triton_is_asked_at_once(state: ModelState, loaded: bool) -> None:
     table = Table()
     table.see("p1", state)
-    (copy,) = table.copies.told()
+    (copy,) = table.replicas.current()
     assert copy.loaded is loaded
     assert ReplicaSpec.from_json(copy.to_json()) == copy
     told = copy.to_json()
@@ -81,7 +81,9 @@ def test_a_copy_goes_with_its_pod_and_what_triton_holds_of_it_is_nobodys_to_use(
         table.models.set_resident(table.see(uid), True)
     table.models.lose_pod(PodUid("p1"))
     assert table.withheld() == {"p1": "the model's pod has ended", "p2": None}
-    assert [copy.pod_uid for copy in table.copies.told([PodUid("p1")])] == ["p2"]  # as soon as it is drained
+    assert [copy.pod_uid for copy in table.replicas.current([PodUid("p1")])] == [
+        "p2"
+    ]  # as soon as it is drained
     gone = table.models.get(PodUid("p1"))
     assert gone is not None
     table.models.set_resident(gone, False)
@@ -116,15 +118,15 @@ def test_limits_are_those_told_last_and_end_with_their_pod(tmp_path: Path) -> No
     table, file = Table(), LimitsFile(tmp_path)
     table.see("p1")
     asked = ReplicaLimits(container_concurrency=2, queue_depth=0, request_timeout_seconds=1.5)
-    assert table.copies.ask(PodUid("p1"), asked)
-    assert not table.copies.ask(PodUid("p1"), asked)
-    table.copies.ask(PodUid("gone"), asked)
-    assert table.copies.told()[0].limits == asked
-    file.write(table.copies.limits().items())
+    assert table.replicas.set_limits(PodUid("p1"), asked)
+    assert not table.replicas.set_limits(PodUid("p1"), asked)
+    table.replicas.set_limits(PodUid("gone"), asked)
+    assert table.replicas.current()[0].limits == asked
+    file.write(table.replicas.limits().items())
     assert file.read() == {"p1": asked}
-    again = Copies(table.models, b"secret", table.read, file.read())  # an agent that has started anew
-    assert again.told() == table.copies.told()
-    assert not again.ask(PodUid("p1"), asked)
+    again = Replicas(table.models, b"secret", table.read, file.read())  # an agent that has started anew
+    assert again.current() == table.replicas.current()
+    assert not again.set_limits(PodUid("p1"), asked)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"p1": 5}', '{"p1": {}}', "\udcff", "{" * 9999])
