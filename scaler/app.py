@@ -29,17 +29,17 @@ from scaler.activation.attend import Attendance, serving
 from scaler.activation.callers import TokenCallers
 from scaler.config import LEASE, ScalerOptions
 from scaler.config_map import ConfigMap, ConfigMapWatch, read_config, warn
-from scaler.core.fleet import Fleet
-from scaler.core.plan import NoRecord, Record
-from scaler.core.tick import Scaler
+from scaler.control_loop import Binder, Clock, ControlLoop
+from scaler.core.actions import NoRecord, Record
+from scaler.core.cache import Cache
+from scaler.core.scaler import Scaler
+from scaler.export.exporters import Exporters, tls_of
 from scaler.go import SECOND_NS
-from scaler.live import Binder, Clock, Live
 from scaler.metrics import ScalerMetrics
 from scaler.recorder import Recorder
 from scaler.route import Route
 from scaler.schedulable import BinderClient
 from scaler.scrape import Scraper, scraping_session
-from scaler.show.showing import Showing, tls_of
 from scaler.watch import Watch
 from scaler.writer import Writer
 
@@ -101,21 +101,21 @@ class Replica:
         self._metrics = ScalerMetrics(self._registry)
         self._events = EventRecorder(client, component="berth-scaler")
         self._clock = Clock()
-        self._fleet = Fleet(config.defaults, options.key_prefix)
-        self._core = Scaler(self._fleet, self._clock(), record)
+        self._cache = Cache(config.defaults, options.key_prefix)
+        self._core = Scaler(self._cache, self._clock(), record)
         self._writer = Writer(client, options.key_prefix, self._metrics)
-        self._live = Live(self._core, self._writer, binder, self._events, self._metrics, self._clock)
+        self._loop = ControlLoop(self._core, self._writer, binder, self._events, self._metrics, self._clock)
         self._leader = self._own = ""
         self._regained, self._has_begun = asyncio.Event(), False
         self._route = Route(
-            self._fleet,
+            self._cache,
             self._core,
             put=self._writer.put,
-            act=self._live.act,
+            act=self._loop.act,
             leader=self._other_leader,
             clock_ns=self._clock,
         )
-        self._live.switched = self._route.switched
+        self._loop.switched = self._route.switched
         self._attendance = self._route.stream = Attendance(
             self._route,
             TokenCallers(client, system_namespace=options.system_namespace),
@@ -125,7 +125,7 @@ class Replica:
         )
         self._watch = Watch(
             client,
-            self._fleet,
+            self._cache,
             self._route,
             system_namespace=options.system_namespace,
             clock_ns=self._clock,
@@ -136,11 +136,11 @@ class Replica:
             params={"fieldSelector": f"metadata.name={LEASE}"},
             on_change=self._on_lease,
         )
-        self._showing = Showing(
+        self._exporters = Exporters(
             options, self._core, client, leader=lambda: self._leader.rpartition(":")[0].strip("[]")
         )
-        self._live.decided = self._showing.look
-        self._route.held = lambda model: self._showing.look((model,))
+        self._loop.decided = self._exporters.look
+        self._route.held = lambda model: self._exporters.look((model,))
         self._metrics.follow(
             self._core,
             writes_waiting=lambda: self._writer.waiting,
@@ -154,7 +154,7 @@ class Replica:
         admin = AdminServer(
             self._options.admin_listen,
             not_ready=self._not_ready,
-            pages={"/metrics": metrics_page(self._registry), **self._showing.pages()},
+            pages={"/metrics": metrics_page(self._registry), **self._exporters.pages()},
         )
         async with (
             admin,
@@ -164,7 +164,7 @@ class Replica:
             for name, informer in self._informers().items():
                 tasks.eternal(name, informer.run())
             tasks.eternal("events", self._events.run())
-            tasks.eternal("figures", self._showing.run())
+            tasks.eternal("figures", self._exporters.run())
             if self._options.config is not None:
                 refused = self._metrics.config_refused.set
                 watch = ConfigMapWatch(self._options.config, self.config, self._configure, refused)
@@ -184,7 +184,7 @@ class Replica:
         """The next decisions go by it, whether this replica leads or not."""
         self.config = config
         self._record.configured(config.data)
-        self._fleet.configure(config.defaults)
+        self._cache.configure(config.defaults)
 
     # Leadership.
 
@@ -240,12 +240,12 @@ class Replica:
             self._regained.clear()
             await self._catch_up()
             if self._has_begun and election.is_certain():
-                log.info("leading again", extra=fields(models=len(self._fleet.deployments)))
+                log.info("leading again", extra=fields(models=len(self._cache.deployments)))
                 self._begin(self._route.resume)
 
     def _pause(self) -> None:
         self._metrics.leader.set(0)
-        self._live.acts = False
+        self._loop.acts = False
         self._writer.discard()
         self._route.end()
         self._core.pause()
@@ -254,26 +254,26 @@ class Replica:
         """`lead`: of the routes."""
         now_ns = self._clock()
         self._metrics.leader.set(1)
-        self._live.acts = self._has_begun = True
+        self._loop.acts = self._has_begun = True
         self._core.resume(now_ns)
         first = self._core.step(now_ns)
         lead(now_ns)
-        self._live.act(first)
+        self._loop.act(first)
 
     async def _lead(self, ended: asyncio.Event, is_certain: Callable[[], bool] = lambda: True) -> None:
         await work_or_stop(self._catch_up(), ended)
         if ended.is_set():
             return
-        log.info("scaling models", extra=fields(models=len(self._fleet.deployments)))
+        log.info("scaling models", extra=fields(models=len(self._cache.deployments)))
         self._begin(self._route.begin)
         if not is_certain():  # lost meanwhile
             self._pause()
         try:
-            async with scraping_session() as session, self._showing.leading(), supervise() as tasks:
-                scraper = Scraper(session, self._watch.gateways, self._live.heard, self._metrics)
+            async with scraping_session() as session, self._exporters.leading(), supervise() as tasks:
+                scraper = Scraper(session, self._watch.gateways, self._loop.heard, self._metrics)
                 tasks.eternal("scrape", scraper.run())
                 tasks.eternal("routes", self._route.run())
-                tasks.eternal("decisions", self._live.run())
+                tasks.eternal("decisions", self._loop.run())
                 await ended.wait()
         finally:
             self._metrics.leader.set(0)

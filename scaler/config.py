@@ -5,14 +5,14 @@ from pathlib import Path
 
 from berth.contract.endpoint import Endpoint
 from berth.runtime import options as opt
-from scaler.show.options import ShowingOptions
+from scaler.export.options import ExportOptions
 
 # By which the scalers elect the one that leads; in their namespace.
 LEASE = "berth-scaler"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalerOptions(ShowingOptions):
+class ScalerOptions(ExportOptions):
     """`berth scaler --help`."""
 
     config: Path | None = opt.option(

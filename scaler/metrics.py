@@ -9,13 +9,13 @@ from prometheus_client.registry import Collector
 
 from berth.contract.scaling import ModelKey
 from scaler.activation.attend import Attached, Figures
-from scaler.core.models_view import ModelView, WakeView
-from scaler.core.wakes import PHASES
+from scaler.core.cold_starts import PHASES
+from scaler.core.models_view import ColdStartView, ModelView
 
 _SCRAPE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.8)
 _WRITE_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _STEP_BUCKETS: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1)
-_WAKE_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_COLD_START_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 SCRAPES: Final = ("ok", "failed")
 WRITES: Final = ("scale", "status", "slice")
 WRITE_RESULTS: Final = ("written", "failed", "refused", "gone")
@@ -24,7 +24,7 @@ _LABELS: Final = ("namespace", "deployment")
 
 
 class Models(Protocol):
-    """`scaler.core.tick.Scaler`, as far as it is needed here."""
+    """`scaler.core.scaler.Scaler`, as far as it is needed here."""
 
     def models(self) -> Sequence[ModelKey]: ...
     def view(self, model: ModelKey) -> ModelView | None: ...
@@ -49,38 +49,44 @@ class ScalerMetrics:
             registry=registry,
         )
         self._scrapes = Counter(
-            "berth_scaler_scrapes", "questions to gateways", ("result",), registry=registry
+            "berth_scaler_scrapes",
+            "requests to gateways for the load of replicas",
+            ("result",),
+            registry=registry,
         )
         self._scrape_seconds = Histogram(
-            "berth_scaler_scrape_seconds", "one of them", buckets=_SCRAPE_BUCKETS, registry=registry
+            "berth_scaler_scrape_seconds",
+            "duration of one of these requests",
+            buckets=_SCRAPE_BUCKETS,
+            registry=registry,
         )
         self._rows = Counter(
-            "berth_scaler_rows_left_aside", "copies of which a gateway told what cannot be", registry=registry
+            "berth_scaler_rejected_rows", "rows of a gateway's answer that are invalid", registry=registry
         )
         self._writes = Counter(
             "berth_scaler_writes", "writes to the API server", ("what", "result"), registry=registry
         )
         self._write_seconds = Histogram(
             "berth_scaler_write_seconds",
-            "one of them, to its end",
+            "duration of one write",
             ("what",),
             buckets=_WRITE_BUCKETS,
             registry=registry,
         )
         self.decisions = Counter(
-            "berth_scaler_decisions", "decisions of how many copies a model wants", registry=registry
+            "berth_scaler_decisions", "decisions of the number of replicas of a model", registry=registry
         )
         self.step_seconds = Histogram(
             "berth_scaler_step_seconds",
-            "a decision for each model",
+            "duration of one decision for every model",
             buckets=_STEP_BUCKETS,
             registry=registry,
         )
-        self._wake_seconds = Histogram(
-            "berth_scaler_wake_seconds",
-            "from the first request of a model at zero to the first that a copy takes, and each phase of that",
+        self._cold_start_seconds = Histogram(
+            "berth_scaler_cold_start_seconds",
+            "from the first request of a model at zero to the first that a replica accepts, in all and by phase",
             ("phase",),
-            buckets=_WAKE_BUCKETS,
+            buckets=_COLD_START_BUCKETS,
             registry=registry,
         )
         for scrape in SCRAPES:
@@ -90,24 +96,24 @@ class ScalerMetrics:
             for result in WRITE_RESULTS:
                 self._writes.labels(what, result)
         for phase in (*PHASES, _ALL):
-            self._wake_seconds.labels(phase)
+            self._cold_start_seconds.labels(phase)
         self._registry = registry
 
     def scraped(self, result: str, seconds: float) -> None:
         self._scrapes.labels(result).inc()
         self._scrape_seconds.observe(seconds)
 
-    def left_aside(self, rows: int) -> None:
+    def rejected(self, rows: int) -> None:
         self._rows.inc(rows)
 
     def wrote(self, what: str, result: str, seconds: float) -> None:
         self._writes.labels(what, result).inc()
         self._write_seconds.labels(what).observe(seconds)
 
-    def woke(self, wake: WakeView) -> None:
-        for phase, seconds in wake.phases:
-            self._wake_seconds.labels(phase).observe(seconds)
-        self._wake_seconds.labels(_ALL).observe(sum(seconds for _, seconds in wake.phases))
+    def cold_started(self, cold_start: ColdStartView) -> None:
+        for phase, seconds in cold_start.phases:
+            self._cold_start_seconds.labels(phase).observe(seconds)
+        self._cold_start_seconds.labels(_ALL).observe(sum(seconds for _, seconds in cold_start.phases))
 
     def follow(
         self,
@@ -121,10 +127,10 @@ class ScalerMetrics:
         self._registry.register(_Models(models))
         self._registry.register(_Activators(attendance))
         for name, text, figure in (
-            ("berth_scaler_writes_waiting", "objects that are still to be written", writes_waiting),
+            ("berth_scaler_writes_waiting", "objects with a write that is not done", writes_waiting),
             (
                 "berth_scaler_binder_silent_seconds",
-                "for how long no question to the binder has had an answer",
+                "time since the binder last answered, while a request to it is open",
                 binder_silent_seconds,
             ),
         ):
@@ -133,21 +139,25 @@ class ScalerMetrics:
 
 _Read = Callable[[ModelView], float | None]
 _GAUGES: Final[tuple[tuple[str, str, _Read], ...]] = (
-    ("desired_replicas", "replicas that the decider desires, before any bound", lambda view: view.desired),
-    ("wanted_copies", "copies that are wanted, within bounds", lambda view: view.wanted),
-    ("asked_copies", "copies that are asked for: spec.replicas", lambda view: view.replicas),
-    ("ready_copies", "copies that are ready", lambda view: view.ready),
-    ("clipped_copies", "of the wanted copies, those that are not asked for", lambda view: view.clipped),
+    ("recommended_replicas", "replicas by load alone, before any bound", lambda view: view.recommended),
+    ("desired_replicas", "replicas within minScale and maxScale", lambda view: view.desired),
+    ("requested_replicas", "spec.replicas of the Deployment", lambda view: view.replicas),
+    ("ready_replicas", "replicas that are ready", lambda view: view.ready),
+    (
+        "capacity_limited_replicas",
+        "desired replicas that cannot be scheduled",
+        lambda view: view.capacity_limited,
+    ),
     ("not_ready_pods", "pods that have a node and are not ready", lambda view: view.pods.not_ready),
-    ("pending_pods", "pods that have no node, for whatever reason", lambda view: view.pods.pending),
-    ("unschedulable_pods", "of those, the ones that have no place", lambda view: view.pods.unschedulable),
-    ("gated_pods", "of those, the ones that scheduling gates hold back", lambda view: view.pods.gated),
+    ("pending_pods", "pods that have no node", lambda view: view.pods.pending),
+    ("unschedulable_pods", "pending pods that cannot be scheduled", lambda view: view.pods.unschedulable),
+    ("gated_pods", "pending pods that scheduling gates block", lambda view: view.pods.gated),
     ("terminating_pods", "pods that are being deleted", lambda view: view.pods.terminating),
-    ("in_panic", "1 while the panic window counts, and nothing goes", lambda view: view.in_panic),
-    ("held_requests", "requests that activators hold", lambda view: view.held),
+    ("in_panic", "1 while in panic mode: no replica is removed", lambda view: view.in_panic),
+    ("buffered_requests", "requests buffered by activators", lambda view: view.buffered),
     (
         "target",
-        "what a copy is to have of the metric",
+        "target of the metric per replica",
         lambda view: None if view.spec is None else view.spec.target,
     ),
     ("concurrency", "requests at once, over the stable window", lambda view: view.concurrency.stable),
@@ -162,14 +172,14 @@ _GAUGES: Final[tuple[tuple[str, str, _Read], ...]] = (
     ("waiting_requests_panic", "requests that wait, over the panic window", lambda view: view.waiting.panic),
     (
         "invalid",
-        "1 while its annotations are refused, and the last good ones count",
+        "1 while its annotations are invalid and the last valid ones are in effect",
         lambda view: bool(view.invalid),
     ),
 )
 
 
 class _Models(Collector):
-    """What is read when somebody asks, so that no series outlives its model; what is unknown has none."""
+    """Collected at each scrape, so that no series outlives its model. An unknown value has no series."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -189,7 +199,7 @@ class _Models(Collector):
 
 
 class _Activators(Collector):
-    """Those that are attached now, and what has come of all that ever were."""
+    """The activators attached now, and totals over all that ever were."""
 
     def __init__(self, attendance: Attendance) -> None:
         self._attendance = attendance
@@ -204,12 +214,12 @@ class _Activators(Collector):
         )
         age = GaugeMetricFamily(
             "berth_scaler_activator_attached_seconds",
-            "for how long an activator has been attached",
+            "time since an activator attached",
             labels=("activator",),
         )
         held = GaugeMetricFamily(
-            "berth_scaler_activator_held_requests",
-            "requests that an activator holds, of all models",
+            "berth_scaler_activator_buffered_requests",
+            "requests of all models buffered by one activator",
             labels=("activator",),
         )
         for one in attached:
@@ -217,15 +227,15 @@ class _Activators(Collector):
             held.add_metric((one.name,), one.held)
         yield from (age, held)
         for name, text, value in (
-            ("reports", "what activators have told of a model", figures.reports),
+            ("reports", "reports of activators about a model", figures.reports),
             (
-                "reports_left_aside",
-                "of those, the ones of models that are not theirs, or of what cannot be",
+                "rejected_reports",
+                "reports about a model that is not assigned to the activator, or with invalid values",
                 figures.left_aside,
             ),
             (
-                "reports_slowed",
-                "messages of activators that sent more than is read in a moment",
+                "throttled_reports",
+                "messages of activators that exceeded the rate limit",
                 figures.slowed,
             ),
         ):

@@ -26,9 +26,9 @@ from scaler.activation.attend import NotLeading
 from scaler.activation.sources import Sources
 from scaler.activation.switch import Asked, Outcome, SliceAction
 from scaler.activation.switchboard import Switchboard, Template
-from scaler.core.course import Path
-from scaler.core.fleet import Deployment, Fleet
-from scaler.core.plan import Action, Switched
+from scaler.core.actions import Action, RouteChanged
+from scaler.core.autoscaler import RouteStatus
+from scaler.core.cache import Cache, Deployment
 from scaler.go import SECOND_NS
 
 log = logging.getLogger(__name__)
@@ -42,11 +42,11 @@ _AT_ONCE: Final = 50
 
 
 class Core(Protocol):
-    """`scaler.core.tick.Scaler`, as far as it is needed here."""
+    """`scaler.core.scaler.Scaler`, as far as it is needed here."""
 
     def held(self, activator: str, report: Report, now_ns: int) -> list[Action]: ...
     def activator_gone(self, activator: str) -> None: ...
-    def led(self, model: ModelKey, path: Path) -> None: ...
+    def led(self, model: ModelKey, route: RouteStatus) -> None: ...
     def asked(self, model: ModelKey, now_ns: int) -> Asked | None: ...
 
 
@@ -65,7 +65,7 @@ class Route:
 
     def __init__(
         self,
-        fleet: Fleet,
+        cache: Cache,
         core: Core,
         *,
         put: Callable[[SliceAction], object],
@@ -74,7 +74,7 @@ class Route:
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """`put` writes a slice, `act` does what the core decides. `leader`: HOST:PORT of who leads."""
-        self._fleet, self._core, self._put, self._act = fleet, core, put, act
+        self._cache, self._core, self._put, self._act = cache, core, put, act
         # Who else shows what is held.
         self.held: Callable[[ModelKey], None] = lambda model: None
         self._leader, self._clock_ns = leader, clock_ns
@@ -91,7 +91,7 @@ class Route:
 
     def begin(self, now_ns: int) -> None:
         """All models are looked at once, so that whoever attaches is told of all."""
-        for model, deployment in self._fleet.deployments.items():
+        for model, deployment in self._cache.deployments.items():
             self.board.set_model(model, _template(deployment))
         self.board.adopt(now_ns)
         self.resume(now_ns)
@@ -100,21 +100,21 @@ class Route:
         """After `end`: this replica leads again, and no other has meanwhile."""
         self.board.activators.begin(now_ns)
         self._leads = True
-        self._look_at(list(self._fleet.deployments), now_ns)
+        self._look_at(list(self._cache.deployments), now_ns)
 
     def end(self) -> None:
         """This replica leads no more: whoever is attached is sent to the one that does."""
         self._leads = False
         self.stream.end()
 
-    def switched(self, action: Switched) -> None:
-        if action.model not in self._fleet.deployments:
+    def switched(self, action: RouteChanged) -> None:
+        if action.model not in self._cache.deployments:
             self._forget(action.model)
         else:
             self.touch(action.model)
 
     def touch(self, model: ModelKey) -> None:
-        if model in self._fleet.deployments:
+        if model in self._cache.deployments:
             self.board.changed.add(model)
             self._wake.set()
 
@@ -191,7 +191,7 @@ class Route:
                 log.error("model not looked at", extra=fields(model=model), exc_info=error)
 
     def _look(self, model: ModelKey, now_ns: int) -> None:
-        deployment = self._fleet.deployments.get(model)
+        deployment = self._cache.deployments.get(model)
         if deployment is None:
             self._forget(model)
             return
@@ -203,7 +203,7 @@ class Route:
         for action in outcome.slices:
             self._put(action)
         self.stream.tell(model, outcome.assignments)
-        self._core.led(model, _path(outcome))
+        self._core.led(model, _route_status(outcome))
         self._note_trouble(model, outcome.trouble)
         if outcome.state is HoldState.OFF and not outcome.trouble:
             self._due.pop(model, None)
@@ -247,9 +247,9 @@ def _template(deployment: Deployment) -> Template:
     return Template(deployment.labels, deployment.proxy.door)
 
 
-def _path(outcome: Outcome) -> Path:
+def _route_status(outcome: Outcome) -> RouteStatus:
     proven_ns = outcome.proxied_since_ns if outcome.proven else None
-    return Path(proven_ns=proven_ns, quiet=outcome.quiet, trouble=outcome.trouble)
+    return RouteStatus(proven_ns=proven_ns, quiet=outcome.quiet, trouble=outcome.trouble)
 
 
 def _is_settled(outcome: Outcome, deployment: Deployment) -> bool:

@@ -1,7 +1,7 @@
-"""`berth scale MODEL`: how many copies a model wants and has, by what figures, and why it is no more of them.
+"""`berth scale MODEL`: the desired, requested and ready replicas of a model, the load behind them, and what limits them.
 
-The figures are the leader's, asked of its admin port by way of the API server. Who may not ask it, and whoever asks while no
-scaler leads, is shown what the scaler has written on the Deployment last, and how old that is.
+The figures come from the leader's admin port, through the API server's proxy. A user who may not read that port, or who asks
+while no scaler leads, sees the status that the scaler last wrote on the Deployment, and its age.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from berth.runtime import options as opt
 from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
 from scaler.config import LEASE, ScalerOptions
+from scaler.core.cold_starts import PHASES
 from scaler.core.deployments import merged_annotations, read_deployment
 from scaler.core.models_view import models_path
-from scaler.core.wakes import PHASES
 from scaler.decision.annotations import GROUP, is_scaled
 from scaler.decision.bounds import Activity
 from scaler.decision.defaults import BERTH, KPA, read_defaults
 
-SUMMARY = """Say how a model is scaled: how many copies are wanted, asked for and ready, what of them cannot be placed and
-why, the load in the stable and the panic window, and the last decisions. MODEL is its Deployment."""
+SUMMARY = """Show how a model is scaled: desired, requested and ready replicas, how many of them cannot be scheduled and why,
+the load in the stable and the panic window, and the last decisions. MODEL is its Deployment."""
 ADMIN_PORT: Final[int] = ScalerOptions.admin_listen.port
 _TEXT_LIMIT: Final = 4000
 _DIRECT: Final = aiohttp.ClientTimeout(total=3.0, sock_connect=1.0)
@@ -134,7 +134,7 @@ async def _of_leader(client: KubeClient, system_namespace: str, model: ModelKey)
 
 
 async def _leader(client: KubeClient, system_namespace: str) -> tuple[str, str | None]:
-    """Its pod, and its address where that is told. Raises _NotTold."""
+    """Its pod, and its address where the Lease names one. Raises _NotTold."""
     try:
         lease = await client.get(paths.lease(system_namespace, LEASE))
     except NotFound:
@@ -147,7 +147,7 @@ async def _leader(client: KubeClient, system_namespace: str) -> tuple[str, str |
         raise _NotTold("no scaler leads at this moment")
     renewed, seconds = parse_time(spec.get("renewTime")), float(spec.get("leaseDurationSeconds") or 0)
     if renewed is not None and (age := (utc_now() - renewed).total_seconds()) > seconds:
-        raise _NotTold(f"no scaler leads since {_duration(age - seconds)}: {name} has gone without a word")
+        raise _NotTold(f"no scaler leads since {_duration(age - seconds)}: {name} stopped renewing its Lease")
     # As the scaler calls itself: its pod, and two words that make it unique.
     return name.rsplit("-", 2)[0], address.rpartition(":")[0] or None
 
@@ -166,7 +166,7 @@ async def _asked_directly(url: str, pod: str) -> Json:
 
 
 def _written(deployment: Json, model: ModelKey, keys: Keys) -> Json:
-    """What stands on the Deployment, in the leader's words."""
+    """The status on the Deployment."""
     meta, annotations = deployment["metadata"], deployment["metadata"].get("annotations") or {}
     told: Json = {
         "from": "annotation",
@@ -181,11 +181,11 @@ def _written(deployment: Json, model: ModelKey, keys: Keys) -> Json:
         return told
     return {
         **told,
-        "wanted": scaled.wanted,
-        "written": scaled.written,
+        "desired": scaled.desired,
+        "requested": scaled.requested,
         "pods": {"gated": scaled.gated},
-        "clipped": scaled.clipped,
-        "why": scaled.why,
+        "capacityLimited": scaled.capacity_limited,
+        "message": scaled.message,
         "inPanic": scaled.in_panic,
         "activity": scaled.activity,
         "since": _rfc3339(scaled.since),
@@ -210,7 +210,7 @@ def _rfc3339(seconds: float) -> str | None:
         return None
 
 
-# For people.
+# Tables.
 
 
 def show(told: Json, to: Console, now: datetime) -> None:
@@ -219,7 +219,7 @@ def show(told: Json, to: Console, now: datetime) -> None:
     for name, text in _head(told, now):
         head.add_row(Text(name), plain(text, limit=_TEXT_LIMIT))
     to.print(head)
-    for table in (_load(told), _decisions(told, now), _wakes(told, now)):
+    for table in (_load(told), _decisions(told, now), _cold_starts(told, now)):
         if table.row_count:
             to.print(Text(""), table, sep="\n")
 
@@ -228,48 +228,48 @@ def _head(told: Json, now: datetime) -> Iterator[tuple[str, str]]:
     yield "MODEL", f"{told['namespace']}/{told['model']}"
     if told["from"] == "annotation":
         written = _age(told.get("writtenAt"), now)
-        said = f"what was written {written} ago" if written else "what stands on the Deployment"
+        said = f"status of {written} ago" if written else "status on the Deployment"
         yield "FROM", f"{said}: {told['trouble']}"
     if told.get("invalid"):
-        holds = "; the last good annotations hold" if told["from"] == "leader" else ""
-        yield "REFUSED", f"{told['invalid']}{holds}"
+        holds = "; the last valid annotations stay in effect" if told["from"] == "leader" else ""
+        yield "INVALID", f"{told['invalid']}{holds}"
     if "class" in told:
         yield "CLASS", told["class"]
     if spec := told.get("spec"):
-        yield "AIM", _aim(spec)
-        yield "BOUNDS", _bounds(spec)
-    yield "COPIES", _copies(told)
+        yield "TARGET", _target(spec)
+        yield "SCALE", _scale(spec)
+    yield "REPLICAS", _replicas(told)
     if gated := (told.get("pods") or {}).get("gated"):
-        yield "GATED", f"{gated} pods are held back by scheduling gates, as a quota's are"
-    if told.get("clipped"):
+        yield "GATED", f"scheduling gates block {gated} pods, as a quota does"
+    if told.get("capacityLimited"):
         yield (
-            "CLIPPED",
-            f"{told['clipped']} of the wanted copies have no place: {told.get('why') or 'no reason was told'}",
+            "CAPACITY LIMITED",
+            f"{told['capacityLimited']} of the desired replicas cannot be scheduled: {told.get('message') or 'no reason given'}",
         )
-    elif told.get("why"):
-        yield "WHY", told["why"]
+    elif told.get("message"):
+        yield "MESSAGE", told["message"]
     if "activity" in told:
-        yield "STATE", _asleep(told) if _is_asleep(told) else _state(told, now)
-    if told.get("held"):
-        yield "HELD", f"{told['held']} requests wait for a copy"
+        yield "STATE", _scaled_to_zero(told) if _is_scaled_to_zero(told) else _state(told, now)
+    if told.get("buffered"):
+        yield "BUFFERED", f"{told['buffered']} requests wait for a replica"
 
 
-def _aim(spec: Json) -> str:
+def _target(spec: Json) -> str:
     return (
-        f"{spec['target']:g} of {spec['metric']} a copy, over {spec['stableWindowSeconds']} s; in panic from"
+        f"{spec['target']:g} of {spec['metric']} per replica, over {spec['stableWindowSeconds']} s; in panic from"
         f" {spec['panicThreshold']:g} times as much over {spec['panicWindowSeconds']} s"
     )
 
 
-def _bounds(spec: Json) -> str:
+def _scale(spec: Json) -> str:
     most = spec["maxScale"] or "any"
     least = spec["minScale"] if spec["minScale"] or spec["scaleToZero"] else 1
-    return f"{least} to {most}, {spec['initialScale']} in the beginning"
+    return f"{least} to {most}, initially {spec['initialScale']}"
 
 
-def _copies(told: Json) -> str:
-    wanted, written = _known(told.get("wanted")), _known(told.get("written"))
-    return f"{wanted} wanted, {written} asked for, {told['ready']} ready (replicas: {_known(told.get('replicas'))})"
+def _replicas(told: Json) -> str:
+    desired, requested = _known(told.get("desired")), _known(told.get("requested"))
+    return f"desired {desired}, requested {requested}, ready {told['ready']} (spec.replicas: {_known(told.get('replicas'))})"
 
 
 def _known(figure: object) -> str:
@@ -277,21 +277,29 @@ def _known(figure: object) -> str:
     return "?" if figure is None else str(figure)
 
 
-def _is_asleep(told: Json) -> bool:
-    """It has no copy, is to have none, and nothing keeps it from coming."""
-    there_is = told.get("wanted"), told.get("written"), told["ready"], told.get("held"), told.get("why")
+def _is_scaled_to_zero(told: Json) -> bool:
+    """It has no replica, none is desired, and nothing would block one."""
+    there_is = (
+        told.get("desired"),
+        told.get("requested"),
+        told["ready"],
+        told.get("buffered"),
+        told.get("message"),
+    )
     return not any(there_is) and told["activity"] != Activity.ACTIVE.value
 
 
-def _asleep(told: Json) -> str:
-    """Without a scaler that leads nobody wakes it."""
-    return "asleep: the next request wakes it" if told["from"] == "leader" else "asleep"
+def _scaled_to_zero(told: Json) -> str:
+    """Without a leader no request starts a replica."""
+    return (
+        "scaled to zero: the next request starts a replica" if told["from"] == "leader" else "scaled to zero"
+    )
 
 
 def _state(told: Json, now: datetime) -> str:
     since = _age(told.get("since"), now)
     state = _ACTIVITY.get(told["activity"], "?") + (f" for {since}" if since else "")
-    return f"{state}, in panic: no copy goes before it ends" if told.get("inPanic") else state
+    return f"{state}, in panic: no replica is removed until it ends" if told.get("inPanic") else state
 
 
 def _load(told: Json) -> Table:
@@ -311,22 +319,31 @@ def _average(figure: float | None) -> str:
 
 def _decisions(told: Json, now: datetime) -> Table:
     table = Table(
-        "DECIDED", "DESIRED", "WANTED", "ASKED FOR", "READY", "PANIC", "WHY", box=None, pad_edge=False
+        "DECIDED AT",
+        "RECOMMENDED",
+        "DESIRED",
+        "REQUESTED",
+        "READY",
+        "PANIC",
+        "MESSAGE",
+        box=None,
+        pad_edge=False,
     )
     for one in reversed(told.get("decisions") or ()):
         figures = (
-            _known(one[key] if one[key] != -1 else None) for key in ("desired", "wanted", "written", "ready")
+            _known(one[key] if one[key] != -1 else None)
+            for key in ("recommended", "desired", "requested", "ready")
         )
         panic = "yes" if one["inPanic"] else "no"
         table.add_row(
-            Text(f"{_age(one['at'], now)} ago"), *map(Text, figures), Text(panic), plain(one["why"])
+            Text(f"{_age(one['at'], now)} ago"), *map(Text, figures), Text(panic), plain(one["message"])
         )
     return table
 
 
-def _wakes(told: Json, now: datetime) -> Table:
-    table = Table("WOKEN", "TOOK", "PHASES", box=None, pad_edge=False)
-    for one in reversed(told.get("wakes") or ()):
+def _cold_starts(told: Json, now: datetime) -> Table:
+    table = Table("COLD START", "DURATION", "PHASES", box=None, pad_edge=False)
+    for one in reversed(told.get("coldStarts") or ()):
         phases = one["phases"]
         parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in phases.items())
         took = f"{sum(phases.values()):.3g} s" if PHASES[-1] in phases else "not served"

@@ -44,7 +44,7 @@ class ScrapeMetrics(Protocol):
 
     def scraped(self, result: str, seconds: float) -> None: ...
 
-    def left_aside(self, rows: int) -> None: ...
+    def rejected(self, rows: int) -> None: ...
 
 
 # By node.
@@ -126,14 +126,14 @@ class Scraper:
             return
         began = self._clock()
         try:
-            loads, left_aside = await self._loads(gateway.address)
+            loads, rejected = await self._loads(gateway.address)
         except BadAnswer as error:
             self._metrics.scraped("failed", self._clock() - began)
             self._note(node, str(error))
             return
         self._metrics.scraped("ok", self._clock() - began)
-        self._metrics.left_aside(left_aside)
-        self._note(node, f"{left_aside} of its rows say nothing that can be" if left_aside else "")
+        self._metrics.rejected(rejected)
+        self._note(node, f"{rejected} of its rows are invalid" if rejected else "")
         self._take(loads, gateway.copies)
 
     async def _loads(self, address: Endpoint) -> tuple[list[ReplicaLoad], int]:
@@ -166,10 +166,10 @@ class Scraper:
             return
         if trouble:
             log.warning(
-                "a gateway does not tell its loads as it should", extra=fields(node=node, error=trouble)
+                "a gateway does not report loads as it should", extra=fields(node=node, error=trouble)
             )
         else:
-            log.info("a gateway tells its loads again", extra=fields(node=node))
+            log.info("a gateway reports loads again", extra=fields(node=node))
         self._troubles[node] = trouble
 
 

@@ -15,7 +15,7 @@ from berth.kube import paths
 from berth.kube.client import KubeClient
 from berth.kube.informer import Change, ChangeKind, Informer
 from scaler.activation.sources import keep_source
-from scaler.core.fleet import Fleet, keep_deployment, keep_pod
+from scaler.core.cache import Cache, keep_deployment, keep_pod
 from scaler.route import Route
 from scaler.scrape import Gateway
 
@@ -27,19 +27,19 @@ _SERVER: Final = "berth-server"
 
 
 class Watch:
-    """Tells `fleet` and `route`."""
+    """Tells `cache` and `route`."""
 
     def __init__(
         self,
         client: KubeClient,
-        fleet: Fleet,
+        cache: Cache,
         route: Route,
         *,
         system_namespace: str,
         clock_ns: Callable[[], int],
         gateway_port: int = GATEWAY_PORT,
     ) -> None:
-        self._fleet, self._route, self._system = fleet, route, system_namespace
+        self._cache, self._route, self._system = cache, route, system_namespace
         self._clock_ns = clock_ns
         self._gateway_port = gateway_port
         # By node: the pod of its gateway and its address.
@@ -65,8 +65,8 @@ class Watch:
 
     def _found_gateways(self) -> dict[str, Gateway]:
         copies: dict[str, set[str]] = defaultdict(set)
-        for model in self._fleet.deployments:
-            for pod in self._fleet.pods(model):
+        for model in self._cache.deployments:
+            for pod in self._cache.pods(model):
                 copies[pod.node].add(pod.uid)
         return {
             node: Gateway(Endpoint(self._servers[node][1], self._gateway_port), uids)
@@ -80,22 +80,22 @@ class Watch:
         meta = change.object["metadata"]
         model = ModelKey(meta.get("namespace", ""), meta["name"])
         if change.kind is ChangeKind.GONE:
-            self._fleet.deployment_gone(change.object)
+            self._cache.deployment_gone(change.object)
         else:
-            self._fleet.observe_deployment(change.object)
+            self._cache.observe_deployment(change.object)
         self._gateways = None
         self._route.touch(model)
 
     def _on_pod(self, change: Change) -> None:
         pod, uid = change.object, change.object["metadata"]["uid"]
-        before = self._fleet.pod(uid)
+        before = self._cache.pod(uid)
         if change.kind is ChangeKind.GONE:
-            self._fleet.pod_gone(pod)
+            self._cache.pod_gone(pod)
         else:
-            self._fleet.observe_pod(pod, self._clock_ns())
+            self._cache.observe_pod(pod, self._clock_ns())
         self._on_server(change)
         self._route.on_client(change)
-        after = self._fleet.pod(uid)
+        after = self._cache.pod(uid)
         for model in {pod.key for pod in (before, after) if pod is not None}:
             self._gateways = None
             self._route.touch(model)
@@ -121,9 +121,9 @@ class Watch:
 
     def _on_priority_class(self, change: Change) -> None:
         if change.kind is ChangeKind.GONE:
-            self._fleet.priority_class_gone(change.object)
+            self._cache.priority_class_gone(change.object)
         else:
-            self._fleet.observe_priority_class(change.object)
+            self._cache.observe_priority_class(change.object)
 
     # What is kept.
 

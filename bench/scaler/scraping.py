@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from berth.contract.endpoint import Endpoint
 from berth.contract.keys import Keys
 from berth.contract.scaling import ReplicaLoad
-from scaler.core.fleet import Fleet
-from scaler.core.tick import Scaler
+from scaler.core.cache import Cache
+from scaler.core.scaler import Scaler
 from scaler.decision.defaults import BERTH, read_defaults
 from scaler.scrape import Gateway, Scraper, scraping_session
 
@@ -30,7 +30,7 @@ class _Counted:
     def scraped(self, result: str, seconds: float) -> None:
         self.results[result] = self.results.get(result, 0) + 1
 
-    def left_aside(self, rows: int) -> None:
+    def rejected(self, rows: int) -> None:
         assert not rows
 
 
@@ -48,8 +48,8 @@ def core_share(nodes: int, copies: int, seconds: float) -> tuple[float, Mapping[
 
 
 async def _scrape(ports: list[int], copies: int, seconds: float) -> tuple[float, Mapping[str, int]]:
-    fleet = _fleet(len(ports), copies)
-    core, counted = Scaler(fleet, time.time_ns()), _Counted()
+    cache = _cache(len(ports), copies)
+    core, counted = Scaler(cache, time.time_ns()), _Counted()
     asked = {
         f"node-{node}": Gateway(
             Endpoint("127.0.0.1", port), frozenset(_uid(node, copy) for copy in range(copies))
@@ -79,16 +79,16 @@ def _uid(node: int, copy: int) -> str:
     return f"{node:08x}-0000-4000-8000-{copy:012x}"
 
 
-def _fleet(nodes: int, copies: int) -> Fleet:
-    fleet = Fleet(read_defaults(BERTH), Keys())
+def _cache(nodes: int, copies: int) -> Cache:
+    cache = Cache(read_defaults(BERTH), Keys())
     models = max(nodes * copies // 10, 1)
     for model in range(models):
         meta = {"name": f"m{model}", "namespace": "n", "uid": f"d{model}", "annotations": _CLASS}
-        fleet.observe_deployment({"metadata": meta, "spec": {"replicas": 10, "template": {"metadata": {}}}})
+        cache.observe_deployment({"metadata": meta, "spec": {"replicas": 10, "template": {"metadata": {}}}})
     for node in range(nodes):
         for copy in range(copies):
-            fleet.observe_pod(_pod(node, copy, (node * copies + copy) % models), time.time_ns())
-    return fleet
+            cache.observe_pod(_pod(node, copy, (node * copies + copy) % models), time.time_ns())
+    return cache
 
 
 def _pod(node: int, copy: int, model: int) -> dict[str, object]:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from berth.contract.scaling import ModelKey, ReplicaLoad
 from berth.runtime.process import spare_the_collector
-from scaler.core.fleet import Fleet
-from scaler.core.tick import Scaler
+from scaler.core.cache import Cache
+from scaler.core.scaler import Scaler
 from scaler.decision.annotations import GROUP
 from scaler.decision.defaults import BERTH, KPA, read_defaults
 
@@ -26,15 +26,15 @@ class Cost(NamedTuple):
 def cost(models: int, copies: int, seconds: int) -> Cost:
     """So many models with so many ready copies each, under a load that changes all the time."""
     chance = Random(1)
-    fleet = Fleet(read_defaults(BERTH))
+    cache = Cache(read_defaults(BERTH))
     keys = [ModelKey(f"n{number % 20}", f"m{number}") for number in range(models)]
     pods: list[tuple[ModelKey, str]] = []
     for key in keys:
-        fleet.observe_deployment(_deployment(key, copies))
+        cache.observe_deployment(_deployment(key, copies))
         for place in range(copies):
             pods.append((key, f"{key}-{place}"))
-            fleet.observe_pod(_pod(key, pods[-1][1]), BEGAN)
-    scaler = Scaler(fleet, BEGAN)
+            cache.observe_pod(_pod(key, pods[-1][1]), BEGAN)
+    scaler = Scaler(cache, BEGAN)
     spare_the_collector()  # as the scaler's own process does; else it is chance in which part it collects
     uids = {uid for _, uid in pods}
     hearing = closing = stepping = 0.0

@@ -327,16 +327,16 @@ class Report:
 
 class Scaled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The annotation `…scaled`, as JSON: what was decided last and what became of it. A scaler that starts goes on
-    from `activity`, `since` and `initialised`, and from `good` where the annotations of today do not go."""
+    from `activity`, `since` and `initialised`, and from `last_valid` where the annotations of today do not go."""
 
     version: int = 1
     # By the decider and its bounds; None: nothing is known yet.
-    wanted: int | None = None
-    written: int | None = None
+    desired: int | None = None
+    requested: int | None = None
     ready: int = 0
-    # Of `wanted`, what cannot be placed.
-    clipped: int = 0
-    why: str = ""
+    # Of `desired`, the replicas that cannot be scheduled.
+    capacity_limited: int = 0
+    message: str = ""
     in_panic: bool = False
     # Knative's Active: Unknown (activating), True, False.
     activity: str = "Unknown"
@@ -345,7 +345,7 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     # Pods that scheduling gates hold back.
     gated: int = 0
     # The annotations that hold, while those of the Deployment are refused.
-    good: dict[str, str] = {}
+    last_valid: dict[str, str] = {}
 
     def to_text(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -18,7 +18,7 @@ from berth.contract.quantity import parse_bytes
 from berth.contract.scaling import HoldLimits, ModelKey, Scaled
 from berth.contract.text import one_line
 from scaler.activation.slices import DoorPorts
-from scaler.core.plan import Kind
+from scaler.core.actions import Kind
 from scaler.core.pods import JsonObject, picked
 from scaler.decision.annotations import CONCURRENCY, GROUP, NUMBERS, Annotations, of_deployment
 from scaler.decision.bounds import PROGRESS_DEADLINE_NS

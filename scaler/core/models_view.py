@@ -15,7 +15,7 @@ from scaler.decision.spec import Spec
 
 Json = dict[str, Any]
 
-# Of one model's decisions and wakes, as many are kept to be shown.
+# Of one model's decisions and cold starts, as many are kept to be shown.
 KEPT: Final = 10
 # Of the admin port, and what is below it.
 MODELS_PATH: Final = "/models/"
@@ -35,18 +35,18 @@ class DecisionView:
 
     at_ns: int
     # Of the decider, before any bound.
-    desired: int
+    recommended: int
     # Within the bounds of the annotations.
-    wanted: int
+    desired: int
     # What of it could be placed.
-    written: int
+    requested: int
     ready: int
     in_panic: bool
-    why: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WakeView:
+class ColdStartView:
     """One way from zero to the first answer. `phases`: seconds each, in their order; one that is not over is not there."""
 
     at_ns: int
@@ -71,22 +71,22 @@ class ModelView:
 
     model: ModelKey
     # `autoscaling.knative.dev/class`.
-    kind: str
+    class_name: str
     # The last good annotations; None: there were none yet.
     spec: Spec | None
     # Why those that it has now are refused.
     invalid: str = ""
-    # Copies that serve.
+    # Replicas that serve.
     ready: int = 0
     pods: PodsView = PodsView()
     # The Deployment's own `replicas`.
     replicas: int | None = None
+    recommended: int | None = None
     desired: int | None = None
-    wanted: int | None = None
-    written: int | None = None
+    requested: int | None = None
     # How many of the wanted copies are not asked for, because they could not be placed, and why.
-    clipped: int = 0
-    why: str = ""
+    capacity_limited: int = 0
+    message: str = ""
     concurrency: Averages = Averages()
     requests_per_second: Averages = Averages()
     # Requests that are in their copies' queues, or held by an activator.
@@ -98,10 +98,10 @@ class ModelView:
     # In `activity`.
     since_ns: int = 0
     # Requests that wait at the activators for a first copy.
-    held: int = 0
+    buffered: int = 0
     # The newest comes last.
     decisions: tuple[DecisionView, ...] = ()
-    wakes: tuple[WakeView, ...] = ()
+    cold_starts: tuple[ColdStartView, ...] = ()
 
 
 class ModelsView(Protocol):
@@ -137,7 +137,7 @@ def to_json(view: ModelView) -> Json:
     return {
         "namespace": view.model.namespace,
         "model": view.model.name,
-        "class": view.kind,
+        "class": view.class_name,
         "invalid": view.invalid,
         "spec": None if view.spec is None else _spec(view.spec),
         "ready": view.ready,
@@ -149,20 +149,20 @@ def to_json(view: ModelView) -> Json:
             "terminating": view.pods.terminating,
         },
         "replicas": view.replicas,
+        "recommended": view.recommended,
         "desired": view.desired,
-        "wanted": view.wanted,
-        "written": view.written,
-        "clipped": view.clipped,
-        "why": view.why,
+        "requested": view.requested,
+        "capacityLimited": view.capacity_limited,
+        "message": view.message,
         "concurrency": _averages(view.concurrency),
         "requestsPerSecond": _averages(view.requests_per_second),
         "waiting": _averages(view.waiting),
         "inPanic": view.in_panic,
         "activity": view.activity.value,
         "since": _time(view.since_ns),
-        "held": view.held,
+        "buffered": view.buffered,
         "decisions": [_decision(one) for one in view.decisions],
-        "wakes": [{"at": _time(one.at_ns), "phases": dict(one.phases)} for one in view.wakes],
+        "coldStarts": [{"at": _time(one.at_ns), "phases": dict(one.phases)} for one in view.cold_starts],
     }
 
 
@@ -188,12 +188,12 @@ def _averages(of: Averages) -> Json:
 def _decision(of: DecisionView) -> Json:
     return {
         "at": _time(of.at_ns),
+        "recommended": of.recommended,
         "desired": of.desired,
-        "wanted": of.wanted,
-        "written": of.written,
+        "requested": of.requested,
         "ready": of.ready,
         "inPanic": of.in_panic,
-        "why": of.why,
+        "message": of.message,
     }
 
 

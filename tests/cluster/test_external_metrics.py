@@ -32,9 +32,9 @@ from localcluster.credentials import make_client_certificate, make_serving_certi
 from localcluster.processes import end, spawn
 from scaler.config import ScalerOptions
 from scaler.core.models_view import Averages
-from scaler.show.external_metrics import ExternalMetrics
-from scaler.show.front_proxy import FrontProxyPort
-from scaler.show.tls import TlsFiles
+from scaler.export.external_metrics import ExternalMetrics
+from scaler.export.front_proxy import FrontProxyPort
+from scaler.export.tls import TlsFiles
 from tests.fakes.eventually import eventually
 from tests.fakes.models_view import FakeModels
 
@@ -233,13 +233,13 @@ async def test_an_autoscaler_writes_what_berth_has_decided(plane: Plane) -> None
     """Up and down at once, and nothing while Berth has the model at zero."""
     client, models = plane.client, plane.models
     await make_deployment(client, "decided")
-    model = models.add("default/decided", wanted=6, clipped=3)
+    model = models.add("default/decided", desired=6, capacity_limited=3)
     await client.create(HPA, sample("hpa-desired.yaml", of="decided"))
     await replicas(client, "decided", 3)
-    models.change(model, wanted=1, clipped=0)
+    models.change(model, desired=1, capacity_limited=0)
     await replicas(client, "decided", 1)
     await client.patch(f"{DEPLOYMENTS}/decided/scale", {"spec": {"replicas": 0}})
-    models.change(model, wanted=4)
+    models.change(model, desired=4)
     await condition(client, "decided", "ScalingActive", reason="ScalingDisabled")
     await replicas(client, "decided", 0)
     await client.patch(f"{DEPLOYMENTS}/decided/scale", {"spec": {"replicas": 1}})

@@ -26,7 +26,7 @@ from scaler.activation.slices import BerthSlice, ServiceRef, SlicePort
 from scaler.activation.switch import Apply, Delete
 from scaler.app import Replica, read_config
 from scaler.config import ScalerOptions
-from scaler.core.plan import NoRecord
+from scaler.core.actions import NoRecord
 from scaler.core.pods import DELETION_COST
 from scaler.metrics import ScalerMetrics
 from scaler.writer import DeploymentWrite, Writer
@@ -214,9 +214,9 @@ async def test_a_scaler_tells_a_deployment_and_leads(cluster: LocalCluster, scal
     events = EventRecorder(scaler, component="berth-scaler")
     about = ObjectRef("apps/v1", "Deployment", NS, "model", found["metadata"]["uid"])
     for _ in range(2):  # the second one raises a count
-        events.record(about, "Warning", "Clipped", "no room")
+        events.record(about, "Warning", "CapacityLimited", "no room")
     await events.flush()
-    told = (await cluster.client.get(paths.events(NS), fieldSelector="reason=Clipped"))["items"]
+    told = (await cluster.client.get(paths.events(NS), fieldSelector="reason=CapacityLimited"))["items"]
     assert [(one["count"], one["involvedObject"]["kind"]) for one in told] == [(2, "Deployment")]
     election = Election(scaler, namespace="berth-system", name="berth-scaler", identity="a test")
     await election.acquire()

@@ -34,7 +34,7 @@ class FakeModels:
         self.views[key] = replace(
             ModelView(
                 model=key,
-                kind=KPA,
+                class_name=KPA,
                 spec=spec_of(annotations, read_defaults(BERTH)),
                 ready=1,
                 replicas=1,

@@ -15,11 +15,11 @@ from berth.contract.scaling import (
     SchedulableModel,
     SchedulableRequest,
 )
-from scaler.core.course import Path
-from scaler.core.fleet import Fleet
+from scaler.core.actions import Action, Event, Record, WriteScale, WriteStatus
+from scaler.core.autoscaler import RouteStatus
+from scaler.core.cache import Cache
 from scaler.core.models_view import ModelView
-from scaler.core.plan import Action, Event, Record, WriteScale, WriteStatus
-from scaler.core.tick import Scaler
+from scaler.core.scaler import Scaler
 from scaler.decision.defaults import BERTH, KPA, read_defaults
 
 SECOND = 1_000_000_000
@@ -171,30 +171,30 @@ class Cluster:
         self._count += 1
         model = FakeModel(key, f"d{self._count}", annotations, replicas, priority=priority, **fields)
         self.models[key] = model
-        self.fleet.observe_priority_class({"metadata": {"name": f"p{priority}"}, "value": priority})
-        self.fleet.observe_deployment(model.json())
+        self.cache.observe_priority_class({"metadata": {"name": f"p{priority}"}, "value": priority})
+        self.cache.observe_deployment(model.json())
         return model
 
     def change(self, model: FakeModel) -> None:
-        self.fleet.observe_deployment(model.json())
+        self.cache.observe_deployment(model.json())
 
     def remove(self, model: FakeModel) -> None:
         del self.models[model.key]
-        self.fleet.deployment_gone(model.json())
+        self.cache.deployment_gone(model.json())
         for pod in self.of(model):
             self._end(pod)
 
     def restart(self) -> None:
         """Another scaler leads: all that it knows is what stands in the cluster."""
-        self.fleet = Fleet(read_defaults(self.config))
+        self.cache = Cache(read_defaults(self.config))
         for model in self.models.values():
-            self.fleet.observe_priority_class(
+            self.cache.observe_priority_class(
                 {"metadata": {"name": f"p{model.priority}"}, "value": model.priority}
             )
-            self.fleet.observe_deployment(model.json())
+            self.cache.observe_deployment(model.json())
         for pod in self.pods.values():
-            self.fleet.observe_pod(pod.json(), self.ns)
-        self.scaler = Scaler(self.fleet, self.ns, self.record)
+            self.cache.observe_pod(pod.json(), self.ns)
+        self.scaler = Scaler(self.cache, self.ns, self.record)
 
     # What is there.
 
@@ -243,7 +243,7 @@ class Cluster:
             self._follow(model)
         self._bind()
         for pod in list(self.pods.values()):
-            self._live(pod)
+            self._loop(pod)
         for model in self.models.values():
             self._ask(model)
         self._lead()
@@ -278,7 +278,7 @@ class Cluster:
         for pod in self.of(model):
             if pod.name in write.costs:
                 pod.cost = str(write.costs[pod.name])
-                self.fleet.observe_pod(pod.json(), self.ns)
+                self.cache.observe_pod(pod.json(), self.ns)
         model.replicas = write.copies
         model.written.append(write.copies)
         self.change(model)
@@ -327,11 +327,11 @@ class Cluster:
                 continue
             self._show(pod)
 
-    def _live(self, pod: FakePod) -> None:
+    def _loop(self, pod: FakePod) -> None:
         if pod.leaving_until is not None:
             if self.now >= pod.leaving_until:
                 del self.pods[pod.uid]
-                self.fleet.pod_gone(pod.json())
+                self.cache.pod_gone(pod.json())
             return
         model = self.models[pod.model]
         if pod.ready_at is not None and not pod.ready and self.now >= pod.ready_at:
@@ -399,14 +399,14 @@ class Cluster:
             trouble = trouble or ("" if self.activators else "no activator is attached")
             if trouble:
                 self.proven_since.pop(key, None)
-                self.scaler.led(key, Path(trouble=trouble))
+                self.scaler.led(key, RouteStatus(trouble=trouble))
             elif key in self.proven_since:
-                self.scaler.led(key, Path(proven_ns=self.proven_since[key]))
+                self.scaler.led(key, RouteStatus(proven_ns=self.proven_since[key]))
             else:
                 self.proven_since[key] = self.ns
 
     def _show(self, pod: FakePod) -> None:
-        self.fleet.observe_pod(pod.json(), self.ns)
+        self.cache.observe_pod(pod.json(), self.ns)
 
     # The binder.
 

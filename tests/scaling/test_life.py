@@ -41,12 +41,12 @@ async def test_five_in_flight_have_five_copies_where_five_fit(
     async with in_flight(client, echo_request("crowd", sleep_ms=200), 5) as tally:
         await owner.copies("crowd", 3)
 
-        async def clipped() -> None:
+        async def capacity_limited() -> None:
             said = await owner.scaled("crowd")
-            assert (said.wanted, said.written, said.clipped) == (5, 3, 2), said
+            assert (said.wanted, said.written, said.capacity_limited) == (5, 3, 2), said
             assert "GPUMemoryInsufficient" in said.why, said
 
-        await eventually(clipped)
+        await eventually(capacity_limited)
         for node in squatters:
             await owner.client.delete(f"/api/v1/namespaces/default/pods/squatter-{node}", grace_seconds=1)
         await owner.copies("crowd", 5)

@@ -22,7 +22,7 @@ from berth.kube.informer import Change, ChangeKind
 from binder.cache.cluster import Cluster, slim
 from binder.pod.demand import parse_demand
 from scaler.activation.switchboard import Template
-from scaler.core.fleet import Fleet, keep_deployment, keep_pod
+from scaler.core.cache import Cache, keep_deployment, keep_pod
 from scaler.decision.annotations import GROUP
 from scaler.decision.defaults import BERTH, KPA, read_defaults
 from scaler.watch import keep_service, keep_slice
@@ -66,7 +66,7 @@ def test_a_pod_costs_the_agent_of_its_node_a_moment(thing: str) -> None:
 @each_thing
 def test_a_pod_costs_the_scaler_a_moment(thing: str) -> None:
     item = with_most(thing, placed())
-    within_bounds(lambda: Fleet(read_defaults(BERTH)).observe_pod(keep_pod(item), 0))
+    within_bounds(lambda: Cache(read_defaults(BERTH)).observe_pod(keep_pod(item), 0))
 
 
 def cluster() -> Cluster:
@@ -113,7 +113,7 @@ def deployment(template: Json, annotations: Json | None = None) -> Json:
 
 
 def observed(item: Json) -> Callable[[], object]:
-    return lambda: Fleet(read_defaults(BERTH)).observe_deployment(keep_deployment(item))
+    return lambda: Cache(read_defaults(BERTH)).observe_deployment(keep_deployment(item))
 
 
 @each_thing

@@ -1,4 +1,4 @@
-"""`berth activator` as its operator sees it: a process that attaches to a scaler, holds, wakes, tells and ends."""
+"""`berth activator` as its operator sees it: a process that attaches to a scaler, holds, cold_starts, tells and ends."""
 
 import asyncio
 import random

@@ -19,10 +19,10 @@ from berth.contract.errors import InvalidValue
 from berth.runtime.errors import CannotStart, ConfigError
 from localcluster.addresses import free_port
 from localcluster.credentials import make_client_certificate, make_serving_certificate
-from scaler.show import front_proxy
-from scaler.show.external_metrics import ExternalMetrics
-from scaler.show.front_proxy import FrontProxyPort, front_proxy_of
-from scaler.show.tls import TlsFiles
+from scaler.export import front_proxy
+from scaler.export.external_metrics import ExternalMetrics
+from scaler.export.front_proxy import FrontProxyPort, front_proxy_of
+from scaler.export.tls import TlsFiles
 from tests.fakes.kube import connected
 from tests.fakes.models_view import FakeModels
 

@@ -15,9 +15,9 @@ from berth.contract.scaling import ModelKey
 from localcluster.addresses import free_port
 from localcluster.credentials import make_client_certificate, make_serving_certificate
 from scaler.core.models_view import Averages
-from scaler.show import keda
-from scaler.show.keda import KedaScaler, serve
-from scaler.show.tls import GrpcTls, TlsFiles
+from scaler.export import keda
+from scaler.export.keda import KedaScaler, serve
+from scaler.export.tls import GrpcTls, TlsFiles
 from tests.fakes.models_view import FakeModels
 
 HOST = "127.0.0.1"
@@ -108,7 +108,7 @@ def models() -> FakeModels:
 
 async def test_a_round_as_keda_makes_it(models: FakeModels) -> None:
     """The metric's target for the HPA, then its value and whether anybody wants the model."""
-    model = models.add("a/m", concurrency=Averages(3.25, 0.0), wanted=5, clipped=2)
+    model = models.add("a/m", concurrency=Averages(3.25, 0.0), desired=5, capacity_limited=2)
     async with served(models, port=(port := free_port(HOST))), client_of(port) as client:
         assert await client.ask("spec") == {"metrics": {"berth-concurrency": 2.0}}
         assert await client.ask("spec", trigger={"target": "0.5"}) == {"metrics": {"berth-concurrency": 0.5}}
@@ -162,16 +162,16 @@ async def test_a_stream_says_true_whenever_a_model_begins_to_be_wanted(models: F
         for _ in range(3):
             assert await client.ask("active") == {"active": False}
             assert not client.has_heard(stream), "false would end the copies of an older KEDA at once"
-            models.change(model, held=1)
+            models.change(model, buffered=1)
             scaler.look([model])
             assert await client.hear(stream) == {"active": True}
-            models.change(model, held=2)
+            models.change(model, buffered=2)
             scaler.look([model, ModelKey("b", "nobody-watches")])
             assert await client.ask("active") == {"active": True}
             assert not client.has_heard(stream), "it has been told"
-            models.change(model, held=0)
+            models.change(model, buffered=0)
             scaler.look([model])
-        already = models.add("a/busy", held=1)
+        already = models.add("a/busy", buffered=1)
         assert await client.hear(client.begin("stream", of=str(already))) == {"active": True}
 
 
@@ -203,7 +203,7 @@ async def test_another_target_is_told_without_being_asked(models: FakeModels) ->
 
 async def test_keda_finds_the_next_scaler_without_being_told(models: FakeModels) -> None:
     """The stream ends in peace, which KEDA answers by coming back at once; the same connection serves again."""
-    models.add("a/m", held=1)
+    models.add("a/m", buffered=1)
     port = free_port(HOST)
     async with client_of(port) as client:
         async with served(models, port=port):
@@ -227,7 +227,7 @@ async def test_streams_are_bounded_of_a_model_and_in_all(
     monkeypatch.setattr(keda, "_STREAMS_OF_A_MODEL", 2)
     monkeypatch.setattr(keda, "_STREAMS", 3)
     for name in ("a/m", "a/n", "a/o"):
-        models.add(name, held=1)
+        models.add(name, buffered=1)
     async with served(models, port=(port := free_port(HOST))) as scaler, client_of(port) as client:
         first, second = [client.begin("stream") for _ in range(2)]
         assert await heard_all(client, [first, second]) == [{"active": True}] * 2
@@ -251,7 +251,7 @@ async def test_a_call_and_the_connections_are_bounded(
     models: FakeModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keda, "_CONNECTIONS", 1)
-    models.add("a/m", held=1)
+    models.add("a/m", buffered=1)
     async with served(models, port=(port := free_port(HOST))), client_of(port) as client:
         assert await client.ask("active", trigger={"said": "x" * 60_000}) == {"active": True}
         told = await client.ask("active", trigger={"said": "x" * 70_000})
@@ -268,7 +268,7 @@ async def heard_all(client: Client, streams: Iterable[int]) -> list[Json]:
 async def test_who_has_no_certificate_is_not_served_where_one_is_wanted(
     models: FakeModels, tmp_path: Path
 ) -> None:
-    models.add("a/m", held=1)
+    models.add("a/m", buffered=1)
     server = TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "client.crt")
     make_serving_certificate(server.cert, server.key, hosts=[HOST])
     for name in ("client", "stranger"):

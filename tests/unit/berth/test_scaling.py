@@ -85,8 +85,10 @@ def test_a_clock_that_goes_back_makes_no_copy_busy_in_the_future() -> None:
 
 
 def test_what_is_written_on_a_deployment_is_read_again() -> None:
-    scaled = Scaled(wanted=5, written=3, ready=2, clipped=2, why="no room", activity="True", since=1.5)
+    scaled = Scaled(
+        desired=5, requested=3, ready=2, capacity_limited=2, message="no room", activity="True", since=1.5
+    )
     assert Scaled.from_text(scaled.to_text()) == scaled
-    for text in ("", "[]", '{"wanted": "x"}', "{" * 9999, DEEP):
+    for text in ("", "[]", '{"desired": "x"}', "{" * 9999, DEEP):
         with pytest.raises(InvalidValue):
             Scaled.from_text(text)

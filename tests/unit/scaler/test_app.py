@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-import scaler.live as live_module
+import scaler.control_loop as live_module
 from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import ModelKey, Scaled, SchedulableAnswer, SchedulableModel, SchedulableRequest
 from berth.kube import paths
@@ -24,10 +24,10 @@ from scaler.activation.attend import Attached, Figures, NotLeading
 from scaler.app import Replica, address_of, identity, is_predecessor, main, recording
 from scaler.config import LEASE, ScalerOptions
 from scaler.config_map import ConfigMap
-from scaler.core.models_view import Averages, ModelView, WakeView
-from scaler.core.plan import Action, Event, NoRecord, Switched, Woke, WriteScale, WriteStatus
+from scaler.control_loop import Clock, ControlLoop
+from scaler.core.actions import Action, ColdStarted, Event, NoRecord, RouteChanged, WriteScale, WriteStatus
+from scaler.core.models_view import Averages, ColdStartView, ModelView
 from scaler.decision.bounds import Activity
-from scaler.live import Clock, Live
 from scaler.metrics import ScalerMetrics
 from scaler.writer import DeploymentWrite
 from tests.fakes.api_server import LEASES, ApiServer
@@ -131,7 +131,7 @@ class Core:
 
     def view(self, model: ModelKey) -> ModelView:
         return ModelView(
-            model=model, kind="kpa", spec=None, ready=2, wanted=5, clipped=3, held=7, in_panic=True,
+            model=model, class_name="kpa", spec=None, ready=2, desired=5, capacity_limited=3, buffered=7, in_panic=True,
             activity=Activity.ACTIVE, concurrency=Averages(1.5, None),
         )  # fmt: skip
 
@@ -165,13 +165,13 @@ class Here:
     def __init__(self) -> None:
         self.core, self.events, self.binder = Core(), Events(), Binder()
         self.writes: list[Any] = []
-        self.switched: list[Switched] = []
+        self.switched: list[RouteChanged] = []
         self.registry = CollectorRegistry()
         self.metrics = ScalerMetrics(self.registry)
         core: Any = self.core
         writer: Any = self
         events: Any = self.events
-        self.live = Live(core, writer, self.binder, events, self.metrics, lambda: 5)
+        self.live = ControlLoop(core, writer, self.binder, events, self.metrics, lambda: 5)
         self.live.switched = self.switched.append
 
     def put(self, write: Any) -> None:
@@ -187,26 +187,26 @@ def question() -> SchedulableRequest:
 
 async def test_each_action_goes_where_it_is_done() -> None:
     here = Here()
-    scaled = Scaled(wanted=3)
-    wake = WakeView(at_ns=0, phases=(("decide", 0.1), ("place", 0.2)))
+    scaled = Scaled(desired=3)
+    wake = ColdStartView(at_ns=0, phases=(("decide", 0.1), ("schedule", 0.2)))
     here.live.act(
         [
             WriteScale(model=A, uid="u", copies=3, costs={"p": 1}),
             WriteStatus(model=A, uid="u", scaled=scaled),
-            Event(model=A, uid="u", type="Warning", reason="Clipped", message="no room"),
-            Switched(model=A),
-            Woke(model=A, wake=wake),
+            Event(model=A, uid="u", type="Warning", reason="CapacityLimited", message="no room"),
+            RouteChanged(model=A),
+            ColdStarted(model=A, cold_start=wake),
         ]
     )
     assert here.writes == [
         DeploymentWrite(model=A, uid="u", replicas=3, costs={"p": 1}),
         DeploymentWrite(model=A, uid="u", scaled=scaled),
     ]
-    assert here.events.told == [("Deployment team/a", "Warning", "Clipped", "no room")]
-    assert here.switched == [Switched(model=A)]
+    assert here.events.told == [("Deployment team/a", "Warning", "CapacityLimited", "no room")]
+    assert here.switched == [RouteChanged(model=A)]
     text = generate_latest(here.registry).decode()
-    assert 'berth_scaler_wake_seconds_sum{phase="place"} 0.2' in text
-    assert 'berth_scaler_wake_seconds_count{phase="all"} 1.0' in text
+    assert 'berth_scaler_cold_start_seconds_sum{phase="schedule"} 0.2' in text
+    assert 'berth_scaler_cold_start_seconds_count{phase="all"} 1.0' in text
 
 
 async def test_a_binder_that_is_slow_holds_up_no_decision() -> None:
@@ -264,13 +264,13 @@ def test_metrics_tell_of_each_model_and_nothing_of_what_is_unknown() -> None:
     text = generate_latest(here.registry).decode()
     assert "berth_scaler_activators 2.0" in text
     assert 'berth_scaler_activator_attached_seconds{activator="berth-system/act-1"} 12.5' in text
-    assert 'berth_scaler_activator_held_requests{activator="berth-system/act-1"} 3.0' in text
-    for name, count in {"reports": 9, "reports_left_aside": 2, "reports_slowed": 1}.items():
+    assert 'berth_scaler_activator_buffered_requests{activator="berth-system/act-1"} 3.0' in text
+    for name, count in {"reports": 9, "rejected_reports": 2, "throttled_reports": 1}.items():
         assert f"berth_scaler_{name}_total {count}.0" in text
     labels = '{deployment="a",namespace="team"}'
-    for name, value in {"wanted": 5, "ready": 2, "clipped": 3}.items():
-        assert f"berth_scaler_{name}_copies{labels} {value}.0" in text
-    assert f"berth_scaler_held_requests{labels} 7.0" in text
+    for name, value in {"desired": 5, "ready": 2, "capacity_limited": 3}.items():
+        assert f"berth_scaler_{name}_replicas{labels} {value}.0" in text
+    assert f"berth_scaler_buffered_requests{labels} 7.0" in text
     assert f"berth_scaler_in_panic{labels} 1.0" in text
     assert f"berth_scaler_concurrency{labels} 1.5" in text
     assert f"berth_scaler_requests{labels}" not in text
@@ -420,7 +420,7 @@ async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_w
         await until(lambda: bool(replicas) and leads(replicas[0]))
         (one,) = replicas
         assert since == [one._since]  # not from when it had read everything
-        course = one._core._courses[A]
+        autoscaler = one._core._autoscalers[A]
         wrote: list[Any] = []
         monkeypatch.setattr(one._writer, "put", wrote.append)
         api.away = True
@@ -440,7 +440,7 @@ async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_w
         await until(lambda: said("leading again") > 0)
         await until(lambda: leads(one))
         one._route.require_leading()
-        assert one._core._courses[A] is course  # with its windows
+        assert one._core._autoscalers[A] is autoscaler  # with its windows
         assert not one._core._is_paused
         await until(lambda: wrote != [])  # the newest, now
         held = api.collections[LEASES][LEASE]
@@ -454,7 +454,7 @@ async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_w
         held = api.collections[LEASES][LEASE]
         api.put(LEASES, {**held, "spec": {**held["spec"], "holderIdentity": ""}})
         await until(lambda: leads(replicas[1]))
-        assert replicas[1]._core._courses[A] is not course
+        assert replicas[1]._core._autoscalers[A] is not autoscaler
         assert not [one for one in caplog.records if one.levelname in ("ERROR", "CRITICAL")]
         stop.set()
         await running

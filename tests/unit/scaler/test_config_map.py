@@ -10,9 +10,9 @@ import pytest
 from berth.contract.scaling import ModelKey
 from berth.runtime.errors import ConfigError
 from scaler.config_map import ConfigMap, ConfigMapWatch, read_config, warn
-from scaler.core.fleet import Fleet
+from scaler.core.cache import Cache
 from scaler.decision.defaults import BERTH, read_defaults
-from tests.unit.scaler.test_fleet import deployment
+from tests.unit.scaler.test_cache import deployment
 
 
 class Mounted:
@@ -82,10 +82,10 @@ def test_a_burst_capacity_is_overridden_and_the_warning_names_where_it_stands(
     assert f"{tmp_path}/target-burst-capacity: '{value}' is not honoured" in warning
     warn(config)
     assert warning in caplog.text or caplog.records[0].fields["warning"] == warning  # type: ignore[attr-defined]
-    fleet = Fleet(config.defaults)
-    fleet.observe_deployment(deployment())
-    assert not fleet.complaints()
-    assert fleet.deployments
+    cache = Cache(config.defaults)
+    cache.observe_deployment(deployment())
+    assert not cache.problems()
+    assert cache.deployments
 
 
 @pytest.mark.parametrize("value", ["none", "-3"])
@@ -240,24 +240,24 @@ async def test_it_looks_again_by_itself(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_other_defaults_reach_all_models_and_are_refused_for_those_they_do_not_fit() -> None:
     """Whose annotations do not go with them keeps what it had, and is told; when they go again, that holds."""
-    fleet, group = Fleet(read_defaults(BERTH)), "autoscaling.knative.dev/"
-    fleet.observe_deployment(deployment())
+    cache, group = Cache(read_defaults(BERTH)), "autoscaling.knative.dev/"
+    cache.observe_deployment(deployment())
     large = deployment({group + "max-scale": "9"}, uid="large", replicas=4)
     large["metadata"]["name"] = "large"
-    fleet.observe_deployment(large)
+    cache.observe_deployment(large)
     key, small = ModelKey("a", "large"), ModelKey("a", "m")
-    fleet.configure(
+    cache.configure(
         read_defaults({**BERTH, "stable-window": "30s", "max-scale-limit": "5", "max-scale": "5"})
     )
-    assert fleet.deployments[small].spec.stable_window_seconds == 30
-    assert fleet.deployments[key].spec.stable_window_seconds == 60
-    assert fleet.deployments[key].replicas == 4
-    (complaint,) = fleet.complaints()
+    assert cache.deployments[small].spec.stable_window_seconds == 30
+    assert cache.deployments[key].spec.stable_window_seconds == 60
+    assert cache.deployments[key].replicas == 4
+    (complaint,) = cache.problems()
     assert complaint.key == key
     assert "the cluster's limit" in complaint.text
-    fleet.configure(read_defaults({**BERTH, "stable-window": "30s"}))
-    assert fleet.deployments[key].spec.stable_window_seconds == 30
-    assert not fleet.refused(key)
-    fleet.deployment_gone(large)
-    fleet.configure(read_defaults(BERTH))
-    assert list(fleet.deployments) == [small]
+    cache.configure(read_defaults({**BERTH, "stable-window": "30s"}))
+    assert cache.deployments[key].spec.stable_window_seconds == 30
+    assert not cache.refused(key)
+    cache.deployment_gone(large)
+    cache.configure(read_defaults(BERTH))
+    assert list(cache.deployments) == [small]

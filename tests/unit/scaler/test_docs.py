@@ -7,19 +7,19 @@ from typing import Any, Final
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
-from agent import cold_starts
+from agent import cold_starts as agent_cold_starts
 from berth.contract.keys import Keys
 from berth.contract.scaling import HoldLimits, ModelKey
 from proxy.activator.hold import Bounds
 from proxy.activator.metrics import ActivatorCollector, Counts
 from scaler.activation.attend import Attached
 from scaler.config import ScalerOptions
-from scaler.core import wakes
+from scaler.core import cold_starts
 from scaler.decision.annotations import check
 from scaler.decision.defaults import BERTH, HPA, KPA, read_defaults
+from scaler.export.external_metrics import METRICS
+from scaler.export.figures import FIGURES
 from scaler.metrics import ScalerMetrics
-from scaler.show.external_metrics import METRICS
-from scaler.show.figures import FIGURES
 from tests.fakes.attendance import FakeAttendance
 from tests.fakes.models_view import FakeModels
 
@@ -106,7 +106,7 @@ class Refusing:
 def exposed() -> dict[str, set[str]]:
     """Names of all series of scaler and activator, and the labels that each may have."""
     models = ToldModels()
-    models.add("a/m", wanted=1, desired=1)
+    models.add("a/m", desired=1, recommended=1)
     registry = CollectorRegistry()
     ScalerMetrics(registry).follow(
         models,
@@ -158,10 +158,10 @@ def test_knatives_metrics_stand_beside_ours() -> None:
 
 
 def test_the_phases_of_a_cold_start_are_those_that_are_told_in_their_order() -> None:
-    table = OPERATING.partition("| `berth_scaler_wake_seconds` | `berth_cold_start_seconds` |")[2].partition(
-        "\n\n"
-    )[0]
+    table = OPERATING.partition("| `berth_scaler_cold_start_seconds` | `berth_cold_start_seconds` |")[
+        2
+    ].partition("\n\n")[0]
     found = [line.split("|")[1:3] for line in table.splitlines()[2:] if line.startswith("|")]
     scaler, agent = ([cell.strip(" `") for cell in column] for column in zip(*found, strict=True))
-    assert [one for one in scaler if one] == list(wakes.PHASES)
-    assert [one for one in agent if one != "–"] == list(cold_starts.PHASES)
+    assert [one for one in scaler if one] == list(cold_starts.PHASES)
+    assert [one for one in agent if one != "–"] == list(agent_cold_starts.PHASES)

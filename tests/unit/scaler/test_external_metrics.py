@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from scaler.core.models_view import Averages
-from scaler.show.external_metrics import METRICS, ExternalMetrics, quantity
+from scaler.export.external_metrics import METRICS, ExternalMetrics, quantity
 from tests.fakes.models_view import FakeModels
 
 ROOT = "/apis/external.metrics.k8s.io/v1beta1"
@@ -73,7 +73,7 @@ async def test_a_value_is_written_as_the_autoscaler_reads_it(client: Client, mod
 
 
 async def test_what_is_desired_is_of_no_window(client: Client, models: FakeModels) -> None:
-    models.add("a/m", wanted=2)
+    models.add("a/m", desired=2)
     told = await get(client, f"{ROOT}/namespaces/a/berth-desired")
     assert [one.keys() >= {"window"} for one in told["items"]] == [False]
 
@@ -81,14 +81,14 @@ async def test_what_is_desired_is_of_no_window(client: Client, models: FakeModel
 async def test_a_model_that_goes_meanwhile_is_not_among_them(
     client: Client, models: FakeModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models.add("a/m", wanted=2)
+    models.add("a/m", desired=2)
     monkeypatch.setattr(models, "names", lambda namespace: ["m", "gone"])
     assert await values(client, "a", "berth-desired") == {"m": "2"}
 
 
 async def test_a_selector_chooses_among_the_namespaces_own_models(client: Client, models: FakeModels) -> None:
     for number, name in enumerate(("a/m", "a/n", "b/m", "b/o")):
-        models.add(name, requests_per_second=Averages(float(number), 0.0), wanted=number + 1)
+        models.add(name, requests_per_second=Averages(float(number), 0.0), desired=number + 1)
     assert await values(client, "a", "berth-rps", "model=n") == {"n": "1"}
     assert await values(client, "a", "berth-rps", "model in (m, o)") == {"m": "0"}
     assert await values(client, "a", "berth-rps", "model!=m") == {"n": "1"}

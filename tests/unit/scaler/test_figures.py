@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from scaler.core.models_view import Averages
-from scaler.show.figures import figure, is_active, target_of
+from scaler.export.figures import figure, is_active, target_of
 from tests.fakes.models_view import FakeModels
 
 UNKNOWN = Averages()
@@ -23,20 +23,20 @@ UNKNOWN = Averages()
         # A copy serves and tells nothing: that is not 0.
         ({"concurrency": UNKNOWN}, "concurrency", None),
         # No copy serves: what is held is all there is.
-        ({"concurrency": UNKNOWN, "ready": 0, "held": 4}, "concurrency", 4.0),
-        ({"waiting": UNKNOWN, "ready": 0, "held": 4}, "waiting", 4.0),
-        ({"requests_per_second": UNKNOWN, "ready": 0, "held": 4}, "rps", 0.0),
+        ({"concurrency": UNKNOWN, "ready": 0, "buffered": 4}, "concurrency", 4.0),
+        ({"waiting": UNKNOWN, "ready": 0, "buffered": 4}, "waiting", 4.0),
+        ({"requests_per_second": UNKNOWN, "ready": 0, "buffered": 4}, "rps", 0.0),
         # Of windows that have just begun 0 may be too little; what is more than that is somebody's.
         ({"is_young": True}, "concurrency", None),
         ({"is_young": True, "ready": 0}, "waiting", None),
         ({"is_young": True, "concurrency": UNKNOWN, "ready": 0}, "concurrency", None),
-        ({"is_young": True, "concurrency": UNKNOWN, "ready": 0, "held": 4}, "concurrency", 4.0),
+        ({"is_young": True, "concurrency": UNKNOWN, "ready": 0, "buffered": 4}, "concurrency", 4.0),
         ({"is_young": True, "concurrency": Averages(0.5, 0.0)}, "concurrency", 0.5),
         ({}, "desired", None),
-        ({"wanted": 5}, "desired", 5.0),
-        ({"wanted": 5, "clipped": 2}, "desired", 3.0),
-        ({"wanted": 0}, "desired", 0.0),
-        ({"wanted": 1, "clipped": 2}, "desired", 0.0),
+        ({"desired": 5}, "desired", 5.0),
+        ({"desired": 5, "capacity_limited": 2}, "desired", 3.0),
+        ({"desired": 0}, "desired", 0.0),
+        ({"desired": 1, "capacity_limited": 2}, "desired", 0.0),
     ],
 )
 def test_figures(figures: dict[str, Any], metric: str, value: float | None) -> None:
@@ -59,9 +59,9 @@ def test_what_is_no_figure_is_none() -> None:
         ({"waiting": Averages(1.0, 0.0)}, True),
         ({"concurrency": UNKNOWN}, None),
         ({"is_young": True}, None),
-        ({"is_young": True, "held": 1}, True),
+        ({"is_young": True, "buffered": 1}, True),
         ({"is_young": True, "waiting": Averages(1.0, 0.0)}, True),
-        ({"concurrency": UNKNOWN, "held": 1}, True),
+        ({"concurrency": UNKNOWN, "buffered": 1}, True),
         ({"concurrency": UNKNOWN, "requests_per_second": Averages(1.0, 1.0)}, True),
         (dict.fromkeys(("concurrency", "requests_per_second", "waiting"), UNKNOWN) | {"ready": 0}, False),
         (dict.fromkeys(("concurrency", "requests_per_second", "waiting"), UNKNOWN) | {"ready": 1}, None),

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from berth.contract.scaling import ModelKey
-from scaler.core.plan import WriteScale
+from scaler.core.actions import WriteScale
 from scaler.decision.bounds import Activity
 from tests.fakes.scaled_cluster import Cluster, FakeModel, FakePod, evenly
 
@@ -24,7 +24,7 @@ class History:
         self.cluster = Cluster(self.chance.randint(1, 12), config=CONFIG)
         self.cluster.on_write = self.check
         self.cluster.spread = self.spread
-        # Copies with a request that takes for ever, by their uids.
+        # Replicas with a request that takes for ever, by their uids.
         self.long: set[str] = set()
         self.by_hand: ModelKey | None = None
         self.models = [self.model(number) for number in range(self.chance.randint(1, 4))]
@@ -60,10 +60,10 @@ class History:
 
     def check(self, write: WriteScale) -> None:
         cluster, model = self.cluster, self.cluster.models[write.model]
-        view, counts = cluster.view(model), cluster.fleet.counts(write.model)
-        assert write.copies <= (view.wanted or 0) or write.copies < model.replicas
-        if view.clipped:
-            assert write.copies >= min(view.wanted or 0, counts.bound), (
+        view, counts = cluster.view(model), cluster.cache.counts(write.model)
+        assert write.copies <= (view.desired or 0) or write.copies < model.replicas
+        if view.capacity_limited:
+            assert write.copies >= min(view.desired or 0, counts.bound), (
                 "gave up copies for want of room for more"
             )
         if write.copies == 0:
@@ -81,7 +81,7 @@ class History:
         for uid, pod in cluster.pods.items():
             if not (cluster.binder_answers and cluster.api_works and pod.refused):
                 cluster.pending_seconds[uid] = 0
-            if cluster.view(cluster.models[pod.model]).desired is None:
+            if cluster.view(cluster.models[pod.model]).recommended is None:
                 cluster.pending_seconds[uid] = 0
             seconds = cluster.pending_seconds.get(uid, 0)
             assert seconds < MOST_PENDING, f"{uid} was asked for and has no place"
@@ -152,7 +152,7 @@ def test_when_all_is_well_again_everybody_gets_what_there_is_and_nobody_more(see
     for model in history.models:
         model.load = history.chance.choice([1, 1, 3, 8])
     cluster.run(90)
-    lacking = [model for model in history.models if cluster.view(model).clipped]
+    lacking = [model for model in history.models if cluster.view(model).capacity_limited]
     assert not lacking or cluster.free == 0, "there is room, and somebody waits for it"
     for model in history.models:
         assert model.held == 0 or cluster.free == 0, "held, though there is room"
@@ -166,6 +166,6 @@ def test_when_all_is_well_again_everybody_gets_what_there_is_and_nobody_more(see
     for model in history.models:
         least = int(model.annotations.get("autoscaling.knative.dev/min-scale", "0"))
         kept = "until-needed" in model.annotations.values()
-        has_no_place = cluster.view(model).clipped and not cluster.free
+        has_no_place = cluster.view(model).capacity_limited and not cluster.free
         assert has_no_place or len(cluster.ready(model)) in ({0, 1} if kept else {least})
         assert model.held == 0

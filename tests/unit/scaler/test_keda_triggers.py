@@ -6,7 +6,7 @@ from berth.contract.errors import InvalidValue
 from berth.contract.scaling import ModelKey
 from berth.v1.externalscaler_pb2 import ScaledObjectRef
 from scaler.core.models_view import Averages
-from scaler.show.keda import KedaScaler, Trigger, trigger_of
+from scaler.export.keda import KedaScaler, Trigger, trigger_of
 from tests.fakes.models_view import FakeModels
 
 

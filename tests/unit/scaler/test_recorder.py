@@ -50,7 +50,7 @@ def test_a_record_makes_the_same_decisions_again(tmp_path: Path, monkeypatch: py
                 "stable-window": "40s",
             }
             recorder.configured(cluster.config)
-            cluster.fleet.configure(read_defaults(cluster.config))
+            cluster.cache.configure(read_defaults(cluster.config))
         if second == 400:
             cluster.restart()
         cluster.now += chance.random() < 0.05

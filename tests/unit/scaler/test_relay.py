@@ -10,8 +10,8 @@ import pytest
 from berth.contract.endpoint import Endpoint
 from berth.runtime.errors import CannotStart
 from localcluster.addresses import free_port
-from scaler.show import relay
-from scaler.show.relay import relaying
+from scaler.export import relay
+from scaler.export.relay import relaying
 
 LEADER, STANDBY = "127.0.0.1", "127.0.0.2"
 SECONDS = 20.0

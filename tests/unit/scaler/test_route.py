@@ -23,9 +23,9 @@ from scaler.activation.activators import Activator
 from scaler.activation.attend import NotLeading
 from scaler.activation.ports import PortPair
 from scaler.activation.switch import NO_PORTS, NO_SERVICE, Apply, SliceAction
-from scaler.core.fleet import Fleet
-from scaler.core.plan import Action, Switched, WriteScale, WriteStatus
-from scaler.core.tick import Scaler
+from scaler.core.actions import Action, RouteChanged, WriteScale, WriteStatus
+from scaler.core.cache import Cache
+from scaler.core.scaler import Scaler
 from scaler.decision.defaults import BERTH, read_defaults
 from scaler.go import SECOND_NS
 from scaler.route import Route
@@ -147,9 +147,9 @@ class World:
 
     def anew(self, *, deputy_seconds: int = 0, attaches: bool = True) -> None:
         """Another scaler, which knows what stands in the API server. It was there for so long before it led."""
-        self.fleet = Fleet(read_defaults(BERTH))
-        self.core = Scaler(self.fleet, self.now)
-        self.route = Route(self.fleet, self.core, put=self.put, act=self.act, clock_ns=lambda: self.now)
+        self.cache = Cache(read_defaults(BERTH))
+        self.core = Scaler(self.cache, self.now)
+        self.route = Route(self.cache, self.core, put=self.put, act=self.act, clock_ns=lambda: self.now)
         self.board = self.route.board
         self.stream = self.route.stream = Stream(self)
         self.show()
@@ -157,7 +157,7 @@ class World:
         if self.slice is not None:
             self.route.on_slice(Change(ChangeKind.SET, self.slice))
         for pod in self.pods.values():
-            self.fleet.observe_pod(pod, self.now)
+            self.cache.observe_pod(pod, self.now)
         self.controllers_slice()
         self.now += deputy_seconds * SECOND_NS
         self.act(self.core.step(self.now))
@@ -170,7 +170,7 @@ class World:
         self.route.attached(self.activator)
 
     def show(self) -> None:
-        self.fleet.observe_deployment(deployment(self.replicas, self.scaled, **self.annotations))
+        self.cache.observe_deployment(deployment(self.replicas, self.scaled, **self.annotations))
         self.route.touch(MODEL)
 
     def put(self, action: SliceAction) -> None:
@@ -195,7 +195,7 @@ class World:
                     self.show()
                 case WriteStatus() if self.api_answers:
                     self.scaled = action.scaled
-                case Switched():
+                case RouteChanged():
                     self.route.switched(action)
         question = self.core.question(self.now)
         if question is not None:
@@ -204,12 +204,12 @@ class World:
 
     def pod(self, name: str, *, ready: bool) -> None:
         self.pods[name] = copy(name, ready=ready)
-        self.fleet.observe_pod(self.pods[name], self.now)
+        self.cache.observe_pod(self.pods[name], self.now)
         self.controllers_slice()
         self.route.touch(MODEL)
 
     def no_pod(self, name: str) -> None:
-        self.fleet.pod_gone(self.pods.pop(name))
+        self.cache.pod_gone(self.pods.pop(name))
         self.controllers_slice()
         self.route.touch(MODEL)
 
@@ -422,7 +422,7 @@ async def test_a_model_that_is_not_scaled_any_more_leaves_nothing_behind() -> No
     await world.asleep()
     plain = deployment(0, None)
     plain["spec"]["template"]["metadata"]["annotations"] = {}
-    world.fleet.observe_deployment(plain)
+    world.cache.observe_deployment(plain)
     for _ in range(7):
         await world.second()
     assert (world.slice, world.state()) == (None, "")
@@ -430,7 +430,7 @@ async def test_a_model_that_is_not_scaled_any_more_leaves_nothing_behind() -> No
 
 async def test_nobody_attaches_before_all_is_known() -> None:
     world = World()
-    fresh = Route(world.fleet, world.core, put=world.put, act=world.act, leader=lambda: "10.0.0.1:9093")
+    fresh = Route(world.cache, world.core, put=world.put, act=world.act, leader=lambda: "10.0.0.1:9093")
     with pytest.raises(NotLeading) as refusal:
         fresh.require_leading()
     assert refusal.value.leader == "10.0.0.1:9093"
@@ -450,7 +450,7 @@ async def test_a_model_that_breaks_a_look_holds_up_no_other(monkeypatch: pytest.
     other = deployment(1, None)
     other["metadata"] |= {"name": "broken", "uid": "dep-2"}
     other["spec"]["template"]["metadata"]["labels"] = {"app": "broken"}
-    world.fleet.observe_deployment(other)
+    world.cache.observe_deployment(other)
     world.route.touch(broken)
     await world.until(lambda: world.replicas == 0)
 

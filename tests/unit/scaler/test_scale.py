@@ -17,7 +17,7 @@ from berth.kube.times import micro_time, rfc3339
 from berth.runtime.errors import CannotStart, ConfigError, Failed
 from berth.runtime.options import parse_options
 from scaler import scale
-from scaler.core.models_view import Averages, DecisionView, WakeView, to_json
+from scaler.core.models_view import Averages, ColdStartView, DecisionView, to_json
 from scaler.decision.bounds import Activity
 from tests.fakes.models_view import FakeModels
 from tests.fakes.web import serving
@@ -97,23 +97,23 @@ def figures() -> Json:
         target="2",
         ready=2,
         replicas=3,
-        desired=7,
-        wanted=5,
-        written=3,
-        clipped=2,
-        why="2 GPUMemoryInsufficient (1.2 GiB short on the best GPU)",
+        recommended=7,
+        desired=5,
+        requested=3,
+        capacity_limited=2,
+        message="2 GPUMemoryInsufficient (1.2 GiB short on the best GPU)",
         concurrency=Averages(7.25, 14.0),
         waiting=Averages(1.0, None),
         in_panic=True,
         since_ns=int(ago(90).timestamp()) * SECOND_NS,
-        held=4,
+        buffered=4,
         decisions=(
-            DecisionView(at_ns=int(ago(200).timestamp()) * SECOND_NS, desired=-1, wanted=-1, written=0, ready=0, in_panic=False),
-            DecisionView(at_ns=int(ago(90).timestamp()) * SECOND_NS, desired=7, wanted=5, written=3, ready=1, in_panic=True, why="\x1b[31mno room"),
+            DecisionView(at_ns=int(ago(200).timestamp()) * SECOND_NS, recommended=-1, desired=-1, requested=0, ready=0, in_panic=False),
+            DecisionView(at_ns=int(ago(90).timestamp()) * SECOND_NS, recommended=7, desired=5, requested=3, ready=1, in_panic=True, message="\x1b[31mno room"),
         ),
-        wakes=(
-            WakeView(at_ns=int(ago(95).timestamp()) * SECOND_NS, phases=(("decide", 0.01), ("place", 0.1), ("load", 2.4), ("serve", 0.0))),
-            WakeView(at_ns=int(ago(30).timestamp()) * SECOND_NS, phases=(("decide", 0.02),)),
+        cold_starts=(
+            ColdStartView(at_ns=int(ago(95).timestamp()) * SECOND_NS, phases=(("decide", 0.01), ("schedule", 0.1), ("load", 2.4), ("serve", 0.0))),
+            ColdStartView(at_ns=int(ago(30).timestamp()) * SECOND_NS, phases=(("decide", 0.02),)),
         ),
     )  # fmt: skip
     return to_json(models.views[model])
@@ -127,11 +127,11 @@ async def test_the_leaders_figures_are_shown(server: Server, capsys: pytest.Capt
     shown = capsys.readouterr().out
     for words in (
         "a/resnet",
-        "2 of concurrency a copy, over 60 s; in panic from 2 times as much over 6 s",
-        "5 wanted, 3 asked for, 2 ready (replicas: 3)",
-        "2 of the wanted copies have no place: 2 GPUMemoryInsufficient (1.2 GiB short on the best GPU)",
+        "2 of concurrency per replica, over 60 s; in panic from 2 times as much over 6 s",
+        "desired 5, requested 3, ready 2 (spec.replicas: 3)",
+        "2 of the desired replicas cannot be scheduled: 2 GPUMemoryInsufficient (1.2 GiB short on the best GPU)",
         "active for 90s, in panic",
-        "4 requests wait for a copy",
+        "4 requests wait for a replica",
     ):
         assert words in shown, shown
     lines = [line.split() for line in shown.splitlines()]
@@ -139,17 +139,19 @@ async def test_the_leaders_figures_are_shown(server: Server, capsys: pytest.Capt
     assert ["requests", "waiting", "1", "?"] in lines
     assert ["90s", "ago", "7", "5", "3", "1", "yes", "[31mno", "room"] in lines, "newest first, and no escape"
     assert ["3m", "ago", "?", "?", "0", "0", "no"] in lines
-    (woken,) = [line for line in lines if line[:2] == ["95s", "ago"]]
-    assert " ".join(woken[2:]) == "2.51 s decide 0.01 s, place 0.1 s, load 2.4 s, serve 0 s"
-    assert ["30s", "ago", "not", "served", "decide", "0.02", "s"] in lines, "what served nobody took no time"
+    (cold_start,) = [line for line in lines if line[:2] == ["95s", "ago"]]
+    assert " ".join(cold_start[2:]) == "2.51 s decide 0.01 s, schedule 0.1 s, load 2.4 s, serve 0 s"
+    assert ["30s", "ago", "not", "served", "decide", "0.02", "s"] in lines, (
+        "a cold start that served no request has no duration"
+    )
     assert "FROM" not in shown
     assert lines.index(["3m", "ago", "?", "?", "0", "0", "no"]) > [line[:1] for line in lines].index(["90s"])
     assert ["CLASS", "kpa.autoscaling.knative.dev"] in lines
-    assert ["BOUNDS", "0", "to", "any,", "1", "in", "the", "beginning"] in lines
+    assert ["SCALE", "0", "to", "any,", "initially", "1"] in lines
 
     await call("resnet", "-n", "a", "-o", "json")
     told = json.loads(capsys.readouterr().out)
-    assert (told["from"], told["trouble"], told["wanted"], told["concurrency"]["stable"]) == (
+    assert (told["from"], told["trouble"], told["desired"], told["concurrency"]["stable"]) == (
         "leader",
         "",
         5,
@@ -158,7 +160,7 @@ async def test_the_leaders_figures_are_shown(server: Server, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(("is_scaled", "holds"), [(True, True), (False, False)])
-async def test_good_annotations_hold_where_there_were_any(
+async def test_valid_annotations_stay_in_effect_where_there_were_any(
     server: Server, capsys: pytest.CaptureFixture[str], is_scaled: bool, holds: bool
 ) -> None:
     template = CLASS | {"autoscaling.knative.dev/min-scale": "3", "autoscaling.knative.dev/max-scale": "2"}
@@ -169,36 +171,36 @@ async def test_good_annotations_hold_where_there_were_any(
     )
     await call("resnet", "-n", "a")
     shown = capsys.readouterr().out
-    assert "REFUSED" in shown
-    assert ("the last good annotations hold" in shown) == holds
+    assert "INVALID" in shown
+    assert ("the last valid annotations stay in effect" in shown) == holds
 
 
-def test_bounds_are_those_that_hold() -> None:
+def test_the_scale_is_that_in_effect() -> None:
     told = {"minScale": 0, "maxScale": 0, "initialScale": 2, "scaleToZero": False}
-    assert scale._bounds(told) == "1 to any, 2 in the beginning"
-    assert scale._bounds(told | {"minScale": 3, "maxScale": 9}) == "3 to 9, 2 in the beginning"
-    assert scale._bounds(told | {"scaleToZero": True}) == "0 to any, 2 in the beginning"
+    assert scale._scale(told) == "1 to any, initially 2"
+    assert scale._scale(told | {"minScale": 3, "maxScale": 9}) == "3 to 9, initially 2"
+    assert scale._scale(told | {"scaleToZero": True}) == "0 to any, initially 2"
 
 
 @pytest.mark.parametrize(
     ("now", "state"),
     [
-        ({}, "asleep: the next request wakes it"),
-        ({"wanted": None}, "asleep: the next request wakes it"),
-        ({"held": 1}, "activating for 30s"),
-        ({"ready": 1, "written": 1}, "activating for 30s"),
-        ({"why": "its files are refused"}, "activating for 30s"),
-        ({"activity": Activity.INACTIVE}, "asleep: the next request wakes it"),
+        ({}, "scaled to zero: the next request starts a replica"),
+        ({"desired": None}, "scaled to zero: the next request starts a replica"),
+        ({"buffered": 1}, "activating for 30s"),
+        ({"ready": 1, "requested": 1}, "activating for 30s"),
+        ({"message": "its files are refused"}, "activating for 30s"),
+        ({"activity": Activity.INACTIVE}, "scaled to zero: the next request starts a replica"),
         ({"activity": Activity.INACTIVE, "ready": 1}, "inactive for 30s"),
         ({"activity": Activity.ACTIVE}, "active for 30s"),
     ],
 )
-async def test_a_model_without_a_copy_is_asleep(
+async def test_a_model_without_a_replica_is_scaled_to_zero(
     server: Server, capsys: pytest.CaptureFixture[str], now: Json, state: str
 ) -> None:
     models = FakeModels()
     since_ns = int(ago(30).timestamp()) * SECOND_NS
-    view = {"wanted": 0, "written": 0, "ready": 0, "replicas": 0, "activity": Activity.ACTIVATING} | now
+    view = {"desired": 0, "requested": 0, "ready": 0, "replicas": 0, "activity": Activity.ACTIVATING} | now
     models.add("a/resnet", since_ns=since_ns, **view)
     server.deployment({})
     server.lease("berth-scaler-7d-x2-17-0a0b0c0d@10.0.0.7:9093")
@@ -207,15 +209,15 @@ async def test_a_model_without_a_copy_is_asleep(
     assert state in capsys.readouterr().out
 
 
-async def test_what_nobody_scales_now_is_not_said_to_be_woken(
+async def test_without_a_leader_no_request_is_said_to_start_a_replica(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.deployment({KEYS.scaled: Scaled(wanted=0, written=0, activity="False").to_text()})
+    server.deployment({KEYS.scaled: Scaled(desired=0, requested=0, activity="False").to_text()})
     server.there[DEPLOYMENT]["status"] = {}  # type: ignore[index]
     await call("resnet", "-n", "a")
     shown = capsys.readouterr().out
-    assert "asleep" in shown
-    assert "wakes" not in shown
+    assert "scaled to zero" in shown
+    assert "next request" not in shown
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,14 @@ async def test_without_the_leader_what_is_written_is_shown_with_its_age(
     words: str,
 ) -> None:
     scaled = Scaled(
-        wanted=5, written=3, ready=1, clipped=2, why="no room", in_panic=True, activity="True", since=1e9
+        desired=5,
+        requested=3,
+        ready=1,
+        capacity_limited=2,
+        message="no room",
+        in_panic=True,
+        activity="True",
+        since=1e9,
     )
     server.deployment({KEYS.scaled: scaled.to_text()}, written=150)
     if holder is not None:
@@ -248,14 +257,14 @@ async def test_without_the_leader_what_is_written_is_shown_with_its_age(
         server.there[PROXY] = proxy
     await call("resnet", "--namespace=a")
     shown = capsys.readouterr().out
-    assert "what was written 2m ago: " in shown
+    assert "status of 2m ago: " in shown
     assert words in shown
     # What is ready the Deployment itself knows better.
-    assert "5 wanted, 3 asked for, 2 ready (replicas: 3)" in shown
+    assert "desired 5, requested 3, ready 2 (spec.replicas: 3)" in shown
     assert "LOAD" not in shown
     await call("resnet", "--namespace=a", "--output=json")
     told = json.loads(capsys.readouterr().out)
-    assert (told["from"], told["clipped"], told["why"]) == ("annotation", 2, "no room")
+    assert (told["from"], told["capacityLimited"], told["message"]) == ("annotation", 2, "no room")
     assert words in told["trouble"]
 
 
@@ -266,9 +275,9 @@ async def test_without_the_leader_what_is_written_is_shown_with_its_age(
         "",
         "{",
         "[]",
-        '{"wanted": "many"}',
+        '{"desired": "many"}',
         '{"since": 1e300, "activity": "gone", "ready": 99999999999999999999}',
-        '{"since": -1, "why": "\\u001b[2J"}',
+        '{"since": -1, "message": "\\u001b[2J"}',
     ],
 )
 async def test_garbage_in_the_annotation_is_shown_as_not_known(
@@ -277,7 +286,7 @@ async def test_garbage_in_the_annotation_is_shown_as_not_known(
     server.deployment({} if text is None else {KEYS.scaled: text})
     await call("resnet", "-n", "a")
     shown = capsys.readouterr().out
-    assert "? wanted, ? asked for, 2 ready" in shown
+    assert "desired ?, requested ?, ready 2" in shown
     assert "\x1b" not in shown
 
 
@@ -305,7 +314,7 @@ async def test_what_berth_allows_beyond_knative_is_not_refused(
     retention = {"autoscaling.knative.dev/scale-to-zero-pod-retention-period": "until-needed"}
     server.deployment({}, template={**CLASS, **retention})
     await call("resnet", "-n", "a")
-    assert "REFUSED" not in capsys.readouterr().out
+    assert "INVALID" not in capsys.readouterr().out
 
 
 async def test_annotations_that_do_not_go_are_named(

@@ -25,7 +25,7 @@ class Metrics:
         assert seconds >= 0
         self.results.append(result)
 
-    def left_aside(self, rows: int) -> None:
+    def rejected(self, rows: int) -> None:
         self.rows_left += rows
 
 
@@ -172,10 +172,10 @@ async def test_a_bad_answer_is_a_second_without_one(
     assert [load.second for load in here.told if load.pod_uid == "v"] == [9]
     if said:
         assert sorted(here.metrics.results) == ["failed", "ok"]
-        (record,) = [one for one in caplog.records if "does not tell" in one.message]
+        (record,) = [one for one in caplog.records if "does not report" in one.message]
         assert said in str(getattr(record, "fields", record.__dict__))
     await here.scraper.ask("bad")
-    assert len([one for one in caplog.records if "does not tell" in one.message]) <= 1  # once
+    assert len([one for one in caplog.records if "does not report" in one.message]) <= 1  # once
 
 
 async def test_nobody_remembers_what_a_gateway_sets(here: Here) -> None:
@@ -217,15 +217,15 @@ async def test_who_has_gone_is_asked_no_more_and_is_new_when_it_comes_again(
             while not is_so():
                 await asyncio.sleep(0.01)
 
-    def complaints() -> int:
-        return sum("does not tell" in one.message for one in caplog.records)
+    def problems() -> int:
+        return sum("does not report" in one.message for one in caplog.records)
 
     await here.node("a", answering(b"no JSON"), "u")
     gateways = dict(here.gateways)
     task = asyncio.create_task(here.scraper.run())
     for times in (1, 2):
         here.gateways.update(gateways)
-        await until(lambda times=times: complaints() == times)  # type: ignore[misc]
+        await until(lambda times=times: problems() == times)  # type: ignore[misc]
         assert asking() == 1
         here.gateways.clear()
         await until(lambda: asking() == 0)

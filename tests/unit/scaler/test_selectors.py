@@ -3,7 +3,7 @@
 import pytest
 
 from berth.contract.errors import InvalidValue
-from scaler.show.selectors import parse_selector
+from scaler.export.selectors import parse_selector
 
 HERE = {"model": "resnet", "namespace": "a"}
 

@@ -7,7 +7,7 @@ import pytest
 from berth.contract.keys import Keys
 from berth.contract.scaling import ModelKey
 from berth.kube.informer import Change, ChangeKind
-from scaler.core.fleet import Fleet, PodState
+from scaler.core.cache import Cache, PodState
 from scaler.decision.defaults import BERTH, read_defaults
 from scaler.watch import Watch
 
@@ -40,10 +40,10 @@ class Route:
 
 class Here:
     def __init__(self) -> None:
-        self.fleet, self.route = Fleet(read_defaults(BERTH), Keys()), Route()
+        self.cache, self.route = Cache(read_defaults(BERTH), Keys()), Route()
         self.watch = Watch(
             None,  # type: ignore[arg-type]
-            self.fleet,
+            self.cache,
             self.route,  # type: ignore[arg-type]
             system_namespace="berth-system",
             clock_ns=lambda: 5,
@@ -178,11 +178,11 @@ def test_a_pod_is_told_to_the_fleet_to_the_routes_and_as_a_client(here: Here) ->
     here.tell("deployments", deployment())
     here.route.touched.clear()
     here.tell("pods", pod("p1"))
-    (found,) = here.fleet.pods(A)
+    (found,) = here.cache.pods(A)
     assert (found.state, found.node, found.address) == (PodState.READY, "n1", "10.0.0.1")
     assert here.route.touched == [A]
     here.tell("pods", pod("p1"), ChangeKind.GONE)
-    assert not list(here.fleet.pods(A))
+    assert not list(here.cache.pods(A))
     assert here.route.touched == [A, A]
     assert [change.kind for change in here.route.clients] == [ChangeKind.SET, ChangeKind.GONE]
 
@@ -225,6 +225,6 @@ def test_a_priority_class_is_known(here: Here) -> None:
     here.tell("deployments", deployment())
     meta = {"name": "all", "uid": "c", "resourceVersion": "1"}
     here.tell("priorityclasses", {"metadata": meta, "value": 7, "globalDefault": True})
-    assert here.fleet.priority(A) == 7
+    assert here.cache.priority(A) == 7
     here.tell("priorityclasses", {"metadata": meta, "value": 7, "globalDefault": True}, ChangeKind.GONE)
-    assert here.fleet.priority(A) == 0
+    assert here.cache.priority(A) == 0

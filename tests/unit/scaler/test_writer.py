@@ -95,7 +95,7 @@ def scale(copies: int, model: ModelKey = A, **more: Any) -> DeploymentWrite:
 
 
 def status(wanted: int, model: ModelKey = A) -> DeploymentWrite:
-    return DeploymentWrite(model=model, uid=f"uid-{model.name}", scaled=Scaled(wanted=wanted))
+    return DeploymentWrite(model=model, uid=f"uid-{model.name}", scaled=Scaled(desired=wanted))
 
 
 @on_a_loop_that_leaps
@@ -103,7 +103,7 @@ async def test_replicas_and_annotation_are_one_write_with_the_uid_as_its_conditi
     here.writer.put(scale(3))
     here.writer.put(status(5))
     await here.settled()
-    text = Scaled(wanted=5).to_text()
+    text = Scaled(desired=5).to_text()
     body = {
         "metadata": {"uid": "uid-a", "annotations": {"seldon.io/trtis-scaled": text}},
         "spec": {"replicas": 3},
@@ -395,7 +395,7 @@ async def test_a_successor_of_a_deployment_gets_nothing_of_its_predecessors(here
     here.writer.put(status(1))
     await asyncio.sleep(0.01)
     here.writer.put(scale(1))
-    here.writer.put(DeploymentWrite(model=A, uid="another", scaled=Scaled(wanted=4)))
+    here.writer.put(DeploymentWrite(model=A, uid="another", scaled=Scaled(desired=4)))
     gate.set()
     await here.settled()
     last = [body for _, path, body in here.api.begun if path.endswith("/a")][-1]
@@ -415,7 +415,7 @@ async def test_what_is_discarded_is_not_written_when_it_could_be_again(here: Her
     assert here.api.replicas == []
 
 
-@pytest.mark.parametrize("newer", [None, DeploymentWrite(model=A, uid="1", scaled=Scaled(wanted=0))])
+@pytest.mark.parametrize("newer", [None, DeploymentWrite(model=A, uid="1", scaled=Scaled(desired=0))])
 def test_what_fails_after_a_discard_is_not_written_when_it_could_be_again(
     newer: DeploymentWrite | None,
 ) -> None:

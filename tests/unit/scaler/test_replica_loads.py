@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from berth.contract.scaling import ModelKey, ReplicaLoad
-from scaler.core.copies import Copies, is_busy, is_long
-from scaler.core.fleet import Fleet
+from scaler.core.cache import Cache
+from scaler.core.replica_loads import ReplicaLoads, is_busy, is_long
 from scaler.decision.defaults import BERTH, read_defaults
 from tests.fakes.scaled_cluster import FakePod
 
@@ -21,12 +21,14 @@ def told(uid: str, second: int = 1, **fields: Any) -> ReplicaLoad:
     return ReplicaLoad(namespace="a", pod_name=uid, pod_uid=uid, second=second, **fields)
 
 
-def copies_of(loads: Iterable[ReplicaLoad], *, ready: Iterable[str] = "xyz", at_ns: int = NOW) -> Copies:
+def copies_of(
+    loads: Iterable[ReplicaLoad], *, ready: Iterable[str] = "xyz", at_ns: int = NOW
+) -> ReplicaLoads:
     """Of one model, whose node has told this."""
-    fleet = Fleet(read_defaults(BERTH))
+    cache = Cache(read_defaults(BERTH))
     for uid in ready:
-        fleet.observe_pod(FakePod(uid, uid, MODEL, node="n", ready=True).json(), NOW)
-    copies = Copies(fleet)
+        cache.observe_pod(FakePod(uid, uid, MODEL, node="n", ready=True).json(), NOW)
+    copies = ReplicaLoads(cache)
     copies.heard(loads, set("xyz"), at_ns)
     return copies
 
@@ -55,7 +57,7 @@ def test_who_is_busy_and_what_its_end_costs(name: str) -> None:
     load = told("x", **fields)
     assert (is_busy(load), is_long(load)) == (busy, long)
     copies = copies_of([load], ready="x")
-    (pod,) = copies._fleet.ready(MODEL)
+    (pod,) = copies._cache.ready(MODEL)
     assert copies.cost(pod, NOW) == cost
     assert [pod.uid for pod, _ in copies.idle(MODEL, NOW)] == ([] if busy else ["x"])
     assert (copies.spared(MODEL, 0, NOW), copies.spared(MODEL, 1, NOW)) == (busy, long)
@@ -63,7 +65,7 @@ def test_who_is_busy_and_what_its_end_costs(name: str) -> None:
 
 def test_who_says_nothing_may_be_busy_and_is_the_last_to_go() -> None:
     copies = copies_of(quiet("x", "y"))
-    costs = {pod.uid: copies.cost(pod, NOW) for pod in copies._fleet.ready(MODEL)}
+    costs = {pod.uid: copies.cost(pod, NOW) for pod in copies._cache.ready(MODEL)}
     assert costs == {"x": 0, "y": 0, "z": MILLION}
     assert [pod.uid for pod, _ in copies.idle(MODEL, NOW)] == ["x", "y"]
     assert copies.spared(MODEL, 0, NOW) == 1
@@ -122,6 +124,6 @@ def test_an_arrival_is_never_still_to_come() -> None:
 
 def test_who_is_gone_is_forgotten() -> None:
     copies = copies_of(quiet("x", "y", "z"))
-    copies._fleet.pod_gone({"metadata": {"uid": "x", "name": "x"}})
+    copies._cache.pod_gone({"metadata": {"uid": "x", "name": "x"}})
     copies.forget_gone()
     assert set(copies._heard_ns) == {"y", "z"} == set(copies._seconds.latest)

@@ -29,7 +29,7 @@ def target_of(view: ModelView, metric: str) -> float | None:
 
 def is_active(view: ModelView) -> bool | None:
     """Whether anybody wants it: in the stable window, or at this moment. None: it is not known."""
-    if view.held > 0:
+    if view.buffered > 0:
         return True
     figures = [figure(view, metric) for metric in (CONCURRENCY, RPS, WAITING)]
     if any(figures):
@@ -38,7 +38,7 @@ def is_active(view: ModelView) -> bool | None:
 
 
 def _concurrency(view: ModelView) -> float | None:
-    return _average(view, view.concurrency, float(view.held))
+    return _average(view, view.concurrency, float(view.buffered))
 
 
 def _rps(view: ModelView) -> float | None:
@@ -46,7 +46,7 @@ def _rps(view: ModelView) -> float | None:
 
 
 def _waiting(view: ModelView) -> float | None:
-    return _average(view, view.waiting, float(view.held))
+    return _average(view, view.waiting, float(view.buffered))
 
 
 def _average(view: ModelView, of: Averages, without_copies: float) -> float | None:
@@ -62,7 +62,7 @@ def _average(view: ModelView, of: Averages, without_copies: float) -> float | No
 
 def _desired(view: ModelView) -> float | None:
     """As many as Berth would write: what could not be placed is not among them."""
-    return None if view.wanted is None else float(max(view.wanted - view.clipped, 0))
+    return None if view.desired is None else float(max(view.desired - view.capacity_limited, 0))
 
 
 FIGURES: Final[dict[str, Callable[[ModelView], float | None]]] = {

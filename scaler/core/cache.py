@@ -1,9 +1,9 @@
 """What is there: Deployments that asked to be scaled, and their pods. Pure.
 
-    fleet.observe_deployment(object) / deployment_gone(object), and so for pods and priority classes
+    cache.observe_deployment(object) / deployment_gone(object), and so for pods and priority classes
 
 take objects as the API server gives them, or what `keep_deployment` and `keep_pod` leave of them. Annotations that do not
-go make a `Complaint`, and the last good reading stays.
+go make a `AnnotationProblem`, and the last good reading stays.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +27,23 @@ from scaler.core.pods import Counts, JsonObject, Pod, PodState, counted, keep_po
 from scaler.decision.annotations import is_scaled, unknown
 from scaler.decision.defaults import Defaults
 
-__all__ = ["Complaint", "Counts", "Deployment", "Fleet", "Pod", "PodState", "keep_deployment", "keep_pod"]
+__all__ = [
+    "AnnotationProblem",
+    "Cache",
+    "Counts",
+    "Deployment",
+    "Pod",
+    "PodState",
+    "keep_deployment",
+    "keep_pod",
+]
 
 _INVALID: Final = "InvalidAnnotation"
 _UNKNOWN: Final = "UnknownAnnotation"
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class AnnotationProblem:
     """What somebody has written on a Deployment and does not go, or is not read."""
 
     key: ModelKey
@@ -57,7 +66,7 @@ class _Reading:
     refused: str = ""
 
 
-class Fleet:
+class Cache:
     """By their names. Nothing is read twice that has not changed: a Deployment changes with each of its pods."""
 
     def __init__(self, defaults: Defaults, keys: Keys | None = None) -> None:
@@ -77,7 +86,7 @@ class Fleet:
         # Of the last pod of each Deployment that said one: of those that have pods, or are scaled.
         self._priorities: dict[ModelKey, int] = {}
         # The newest of each: whoever writes nonsense again and again is told no oftener than this is asked for.
-        self._complaints: dict[tuple[ModelKey, str], Complaint] = {}
+        self._problems: dict[tuple[ModelKey, str], AnnotationProblem] = {}
         # What was last said of annotations that there are not.
         self._unknown: dict[ModelKey, str] = {}
 
@@ -135,23 +144,23 @@ class Fleet:
         reading = self._readings.get(key)
         return reading.good if reading is not None and reading.refused else {}
 
-    def complaints(self) -> list[Complaint]:
+    def problems(self) -> list[AnnotationProblem]:
         """Each once, the newest of each kind and Deployment."""
-        told, self._complaints = self._complaints, {}
+        told, self._problems = self._problems, {}
         return list(told.values())
 
     def _forget(self, key: ModelKey) -> None:
         self._readings.pop(key, None)
         self._objects.pop(key, None)
         self._deployments.pop(key, None)
-        self._complaints.pop((key, _INVALID), None)
+        self._problems.pop((key, _INVALID), None)
         self._changed(key)
 
     def _look_for_unknown(self, key: ModelKey, uid: str, annotations: Mapping[str, str]) -> None:
         """Also of who has not asked to be scaled: perhaps it is `class` that is misspelt."""
         text = unknown(annotations)
         if text and text != self._unknown.get(key):
-            self._complaints[key, _UNKNOWN] = Complaint(key, uid, text, _UNKNOWN)
+            self._problems[key, _UNKNOWN] = AnnotationProblem(key, uid, text, _UNKNOWN)
         if text:
             self._unknown[key] = text
         else:
@@ -190,13 +199,13 @@ class Fleet:
 
     def _good_before(self, key: ModelKey, uid: str, template: JsonObject, told: Scaled) -> _Reading | None:
         """By what the last scaler went on with. Whoever may change the Deployment can write anything there."""
-        if not is_scaled(told.good):
+        if not is_scaled(told.last_valid):
             return None
         try:
-            deployment = self._made_of(key, uid, told.good, template)
+            deployment = self._made_of(key, uid, told.last_valid, template)
         except InvalidValue:
             return None
-        return _Reading(uid, self._defaults, told.good, template, deployment, told.good)
+        return _Reading(uid, self._defaults, told.last_valid, template, deployment, told.last_valid)
 
     def _refused(
         self,
@@ -209,7 +218,7 @@ class Fleet:
     ) -> _Reading:
         """What is to be placed is the new template all the same."""
         if known is None or known.refused != why:
-            self._complaints[key, _INVALID] = Complaint(key, uid, why)
+            self._problems[key, _INVALID] = AnnotationProblem(key, uid, why)
         good = None if known is None else known.deployment
         if good is not None:
             text = template_text(template)
@@ -267,7 +276,7 @@ class Fleet:
         return counts
 
     def endpoints(self, key: ModelKey) -> tuple[PodEndpoint, ...]:
-        """Copies that have an address, ready or not."""
+        """Replicas that have an address, ready or not."""
         deployment = self._deployments.get(key)
         if deployment is None:
             return ()

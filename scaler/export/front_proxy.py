@@ -26,7 +26,7 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.errors import ConfigError
 from berth.runtime.logs import fields
 from berth.runtime.process import starting
-from scaler.show.tls import TlsFiles
+from scaler.export.tls import TlsFiles
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from berth.runtime.admin import Page, Reply, Request
 from berth.runtime.errors import ConfigError
 from berth.runtime.tasks import supervise
 from scaler.core.models_view import MODELS_PATH, ModelView, model_of, to_json
-from scaler.show.external_metrics import ExternalMetrics
-from scaler.show.front_proxy import FrontProxyPort
-from scaler.show.keda import KedaScaler, serve
-from scaler.show.options import ShowingOptions
-from scaler.show.relay import relaying
-from scaler.show.tls import GrpcTls, TlsFiles
+from scaler.export.external_metrics import ExternalMetrics
+from scaler.export.front_proxy import FrontProxyPort
+from scaler.export.keda import KedaScaler, serve
+from scaler.export.options import ExportOptions
+from scaler.export.relay import relaying
+from scaler.export.tls import GrpcTls, TlsFiles
 
 _GRACE_SECONDS: Final = 1.0
 
@@ -29,7 +29,7 @@ class Models(Protocol):
     def view(self, model: ModelKey) -> ModelView | None: ...
 
 
-class Shown:
+class LeadersView:
     """As ModelsView: nothing unless this replica leads."""
 
     def __init__(self, models: Models) -> None:
@@ -43,16 +43,16 @@ class Shown:
         return self._models.view(model) if self.leads else None
 
 
-class Showing:
+class Exporters:
     """Of one replica, whether it leads or not. `look` is to be told which models may be shown otherwise than before."""
 
     def __init__(
-        self, options: ShowingOptions, models: Models, client: KubeClient, leader: Callable[[], str]
+        self, options: ExportOptions, models: Models, client: KubeClient, leader: Callable[[], str]
     ) -> None:
         """`leader`: the host of the one that leads, "" where nobody knows one. Raises ConfigError where the
         certificates cannot be used."""
         self._options, self._client, self._leader = options, client, leader
-        self._shown = Shown(models)
+        self._shown = LeadersView(models)
         self._keda = KedaScaler(self._shown)
         self._tls = tls_of(options)
         self._grpc_tls = None if self._tls is None else GrpcTls(self._tls)
@@ -119,7 +119,7 @@ class Showing:
         return Reply(json.dumps(to_json(view)).encode(), "application/json; charset=utf-8")
 
 
-def tls_of(options: ShowingOptions) -> TlsFiles | None:
+def tls_of(options: ExportOptions) -> TlsFiles | None:
     """Raises ConfigError for flags that do not go together, and for files that cannot be used."""
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key go together")

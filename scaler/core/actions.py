@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Literal, Protocol
 
 from berth.contract.scaling import ModelKey, Scaled
-from scaler.core.models_view import WakeView
+from scaler.core.models_view import ColdStartView
 from scaler.decision.load import Stat
 
 
@@ -52,7 +52,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switched:
+class RouteChanged:
     """Whether the model's requests are to go to the activators has changed, so its slices are to be looked at now:
     `Scaler.asked` says what they are to be. None there: it is not scaled any more."""
 
@@ -60,14 +60,14 @@ class Switched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Woke:
+class ColdStarted:
     """A held request has reached the first copy: how long that took, by phases, for a histogram."""
 
     model: ModelKey
-    wake: WakeView
+    cold_start: ColdStartView
 
 
-Action = WriteScale | WriteStatus | Event | Switched | Woke
+Action = WriteScale | WriteStatus | Event | RouteChanged | ColdStarted
 
 
 class Record(Protocol):

@@ -11,7 +11,7 @@ from berth.contract.scaling import Report
 from scaler.decision.load import Stat
 
 
-class Holding:
+class BufferedRequests:
     """Of one model, by activators."""
 
     __slots__ = ("_first", "_held")

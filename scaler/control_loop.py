@@ -13,8 +13,8 @@ from berth.contract.scaling import ModelKey, ReplicaLoad, SchedulableAnswer, Sch
 from berth.kube.events import EventRecorder, ObjectRef
 from berth.runtime.logs import fields
 from berth.runtime.tasks import supervise
-from scaler.core.plan import Action, Event, Switched, Woke, WriteScale, WriteStatus
-from scaler.core.tick import TICK_SECONDS, Scaler
+from scaler.core.actions import Action, ColdStarted, Event, RouteChanged, WriteScale, WriteStatus
+from scaler.core.scaler import TICK_SECONDS, Scaler
 from scaler.metrics import ScalerMetrics
 from scaler.scrape import next_moment
 from scaler.writer import DeploymentWrite, Writer
@@ -48,7 +48,7 @@ class Clock:
         return self._monotonic_ns() + self._offset_ns
 
 
-class Live:
+class ControlLoop:
     """`act` does what the core decides; `switched` is told whose requests are to go another way, `decided` who may be
     shown otherwise than before."""
 
@@ -63,7 +63,7 @@ class Live:
     ) -> None:
         self._core, self._writer, self._binder = core, writer, binder
         self._events, self._metrics, self._clock_ns = events, metrics, clock_ns
-        self.switched: Callable[[Switched], None] = lambda action: None
+        self.switched: Callable[[RouteChanged], None] = lambda action: None
         self.decided: Callable[[Iterable[ModelKey]], None] = lambda models: None
         # Whether what is decided is done; decided it is in any case, so that nothing of the load is missed.
         self.acts = True
@@ -120,17 +120,17 @@ class Live:
         """Never waits."""
         for action in actions:
             match action:
-                case WriteScale() | WriteStatus() | Switched() if not self.acts:
+                case WriteScale() | WriteStatus() | RouteChanged() if not self.acts:
                     pass  # what is still needed then is told again by the step that comes first
                 case WriteScale() | WriteStatus():
                     self._write(action)
                 case Event():
                     about = _deployment_ref(action.model, action.uid)
                     self._events.record(about, action.type, action.reason, action.message)
-                case Switched():
+                case RouteChanged():
                     self.switched(action)
-                case Woke():
-                    self._metrics.woke(action.wake)
+                case ColdStarted():
+                    self._metrics.cold_started(action.cold_start)
         self._to_ask.set()
 
     def _write(self, action: WriteScale | WriteStatus) -> None:

@@ -12,14 +12,14 @@ import pytest
 
 from berth.contract.scaling import ModelKey, Report, Scaled, SchedulableAnswer
 from berth.contract.text import one_line
-from scaler.core import course
-from scaler.core.course import Course, Path
+from scaler.core import autoscaler as autoscaler
+from scaler.core.actions import Event, RouteChanged, WriteScale, WriteStatus
+from scaler.core.autoscaler import ModelAutoscaler, RouteStatus
 from scaler.core.deployments import CLASS
-from scaler.core.plan import Event, Switched, WriteScale, WriteStatus
-from scaler.core.tick import Scaler
+from scaler.core.scaler import Scaler
 from scaler.decision.bounds import Activity
 from scaler.decision.defaults import HPA, KPA
-from scaler.show.figures import figure, is_active
+from scaler.export.figures import figure, is_active
 from tests.fakes.scaled_cluster import BEGAN, SECOND, Cluster, FakeModel, FakePod
 
 WINDOW, GRACE = 60, 30
@@ -70,10 +70,10 @@ def test_a_model_that_nobody_has_thought_of_does_not_end_the_scaling_of_the_othe
             raise ZeroDivisionError
         return whole(self, *args, **more)
 
-    whole = getattr(Course, breaks)
+    whole = getattr(ModelAutoscaler, breaks)
     cluster = Cluster()
     odd, good = cluster.add("odd", load=3.0, **ONE), cluster.add("good", load=3.0, **ONE)
-    monkeypatch.setattr(Course, breaks, broken)
+    monkeypatch.setattr(ModelAutoscaler, breaks, broken)
     for _ in range(40):
         odd.annotations["autoscaling.knative.dev/max-scale"] = str(cluster.now)
         cluster.change(odd)
@@ -88,7 +88,7 @@ def test_five_in_flight_at_a_target_of_one_are_five_copies() -> None:
     cluster = Cluster(places=8)
     model = loaded(cluster, 5)
     assert len(cluster.ready(model)) == model.replicas == 5
-    assert not cluster.told("Clipped")
+    assert not cluster.told("CapacityLimited")
 
 
 def test_where_three_fit_they_are_three_and_none_is_pending() -> None:
@@ -96,9 +96,9 @@ def test_where_three_fit_they_are_three_and_none_is_pending() -> None:
     model = loaded(cluster, 5)
     assert len(cluster.ready(model)) == model.replicas == len(cluster.of(model)) == 3
     view = cluster.view(model)
-    assert (view.wanted, view.clipped, view.why) == (5, 2, "1 GPUMemoryInsufficient")
-    assert len(cluster.told("Clipped")) == 1
-    assert Scaled.from_text(model.scaled or "").clipped == 2
+    assert (view.desired, view.capacity_limited, view.message) == (5, 2, "1 GPUMemoryInsufficient")
+    assert len(cluster.told("CapacityLimited")) == 1
+    assert Scaled.from_text(model.scaled or "").capacity_limited == 2
 
 
 def test_nothing_is_shown_as_no_less_than_nothing() -> None:
@@ -118,7 +118,7 @@ def test_what_is_forwarded_before_a_copy_has_counted_it_is_shown_as_none() -> No
     cluster.do(cluster.scaler.held("act", report(model), cluster.ns))
     cluster.do(cluster.scaler.held("act", report(model, held=0, arrived=0.0, forwarded=9.0), cluster.ns))
     cluster.second()
-    _, requests = cluster.scaler._courses[model.key].model.averages(cluster.ns)
+    _, requests = cluster.scaler._autoscalers[model.key].model.averages(cluster.ns)
     assert requests is not None
     assert requests.stable < 0
     shown = cluster.view(model).requests_per_second
@@ -156,7 +156,7 @@ def test_a_minimum_is_clipped_too() -> None:
     model = cluster.add("m", min_scale="4")
     cluster.run(4)
     assert model.replicas == 2
-    assert cluster.view(model).clipped == 2
+    assert cluster.view(model).capacity_limited == 2
 
 
 def test_some_may_wait_for_a_node_that_is_still_to_come() -> None:
@@ -194,11 +194,11 @@ def test_a_model_at_zero_asks_an_empty_pool_for_a_node() -> None:
     assert asked is not None
     assert not asked.hopeless
     assert "1 of its pods wait for a node" in asked.waits_for
-    assert "wait for a node" in cluster.view(model).why
+    assert "wait for a node" in cluster.view(model).message
     assert len(cluster.told("WaitingForNode")) == 1
     cluster.places = 1
     cluster.until(lambda: bool(cluster.ready(model)), most=30)
-    assert cluster.view(model).why == ""
+    assert cluster.view(model).message == ""
 
 
 @pytest.mark.parametrize("deadline", [60, 600])
@@ -249,8 +249,10 @@ def test_a_model_behind_a_quota_shows_one_pod_more_than_is_let_through() -> None
     assert model.replicas == 3
     assert len(cluster.ready(model)) == 2
     view = cluster.view(model)
-    assert (view.wanted, view.clipped, view.pods.gated, view.pods.pending) == (5, 2, 1, 1)
-    assert "scheduling gates hold 1 of its pods back, as a quota does: kueue.x-k8s.io/admission" in view.why
+    assert (view.desired, view.capacity_limited, view.pods.gated, view.pods.pending) == (5, 2, 1, 1)
+    assert (
+        "scheduling gates hold 1 of its pods back, as a quota does: kueue.x-k8s.io/admission" in view.message
+    )
     assert Scaled.from_text(model.scaled or "").gated == 1
     assert 1 <= len(cluster.told("SchedulingGated")) <= 2
     model.quota = 4
@@ -260,7 +262,7 @@ def test_a_model_behind_a_quota_shows_one_pod_more_than_is_let_through() -> None
     model.quota = None
     cluster.until(lambda: len(cluster.ready(model)) == 5, most=60)
     cluster.run(4)
-    assert (cluster.view(model).why, cluster.view(model).pods.gated) == ("", 0)
+    assert (cluster.view(model).message, cluster.view(model).pods.gated) == ("", 0)
 
 
 def test_a_model_at_zero_behind_a_quota_waits_and_its_clients_are_told_what_for() -> None:
@@ -294,7 +296,7 @@ def test_a_thousand_gated_pods_cost_a_step_no_more_text_than_one(monkeypatch: py
         read.append(text)
         return one_line(text, **options)
 
-    monkeypatch.setattr(course, "one_line", noted)
+    monkeypatch.setattr(autoscaler, "one_line", noted)
     cluster.run(2)
     assert 0 < len(read) <= 3
     assert {*read} == {"kueue.x-k8s.io/admission"}
@@ -428,7 +430,7 @@ def test_a_binder_that_is_away_for_long_is_tried_with_one_copy_at_a_time() -> No
         most = max(most, sum(not pod.node for pod in cluster.living(model)))
     assert len(cluster.ready(model)) == 3
     assert most == 1
-    assert "has not answered for" in cluster.view(model).why
+    assert "has not answered for" in cluster.view(model).message
     cluster.binder_answers = True
     cluster.run(6)
     assert model.replicas == 3
@@ -448,7 +450,7 @@ def test_for_copies_that_have_a_place_nobody_is_asked() -> None:
     model = asleep(cluster, load_seconds=100)
     model.load = 1
     cluster.run(6)
-    assert cluster.view(model).clipped == 0
+    assert cluster.view(model).capacity_limited == 0
     cluster.binder_answers = False
     cluster.run(400)
     assert cluster.scaler.binder_silent_ns == 0
@@ -470,10 +472,10 @@ def test_what_was_promised_and_not_written_is_anybodys_after_a_while() -> None:
     model = loaded(cluster, 2)
     cluster.api_works = False
     model.load = 5
-    cluster.until(lambda: cluster.view(model).written == 5, most=20)
+    cluster.until(lambda: cluster.view(model).requested == 5, most=20)
     cluster.taken_by_others = 3
     cluster.run(6)
-    assert cluster.view(model).written == 5, "it may be on its way"
+    assert cluster.view(model).requested == 5, "it may be on its way"
     cluster.run(14)
     cluster.api_works = True
     cluster.run(10)
@@ -492,7 +494,7 @@ def test_who_is_owed_copies_that_do_not_come_is_waited_for_ten_seconds() -> None
     assert other.replicas == 3
 
 
-# Copies that are asked for and never made.
+# Replicas that are asked for and never made.
 
 
 def hindered(cluster: Cluster, **options: Any) -> FakeModel:
@@ -512,8 +514,8 @@ def test_what_a_quota_forbids_keeps_no_place_from_others() -> None:
     cluster.run(20)
     assert (other.replicas, len(cluster.ready(other))) == (3, 3)
     assert model.replicas == 6
-    assert "are made" in cluster.view(model).why
-    assert "are made" in Scaled.from_text(model.scaled or "").why
+    assert "are made" in cluster.view(model).message
+    assert "are made" in Scaled.from_text(model.scaled or "").message
 
 
 def test_who_may_have_no_more_pods_asks_again_now_and_then_and_not_for_long() -> None:
@@ -537,7 +539,7 @@ def test_once_a_pod_is_made_after_all_the_others_are_asked_for() -> None:
     model.most_pods, model.annotations["autoscaling.knative.dev/min-scale"] = 9, "8"
     cluster.change(model)
     cluster.run(4)
-    assert (model.replicas, cluster.view(model).why) == (6, "1 GPUMemoryInsufficient")
+    assert (model.replicas, cluster.view(model).message) == (6, "1 GPUMemoryInsufficient")
     cluster.places = 8
     cluster.run(4)
     assert model.replicas == 8
@@ -550,7 +552,7 @@ def test_what_could_not_be_written_is_not_what_is_not_made() -> None:
     cluster.run(60)
     cluster.api_works = True
     cluster.run(8)
-    assert (model.replicas, len(cluster.ready(model)), cluster.view(model).why) == (6, 6, "")
+    assert (model.replicas, len(cluster.ready(model)), cluster.view(model).message) == (6, 6, "")
 
 
 def test_pods_that_are_made_slowly_are_waited_for() -> None:
@@ -572,7 +574,7 @@ def test_the_first_request_is_decided_at_once() -> None:
     assert model.replicas == 0
     cluster.do(cluster.scaler.held("act", report(model), cluster.ns))
     assert model.replicas == 1
-    assert cluster.told("Woken")
+    assert cluster.told("ScaledFromZero")
 
 
 def test_a_second_request_decides_nothing_before_its_time() -> None:
@@ -613,9 +615,9 @@ def test_a_model_that_cannot_come_is_not_being_woken() -> None:
     cluster.run(10)
     model.load = 0
     cluster.run(2 * WINDOW)
-    seen = len(cluster.view(model).wakes)
+    seen = len(cluster.view(model).cold_starts)
     assert cluster.scaler.held("act", report(model), cluster.ns) == []
-    assert len(cluster.view(model).wakes) == seen
+    assert len(cluster.view(model).cold_starts) == seen
 
 
 def test_what_an_activator_holds_that_says_no_more_is_waited_for() -> None:
@@ -624,9 +626,9 @@ def test_what_an_activator_holds_that_says_no_more_is_waited_for() -> None:
     model = asleep(cluster, load_seconds=1000)
     cluster.do(cluster.scaler.held("act", report(model, average_held=1.0), cluster.ns))
     cluster.run(4 * WINDOW)
-    assert (model.replicas, cluster.view(model).desired) == (1, 1)
+    assert (model.replicas, cluster.view(model).recommended) == (1, 1)
     cluster.scaler.activator_gone("act")
-    cluster.until(lambda: cluster.view(model).desired == 0, most=2 * WINDOW)
+    cluster.until(lambda: cluster.view(model).recommended == 0, most=2 * WINDOW)
 
 
 def test_requests_that_are_held_are_among_those_that_wait() -> None:
@@ -643,17 +645,17 @@ def test_how_long_a_wake_took_by_phases() -> None:
     model = asleep(cluster, load_seconds=5)
     model.load = 1
     cluster.run(10)
-    (wake,) = cluster.view(model).wakes
-    assert dict(wake.phases) == {"decide": 0.0, "place": 1.0, "load": 5.0, "serve": 0.0}
+    (wake,) = cluster.view(model).cold_starts
+    assert dict(wake.phases) == {"decide": 0.0, "schedule": 1.0, "load": 5.0, "serve": 0.0}
 
 
 @pytest.mark.parametrize(
     ("served_ago", "found"),
     [
-        (0.0, {"decide": 0.0, "place": 1.0, "load": 5.0, "serve": 0.5}),
-        (0.25, {"decide": 0.0, "place": 1.0, "load": 5.0, "serve": 0.25}),
-        (1.0, {"decide": 0.0, "place": 1.0, "load": 4.5, "serve": 0.0}),  # before it was seen to be ready
-        (1e6, {"decide": 0.0, "place": 0.0, "load": 0.0, "serve": 0.0}),
+        (0.0, {"decide": 0.0, "schedule": 1.0, "load": 5.0, "serve": 0.5}),
+        (0.25, {"decide": 0.0, "schedule": 1.0, "load": 5.0, "serve": 0.25}),
+        (1.0, {"decide": 0.0, "schedule": 1.0, "load": 4.5, "serve": 0.0}),  # before it was seen to be ready
+        (1e6, {"decide": 0.0, "schedule": 0.0, "load": 0.0, "serve": 0.0}),
     ],
 )
 def test_a_wake_ends_when_a_copy_has_served_and_not_when_that_is_told(
@@ -663,13 +665,13 @@ def test_a_wake_ends_when_a_copy_has_served_and_not_when_that_is_told(
     model = asleep(cluster, load_seconds=5)
     began_ns = cluster.ns
     cluster.scaler.held("act", report(model, held=1, wake=True), began_ns)
-    wakes = cluster.scaler._courses[model.key].wakes
-    wakes.asked(began_ns)
-    wakes._reach(2, began_ns + SECOND)
-    wakes._reach(3, began_ns + 6 * SECOND)
+    cold_starts = cluster.scaler._autoscalers[model.key].cold_starts
+    cold_starts.asked(began_ns)
+    cold_starts._reach(2, began_ns + SECOND)
+    cold_starts._reach(3, began_ns + 6 * SECOND)
     told = report(model, held=0, forwarded=1.0, served_ago=served_ago)
     cluster.scaler.held("act", told, began_ns + 13 * SECOND // 2)
-    (wake,) = cluster.view(model).wakes
+    (wake,) = cluster.view(model).cold_starts
     assert dict(wake.phases) == found
 
 
@@ -685,7 +687,7 @@ def test_what_was_woken_in_vain_goes_again() -> None:
     cluster.until(lambda: model.replicas == 0, most=2 * WINDOW + GRACE)
     model.load_seconds, model.load = 1, 1
     cluster.run(10)
-    assert [dict(wake.phases).get("serve") for wake in cluster.view(model).wakes] == [None, 0.0]
+    assert [dict(wake.phases).get("serve") for wake in cluster.view(model).cold_starts] == [None, 0.0]
 
 
 # To zero.
@@ -698,7 +700,7 @@ def test_to_zero_after_a_window_without_requests_and_the_grace_period() -> None:
     away = cluster.until(lambda: cluster.view(model).activity is Activity.INACTIVE)
     assert WINDOW <= away <= WINDOW + 4
     assert GRACE <= cluster.until(lambda: model.replicas == 0) <= GRACE + 4
-    assert cluster.told("ScaledToZero") == ["nobody has asked it for a while"]
+    assert cluster.told("ScaledToZero") == ["it was idle for its stable window"]
 
 
 def test_not_to_zero_before_requests_can_come_to_an_activator() -> None:
@@ -709,7 +711,7 @@ def test_not_to_zero_before_requests_can_come_to_an_activator() -> None:
     cluster._lead = lambda: None  # type: ignore[method-assign]
     cluster.run(10 * GRACE)
     assert model.replicas == 1
-    cluster.scaler.led(model.key, Path(proven_ns=cluster.ns))
+    cluster.scaler.led(model.key, RouteStatus(proven_ns=cluster.ns))
     cluster.run(GRACE - 2)
     assert model.replicas == 1
     cluster.run(4)
@@ -722,7 +724,7 @@ def test_copies_that_are_left_in_peace_go_earlier() -> None:
     model.load = 0
     cluster.until(lambda: cluster.view(model).activity is Activity.INACTIVE)
     cluster._lead = lambda: None  # type: ignore[method-assign]
-    cluster.scaler.led(model.key, Path(proven_ns=cluster.ns - 5 * SECOND, quiet=True))
+    cluster.scaler.led(model.key, RouteStatus(proven_ns=cluster.ns - 5 * SECOND, quiet=True))
     assert cluster.until(lambda: model.replicas == 0) <= 2
 
 
@@ -730,7 +732,7 @@ def test_a_proof_of_another_time_is_none() -> None:
     cluster = Cluster()
     model = loaded(cluster, 1)
     cluster._lead = lambda: None  # type: ignore[method-assign]
-    cluster.scaler.led(model.key, Path(proven_ns=cluster.ns - 1000 * SECOND, quiet=True))
+    cluster.scaler.led(model.key, RouteStatus(proven_ns=cluster.ns - 1000 * SECOND, quiet=True))
     model.load = 0
     cluster.run(WINDOW + 2 * GRACE)
     assert model.replicas == 1
@@ -756,8 +758,8 @@ def test_who_could_not_be_woken_keeps_one_copy(lacking: str) -> None:
     model.load = 0
     cluster.run(10 * WINDOW)
     assert model.replicas == 1
-    assert lacking in cluster.told("NotToZero")[0]
-    assert len(cluster.told("NotToZero")) <= 2
+    assert lacking in cluster.told("ScaleToZeroBlocked")[0]
+    assert len(cluster.told("ScaleToZeroBlocked")) <= 2
     model.has_service, cluster.activators = True, 1
     cluster.until(lambda: model.replicas == 0, most=3 * WINDOW)
 
@@ -767,12 +769,12 @@ def test_who_is_kept_is_shown_as_kept_and_why() -> None:
     cluster = Cluster()
     model = loaded(cluster, 1, has_service=False)
     model.load = 0
-    cluster.until(lambda: cluster.told("NotToZero"))
+    cluster.until(lambda: cluster.told("ScaleToZeroBlocked"))
     shown = set()
     for _ in range(5 * WINDOW):
         cluster.second()
         view = cluster.view(model)
-        shown.add((view.wanted, view.written, view.activity, view.why))
+        shown.add((view.desired, view.requested, view.activity, view.message))
     assert shown == {(1, 1, Activity.INACTIVE, "no Service leads to its copies")}
 
 
@@ -780,23 +782,23 @@ def test_who_is_kept_and_asked_is_active_again() -> None:
     cluster = Cluster()
     model = loaded(cluster, 1, has_service=False)
     model.load = 0
-    cluster.until(lambda: cluster.told("NotToZero"))
+    cluster.until(lambda: cluster.told("ScaleToZeroBlocked"))
     model.load = 2
     cluster.until(lambda: model.replicas == 2)
     view = cluster.view(model)
-    assert (view.activity, view.why) == (Activity.ACTIVE, "")
+    assert (view.activity, view.message) == (Activity.ACTIVE, "")
 
 
 def test_a_minimum_is_no_copy_that_is_kept() -> None:
     cluster = Cluster()
     model = loaded(cluster, 1, has_service=False)
     model.load = 0
-    cluster.until(lambda: cluster.told("NotToZero"))
+    cluster.until(lambda: cluster.told("ScaleToZeroBlocked"))
     model.annotations["autoscaling.knative.dev/min-scale"] = "1"
     cluster.change(model)
     cluster.run(4)
     view = cluster.view(model)
-    assert (view.wanted, view.activity, view.why) == (1, Activity.ACTIVE, "")
+    assert (view.desired, view.activity, view.message) == (1, Activity.ACTIVE, "")
 
 
 def test_while_a_copy_is_wanted_nothing_is_said_of_why_the_last_one_would_stay() -> None:
@@ -804,8 +806,8 @@ def test_while_a_copy_is_wanted_nothing_is_said_of_why_the_last_one_would_stay()
     model = asleep(cluster, load_seconds=100, has_service=False)
     model.load = 1
     cluster.run(20)
-    assert (model.replicas, cluster.view(model).desired) == (1, 1)
-    assert cluster.told("NotToZero") == []
+    assert (model.replicas, cluster.view(model).recommended) == (1, 1)
+    assert cluster.told("ScaleToZeroBlocked") == []
 
 
 def test_the_time_of_an_activation_is_not_that_of_the_one_before() -> None:
@@ -831,7 +833,7 @@ def test_who_sleeps_is_not_woken_for_want_of_an_activator() -> None:
     model.written.clear()
     cluster.activators = 0
     cluster.run(2 * WINDOW)
-    assert (model.written, cluster.view(model).desired) == ([], 0)
+    assert (model.written, cluster.view(model).recommended) == ([], 0)
 
 
 def test_a_last_copy_with_a_request_stays() -> None:
@@ -958,7 +960,7 @@ def test_copies_with_long_requests_are_not_ended() -> None:
     cluster.change(model)
     cluster.run(3 * WINDOW)
     assert model.replicas == 3
-    assert cluster.view(model).desired == 1
+    assert cluster.view(model).recommended == 1
 
 
 def test_while_nothing_is_known_nothing_changes() -> None:
@@ -980,7 +982,7 @@ def test_an_hpa_has_all_copies_but_the_first_and_the_last() -> None:
     model.load = 5
     cluster.run(20)
     assert model.written == [1]
-    assert (cluster.view(model).desired, cluster.view(model).wanted) == (5, 5)
+    assert (cluster.view(model).recommended, cluster.view(model).desired) == (5, 5)
     model.replicas = 4  # the HPA's
     cluster.change(model)
     cluster.run(20)
@@ -1007,7 +1009,7 @@ def test_of_another_class_nothing_is_written_and_its_requests_are_held() -> None
     asked = cluster.scaler.asked(model.key, cluster.ns)
     assert asked is not None
     assert asked.away
-    assert (cluster.view(model).held, cluster.view(model).desired) == (5, 5)
+    assert (cluster.view(model).buffered, cluster.view(model).recommended) == (5, 5)
     model.replicas = 2  # KEDA's
     cluster.change(model)
     cluster.run(20)
@@ -1038,7 +1040,7 @@ def test_annotations_that_do_not_go_put_nobody_out_of_reach_when_the_scaler_is_a
     cluster.change(model)
     cluster.run(20)
     assert model.replicas == 5
-    assert Scaled.from_text(model.scaled or "").good == {}
+    assert Scaled.from_text(model.scaled or "").last_valid == {}
 
 
 def test_what_another_autoscaler_does_is_not_told_as_ours() -> None:
@@ -1047,8 +1049,8 @@ def test_what_another_autoscaler_does_is_not_told_as_ours() -> None:
     for model.replicas in (1, 0, 2, 0):
         cluster.change(model)
         cluster.run(20)
-        assert cluster.view(model).written == model.replicas
-    assert (cluster.told("Woken"), cluster.told("ScaledToZero")) == ([], [])
+        assert cluster.view(model).requested == model.replicas
+    assert (cluster.told("ScaledFromZero"), cluster.told("ScaledToZero")) == ([], [])
 
 
 def test_one_that_is_woken_by_hand_is_not_told_as_ours() -> None:
@@ -1057,7 +1059,7 @@ def test_one_that_is_woken_by_hand_is_not_told_as_ours() -> None:
     model.replicas = 1
     cluster.change(model)
     cluster.run(4)
-    assert cluster.told("Woken") == []
+    assert cluster.told("ScaledFromZero") == []
 
 
 def test_what_is_set_by_hand_is_overwritten() -> None:
@@ -1078,7 +1080,7 @@ def test_without_the_class_its_copies_stay_as_they_are() -> None:
     model.load = 0
     cluster.run(3 * WINDOW)
     assert model.replicas == 3
-    assert cluster.actions == [Switched(model=model.key)]
+    assert cluster.actions == [RouteChanged(model=model.key)]
     assert cluster.scaler.asked(model.key, cluster.ns) is None
     assert cluster.scaler.view(model.key) is None
 
@@ -1092,7 +1094,7 @@ def test_a_deployment_that_ends_is_forgotten_and_a_successor_is_another() -> Non
     assert cluster.scaler.asked(model.key, cluster.ns) is None
     successor = cluster.add("m", **ONE)
     cluster.run(2)
-    assert cluster.view(successor).desired is None
+    assert cluster.view(successor).recommended is None
 
 
 def test_a_successor_that_nobody_has_seen_in_between_is_another_as_well() -> None:
@@ -1133,7 +1135,7 @@ def test_an_initial_scale_is_waited_for_until_so_many_are_ready() -> None:
     cluster = Cluster(places=2)
     model = cluster.add("m", initial_scale="3", **ONE)
     cluster.run(3 * WINDOW)
-    assert (model.replicas, cluster.view(model).wanted) == (2, 3)
+    assert (model.replicas, cluster.view(model).desired) == (2, 3)
     cluster.places = 3
     cluster.until(lambda: len(cluster.ready(model)) == 3, most=10)
     cluster.until(lambda: model.replicas == 0, most=3 * WINDOW)
@@ -1162,7 +1164,7 @@ def test_other_annotations_count_from_the_next_decision_on() -> None:
     assert model.replicas == 2
 
 
-# Copies that never come.
+# Replicas that never come.
 
 
 def test_a_copy_that_loads_for_long_is_waited_for() -> None:
@@ -1210,7 +1212,7 @@ def test_who_loses_its_last_copy_is_held_for_at_once_and_no_longer_than_it_has_n
     pod.ready = False
     cluster._show(pod)
     assert is_away()
-    cluster.scaler.led(model.key, Path(proven_ns=cluster.ns))
+    cluster.scaler.led(model.key, RouteStatus(proven_ns=cluster.ns))
     pod.ready = True
     cluster._show(pod)
     assert not is_away()
@@ -1313,7 +1315,7 @@ def test_idle_models_stay_until_their_memory_is_needed() -> None:
     new.load = 1
     cluster.run(20)
     assert [len(cluster.ready(model)) for model in (old, young, busy, new)] == [0, 1, 1, 1]
-    assert cluster.told("MadeRoom") == ["old-5f-4 was idle, and a/new needs its memory"]
+    assert cluster.told("IdleReplicaEvicted") == ["old-5f-4 was idle, and a/new needs its memory"]
     assert cluster.told("ScaledToZero") == ["its memory was needed"]
     cluster.run(5 * WINDOW)
     assert len(cluster.ready(young)) == 1, "more than needed went"
@@ -1348,7 +1350,7 @@ def test_a_copy_that_a_request_may_still_come_to_is_not_offered() -> None:
     cluster = Cluster(places=1)
     model = idle_for_long(cluster)
     cluster._lead = lambda: None  # type: ignore[method-assign]
-    cluster.scaler.led(model.key, Path())
+    cluster.scaler.led(model.key, RouteStatus())
     assert offered(cluster) == ()
 
 
@@ -1388,7 +1390,7 @@ def test_copies_that_another_autoscaler_counts_are_not_offered(kind: str) -> Non
 
 
 def two_idle(cluster: Cluster) -> FakeModel:
-    """Copies, as somebody wants a second one; nobody has ever asked that. By the usual rate one would be left."""
+    """Replicas, as somebody wants a second one; nobody has ever asked that. By the usual rate one would be left."""
     model = idle_for_long(cluster)
     model.replicas = 2
     cluster.change(model)
@@ -1668,7 +1670,7 @@ def test_before_anything_is_known_nothing_is_taken_back() -> None:
         "[]",
         '{"activity": "Maybe", "since": -1e300}',
         '{"activity": "False", "since": 1e12, "wanted": "x"}',
-        Scaled(wanted=0, activity="False", since=9e9).to_text(),
+        Scaled(desired=0, activity="False", since=9e9).to_text(),
     ],
 )
 def test_what_others_write_there_is_nobodys_harm(text: str) -> None:
@@ -1721,7 +1723,7 @@ def test_the_annotation_is_written_on_change_alone() -> None:
     cluster.run(10)
     assert not [action for action in cluster.actions if isinstance(action, WriteStatus)]
     scaled = Scaled.from_text(model.scaled or "")
-    assert (scaled.wanted, scaled.written, scaled.ready, scaled.activity, scaled.initialised) == (
+    assert (scaled.desired, scaled.requested, scaled.ready, scaled.activity, scaled.initialised) == (
         2,
         2,
         2,
@@ -1781,7 +1783,7 @@ def test_nothing_is_scaled_that_did_not_ask() -> None:
 
 def test_a_scaler_without_models_has_nothing_to_ask() -> None:
     cluster = Cluster()
-    scaler = Scaler(cluster.fleet, BEGAN * SECOND)
+    scaler = Scaler(cluster.cache, BEGAN * SECOND)
     assert scaler.step(cluster.ns) == []
     assert scaler.question(cluster.ns) is None
 
@@ -1794,14 +1796,14 @@ def crowd(cluster: Cluster, count: int, *, padding: int, namespace: str) -> None
     for number in range(count):
         item = cluster.add(f"m{number}", namespace=namespace, min_scale="1").json()
         item["spec"]["template"]["metadata"]["annotations"] = {"x": "y" * padding}
-        cluster.fleet.observe_deployment(item)
+        cluster.cache.observe_deployment(item)
 
 
 @pytest.mark.parametrize(("count", "padding"), [(200, 100_000), (120, 0)])
 def test_a_tenant_with_more_than_one_question_takes_nobody_out_of_it(
     count: int, padding: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scaler.core.tick.MOST_ASKED", 90)
+    monkeypatch.setattr("scaler.core.scaler.MOST_ASKED", 90)
     cluster = Cluster()
     crowd(cluster, count, padding=padding, namespace="hostile")
     other = cluster.add("m", namespace="z", min_scale="1")
@@ -1827,7 +1829,7 @@ def test_a_template_that_is_too_large_is_not_asked_for_and_its_user_is_told() ->
     model = cluster.add("m", min_scale="1")
     item = model.json()
     item["spec"]["template"]["metadata"]["annotations"] = {"x": "y" * 200_000}
-    cluster.fleet.observe_deployment(item)
+    cluster.cache.observe_deployment(item)
     (event,) = [action for action in cluster.scaler.step(cluster.ns) if isinstance(action, Event)]
     assert "the pod template has 200" in event.message
     assert cluster.scaler.question(cluster.ns) is None
@@ -1846,7 +1848,7 @@ def test_another_autoscaler_of_the_same_deployment_is_told_of() -> None:
         item["metadata"]["managedFields"] = [
             {"manager": "kube-controller-manager", "subresource": "scale", "time": time, "fieldsV1": fields}
         ]
-        cluster.fleet.observe_deployment(item)
+        cluster.cache.observe_deployment(item)
 
     cluster = Cluster()
     ours, theirs = cluster.add("m", **ONE, min_scale="1"), cluster.add("n", kind=HPA, min_scale="1")
@@ -1889,15 +1891,15 @@ def test_whoever_scaled_before_a_class_was_taken_back_is_no_conflict() -> None:
         fields = {"f:spec": {"f:replicas": {}}}
         one = {"manager": "kube-controller-manager", "subresource": "scale", "time": time, "fieldsV1": fields}
         item["metadata"]["managedFields"] = [one]
-        cluster.fleet.observe_deployment(item)
+        cluster.cache.observe_deployment(item)
         cluster.do(cluster.scaler.step(cluster.ns))
     item["metadata"]["annotations"] = {**item["metadata"]["annotations"], CLASS: KPA}
     item["metadata"]["managedFields"] = [{**one, "time": "3"}]  # its last word, seen with the change
-    cluster.fleet.observe_deployment(item)
+    cluster.cache.observe_deployment(item)
     cluster.do(cluster.scaler.step(cluster.ns))
     assert not cluster.told("ReplicasConflict")
     item["metadata"]["managedFields"] = [{**one, "time": "4"}]
-    cluster.fleet.observe_deployment({**item})
+    cluster.cache.observe_deployment({**item})
     cluster.do(cluster.scaler.step(cluster.ns))
     assert len(cluster.told("ReplicasConflict")) == 1
 
@@ -1963,11 +1965,11 @@ def test_while_nobody_reports_what_is_held_that_is_not_taken_for_nothing() -> No
     cluster.scaler.pause()
     cluster.scaler.activator_gone("act")
     alone(20 * WINDOW)
-    assert cluster.view(model).desired == 1
+    assert cluster.view(model).recommended == 1
     cluster.scaler.resume(cluster.ns)
     assert cluster.view(model).is_young  # they come back within a while
     alone(2 * WINDOW)
-    assert cluster.view(model).desired == 0
+    assert cluster.view(model).recommended == 0
 
 
 def test_a_way_that_was_proven_before_a_leader_lost_its_lease_is_proven_anew() -> None:
@@ -1976,7 +1978,7 @@ def test_a_way_that_was_proven_before_a_leader_lost_its_lease_is_proven_anew() -
     model = cluster.add("m", replicas=1, **ONE)
     cluster.run(4)
     cluster.until(lambda: cluster.view(model).activity is Activity.INACTIVE, most=200)
-    proven = Path(proven_ns=cluster.ns - GRACE * SECOND, quiet=True)
+    proven = RouteStatus(proven_ns=cluster.ns - GRACE * SECOND, quiet=True)
     cluster.scaler.led(model.key, proven)
     cluster.scaler.resume(cluster.ns)
     assert scales(cluster.scaler.step(cluster.ns)) == []

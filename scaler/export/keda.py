@@ -23,9 +23,9 @@ from berth.runtime.process import starting
 from berth.v1 import externalscaler_pb2 as pb
 from berth.v1.externalscaler_pb2_grpc import ExternalScalerServicer, add_ExternalScalerServicer_to_server
 from scaler.core.models_view import ModelsView, ModelView
+from scaler.export.figures import CONCURRENCY, FIGURES, figure, is_active, target_of
+from scaler.export.tls import GrpcTls
 from scaler.go import parse_float
-from scaler.show.figures import CONCURRENCY, FIGURES, figure, is_active, target_of
-from scaler.show.tls import GrpcTls
 
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")

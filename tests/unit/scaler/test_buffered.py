@@ -4,7 +4,7 @@ import pytest
 
 from berth.contract.scaling import ModelKey, Report
 from proxy.request.load import LoadMeter
-from scaler.core.holding import Holding
+from scaler.core.buffered import BufferedRequests
 from scaler.decision.load import Stat
 
 MODEL = ModelKey("a", "m")
@@ -14,13 +14,13 @@ class Activator:
     """Reports each tick, and at once what makes it hold."""
 
     def __init__(self) -> None:
-        self.meter, self.holding = LoadMeter(0.0, lambda: 0.0), Holding()
+        self.meter, self.buffered = LoadMeter(0.0, lambda: 0.0), BufferedRequests()
         self.sent: list[tuple[float, float]] = []
 
     def report(self, now: float) -> None:
         arrived, load = self.meter.arrived, self.meter.report(now)
         told = report(self.meter.concurrency, load.average_concurrency if now else 0.0, arrived)
-        stat = self.holding.told("act", told)
+        stat = self.buffered.told("act", told)
         assert stat is not None
         self.sent.append((stat.concurrency, stat.requests))
 
@@ -31,7 +31,7 @@ class Activator:
             if kind == "in":
                 before = self.meter.concurrency
                 self.meter.enter(now)
-                if before == 0 and not self.holding.held:
+                if before == 0 and not self.buffered.held:
                     self.report(now)
             elif kind == "out":
                 self.meter.leave(now)
@@ -71,27 +71,27 @@ def test_events(events: str, sent: list[tuple[float, float]]) -> None:
 
 
 def test_each_activator_has_a_first_request() -> None:
-    holding = Holding()
-    assert holding.told("one", report(1, 0.0, 1)) == Stat(1.0, 0.0, 1.0, 0.0)
-    assert holding.told("two", report(1, 0.0, 1)) == Stat(1.0, 0.0, 1.0, 0.0)
-    assert holding.held == 2
-    holding.gone("one")
-    assert holding.held == 1
+    buffered = BufferedRequests()
+    assert buffered.told("one", report(1, 0.0, 1)) == Stat(1.0, 0.0, 1.0, 0.0)
+    assert buffered.told("two", report(1, 0.0, 1)) == Stat(1.0, 0.0, 1.0, 0.0)
+    assert buffered.held == 2
+    buffered.gone("one")
+    assert buffered.held == 1
 
 
 def test_who_attaches_anew_tells_what_it_holds() -> None:
     """A scaler that has just begun hears of many at once, and takes nothing off afterwards."""
-    holding = Holding()
-    assert holding.told("one", report(50, 50.0, 3)) == Stat(50.0, 0.0, 3.0, 0.0)
-    assert holding.told("one", report(50, 50.0, 0)) == Stat(50.0, 0.0, 0.0, 0.0)
+    buffered = BufferedRequests()
+    assert buffered.told("one", report(50, 50.0, 3)) == Stat(50.0, 0.0, 3.0, 0.0)
+    assert buffered.told("one", report(50, 50.0, 0)) == Stat(50.0, 0.0, 0.0, 0.0)
 
 
 def test_what_is_forwarded_is_counted_by_who_takes_it() -> None:
-    holding = Holding()
-    assert holding.told("one", report(0, 0.5, 2, wake=False, forwarded=4)) == Stat(0.5, 0.0, 2.0, 4.0)
+    buffered = BufferedRequests()
+    assert buffered.told("one", report(0, 0.5, 2, wake=False, forwarded=4)) == Stat(0.5, 0.0, 2.0, 4.0)
 
 
 def test_who_holds_nobody_wakes_nobody() -> None:
-    holding = Holding()
-    assert holding.told("one", report(0, 0.0, 3)) == Stat(0.0, 0.0, 3.0, 0.0)
-    assert holding.held == 0
+    buffered = BufferedRequests()
+    assert buffered.told("one", report(0, 0.0, 3)) == Stat(0.0, 0.0, 3.0, 0.0)
+    assert buffered.held == 0

@@ -1,12 +1,12 @@
 """The scaler itself, without its I/O: what is told goes in, what is to be done comes out. Pure.
 
-    fleet = Fleet(read_defaults(BERTH), keys)      # told by informers, whose lists are complete before what follows
-    scaler = Scaler(fleet, now_ns)
+    cache = Cache(read_defaults(BERTH), keys)      # told by informers, whose lists are complete before what follows
+    scaler = Scaler(cache, now_ns)
 
     scaler.heard(loads, copies, now_ns)            # a gateway has answered; the Scraper's `take`
     scaler.held(activator, report, now_ns)         # an activator has reported            → actions
     scaler.activator_gone(activator)               # its stream has ended
-    scaler.asked(model, now_ns)                    # what the model's switch is to look at, each second and after `Switched`
+    scaler.asked(model, now_ns)                    # what the model's switch is to look at, each second and after `RouteChanged`
     scaler.led(model, path)                        # what came of it
     scaler.second(now_ns)                          # once a second
     scaler.step(now_ns)                            # every two seconds                    → actions
@@ -38,15 +38,15 @@ from berth.contract.scaling import (
     SchedulableRequest,
 )
 from scaler.activation.switch import Asked
-from scaler.core.clip import ceiling_of
-from scaler.core.copies import Copies
-from scaler.core.course import Course, Path, known
+from scaler.core.actions import Action, ColdStarted, Event, Kind, NoRecord, Record, RouteChanged
+from scaler.core.autoscaler import ModelAutoscaler, RouteStatus, known
+from scaler.core.cache import Cache
+from scaler.core.capacity import capacity_of
 from scaler.core.deployments import MOST_TEMPLATE_BYTES, Deployment
-from scaler.core.fleet import Fleet
-from scaler.core.models_view import Averages as Shown
+from scaler.core.models_view import Averages as AveragesView
 from scaler.core.models_view import ModelView, PodsView
 from scaler.core.outcome import Outcomes, event_on
-from scaler.core.plan import Action, Event, Kind, NoRecord, Record, Switched, Woke
+from scaler.core.replica_loads import ReplicaLoads
 from scaler.core.retention import Evictions, Idle, least_recently_used
 from scaler.decision.bounds import Activity
 from scaler.decision.load import Averages, Stat
@@ -65,15 +65,15 @@ _MOST_COPIES: Final = 2**31 - 1
 class Scaler:
     """All models of one leader. Whoever leads next goes on with what stands on the Deployments."""
 
-    def __init__(self, fleet: Fleet, now_ns: int, record: Record | None = None) -> None:
+    def __init__(self, cache: Cache, now_ns: int, record: Record | None = None) -> None:
         """`record`: who writes down what the deciders are told."""
-        self._fleet = fleet
+        self._cache = cache
         self._record: Record = record or NoRecord()
         self._now_ns, self._set_back_ns = now_ns, 0
-        self._courses: dict[ModelKey, Course] = {}
-        self._copies = Copies(fleet)
+        self._autoscalers: dict[ModelKey, ModelAutoscaler] = {}
+        self._copies = ReplicaLoads(cache)
         self._evictions = Evictions()
-        self._outcomes = Outcomes(fleet, self._copies, self._evictions)
+        self._outcomes = Outcomes(cache, self._copies, self._evictions)
         # Models whose copies are not asked for before the binder has answered.
         self._unanswered: set[ModelKey] = set()
         self._is_paused = False
@@ -95,66 +95,66 @@ class Scaler:
             return []
 
     def _held(self, activator: str, report: Report, now_ns: int) -> list[Action]:
-        course = self._course(report.model, now_ns)
-        stat = None if course is None else course.holding.told(activator, report)
-        if course is None or stat is None:
+        autoscaler = self._autoscaler(report.model, now_ns)
+        stat = None if autoscaler is None else autoscaler.buffered.told(activator, report)
+        if autoscaler is None or stat is None:
             return []
-        self._tell(course, stat, now_ns)
-        woke: list[Action] = self._served(course, report, now_ns)
-        if stat.concurrency <= 0 or course.desired > 0 or course.hopeless(now_ns):
-            return woke
-        if self._fleet.counts(course.key).ready == 0:
-            course.wakes.begin(now_ns)
-        return [*woke, *self._stepped(course, now_ns)]
+        self._tell(autoscaler, stat, now_ns)
+        cold_started: list[Action] = self._served(autoscaler, report, now_ns)
+        if stat.concurrency <= 0 or autoscaler.recommended > 0 or autoscaler.hopeless(now_ns):
+            return cold_started
+        if self._cache.counts(autoscaler.key).ready == 0:
+            autoscaler.cold_starts.begin(now_ns)
+        return [*cold_started, *self._stepped(autoscaler, now_ns)]
 
     def activator_gone(self, activator: str) -> None:
-        for course in self._courses.values():
-            course.holding.gone(activator)
+        for autoscaler in self._autoscalers.values():
+            autoscaler.buffered.gone(activator)
 
-    def led(self, model: ModelKey, path: Path) -> None:
+    def led(self, model: ModelKey, path: RouteStatus) -> None:
         """Whether the model's requests get to the activators, if they are to."""
-        course = self._courses.get(model)
-        if course is not None:
-            course.path = path if course.is_away(self._fleet.counts(model)) else Path()
+        autoscaler = self._autoscalers.get(model)
+        if autoscaler is not None:
+            autoscaler.route = path if autoscaler.is_away(self._cache.counts(model)) else RouteStatus()
 
     def second(self, now_ns: int) -> None:
         """What the copies have told in the last second becomes their models' load. Of a model without a copy that
         nobody waits for there is none, so that what was woken in vain goes again."""
         now_ns = self._now(now_ns)
-        courses = self._all(now_ns)
-        stats = self._copies.second(course.key for course in courses)
-        for course in courses:
+        autoscalers = self._all(now_ns)
+        stats = self._copies.second(autoscaler.key for autoscaler in autoscalers)
+        for autoscaler in autoscalers:
             try:
-                self._second_of(course, stats.get(course.key), now_ns)
+                self._second_of(autoscaler, stats.get(autoscaler.key), now_ns)
             except Exception as error:
-                _left_out(course.key, error)
+                _left_out(autoscaler.key, error)
 
-    def _second_of(self, course: Course, stat: Stat | None, now_ns: int) -> None:
-        ready = self._fleet.counts(course.key).ready
-        if stat is None and ready == 0 and self._is_known_idle(course):
+    def _second_of(self, autoscaler: ModelAutoscaler, stat: Stat | None, now_ns: int) -> None:
+        ready = self._cache.counts(autoscaler.key).ready
+        if stat is None and ready == 0 and self._is_known_idle(autoscaler):
             stat = Stat()
         if stat is not None:
-            self._tell(course, stat, now_ns)
-        waiting = self._copies.waiting(course.key, now_ns)
+            self._tell(autoscaler, stat, now_ns)
+        waiting = self._copies.waiting(autoscaler.key, now_ns)
         if waiting is not None:
-            course.waiting.record(now_ns // SECOND_NS, waiting + course.holding.held)
+            autoscaler.waiting.record(now_ns // SECOND_NS, waiting + autoscaler.buffered.held)
 
-    def _is_known_idle(self, course: Course) -> bool:
+    def _is_known_idle(self, autoscaler: ModelAutoscaler) -> bool:
         """A model without a copy, as far as activators tell."""
-        return course.desired > 0 and course.holding.held == 0 and not self._is_paused
+        return autoscaler.recommended > 0 and autoscaler.buffered.held == 0 and not self._is_paused
 
-    def _tell(self, course: Course, stat: Stat, now_ns: int) -> None:
+    def _tell(self, autoscaler: ModelAutoscaler, stat: Stat, now_ns: int) -> None:
         """In whole seconds, as the windows are."""
         second_ns = now_ns // SECOND_NS * SECOND_NS
-        self._record.stat(course.key, second_ns, stat)
-        course.record(stat, second_ns)
+        self._record.stat(autoscaler.key, second_ns, stat)
+        autoscaler.record(stat, second_ns)
 
-    def _served(self, course: Course, report: Report, now_ns: int) -> list[Action]:
-        if report.forwarded <= 0 or not course.wakes.under_way:
+    def _served(self, autoscaler: ModelAutoscaler, report: Report, now_ns: int) -> list[Action]:
+        if report.forwarded <= 0 or not autoscaler.cold_starts.under_way:
             return []
-        course.wakes.seen(self._fleet.pods(course.key))
-        wake = course.wakes.served(now_ns - int(report.served_ago * SECOND_NS))
-        return [] if wake is None else [Woke(model=course.key, wake=wake)]
+        autoscaler.cold_starts.seen(self._cache.pods(autoscaler.key))
+        cold_start = autoscaler.cold_starts.served(now_ns - int(report.served_ago * SECOND_NS))
+        return [] if cold_start is None else [ColdStarted(model=autoscaler.key, cold_start=cold_start)]
 
     def pause(self) -> None:
         """Nobody reports what is held from now on."""
@@ -163,22 +163,22 @@ class Scaler:
     def resume(self, now_ns: int) -> None:
         """Activators come back now, and whether requests get to them is to be seen anew."""
         self._is_paused, now_ns = False, self._now(now_ns)
-        for course in self._courses.values():
-            course.resume(self._fleet.counts(course.key), now_ns)
+        for autoscaler in self._autoscalers.values():
+            autoscaler.resume(self._cache.counts(autoscaler.key), now_ns)
 
     # What is to be done.
 
     def step(self, now_ns: int) -> list[Action]:
         """One decision for each model, and what comes of it."""
         now_ns = self._now(now_ns)
-        actions: list[Action] = [*self._complaints(), *self._gone()]
+        actions: list[Action] = [*self._problems(), *self._gone()]
         self._copies.forget_gone()
-        self._evictions.forget_done(lambda uid: self._fleet.pod(uid) is not None, now_ns)
-        for course in self._all(now_ns):
+        self._evictions.forget_done(lambda uid: self._cache.pod(uid) is not None, now_ns)
+        for autoscaler in self._all(now_ns):
             try:
-                actions += self._stepped(course, now_ns)
+                actions += self._stepped(autoscaler, now_ns)
             except Exception as error:
-                _left_out(course.key, error)
+                _left_out(autoscaler.key, error)
         if not self._unanswered:
             self._silent_since_ns = None  # who is asked nothing is not silent
         return actions
@@ -186,11 +186,11 @@ class Scaler:
     def question(self, now_ns: int) -> SchedulableRequest | None:
         """All models that lack copies, if one of them waits for an answer."""
         now_ns = self._now(now_ns)
-        self._unanswered &= self._courses.keys()
+        self._unanswered &= self._autoscalers.keys()
         if not self._unanswered:
             return None
-        lacking = (course for course in self._courses.values() if self._lacks(course, now_ns))
-        asked = tuple(self._asked_of(course, now_ns) for course in _as_many_as_go(lacking))
+        lacking = (autoscaler for autoscaler in self._autoscalers.values() if self._lacks(autoscaler, now_ns))
+        asked = tuple(self._asked_of(autoscaler, now_ns) for autoscaler in _as_many_as_go(lacking))
         if not asked:
             self._unanswered.clear()
             return None
@@ -206,17 +206,17 @@ class Scaler:
         now_ns = self._now(now_ns)
         if answer is not None:
             self._silent_since_ns = None
-            for course in self._courses.values():
-                course.ceiling = None
+            for autoscaler in self._autoscalers.values():
+                autoscaler.capacity = None
         told = {} if answer is None else answer.models
         for asked in question.models:
             self._unanswered.discard(asked.model)
-            if asked.model in self._courses and asked.model in told:
-                self._courses[asked.model].ceiling = ceiling_of(asked, told[asked.model])
+            if asked.model in self._autoscalers and asked.model in told:
+                self._autoscalers[asked.model].capacity = capacity_of(asked, told[asked.model])
         self._keep_promises(question, now_ns)
         actions: list[Action] = []
         for asked in question.models:
-            if asked.model not in self._courses:
+            if asked.model not in self._autoscalers:
                 continue
             try:
                 actions += self._placed(asked, told.get(asked.model), now_ns)
@@ -228,42 +228,42 @@ class Scaler:
 
     def names(self, namespace: str) -> Sequence[str]:
         """Of the Deployments of this namespace that have asked to be scaled."""
-        return [key.name for key in self._courses if key.namespace == namespace]
+        return [key.name for key in self._autoscalers if key.namespace == namespace]
 
     def models(self) -> Sequence[ModelKey]:
-        return list(self._courses)
+        return list(self._autoscalers)
 
     def asked(self, model: ModelKey, now_ns: int) -> Asked | None:
         """Who is to take the model's requests, and what activators need to know for it. None: it is not scaled."""
-        course = self._courses.get(model)
-        if course is None or course.away is None or model not in self._fleet.deployments:
+        autoscaler = self._autoscalers.get(model)
+        if autoscaler is None or autoscaler.away is None or model not in self._cache.deployments:
             return None
-        deployment = course.deployment
+        deployment = autoscaler.deployment
         return Asked(
             model=model,
-            away=course.is_away(self._fleet.counts(model)),
+            away=autoscaler.is_away(self._cache.counts(model)),
             public_name=deployment.public_name,
-            endpoints=self._fleet.endpoints(model),
+            endpoints=self._cache.endpoints(model),
             tls=deployment.proxy.tls,
             limits=deployment.options.limits,
             clients=deployment.options.clients,
-            hopeless=course.hopeless(now_ns),
-            waits_for="" if course.waits is None else course.waits.text,
+            hopeless=autoscaler.hopeless(now_ns),
+            waits_for="" if autoscaler.waits is None else autoscaler.waits.text,
             last_arrival_ns=self._copies.last_arrival_ns(model, now_ns),
         )
 
     def view(self, model: ModelKey) -> ModelView | None:
-        course = self._courses.get(model)
-        if course is None:
+        autoscaler = self._autoscalers.get(model)
+        if autoscaler is None:
             return None
-        deployment, now_ns, counts = course.deployment, self._now_ns, self._fleet.counts(model)
-        course.wakes.seen(self._fleet.pods(model))
-        concurrency, requests = course.model.averages(now_ns)
+        deployment, now_ns, counts = autoscaler.deployment, self._now_ns, self._cache.counts(model)
+        autoscaler.cold_starts.seen(self._cache.pods(model))
+        concurrency, requests = autoscaler.model.averages(now_ns)
         return ModelView(
             model=model,
-            kind=deployment.class_name,
+            class_name=deployment.class_name,
             spec=deployment.spec,
-            invalid=self._fleet.refused(model),
+            invalid=self._cache.refused(model),
             ready=counts.ready,
             pods=PodsView(
                 not_ready=counts.starting,
@@ -273,21 +273,21 @@ class Scaler:
                 terminating=counts.leaving,
             ),
             replicas=deployment.replicas,
-            desired=known(course.desired),
-            wanted=known(course.step.copies),
-            written=course.asked_for if deployment.kind is Kind.KPA else deployment.replicas,
-            clipped=course.clipped.by,
-            why=course.why(now_ns),
+            recommended=known(autoscaler.recommended),
+            desired=known(autoscaler.step.copies),
+            requested=autoscaler.asked_for if deployment.kind is Kind.KPA else deployment.replicas,
+            capacity_limited=autoscaler.capacity_limited.by,
+            message=autoscaler.why(now_ns),
             concurrency=_shown(concurrency),
             requests_per_second=_shown(requests),
-            waiting=_shown(course.waiting.averages(now_ns // SECOND_NS)),
-            is_young=course.is_young(counts, now_ns),
-            in_panic=course.model.in_panic,
-            activity=course.activity,
-            since_ns=course.since_ns,
-            held=course.holding.held,
-            decisions=tuple(course.decisions),
-            wakes=course.wakes.views(),
+            waiting=_shown(autoscaler.waiting.averages(now_ns // SECOND_NS)),
+            is_young=autoscaler.is_young(counts, now_ns),
+            in_panic=autoscaler.model.in_panic,
+            activity=autoscaler.activity,
+            since_ns=autoscaler.since_ns,
+            buffered=autoscaler.buffered.held,
+            decisions=tuple(autoscaler.decisions),
+            cold_starts=autoscaler.cold_starts.views(),
         )
 
     @property
@@ -306,31 +306,31 @@ class Scaler:
         self._now_ns = max(self._now_ns, now_ns)
         return self._now_ns
 
-    def _all(self, now_ns: int) -> list[Course]:
+    def _all(self, now_ns: int) -> list[ModelAutoscaler]:
         found = []
-        for deployment in self._fleet.deployments.values():
+        for deployment in self._cache.deployments.values():
             try:
-                found.append(self._course_of(deployment, now_ns))
+                found.append(self._autoscaler_of(deployment, now_ns))
             except Exception as error:
                 _left_out(deployment.key, error)
         return found
 
-    def _course(self, key: ModelKey, now_ns: int) -> Course | None:
-        deployment = self._fleet.deployments.get(key)
-        return None if deployment is None else self._course_of(deployment, now_ns)
+    def _autoscaler(self, key: ModelKey, now_ns: int) -> ModelAutoscaler | None:
+        deployment = self._cache.deployments.get(key)
+        return None if deployment is None else self._autoscaler_of(deployment, now_ns)
 
-    def _course_of(self, deployment: Deployment, now_ns: int) -> Course:
+    def _autoscaler_of(self, deployment: Deployment, now_ns: int) -> ModelAutoscaler:
         """Made when it is first needed, and told of its Deployment as it is now."""
         key = deployment.key
-        course = self._courses.get(key)
-        if course is not None and course.deployment is deployment:
-            return course
-        ready = self._fleet.counts(key).ready
-        if course is None or course.deployment.uid != deployment.uid:
-            course = self._courses[key] = Course(deployment, ready=ready, now_ns=now_ns)
+        autoscaler = self._autoscalers.get(key)
+        if autoscaler is not None and autoscaler.deployment is deployment:
+            return autoscaler
+        ready = self._cache.counts(key).ready
+        if autoscaler is None or autoscaler.deployment.uid != deployment.uid:
+            autoscaler = self._autoscalers[key] = ModelAutoscaler(deployment, ready=ready, now_ns=now_ns)
             is_new: bool | None = True
         else:
-            is_new = course.configure(deployment, ready=ready, now_ns=now_ns)
+            is_new = autoscaler.configure(deployment, ready=ready, now_ns=now_ns)
         if is_new is not None:
             self._record.model(
                 key,
@@ -340,97 +340,104 @@ class Scaler:
                 annotations=deployment.annotations,
                 container_concurrency=deployment.proxy.container_concurrency,
             )
-        return course
+        return autoscaler
 
-    def _stepped(self, course: Course, now_ns: int) -> list[Action]:
-        counts = self._fleet.counts(course.key)
-        self._record.scale(course.key, now_ns, ready=counts.ready)
-        course.decide(ready=counts.ready, now_ns=now_ns)
-        is_switched = course.advance(counts, self._fleet.pods(course.key), now_ns)
-        actions: list[Action] = [Switched(model=course.key)] if is_switched else []
-        if course.lacks(counts, now_ns):
-            self._unanswered.add(course.key)
+    def _stepped(self, autoscaler: ModelAutoscaler, now_ns: int) -> list[Action]:
+        counts = self._cache.counts(autoscaler.key)
+        self._record.scale(autoscaler.key, now_ns, ready=counts.ready)
+        autoscaler.decide(ready=counts.ready, now_ns=now_ns)
+        is_switched = autoscaler.advance(counts, self._cache.pods(autoscaler.key), now_ns)
+        actions: list[Action] = [RouteChanged(model=autoscaler.key)] if is_switched else []
+        if autoscaler.lacks(counts, now_ns):
+            self._unanswered.add(autoscaler.key)
             return actions
-        return actions + self._outcome(course, now_ns)
+        return actions + self._outcome(autoscaler, now_ns)
 
-    def _outcome(self, course: Course, now_ns: int) -> list[Action]:
-        return self._outcomes.of(course, now_ns, silent_ns=self.binder_silent_ns)
+    def _outcome(self, autoscaler: ModelAutoscaler, now_ns: int) -> list[Action]:
+        return self._outcomes.of(autoscaler, now_ns, silent_ns=self.binder_silent_ns)
 
     # Room.
 
-    def _lacks(self, course: Course, now_ns: int) -> bool:
-        return course.lacks(self._fleet.counts(course.key), now_ns)
+    def _lacks(self, autoscaler: ModelAutoscaler, now_ns: int) -> bool:
+        return autoscaler.lacks(self._cache.counts(autoscaler.key), now_ns)
 
-    def _asked_of(self, course: Course, now_ns: int) -> SchedulableModel:
-        course.asked_ns = now_ns
-        counts = self._fleet.counts(course.key)
+    def _asked_of(self, autoscaler: ModelAutoscaler, now_ns: int) -> SchedulableModel:
+        autoscaler.asked_ns = now_ns
+        counts = self._cache.counts(autoscaler.key)
         return SchedulableModel(
-            model=course.key,
-            wanted=min(course.schedulable(counts), _MOST_COPIES),
+            model=autoscaler.key,
+            wanted=min(autoscaler.schedulable(counts), _MOST_COPIES),
             running=counts.ready,
             starting=counts.starting,
-            priority=self._fleet.priority(course.key),
-            template=course.deployment.template,
-            template_hash=course.deployment.template_hash,
+            priority=self._cache.priority(autoscaler.key),
+            template=autoscaler.deployment.template,
+            template_hash=autoscaler.deployment.template_hash,
         )
 
     def _keep_promises(self, question: SchedulableRequest, now_ns: int) -> None:
-        """Copies that had a place a moment ago and are not bound yet take it, whoever it has been offered to since: what
+        """Replicas that had a place a moment ago and are not bound yet take it, whoever it has been offered to since: what
         is new has to wait until all of them have one."""
-        courses = [self._courses[asked.model] for asked in question.models if asked.model in self._courses]
-        if any(self._is_owed(course, now_ns) for course in courses):
-            for course in courses:
-                course.limit_to_promise()
+        autoscalers = [
+            self._autoscalers[asked.model] for asked in question.models if asked.model in self._autoscalers
+        ]
+        if any(self._is_owed(autoscaler, now_ns) for autoscaler in autoscalers):
+            for autoscaler in autoscalers:
+                autoscaler.limit_to_promise()
 
-    def _is_owed(self, course: Course, now_ns: int) -> bool:
-        counts = self._fleet.counts(course.key)
+    def _is_owed(self, autoscaler: ModelAutoscaler, now_ns: int) -> bool:
+        counts = self._cache.counts(autoscaler.key)
         refused = counts.unschedulable + counts.gated
-        return course.ceiling is not None and course.ceiling.copies < course.owed(now_ns) - refused
+        return (
+            autoscaler.capacity is not None and autoscaler.capacity.copies < autoscaler.owed(now_ns) - refused
+        )
 
     def _placed(self, asked: SchedulableModel, schedulable: Schedulable | None, now_ns: int) -> list[Action]:
-        course, counts = self._courses[asked.model], self._fleet.counts(asked.model)
+        autoscaler, counts = self._autoscalers[asked.model], self._cache.counts(asked.model)
         actions: list[Action] = []
-        if schedulable is not None and course.ceiling is not None:
-            is_never = course.ceiling.never and counts.bound == 0
-            if is_never and not course.may_wait_for_node(counts, self._fleet.pods(asked.model)):
-                course.has_no_place(schedulable.reason, now_ns)
+        if schedulable is not None and autoscaler.capacity is not None:
+            is_never = autoscaler.capacity.never and counts.bound == 0
+            if is_never and not autoscaler.may_wait_for_node(counts, self._cache.pods(asked.model)):
+                autoscaler.has_no_place(schedulable.reason, now_ns)
             # Nobody goes for one more copy before those are made that have a place.
-            is_made = counts.made >= max(course.deployment.replicas, course.ceiling.copies)
-            if course.ceiling.copies < asked.wanted and schedulable.if_idle_go and is_made:
+            is_made = counts.made >= max(autoscaler.deployment.replicas, autoscaler.capacity.copies)
+            if autoscaler.capacity.copies < asked.wanted and schedulable.if_idle_go and is_made:
                 actions += self._make_room(asked, schedulable.if_idle_go, now_ns)
-        return actions + self._outcome(course, now_ns)
+        return actions + self._outcome(autoscaler, now_ns)
 
     def _make_room(self, asked: SchedulableModel, named: Sequence[str], now_ns: int) -> list[Action]:
         idle = {copy.full_name: copy for copy in self._idle(now_ns)}
         actions: list[Action] = []
         going = self._evictions.chosen(asked.model, asked.priority, named, idle, now_ns)
         for copy in going:
-            victim = self._courses[copy.model]
+            victim = self._autoscalers[copy.model]
             left = victim.deployment.replicas if victim.evicted_to is None else victim.evicted_to
             victim.evicted_to = max(left - 1, 0)
             actions.append(
                 event_on(
-                    victim, "Normal", "MadeRoom", f"{copy.pod} was idle, and {asked.model} needs its memory"
+                    victim,
+                    "Normal",
+                    "IdleReplicaEvicted",
+                    f"{copy.pod} was idle, and {asked.model} needs its memory",
                 )
             )
         for model in {copy.model for copy in going}:
-            actions += self._outcome(self._courses[model], now_ns)
+            actions += self._outcome(self._autoscalers[model], now_ns)
         return actions
 
     def _idle(self, now_ns: int) -> Iterator[Idle]:
-        """Copies that stay until they are needed, of models whose requests have gone to the activators for so long that
+        """Replicas that stay until they are needed, of models whose requests have gone to the activators for so long that
         nobody sends a copy one any more."""
-        for key, course in self._courses.items():
-            if not _may_make_room(course, now_ns):
+        for key, autoscaler in self._autoscalers.items():
+            if not _may_make_room(autoscaler, now_ns):
                 continue
-            priority = self._fleet.priority(key)
+            priority = self._cache.priority(key)
             for pod, last_ns in self._copies.idle(key, now_ns):
                 yield Idle(pod=pod.name, uid=pod.uid, model=key, priority=priority, last_used_ns=last_ns)
 
     # Deployments.
 
-    def _complaints(self) -> Iterator[Event]:
-        for complaint in self._fleet.complaints():
+    def _problems(self) -> Iterator[Event]:
+        for complaint in self._cache.problems():
             yield Event(
                 model=complaint.key,
                 uid=complaint.uid,
@@ -439,12 +446,12 @@ class Scaler:
                 message=complaint.text,
             )
 
-    def _gone(self) -> Iterator[Switched]:
+    def _gone(self) -> Iterator[RouteChanged]:
         """Whose class has been taken away keeps its copies as they are."""
-        for key in [key for key in self._courses if key not in self._fleet.deployments]:
-            del self._courses[key]
+        for key in [key for key in self._autoscalers if key not in self._cache.deployments]:
+            del self._autoscalers[key]
             self._record.gone(key)
-            yield Switched(model=key)
+            yield RouteChanged(model=key)
 
 
 def _left_out(model: ModelKey, error: Exception) -> None:
@@ -452,33 +459,37 @@ def _left_out(model: ModelKey, error: Exception) -> None:
     log.error("model left out", extra={"fields": {"model": model}}, exc_info=error)
 
 
-def _as_many_as_go(courses: Iterable[Course]) -> Iterator[Course]:
+def _as_many_as_go(autoscalers: Iterable[ModelAutoscaler]) -> Iterator[ModelAutoscaler]:
     """Into one question: one of each namespace, then another of each, so that however many a tenant has, and however
     large, all others are asked for. Of its own those that have not been asked for the longest time."""
-    by_namespace: dict[str, list[Course]] = defaultdict(list)
-    for course in courses:
-        if course.deployment.template_bytes <= MOST_TEMPLATE_BYTES:
-            by_namespace[course.key.namespace].append(course)
+    by_namespace: dict[str, list[ModelAutoscaler]] = defaultdict(list)
+    for autoscaler in autoscalers:
+        if autoscaler.deployment.template_bytes <= MOST_TEMPLATE_BYTES:
+            by_namespace[autoscaler.key.namespace].append(autoscaler)
     for found in by_namespace.values():
-        found.sort(key=lambda course: course.asked_ns)
+        found.sort(key=lambda autoscaler: autoscaler.asked_ns)
     left, room = MOST_ASKED, _QUESTION_BYTES
     for turn in zip_longest(*by_namespace.values()):
-        for course in filter(None, turn):
-            left, room = left - 1, room - course.deployment.template_bytes
+        for autoscaler in filter(None, turn):
+            left, room = left - 1, room - autoscaler.deployment.template_bytes
             if left < 0 or room < 0:
                 return
-            yield course
+            yield autoscaler
 
 
-def _may_make_room(course: Course, now_ns: int) -> bool:
-    deployment = course.deployment
-    if not deployment.options.until_needed or deployment.kind is not Kind.KPA or course.desired != 0:
+def _may_make_room(autoscaler: ModelAutoscaler, now_ns: int) -> bool:
+    deployment = autoscaler.deployment
+    if not deployment.options.until_needed or deployment.kind is not Kind.KPA or autoscaler.recommended != 0:
         return False
-    return course.activity is Activity.INACTIVE and course.holding.held == 0 and course.is_proven(now_ns)
+    return (
+        autoscaler.activity is Activity.INACTIVE
+        and autoscaler.buffered.held == 0
+        and autoscaler.is_proven(now_ns)
+    )
 
 
-def _shown(averages: Averages | None) -> Shown:
+def _shown(averages: Averages | None) -> AveragesView:
     if averages is None:
-        return Shown()
+        return AveragesView()
     # What sums and differences leave of a window may be a little less than nothing: neither that nor a -0.0 is a load.
-    return Shown(max(averages.stable, 0.0) + 0.0, max(averages.panic, 0.0) + 0.0)
+    return AveragesView(max(averages.stable, 0.0) + 0.0, max(averages.panic, 0.0) + 0.0)

@@ -1,7 +1,7 @@
 """How long a model's way took from its first request at zero to the first answer, by phases. Pure.
 
-decide  until copies are asked for        place  until the first one has a node
-load    until it is ready                 serve  until a request that was held is passed on
+decide  until replicas are requested      schedule  until the first one has a node
+load    until it is ready                 serve     until a buffered request is forwarded
 """
 
 from collections import deque
@@ -9,20 +9,20 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final
 
-from scaler.core.models_view import KEPT, WakeView
+from scaler.core.models_view import KEPT, ColdStartView
 from scaler.core.pods import Pod
 from scaler.go import SECOND_NS
 
-PHASES: Final = ("decide", "place", "load", "serve")
+PHASES: Final = ("decide", "schedule", "load", "serve")
 
 
-class Wakes:
+class ColdStarts:
     """Of one model. A wake ends with its last phase, or when nobody is served that way any more."""
 
     __slots__ = ("_ends_ns", "_over")
 
     def __init__(self) -> None:
-        self._over: deque[WakeView] = deque(maxlen=KEPT)
+        self._over: deque[ColdStartView] = deque(maxlen=KEPT)
         # Of the wake that is under way: when it began, then the end of each phase that is over.
         self._ends_ns: list[int] = []
 
@@ -35,7 +35,7 @@ class Wakes:
             self._ends_ns = [now_ns]
 
     def asked(self, now_ns: int) -> None:
-        """Copies have been asked for."""
+        """Replicas have been asked for."""
         self._reach(1, now_ns)
 
     def seen(self, pods: Iterable[Pod]) -> None:
@@ -51,7 +51,7 @@ class Wakes:
         if ready is not None:
             self._reach(3, ready)
 
-    def served(self, at_ns: int) -> WakeView | None:
+    def served(self, at_ns: int) -> ColdStartView | None:
         """A request has been passed on: the wake is over, if there was one. What was heard of later than that is over
         by then: a copy serves before the kubelet says so."""
         if len(self._ends_ns) == 1:  # a copy was there all the time
@@ -64,7 +64,7 @@ class Wakes:
         self._ends_ns = ends + [at_ns] * (1 + len(PHASES) - len(ends))
         return self.end()
 
-    def end(self) -> WakeView | None:
+    def end(self) -> ColdStartView | None:
         """Whatever it has come to."""
         view = self._view()
         if view is not None:
@@ -72,7 +72,7 @@ class Wakes:
         self._ends_ns = []
         return view
 
-    def views(self) -> tuple[WakeView, ...]:
+    def views(self) -> tuple[ColdStartView, ...]:
         """The newest last, the one that is under way among them."""
         view = self._view()
         return (*self._over, view) if view is not None else tuple(self._over)
@@ -81,9 +81,9 @@ class Wakes:
         if len(self._ends_ns) == phase:
             self._ends_ns.append(max(at_ns, self._ends_ns[-1]))
 
-    def _view(self) -> WakeView | None:
+    def _view(self) -> ColdStartView | None:
         if not self._ends_ns:
             return None
         ends = self._ends_ns
         seconds = [(end - begin) / SECOND_NS for begin, end in pairwise(ends)]
-        return WakeView(at_ns=ends[0], phases=tuple(zip(PHASES, seconds, strict=False)))
+        return ColdStartView(at_ns=ends[0], phases=tuple(zip(PHASES, seconds, strict=False)))

@@ -1,4 +1,4 @@
-"""One model's course: what is decided of it, how far it is on its way to or from zero, what of it must outlive a step. Pure.
+"""One model's autoscaler: what is decided of it, how far it is on its way to or from zero, what of it must outlive a step. Pure.
 
 The decider is told of its load alone. What comes behind it (bounds, activity, the way to zero) is told nothing but the last
 decision, as in Knative's reconciler, so that the decider's answers are Knative's whatever the cluster does.
@@ -13,24 +13,24 @@ from typing import Final
 from berth.contract.scaling import Scaled
 from berth.contract.text import one_line
 from scaler.activation.activators import LINGER_NS
-from scaler.core.clip import Ceiling, Clipped
+from scaler.core.actions import Kind
+from scaler.core.buffered import BufferedRequests
+from scaler.core.capacity import Capacity, CapacityLimited
+from scaler.core.cold_starts import ColdStarts
 from scaler.core.deployments import Deployment
-from scaler.core.holding import Holding
 from scaler.core.models_view import KEPT, DecisionView
-from scaler.core.plan import Kind
 from scaler.core.pods import Counts, Pod, PodState
-from scaler.core.wakes import Wakes
 from scaler.decision.bounds import UNKNOWN, Activity, State, Step, activity, bounded, ready_to_be_active, step
 from scaler.decision.load import Averages, Stat
 from scaler.decision.model import Model
 from scaler.decision.windows import LinearWindow
 from scaler.go import SECOND_NS
 
-# For so long nobody wakes a model whose copies have failed for good: what has failed may have been mended in its place.
+# A model whose replicas have failed for good is not started for so long: the failure may be repaired in place.
 FAILED_NS: Final = 600 * SECOND_NS
 # A node that could hold it may come.
 NO_PLACE_NS: Final = 60 * SECOND_NS
-# Copies that were asked for and are not seen count as on their way for so long.
+# Replicas that were asked for and are not seen count as on their way for so long.
 _PROMISE_NS: Final = 10 * SECOND_NS
 # Who has made no pod of those that are missing for so long is not let make them, by a quota or an admission. Then no
 # place is kept for them, until one is made after all or the other time is over.
@@ -58,7 +58,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class RouteStatus:
     """What has become of leading a model's requests to the activators: `proven_ns`, since when they get there; `quiet`:
     and no copy has had one for a while. `trouble`: why they cannot be led there."""
 
@@ -67,7 +67,7 @@ class Path:
     trouble: str = ""
 
 
-class Course:
+class ModelAutoscaler:
     """Times are nanoseconds since 1970."""
 
     # More attributes than CPython keeps in line, of an object that is looked at for each model each second.
@@ -86,25 +86,25 @@ class Course:
         "asked_for",
         "asked_ns",
         "away",
-        "ceiling",
-        "clipped",
+        "buffered",
+        "capacity",
+        "capacity_limited",
+        "cold_starts",
         "decisions",
         "deployment",
-        "desired",
         "evicted_to",
-        "holding",
         "initialised",
         "kept_for",
         "key",
         "model",
-        "path",
+        "recommended",
         "rival",
+        "route",
         "since_ns",
         "step",
         "told_ns",
         "waiting",
         "waits",
-        "wakes",
     )
 
     def __init__(self, deployment: Deployment, *, ready: int, now_ns: int) -> None:
@@ -117,7 +117,7 @@ class Course:
         # Since when its windows have missed nothing: what came before was perhaps somebody's.
         self._known_since_ns = now_ns
         # The decider's last word, and what the bounds made of it.
-        self.desired = UNKNOWN
+        self.recommended = UNKNOWN
         self.step = Step(UNKNOWN, write=False)
         self.activity = Activity.ACTIVATING if told is None else _activity_of(told.activity)
         self.since_ns = now_ns if told is None else min(_ns(told.since), now_ns)
@@ -129,14 +129,14 @@ class Course:
         self.away: bool | None = None
         # Why the last copy does not go; "": nothing keeps it.
         self.kept_for = ""
-        self.path = Path()
-        self.holding = Holding()
-        self.wakes = Wakes()
+        self.route = RouteStatus()
+        self.buffered = BufferedRequests()
+        self.cold_starts = ColdStarts()
         self._hopeless: _Hopeless | None = None
         self.waits: Waits | None = None
         # What there is room for, and what of the wanted copies is asked for.
-        self.ceiling: Ceiling | None = None
-        self.clipped = Clipped(UNKNOWN)
+        self.capacity: Capacity | None = None
+        self.capacity_limited = CapacityLimited(UNKNOWN)
         self._promised, self._promised_ns = deployment.replicas, now_ns
         # How many pods there were, for how long fewer than are written, and until when no more are reckoned with.
         self._made, self._missing_ns, self._unmade_until_ns = 0, 0, now_ns
@@ -166,7 +166,7 @@ class Course:
         count that is made in the one second in which a window without a value reads 0 and is not empty yet."""
         decision = self.model.decide(ready=ready, now_ns=now_ns)
         if decision is not None and now_ns // SECOND_NS * SECOND_NS - self._recorded_ns < self._window_ns:
-            self.desired = max(decision.desired, UNKNOWN)
+            self.recommended = max(decision.desired, UNKNOWN)
 
     @property
     def _window_ns(self) -> int:
@@ -179,7 +179,7 @@ class Course:
 
     def resume(self, counts: Counts, now_ns: int) -> None:
         """The scaler writes again, after a while in which it heard copies and no activators."""
-        self.path = Path()
+        self.route = RouteStatus()
         if not counts.ready:
             self._known_since_ns = now_ns
 
@@ -211,7 +211,7 @@ class Course:
         a node that is still to come stops it only while somebody waits for the copy."""
         if self.activity is not Activity.ACTIVATING:
             return
-        is_wanted = self.desired != 0
+        is_wanted = self.recommended != 0
         coming = counts.on_their_way + (counts.gated if is_wanted else 0)
         if self.deployment.options.overflow_pods and not is_wanted:
             coming -= counts.unschedulable
@@ -226,7 +226,7 @@ class Course:
             text = f"scheduling gates hold {counts.gated} of its pods back, as a quota does: {names}"
             return Waits("SchedulingGated", text)
         if counts.unschedulable and self.deployment.options.overflow_pods:
-            why = self.ceiling.why if self.ceiling is not None and self.ceiling.why else "none has room"
+            why = self.capacity.why if self.capacity is not None and self.capacity.why else "none has room"
             return Waits("WaitingForNode", f"{counts.unschedulable} of its pods wait for a node: {why}")
         return None
 
@@ -235,10 +235,10 @@ class Course:
         if self.hopeless(now_ns) and self._may_be_zero():
             return Step(0, write=True)
         self.kept_for = ""
-        would_go = self.desired == 0 and self._may_be_zero()
-        if self.path.trouble and would_go and self.deployment.replicas > 0:
+        would_go = self.recommended == 0 and self._may_be_zero()
+        if self.route.trouble and would_go and self.deployment.replicas > 0:
             # Nobody could wake it again. One that is at zero stays there all the same.
-            self.kept_for = self.path.trouble
+            self.kept_for = self.route.trouble
             spec = replace(spec, bounds=replace(spec.bounds, scale_to_zero=False))
         proven = self.is_proven(now_ns)
         state = State(
@@ -249,7 +249,7 @@ class Course:
             proven=proven,
             progress_deadline_ns=self.deployment.progress_deadline_ns,
         )
-        return step(spec, state, self.desired, now_ns)
+        return step(spec, state, self.recommended, now_ns)
 
     def _counted_since_ns(self, now_ns: int) -> int:
         """The last copy does not go by windows that have just begun, however long the model has been active."""
@@ -262,10 +262,10 @@ class Course:
     def is_proven(self, now_ns: int) -> bool:
         """Whether nobody sends its copies a request any more: theirs have gone to the activators for the grace period,
         or copies have had none since. Knative's rule looks at the way alone, however lately it was laid."""
-        since_ns = self.path.proven_ns
+        since_ns = self.route.proven_ns
         if since_ns is None:
             return False
-        return self.path.quiet or now_ns - since_ns >= self.deployment.spec.bounds.grace_period_ns
+        return self.route.quiet or now_ns - since_ns >= self.deployment.spec.bounds.grace_period_ns
 
     def _may_be_zero(self) -> bool:
         bounds = self.deployment.spec.bounds
@@ -278,7 +278,7 @@ class Course:
     def _switch(self, counts: Counts) -> bool:
         before, self.away = self.away, self.is_away(counts)
         if not self.away:
-            self.path = Path()
+            self.route = RouteStatus()
         return self.away is not before
 
     def configure(self, deployment: Deployment, *, ready: int, now_ns: int) -> bool | None:
@@ -337,18 +337,18 @@ class Course:
         return not counts.unschedulable or any(pod.asks_for_node for pod in pods)
 
     def is_unmade(self, now_ns: int) -> bool:
-        """Copies that were asked for are not made. A place that is kept for one is taken from others for nothing."""
+        """Replicas that were asked for are not made. A place that is kept for one is taken from others for nothing."""
         return now_ns < self._unmade_until_ns
 
-    def room(self, counts: Counts, now_ns: int) -> Ceiling | None:
+    def room(self, counts: Counts, now_ns: int) -> Capacity | None:
         """As the binder has said last; None: it has not."""
         if self.is_unmade(now_ns):
-            return Ceiling(counts.made, _UNMADE)
+            return Capacity(counts.made, _UNMADE)
         if counts.gated and self.waits is not None:
             # One more than is let through, so that whoever lifts the gates sees that there is a demand.
-            known = counts.bound if self.ceiling is None else max(self.ceiling.copies, counts.bound)
-            return Ceiling(min(known, counts.admitted) + 1, self.waits.text)
-        return self.ceiling
+            known = counts.bound if self.capacity is None else max(self.capacity.copies, counts.bound)
+            return Capacity(min(known, counts.admitted) + 1, self.waits.text)
+        return self.capacity
 
     def _look_for_new_ones(self, counts: Counts, passed_ns: int, now_ns: int) -> None:
         """Time in which no pod is missing makes up for little: `replicas` that come and go, which their owner can write,
@@ -363,7 +363,7 @@ class Course:
                 self._missing_ns, self._unmade_until_ns = 0, now_ns + _UNMADE_NS
 
     def promised(self, now_ns: int) -> int:
-        """Copies that were asked for because they had a place."""
+        """Replicas that were asked for because they had a place."""
         if now_ns - self._promised_ns < _PROMISE_NS:
             return self._promised
         return min(self._promised, self.deployment.replicas)
@@ -373,8 +373,8 @@ class Course:
         return self._promised if now_ns - self._promised_ns < _PROMISE_NS else 0
 
     def limit_to_promise(self) -> None:
-        if self.ceiling is not None:
-            self.ceiling = replace(self.ceiling, copies=min(self.ceiling.copies, self._promised))
+        if self.capacity is not None:
+            self.capacity = replace(self.capacity, copies=min(self.capacity.copies, self._promised))
 
     def promise(self, copies: int, now_ns: int) -> None:
         if copies != self._promised:
@@ -391,17 +391,17 @@ class Course:
     def scaled(self, counts: Counts, copies: int, now_ns: int, good: Mapping[str, str]) -> Scaled:
         """What people read on the Deployment, and the next scaler. `good`: what it is held to, where its own do not go."""
         return Scaled(
-            wanted=known(self.step.copies),
-            written=copies,
+            desired=known(self.step.copies),
+            requested=copies,
             ready=counts.ready,
-            clipped=self.clipped.by,
-            why=self.why(now_ns),
+            capacity_limited=self.capacity_limited.by,
+            message=self.why(now_ns),
             in_panic=self.model.in_panic,
             activity=self.activity.value,
             since=self.since_ns / SECOND_NS,
             initialised=self.initialised,
             gated=counts.gated,
-            good=dict(good),
+            last_valid=dict(good),
         )
 
     def why(self, now_ns: int) -> str:
@@ -410,11 +410,11 @@ class Course:
             return hopeless
         if self.is_unmade(now_ns):
             return _UNMADE
-        if self.clipped.by > 0:
-            return self.clipped.why
+        if self.capacity_limited.by > 0:
+            return self.capacity_limited.why
         if self.waits is not None:
             return self.waits.text
-        return self.path.trouble if self.away else ""
+        return self.route.trouble if self.away else ""
 
 
 class _Waiting:

@@ -19,9 +19,9 @@ from berth.v1.externalscaler_pb2 import ScaledObjectRef
 from berth.v1.externalscaler_pb2_grpc import ExternalScalerStub
 from localcluster.addresses import free_port
 from localcluster.credentials import make_serving_certificate
-from scaler.show.options import ShowingOptions
-from scaler.show.showing import Showing
-from scaler.show.tls import TlsFiles
+from scaler.export.exporters import Exporters
+from scaler.export.options import ExportOptions
+from scaler.export.tls import TlsFiles
 from tests.fakes.kube import connected
 from tests.fakes.models_view import FakeModels
 
@@ -30,18 +30,18 @@ _SOON_AGAIN = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_
 
 
 @asynccontextmanager
-async def showing(models: FakeModels, leader: str = "", **options: Any) -> AsyncIterator[Showing]:
+async def exporters(models: FakeModels, leader: str = "", **options: Any) -> AsyncIterator[Exporters]:
     async def nothing(_: web.Request) -> web.Response:
         return web.json_response({})
 
     async with connected(nothing) as client:
-        yield Showing(ShowingOptions(**options), models, client, leader=lambda: leader)
+        yield Exporters(ExportOptions(**options), models, client, leader=lambda: leader)
 
 
 async def test_the_admin_port_shows_a_model_while_this_replica_leads() -> None:
     models = FakeModels()
-    models.add("a/resnet", wanted=3)
-    async with showing(models) as one:
+    models.add("a/resnet", desired=3)
+    async with exporters(models) as one:
         admin = AdminServer(Endpoint(HOST, 0), not_ready=lambda: None, pages=one.pages())
         async with admin, aiohttp.ClientSession() as session:
             url = f"http://{HOST}:{admin.port}/models/a/"
@@ -49,7 +49,7 @@ async def test_the_admin_port_shows_a_model_while_this_replica_leads() -> None:
             async def status(name: str) -> tuple[int, int | None]:
                 async with session.get(url + name) as response:
                     told = await response.json() if response.status == 200 else {}
-                    return response.status, told.get("wanted")
+                    return response.status, told.get("desired")
 
             assert await status("resnet") == (404, None)
             async with one.leading():
@@ -59,7 +59,7 @@ async def test_the_admin_port_shows_a_model_while_this_replica_leads() -> None:
 
 
 @asynccontextmanager
-async def run(one: Showing) -> AsyncIterator[None]:
+async def run(one: Exporters) -> AsyncIterator[None]:
     running = asyncio.create_task(one.run())
     try:
         yield
@@ -73,14 +73,14 @@ async def test_keda_is_answered_by_the_leader_whichever_replica_it_asks() -> Non
     """And by the next one, where it asked before."""
     models, later = FakeModels(), FakeModels()
     model = models.add("a/m")
-    later.add("a/m", held=1)
+    later.add("a/m", buffered=1)
     hosts = (HOST, "127.0.0.2")
     port = free_port(*hosts)
     first, second = ({"keda_listen": Endpoint(host, port)} for host in hosts)
     asked = ScaledObjectRef(namespace="a", name="m")
     async with (
-        showing(models, **first) as one,
-        showing(later, leader=HOST, **second) as other,
+        exporters(models, **first) as one,
+        exporters(later, leader=HOST, **second) as other,
         grpc.aio.insecure_channel(f"{hosts[1]}:{port}", options=_SOON_AGAIN) as channel,
         run(other),
     ):
@@ -88,13 +88,13 @@ async def test_keda_is_answered_by_the_leader_whichever_replica_it_asks() -> Non
         async with run(one), one.leading():
             stream = stub.StreamIsActive(asked, wait_for_ready=True, timeout=20)
             assert not (await stub.IsActive(asked, wait_for_ready=True, timeout=20)).result
-            models.change(model, held=1)
+            models.change(model, buffered=1)
             one.look([model])
             assert (await stream.read()).result
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.IsActive(asked, timeout=20)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        models.change(model, held=0)
+        models.change(model, buffered=0)
         async with other.leading():
             assert (await stub.IsActive(asked, wait_for_ready=True, timeout=20)).result
 
@@ -118,7 +118,7 @@ async def test_keda_is_answered_by_the_leader_whichever_replica_it_asks() -> Non
 )
 async def test_options_that_do_not_go_together_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        async with showing(FakeModels(), **options):
+        async with exporters(FakeModels(), **options):
             pass
 
 
@@ -145,7 +145,9 @@ async def test_an_authority_that_is_none_is_named(tmp_path: Path) -> None:
         if text is not None:
             authority.write_text(text)
         with pytest.raises(ConfigError, match=rf"--keda-client-ca {authority}: "):
-            async with showing(FakeModels(), keda_listen=Endpoint(HOST, 0), keda_client_ca=authority, **tls):
+            async with exporters(
+                FakeModels(), keda_listen=Endpoint(HOST, 0), keda_client_ca=authority, **tls
+            ):
                 pass
 
 
@@ -156,7 +158,7 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     taken = await asyncio.start_server(lambda *_: None, HOST, 0)
     endpoint = Endpoint(HOST, taken.sockets[0].getsockname()[1])
     for option in ("keda_listen", "external_metrics_listen"):
-        async with showing(FakeModels(), **tls, **{option: endpoint}) as one:
+        async with exporters(FakeModels(), **tls, **{option: endpoint}) as one:
             with pytest.raises((CannotStart, ExceptionGroup)) as failed:
                 await one.run()
             causes = failed.value.exceptions if isinstance(failed.value, ExceptionGroup) else (failed.value,)

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Final
 
 from berth.contract.scaling import ModelKey, ReplicaLoad
-from scaler.core.fleet import Fleet, Pod
+from scaler.core.cache import Cache, Pod
 from scaler.core.seconds import Seconds
 from scaler.decision.load import Stat
 from scaler.go import SECOND_NS
@@ -21,11 +21,11 @@ _LONG_COST: Final = 1_000_000
 _MOST_REQUESTS: Final = 999_999
 
 
-class Copies:
+class ReplicaLoads:
     """Of all models."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
         self._seconds = Seconds()
         self._heard_ns: dict[str, int] = {}
 
@@ -40,10 +40,10 @@ class Copies:
 
     def second(self, models: Iterable[ModelKey]) -> dict[ModelKey, Stat]:
         """The load of the second that ends now, of the models whose ready copies told enough of it."""
-        return self._seconds.close({key: [pod.uid for pod in self._fleet.ready(key)] for key in models})
+        return self._seconds.close({key: [pod.uid for pod in self._cache.ready(key)] for key in models})
 
     def forget_gone(self) -> None:
-        gone = [uid for uid in self._heard_ns if self._fleet.pod(uid) is None]
+        gone = [uid for uid in self._heard_ns if self._cache.pod(uid) is None]
         for uid in gone:
             del self._heard_ns[uid]
         if gone:
@@ -57,7 +57,7 @@ class Copies:
         """In the queues of its copies; None: one of them does not say."""
         heard_ns, latest, lately_ns = self._heard_ns, self._seconds.latest, now_ns - _LATELY_NS
         waiting = 0
-        for pod in self._fleet.ready(key):  # as `load`, of ten thousand copies each second
+        for pod in self._cache.ready(key):  # as `load`, of ten thousand copies each second
             uid = pod.uid
             if uid not in heard_ns or heard_ns[uid] < lately_ns:
                 return None
@@ -67,7 +67,7 @@ class Copies:
     def last_arrival_ns(self, key: ModelKey, now_ns: int) -> int | None:
         """At any of its copies; 0: none yet. None: one of them does not say."""
         last = 0
-        for pod in self._fleet.ready(key):
+        for pod in self._cache.ready(key):
             load = self.load(pod, now_ns)
             if load is None:
                 return None
@@ -84,11 +84,11 @@ class Copies:
         """How many are not to go, if only so many are wanted: before the last one goes all that may be busy, else
         those whose requests may take longer than a pod drains."""
         is_spared = is_busy if copies == 0 else is_long
-        return sum(is_spared(self.load(pod, now_ns)) for pod in self._fleet.ready(key))
+        return sum(is_spared(self.load(pod, now_ns)) for pod in self._cache.ready(key))
 
     def idle(self, key: ModelKey, now_ns: int) -> Iterator[tuple[Pod, int]]:
         """With when they were used last."""
-        for pod in self._fleet.ready(key):
+        for pod in self._cache.ready(key):
             load = self.load(pod, now_ns)
             if load is not None and not is_busy(load):
                 yield pod, self._last_used_ns(load)

@@ -9,7 +9,7 @@ from berth.runtime import options as opt
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowingOptions(KubeOptions):
+class ExportOptions(KubeOptions):
     """Who else may ask for figures; unset: nobody."""
 
     external_metrics_listen: Endpoint | None = opt.endpoint(

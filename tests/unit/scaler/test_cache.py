@@ -8,9 +8,9 @@ import pytest
 from berth.contract.keys import Keys
 from berth.contract.scaling import ModelKey, Scaled
 from scaler.activation.slices import DoorPorts
+from scaler.core.actions import Kind
+from scaler.core.cache import Cache, Counts, PodState, keep_pod
 from scaler.core.deployments import Proxy, keep_deployment, read_proxy, scaled_by, template_text, text_hash
-from scaler.core.fleet import Counts, Fleet, PodState, keep_pod
-from scaler.core.plan import Kind
 from scaler.decision.annotations import NAMES, unknown
 from scaler.decision.defaults import BERTH, HPA, KPA, read_defaults
 
@@ -19,8 +19,8 @@ OWN = "seldon.io/trtis-"
 KEY = ModelKey("a", "m")
 
 
-def fleet() -> Fleet:
-    return Fleet(read_defaults(BERTH))
+def cache() -> Cache:
+    return Cache(read_defaults(BERTH))
 
 
 def deployment(
@@ -86,7 +86,7 @@ READY = {"Ready": ("True", "")}
 
 
 def test_only_what_asks_is_scaled() -> None:
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment(kind=None))
     assert not told.deployments
     told.observe_deployment(deployment())
@@ -97,13 +97,13 @@ def test_only_what_asks_is_scaled() -> None:
 
 @pytest.mark.parametrize(("kind", "is_kind"), [(KPA, Kind.KPA), (HPA, Kind.HPA), ("external", Kind.EXTERNAL)])
 def test_classes(kind: str, is_kind: Kind) -> None:
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment(kind=kind))
     assert (told.deployments[KEY].kind, told.deployments[KEY].class_name) == (is_kind, kind)
 
 
 def test_the_template_counts_before_the_deployment() -> None:
-    told = fleet()
+    told = cache()
     own = {
         GROUP + "max-scale": "3",
         GROUP + "minScale": "1",
@@ -131,7 +131,7 @@ def crashing() -> dict[str, Any]:
 
 
 def test_what_a_mirror_keeps_is_enough() -> None:
-    whole, kept = fleet(), fleet()
+    whole, kept = cache(), cache()
     item = deployment({OWN + "clients": "b, c"}, spec={"containers": [{"args": ["proxy"]}]})
     whole.observe_deployment(item)
     kept.observe_deployment(keep_deployment(item))
@@ -173,24 +173,24 @@ def test_what_a_mirror_keeps_is_enough() -> None:
     ],
 )
 def test_what_does_not_go_is_named_once_and_the_last_good_reading_stays(name: str, text: str) -> None:
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment({GROUP + "max-scale": "3"}))
     bad = deployment(
         {GROUP + "max-scale": "4", name: text}, spec={"containers": [{"args": ["proxy", "--model=x"]}]}
     )
     for replicas in (1, 2, 3):
         told.observe_deployment({**bad, "spec": {**bad["spec"], "replicas": replicas}})
-    (complaint,) = told.complaints()
+    (complaint,) = told.problems()
     assert name in complaint.text
     assert told.refused(KEY) == complaint.text
-    assert told.complaints() == []
+    assert told.problems() == []
     kept = told.deployments[KEY]
     assert (kept.spec.bounds.max_scale, kept.replicas) == (3, 3)
     assert kept.template == bad["spec"]["template"]
     text = template_text(bad["spec"]["template"])
     assert (kept.template_hash, kept.template_bytes) == (text_hash(text), len(text))
     told.observe_deployment(deployment({GROUP + "max-scale": "6", name: text_of(bad, name)}))
-    assert told.complaints() == [], "it was named, and what else has changed is no news of it"
+    assert told.problems() == [], "it was named, and what else has changed is no news of it"
     told.observe_deployment(deployment({GROUP + "max-scale": "5"}))
     assert (told.deployments[KEY].spec.bounds.max_scale, told.refused(KEY)) == (5, "")
 
@@ -202,24 +202,24 @@ def text_of(item: dict[str, Any], name: str) -> str:
 
 def test_who_writes_nonsense_again_and_again_is_told_of_the_last() -> None:
     """However often between two steps; of a standby, which tells nobody, it makes nothing grow."""
-    told = fleet()
+    told = cache()
     for number in range(50):
         told.observe_deployment(deployment({GROUP + "target": f"bad{number}"}))
-    (complaint,) = told.complaints()
+    (complaint,) = told.problems()
     assert "bad49" in complaint.text
     told.observe_deployment(deployment({GROUP + "target": "bad"}))
     told.deployment_gone(deployment())
-    assert told.complaints() == []
+    assert told.problems() == []
 
 
 def test_the_last_good_annotations_are_found_again_as_the_last_scaler_wrote_them() -> None:
     good = {GROUP + "class": HPA, GROUP + "max-scale": "3", OWN + "hold-requests": "7"}
-    bad = {GROUP + "max-scale": "abc", OWN + "scaled": Scaled(good=good).to_text()}
-    told = fleet()
+    bad = {GROUP + "max-scale": "abc", OWN + "scaled": Scaled(last_valid=good).to_text()}
+    told = cache()
     told.observe_deployment(deployment(bad))
     found = told.deployments[KEY]
     assert (found.kind, found.spec.bounds.max_scale, found.options.limits.requests) == (Kind.HPA, 3, 7)
-    assert (told.held_to(KEY), len(told.complaints())) == (good, 1)
+    assert (told.held_to(KEY), len(told.problems())) == (good, 1)
     told.observe_deployment(deployment({**bad, GROUP + "max-scale": "4"}))
     assert (told.deployments[KEY].spec.bounds.max_scale, told.held_to(KEY)) == (4, {})
 
@@ -228,15 +228,15 @@ def test_the_last_good_annotations_are_found_again_as_the_last_scaler_wrote_them
     "good", [{GROUP + "max-scale": "3"}, {GROUP + "class": KPA, GROUP + "target": "x"}, {}]
 )
 def test_what_anybody_may_have_written_as_good_is_read_as_any_other(good: dict[str, str]) -> None:
-    told = fleet()
+    told = cache()
     told.observe_deployment(
-        deployment({GROUP + "max-scale": "abc", OWN + "scaled": Scaled(good=good).to_text()})
+        deployment({GROUP + "max-scale": "abc", OWN + "scaled": Scaled(last_valid=good).to_text()})
     )
     assert (told.deployments, told.held_to(KEY)) == ({}, {})
 
 
 def test_of_another_class_requests_at_once_are_counted_where_nothing_else_is_named() -> None:
-    told, args = fleet(), {"containers": [{"args": ["proxy", "--model=x", "--container-concurrency=4"]}]}
+    told, args = cache(), {"containers": [{"args": ["proxy", "--model=x", "--container-concurrency=4"]}]}
     for given, metric, total in (({}, "concurrency", 4.0), ({GROUP + "metric": "rps"}, "rps", 200.0)):
         told.observe_deployment(deployment(given, kind="keda", spec=args))
         spec = told.deployments[KEY].spec
@@ -244,14 +244,14 @@ def test_of_another_class_requests_at_once_are_counted_where_nothing_else_is_nam
 
 
 def test_without_a_good_reading_nothing_is_scaled() -> None:
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment({GROUP + "target": "none"}))
     assert not told.deployments
-    assert len(told.complaints()) == 1
+    assert len(told.problems()) == 1
 
 
 def test_a_successor_has_no_good_reading_of_another() -> None:
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment())
     told.observe_deployment(deployment({GROUP + "target": "none"}, uid="another"))
     assert not told.deployments
@@ -263,7 +263,7 @@ def test_a_successor_has_no_good_reading_of_another() -> None:
 
 
 def test_until_needed_is_for_ever() -> None:
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment({GROUP + "scaleToZeroPodRetentionPeriod": "until-needed"}))
     found = told.deployments[KEY]
     assert found.options.until_needed
@@ -368,7 +368,7 @@ def test_what_is_not_berths_proxy_is_not_taken_for_it(spec: dict[str, Any]) -> N
 
 
 def test_the_limit_of_a_copy_bounds_its_target() -> None:
-    told = fleet()
+    told = cache()
     spec = {"containers": [{"args": ["proxy", "--model=public", "--container-concurrency=2"]}]}
     told.observe_deployment(deployment({GROUP + "target": "50"}, spec=spec))
     found = told.deployments[KEY]
@@ -396,21 +396,21 @@ def test_the_limit_of_a_copy_bounds_its_target() -> None:
     ],
 )  # fmt: skip
 def test_states_of_pods(item: dict[str, Any], state: PodState) -> None:
-    told = fleet()
+    told = cache()
     told.observe_pod(item, 0)
     assert [found.state for found in told.pods(KEY)] == [state]
 
 
 @pytest.mark.parametrize("item", [pod(owner=None), pod(owner="m-77"), pod(owner="-5f"), pod(phase="Failed"), pod(phase="Succeeded")])  # fmt: skip
 def test_no_copies(item: dict[str, Any]) -> None:
-    told = fleet()
+    told = cache()
     told.observe_pod(pod(), 0)
     told.observe_pod(item, 0)
     assert list(told.pods(KEY)) == []
 
 
 def test_counts_and_what_makes_no_progress() -> None:
-    told = fleet()
+    told = cache()
     loaded = Keys().loaded_condition
     told.observe_pod(pod("u1", conditions=READY), 0)
     told.observe_pod(pod("u2", phase="Pending", waiting="ImagePullBackOff"), 0)
@@ -428,7 +428,7 @@ def test_counts_and_what_makes_no_progress() -> None:
 
 
 def test_a_pods_own_words_are_few_and_on_one_line() -> None:
-    told = fleet()
+    told = cache()
     told.observe_pod(pod(conditions={Keys().loaded_condition: ("False", "no\n\x1b[2J" + "x" * 10_000)}), 0)
     (found,) = told.pods(KEY)
     assert len(found.hopeless) <= 512
@@ -436,7 +436,7 @@ def test_a_pods_own_words_are_few_and_on_one_line() -> None:
 
 
 def test_when_a_copy_was_first_seen_to_be_so() -> None:
-    told = fleet()
+    told = cache()
     told.observe_pod(pod(node="", phase="Pending"), 1)
     told.observe_pod(pod(), 2)
     told.observe_pod(pod(conditions=READY), 3)
@@ -447,7 +447,7 @@ def test_when_a_copy_was_first_seen_to_be_so() -> None:
 
 
 def test_endpoints_are_copies_with_an_address() -> None:
-    told = fleet()
+    told = cache()
     told.observe_pod(pod("u1", conditions=READY), 0)
     assert told.endpoints(KEY) == ()
     told.observe_deployment(deployment())
@@ -463,19 +463,19 @@ def test_endpoints_are_copies_with_an_address() -> None:
 
 def test_a_nodes_address_is_no_copys() -> None:
     """An activator would be sent to whatever listens there, at any port that the template names."""
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment())
     bare = pod(conditions=READY)
     bare["spec"]["hostNetwork"] = True
     told.observe_pod(keep_pod(bare), 0)
     assert told.endpoints(KEY) == ()
     told.observe_deployment(deployment(spec={"hostNetwork": True}))
-    (complaint,) = told.complaints()
+    (complaint,) = told.problems()
     assert "hostNetwork" in complaint.text
 
 
 def test_priorities() -> None:
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment(spec={"priorityClassName": "high"}))
     told.observe_priority_class({"metadata": {"name": "nobodys"}, "value": 9})
     told.observe_priority_class({"metadata": {"name": "usual"}, "value": 1, "globalDefault": True})
@@ -493,7 +493,7 @@ def test_priorities() -> None:
 
 
 def test_of_pods_that_outlive_their_deployment_nothing_is_left() -> None:
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment())
     told.observe_pod(pod(priority=3), 0)
     told.deployment_gone(deployment())
@@ -506,7 +506,7 @@ def test_of_pods_that_outlive_their_deployment_nothing_is_left() -> None:
 @pytest.mark.parametrize("kind", [KPA, None])
 def test_of_what_is_gone_nothing_is_kept(kind: str | None) -> None:
     """Whichever is seen to go first, and a pod that leaves is seen to do so once more: names come and go for ever."""
-    told = fleet()
+    told = cache()
     for order in ("pods", "deployment", "pods of nobody"):
         if order != "pods of nobody":
             told.observe_deployment(deployment(kind=kind))
@@ -523,11 +523,11 @@ def test_of_what_is_gone_nothing_is_kept(kind: str | None) -> None:
         assert not any(
             vars(told)[name] for name in ("_readings", "_deployments", "_priorities", "_pods", "_pods_of")
         )
-        assert not told.complaints()
+        assert not told.problems()
 
 
 def test_a_pod_that_another_deployment_takes_is_that_ones() -> None:
-    told = fleet()
+    told = cache()
     told.observe_pod(pod(conditions=READY), 0)
     assert told.counts(KEY).ready == 1
     told.observe_pod(pod(owner="other-5f", conditions=READY), 1)
@@ -535,7 +535,7 @@ def test_a_pod_that_another_deployment_takes_is_that_ones() -> None:
 
 
 def test_who_says_no_replicas_has_one() -> None:
-    told = fleet()
+    told = cache()
     item = deployment()
     del item["spec"]["replicas"]
     told.observe_deployment(item)
@@ -546,7 +546,7 @@ def test_who_says_no_replicas_has_one() -> None:
     "text", ["", "{", "[1]", '{"since": "x"}', '{"activity": 5}', '{"x":' + "[" * 100_000], ids=len
 )
 def test_what_stands_in_our_annotation_may_be_anything(text: str) -> None:
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment({OWN + "scaled": text}))
     assert told.deployments[KEY].told is None
 
@@ -556,10 +556,10 @@ def test_what_stands_in_our_annotation_may_be_anything(text: str) -> None:
 )
 def test_clients_that_are_no_namespaces_or_too_many_are_refused(clients: str) -> None:
     """What one writes is told to every activator, with what all others write."""
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment({OWN + "clients": clients}))
     assert KEY not in told.deployments
-    (complaint,) = told.complaints()
+    (complaint,) = told.problems()
     assert complaint.text.startswith(OWN + "clients: ")
     assert len(complaint.text) < 300
 
@@ -605,9 +605,9 @@ ELSEWHERE = {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
 )  # fmt: skip
 def test_a_template_of_which_one_cannot_be_sure_is_refused(spec: dict[str, Any], said: str) -> None:
     """Of what sleeps an activator would refuse every request by a name that is not its own."""
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment(spec=spec))
-    (complaint,) = told.complaints()
+    (complaint,) = told.problems()
     assert complaint.text == said
 
 
@@ -651,9 +651,9 @@ def test_a_value_may_be_as_long_as_any_that_is_read() -> None:
 )
 def test_what_is_no_finite_number_is_refused(name: str, text: str) -> None:
     """autoscaling D5: Knative takes some of these; then a request at zero waits for nothing, without a word."""
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment({GROUP + name: text}))
-    (complaint,) = told.complaints()
+    (complaint,) = told.problems()
     assert f"{GROUP}{name}" in complaint.text
     assert text in complaint.text
     assert not told.deployments
@@ -677,39 +677,39 @@ def test_an_annotation_that_there_is_not_is_told_with_the_one_that_is_meant(
     names: list[str], said: str
 ) -> None:
     """autoscaling D7: a typo in an annotation's name was silent."""
-    told = fleet()
+    told = cache()
     item = deployment(dict.fromkeys((GROUP + name for name in names), "1"))
     told.observe_deployment(item)
-    (complaint,) = told.complaints()
+    (complaint,) = told.problems()
     assert (complaint.reason, complaint.text, complaint.uid) == ("UnknownAnnotation", said, "d")
     assert told.deployments[KEY].spec.target == 70.0  # what it does not read changes nothing
     told.observe_deployment(item)
-    assert not told.complaints()
+    assert not told.problems()
     told.observe_deployment(deployment())
     told.observe_deployment(item)
-    assert len(told.complaints()) == 1
+    assert len(told.problems()) == 1
     told.deployment_gone(item)
     told.observe_deployment(item)
-    assert len(told.complaints()) == 1
+    assert len(told.problems()) == 1
 
 
 def test_a_class_that_is_misspelt_is_told_though_nothing_is_scaled() -> None:
     """autoscaling D7."""
-    told = fleet()
+    told = cache()
     told.observe_deployment(deployment({GROUP + "clas": KPA, GROUP + "min-scale": "1"}, kind=None))
-    (complaint,) = told.complaints()
+    (complaint,) = told.problems()
     assert complaint.text.endswith(f"did you mean {GROUP}class?")
     assert not told.deployments
 
 
 def test_what_there_is_is_told_of_nobody_and_both_complaints_are_told() -> None:
     """autoscaling D7: every name of Knative's, in each spelling that is read."""
-    told = fleet()
+    told = cache()
     known = {name: "" for name in NAMES if name != "class"} | {"minScale": "", "targetBurstCapacity": ""}
     told.observe_deployment(deployment({GROUP + name: text for name, text in known.items()}, kind=None))
-    assert not told.complaints()
+    assert not told.problems()
     told.observe_deployment(deployment({GROUP + "target": "x", GROUP + "tagret": "1"}))
-    assert {one.reason for one in told.complaints()} == {"InvalidAnnotation", "UnknownAnnotation"}
+    assert {one.reason for one in told.problems()} == {"InvalidAnnotation", "UnknownAnnotation"}
 
 
 @pytest.mark.parametrize(
@@ -719,10 +719,10 @@ def test_what_there_is_is_told_of_nobody_and_both_complaints_are_told() -> None:
 @pytest.mark.parametrize("name", ["progress-deadline", "progressDeadline"])
 def test_knatives_progress_deadline_is_read(name: str, text: str | None, seconds: int | None) -> None:
     """autoscaling, undocumented differences: it was 600 s whatever was written."""
-    told, key = fleet(), f"serving.knative.dev/{name}"
+    told, key = cache(), f"serving.knative.dev/{name}"
     told.observe_deployment(deployment(template={} if text is None else {key: text}))
     if seconds is None:
-        (complaint,) = told.complaints()
+        (complaint,) = told.problems()
         assert key in complaint.text
     else:
         assert told.deployments[KEY].progress_deadline_ns == seconds * 10**9
@@ -767,7 +767,7 @@ def test_neither_our_writes_nor_a_persons_are_an_autoscalers(item: dict[str, Any
 
 def test_gates_are_known_by_the_names_of_the_first_few_and_a_node_is_asked_for_by_one_word_alone() -> None:
     """elastic 3.2, ecosystem A2."""
-    told = fleet()
+    told = cache()
     told.observe_pod(keep_pod(gated(pod("g", node="", phase="Pending"), *"abcde")), 0)
     for uid, reason in (("u", "Unschedulable"), ("v", "WaitingForRoom")):
         conditions = {"PodScheduled": ("False", reason)}
@@ -781,7 +781,7 @@ def test_gates_are_known_by_the_names_of_the_first_few_and_a_node_is_asked_for_b
 
 
 def test_what_a_bound_itself_allows_goes() -> None:
-    told, limits = fleet(), {"hold-requests": "1000000", "hold-timeout": "600", "overflow-pods": "1000"}
+    told, limits = cache(), {"hold-requests": "1000000", "hold-timeout": "600", "overflow-pods": "1000"}
     clients = {"clients": ",".join(f"n{number}" for number in range(64))}
     own = {OWN + name: text for name, text in {**limits, **clients}.items()}
     told.observe_deployment(deployment(own, spec=proxy("--model=" + "m" * 255)))
@@ -789,14 +789,14 @@ def test_what_a_bound_itself_allows_goes() -> None:
     assert (options.limits.requests, options.limits.seconds, options.overflow_pods) == (10**6, 600.0, 1000)
     assert len(options.clients) == 65
     told.observe_deployment(deployment(own, spec={"a": "x" * (128 * 1024 - 68)}))
-    assert told.complaints() == []
+    assert told.problems() == []
     for name, text in (("hold-timeout", "0.01h"), ("hold-timeout", "36")):
         told.observe_deployment(deployment({OWN + name: text}))
         assert told.deployments[KEY].options.limits.seconds == 36.0
 
 
 def test_a_model_is_called_as_its_proxy_serves_it_or_its_template_says() -> None:
-    told, names = fleet(), {OWN + "model-name": "named", OWN + "model-id": "id"}
+    told, names = cache(), {OWN + "model-name": "named", OWN + "model-id": "id"}
     for template, spec, name in (
         (names, proxy("--model=served"), "served"),
         (names, {}, "named"),

@@ -1,6 +1,6 @@
 """`external.metrics.k8s.io/v1beta1`: a model's figures for a HorizontalPodAutoscaler, behind the API server's aggregator.
 
-Only the aggregator is served (`scaler.show.front_proxy`); what its caller may see the API server has asked RBAC before, by the
+Only the aggregator is served (`scaler.export.front_proxy`); what its caller may see the API server has asked RBAC before, by the
 namespace of the path. So nothing but that namespace's models is ever among an answer's items.
 
 Source: k8s.io/metrics pkg/apis/external_metrics/v1beta1/types.go; how a HorizontalPodAutoscaler reads it: k8s.io/kubernetes
@@ -19,8 +19,8 @@ from berth.contract.scaling import ModelKey
 from berth.contract.text import one_line
 from berth.kube.times import rfc3339, utc_now
 from scaler.core.models_view import ModelsView, ModelView
-from scaler.show.figures import DESIRED, FIGURES, figure
-from scaler.show.selectors import Selector, parse_selector
+from scaler.export.figures import DESIRED, FIGURES, figure
+from scaler.export.selectors import Selector, parse_selector
 
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
