@@ -1,6 +1,7 @@
 # `make demo` and `make test` set up whatever they need; every other target is for development.
 #   make demo [KEEP=1]   the whole story on one machine; KEEP=1 leaves the cluster up
-#   make test [ARGS=…]   all tests, on a real API server and a real Triton; ARGS goes to pytest
+#   make test [ARGS=…]   the tests of a change, on a real API server and a real Triton; ARGS goes to pytest
+#   make nightly         all tests, then a sample of mutants, the fuzzers, and what is unsteady in random order
 #   make e2e-node        the part of them that runs on a real kubelet and containerd (root, cgroup v1)
 #   make check           lint, types, import contracts, generated code, then the tests
 #   make format          format the code
@@ -16,7 +17,7 @@
 #   make clean           what the above made in this directory (the cache in ~/.cache/berth stays)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup controlplane node clients demo test e2e-node check lint format generate generated fuzz mutants flakes h2spec lock clean
+.PHONY: help setup controlplane node clients demo test nightly e2e-node check lint format generate generated fuzz mutants flakes h2spec lock clean
 
 # Tests start hundreds of processes: each would compile all of Berth anew where the environment forbids to keep it.
 export PYTHONDONTWRITEBYTECODE =
@@ -61,6 +62,16 @@ clients: node
 
 test: controlplane node clients
 	@$(BIN)/python -m tests $(ARGS)
+
+# Hours: what a change rarely breaks, or what takes long to show that nothing does.
+nightly: controlplane node clients
+	@$(BIN)/python -m tests --nightly
+	@$(MAKE) --no-print-directory mutants MUTANTS=$(NIGHTLY_MUTANTS)
+	@$(MAKE) --no-print-directory fuzz
+	@$(MAKE) --no-print-directory flakes TIMES=$(NIGHTLY_TIMES)
+
+NIGHTLY_MUTANTS ?= 400
+NIGHTLY_TIMES ?= 5
 
 e2e-node: controlplane node
 	@$(BIN)/python -m pytest -p no:cacheprovider tests/node $(ARGS)

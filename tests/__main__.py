@@ -1,6 +1,7 @@
-"""All tests, in lanes side by side: those on clusters mostly wait, most others compute.
+"""The tests of a change, in lanes side by side: those on clusters mostly wait, most others compute.
 
     python -m tests [PYTEST-ARGUMENT …]
+    python -m tests --nightly               those that are marked `nightly`, too
 
 Each group of tests is a pytest of its own, whose output is kept in `build/tests` and shown when it has ended; what
 each came to is said once more at the very end. Arguments go to one pytest instead.
@@ -41,12 +42,13 @@ _FLAGS: Final = ("-p", "no:cacheprovider", "--durations=20", "--durations-min=1"
 _GRACE_SECONDS: Final = 30.0
 
 
-def commands() -> dict[str, Sequence[str]]:
+def commands(*, nightly: bool = False) -> dict[str, Sequence[str]]:
     """By the group's name, in order."""
+    marked = () if nightly else ("-m", "not nightly")
     named = [group for group in GROUPS if group != OTHERS]
     paths = {group: (group,) for group in named}
     paths[OTHERS] = ("tests", *(f"--ignore={group}" for group in named))
-    return {group: (*_PYTEST, *_FLAGS, *paths[group]) for group in GROUPS}
+    return {group: (*_PYTEST, *_FLAGS, *marked, *paths[group]) for group in GROUPS}
 
 
 async def run(groups: Mapping[str, Sequence[str]], *, lanes: int, logs: Path) -> dict[str, int]:
@@ -88,21 +90,22 @@ async def _output_to(log: Path, command: Sequence[str]) -> int:
                 await process.wait()
 
 
-async def _all() -> int:
+async def _all(*, nightly: bool) -> int:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     shutil.rmtree(_LOGS, ignore_errors=True)
     _LOGS.mkdir(parents=True)
-    statuses = await run(commands(), lanes=_LANES, logs=_LOGS)
+    statuses = await run(commands(nightly=nightly), lanes=_LANES, logs=_LOGS)
     return 1 if any(statuses.values()) else 0
 
 
 def main(arguments: Sequence[str]) -> int:
-    if arguments:
+    nightly = list(arguments) == ["--nightly"]
+    if arguments and not nightly:
         os.execv(sys.executable, [*_PYTEST, *arguments])
     try:
-        return asyncio.run(_all())
+        return asyncio.run(_all(nightly=nightly))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 128 + signal.SIGINT
 

@@ -24,6 +24,14 @@ def test_every_file_of_tests_is_in_one_group() -> None:
     assert all(commands()[group][-1] == group for group in named)
 
 
+def test_nightly_tests_are_left_to_the_night() -> None:
+    for group in GROUPS:
+        by_day, by_night = commands()[group], commands(nightly=True)[group]
+        at = by_day.index("-m", 3)  # behind `python -m pytest`
+        assert by_day[at + 1] == "not nightly"
+        assert [*by_day[:at], *by_day[at + 2 :]] == [*by_night]
+
+
 async def test_what_each_group_came_to_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     groups = {
         "tests/a/b": python("print('said by one')"),
