@@ -17,11 +17,11 @@ from proxy.config import ProxyOptions
 from proxy.drain import Stage, in_order
 from proxy.memory import settle
 from proxy.metrics import ProxyCollector
-from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.load import LoadReport
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.request.traffic import Figures
-from proxy.server import open_upstream, own_copy, serving
+from proxy.server import open_upstream, own_replica, serving
 from proxy.stat import stat_reply
 from proxy.upstream.health import Upstream
 from proxy.workers import Crew
@@ -43,16 +43,16 @@ async def main(options: ProxyOptions, stop: asyncio.Event) -> None:
     assert options.triton_http is not None
     assert options.triton_grpc is not None
     settle()
-    copy, where = own_copy(options), Whereabouts()
+    copy, where = own_replica(options), UpstreamCluster()
     async with open_upstream(copy, where) as upstream, AsyncExitStack() as stack:
-        where.move(Access(options.triton_http, options.triton_grpc))
+        where.move(UpstreamEndpoint(options.triton_http, options.triton_grpc))
         await _Proxy(options, copy, upstream).run(stop, stack)
 
 
 class _Proxy:
     """The wired parts."""
 
-    def __init__(self, options: ProxyOptions, copy: ModelCopy, upstream: Upstream) -> None:
+    def __init__(self, options: ProxyOptions, copy: Replica, upstream: Upstream) -> None:
         self._options, self._copy, self._upstream = options, copy, upstream
         self._began = time.monotonic()
 
@@ -71,7 +71,7 @@ class _Proxy:
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[DataPlane]:
         if self._options.workers > 1:
-            async with Crew(self._options, self._copy, self._upstream.where) as crew:
+            async with Crew(self._options, self._copy, self._upstream.cluster) as crew:
                 yield crew
             return
         async with serving(self._options, self._copy, self._upstream) as server:

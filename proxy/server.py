@@ -8,16 +8,16 @@ from dataclasses import replace
 
 from berth.runtime.tasks import supervise, wait_until_set
 from proxy.config import ProxyOptions
-from proxy.downstream.grpc.client import GrpcConnection
-from proxy.downstream.grpc.front import GrpcCommon, GrpcFront
+from proxy.downstream.grpc.connection import GrpcConnection
+from proxy.downstream.grpc.downstream import GrpcCommon, GrpcDownstream
 from proxy.downstream.listener import Listener
-from proxy.downstream.rest.client import RestConnection
-from proxy.downstream.rest.front import RestFront, RestShared
+from proxy.downstream.rest.connection import RestConnection
+from proxy.downstream.rest.downstream import RestDownstream, RestShared
 from proxy.downstream.tls import Certificates, certificates_of, follow_certificates
 from proxy.policy.names import Names
-from proxy.request.endpoint import Whereabouts
+from proxy.request.endpoint import UpstreamCluster
 from proxy.request.outstanding import Outstanding
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.request.traffic import Figures
 from proxy.upstream.health import Upstream
 from proxy.upstream.http1 import UpstreamPool
@@ -30,27 +30,27 @@ _LOOK_SECONDS = 0.05
 _POLL_CONNECTIONS = 4
 
 
-def own_copy(options: ProxyOptions, *, shared: tuple[int, int] | None = None) -> ModelCopy:
-    """The one model of a proxy by itself, which has one name. `shared`: as ModelCopy's.
+def own_replica(options: ProxyOptions, *, shared: tuple[int, int] | None = None) -> Replica:
+    """The one model of a proxy by itself, which has one name. `shared`: as Replica's.
 
     Of what requests may take each worker has its part, so that all together keep to it.
     """
     name = options.model.encode()
     limits = replace(options.limits, max_inflight_bytes=options.max_inflight_bytes // options.workers)
     outstanding = Outstanding(options.triton_rest_requests // options.workers)
-    return ModelCopy(Names(name, name), limits, shared=shared, outstanding=outstanding)
+    return Replica(Names(name, name), limits, shared=shared, outstanding=outstanding)
 
 
 class Server:
     """Serves clients. `tick` and `tell_watchers` must run beside it, as `serving` has them do."""
 
-    def __init__(self, copy: ModelCopy, upstream: Upstream) -> None:
+    def __init__(self, copy: Replica, upstream: Upstream) -> None:
         self._copy = copy
-        self._shared = RestShared(upstream.where)
-        self.rest = RestFront(self._shared, copy)
-        questions = TritonQuestions(self._shared.pool, upstream.where)
-        self._grpc_common = GrpcCommon(upstream.where, questions)
-        self.grpc = GrpcFront(copy, self._grpc_common)
+        self._shared = RestShared(upstream.cluster)
+        self.rest = RestDownstream(self._shared, copy)
+        questions = TritonQuestions(self._shared.pool, upstream.cluster)
+        self._grpc_common = GrpcCommon(upstream.cluster, questions)
+        self.grpc = GrpcDownstream(copy, self._grpc_common)
         self.http_port = Listener(lambda: RestConnection(self.rest), what="--http-listen")
         self.grpc_port = Listener(lambda: GrpcConnection(self.grpc), what="--grpc-listen")
 
@@ -118,7 +118,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    options: ProxyOptions, copy: ModelCopy, upstream: Upstream, *, share_ports: bool = False
+    options: ProxyOptions, copy: Replica, upstream: Upstream, *, share_ports: bool = False
 ) -> AsyncIterator[Server]:
     """A server with all that runs beside it. Raises CannotStart or ConfigError before it serves."""
     certificates = certificates_of(options)
@@ -138,7 +138,7 @@ async def serving(
 
 
 @asynccontextmanager
-async def open_upstream(copy: ModelCopy, where: Whereabouts) -> AsyncIterator[Upstream]:
+async def open_upstream(copy: Replica, where: UpstreamCluster) -> AsyncIterator[Upstream]:
     """For questions to Triton; requests go their own ways."""
     pool = UpstreamPool(where, most=_POLL_CONNECTIONS)
     try:

@@ -23,9 +23,9 @@ from berth.runtime.logs import configure_logging
 from berth.runtime.tasks import supervise, wait_until_set
 from proxy.config import ProxyOptions
 from proxy.memory import settle
-from proxy.request.endpoint import Whereabouts
-from proxy.request.replica import ModelCopy
-from proxy.server import Server, open_upstream, own_copy, serving
+from proxy.request.endpoint import UpstreamCluster
+from proxy.request.replica import Replica
+from proxy.server import Server, open_upstream, own_replica, serving
 
 _FIGURES_SECONDS = 1.0
 _IDLE_LOOK_SECONDS = 0.1
@@ -55,7 +55,7 @@ async def _serve(
     configure_logging(format=options.log_format, level=options.log_level)
     settle()
     said = _Said()
-    copy, where = own_copy(options, shared=shared), Whereabouts()
+    copy, where = own_replica(options, shared=shared), UpstreamCluster()
     async with open_upstream(copy, where) as upstream:
         try:
             async with (
@@ -80,7 +80,7 @@ async def _orders(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]
 
 
 async def _obey(
-    order: dict[str, Any], server: Server, copy: ModelCopy, where: Whereabouts, said: _Said
+    order: dict[str, Any], server: Server, copy: Replica, where: UpstreamCluster, said: _Said
 ) -> None:
     if order.get("stop"):
         await server.stop_accepting()

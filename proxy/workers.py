@@ -21,8 +21,8 @@ from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from proxy.config import ProxyOptions
 from proxy.request.admission import shared_limit
-from proxy.request.endpoint import Whereabouts
-from proxy.request.replica import ModelCopy, queue_depth
+from proxy.request.endpoint import UpstreamCluster
+from proxy.request.replica import Replica, queue_depth
 from proxy.request.traffic import Figures
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class _Worker:
 class Crew:
     """The workers, as one data plane."""
 
-    def __init__(self, options: ProxyOptions, copy: ModelCopy, where: Whereabouts) -> None:
+    def __init__(self, options: ProxyOptions, copy: Replica, where: UpstreamCluster) -> None:
         self._options, self._copy, self._where = options, copy, where
         self._workers: list[_Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -153,7 +153,7 @@ class Crew:
                     break
 
     def _state(self) -> dict[str, Any]:
-        access = self._where.access
+        access = self._where.endpoint
         packed = None if access is None else base64.b64encode(pickle.dumps(access)).decode()
         return {
             "access": packed,

@@ -14,13 +14,13 @@ import uvloop
 from proxy.request.grpc_head import CallKind, CallPolicy, DroppedPolicy
 from proxy.request.messages import PREFIX_BYTES, framed
 from proxy.transport.h2_connection import H2Connection
-from proxy.transport.write_batch import Turn
+from proxy.transport.write_batch import WriteBatch
 from proxy.wire import protobuf
 from proxy.wire.grpc_status import OK_TRAILERS_BLOCK, RESPONSE_BLOCK
 from proxy.wire.h2.events import Call, Data, Event, Headers, Trailers
 from proxy.wire.h2.fields import FieldReader
-from proxy.wire.h2.flow import Stream
 from proxy.wire.h2.server import ServerCodec
+from proxy.wire.h2.stream import Stream
 
 _BIG_VALUES = b",".join([b"1"] * (512 * 1024))
 _LENGTH = b"content-length: "
@@ -67,7 +67,7 @@ class Rest(asyncio.Protocol):
 class Grpc(H2Connection[ServerCodec[CallKind, None]]):
     """Each answer names the model that the request names."""
 
-    def __init__(self, turn: Turn, heads: FieldReader[CallKind], trailers: FieldReader[None]) -> None:
+    def __init__(self, turn: WriteBatch, heads: FieldReader[CallKind], trailers: FieldReader[None]) -> None:
         super().__init__(turn)
         self.codec = ServerCodec(heads, trailers, wake=self.wake)
 
@@ -98,7 +98,7 @@ class Grpc(H2Connection[ServerCodec[CallKind, None]]):
 
 
 async def main(address: str, path: str) -> None:
-    loop, turn = asyncio.get_running_loop(), Turn()
+    loop, turn = asyncio.get_running_loop(), WriteBatch()
     host, _, port = address.rpartition(":")
     heads: FieldReader[CallKind] = FieldReader(CallPolicy())
     trailers: FieldReader[None] = FieldReader(DroppedPolicy(), is_trailers=True)

@@ -11,13 +11,13 @@ from bench.proxy.node import COPIES
 from proxy.request.grpc_head import AnswerKind, AnswerPolicy
 from proxy.request.messages import INFER, framed
 from proxy.transport.h2_connection import H2Connection
-from proxy.transport.write_batch import Turn
+from proxy.transport.write_batch import WriteBatch
 from proxy.wire import protobuf
 from proxy.wire.h2 import hpack
 from proxy.wire.h2.client import ClientCodec
 from proxy.wire.h2.events import Answer, Data, Event, Headers, Reset, Trailers
 from proxy.wire.h2.fields import FieldReader
-from proxy.wire.h2.flow import Stream
+from proxy.wire.h2.stream import Stream
 from proxy.wire.preamble import ACCEPTED, Kind, Preamble
 
 MIB = 1024 * 1024
@@ -124,7 +124,7 @@ class GrpcCaller(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     """`on_answer` is called for each call that has ended."""
 
     def __init__(self, uid: str) -> None:
-        super().__init__(Turn())
+        super().__init__(WriteBatch())
         policy = AnswerPolicy()
         heads: FieldReader[AnswerKind] = FieldReader(policy, is_answer=True)
         trailers: FieldReader[AnswerKind] = FieldReader(policy, is_trailers=True)

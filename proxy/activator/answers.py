@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from proxy.activator.hold import OVERDUE
 from proxy.downstream.grpc.local import Answerable, LocalAnswers
-from proxy.downstream.rest.front import RestFront
+from proxy.downstream.rest.downstream import RestDownstream
 from proxy.policy.refusal import NotServed, Refusal
 from proxy.policy.routes import RestDecision, Route, Verdict
 from proxy.request.grpc_head import CallKind
 from proxy.request.messages import CONFIG, METADATA, MODEL_READY, STATISTICS, in_grpc
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.upstream.queries import Answer
 from proxy.wire import protobuf
 
@@ -96,7 +96,7 @@ class Asleep:
         self.is_asleep = True
 
 
-class HeldRest(RestFront):
+class HeldRest(RestDownstream):
     """A front whose model may have no copy."""
 
     # For so long nobody waits who may have gone: as with Knative's activator, that is what its end means.
@@ -134,7 +134,7 @@ class HeldQuestions:
     def __init__(self, asleep: Asleep) -> None:
         self._asleep = asleep
 
-    async def versions(self, copy: ModelCopy) -> list[str]:
+    async def versions(self, copy: Replica) -> list[str]:
         return self._asleep.memory.versions()
 
     async def server_metadata(self) -> Mapping[str, Any]:
@@ -151,7 +151,7 @@ class HeldQuestions:
 class HeldAnswers(LocalAnswers):
     """The calls that are answered here, those too that a copy would answer if there were one."""
 
-    def __init__(self, copy: ModelCopy, asleep: Asleep) -> None:
+    def __init__(self, copy: Replica, asleep: Asleep) -> None:
         super().__init__(copy, HeldQuestions(asleep), copy.not_ready)
         self._asleep = asleep
 

@@ -15,7 +15,7 @@ from typing import Final
 from berth.contract.scaling import HoldLimits
 from proxy.activator.histogram import Histogram
 from proxy.policy.refusal import Why
-from proxy.request.admission import Admission, Admissions, State
+from proxy.request.admission import Admission, Admissions, AdmissionState
 from proxy.request.budget import Budget
 from proxy.request.load import LoadMeter
 
@@ -218,7 +218,7 @@ class Hold(Admissions):
             self._woken()
         return admission
 
-    def released(self, admission: Admission, was: State, now: float) -> None:
+    def released(self, admission: Admission, was: AdmissionState, now: float) -> None:
         self._has_waited(admission, ABANDONED, now)
         super().released(admission, was, now)
 

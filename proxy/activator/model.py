@@ -14,18 +14,18 @@ from proxy.activator.passing import Passing
 from proxy.activator.pod import Pod
 from proxy.activator.pods import Pods
 from proxy.activator.port import BoundedClients, Doorstep, Port
-from proxy.downstream.grpc.client import GrpcConnection
-from proxy.downstream.grpc.front import GrpcCommon, GrpcFront
-from proxy.downstream.rest.client import RestConnection
-from proxy.downstream.rest.front import RestShared
+from proxy.downstream.grpc.connection import GrpcConnection
+from proxy.downstream.grpc.downstream import GrpcCommon, GrpcDownstream
+from proxy.downstream.rest.connection import RestConnection
+from proxy.downstream.rest.downstream import RestShared
 from proxy.policy.model_facts import ModelFacts
 from proxy.policy.names import Names
 from proxy.policy.refusal import Flags
 from proxy.request.budget import Budget
-from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.load import LoadMeter
-from proxy.request.replica import ModelCopy
-from proxy.transport.tunnel import Crowd
+from proxy.request.replica import Replica
+from proxy.transport.tunnel import Watermark
 from proxy.upstream.grpc import AnswerReaders
 
 # A copy has limits of its own, which it tells clients by itself: these are the most that any may have.
@@ -49,7 +49,7 @@ class Common:
     rest: RestShared
     grpc: GrpcCommon
     readers: AnswerReaders
-    crowd: Crowd
+    crowd: Watermark
     is_allowed: Callable[[ModelKey, str], bool]
     doorstep: Doorstep
 
@@ -69,7 +69,7 @@ class HeldModel:
         self._asleep = Asleep(memory)
         self.pods = Pods(
             None if told.tls else memory,
-            common.grpc.turn,
+            common.grpc.batch,
             common.readers,
             self._look_at_pods,
             self.hold,
@@ -88,7 +88,7 @@ class HeldModel:
         self._reported: tuple[int, int, int] | None = None
         self._was_busy = self._is_ending = False
 
-    def _make_copy(self) -> ModelCopy:
+    def _make_copy(self) -> Replica:
         told, bounds = self.told, self._bounds
 
         def make_hold(meter: LoadMeter) -> Hold:
@@ -96,7 +96,7 @@ class HeldModel:
             return self.hold
 
         name = told.public_name.encode()
-        copy = ModelCopy(
+        copy = Replica(
             Names(name, name),
             ReplicaLimits(
                 request_timeout_seconds=_REQUEST_SECONDS,
@@ -115,15 +115,15 @@ class HeldModel:
     def _make_rest(self) -> HeldRest:
         # Where a copy is differs from request to request; what is told of it in a head does not.
         here = Endpoint(self.key.name, self.told.rest_port)
-        where = Whereabouts(Access(here, here))
-        front = HeldRest(self._common.rest, self.copy, where=where, pool=self.pods)
+        where = UpstreamCluster(UpstreamEndpoint(here, here))
+        front = HeldRest(self._common.rest, self.copy, cluster=where, pool=self.pods)
         front.asleep = self._asleep
         front.clients = BoundedClients(self.copy.rest, self._room, lambda one: one.abort())
         return front
 
-    def _make_grpc(self) -> GrpcFront:
+    def _make_grpc(self) -> GrpcDownstream:
         local = HeldAnswers(self.copy, self._asleep)
-        front = GrpcFront(self.copy, self._common.grpc, triton=self.pods, local=local)
+        front = GrpcDownstream(self.copy, self._common.grpc, triton=self.pods, local=local)
         front.overdue = OVERDUE
         front.clients = BoundedClients(self.copy.grpc, self._room, lambda one: one.abort("no room"))
         return front

@@ -12,12 +12,12 @@ from berth.runtime.logs import fields
 from proxy.activator.hold import Bounds
 from proxy.activator.model import Common, HeldModel
 from proxy.activator.port import Doorstep
-from proxy.downstream.grpc.front import GrpcCommon
-from proxy.downstream.rest.front import RestShared
+from proxy.downstream.grpc.downstream import GrpcCommon
+from proxy.downstream.rest.downstream import RestShared
 from proxy.policy.refusal import NotServed
-from proxy.request.endpoint import Whereabouts
-from proxy.request.replica import ModelCopy
-from proxy.transport.tunnel import Crowd
+from proxy.request.endpoint import UpstreamCluster
+from proxy.request.replica import Replica
+from proxy.transport.tunnel import Watermark
 from proxy.upstream.grpc import AnswerReaders
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Models:
     ) -> None:
         """`host`: where the ports are opened. `is_allowed`: whether a client at an address may call a model; it is
         asked before anything is read of a connection. `doorstep`: where those wait who may not, or not yet."""
-        where = Whereabouts()
+        where = UpstreamCluster()
         self._rest = RestShared(where)
         self._grpc = GrpcCommon(where, _NoQuestions())
         self.bounds = bounds or Bounds()
@@ -53,7 +53,7 @@ class Models:
             self._rest,
             self._grpc,
             AnswerReaders(),
-            Crowd(),
+            Watermark(),
             is_allowed,
             Doorstep() if doorstep is None else doorstep,
         )
@@ -156,7 +156,7 @@ def _is_another(one: Assignment, other: Assignment) -> bool:
 class _NoQuestions:
     """Each model answers by itself."""
 
-    async def versions(self, copy: ModelCopy) -> list[str]:
+    async def versions(self, copy: Replica) -> list[str]:
         raise NotServed("no copy")
 
     async def server_metadata(self) -> dict[str, object]:

@@ -15,7 +15,7 @@ from proxy.policy.refusal import Refusal
 from proxy.request.admission import Admission
 from proxy.request.budget import Budget
 from proxy.transport.tcp import keep_alive
-from proxy.transport.tunnel import Crowd, Joined
+from proxy.transport.tunnel import Tunnel, Watermark
 
 _HELLO_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 5.0
@@ -47,7 +47,7 @@ class Passing:
     """All clients of one port."""
 
     def __init__(
-        self, hold: Hold, pods: Pods, crowd: Crowd, room: Budget, port_of: Callable[[Pod], int]
+        self, hold: Hold, pods: Pods, crowd: Watermark, room: Budget, port_of: Callable[[Pod], int]
     ) -> None:
         """`room`: connections of this model. `port_of`: of a copy."""
         self.hold, self.pods, self.crowd, self.room, self.port_of = hold, pods, crowd, room, port_of
@@ -100,7 +100,7 @@ class PassingClient(asyncio.Protocol):
         self._since = time.monotonic()
         self._admission: Admission | None = None
         self._task: asyncio.Task[None] | None = None
-        self._joined: Joined | None = None
+        self._joined: Tunnel | None = None
         self._pod: Pod | None = None
         self._has_left = False
 
@@ -188,7 +188,7 @@ class PassingClient(asyncio.Protocol):
         keep_alive(gateway)
         hello, self._hello = self._hello, b""
         gateway.write(hello)
-        self._joined = Joined(
+        self._joined = Tunnel(
             client, gateway, self._passing.crowd, early=early, unanswered=None, ended=self.leave
         )
         self._release()

@@ -18,10 +18,10 @@ from berth.runtime.tasks import wait_until_set
 from proxy.activator.answers import MOST_BYTES, Memory
 from proxy.activator.hold import Looks
 from proxy.policy.refusal import NotServed
-from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.grpc_head import Keys
-from proxy.request.replica import ModelCopy
-from proxy.transport.write_batch import Turn
+from proxy.request.replica import Replica
+from proxy.transport.write_batch import WriteBatch
 from proxy.upstream.grpc import AnswerReaders, UpstreamConnection
 from proxy.upstream.http1 import UpstreamPool
 from proxy.upstream.queries import Silent, fetch
@@ -43,7 +43,7 @@ _LONGEST_REST: Final = 2.0
 # Of one namespace: so many are asked as often as that.
 _OFTEN: Final = 16
 # Nothing listens here: connections of a copy that has gone are not kept.
-_NOWHERE: Final = Access(Endpoint("0.0.0.0", 0), Endpoint("0.0.0.0", 0))  # noqa: S104  # nobody binds it
+_NOWHERE: Final = UpstreamEndpoint(Endpoint("0.0.0.0", 0), Endpoint("0.0.0.0", 0))  # noqa: S104  # nobody binds it
 
 
 class Pod:
@@ -53,7 +53,7 @@ class Pod:
         self,
         told: PodEndpoint,
         memory: Memory | None,
-        turn: Turn,
+        turn: WriteBatch,
         readers: AnswerReaders,
         changed: Callable[["Pod"], None],
         looks: Looks,
@@ -63,8 +63,8 @@ class Pod:
         self.slots = max(1, told.slots)
         self._has_told = False
         self._turn, self._readers, self._changed = turn, readers, changed
-        self._where = Whereabouts(
-            Access(Endpoint(told.address, told.rest_port), Endpoint(told.address, told.grpc_port))
+        self._where = UpstreamCluster(
+            UpstreamEndpoint(Endpoint(told.address, told.rest_port), Endpoint(told.address, told.grpc_port))
         )
         self.rest = UpstreamPool(self._where)
         # A pod's image is its tenant's: what it says costs the others no more than a little.
@@ -130,7 +130,7 @@ class Pod:
             return None
         return grpc
 
-    def connection_over(self, connection: UpstreamConnection, copies: list[ModelCopy]) -> None:
+    def connection_over(self, connection: UpstreamConnection, copies: list[Replica]) -> None:
         self._connections.discard(connection)
         if connection is self._grpc:
             self._grpc = None

@@ -15,7 +15,7 @@ from proxy.activator.answers import Memory
 from proxy.activator.hold import Looks
 from proxy.activator.pod import Pod
 from proxy.policy.refusal import NotServed
-from proxy.transport.write_batch import Turn
+from proxy.transport.write_batch import WriteBatch
 from proxy.upstream.grpc import AnswerReaders, UpstreamConnection
 from proxy.upstream.http1 import Asker, UpstreamHttp
 from proxy.upstream.triton import Caller
@@ -38,7 +38,7 @@ class Pods:
     def __init__(
         self,
         memory: Memory | None,
-        turn: Turn,
+        turn: WriteBatch,
         readers: AnswerReaders,
         changed: Callable[[], None],
         sought: Sought,

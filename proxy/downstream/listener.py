@@ -74,9 +74,9 @@ class Listener:
         """Raises CannotStart when the port is taken. `sock`: it is bound there already."""
         loop = asyncio.get_running_loop()
         with starting(self._what, listen):
-            where: dict[str, Any] = {"sock": sock} if sock else {"host": listen.host, "port": listen.port}
+            cluster: dict[str, Any] = {"sock": sock} if sock else {"host": listen.host, "port": listen.port}
             server = await loop.create_server(
-                self._make, **where, backlog=_BACKLOG, reuse_port=share_port or None, **_tls(tls)
+                self._make, **cluster, backlog=_BACKLOG, reuse_port=share_port or None, **_tls(tls)
             )
         self._servers = [server]
 

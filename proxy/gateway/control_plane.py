@@ -14,7 +14,7 @@ from berth.contract.gateway import ReplicaSpec
 from berth.runtime.logs import fields
 from proxy.gateway.registry import Ceilings, Registry
 from proxy.gateway.spec import ReplicaStats, Spec, Status, aggregate
-from proxy.request.outlier_detection import Suspects
+from proxy.request.outlier_detection import OutlierDetector
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ControlPlane:
     def __init__(self, planes: Workers, ceilings: Ceilings) -> None:
         self._planes, self._ceilings = planes, ceilings
         self.registry = Registry()
-        self.suspects = Suspects()
+        self.suspects = OutlierDetector()
         # When a copy that drains counts as drained whatever is left of it: never, where only its door asks.
         self._draining: dict[str, float] = {}
         self._drained: set[str] = set()

@@ -17,7 +17,7 @@ from proxy.gateway.handshake import Handshake, Handshakes
 from proxy.gateway.registry import Registry
 from proxy.gateway.replica import MakeFront, ServedReplica
 from proxy.gateway.spec import ReplicaStats, Spec, Status
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind, Preamble
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ TICK_SECONDS: Final = 1.0
 # What has ended goes on so long at most: its pod has gone, and with it those who could ask.
 ENDING_SECONDS: Final = 15.0
 
-MakeCopy = Callable[[ReplicaSpec], ModelCopy]
+MakeCopy = Callable[[ReplicaSpec], Replica]
 
 
 class Watch(Protocol):
@@ -41,7 +41,7 @@ class Watch(Protocol):
         ...
 
 
-MakeWatch = Callable[[ModelCopy], Watch]
+MakeWatch = Callable[[Replica], Watch]
 
 
 class DataPlane:

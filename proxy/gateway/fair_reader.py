@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
-from proxy.request.fairness import CALL_COST, Share, Turns
+from proxy.request.fairness import CALL_COST, DeficitRoundRobin, Share
 
 # What may be kept back in all, of each copy no more than is then free. What comes beyond is served at once, for it
 # has been read and lies in memory anyhow; but its connection waits for its copy's turn before it is read again.
@@ -57,7 +57,7 @@ class FairReadScheduler:
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
-        self._turns: Turns[Serve] = Turns()
+        self._turns: DeficitRoundRobin[Serve] = DeficitRoundRobin()
         # To be called with what a share's piece has cost; where no credit is left after that, `want_turn`.
         self.spend = self._turns.spend
         self._is_due = False

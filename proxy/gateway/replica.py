@@ -8,7 +8,7 @@ from berth.contract.gateway import ReplicaSpec
 from proxy.gateway.fair_reader import FairReadScheduler, ReplicaShare
 from proxy.gateway.reports import Report
 from proxy.gateway.spec import ReplicaStats
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind
 
 # A door has one, and another while it notices that the first is gone.
@@ -38,7 +38,7 @@ class Front(Protocol):
 
 # Does something in one of the copy's next turns.
 Later = Callable[[Callable[[], None]], None]
-MakeFront = Callable[[Kind, ModelCopy, Later], Front]
+MakeFront = Callable[[Kind, Replica, Later], Front]
 
 
 class ServedReplica:
@@ -47,7 +47,7 @@ class ServedReplica:
     def __init__(
         self,
         told: ReplicaSpec,
-        copy: ModelCopy,
+        copy: Replica,
         make_front: MakeFront,
         turns: FairReadScheduler,
         changed: Callable[[], None],

@@ -12,11 +12,11 @@ from berth.contract.gateway import ReplicaSpec
 from berth.runtime.errors import ConfigError
 from berth.runtime.tasks import supervise
 from berth.triton.keys import InferenceKey
-from proxy.downstream.grpc.client import GrpcConnection
-from proxy.downstream.grpc.front import GrpcCommon, GrpcFront
+from proxy.downstream.grpc.connection import GrpcConnection
+from proxy.downstream.grpc.downstream import GrpcCommon, GrpcDownstream
 from proxy.downstream.listener import Listener, allow_descriptors
-from proxy.downstream.rest.client import RestConnection
-from proxy.downstream.rest.front import RestFront, RestShared
+from proxy.downstream.rest.connection import RestConnection
+from proxy.downstream.rest.downstream import RestDownstream, RestShared
 from proxy.gateway.config import GatewayOptions
 from proxy.gateway.connection_limits import PendingConnections
 from proxy.gateway.crash_detection import CrashDetector, refuses
@@ -25,9 +25,9 @@ from proxy.gateway.handshake import Handshake
 from proxy.gateway.replica import Front, Later
 from proxy.policy.names import Names
 from proxy.request.budget import Budget
-from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.outstanding import Outstanding
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.upstream.health import Upstream
 from proxy.upstream.http1 import UpstreamPool
 from proxy.upstream.triton import TritonQuestions
@@ -40,21 +40,21 @@ _DESCRIPTORS_KEPT: Final = 256
 _POLL_CONNECTIONS: Final = 4
 
 
-def access_of(options: GatewayOptions) -> Access:
+def access_of(options: GatewayOptions) -> UpstreamEndpoint:
     """Where Triton is and what opens it. Raises ConfigError."""
     if options.triton_keys is None:
-        return Access(options.triton_http, options.triton_grpc)
+        return UpstreamEndpoint(options.triton_http, options.triton_grpc)
     try:
         key = InferenceKey.read(options.triton_keys)
     except InvalidValue as error:
         raise ConfigError(f"--triton-keys: {error}") from error
-    return Access(options.triton_http, options.triton_grpc, key.http_headers, key.grpc_metadata)
+    return UpstreamEndpoint(options.triton_http, options.triton_grpc, key.http_headers, key.grpc_metadata)
 
 
 class RestCopy:
     """The REST clients of one copy."""
 
-    def __init__(self, front: RestFront) -> None:
+    def __init__(self, front: RestDownstream) -> None:
         self._front = front
         self.tick, self.close, self.stop_accepting = front.tick, front.close, front.stop_accepting
 
@@ -72,7 +72,7 @@ class RestCopy:
 class GrpcCopy:
     """The gRPC clients of one copy."""
 
-    def __init__(self, front: GrpcFront) -> None:
+    def __init__(self, front: GrpcDownstream) -> None:
         self._front = front
         self.tick, self.close, self.stop_accepting = front.tick, front.close, front.ask_to_leave
         self.readiness_changed = front.tell_watchers
@@ -115,7 +115,7 @@ class _Parts:
     """The wired parts."""
 
     def __init__(self, options: GatewayOptions, share: int, limit_of: LimitOf) -> None:
-        self._where = Whereabouts(access_of(options))
+        self._where = UpstreamCluster(access_of(options))
         self._budget = Budget(options.memory_budget // share)
         self._outstanding = Outstanding(options.triton_rest_requests // share)
         self._limit_of, self._flags_of = limit_of, options.ceilings.flags
@@ -140,8 +140,8 @@ class _Parts:
         )
         self.listener = Listener(self.node.handshakes.handshake, what="--listen")
 
-    def _make_copy(self, copy: ReplicaSpec) -> ModelCopy:
-        return ModelCopy(
+    def _make_copy(self, copy: ReplicaSpec) -> Replica:
+        return Replica(
             Names(copy.model.encode(), copy.server_name.encode()),
             copy.limits,
             process_budget=self._budget,
@@ -150,10 +150,10 @@ class _Parts:
             flags_of=self._flags_of,
         )
 
-    def _make_front(self, kind: Kind, copy: ModelCopy, later: Later) -> Front:
+    def _make_front(self, kind: Kind, copy: Replica, later: Later) -> Front:
         if kind is Kind.REST:
-            return RestCopy(RestFront(self._rest, copy, later=later))
-        return GrpcCopy(GrpcFront(copy, self._grpc, later=later))
+            return RestCopy(RestDownstream(self._rest, copy, later=later))
+        return GrpcCopy(GrpcDownstream(copy, self._grpc, later=later))
 
     def _broke(self, whose: object) -> None:
         """A connection to Triton with requests of this copy in it."""

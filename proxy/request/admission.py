@@ -30,7 +30,7 @@ GIVEN_UP_SECONDS: Final = 3600.0
 LARGE_ANSWER_BYTES: Final = 64 * 1024
 
 
-class State(Enum):
+class AdmissionState(Enum):
     """Of an admission."""
 
     WAITING = auto()
@@ -42,7 +42,7 @@ class State(Enum):
     RELEASED = auto()
 
 
-_WAITING, _RUNNING, _GIVEN_UP, _ASIDE, _LEAVING, _RETURNING, _RELEASED = State
+_WAITING, _RUNNING, _GIVEN_UP, _ASIDE, _LEAVING, _RETURNING, _RELEASED = AdmissionState
 
 
 class Admission:
@@ -57,7 +57,7 @@ class Admission:
     def __init__(
         self,
         home: "Admissions",
-        state: State,
+        state: AdmissionState,
         cost_bytes: int,
         deadline: float,
         granted: Callable[[], None],
@@ -254,7 +254,7 @@ class Admissions:
         self._meter.enter(now)
         return Admission(self, _RUNNING, cost_bytes, deadline, _nobody, share)
 
-    def released(self, admission: Admission, was: State, now: float) -> None:
+    def released(self, admission: Admission, was: AdmissionState, now: float) -> None:
         """For an admission alone."""
         self._meter.leave(now)
         if was is _RUNNING:
@@ -276,7 +276,7 @@ class Admissions:
         if self._idle is not None:
             self._look_idle()
 
-    def _released_late(self, admission: Admission, was: State) -> None:
+    def _released_late(self, admission: Admission, was: AdmissionState) -> None:
         """Nobody waited for it any more, or it had no slot."""
         self.bytes.used_bytes -= admission.cost_bytes
         if was is _GIVEN_UP:

@@ -8,7 +8,7 @@ from proxy.policy.refusal import NotServed
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class UpstreamEndpoint:
     """The headers are secret: never logged."""
 
     http: Endpoint
@@ -17,25 +17,25 @@ class Access:
     grpc_metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-class Whereabouts:
+class UpstreamCluster:
     """The access of now. Take it in the step in which it is used: who waited uses the new one."""
 
-    def __init__(self, access: Access | None = None) -> None:
-        self.access = access
-        self._followers: list[Callable[[Access], None]] = []
+    def __init__(self, endpoint: UpstreamEndpoint | None = None) -> None:
+        self.endpoint = endpoint
+        self._followers: list[Callable[[UpstreamEndpoint], None]] = []
 
-    def follow(self, moved: Callable[[Access], None]) -> None:
+    def follow(self, moved: Callable[[UpstreamEndpoint], None]) -> None:
         """`moved` is told of every change; it must not raise."""
         self._followers.append(moved)
 
-    def move(self, access: Access) -> None:
-        if access != self.access:
-            self.access = access
+    def move(self, endpoint: UpstreamEndpoint) -> None:
+        if endpoint != self.endpoint:
+            self.endpoint = endpoint
             for moved in self._followers:
-                moved(access)
+                moved(endpoint)
 
-    def require(self) -> Access:
+    def require(self) -> UpstreamEndpoint:
         """Raises NotServed while nobody has told where Triton is."""
-        if self.access is None:
+        if self.endpoint is None:
             raise NotServed("the agent has not told yet where Triton is")
-        return self.access
+        return self.endpoint

@@ -38,7 +38,7 @@ class Share(Generic[T]):
         return self.credit > 0 and not self.waiting
 
 
-class Turns(Generic[T]):
+class DeficitRoundRobin(Generic[T]):
     """The copies of one process. After what has been served call `spend`; once in a turn call `next_turn`."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from proxy.policy.names import Names
 from proxy.policy.routes import Verdict, decide_rpc
 from proxy.request.messages import INFER, STREAM_INFER
-from proxy.wire.grpc_status import Refused, Status
+from proxy.wire.grpc_status import GrpcError, Status
 from proxy.wire.h2 import hpack
 from proxy.wire.h2.fields import Fields, Rule
 from proxy.wire.headers import is_forwarded
@@ -144,12 +144,12 @@ class Keys:
 
 
 def timeout_of(fields: Fields[CallKind]) -> float | None:
-    """The client's deadline in seconds. Raises Refused."""
+    """The client's deadline in seconds. Raises GrpcError."""
     seconds = None
     for _, value in fields.values:
         match = _TIMEOUT.fullmatch(value)
         if match is None:
-            raise Refused(Status.INTERNAL, "grpc-timeout is not a number of 1 to 8 digits with a unit")
+            raise GrpcError(Status.INTERNAL, "grpc-timeout is not a number of 1 to 8 digits with a unit")
         seconds = int(match[1]) * _UNITS[match[2]]
     return seconds
 

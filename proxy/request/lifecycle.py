@@ -11,8 +11,8 @@ from typing import Final
 from berth.contract.quantity import format_bytes
 from proxy.policy.refusal import Refusal, Why
 from proxy.request.admission import Admission
-from proxy.request.minimum_rate import Pace
-from proxy.request.replica import ModelCopy
+from proxy.request.minimum_rate import MinimumRate
+from proxy.request.replica import Replica
 from proxy.request.traffic import Traffic
 
 # Codes for requests that nobody waits for any more; nginx's, where the protocol has none.
@@ -29,27 +29,27 @@ class Exchange:
     # As most requests are: what is never set costs nothing.
     admission: Admission | None = None
     held_bytes = 0
-    _pace: Pace | None = None
-    _answer_pace: Pace | None = None
+    _pace: MinimumRate | None = None
+    _answer_pace: MinimumRate | None = None
     # Counted: the client gets nothing more.
     is_answered = False
 
-    def __init__(self, copy: ModelCopy, traffic: Traffic, began: float) -> None:
-        copy.calls += 1
-        self.copy, self._traffic, self.began = copy, traffic, began
-        self.deadline = began + copy.limits.request_timeout_seconds
+    def __init__(self, replica: Replica, traffic: Traffic, began: float) -> None:
+        replica.calls += 1
+        self.replica, self._traffic, self.began = replica, traffic, began
+        self.deadline = began + replica.limits.request_timeout_seconds
 
     # Received.
 
     def require_size(self, size_bytes: int) -> None:
         """Raises Refusal where no request may be so long."""
-        limit = self.copy.limits.max_request_bytes
+        limit = self.replica.limits.max_request_bytes
         if size_bytes > limit:
-            raise too_large(limit, self.copy.flags.request)
+            raise too_large(limit, self.replica.flags.request)
 
     def hold(self, size_bytes: int) -> None:
         """So many bytes of it have come and cannot go on yet. Raises Refusal where there is no room for them."""
-        if not self.copy.budget.take(size_bytes):
+        if not self.replica.budget.take(size_bytes):
             raise self.no_room(size_bytes)
         self.held_bytes += size_bytes
 
@@ -59,13 +59,13 @@ class Exchange:
         That is load, of which the scaler must hear, unless it has of this request already.
         """
         if self.admission is None:
-            self.copy.turned_away()
-        return _no_room_here(self.copy, size_bytes)
+            self.replica.turned_away()
+        return _no_room_here(self.replica, size_bytes)
 
     def let_go(self, size_bytes: int) -> None:
         """So many bytes of what is held have gone on, or were dropped."""
         self.held_bytes -= size_bytes
-        self.copy.budget.give(size_bytes)
+        self.replica.budget.give(size_bytes)
 
     def let_all_go(self) -> None:
         if self.held_bytes:
@@ -79,9 +79,9 @@ class Exchange:
         It holds none of them, as they go on in this step; but where there is no room for more it goes no other way
         than the others do.
         """
-        if not self.copy.budget.has_room(size_bytes):
+        if not self.replica.budget.has_room(size_bytes):
             return False
-        self.admission = self.copy.admissions.admit_at_once(
+        self.admission = self.replica.admissions.admit_at_once(
             now, cost_bytes=cost_bytes, deadline=self.deadline, is_rest=self.is_rest
         )
         return self.admission is not None
@@ -93,7 +93,7 @@ class Exchange:
 
         `counted`: it is load and takes a slot; else it is a question.
         """
-        admissions = self.copy.admissions if counted else self.copy.questions
+        admissions = self.replica.admissions if counted else self.replica.questions
         self.admission = admissions.admit(
             now, granted, cost_bytes=cost_bytes, deadline=self.deadline, is_rest=self.is_rest
         )
@@ -105,8 +105,8 @@ class Exchange:
         Ask every second. `is_awaited`: nothing but its client keeps the next of it from coming.
         """
         if self._pace is None:
-            self._pace = Pace(received_bytes, now)
-        others_wait = is_awaited and self.copy.admissions.others_wait_for_room
+            self._pace = MinimumRate(received_bytes, now)
+        others_wait = is_awaited and self.replica.admissions.others_wait_for_room
         return self._pace.is_too_slow(received_bytes, now, others_wait=others_wait)
 
     def is_taken_too_slowly(self, taken_bytes: int, now: float, *, others_wait: bool) -> bool:
@@ -115,7 +115,7 @@ class Exchange:
         Ask every second. `others_wait`: for what the answer keeps in Triton, and nothing but its client keeps it there.
         """
         if self._answer_pace is None:
-            self._answer_pace = Pace(taken_bytes, now)
+            self._answer_pace = MinimumRate(taken_bytes, now)
         return self._answer_pace.is_too_slow(taken_bytes, now, others_wait=others_wait)
 
     # Answered, refused, left: whichever comes first counts.
@@ -152,10 +152,10 @@ def too_large(limit_bytes: int, flag: str) -> Refusal:
     return Refusal(Why.TOO_LARGE, f"a request may have {format_bytes(limit_bytes)} ({flag})")
 
 
-def _no_room_here(copy: ModelCopy, size_bytes: int) -> Refusal:
-    own, whole = copy.budget, copy.budget.parent
+def _no_room_here(replica: Replica, size_bytes: int) -> Refusal:
+    own, whole = replica.budget, replica.budget.parent
     if whole is None or own.used_bytes + size_bytes > own.limit_bytes:
-        who, limit_bytes, flag = "they", own.limit_bytes, copy.flags.inflight
+        who, limit_bytes, flag = "they", own.limit_bytes, replica.flags.inflight
     else:
         who, limit_bytes, flag = (
             "those of all models, each no more than is free,",

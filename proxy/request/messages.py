@@ -19,7 +19,7 @@ from proxy.policy.routes import SERVICE, unknown_model
 from proxy.request.lifecycle import too_large
 from proxy.request.minimum_rate import BEGUN_BYTES
 from proxy.wire import protobuf
-from proxy.wire.grpc_status import Refused, Status, try_again
+from proxy.wire.grpc_status import GrpcError, Status, try_again
 from proxy.wire.packing import CODINGS, BadPacking, Unpacking, UnpacksTooLarge, unpack_beginning
 
 INFER: Final = f"/{SERVICE}/ModelInfer"
@@ -61,13 +61,13 @@ _STATUSES: Mapping[Why, Status] = {
 }
 
 
-def in_grpc(refusal: Refusal, request_id: bytes = b"") -> Refused:
+def in_grpc(refusal: Refusal, request_id: bytes = b"") -> GrpcError:
     """What gRPC says of it."""
     status = _STATUSES.get(refusal.why)
     if status is None:
         return try_again(str(refusal), request_id=request_id)
     again = {"retry_after": "1"} if refusal.why is Why.NO_ROOM else {}
-    return Refused(status, str(refusal), request_id=request_id, **again)
+    return GrpcError(status, str(refusal), request_id=request_id, **again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Guard(Protocol):
     appended: bytes
 
     def whole(self, message: bytes) -> bytes:
-        """Check a message; returns what goes on in its place, without what is appended. Raises Refused."""
+        """Check a message; returns what goes on in its place, without what is appended. Raises GrpcError."""
         ...
 
     def cost_bytes(self, message: bytes) -> int:
@@ -146,7 +146,7 @@ class Walk(Protocol):
     extra_bytes: int
 
     def feed(self, piece: bytes) -> None:
-        """Raises Refused."""
+        """Raises GrpcError."""
         ...
 
     def skim(self, size: int) -> bool:
@@ -154,7 +154,7 @@ class Walk(Protocol):
         ...
 
     def finish(self) -> None:
-        """The message is complete. Raises Refused."""
+        """The message is complete. Raises GrpcError."""
         ...
 
 
@@ -179,7 +179,7 @@ class InferGuard:
                 _require_own(self._name, protobuf.model_name(message))
         except protobuf.BadMessage as error:
             raise _refused(error, protobuf.request_id(message)) from error
-        except Refused as refusal:
+        except GrpcError as refusal:
             refusal.request_id = protobuf.request_id(message)
             raise
         return message
@@ -226,7 +226,7 @@ class _InferWalk:
         _require_own(self._own, self._reader.name)
         for output in self._reader.classified:
             if self._reader.has_empty_input or not self._facts().has_classes(output.decode(errors="replace")):
-                raise Refused(Status.INVALID_ARGUMENT, NO_CLASSES)
+                raise GrpcError(Status.INVALID_ARGUMENT, NO_CLASSES)
 
 
 def _cost_of_lists(reader: protobuf.InferReader) -> int:
@@ -236,7 +236,7 @@ def _cost_of_lists(reader: protobuf.InferReader) -> int:
 class NameGuard:
     """A request whose field 1 names a model. `fill`: an absent name asks for all models; ask for the own."""
 
-    def __init__(self, own: ModelFields, hidden: Callable[[bytes], Refused], *, fill: bool = False) -> None:
+    def __init__(self, own: ModelFields, hidden: Callable[[bytes], GrpcError], *, fill: bool = False) -> None:
         self._own, self._hidden, self._fill = own, hidden, fill
         self.appended = own.appended
 
@@ -329,8 +329,8 @@ class MessageReader:
     def push(self, payload: Buffer) -> None:
         self._buffer += payload
 
-    def pull(self) -> Piece | Refused | Unfinished | None:
-        """None: more must come first. Unfinished: there is more to do before. Raises Refused when the call cannot go on: a part of a message that is
+    def pull(self) -> Piece | GrpcError | Unfinished | None:
+        """None: more must come first. Unfinished: there is more to do before. Raises GrpcError when the call cannot go on: a part of a message that is
         refused has gone on, or one is so long that nobody wants the rest of it."""
         if self._unpacking is not None:
             return self._unpack(self._unpacking)
@@ -359,15 +359,15 @@ class MessageReader:
 
     def _require_readable(self, flag: int, size: int) -> None:
         if flag not in (0, 1):
-            raise Refused(Status.INVALID_ARGUMENT, f"a message's compressed flag is {flag}, not 0 or 1")
+            raise GrpcError(Status.INVALID_ARGUMENT, f"a message's compressed flag is {flag}, not 0 or 1")
         if flag and self._encoding not in CODINGS:
-            raise Refused(
+            raise GrpcError(
                 Status.UNIMPLEMENTED,
                 f"a compressed message with grpc-encoding {self._encoding!r}; gzip and deflate are taken",
                 grpc_accept_encoding="identity, deflate, gzip",
             )
         if flag and size > self._inflate_limit:
-            raise Refused(
+            raise GrpcError(
                 Status.RESOURCE_EXHAUSTED,
                 f"a compressed message of {size} bytes; {self._inflate_limit} are taken "
                 f"({self._flags.json}): send it as it is",
@@ -375,9 +375,9 @@ class MessageReader:
         if size > self._message_limit:
             raise in_grpc(too_large(self._message_limit, self._flags.request))
         if size > _MAX_MESSAGE - len(self._appended):
-            raise Refused(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {_MAX_MESSAGE} are taken")
+            raise GrpcError(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {_MAX_MESSAGE} are taken")
 
-    def _unpack(self, unpacking: Unpacking) -> Piece | Refused | Unfinished:
+    def _unpack(self, unpacking: Unpacking) -> Piece | GrpcError | Unfinished:
         """A step further."""
         try:
             if not unpacking.step():
@@ -388,11 +388,11 @@ class MessageReader:
         self._unpacking = None
         return self._whole(unpacking.content)
 
-    def _whole(self, message: bytes) -> Piece | Refused:
+    def _whole(self, message: bytes) -> Piece | GrpcError:
         try:
             message = self._guard.whole(message)
             cost_bytes = self._guard.cost_bytes(message)
-        except Refused as refusal:
+        except GrpcError as refusal:
             return refusal
         if self._ask_final:
             self.wants_final = self.wants_final or _WANTS_FINAL in message
@@ -403,12 +403,12 @@ class MessageReader:
     def _begin_stream(self, size: int) -> None:
         walk = self._guard.walker()
         if walk is None:
-            raise Refused(Status.RESOURCE_EXHAUSTED, f"a request of {size} bytes")
+            raise GrpcError(Status.RESOURCE_EXHAUSTED, f"a request of {size} bytes")
         self._walk, self._left, self._passed, self._charged = walk, size, False, 0
         del self._buffer[:PREFIX_BYTES]
         self._prefix = pack_prefix(0, size + len(self._appended))
 
-    def _stream(self) -> Piece | Refused | None:
+    def _stream(self) -> Piece | GrpcError | None:
         """Pass on what is there of the long message."""
         mine = bytes(memoryview(self._buffer)[: self._left])
         del self._buffer[: len(mine)]
@@ -420,7 +420,7 @@ class MessageReader:
             walk.feed(mine)
             if not self._left:
                 walk.finish()
-        except Refused as refusal:
+        except GrpcError as refusal:
             self._walk = None
             if self._passed:
                 raise
@@ -605,19 +605,19 @@ def stream_error(message: str, request_id: bytes) -> bytes:
     return framed(protobuf.encode_bytes(_ERROR_MESSAGE, message.encode()) + response)
 
 
-def _not_unpacked(error: BadPacking | UnpacksTooLarge, limit_bytes: int, flag: str) -> Refused:
+def _not_unpacked(error: BadPacking | UnpacksTooLarge, limit_bytes: int, flag: str) -> GrpcError:
     if isinstance(error, BadPacking):
-        return Refused(Status.INVALID_ARGUMENT, f"a message {error}")
+        return GrpcError(Status.INVALID_ARGUMENT, f"a message {error}")
     message = f"a compressed message unpacks to more than {limit_bytes} bytes ({flag}): send it as it is"
-    return Refused(Status.RESOURCE_EXHAUSTED, message)
+    return GrpcError(Status.RESOURCE_EXHAUSTED, message)
 
 
 def _require_own(own: bytes, name: bytes) -> None:
     if name != own:
-        raise Refused(Status.NOT_FOUND, unknown_model(name.decode(errors="replace")))
+        raise GrpcError(Status.NOT_FOUND, unknown_model(name.decode(errors="replace")))
 
 
-def _refused(error: Exception, request_id: bytes = b"") -> Refused:
+def _refused(error: Exception, request_id: bytes = b"") -> GrpcError:
     if isinstance(error, protobuf.AsksForSharedMemory):
-        return Refused(Status.INVALID_ARGUMENT, "shared memory is not available", request_id=request_id)
-    return Refused(Status.INVALID_ARGUMENT, f"unreadable request: {error}", request_id=request_id)
+        return GrpcError(Status.INVALID_ARGUMENT, "shared memory is not available", request_id=request_id)
+    return GrpcError(Status.INVALID_ARGUMENT, f"unreadable request: {error}", request_id=request_id)

@@ -15,7 +15,7 @@ BYTES_PER_SECOND: Final = 256 * 1024
 TOO_SLOW: Final = "the request came too slowly (below 256 KiB/s for 10 s) while others waited for its memory"
 
 
-class Pace:
+class MinimumRate:
     """Of one request, or of one answer. Look at it about every second."""
 
     __slots__ = ("_at", "_left_seconds", "_moved_bytes")

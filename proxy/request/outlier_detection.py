@@ -24,14 +24,14 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Ejection:
     """Why a copy's requests do not go to Triton, and for how long."""
 
     reason: str
     seconds: float
 
 
-class Suspects:
+class OutlierDetector:
     """By pod uid. `now`: seconds on one monotonic clock."""
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Suspects:
         """While it was held it could not be in Triton: that time does not speak for it."""
         return now - max(record.alone_at, record.held_until) > WINDOW_SECONDS
 
-    def held(self, one: str, now: float) -> Hold | None:
+    def held(self, one: str, now: float) -> Ejection | None:
         """Whether it is kept from Triton now."""
         record = self._records.get(one)
         if record is None or now >= record.held_until:
             return None
-        return Hold(
+        return Ejection(
             "Triton has died more than once with requests of this model alone in it: they are held back",
             record.held_until - now,
         )

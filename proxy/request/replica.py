@@ -25,7 +25,7 @@ _QUESTION_BYTES = 64 * 1024**2
 _WAITING_FOR_ROOM = 1000
 
 
-class ModelCopy:
+class Replica:
     """`names` hold for as long as it lives; everything else may change."""
 
     def __init__(

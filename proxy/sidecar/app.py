@@ -24,7 +24,7 @@ from proxy.sidecar.metrics import CONTENT_TYPE, exposition
 from proxy.sidecar.port import Port, most_clients
 from proxy.sidecar.report import ReportClient
 from proxy.stat import stat_reply
-from proxy.transport.tunnel import Crowd
+from proxy.transport.tunnel import Watermark
 from proxy.wire.preamble import Kind
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Sidecar:
         self._is_draining = False
         self.gateway = NodeGateway()
         self._report = ReportClient(self.gateway)
-        self._crowd, most = Crowd(), most_clients()
+        self._crowd, most = Watermark(), most_clients()
         self.rest = Port(Kind.REST, self.gateway, self._crowd, most=most, what="--http-listen")
         self.grpc = Port(Kind.GRPC, self.gateway, self._crowd, most=most, what="--grpc-listen")
         self.admin = AdminServer(

@@ -15,7 +15,7 @@ from berth.runtime.process import starting
 from proxy.sidecar.gateway import NodeGateway, NoGateway
 from proxy.sidecar.unavailable import refuse
 from proxy.transport.tcp import keep_alive
-from proxy.transport.tunnel import Crowd, Joined
+from proxy.transport.tunnel import Tunnel, Watermark
 from proxy.wire.preamble import Kind
 
 # So many are taken before others have their turn.
@@ -46,7 +46,7 @@ def most_clients() -> int:
 class Port:
     """Accepts by itself, because a client counts from its first packet and not from its TLS handshake's end."""
 
-    def __init__(self, kind: Kind, gateway: NodeGateway, crowd: Crowd, *, most: int, what: str) -> None:
+    def __init__(self, kind: Kind, gateway: NodeGateway, crowd: Watermark, *, most: int, what: str) -> None:
         self.kind, self.gateway, self.crowd = kind, gateway, crowd
         # Connections are made with this from now on.
         self.tls: ssl.SSLContext | None = None
@@ -201,7 +201,7 @@ class _Client(asyncio.BufferedProtocol):
         self._first = b""
         # gRPC's server speaks first: what ends before its first word cannot be told from what is not HTTP/2.
         unanswered = self._unanswered if port.kind is Kind.REST and not early else None
-        Joined(transport, gateway, port.crowd, early=early, unanswered=unanswered, ended=self._leave)
+        Tunnel(transport, gateway, port.crowd, early=early, unanswered=unanswered, ended=self._leave)
 
     def _unanswered(self) -> None:
         if self._transport is not None:

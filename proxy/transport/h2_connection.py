@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any, Generic, TypeVar, cast
 
-from proxy.transport.write_batch import Turn
+from proxy.transport.write_batch import WriteBatch
 from proxy.wire.h2.codec import H2Codec
 from proxy.wire.h2.events import Event
-from proxy.wire.h2.flow import Stream
 from proxy.wire.h2.frames import ErrorCode
+from proxy.wire.h2.stream import Stream
 
 _WRITE_HIGH = 256 * 1024
 
@@ -21,8 +21,8 @@ class H2Connection(asyncio.Protocol, Generic[C]):
     # Frames: usual calls and answers, of which what came may hold a thousand; others are served between them.
     most_at_once = 64
 
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+    def __init__(self, batch: WriteBatch) -> None:
+        self.batch = batch
         self.transport: asyncio.Transport | None = None
         self.is_closed = False
         self.is_writable = True
@@ -58,7 +58,7 @@ class H2Connection(asyncio.Protocol, Generic[C]):
         if self.transport is not None and not self._rests:
             self._rests = True
             self.transport.pause_reading()
-            self.turn.then(self._go_on)
+            self.batch.then(self._go_on)
 
     def _go_on(self) -> None:
         self._rests = False
@@ -77,7 +77,7 @@ class H2Connection(asyncio.Protocol, Generic[C]):
 
     def wake(self) -> None:
         """The codec's word: there is something to write."""
-        self.turn.then(self.flush)
+        self.batch.then(self.flush)
 
     def flush(self) -> None:
         """Write what there is room for."""

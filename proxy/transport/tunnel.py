@@ -14,8 +14,8 @@ from proxy.transport.tcp import reset, unsent_bytes
 LINGER_SECONDS: Final = 30.0
 # A side reads up to 250 KB at once. Above so many bytes that slow ends have not taken yet, all read in small
 # pieces; below the lower number, as much as there is again.
-CROWDED_BYTES: Final = 16 * 1024**2
-CALM_BYTES: Final = 4 * 1024**2
+HIGH_BYTES: Final = 16 * 1024**2
+LOW_BYTES: Final = 4 * 1024**2
 _PIECE_BYTES: Final = 4096
 # How often a client whose answer was broken off is looked at, until it has what there is of it.
 _LOOK_SECONDS: Final = 0.1
@@ -23,53 +23,53 @@ _LOOK_SECONDS: Final = 0.1
 _KEPT_BYTES: Final = 64 * 1024
 
 
-class Crowd:
+class Watermark:
     """What all joined connections hold together for ends that take it slowly."""
 
-    def __init__(self, *, crowded_bytes: int = CROWDED_BYTES, calm_bytes: int = CALM_BYTES) -> None:
-        self._crowded_bytes, self._calm_bytes = crowded_bytes, calm_bytes
+    def __init__(self, *, high_bytes: int = HIGH_BYTES, low_bytes: int = LOW_BYTES) -> None:
+        self._high_bytes, self._low_bytes = high_bytes, low_bytes
         self.held_bytes = 0
         self.is_crowded = False
-        self._joined: set[Joined] = set()
+        self._joined: set[Tunnel] = set()
         # One for all: what was read is copied before the next read.
         self.piece = memoryview(bytearray(_PIECE_BYTES))
 
     def __len__(self) -> int:
         return len(self._joined)
 
-    def __iter__(self) -> "Iterator[Joined]":
+    def __iter__(self) -> "Iterator[Tunnel]":
         """Those that are joined now; they may go while they are looked at."""
         return iter(list(self._joined))
 
-    def add(self, joined: "Joined") -> None:
+    def add(self, joined: "Tunnel") -> None:
         self._joined.add(joined)
         if self.is_crowded:
             joined.read_pieces()
 
-    def discard(self, joined: "Joined") -> None:
+    def discard(self, joined: "Tunnel") -> None:
         self._joined.discard(joined)
 
     def holds(self, more_bytes: int) -> None:
         """So many more (or fewer) than before."""
         self.held_bytes += more_bytes
-        if not self.is_crowded and self.held_bytes > self._crowded_bytes:
+        if not self.is_crowded and self.held_bytes > self._high_bytes:
             self.is_crowded = True
             for joined in self._joined:
                 joined.read_pieces()
-        elif self.is_crowded and self.held_bytes < self._calm_bytes:
+        elif self.is_crowded and self.held_bytes < self._low_bytes:
             self.is_crowded = False
             for joined in self._joined:
                 joined.read_all()
 
 
-class Joined:
+class Tunnel:
     """A client's connection and that of the gateway which serves it. The ends belong to it from now on."""
 
     def __init__(
         self,
         client: asyncio.Transport,
         gateway: asyncio.Transport,
-        crowd: Crowd,
+        crowd: Watermark,
         *,
         early: bytes = b"",
         unanswered: Callable[[], None] | None,
@@ -193,7 +193,7 @@ class _Side(asyncio.Protocol):
 
     other_side: "_Side"
 
-    def __init__(self, joined: Joined, transport: asyncio.Transport, other: asyncio.Transport) -> None:
+    def __init__(self, joined: Tunnel, transport: asyncio.Transport, other: asyncio.Transport) -> None:
         self._joined, self.transport = joined, transport
         self.data_received: Callable[[bytes], None] = other.write  # type: ignore[assignment]
         self.has_finished = False

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Turn:
+class WriteBatch:
     """What is to be done before the loop waits again, in the order of the asking."""
 
     def __init__(self) -> None:

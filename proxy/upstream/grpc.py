@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from berth.contract.endpoint import Address, UnixSocket
 from berth.runtime.logs import fields
 from proxy.request.grpc_head import MOST_LIST_BYTES, AnswerKind, AnswerPolicy, Keys
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.transport.h2_connection import H2Connection
 from proxy.transport.tcp import keep_alive
-from proxy.transport.write_batch import Turn
+from proxy.transport.write_batch import WriteBatch
 from proxy.wire.grpc_status import try_again
 from proxy.wire.h2.client import CannotOpen, ClientCodec
 from proxy.wire.h2.events import (
@@ -30,9 +30,9 @@ from proxy.wire.h2.events import (
     Trailers,
 )
 from proxy.wire.h2.fields import FieldReader, Fields
-from proxy.wire.h2.flow import Stream
 from proxy.wire.h2.frames import ErrorCode
 from proxy.wire.h2.sending import Buffer
+from proxy.wire.h2.stream import Stream
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Asker(Protocol):
     """Whose call it is. None of these may raise."""
 
     @property
-    def copy(self) -> ModelCopy: ...
+    def replica(self) -> Replica: ...
 
     def answer_whole(self, answer: Answer) -> None: ...
 
@@ -70,7 +70,7 @@ class AnswerReaders:
 class Watcher(Protocol):
     """Who is told what becomes of a connection."""
 
-    def connection_over(self, connection: "UpstreamConnection", copies: list[ModelCopy]) -> None:
+    def connection_over(self, connection: "UpstreamConnection", replicas: list[Replica]) -> None:
         """It has ended, with calls of these copies in it that Triton had."""
         ...
 
@@ -81,9 +81,9 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     most_at_once = 32  # Triton opens its window again behind each answer
 
     def __init__(
-        self, address: Address, keys: Keys, readers: AnswerReaders, turn: Turn, watcher: Watcher
+        self, address: Address, keys: Keys, readers: AnswerReaders, batch: WriteBatch, watcher: Watcher
     ) -> None:
-        super().__init__(turn)
+        super().__init__(batch)
         self.address, self.keys, self._watcher = address, keys, watcher
         # Of headers in one call.
         self.most_list_bytes = MOST_LIST_BYTES
@@ -206,8 +206,8 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
     def on_lost(self, streams: list[Stream], reason: str) -> None:
         askers: list[Asker] = [stream.owner for stream in streams]
         # A connection that was never made had nothing in it.
-        copies = [] if self.transport is None else list(dict.fromkeys(asker.copy for asker in askers))
-        self._watcher.connection_over(self, copies)
+        replicas = [] if self.transport is None else list(dict.fromkeys(asker.replica for asker in askers))
+        self._watcher.connection_over(self, replicas)
         if self.transport is not None:
             reason = f"Triton is gone: {reason}"
         for asker in askers:

@@ -16,8 +16,8 @@ from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from proxy.policy.model_facts import ModelFacts
 from proxy.policy.refusal import NotServed
-from proxy.request.endpoint import Access, Whereabouts
-from proxy.request.replica import ModelCopy
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
+from proxy.request.replica import Replica
 from proxy.upstream.http1 import UpstreamPool
 from proxy.upstream.queries import Answer, Silent, fetch
 
@@ -34,16 +34,16 @@ _SILENCE_SECONDS = 10.0
 class Upstream:
     """What is asked of Triton for one copy. Runs on the event loop alone."""
 
-    def __init__(self, copy: ModelCopy, where: Whereabouts, pool: UpstreamPool) -> None:
+    def __init__(self, replica: Replica, cluster: UpstreamCluster, pool: UpstreamPool) -> None:
         """`pool`: for these questions alone, so that no client's keep them waiting."""
-        self.copy, self.where, self._pool = copy, where, pool
-        self._path = f"/v2/models/{copy.names.server.decode()}"
+        self.replica, self.cluster, self._pool = replica, cluster, pool
+        self._path = f"/v2/models/{replica.names.server.decode()}"
         self._facts_read = self._heard = -math.inf
         self._nudge = asyncio.Event()
 
     @property
-    def access(self) -> Access | None:
-        return self.where.access
+    def endpoint(self) -> UpstreamEndpoint | None:
+        return self.cluster.endpoint
 
     def nudge(self) -> None:
         """Somebody has reason to believe that the state is another: ask now."""
@@ -51,7 +51,7 @@ class Upstream:
 
     async def fetch(self, path: str) -> Answer:
         """Ask Triton's REST port. Raises NotServed."""
-        return await fetch(self._pool, self.where, path)
+        return await fetch(self._pool, self.cluster, path)
 
     async def poll(self) -> None:
         """Ask Triton for ever whether it serves the model, and which."""
@@ -64,12 +64,12 @@ class Upstream:
                 self._facts_read = -math.inf
 
     async def _why_not_served(self, now: float) -> str | None:
-        was_served = self.copy.is_served
+        was_served = self.replica.is_served
         try:
             answer = await self.fetch(f"{self._path}/ready")
             self._heard = now
             if answer.status != 200:
-                return f"Triton does not serve {self.copy.names.public.decode()} ({answer.status})"
+                return f"Triton does not serve {self.replica.names.public.decode()} ({answer.status})"
             await self._read_facts(now)
         except Silent as error:
             return None if was_served and now - self._heard < _SILENCE_SECONDS else str(error)
@@ -79,21 +79,21 @@ class Upstream:
 
     async def _read_facts(self, now: float) -> None:
         """Raises NotServed while nothing is known of a model that was not ready before."""
-        if self.copy.is_served and now - self._facts_read < _FACTS_SECONDS:
+        if self.replica.is_served and now - self._facts_read < _FACTS_SECONDS:
             return
         try:
             config = _object(await self.fetch(f"{self._path}/config"))
         except NotServed:
-            if not self.copy.is_served:
+            if not self.replica.is_served:
                 raise
         else:
-            self.copy.facts, self._facts_read = ModelFacts.of_config(config), now
+            self.replica.facts, self._facts_read = ModelFacts.of_config(config), now
 
     def _set(self, reason: str | None) -> None:
-        if self.copy.triton_says(reason):
+        if self.replica.triton_says(reason):
             log.info(
                 "model ready" if reason is None else "model not ready",
-                extra=fields(model=self.copy.names.server.decode(), reason=reason or "-"),
+                extra=fields(model=self.replica.names.server.decode(), reason=reason or "-"),
             )
 
 

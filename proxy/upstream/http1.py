@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 from berth.contract.endpoint import Endpoint
-from proxy.request.endpoint import Whereabouts
+from proxy.request.endpoint import UpstreamCluster
 from proxy.transport.tcp import keep_alive
 from proxy.wire.http1 import (
     HEAD_BYTES,
@@ -102,8 +102,8 @@ class UpstreamHttp(asyncio.Protocol):
     write: Callable[[bytes], None]
     is_closing: Callable[[], bool]
 
-    def __init__(self, pool: "UpstreamPool", endpoint: Endpoint) -> None:
-        self._pool, self.endpoint = pool, endpoint
+    def __init__(self, pool: "UpstreamPool", address: Endpoint) -> None:
+        self._pool, self.address = pool, address
         self.asker: Asker | None = None
         # The copy that it counts for, until it waits in the pool or has gone.
         self.counts_for: object | None = None
@@ -291,7 +291,7 @@ class UpstreamPool:
 
     def __init__(
         self,
-        where: Whereabouts,
+        cluster: UpstreamCluster,
         *,
         most: int = _MOST_CONNECTIONS,
         lost: Lost | None = None,
@@ -299,7 +299,7 @@ class UpstreamPool:
     ) -> None:
         """`lost`: told whose request Triton had when a connection broke off. `takes_chunked`: answers, too, that do
         not say how long they are."""
-        self._where, self._most, self._lost = where, most, lost
+        self._cluster, self._most, self._lost = cluster, most, lost
         self.takes_chunked = takes_chunked
         self._idle: list[UpstreamHttp] = []
         self._all: set[UpstreamHttp] = set()
@@ -308,11 +308,11 @@ class UpstreamPool:
         self._in_use: dict[object, int] = {}
         self._waiting: OrderedDict[object, deque[Asker]] = OrderedDict()
         self._heads: Lookup[ResponseHead] = Lookup(entries=512, key_bytes=2048)
-        where.follow(lambda _: self._drop_idle())
+        cluster.follow(lambda _: self._drop_idle())
 
     def take(self, asker: Asker) -> UpstreamHttp | None:
         """A connection that is there; else None, and `connected` or `response_lost` follows. Raises NotServed."""
-        self._where.require()
+        self._cluster.require()
         whose = asker.whose
         if whose not in self._waiting and self._any_idle():
             return self.take_idle(asker)
@@ -373,8 +373,8 @@ class UpstreamPool:
             del self._in_use[whose]
 
     def give_back(self, upstream: UpstreamHttp) -> None:
-        access = self._where.access
-        if access is None or upstream.endpoint is not access.http:
+        endpoint = self._cluster.endpoint
+        if endpoint is None or upstream.address is not endpoint.http:
             upstream.abort()
             return
         self._end_use(upstream)
@@ -453,17 +453,17 @@ class UpstreamPool:
     async def _connect(self, asker: Asker, whose: object) -> None:
         """To where Triton is; to where it has gone meanwhile, if that is elsewhere."""
         for _ in range(_CONNECT_TRIES):
-            access = self._where.require()
+            endpoint = self._cluster.require()
             try:
-                upstream = await self._connection(access.http)
+                upstream = await self._connection(endpoint.http)
                 if upstream.is_closing():  # nobody reads what would be written
                     raise ConnectionResetError("it ended the connection at once")
             except (OSError, TimeoutError) as error:
                 reason = f"Triton cannot be reached: {str(error) or 'no answer'}"
-                if self._where.access is access:
+                if self._cluster.endpoint is endpoint:
                     break
             else:
-                if self._where.access is access:
+                if self._cluster.endpoint is endpoint:
                     self._all.add(upstream)
                     upstream.asker, upstream.counts_for = asker, whose
                     asker.connected(upstream)
@@ -473,11 +473,9 @@ class UpstreamPool:
         self._count_off(whose)
         asker.response_lost(reason)
 
-    async def _connection(self, endpoint: Endpoint) -> UpstreamHttp:
+    async def _connection(self, address: Endpoint) -> UpstreamHttp:
         """It has no asker yet: what comes of it before it is asked is nobody's answer."""
-        make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, endpoint)  # noqa: E731
+        make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, address)  # noqa: E731
         async with asyncio.timeout(_CONNECT_SECONDS):
-            _, upstream = await asyncio.get_running_loop().create_connection(
-                make, endpoint.host, endpoint.port
-            )
+            _, upstream = await asyncio.get_running_loop().create_connection(make, address.host, address.port)
         return upstream

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.policy.refusal import NotServed
-from proxy.request.endpoint import Whereabouts
+from proxy.request.endpoint import UpstreamCluster
 from proxy.upstream.http1 import Pool, UpstreamHttp
 from proxy.wire.http1 import ResponseHead, write_start
 
@@ -28,14 +28,14 @@ class Answer:
 
 async def fetch(
     pool: Pool,
-    where: Whereabouts,
+    cluster: UpstreamCluster,
     path: str,
     *,
     seconds: float = ANSWER_SECONDS,
     most_bytes: int = _ANSWER_BYTES,
 ) -> Answer:
     """Ask with GET. Raises NotServed."""
-    question = _Question(where, path, most_bytes)
+    question = _Question(cluster, path, most_bytes)
     question.begin(pool)
     timer = asyncio.get_running_loop().call_later(seconds, question.too_late, seconds)
     try:
@@ -50,15 +50,15 @@ class _Question:
 
     takes_chunks = False
 
-    def __init__(self, where: Whereabouts, path: str, most_bytes: int) -> None:
-        self._where, self._path, self._most_bytes = where, path, most_bytes
+    def __init__(self, cluster: UpstreamCluster, path: str, most_bytes: int) -> None:
+        self._cluster, self._path, self._most_bytes = cluster, path, most_bytes
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._upstream: UpstreamHttp | None = None
         self._status, self._parts, self._size = 0, list[bytes](), 0
 
     @property
     def whose(self) -> object:
-        return self._where  # all of these are one party
+        return self._cluster  # all of these are one party
 
     @property
     def wants_connection(self) -> bool:
@@ -79,13 +79,15 @@ class _Question:
         self._fail(Silent(f"Triton does not answer within {seconds:g} s"))
 
     def connected(self, upstream: UpstreamHttp) -> None:
-        access = self._where.access
-        if self.answer.done() or access is None:
+        endpoint = self._cluster.endpoint
+        if self.answer.done() or endpoint is None:
             upstream.abort()
             return
         self._upstream = upstream
         upstream.request_done = True
-        upstream.write(write_start("GET", self._path, str(access.http), b"", access.http_headers) + b"\r\n")
+        upstream.write(
+            write_start("GET", self._path, str(endpoint.http), b"", endpoint.http_headers) + b"\r\n"
+        )
 
     def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
         self._status = head.status

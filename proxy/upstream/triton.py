@@ -10,10 +10,10 @@ from typing import Any, Final, Protocol
 
 from berth.runtime.logs import fields
 from proxy.policy.refusal import NotServed
-from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.grpc_head import Keys
-from proxy.request.replica import ModelCopy
-from proxy.transport.write_batch import Turn
+from proxy.request.replica import Replica
+from proxy.transport.write_batch import WriteBatch
 from proxy.upstream.grpc import AnswerReaders, UpstreamConnection
 from proxy.upstream.http1 import UpstreamPool
 from proxy.upstream.queries import fetch
@@ -28,7 +28,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 
 # Told of each copy whose calls Triton had when a connection to it broke off.
-Lost = Callable[[ModelCopy], None]
+Lost = Callable[[Replica], None]
 
 
 class Caller(Protocol):
@@ -63,16 +63,16 @@ class Upstreams(Protocol):
 class TritonGrpc:
     """One connection for all calls, made when it is needed; a new one takes over when it can take no more."""
 
-    def __init__(self, whereabouts: Whereabouts, turn: Turn, *, lost: Lost | None = None) -> None:
+    def __init__(self, cluster: UpstreamCluster, batch: WriteBatch, *, lost: Lost | None = None) -> None:
         """`lost`: told whose calls Triton had when it went, before they are refused."""
-        self.turn = turn
-        self._whereabouts, self._lost = whereabouts, lost
+        self.batch = batch
+        self._cluster, self._lost = cluster, lost
         self._readers = AnswerReaders()
         self._current: UpstreamConnection | None = None
         # Those too that only end their last calls.
         self.connections: set[UpstreamConnection] = set()
         self._pause, self._not_before, self._why = 0.0, 0.0, ""
-        whereabouts.follow(self._moved)
+        cluster.follow(self._moved)
 
     def at_hand(self) -> UpstreamConnection | None:
         """The connection, if what is sent on it goes out now."""
@@ -84,18 +84,18 @@ class TritonGrpc:
         current = self._current
         if current is not None and current.is_usable:
             return current
-        access = self._whereabouts.require()
+        endpoint = self._cluster.require()
         if asyncio.get_running_loop().time() < self._not_before:
             raise NotServed(self._why)
         if current is not None:
             current.retire()
         self._current = UpstreamConnection(
-            access.grpc, Keys(access.grpc_metadata), self._readers, self.turn, self
+            endpoint.grpc, Keys(endpoint.grpc_metadata), self._readers, self.batch, self
         )
         self.connections.add(self._current)
         return self._current
 
-    def connection_over(self, connection: UpstreamConnection, copies: list[ModelCopy]) -> None:
+    def connection_over(self, connection: UpstreamConnection, replicas: list[Replica]) -> None:
         self.connections.discard(connection)
         if connection.transport is None:
             self._pause = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause or _FIRST_PAUSE_SECONDS)
@@ -103,11 +103,11 @@ class TritonGrpc:
             self._why = f"Triton cannot be reached at {connection.address}"
         else:
             self._pause = self._not_before = 0.0
-        if copies:
-            log.warning("triton is gone with calls in it", extra=fields(copies=len(copies)))
+        if replicas:
+            log.warning("triton is gone with calls in it", extra=fields(replicas=len(replicas)))
         if self._lost is not None:
-            for copy in copies:
-                self._lost(copy)
+            for replica in replicas:
+                self._lost(replica)
 
     def tick(self, now: float) -> None:
         """Called every second."""
@@ -118,7 +118,7 @@ class TritonGrpc:
         for connection in list(self.connections):
             await connection.closed("the proxy ends")
 
-    def _moved(self, _: Access) -> None:
+    def _moved(self, _: UpstreamEndpoint) -> None:
         """Calls that come now go elsewhere."""
         self._not_before = 0.0
         if self._current is not None:
@@ -131,16 +131,16 @@ class TritonQuestions:
     all who ask within a while: it does not change."""
 
     def __init__(
-        self, pool: UpstreamPool, where: Whereabouts, *, clock: Callable[[], float] = time.monotonic
+        self, pool: UpstreamPool, cluster: UpstreamCluster, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._pool, self._where, self._clock = pool, where, clock
+        self._pool, self._cluster, self._clock = pool, cluster, clock
         self._metadata: Mapping[str, Any] = {}
         self._read_at = -math.inf
         self._asking = asyncio.Lock()
 
-    async def versions(self, copy: ModelCopy) -> list[str]:
+    async def versions(self, replica: Replica) -> list[str]:
         """Raises NotServed."""
-        _, data = await self._ask(f"/v2/models/{copy.names.server.decode()}")
+        _, data = await self._ask(f"/v2/models/{replica.names.server.decode()}")
         found = data.get("versions")
         return [str(version) for version in found] if isinstance(found, list) else []
 
@@ -155,7 +155,7 @@ class TritonQuestions:
         return self._metadata
 
     async def _ask(self, path: str) -> tuple[int, Mapping[str, Any]]:
-        answer = await fetch(self._pool, self._where, path, seconds=_QUESTION_SECONDS)
+        answer = await fetch(self._pool, self._cluster, path, seconds=_QUESTION_SECONDS)
         try:
             data = json.loads(answer.body)
         except ValueError as error:

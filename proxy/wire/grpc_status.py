@@ -26,7 +26,7 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
 
 
-class Refused(Exception):
+class GrpcError(Exception):
     """A gRPC status of our own. `request_id`: of the message that was refused, where it has one."""
 
     def __init__(self, status: Status, message: str, *, request_id: bytes = b"", **trailers: str) -> None:
@@ -39,18 +39,18 @@ RESPONSE_BLOCK = hpack.encode(_RESPONSE)
 OK_TRAILERS_BLOCK = hpack.encode([(b"grpc-status", b"0")])
 
 
-def trailers_only(refusal: Refused) -> bytes:
+def trailers_only(refusal: GrpcError) -> bytes:
     """The block of an answer without a message."""
     return hpack.encode([*_RESPONSE, *trailers(refusal)])
 
 
-def trailers(refusal: Refused) -> list[hpack.Header]:
+def trailers(refusal: GrpcError) -> list[hpack.Header]:
     # grpc/doc/PROTOCOL-HTTP2.md: printable ASCII but for %, the rest percent-encoded.
     text = quote_from_bytes(str(refusal).encode()[:4096], safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
     extra = [(name.replace("_", "-").encode(), value.encode()) for name, value in refusal.trailers.items()]
     return [(b"grpc-status", b"%d" % refusal.status), (b"grpc-message", text.encode()), *extra]
 
 
-def try_again(message: str, *, request_id: bytes = b"") -> Refused:
+def try_again(message: str, *, request_id: bytes = b"") -> GrpcError:
     """For what may succeed a little later."""
-    return Refused(Status.UNAVAILABLE, message, request_id=request_id, retry_after="1")
+    return GrpcError(Status.UNAVAILABLE, message, request_id=request_id, retry_after="1")

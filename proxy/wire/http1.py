@@ -42,7 +42,7 @@ class BadRequest(Exception):
         self.status = status
 
 
-class HttpRefused(Exception):
+class HttpError(Exception):
     """A well-formed request that is answered with a status of our own."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:

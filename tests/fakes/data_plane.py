@@ -9,16 +9,16 @@ from weakref import WeakKeyDictionary
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import ReplicaLimits
-from proxy.downstream.grpc.client import GrpcConnection
-from proxy.downstream.grpc.front import GrpcCommon, GrpcFront
-from proxy.downstream.rest.client import RestConnection
-from proxy.downstream.rest.front import RestFront, RestShared
+from proxy.downstream.grpc.connection import GrpcConnection
+from proxy.downstream.grpc.downstream import GrpcCommon, GrpcDownstream
+from proxy.downstream.rest.connection import RestConnection
+from proxy.downstream.rest.downstream import RestDownstream, RestShared
 from proxy.policy.model_facts import ModelFacts
 from proxy.policy.names import Names
 from proxy.policy.refusal import NotServed
-from proxy.request.endpoint import Access, Whereabouts
-from proxy.request.replica import ModelCopy
-from proxy.transport.write_batch import Turn
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
+from proxy.request.replica import Replica
+from proxy.transport.write_batch import WriteBatch
 from proxy.upstream.grpc import UpstreamConnection
 from proxy.upstream.health import Upstream
 from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
@@ -107,36 +107,36 @@ class Wire:
         return None
 
 
-def here() -> Whereabouts:
+def here() -> UpstreamCluster:
     endpoint = Endpoint("127.0.0.1", 1)
-    return Whereabouts(Access(endpoint, endpoint, {"berth-inference-key": "k"}, {KEY: "k"}))
+    return UpstreamCluster(UpstreamEndpoint(endpoint, endpoint, {"berth-inference-key": "k"}, {KEY: "k"}))
 
 
-def own_copy(
+def own_replica(
     limit: int = 0,
     depth: int = 0,
     *,
     facts: ModelFacts | None = None,
     names: Names | None = None,
     **limits: Any,
-) -> ModelCopy:
+) -> Replica:
     """A copy that Triton serves."""
     more = {"max_json_bytes": 64 * 1024, **limits}
-    copy = ModelCopy(
+    replica = Replica(
         names or Names(b"own", b"own"),
         ReplicaLimits(container_concurrency=limit, queue_depth=depth, **more),
     )
-    copy.triton_says(None)
-    copy.facts = facts or ModelFacts()
-    return copy
+    replica.triton_says(None)
+    replica.facts = facts or ModelFacts()
+    return replica
 
 
-def own_upstream(facts: ModelFacts | None = None, copy: ModelCopy | None = None) -> Upstream:
+def own_upstream(facts: ModelFacts | None = None, replica: Replica | None = None) -> Upstream:
     where = here()
-    return Upstream(copy or own_copy(facts=facts), where, UpstreamPool(where))
+    return Upstream(replica or own_replica(facts=facts), where, UpstreamPool(where))
 
 
-class HandTurn(Turn):
+class HandTurn(WriteBatch):
     """Turns that a test ends."""
 
     def then(self, do: Callable[[], None]) -> None:
@@ -150,7 +150,7 @@ class HandTurn(Turn):
 class NoQuestions:
     """Triton cannot be asked."""
 
-    async def versions(self, copy: ModelCopy) -> list[str]:
+    async def versions(self, replica: Replica) -> list[str]:
         raise NotServed("nobody asks")
 
     async def server_metadata(self) -> Any:
@@ -162,7 +162,7 @@ _TRITONS: "WeakKeyDictionary[TritonGrpc, list[tuple[UpstreamConnection, Wire]]]"
 
 def grpc_common(questions: Any = None, **more: Any) -> GrpcCommon:
     """With turns that end by hand."""
-    return GrpcCommon(here(), questions or NoQuestions(), turn=HandTurn(), **more)
+    return GrpcCommon(here(), questions or NoQuestions(), batch=HandTurn(), **more)
 
 
 class GrpcPair:
@@ -175,18 +175,18 @@ class GrpcPair:
         depth: int = 0,
         facts: ModelFacts | None = None,
         names: Names | None = None,
-        copy: ModelCopy | None = None,
+        replica: Replica | None = None,
         common: GrpcCommon | None = None,
-        front: GrpcFront | None = None,
+        downstream: GrpcDownstream | None = None,
         **limits: Any,
     ) -> None:
         """Of several clients of one process (`common`) or copy (`front`) all have the same connections to Triton."""
         more = {"max_json_bytes": 1024**2, **limits}
-        self.front = front or GrpcFront(
-            copy or own_copy(limit, depth, facts=facts, names=names, **more), common or grpc_common()
+        self.downstream = downstream or GrpcDownstream(
+            replica or own_replica(limit, depth, facts=facts, names=names, **more), common or grpc_common()
         )
-        self.copy = self.front.copy
-        self.client, self.to_client = GrpcConnection(self.front), Wire()
+        self.replica = self.downstream.replica
+        self.client, self.to_client = GrpcConnection(self.downstream), Wire()
         self.client.connection_made(self.to_client)  # type: ignore[arg-type]
 
     def receive(self, data: bytes) -> None:
@@ -195,27 +195,27 @@ class GrpcPair:
         self.end_turn()
 
     def end_turn(self) -> None:
-        self.front.turn.end()
+        self.downstream.batch.end()
 
     @property
     def tritons(self) -> list[UpstreamConnection]:
-        return [upstream for upstream, _ in _TRITONS.get(self.front.triton, [])]
+        return [upstream for upstream, _ in _TRITONS.get(self.downstream.triton, [])]
 
     @property
     def to_triton(self) -> list[Wire]:
-        return [wire for _, wire in _TRITONS.get(self.front.triton, [])]
+        return [wire for _, wire in _TRITONS.get(self.downstream.triton, [])]
 
     @property
     def running(self) -> int:
-        return self.copy.admissions.running
+        return self.replica.admissions.running
 
     @property
     def waiting(self) -> int:
-        return self.copy.admissions.waiting
+        return self.replica.admissions.waiting
 
     @property
     def held_bytes(self) -> int:
-        return self.copy.budget.used_bytes
+        return self.replica.budget.used_bytes
 
 
 @contextmanager
@@ -253,16 +253,18 @@ class RestPair:
         limit: int = 0,
         depth: int = 0,
         facts: ModelFacts | None = None,
-        copy: ModelCopy | None = None,
-        front: RestFront | None = None,
+        replica: Replica | None = None,
+        downstream: RestDownstream | None = None,
     ) -> None:
         """Of several clients of one `front` the first one's pair has the connections to Triton."""
-        self.front = front or RestFront(RestShared(here()), copy or own_copy(limit, depth, facts=facts))
-        self.client, self.to_client = RestConnection(self.front), Wire()
+        self.downstream = downstream or RestDownstream(
+            RestShared(here()), replica or own_replica(limit, depth, facts=facts)
+        )
+        self.client, self.to_client = RestConnection(self.downstream), Wire()
         self.client.connection_made(self.to_client)  # type: ignore[arg-type]
         self.tritons: list[UpstreamHttp] = []
         self.to_triton: list[Wire] = []
-        _POOLS.setdefault(self.front.shared.pool, self)
+        _POOLS.setdefault(self.downstream.shared.pool, self)
 
     @staticmethod
     @contextmanager

@@ -19,12 +19,12 @@ from proxy.policy.model_facts import ModelFacts
 from proxy.policy.names import Names
 from proxy.request.messages import CONFIG, INFER, STREAM_INFER, AnswerReader, InferGuard, ModelFields
 from proxy.wire import protobuf
-from proxy.wire.grpc_status import Refused
+from proxy.wire.grpc_status import GrpcError
 from proxy.wire.h2 import frames, hpack
 from proxy.wire.h2.codec import CONNECTION_WINDOW, H2Codec
 from proxy.wire.h2.events import Call, Data, Ended, Headers
-from proxy.wire.h2.flow import Stream
 from proxy.wire.h2.server import ServerCodec
+from proxy.wire.h2.stream import Stream
 from tests.fakes import h2_codecs
 from tests.fakes.data_plane import GrpcPair, RestPair, settle, triton_at_hand
 from tests.fuzz.preamble import preamble
@@ -255,7 +255,7 @@ def message(data: bytes) -> None:
     guard = InferGuard(OWN, lambda: FACTS)
     try:
         guard.whole(data)
-    except Refused:
+    except GrpcError:
         return
     walker = protobuf.InferReader()
     step = max(1, len(data) // 3)

@@ -9,7 +9,7 @@ from collections import deque
 from enum import Enum, auto
 from typing import Final, Protocol
 
-from proxy.downstream.grpc.front import GrpcFront
+from proxy.downstream.grpc.downstream import GrpcDownstream
 from proxy.policy import cost
 from proxy.policy.refusal import Refusal
 from proxy.policy.routes import Verdict
@@ -37,12 +37,12 @@ from proxy.request.messages import (
     read_prefix,
     stream_error,
 )
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.upstream.grpc import UpstreamConnection
 from proxy.wire.grpc_status import (
     OK_TRAILERS_BLOCK,
     RESPONSE_BLOCK,
-    Refused,
+    GrpcError,
     Status,
     trailers,
     trailers_only,
@@ -50,10 +50,10 @@ from proxy.wire.grpc_status import (
 from proxy.wire.h2 import hpack
 from proxy.wire.h2.events import Answer, Data
 from proxy.wire.h2.fields import Fields
-from proxy.wire.h2.flow import Stream
 from proxy.wire.h2.frames import DEFAULT_MAX_FRAME, ErrorCode
 from proxy.wire.h2.sending import Buffer
 from proxy.wire.h2.server import ServerCodec
+from proxy.wire.h2.stream import Stream
 
 # What a call takes here while it is open, beside the headers that it came with.
 OPEN_BYTES: Final = 1024
@@ -76,7 +76,7 @@ class Client(Protocol):
     """The connection that it came on."""
 
     @property
-    def front(self) -> GrpcFront: ...
+    def downstream(self) -> GrpcDownstream: ...
 
     @property
     def codec(self) -> ServerCodec[CallKind, None]: ...
@@ -84,7 +84,7 @@ class Client(Protocol):
     is_writable: bool
 
     @property
-    def is_out_of_breath(self) -> bool: ...
+    def timeslice_exhausted(self) -> bool: ...
 
 
 class Held:
@@ -114,7 +114,7 @@ class Held:
             self._data.release()
 
 
-class Untaken:
+class UnreadResponse:
     """Bytes of an answer that wait for the client."""
 
     __slots__ = ("_budget", "_data", "_size")
@@ -162,12 +162,12 @@ class Call:
 
     def __init__(self, client: Client, stream: Stream, fields: Fields[CallKind], now: float) -> None:
         self.client, self.stream, self.fields, self.kind = client, stream, fields, fields.kind
-        front = self.front = client.front
-        self.exchange = Exchange(front.copy, front.copy.grpc, now)
+        downstream = self.downstream = client.downstream
+        self.exchange = Exchange(downstream.replica, downstream.replica.grpc, now)
 
     @property
-    def copy(self) -> ModelCopy:
-        return self.front.copy
+    def replica(self) -> Replica:
+        return self.downstream.replica
 
     @property
     def may_rest(self) -> bool:
@@ -189,35 +189,35 @@ class Call:
         try:
             timeout = timeout_of(fields) if fields.values else None
             self._take_room()
-        except Refused as refusal:
+        except GrpcError as refusal:
             self.refuse(refusal)
             return
         if kind.verdict is Verdict.BLOCK:
-            self.refuse(Refused(Status.PERMISSION_DENIED, BEYOND_THE_MODEL))
+            self.refuse(GrpcError(Status.PERMISSION_DENIED, BEYOND_THE_MODEL))
         elif kind.verdict is Verdict.DENY and kind.http_status is None:
-            self.refuse(Refused(Status.UNIMPLEMENTED, f"unknown method {kind.method}"))
-        elif kind.verdict is Verdict.ALLOW and list_bytes(fields) > self.front.most_list_bytes:
-            self.refuse(_too_much_metadata(list_bytes(fields), self.front.most_list_bytes))
+            self.refuse(GrpcError(Status.UNIMPLEMENTED, f"unknown method {kind.method}"))
+        elif kind.verdict is Verdict.ALLOW and list_bytes(fields) > self.downstream.most_list_bytes:
+            self.refuse(_too_much_metadata(list_bytes(fields), self.downstream.most_list_bytes))
         elif timeout is not None:
             self.watch_deadline(timeout)
 
     def _take_room(self) -> None:
-        """A client may open thousands and say nothing more. Raises Refused."""
+        """A client may open thousands and say nothing more. Raises GrpcError."""
         size = OPEN_BYTES + len(self.fields.forwarded)
-        if not self.copy.budget.take(size):
+        if not self.replica.budget.take(size):
             raise in_grpc(self.exchange.no_room(size))
         self._open_bytes = size
 
     def watch_deadline(self, timeout_seconds: float) -> None:
         """The client's own deadline. Triton is not told of it: it would go on computing, and it dies of calls
         that end under its hands."""
-        self._deadline_step = self.front.deadlines.set(self.exchange.began + timeout_seconds, self)
+        self._deadline_step = self.downstream.deadlines.set(self.exchange.began + timeout_seconds, self)
 
     def too_late(self) -> None:
         self._deadline_step = 0
         waits = self.stage is _ASKED and self.outbox
         where = "in the queue" if waits else "before the answer was there"
-        self.refuse(Refused(Status.DEADLINE_EXCEEDED, f"the deadline passed {where}"))
+        self.refuse(GrpcError(Status.DEADLINE_EXCEEDED, f"the deadline passed {where}"))
 
     def take(self, data: Data) -> bool:
         """More of its content. False: the loop is to have its turn, then `advance` goes on."""
@@ -254,19 +254,19 @@ class Call:
             return False
         if reader is None or not reader.is_between_messages or not PREFIX_BYTES <= size <= DEFAULT_MAX_FRAME:
             return False
-        front, (packed, length) = self.front, read_prefix(payload)
-        guard, message = front.infer_guard, bytes(payload[PREFIX_BYTES:])
-        if packed or length != len(message) or length > front.copy.limits.max_request_bytes:
+        downstream, (packed, length) = self.downstream, read_prefix(payload)
+        guard, message = downstream.infer_guard, bytes(payload[PREFIX_BYTES:])
+        if packed or length != len(message) or length > downstream.replica.limits.max_request_bytes:
             return False
         assert up is not None, "asked of no other"
         assert upstream is not None
         if not guard.is_usual(message) or not upstream.codec.takes_now(up, size + len(guard.appended)):
             return False
-        if not front.copy.budget.has_room(size):
+        if not downstream.replica.budget.has_room(size):
             return False
         now = time.monotonic()
-        deadline = now + front.timeout_seconds
-        admission = front.copy.admissions.admit_at_once(
+        deadline = now + downstream.timeout_seconds
+        admission = downstream.replica.admissions.admit_at_once(
             now, cost_bytes=cost.of_short_message(length), deadline=deadline
         )
         if admission is None:
@@ -298,7 +298,7 @@ class Call:
             before = reader.gathered
             try:
                 item = reader.pull()
-            except Refused as refusal:
+            except GrpcError as refusal:
                 self.refuse(refusal)
                 break
             more = len(item.data) if isinstance(item, Piece) else 0
@@ -306,7 +306,7 @@ class Call:
                 break
             if not isinstance(item, Unfinished):
                 self._take_item(item)
-            if self.client.is_out_of_breath:
+            if self.client.timeslice_exhausted:
                 return False
         self._settle_data()
         self.look_at_end()
@@ -323,16 +323,16 @@ class Call:
                 held.carry(data)
 
     def _new_reader(self) -> MessageReader:
-        front, kind = self.front, self.kind
-        limits = front.copy.limits
-        self.is_decoupled = kind.is_stream and front.copy.facts.is_decoupled
+        downstream, kind = self.downstream, self.kind
+        limits = downstream.replica.limits
+        self.is_decoupled = kind.is_stream and downstream.replica.facts.is_decoupled
         return MessageReader(
-            front.guard(kind),
+            downstream.guard(kind),
             encoding=kind.encoding,
             inflate_limit=limits.max_json_bytes,
             message_limit=limits.max_request_bytes,
             ask_final=self.is_decoupled,
-            flags=front.copy.flags,
+            flags=downstream.replica.flags,
         )
 
     def _hold(self, size: int) -> bool:
@@ -344,7 +344,7 @@ class Call:
             exchange.let_go(-size)
             return True
         if not exchange.held_bytes and self.kind.is_stream:  # it may no longer rest
-            exchange.deadline = time.monotonic() + self.front.timeout_seconds
+            exchange.deadline = time.monotonic() + self.downstream.timeout_seconds
         try:
             exchange.hold(size)
         except Refusal as refusal:
@@ -352,18 +352,18 @@ class Call:
             return False
         return True
 
-    def _take_item(self, item: Piece | Refused) -> None:
-        if isinstance(item, Refused):
+    def _take_item(self, item: Piece | GrpcError) -> None:
+        if isinstance(item, GrpcError):
             self._refuse_message(item)
             return
         if item.begins_bytes:
             if self.messages and not self.kind.is_stream:
-                self.refuse(Refused(Status.INVALID_ARGUMENT, "a unary call takes one message"))
+                self.refuse(GrpcError(Status.INVALID_ARGUMENT, "a unary call takes one message"))
                 return
             self.messages += 1
-        if self.kind.verdict is not Verdict.ALLOW or self.front.local.takes(self.kind):
+        if self.kind.verdict is not Verdict.ALLOW or self.downstream.local.takes(self.kind):
             self.exchange.let_go(len(item.data))
-            self.front.local.answer(self, item.data[PREFIX_BYTES:])
+            self.downstream.local.answer(self, item.data[PREFIX_BYTES:])
             return
         held = self._last_held = Held(self.exchange, len(item.data))
         if self.outbox is None:
@@ -399,9 +399,9 @@ class Call:
             self.client.codec.send_data(self.stream, _GRPC_ONLY, end=True)
             self._leave(f"HTTP_{kind.http_status.decode()}")
         elif self.reader is not None and not self.reader.is_between_messages:
-            self.refuse(Refused(Status.INVALID_ARGUMENT, "the stream ended inside a message"))
+            self.refuse(GrpcError(Status.INVALID_ARGUMENT, "the stream ended inside a message"))
         elif not kind.is_stream and not self.messages:
-            self.refuse(Refused(Status.INVALID_ARGUMENT, "a unary call needs one message"))
+            self.refuse(GrpcError(Status.INVALID_ARGUMENT, "a unary call needs one message"))
         elif kind.verdict is Verdict.ALLOW and not self.outbox:
             up = self._opened()
             if up is not None and self.upstream is not None:
@@ -456,12 +456,12 @@ class Call:
                 exchange.admit(now, self._granted, cost_bytes, counted=self.kind.is_counted)
             return exchange.admission is not None and exchange.admission.is_running
         if self.asked is None:
-            self.asked = self.copy.admissions.admit(
+            self.asked = self.replica.admissions.admit(
                 now, self._granted, cost_bytes=cost_bytes, deadline=exchange.deadline
             )
         if self.asked.is_waiting:
             return False
-        exchange.deadline = now + self.front.timeout_seconds
+        exchange.deadline = now + self.downstream.timeout_seconds
         return True
 
     def _cost_more(self, more_bytes: int) -> None:
@@ -488,13 +488,13 @@ class Call:
 
     def _granted(self) -> None:
         """A slot is there. Not in this step: whoever gave it back is still at it."""
-        self.front.turn.then(self._go_on)
+        self.downstream.batch.then(self._go_on)
 
     def _go_on(self) -> None:
         self._pump()
         self.look_at_end()
 
-    def _drop_message(self, refusal: Refused) -> None:
+    def _drop_message(self, refusal: GrpcError) -> None:
         """The first message of the outbox goes no further. Of the last one more may be to come."""
         if not self.kind.is_stream:
             self.refuse(refusal)
@@ -512,11 +512,11 @@ class Call:
         """The call at Triton, which begins now if it has not. None: it cannot, and is refused or waits."""
         if self.up is not None:
             return self.up
-        front, kind, fields = self.front, self.kind, self.fields
+        downstream, kind, fields = self.downstream, self.kind, self.fields
         try:
-            if kind.method == MODEL_READY and front.copy.not_ready() is not None:
-                raise Refused(Status.NOT_FOUND, "not ready")  # told as ready: false
-            upstream = front.triton.connection(self)
+            if kind.method == MODEL_READY and downstream.replica.not_ready() is not None:
+                raise GrpcError(Status.NOT_FOUND, "not ready")  # told as ready: false
+            upstream = downstream.triton.connection(self)
             if upstream is None:
                 return None
             size = list_bytes(fields) + upstream.keys.list_bytes
@@ -527,7 +527,7 @@ class Call:
         except Refusal as refusal:
             self.refuse(in_grpc(refusal))
             return None
-        except Refused as refused:
+        except GrpcError as refused:
             self.refuse(refused)
             return None
         self.upstream, self.stage = upstream, _FORWARDED
@@ -539,7 +539,7 @@ class Call:
 
     def connected(self) -> None:
         """There is a connection to begin on."""
-        self.front.turn.then(self._go_on)
+        self.downstream.batch.then(self._go_on)
 
     def forwarded(self, upstream: UpstreamConnection, up: Stream) -> None:
         """It has gone on in one piece."""
@@ -549,7 +549,7 @@ class Call:
     # What Triton says (`upstream.Asker`).
 
     def answer_whole(self, answer: Answer) -> None:
-        now, front = time.monotonic(), self.front
+        now, downstream = time.monotonic(), self.downstream
         if self.stage is _ANSWERED:
             self._triton_is_done(now)
             return
@@ -558,20 +558,27 @@ class Call:
             return
         data: Buffer | None = answer.data
         if self.kind.is_usual:
-            data = front.own.usual_answer(bytes(answer.data))
-        if (data is None or not self.kind.is_usual) and AnswerReader.is_needed(self.kind.method, front.own):
-            data, _ = AnswerReader(self.kind.method, front.own).feed(answer.data)
+            data = downstream.own.usual_answer(bytes(answer.data))
+        if (data is None or not self.kind.is_usual) and AnswerReader.is_needed(
+            self.kind.method, downstream.own
+        ):
+            data, _ = AnswerReader(self.kind.method, downstream.own).feed(answer.data)
         data = answer.data if data is None else data
-        size, codec, names, budget = len(data), self.client.codec, front.own.names, front.copy.budget
+        size, codec, names, budget = (
+            len(data),
+            self.client.codec,
+            downstream.own.names,
+            downstream.replica.budget,
+        )
         code = answer.trailers.kind.code
-        front.copy.grpc.sent_bytes += size
+        downstream.replica.grpc.sent_bytes += size
         waits = not codec.takes_now(self.stream, size)
         codec.send_answer(
             self.stream,
             head_block(answer.fields, names),
             data,
             trailers_block(answer.trailers, names),
-            owned=Untaken(budget, size, None) if waits else None,
+            owned=UnreadResponse(budget, size, None) if waits else None,
         )
         if waits and budget.is_exceeded:
             codec.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)
@@ -587,9 +594,9 @@ class Call:
         self.answer_ended(answer.trailers)
 
     def answer_began(self, fields: Fields[AnswerKind], *, end: bool) -> None:
-        front = self.front
-        if not end and AnswerReader.is_needed(self.kind.method, front.own):
-            self.answers = AnswerReader(self.kind.method, front.own, is_decoupled=self.is_decoupled)
+        downstream = self.downstream
+        if not end and AnswerReader.is_needed(self.kind.method, downstream.own):
+            self.answers = AnswerReader(self.kind.method, downstream.own, is_decoupled=self.is_decoupled)
         if self.stage is _ANSWERED:
             if end:
                 self._triton_is_done(time.monotonic())
@@ -597,7 +604,7 @@ class Call:
             self._end_with(fields)
         elif not self.answer_begun:  # else it began with headers of ours
             self.answer_begun = True
-            self.client.codec.send_headers(self.stream, head_block(fields, front.own.names))
+            self.client.codec.send_headers(self.stream, head_block(fields, downstream.own.names))
 
     def answer_data(self, data: Data) -> None:
         payload: Buffer = data.data
@@ -640,7 +647,7 @@ class Call:
         if self.stage is _ANSWERED:
             self._triton_is_done(time.monotonic())
         else:
-            self.refuse(Refused(Status.UNAVAILABLE, reason, retry_after="1"))
+            self.refuse(GrpcError(Status.UNAVAILABLE, reason, retry_after="1"))
 
     @property
     def _shows_marks(self) -> bool:
@@ -648,26 +655,26 @@ class Call:
 
     def _end_with(self, fields: Fields[AnswerKind]) -> None:
         """Triton's status, in trailers or alone."""
-        names = self.front.own.names
+        names = self.downstream.own.names
         block = trailers_block(fields, names) if self.answer_begun else head_block(fields, names)
         self.client.codec.send_headers(self.stream, block, end=True)
         self._finish(fields.kind.code, time.monotonic())
 
     def _send(self, payload: Buffer, data: Data) -> None:
         """Content for the client, and what Triton is owed for it."""
-        codec, budget, size = self.client.codec, self.copy.budget, len(payload)
-        self.copy.grpc.sent_bytes += size
+        codec, budget, size = self.client.codec, self.replica.budget, len(payload)
+        self.replica.grpc.sent_bytes += size
         if codec.takes_now(self.stream, size):
             codec.send_data(self.stream, payload, owned=data)
             return
-        codec.send_data(self.stream, payload, owned=Untaken(budget, size, data))
+        codec.send_data(self.stream, payload, owned=UnreadResponse(budget, size, data))
         if budget.is_exceeded:
             self.cut()
 
     def _answered_messages(self, count: int) -> None:
         """So many messages of a stream are answered for good."""
         now, admissions = time.monotonic(), self.admissions
-        self.exchange.deadline = now + self.front.timeout_seconds
+        self.exchange.deadline = now + self.downstream.timeout_seconds
         while count and admissions:
             admissions.popleft().release(now)
             count -= 1
@@ -681,7 +688,7 @@ class Call:
         """Answer a unary call here."""
         if self.stage is not _ANSWERED:
             data = framed(message)
-            self.copy.grpc.sent_bytes += len(data)
+            self.replica.grpc.sent_bytes += len(data)
             self.client.codec.send_answer(self.stream, RESPONSE_BLOCK, data, OK_TRAILERS_BLOCK)
             self._leave(Status.OK.name)
 
@@ -691,10 +698,10 @@ class Call:
             if not self.answer_begun:
                 self.answer_begun = True
                 self.client.codec.send_headers(self.stream, RESPONSE_BLOCK)
-            self.copy.grpc.sent_bytes += len(data)
+            self.replica.grpc.sent_bytes += len(data)
             self.client.codec.send_data(self.stream, data)
 
-    def refuse(self, refusal: Refused) -> None:
+    def refuse(self, refusal: GrpcError) -> None:
         """End the call with a status of our own."""
         if self.stage is _ANSWERED:
             return
@@ -705,7 +712,7 @@ class Call:
         self.client.codec.send_headers(self.stream, block, end=True)
         self._leave(refusal.status.name)
 
-    def _refuse_message(self, refusal: Refused) -> None:
+    def _refuse_message(self, refusal: GrpcError) -> None:
         """In a stream the refusal of one message is a message, unless the client wants a status.
 
         Triton 2.51 tells of a model that it does not have in a message either way.
@@ -726,7 +733,7 @@ class Call:
         if now > exchange.deadline or self.is_overdue(now):
             return True
         has_come = self.stage is not _ASKED or self.kind.is_stream or exchange.admission is not None
-        return not has_come and now - exchange.began > self.front.arrival_seconds
+        return not has_come and now - exchange.began > self.downstream.arrival_seconds
 
     def is_overdue(self, now: float) -> bool:
         """It, or the message of a stream that is next, has waited for its turn for longer than it may."""
@@ -799,7 +806,7 @@ class Call:
         """Once for each call: nothing of it waits, and it is counted."""
         self.stage = _ANSWERED
         if self._open_bytes:
-            self.copy.budget.give(self._open_bytes)
+            self.replica.budget.give(self._open_bytes)
             self._open_bytes = 0
         if self._deadline_step:
             self._forget_deadline()
@@ -813,10 +820,10 @@ class Call:
         if self.kind.is_stream:
             self._finish_stream(now, in_triton=in_triton)
         if self.watches:
-            self.front.watchers.discard(self)
+            self.downstream.watchers.discard(self)
         if in_triton:
             self.given_up_until = now + GIVEN_UP_SECONDS
-            self.front.given_up.add(self)
+            self.downstream.given_up.add(self)
         if self.input_ended and self.stream.is_closed:
             self.stream.owner = None  # a circle is the garbage collector's work, and it has enough
 
@@ -835,16 +842,16 @@ class Call:
     def _triton_is_done(self, now: float) -> None:
         """Triton has nothing of a call any more that was given up."""
         self.up = None
-        self.front.given_up.discard(self)
+        self.downstream.given_up.discard(self)
         self.exchange.triton_is_done(now)
         admissions, self.admissions = self.admissions, None
         for admission in admissions or ():
             admission.release(now)
 
     def _forget_deadline(self) -> None:
-        self.front.deadlines.unset(self._deadline_step, self)
+        self.downstream.deadlines.unset(self._deadline_step, self)
         self._deadline_step = 0
 
 
-def _too_much_metadata(size_bytes: int, most_bytes: int) -> Refused:
-    return Refused(Status.RESOURCE_EXHAUSTED, f"metadata of {size_bytes} bytes; {most_bytes} are taken")
+def _too_much_metadata(size_bytes: int, most_bytes: int) -> GrpcError:
+    return GrpcError(Status.RESOURCE_EXHAUSTED, f"metadata of {size_bytes} bytes; {most_bytes} are taken")

@@ -10,9 +10,9 @@ from proxy.policy.refusal import Refusal
 from proxy.policy.routes import HEALTH, HIDDEN_EXTENSIONS, SERVICE
 from proxy.request.grpc_head import CallKind
 from proxy.request.messages import framed, in_grpc
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.wire import protobuf
-from proxy.wire.grpc_status import Refused, Status
+from proxy.wire.grpc_status import GrpcError, Status
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _WATCH: Final = f"/{HEALTH}/Watch"
 class Questions(Protocol):
     """What must be asked of Triton for it, by another way than gRPC. Both raise Refusal."""
 
-    async def versions(self, copy: ModelCopy) -> list[str]:
+    async def versions(self, replica: Replica) -> list[str]:
         """Those that Triton serves of a copy's model."""
         ...
 
@@ -43,7 +43,7 @@ class Answerable(Protocol):
 
     def respond_part(self, data: bytes) -> None: ...
 
-    def refuse(self, refusal: Refused) -> None: ...
+    def refuse(self, refusal: GrpcError) -> None: ...
 
 
 class Local(Protocol):
@@ -65,8 +65,8 @@ class Local(Protocol):
 class LocalAnswers:
     """For the clients of one copy. `watchers`: calls that want to hear of each change of readiness."""
 
-    def __init__(self, copy: ModelCopy, questions: Questions, not_ready: Callable[[], str | None]) -> None:
-        self._copy, self._questions, self._not_ready = copy, questions, not_ready
+    def __init__(self, replica: Replica, questions: Questions, not_ready: Callable[[], str | None]) -> None:
+        self._replica, self._questions, self._not_ready = replica, questions, not_ready
         self.watchers: set[Answerable] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -103,7 +103,7 @@ class LocalAnswers:
             call.refuse(_unreadable(error))
             return
         if service not in (b"", SERVICE.encode()):
-            call.refuse(Refused(Status.NOT_FOUND, "unknown service"))
+            call.refuse(GrpcError(Status.NOT_FOUND, "unknown service"))
         elif call.kind.method == _WATCH:
             call.watches = True
             self.watchers.add(call)
@@ -126,15 +126,15 @@ class LocalAnswers:
             call.refuse(_unreadable(error))
         except Exception as error:
             log.error("a call broke", exc_info=error, extra=fields(method=method))
-            call.refuse(Refused(Status.INTERNAL, "the proxy failed"))
+            call.refuse(GrpcError(Status.INTERNAL, "the proxy failed"))
         else:
             call.respond(answer)
 
     async def _index(self, request: bytes) -> bytes:
         """The own model's rows of RepositoryIndexResponse: models=1; name=1, version=2, state=3."""
-        name = self._copy.names.public
-        if self._copy.is_served:
-            versions = await self._questions.versions(self._copy)
+        name = self._replica.names.public
+        if self._replica.is_served:
+            versions = await self._questions.versions(self._replica)
             rows = [(name, version.encode(), b"READY") for version in versions]
         else:
             only_ready = any(entry.number == 2 for entry in protobuf.fields(request))
@@ -154,5 +154,5 @@ class LocalAnswers:
         return b"".join(protobuf.encode_bytes(number, text.encode()) for number, text in parts)
 
 
-def _unreadable(error: protobuf.BadMessage) -> Refused:
-    return Refused(Status.INVALID_ARGUMENT, f"unreadable request: {error}")
+def _unreadable(error: protobuf.BadMessage) -> GrpcError:
+    return GrpcError(Status.INVALID_ARGUMENT, f"unreadable request: {error}")

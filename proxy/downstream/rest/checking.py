@@ -26,7 +26,7 @@ from proxy.policy import cost
 from proxy.policy.json_guard import BadJson, check_generate, check_infer
 from proxy.policy.model_facts import ModelFacts
 from proxy.policy.refusal import Refusal, Why
-from proxy.wire.http1 import HEADER_LENGTH, HttpRefused, write_lengths
+from proxy.wire.http1 import HEADER_LENGTH, HttpError, write_lengths
 from proxy.wire.packing import BadPacking, UnpacksTooLarge, unpack
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Checked:
 
 
 def check(question: Question, held: bytes) -> Checked:
-    """What goes on in the place of a body. Raises BadJson or HttpRefused. Touches nothing else."""
+    """What goes on in the place of a body. Raises BadJson or HttpError. Touches nothing else."""
     if question.encoding != "identity":
         held = inflated(held, question.encoding, question.max_json_bytes, question.json_flag)
     if not question.is_infer:
@@ -71,7 +71,7 @@ def check(question: Question, held: bytes) -> Checked:
     text, tensors, header_length = held, b"", question.header_length
     if header_length is not None:
         if header_length > len(held):
-            raise HttpRefused(400, f"{HEADER_LENGTH} is above the body's length")
+            raise HttpError(400, f"{HEADER_LENGTH} is above the body's length")
         text, tensors = held[:header_length], held[header_length:]
     binary = len(tensors) + question.left
     body = check_infer(text, question.facts, binary_bytes=binary)
@@ -80,14 +80,14 @@ def check(question: Question, held: bytes) -> Checked:
 
 
 def inflated(data: bytes, encoding: str, limit: int, flag: str) -> bytes:
-    """Unpack a body within a bound, which `flag` sets. Raises HttpRefused."""
+    """Unpack a body within a bound, which `flag` sets. Raises HttpError."""
     try:
         return unpack(data, encoding, limit)
     except BadPacking as error:
-        raise HttpRefused(400, f"the body {error}") from error
+        raise HttpError(400, f"the body {error}") from error
     except UnpacksTooLarge as error:
         message = f"the body unpacks to more than {format_bytes(limit)} ({flag})"
-        raise HttpRefused(413, message) from error
+        raise HttpError(413, message) from error
 
 
 class Checker:
@@ -182,7 +182,7 @@ class _Helper:
         kind, *what = pickle.loads(told)  # noqa: S301  # our own process', over a socket that nobody else has
         if kind == "checked":
             return Checked(tail, *what)
-        raise BadJson(*what) if kind == "bad" else HttpRefused(*what)
+        raise BadJson(*what) if kind == "bad" else HttpError(*what)
 
     def close(self) -> None:
         self._socket.close()
@@ -218,7 +218,7 @@ def _answer(question: Question, body: bytes) -> tuple[Any, bytes]:
         checked = check(question, body)
     except BadJson as error:
         return ("bad", str(error)), b""
-    except HttpRefused as error:
+    except HttpError as error:
         return ("refused", error.status, str(error)), b""
     return ("checked", checked.cost_bytes), checked.tail
 

@@ -15,7 +15,7 @@ from berth.contract.gateway import ReplicaLimits
 from berth.contract.quantity import format_bytes
 from berth.runtime.logs import fields
 from proxy.downstream.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
-from proxy.downstream.rest.front import Asked, RestFront
+from proxy.downstream.rest.downstream import Asked, RestDownstream
 from proxy.downstream.rest.renaming import AsItComes, InPlace, Way, way_of
 from proxy.policy.json_guard import BadJson, asks_for_ready_only
 from proxy.policy.refusal import NotServed, Refusal, Why
@@ -23,12 +23,12 @@ from proxy.policy.routes import COUNTED, Route, Verdict
 from proxy.request.admission import GIVEN_UP_SECONDS, LARGE_ANSWER_BYTES
 from proxy.request.lifecycle import CLIENT_LEFT, Exchange
 from proxy.request.minimum_rate import BEGUN_BYTES, TOO_SLOW
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.upstream.http1 import UpstreamHttp
 from proxy.wire.http1 import (
     CONTINUE,
     HEADER_LENGTH,
-    HttpRefused,
+    HttpError,
     RequestChunks,
     ResponseHead,
     error_body,
@@ -119,10 +119,12 @@ class Cycle(Exchange):
     _last = b""
     _task: asyncio.Task[None] | None = None
 
-    def __init__(self, client: Client, front: RestFront, asked: Asked, raw: bytes, now: float) -> None:
-        super().__init__(front.copy, front.copy.rest, now)
+    def __init__(
+        self, client: Client, downstream: RestDownstream, asked: Asked, raw: bytes, now: float
+    ) -> None:
+        super().__init__(downstream.replica, downstream.replica.rest, now)
         self._client: Client | None = client
-        self._front, self.asked, self._raw = front, asked, raw
+        self._downstream, self.asked, self._raw = downstream, asked, raw
 
     # What a client sends.
 
@@ -134,13 +136,13 @@ class Cycle(Exchange):
 
     def begin(self) -> None:
         head = self.asked.head
-        self.closes = not head.keeps_alive or self._front.is_draining
+        self.closes = not head.keeps_alive or self._downstream.is_draining
         self.body_left = head.length or 0
         self._chunks = RequestChunks() if head.is_chunked else None
-        self.state, self._limits = State.HOLD, self.copy.limits
+        self.state, self._limits = State.HOLD, self.replica.limits
         try:
             self._hold_left = self._bytes_to_hold()
-        except (HttpRefused, Refusal) as refusal:
+        except (HttpError, Refusal) as refusal:
             self.refuse(refusal)
             return
         if head.expects_continue and (self.body_left or self._chunks) and self._client is not None:
@@ -150,27 +152,27 @@ class Cycle(Exchange):
             self._held_all()
 
     def _bytes_to_hold(self) -> int:
-        """How much of the body must be here before any of it goes on. Raises HttpRefused or Refusal."""
+        """How much of the body must be here before any of it goes on. Raises HttpError or Refusal."""
         head, route = self.asked.head, self.asked.decision.route
-        self._front.require_route(self.asked.decision)
+        self._downstream.require_route(self.asked.decision)
         length = head.length or 0
         self.require_size(length)
         if head.header_length is not None and route is not Route.INFER:
-            raise HttpRefused(400, f"{HEADER_LENGTH} belongs to infer")
+            raise HttpError(400, f"{HEADER_LENGTH} belongs to infer")
         if head.encoding not in ("identity", *CODINGS):
-            raise HttpRefused(415, f"Content-Encoding {head.encoding!r}; gzip and deflate are taken")
+            raise HttpError(415, f"Content-Encoding {head.encoding!r}; gzip and deflate are taken")
         if head.header_length is None or head.is_chunked or head.encoding != "identity":
             self.require_json_size(length)
             return length
         if head.header_length > length:
-            raise HttpRefused(400, f"{HEADER_LENGTH} is above Content-Length")
+            raise HttpError(400, f"{HEADER_LENGTH} is above Content-Length")
         self.require_json_size(head.header_length)
         return length if length <= _GATHERED_BYTES else max(head.header_length, BEGUN_BYTES)
 
     def require_json_size(self, size_bytes: int) -> None:
-        """Raises HttpRefused where no JSON may be so long."""
-        if size_bytes > self.copy.limits.max_json_bytes:
-            raise _json_too_large(self.copy)
+        """Raises HttpError where no JSON may be so long."""
+        if size_bytes > self.replica.limits.max_json_bytes:
+            raise _json_too_large(self.replica)
 
     @property
     def takes_more(self) -> bool:
@@ -201,9 +203,9 @@ class Cycle(Exchange):
     def _take_chunks(self, chunks: RequestChunks, data: bytes) -> bytes:
         body, size = chunks.feed(data)
         self._hold_left += len(body)
-        if self._hold_left > self.copy.limits.max_json_bytes:
+        if self._hold_left > self.replica.limits.max_json_bytes:
             self.closes = True
-            self.refuse(_json_too_large(self.copy))
+            self.refuse(_json_too_large(self.replica))
             return b""
         if not self._keep(body):
             return b""
@@ -222,14 +224,14 @@ class Cycle(Exchange):
             return False
         assert self._held is not None
         self._held.append(piece)
-        self.copy.rest.received_bytes += len(piece)
+        self.replica.rest.received_bytes += len(piece)
         return True
 
     def _stream(self, piece: bytes) -> None:
         upstream = self._upstream
         assert upstream is not None
         self.body_left -= len(piece)
-        self.copy.rest.received_bytes += len(piece)
+        self.replica.rest.received_bytes += len(piece)
         if self.body_left:
             upstream.write(piece)
         elif self.admission is None or self.admission.come_back(self._came_back):
@@ -270,32 +272,32 @@ class Cycle(Exchange):
         try:
             if self.asked.decision.verdict is not Verdict.ALLOW:
                 self._answer_locally(body)
-            elif self._front.takes_body(self.asked.decision.route):
+            elif self._downstream.takes_body(self.asked.decision.route):
                 self._check(body)
-            elif (own := self._front.own_answer(self.asked.decision)) is not None:
+            elif (own := self._downstream.own_answer(self.asked.decision)) is not None:
                 self._answer(*own)
             else:
                 self._admit(Checked(b"\r\n", 0))
-        except (BadJson, HttpRefused, Refusal) as error:
+        except (BadJson, HttpError, Refusal) as error:
             self.refuse(error)
 
     def _check(self, body: bytes) -> None:
-        """Raises BadJson, HttpRefused or Refusal."""
+        """Raises BadJson, HttpError or Refusal."""
         head = self.asked.head
         question = Question(
             is_infer=self.asked.decision.route is Route.INFER,
             encoding=head.encoding,
             header_length=head.header_length,
             left=self.body_left,
-            facts=self.copy.facts,
-            max_json_bytes=self.copy.limits.max_json_bytes,
-            json_flag=self.copy.flags.json,
+            facts=self.replica.facts,
+            max_json_bytes=self.replica.limits.max_json_bytes,
+            json_flag=self.replica.flags.json,
         )
         json_bytes = len(body) if head.header_length is None else head.header_length
         if json_bytes <= INLINE_BYTES if head.encoding == "identity" else len(body) <= _INLINE_PACKED_BYTES:
             self._admit(check(question, body))
             if not self.is_answered:
-                self._front.remember_usual(self._raw, self.asked, self._limits)
+                self._downstream.remember_usual(self._raw, self.asked, self._limits)
             return
         self.state = State.CHECK
         self._task = asyncio.create_task(self._check_beside(question, body))
@@ -306,7 +308,7 @@ class Cycle(Exchange):
             self._task = None
             self.state = State.WAIT
             self._admit(checked)
-        except (BadJson, HttpRefused, Refusal) as refusal:
+        except (BadJson, HttpError, Refusal) as refusal:
             self._task = None
             self.refuse(refusal)
         except Exception as failure:
@@ -314,11 +316,11 @@ class Cycle(Exchange):
             self._failed(failure)
 
     async def _checked_beside(self, question: Question, body: bytes) -> Checked:
-        """Raises BadJson, HttpRefused or Refusal."""
+        """Raises BadJson, HttpError or Refusal."""
         try:
-            return await self._front.shared.checker.check(question, body, self.copy)
+            return await self._downstream.shared.checker.check(question, body, self.replica)
         except Refusal:  # too many wait for that: load as well
-            self.copy.turned_away()
+            self.replica.turned_away()
             raise
 
     def _admit(self, checked: Checked) -> None:
@@ -327,7 +329,7 @@ class Cycle(Exchange):
             self.hold(max(0, len(checked.tail) - self.held_bytes))
         self._checked = checked
         counted = self.asked.decision.route in COUNTED
-        self._front.where.require()
+        self._downstream.cluster.require()
         if self.admit(time.monotonic(), self._granted, checked.cost_bytes, counted=counted):
             self._connect()
 
@@ -340,7 +342,7 @@ class Cycle(Exchange):
 
     def _connect(self) -> None:
         """Raises NotServed."""
-        upstream = self._front.pool.take(self)
+        upstream = self._downstream.pool.take(self)
         if upstream is not None:
             self.connected(upstream)
 
@@ -348,7 +350,7 @@ class Cycle(Exchange):
 
     @property
     def whose(self) -> object:
-        return self.copy
+        return self.replica
 
     @property
     def wants_connection(self) -> bool:
@@ -357,11 +359,11 @@ class Cycle(Exchange):
     @property
     def takes_chunks(self) -> bool:
         """Whether a chunked answer can go to this client as it is."""
-        return self.asked.head.is_http11 and self.copy.names.are_same
+        return self.asked.head.is_http11 and self.replica.names.are_same
 
     def connected(self, upstream: UpstreamHttp) -> None:
-        access, checked = self._front.where.access, self._checked
-        if not self.wants_connection or access is None or checked is None:
+        endpoint, checked = self._downstream.cluster.endpoint, self._checked
+        if not self.wants_connection or endpoint is None or checked is None:
             upstream.abort()
             return
         self._upstream, self._checked = upstream, None
@@ -372,13 +374,13 @@ class Cycle(Exchange):
         client = self._client
         if client is not None and not client.is_writable:
             self.pause_answer()
-        upstream.write(self._front.request_start(self.asked, access) + checked.tail)
+        upstream.write(self._downstream.request_start(self.asked, endpoint) + checked.tail)
         self.upstream_writable()
         if client is not None:
             client.read_on()
 
     def later(self, do: Callable[[], None]) -> None:
-        self._front.later(do)
+        self._downstream.later(do)
 
     def upstream_writable(self) -> None:
         if self._upstream is not None and self._upstream.is_writable:
@@ -402,13 +404,18 @@ class Cycle(Exchange):
             return
         closes = self.closes
         # Answered early: the rest of the request has no reader.
-        if self.state is State.STREAM or self._front.is_draining or client.is_last or not head.keeps_alive:
+        if (
+            self.state is State.STREAM
+            or self._downstream.is_draining
+            or client.is_last
+            or not head.keeps_alive
+        ):
             closes = self.closes = True
-        length, names, asked = head.length, self.copy.names, self.asked
+        length, names, asked = head.length, self.replica.names, self.asked
         if length is not None and length > LARGE_ANSWER_BYTES and self.admission is not None:
             self.admission.has_run(length)
         if raw is not None and not closes and not asked.head.is_head and names.are_same:
-            self.copy.rest.sent_bytes += len(body)
+            self.replica.rest.sent_bytes += len(body)
             client.write(raw)
             return
         if not names.are_same:
@@ -428,10 +435,10 @@ class Cycle(Exchange):
     def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
         """What this does is what `response_begun` and `response_ended` would."""
         self._upstream = None
-        client, names, asked = self._client, self.copy.names, self.asked
+        client, names, asked = self._client, self.replica.names, self.asked
         if (
             client is None
-            or (self.closes or self._front.is_draining or client.at_eof or asked.head.is_head)
+            or (self.closes or self._downstream.is_draining or client.at_eof or asked.head.is_head)
             or not (names.are_same or (head.status == 200 and asked.has_tensors))
         ):
             self.response_begun(head, data[start:], data if head.plain_is_raw else None)
@@ -442,7 +449,7 @@ class Cycle(Exchange):
         if not names.are_same:
             data = data.replace(names.server_member, names.public_member, 1)
         now = time.monotonic()
-        self.copy.rest.sent_bytes += head.length or 0
+        self.replica.rest.sent_bytes += head.length or 0
         client.write(data)
         self.answered(head.code, now)
         self.state = State.DONE
@@ -462,11 +469,11 @@ class Cycle(Exchange):
     def _send(self, data: bytes, start: bytes = b"") -> None:
         """The next of the body; `start`: what goes before its first."""
         if self.asked.decision.route is Route.GENERATE_STREAM:
-            self.deadline = time.monotonic() + self.copy.limits.request_timeout_seconds
+            self.deadline = time.monotonic() + self.replica.limits.request_timeout_seconds
         if self.asked.head.is_head:
             data = b""
         if data:
-            self.copy.rest.sent_bytes += len(data)
+            self.replica.rest.sent_bytes += len(data)
             if self._chunks_anew:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
         if start:
@@ -478,7 +485,7 @@ class Cycle(Exchange):
         whole.append(data)
         if sum(map(len, whole)) > _WHOLE_BYTES:
             self._whole = self._begun = None
-            self.refuse(HttpRefused(502, f"Triton's answer is longer than {format_bytes(_WHOLE_BYTES)}"))
+            self.refuse(HttpError(502, f"Triton's answer is longer than {format_bytes(_WHOLE_BYTES)}"))
 
     def response_ended(self) -> None:
         client, begun, now = self._client, self._begun, time.monotonic()
@@ -488,9 +495,9 @@ class Cycle(Exchange):
         if client is None:
             return
         if self._whole is not None and begun is not None:
-            body = self.copy.names.to_public(b"".join(self._whole))
+            body = self.replica.names.to_public(b"".join(self._whole))
             start = begun.anew(len(body), closes=self.closes)
-            self.copy.rest.sent_bytes += len(body)
+            self.replica.rest.sent_bytes += len(body)
             client.write(start if self.asked.head.is_head else start + body)
         elif self._renamed is not None:
             self._send(self._renamed.rest())
@@ -527,7 +534,7 @@ class Cycle(Exchange):
 
     def _failed(self, error: Exception) -> None:
         log.error("a request broke", exc_info=error)
-        self.refuse(HttpRefused(500, "the proxy failed"))
+        self.refuse(HttpError(500, "the proxy failed"))
 
     def _answer_error(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         """In Triton's form of an error."""
@@ -538,7 +545,7 @@ class Cycle(Exchange):
         client = self._client
         if client is None or self.is_answered:
             return
-        self.closes = self.closes or client.is_last or self._front.is_draining
+        self.closes = self.closes or client.is_last or self._downstream.is_draining
         is_head = self.asked.head.is_head
         head, body = write_response(status, body, headers=headers or {}, close=self.closes)
         self._leave(str(status))
@@ -577,8 +584,8 @@ class Cycle(Exchange):
 
     def _go_on_alone(self, upstream: UpstreamHttp) -> None:
         """Another object is the asker from now on: this one's client may have its next request."""
-        left = _LeftBehind(self, self._front, upstream)
-        self._front.given_up.add(left)
+        left = _LeftBehind(self, self._downstream, upstream)
+        self._downstream.given_up.add(left)
         upstream.asker = left
         self._upstream = None
         upstream.stop(False)
@@ -596,10 +603,10 @@ class Cycle(Exchange):
 
     def look_at_time(self, now: float) -> None:
         """Called every second."""
-        if self._front.overdue and now <= self.deadline and self.is_overdue(now):
-            self.refuse(NotServed(self._front.overdue))
+        if self._downstream.overdue and now <= self.deadline and self.is_overdue(now):
+            self.refuse(NotServed(self._downstream.overdue))
         elif self.is_late(now) or (
-            self.state is State.HOLD and now - self.began > self._front.arrival_seconds
+            self.state is State.HOLD and now - self.began > self._downstream.arrival_seconds
         ):
             self._out_of_time(504, "request timeout")
         elif self.state is State.STREAM and self._is_upload_too_slow(now):
@@ -631,23 +638,23 @@ class Cycle(Exchange):
     # Answers of our own.
 
     def _answer_locally(self, body: bytes) -> None:
-        """Raises BadJson or HttpRefused."""
-        front, route, head = self._front, self.asked.decision.route, self.asked.head
+        """Raises BadJson or HttpError."""
+        downstream, route, head = self._downstream, self.asked.decision.route, self.asked.head
         if route is Route.LIVE:
             self._answer(200, b"")
         elif route is Route.READY:
-            self._answer(200 if self.copy.not_ready() is None else 400, b"")
+            self._answer(200 if self.replica.not_ready() is None else 400, b"")
         else:
             if route is Route.INDEX:
                 if head.encoding != "identity":
                     body = inflated(
-                        body, head.encoding, self.copy.limits.max_json_bytes, self.copy.flags.json
+                        body, head.encoding, self.replica.limits.max_json_bytes, self.replica.flags.json
                     )
-                work = front.index(only_ready=asks_for_ready_only(body))
+                work = downstream.index(only_ready=asks_for_ready_only(body))
             elif route is Route.ALL_STATS:
-                work = front.own_statistics()
+                work = downstream.own_statistics()
             else:
-                work = front.server_metadata()
+                work = downstream.server_metadata()
             self._task = asyncio.create_task(self._answer_later(work))
 
     async def _answer_later(self, work: Awaitable[tuple[int, bytes]]) -> None:
@@ -670,13 +677,13 @@ class _LeftBehind:
     takes_chunks = True
     wants_connection = False
 
-    def __init__(self, cycle: Cycle, front: RestFront, upstream: UpstreamHttp) -> None:
-        self._admission, self._front, self._upstream = cycle.admission, front, upstream
+    def __init__(self, cycle: Cycle, downstream: RestDownstream, upstream: UpstreamHttp) -> None:
+        self._admission, self._downstream, self._upstream = cycle.admission, downstream, upstream
         self._until = time.monotonic() + GIVEN_UP_SECONDS
 
     @property
     def whose(self) -> object:
-        return self._front.copy
+        return self._downstream.replica
 
     def tick(self, now: float) -> None:
         if now > self._until:
@@ -703,29 +710,29 @@ class _LeftBehind:
         self._end()
 
     def later(self, do: Callable[[], None]) -> None:
-        self._front.later(do)
+        self._downstream.later(do)
 
     def upstream_writable(self) -> None: ...
 
     def _end(self) -> None:
-        self._front.given_up.discard(self)
+        self._downstream.given_up.discard(self)
         if self._admission is not None:
             self._admission.release(time.monotonic())
 
 
-def _json_too_large(copy: ModelCopy) -> HttpRefused:
-    return HttpRefused(
+def _json_too_large(replica: Replica) -> HttpError:
+    return HttpError(
         413,
-        f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(copy.limits.max_json_bytes)} "
-        f"({copy.flags.json}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
+        f"JSON, and whatever comes packed or in chunks, is taken up to {format_bytes(replica.limits.max_json_bytes)} "
+        f"({replica.flags.json}); send large tensors with the binary extension ({HEADER_LENGTH} and Content-Length)",
     )
 
 
-def _refusal(error: Exception) -> HttpRefused:
-    if isinstance(error, HttpRefused):
+def _refusal(error: Exception) -> HttpError:
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, BadJson):
-        return HttpRefused(400, str(error))
+        return HttpError(400, str(error))
     if isinstance(error, Refusal) and error.why in _STATUS:
-        return HttpRefused(_STATUS[error.why], str(error))
-    return HttpRefused(503, str(error), _RETRY)
+        return HttpError(_STATUS[error.why], str(error))
+    return HttpError(503, str(error), _RETRY)

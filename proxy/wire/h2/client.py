@@ -7,7 +7,6 @@ from proxy.wire.h2 import frames, hpack
 from proxy.wire.h2.codec import CREDIT_BYTES, H2Codec
 from proxy.wire.h2.events import Answer, Headers, Reset
 from proxy.wire.h2.fields import FieldReader, Malformed
-from proxy.wire.h2.flow import Stream
 from proxy.wire.h2.frames import (
     DATA,
     DEFAULT_MAX_FRAME,
@@ -23,6 +22,7 @@ from proxy.wire.h2.frames import (
     read_head,
 )
 from proxy.wire.h2.sending import OUTPUT_BYTES, VIEW_BYTES, Buffer, sliced
+from proxy.wire.h2.stream import Stream
 
 H = TypeVar("H")
 T = TypeVar("T")
@@ -148,8 +148,8 @@ class ClientCodec(H2Codec[H, T]):
         fields, trailers = self._known_head(block), self._known_trailers(tail_block)
         if fields is None or trailers is None:
             try:
-                fields = self.heads.read(block, self._head_moulds)
-                trailers = self.trailers.read(tail_block, self._trailer_moulds)
+                fields = self.heads.read(block, self._head_templates)
+                trailers = self.trailers.read(tail_block, self._trailer_templates)
             except (hpack.HpackError, hpack.HeaderListTooLarge, Malformed):
                 return 0  # the long way says what is wrong
         if fields.length is not None and fields.length != size:

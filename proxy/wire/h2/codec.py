@@ -33,8 +33,7 @@ from proxy.wire.h2.events import (
     Reset,
     Trailers,
 )
-from proxy.wire.h2.fields import FieldReader, Fields, Malformed, Mould
-from proxy.wire.h2.flow import FIRST_WINDOW, WIDEST_WINDOW, Stream
+from proxy.wire.h2.fields import FieldReader, Fields, Malformed, Template
 from proxy.wire.h2.frames import (
     ACK,
     CONTINUATION,
@@ -60,6 +59,7 @@ from proxy.wire.h2.frames import (
 )
 from proxy.wire.h2.patience import RESET_COST, STREAMS_PER_COST, Patience
 from proxy.wire.h2.sending import Sender, sliced
+from proxy.wire.h2.stream import FIRST_WINDOW, WIDEST_WINDOW, Stream
 
 H = TypeVar("H")
 T = TypeVar("T")
@@ -116,8 +116,8 @@ class H2Codec(Sender, Generic[H, T]):
         # The peer uses no table: what was said before by the same bytes holds.
         self._is_stateless = False
         self._known_head, self._known_trailers = heads.known.get, trailers.known.get
-        self._head_moulds: list[Mould[H]] = []
-        self._trailer_moulds: list[Mould[T]] = []
+        self._head_templates: list[Template[H]] = []
+        self._trailer_templates: list[Template[T]] = []
         self._events: list[Event] = []
         # Heads of this `receive` whose content may be in it as well: who asks many things at once often sends
         # all heads first.
@@ -516,7 +516,7 @@ class H2Codec(Sender, Generic[H, T]):
     def _head(self, id: int, block: bytes) -> Fields[H]:
         """What a plain block says as the first of its stream."""
         try:
-            return self.heads.read(block, self._head_moulds)
+            return self.heads.read(block, self._head_templates)
         except (hpack.HpackError, hpack.HeaderListTooLarge, Malformed) as error:
             raise _block_failed(id, error) from error
 
@@ -525,7 +525,7 @@ class H2Codec(Sender, Generic[H, T]):
             message = f"content-length {stream.length}, {stream.received} came"
             raise StreamFailed(stream.id, ErrorCode.PROTOCOL_ERROR, message)
         try:
-            fields = self.trailers.read(block, self._trailer_moulds)
+            fields = self.trailers.read(block, self._trailer_templates)
         except (hpack.HpackError, hpack.HeaderListTooLarge, Malformed) as error:
             raise _block_failed(stream.id, error) from error
         self._events.append(Trailers(stream, fields))

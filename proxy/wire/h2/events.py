@@ -8,9 +8,9 @@ instead, as its bytes happened to be cut: `Call` says what `Headers` and a last 
 from typing import Any, Final, Protocol
 
 from proxy.wire.h2.fields import Fields
-from proxy.wire.h2.flow import Stream
 from proxy.wire.h2.frames import ErrorCode
 from proxy.wire.h2.sending import Buffer as Buffer
+from proxy.wire.h2.stream import Stream
 
 
 class Owned(Protocol):

@@ -22,7 +22,7 @@ K = TypeVar("K")
 K_co = TypeVar("K_co", covariant=True)
 
 HEADER_LIST_BYTES: Final = 64 * 1024
-MOULDS: Final = 4
+TEMPLATES: Final = 4
 # A name that has had so many values will have more: from then on its value is a hole.
 _FEW_VALUES = 8
 
@@ -114,7 +114,7 @@ class Field(NamedTuple):
     value: bytes
 
 
-class _Hole(NamedTuple):
+class _Slot(NamedTuple):
     """`before`: what goes on before its value, `after`: what stands behind it, up to the next hole."""
 
     rule: Rule
@@ -124,17 +124,17 @@ class _Hole(NamedTuple):
     after: bytes
 
 
-class Mould(Generic[K]):
+class Template(Generic[K]):
     """A block whose bytes are known but for the values of some fields."""
 
-    __slots__ = ("_forwarded_bytes", "_holes", "_kind", "_list_bytes", "_rest", "_start")
+    __slots__ = ("_forwarded_bytes", "_kind", "_list_bytes", "_rest", "_slots", "_start")
 
     def __init__(
-        self, kind: K, start: bytes, holes: list[_Hole], rest: bytes, sizes: tuple[int, int]
+        self, kind: K, start: bytes, slots: list[_Slot], rest: bytes, sizes: tuple[int, int]
     ) -> None:
         """`rest`: what goes on behind the last hole; `sizes`: of the list and of what goes on of it,
         without the values of the holes."""
-        self._kind, self._start, self._holes, self._rest = kind, start, holes, rest
+        self._kind, self._start, self._slots, self._rest = kind, start, slots, rest
         self._list_bytes, self._forwarded_bytes = sizes
 
     def fill(self, block: bytes) -> Fields[K] | None:
@@ -147,7 +147,7 @@ class Mould(Generic[K]):
         forwarded: list[bytes] = []
         values: tuple[Header, ...] = ()
         length = None
-        for rule, is_length, name, before, after in self._holes:
+        for rule, is_length, name, before, after in self._slots:
             if at >= end:
                 return None
             size, value_at = block[at] & 0x7F, at + 1
@@ -199,7 +199,7 @@ class FieldReader(Generic[K]):
         self._names: Lookup[_Name] = Lookup(entries=1024, key_bytes=256)
         self._kinds: Lookup[tuple[K]] = Lookup(entries=1024, key_bytes=4096)
 
-    def read(self, block: bytes, moulds: list[Mould[K]] | None = None) -> Fields[K]:
+    def read(self, block: bytes, templates: list[Template[K]] | None = None) -> Fields[K]:
         """`moulds`: of earlier blocks of the same sender, the last used first; changed here.
 
         Raises HpackError (the connection is lost), HeaderListTooLarge or Malformed (the stream is).
@@ -207,21 +207,21 @@ class FieldReader(Generic[K]):
         fields = self.known.get(block)
         if fields is not None:
             return fields
-        for place, mould in enumerate(moulds or ()):
-            fields = mould.fill(block)
+        for place, template in enumerate(templates or ()):
+            fields = template.fill(block)
             if fields is not None:
-                if place and moulds:
-                    moulds.insert(0, moulds.pop(place))
+                if place and templates:
+                    templates.insert(0, templates.pop(place))
                 return fields
         fields, new = self._read(block)
         if new is None:
             self.known.remember(block, fields)
-        elif moulds is not None:
-            moulds.insert(0, new)
-            del moulds[MOULDS:]
+        elif templates is not None:
+            templates.insert(0, new)
+            del templates[TEMPLATES:]
         return fields
 
-    def _read(self, block: bytes) -> tuple[Fields[K], Mould[K] | None]:
+    def _read(self, block: bytes) -> tuple[Fields[K], Template[K] | None]:
         """Field by field. With a mould for blocks that differ from this one in what is new each time."""
         pieces, told, told_bytes, values = _Pieces(block), [], [], []
         length: int | None = None
@@ -257,7 +257,7 @@ class FieldReader(Generic[K]):
             raise Malformed(f"a block without one of {b', '.join(self._required)!r}")
         kind = self._kind(b"".join(told_bytes), told)
         fields = Fields(kind, pieces.forwarded(block), pieces.forwarded_bytes, tuple(values), length)
-        return fields, pieces.mould(kind)
+        return fields, pieces.template(kind)
 
     def _name(self, name: bytes) -> _Name:
         known = self._names.get(name)
@@ -283,11 +283,11 @@ class _Pieces:
     def __init__(self, block: bytes) -> None:
         self._block = block
         self._sent: list[tuple[int, int]] = []
-        self._holes: list[tuple[Field, Rule, bool, bytes]] = []
+        self._slots: list[tuple[Field, Rule, bool, bytes]] = []
         self._before: list[bytes] = []
-        self._can_be_mould = True
+        self._can_be_template = True
         self.list_bytes = self.forwarded_bytes = 0
-        self._hole_bytes = self._hole_forwarded_bytes = 0
+        self._slot_bytes = self._slot_forwarded_bytes = 0
 
     def add(self, field: Field, rule: Rule, *, is_length: bool, varies: bool) -> None:
         """Raises HeaderListTooLarge."""
@@ -303,35 +303,35 @@ class _Pieces:
                 self._before.append(self._block[field.start : field.stop])
             return
         if not field.value_at:  # a value of the static table cannot be another
-            self._can_be_mould = False
+            self._can_be_template = False
             return
         before = b""
-        self._hole_bytes += len(field.value)
+        self._slot_bytes += len(field.value)
         if rule is Rule.FORWARD:
             before = b"".join([*self._before, self._block[field.start : field.value_at]])
             self._before = []
-            self._hole_forwarded_bytes += len(field.value)
-        self._holes.append((field, rule, is_length, before))
+            self._slot_forwarded_bytes += len(field.value)
+        self._slots.append((field, rule, is_length, before))
 
     def forwarded(self, block: bytes) -> bytes:
         return b"".join([block[start:stop] for start, stop in self._sent])
 
-    def mould(self, kind: K) -> Mould[K] | None:
+    def template(self, kind: K) -> Template[K] | None:
         """None where nothing is expected to be new."""
-        if not self._holes or not self._can_be_mould:
+        if not self._slots or not self._can_be_template:
             return None
         block = self._block
-        ends = [field.value_at for field, *_ in self._holes[1:]] + [len(block)]
-        holes = [
-            _Hole(rule, is_length, field.name, before, block[field.stop : end])
-            for (field, rule, is_length, before), end in zip(self._holes, ends, strict=True)
+        ends = [field.value_at for field, *_ in self._slots[1:]] + [len(block)]
+        slots = [
+            _Slot(rule, is_length, field.name, before, block[field.stop : end])
+            for (field, rule, is_length, before), end in zip(self._slots, ends, strict=True)
         ]
-        return Mould(
+        return Template(
             kind,
-            block[: self._holes[0][0].value_at],
-            holes,
+            block[: self._slots[0][0].value_at],
+            slots,
             b"".join(self._before),
-            (self.list_bytes - self._hole_bytes, self.forwarded_bytes - self._hole_forwarded_bytes),
+            (self.list_bytes - self._slot_bytes, self.forwarded_bytes - self._slot_forwarded_bytes),
         )
 
 

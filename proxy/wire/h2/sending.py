@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from proxy.wire.h2 import frames, hpack
-from proxy.wire.h2.flow import FIRST_WINDOW, Stream
 from proxy.wire.h2.frames import (
     DATA,
     DEFAULT_MAX_FRAME,
@@ -18,6 +17,7 @@ from proxy.wire.h2.frames import (
     MAX_STREAM_ID,
 )
 from proxy.wire.h2.patience import ANSWERS_PER_FRAME, BYTES_PER_ANSWER_LOG2, Patience
+from proxy.wire.h2.stream import FIRST_WINDOW, Stream
 
 # What came, without being copied where it is large: a view keeps what it was read with in memory.
 Buffer = bytes | memoryview

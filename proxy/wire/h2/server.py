@@ -8,7 +8,6 @@ from proxy.wire.h2 import frames, hpack
 from proxy.wire.h2.codec import CREDIT_BYTES, H2Codec
 from proxy.wire.h2.events import Call, Headers
 from proxy.wire.h2.fields import FieldReader, Fields, Malformed
-from proxy.wire.h2.flow import FIRST_WINDOW, Stream
 from proxy.wire.h2.frames import (
     DATA,
     DEFAULT_MAX_FRAME,
@@ -24,6 +23,7 @@ from proxy.wire.h2.frames import (
     read_head,
 )
 from proxy.wire.h2.sending import OUTPUT_BYTES, VIEW_BYTES, Buffer, sliced
+from proxy.wire.h2.stream import FIRST_WINDOW, Stream
 
 H = TypeVar("H")
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class ServerCodec(H2Codec[H, T]):
         fields = self._known_head(block)
         if fields is None:
             try:
-                fields = self.heads.read(block, self._head_moulds)
+                fields = self.heads.read(block, self._head_templates)
             except (hpack.HpackError, hpack.HeaderListTooLarge, Malformed):
                 return 0  # the long way says what is wrong
         self.last_stream = id

@@ -85,7 +85,7 @@ async def test_a_client_that_rests_loses_no_request_while_the_service_leads_else
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection ends with its next answer, and not just as it asks."""
-    monkeypatch.setattr("proxy.downstream.rest.client._NEXT_SECONDS", 0.1)
+    monkeypatch.setattr("proxy.downstream.rest.connection._NEXT_SECONDS", 0.1)
     await place.serve(await place.pod())
     await until(lambda: place.own.pods.any_open)
     reader, writer = await raw(place)

@@ -13,11 +13,11 @@ import pytest_asyncio
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.listener import Listener
-from proxy.downstream.rest.client import RestConnection
-from proxy.downstream.rest.front import RestFront, RestShared
+from proxy.downstream.rest.connection import RestConnection
+from proxy.downstream.rest.downstream import RestDownstream, RestShared
 from proxy.policy.names import Names
-from proxy.request.endpoint import Access, Whereabouts
-from proxy.request.replica import ModelCopy
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
+from proxy.request.replica import Replica
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
 METADATA = b"GET /v2/models/m HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -61,7 +61,7 @@ async def read_head(reader: asyncio.StreamReader) -> bytes:
 
 @dataclass
 class Front:
-    rest: RestFront
+    rest: RestDownstream
     triton: Scripted
     port: Listener
 
@@ -80,7 +80,7 @@ class Front:
             writer.close()
 
     def answered(self, code: str) -> int:
-        return self.rest.copy.rest.codes.get(code, 0)
+        return self.rest.replica.rest.codes.get(code, 0)
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
@@ -91,16 +91,19 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest_asyncio.fixture
-async def front() -> AsyncIterator[Front]:
+async def downstream() -> AsyncIterator[Front]:
     triton = Scripted()
     server = await asyncio.start_server(triton.serve, "127.0.0.1", 0)
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
     limits = ReplicaLimits(
         container_concurrency=1, queue_depth=1, max_json_bytes=1024, request_timeout_seconds=0.5
     )
-    copy, shared = ModelCopy(Names(b"m", b"m"), limits), RestShared(Whereabouts(Access(here, here)))
-    copy.triton_says(None)
-    rest = RestFront(shared, copy)
+    replica, shared = (
+        Replica(Names(b"m", b"m"), limits),
+        RestShared(UpstreamCluster(UpstreamEndpoint(here, here))),
+    )
+    replica.triton_says(None)
+    rest = RestDownstream(shared, replica)
     port = Listener(lambda: RestConnection(rest), what="--http-listen")
     await port.start(Endpoint("127.0.0.1", 0))
     ticking = asyncio.create_task(tick(rest))
@@ -113,7 +116,7 @@ async def front() -> AsyncIterator[Front]:
     await triton.end()
 
 
-async def tick(rest: RestFront) -> None:
+async def tick(rest: RestDownstream) -> None:
     while True:
         await asyncio.sleep(0.1)
         rest.tick(time.monotonic())
@@ -125,15 +128,15 @@ def once(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("stall", [None, asyncio.Event], ids=["cut", "late"])
 async def test_an_answer_that_breaks_off_is_never_finished_with_another(
-    front: Front, stall: Callable[[], asyncio.Event] | None
+    downstream: Front, stall: Callable[[], asyncio.Event] | None
 ) -> None:
     """A second head would be taken for the missing part of the first one's body."""
-    front.triton.pieces = [
+    downstream.triton.pieces = [
         b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nbegun",
         stall() if stall else None,
     ]
     received = bytearray()
-    async with front.connected() as (reader, writer):
+    async with downstream.connected() as (reader, writer):
         writer.write(METADATA)
         with pytest.raises((ConnectionError, EOFError)):
             while chunk := await asyncio.wait_for(reader.read(4096), 30):
@@ -141,73 +144,73 @@ async def test_an_answer_that_breaks_off_is_never_finished_with_another(
             raise EOFError
     assert received.count(b"HTTP/1.1") <= 1
     assert b"error" not in received
-    assert front.answered("504" if stall else "502") == 1
+    assert downstream.answered("504" if stall else "502") == 1
 
 
-async def test_a_cut_before_the_answer_is_told(front: Front) -> None:
-    front.triton.pieces = [None]
-    answer = await front.ask(once(METADATA))
+async def test_a_cut_before_the_answer_is_told(downstream: Front) -> None:
+    downstream.triton.pieces = [None]
+    answer = await downstream.ask(once(METADATA))
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"Triton broke off" in answer
 
 
-async def test_nobody_there_is_unavailable_and_worth_another_try(front: Front) -> None:
-    front.rest.shared.where.move(Access(Endpoint("127.0.0.1", 1), Endpoint("127.0.0.1", 1)))
-    answer = await front.ask(once(METADATA))
+async def test_nobody_there_is_unavailable_and_worth_another_try(downstream: Front) -> None:
+    downstream.rest.shared.cluster.move(UpstreamEndpoint(Endpoint("127.0.0.1", 1), Endpoint("127.0.0.1", 1)))
+    answer = await downstream.ask(once(METADATA))
     assert answer.startswith(b"HTTP/1.1 503")
     assert b"Retry-After: 1" in answer
 
 
-async def test_an_answer_in_many_pieces_is_read_to_its_end(front: Front) -> None:
+async def test_an_answer_in_many_pieces_is_read_to_its_end(downstream: Front) -> None:
     body = [b'{"name":"triton",', b'"extensions":["trace",', b'"statistics"]}']
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     pause = asyncio.Event()
     asyncio.get_running_loop().call_later(0.05, pause.set)
-    front.triton.pieces = [head % len(b"".join(body)), body[0], pause, body[1], body[2]]
-    answer = await front.ask(once(b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\n"))
+    downstream.triton.pieces = [head % len(b"".join(body)), body[0], pause, body[1], body[2]]
+    answer = await downstream.ask(once(b"GET /v2 HTTP/1.1\r\nHost: h\r\n\r\n"))
     assert answer.endswith(b'{"name": "triton", "extensions": ["statistics"]}')
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-async def test_events_go_to_old_and_new_clients(front: Front, version: bytes) -> None:
-    front.triton.pieces = [
+async def test_events_go_to_old_and_new_clients(downstream: Front, version: bytes) -> None:
+    downstream.triton.pieces = [
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"a\r\ndata: {}\n\n\r\n",
         b"0\r\n\r\n",
     ]
-    answer = await front.ask(EVENTS % version)
+    answer = await downstream.ask(EVENTS % version)
     assert b"data: {}\n\n" in answer
     assert (b"chunked" in answer) is (version == b"1.1")
 
 
-async def test_an_event_is_passed_on_when_it_comes(front: Front) -> None:
+async def test_an_event_is_passed_on_when_it_comes(downstream: Front) -> None:
     rest = asyncio.Event()
-    front.triton.pieces = [
+    downstream.triton.pieces = [
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"a\r\ndata: {}\n\n\r\n",
         rest,
         b"0\r\n\r\n",
     ]
-    async with front.connected() as (reader, writer):
+    async with downstream.connected() as (reader, writer):
         writer.write(EVENTS % b"1.1")
         await asyncio.wait_for(reader.readuntil(b"data: {}\n\n"), 30)
-        assert front.rest.copy.admissions.running == 1  # it holds its slot to its end
+        assert downstream.rest.replica.admissions.running == 1  # it holds its slot to its end
         rest.set()
         await all_of(reader)
-    await asyncio.wait_for(front.rest.copy.admissions.idle(), 30)
+    await asyncio.wait_for(downstream.rest.replica.admissions.idle(), 30)
 
 
-async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(front: Front) -> None:
-    answer, port = asyncio.Event(), front.port.port
-    front.triton.pieces = [answer, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"]
-    async with front.connected() as (idle, idle_writer), front.connected() as (busy, busy_writer):
+async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(downstream: Front) -> None:
+    answer, port = asyncio.Event(), downstream.port.port
+    downstream.triton.pieces = [answer, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"]
+    async with downstream.connected() as (idle, idle_writer), downstream.connected() as (busy, busy_writer):
         idle_writer.write(LIVE)
         await idle.readuntil(b"\r\n\r\n")
         busy_writer.write(METADATA)
-        while not front.triton.asked:
+        while not downstream.triton.asked:
             await asyncio.sleep(0)
-        await front.port.stop()
-        front.rest.stop_accepting()
+        await downstream.port.stop()
+        downstream.rest.stop_accepting()
         answer.set()
         last = await all_of(busy)
         assert await all_of(idle) == b""  # a moment later: its next request might have been on its way
@@ -228,15 +231,15 @@ async def test_the_end_takes_idle_connections_along_and_lets_the_others_finish(f
     ],
 )
 async def test_headers_that_two_readers_could_read_differently_are_refused(
-    front: Front, lines: bytes
+    downstream: Front, lines: bytes
 ) -> None:
     request = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 2\r\n"
-    answer = await front.ask(request + lines + b"\r\n{}")
+    answer = await downstream.ask(request + lines + b"\r\n{}")
     assert answer.split(b" ")[1] in (b"400", b"415")
-    assert front.triton.asked == []
+    assert downstream.triton.asked == []
 
 
-async def test_a_client_cannot_fill_the_log(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_cannot_fill_the_log(downstream: Front, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert b" 400 " in await front.ask(b"GET /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n")
+        assert b" 400 " in await downstream.ask(b"GET /v2 HTTP/1.1\r\nHost: h\r\nContent-Length: x\r\n\r\n")
     assert caplog.records == []

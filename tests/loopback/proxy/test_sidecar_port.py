@@ -15,7 +15,7 @@ from proxy.sidecar import port as port_module
 from proxy.sidecar.gateway import GatewayAccess, NodeGateway
 from proxy.sidecar.port import Port
 from proxy.transport import tunnel as splice
-from proxy.transport.tunnel import Crowd
+from proxy.transport.tunnel import Watermark
 from proxy.wire.preamble import ACCEPTED, PREAMBLE_BYTES, Kind
 from proxy.wire.report import Told
 from tests.fakes.eventually import until
@@ -28,7 +28,7 @@ ANYWHERE = Endpoint("127.0.0.1", 0)
 class Sidecar:
     """One port of a door, and where it leads."""
 
-    def __init__(self, way: NodeGateway, port: Port, crowd: Crowd) -> None:
+    def __init__(self, way: NodeGateway, port: Port, crowd: Watermark) -> None:
         self.way, self.port, self.crowd = way, port, crowd
         self.writers: list[asyncio.StreamWriter] = []
 
@@ -50,9 +50,9 @@ class Sidecar:
 
 @asynccontextmanager
 async def door(
-    target: FakeGateway | None, kind: Kind = Kind.REST, *, most: int = 100, crowd: Crowd | None = None
+    target: FakeGateway | None, kind: Kind = Kind.REST, *, most: int = 100, crowd: Watermark | None = None
 ) -> AsyncIterator[Sidecar]:
-    way, crowd = NodeGateway(), Crowd() if crowd is None else crowd
+    way, crowd = NodeGateway(), Watermark() if crowd is None else crowd
     if target is not None:
         way.access = GatewayAccess(target.endpoint, TICKET)
     port = Port(kind, way, crowd, most=most, what="--http-listen")
@@ -195,7 +195,7 @@ async def test_many_slow_readers_hold_little_and_the_others_go_on() -> None:
             writer.write(bytes(65536))
             await writer.drain()
 
-    crowd = Crowd(crowded_bytes=1024**2, calm_bytes=256 * 1024)
+    crowd = Watermark(high_bytes=1024**2, low_bytes=256 * 1024)
     async with gateway(pour) as target, door(target, crowd=crowd) as one:
         slow = [await one.slow_client() for _ in range(60)]
         await until(lambda: crowd.is_crowded)

@@ -40,9 +40,9 @@ from localcluster.samples import SIMPLE_MODEL
 from proxy.config import ProxyOptions
 from proxy.gateway.app import serving as by_gateway
 from proxy.gateway.config import GatewayOptions
-from proxy.request.endpoint import Access, Whereabouts
-from proxy.request.replica import ModelCopy
-from proxy.server import open_upstream, own_copy, serving
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
+from proxy.request.replica import Replica
+from proxy.server import open_upstream, own_replica, serving
 from proxy.upstream.health import Upstream
 from proxy.wire.preamble import Kind
 from tests.fakes.agent_control import agent_at, copy_of
@@ -63,10 +63,10 @@ class Door:
     triton: str
     keys: TritonKeys
     process: asyncio.subprocess.Process
-    copy: ModelCopy
+    replica: Replica
     # How often the other model had run or failed before anybody came.
     theirs: tuple[int, int] = (-1, -1)
-    where: Whereabouts = field(default_factory=Whereabouts)
+    where: UpstreamCluster = field(default_factory=UpstreamCluster)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["proxy", "gateway", "door"])
@@ -88,8 +88,8 @@ async def door(
         process = await spawn(command, log=directory / "log", env=triton.environment(os.environ))
         try:
             await load_models(address, keys, directory)
-            where = Whereabouts(
-                Access(
+            where = UpstreamCluster(
+                UpstreamEndpoint(
                     Endpoint(address, triton.HTTP_PORT),
                     Endpoint(address, triton.GRPC_PORT),
                     keys.inference_http_headers,
@@ -101,7 +101,7 @@ async def door(
                 async for running in serve_by_gateway(where, directory, keys, process, by_door):
                     yield running
                 return
-            async with open_upstream(own_copy(options("mine")), where) as upstream:
+            async with open_upstream(own_replica(options("mine")), where) as upstream:
                 async for running in serve(upstream, address, keys, process):
                     yield running
         finally:
@@ -162,12 +162,12 @@ def options(model: str, **more: Any) -> ProxyOptions:
 async def serve(
     upstream: Upstream, address: str, keys: TritonKeys, process: asyncio.subprocess.Process
 ) -> AsyncIterator[Door]:
-    copy = upstream.copy
-    door = Door("", "", f"{address}:{triton.HTTP_PORT}", keys, process, copy, where=upstream.where)
-    async with serving(options("mine"), copy, upstream) as server:
+    replica = upstream.replica
+    door = Door("", "", f"{address}:{triton.HTTP_PORT}", keys, process, replica, where=upstream.cluster)
+    async with serving(options("mine"), replica, upstream) as server:
         door.http, door.grpc = (f"127.0.0.1:{one.port}" for one in (server.http_port, server.grpc_port))
         polling = asyncio.create_task(upstream.poll())
-        while not copy.is_served:
+        while not replica.is_served:
             await asyncio.sleep(0.05)
         door.theirs = await statistics_of(door, "theirs")
         # The process that checks long bodies stays from the first one on: it is no test's own child.
@@ -178,7 +178,7 @@ async def serve(
 
 
 async def serve_by_gateway(
-    where: Whereabouts,
+    where: UpstreamCluster,
     directory: Path,
     keys: TritonKeys,
     process: asyncio.subprocess.Process,
@@ -213,8 +213,8 @@ async def serve_by_gateway(
             await stack.enter_async_context(told)
         while "mine" not in gateway.hub.sums() or not gateway.hub.sums()["mine"].figures.model_ready:
             await asyncio.sleep(0.05)
-        (copy,) = (one.copy for one in gateway._plane._node if one.told == mine)  # type: ignore[attr-defined]
-        door = Door("", "", f"{access.http}", keys, process, copy, where=where)
+        (replica,) = (one.copy for one in gateway._plane._node if one.told == mine)  # type: ignore[attr-defined]
+        door = Door("", "", f"{access.http}", keys, process, replica, where=where)
         if by_door is None:
             door.http = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.REST))
             door.grpc = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.GRPC))
@@ -253,7 +253,7 @@ async def test_json_inference(door: Door) -> None:
 async def test_several_at_once_share_the_breaker(door: Door) -> None:
     answers = await asyncio.gather(*(infer_rest(door.http, "mine") for _ in range(4)), return_exceptions=True)
     assert answers == [None] * 4
-    assert (door.copy.admissions.running, door.copy.admissions.waiting) == (0, 0)
+    assert (door.replica.admissions.running, door.replica.admissions.waiting) == (0, 0)
 
 
 async def test_a_foreign_model_is_answered_as_one_that_does_not_exist(door: Door) -> None:
@@ -348,14 +348,14 @@ async def test_index_metadata_and_statistics_show_the_own_model_only(door: Door)
 async def test_health_is_the_proxys_own(door: Door) -> None:
     assert (await ask(door, "GET", "/v2/health/live"))[0] == 200
     assert (await ask(door, "GET", "/v2/health/ready"))[0] == 200
-    door.copy.withheld = "the GPU is broken"
+    door.replica.withheld = "the GPU is broken"
     try:
         assert (await ask(door, "GET", "/v2/health/live"))[0] == 200
         assert (await ask(door, "GET", "/v2/health/ready"))[0] == 400
         assert (await ask(door, "GET", "/v2/models/mine/ready"))[0] == 400
         assert not (await outcome(door.grpc, "ServerReady", pb.ServerReadyRequest(), ())).ready
     finally:
-        door.copy.withheld = None
+        door.replica.withheld = None
 
 
 DEEP = b"[" * 200_000
@@ -474,9 +474,9 @@ async def test_grpc_health_check_and_watch(door: Door) -> None:
 async def test_a_deadline_counts_the_wait_and_leaves_no_trace(door: Door) -> None:
     async with grpc.aio.insecure_channel(door.grpc) as channel:
         await channel.channel_ready()
-        with held(door.copy.admissions, 2):
+        with held(door.replica.admissions, 2):
             await late_by_its_wait(door, channel)
-    assert door.copy.admissions.running == 0
+    assert door.replica.admissions.running == 0
 
 
 async def late_by_its_wait(door: Door, channel: grpc.aio.Channel) -> None:
@@ -485,14 +485,14 @@ async def late_by_its_wait(door: Door, channel: grpc.aio.Channel) -> None:
             pb.ModelInferRequest(model_name="mine"), timeout=0.2
         )
     assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    while door.copy.admissions.waiting:
+    while door.replica.admissions.waiting:
         await asyncio.sleep(0.01)
 
 
 async def test_a_full_queue_is_said_over_both_protocols(door: Door) -> None:
-    with held(door.copy.admissions, 2):
+    with held(door.replica.admissions, 2):
         waiting = [asyncio.create_task(infer_rest(door.http, "mine")) for _ in range(2)]
-        while door.copy.admissions.waiting < 2:
+        while door.replica.admissions.waiting < 2:
             await asyncio.sleep(0.01)
         status, text = await ask(door, "POST", "/v2/models/mine/infer", b'{"inputs":[]}')
         assert (status, json.loads(text)) == (503, {"error": "pending request queue full"})
@@ -597,8 +597,8 @@ async def slow(door: Door) -> AsyncIterator[str]:
     """The gRPC address of the slow model's own proxy, which has no limit."""
     wanted = options("slow", container_concurrency=0)
     async with (
-        open_upstream(own_copy(wanted), door.where) as upstream,
-        serving(wanted, upstream.copy, upstream) as server,
+        open_upstream(own_replica(wanted), door.where) as upstream,
+        serving(wanted, upstream.replica, upstream) as server,
     ):
         yield f"127.0.0.1:{server.grpc_port.port}"
 
@@ -648,14 +648,14 @@ async def test_what_ends_calls_in_triton_ends_no_other(
 async def test_a_cancelled_call_leaves_no_trace(door: Door) -> None:
     async with grpc.aio.insecure_channel(door.grpc) as channel:
         await channel.channel_ready()
-        with held(door.copy.admissions, 2):
+        with held(door.replica.admissions, 2):
             call = GRPCInferenceServiceStub(channel).ModelInfer(add_request("mine"))
-            while not door.copy.admissions.waiting:
+            while not door.replica.admissions.waiting:
                 await asyncio.sleep(0.01)
             call.cancel()
-            while door.copy.admissions.waiting:
+            while door.replica.admissions.waiting:
                 await asyncio.sleep(0.01)
-    assert door.copy.admissions.running == 0
+    assert door.replica.admissions.running == 0
 
 
 @pytest.mark.parametrize("size", [8191, 8192])

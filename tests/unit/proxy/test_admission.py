@@ -14,14 +14,14 @@ from proxy.request.admission import (
     QUEUE_FULL,
     Admission,
     Admissions,
+    AdmissionState,
     SharedAdmissions,
-    State,
     shared_limit,
 )
 from proxy.request.budget import Budget
 from proxy.request.lifecycle import Exchange
 from proxy.request.load import LoadMeter
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 
 
 def admissions(limit: int, depth: int, *, room: int = 10**9) -> tuple[Admissions, LoadMeter]:
@@ -191,7 +191,7 @@ class _History:
 
     def step(self) -> None:
         rng = self.rng
-        live: list[Admission] = [one for one in self.all if one.state is not State.RELEASED]
+        live: list[Admission] = [one for one in self.all if one.state is not AdmissionState.RELEASED]
         what = rng.random()
         if what < 0.5 or not live:
             self._arrive()
@@ -210,8 +210,8 @@ class _History:
 
     def _come_back(self, one: Admission) -> None:
         was, has_slot = one.state, one.come_back(list)
-        assert has_slot is (one.state is State.RUNNING)
-        assert was is not State.ASIDE or has_slot or one.state is State.RETURNING
+        assert has_slot is (one.state is AdmissionState.RUNNING)
+        assert was is not AdmissionState.ASIDE or has_slot or one.state is AdmissionState.RETURNING
 
     def _arrive(self) -> None:
         index, cost = len(self.all), self.rng.randrange(30)
@@ -236,23 +236,31 @@ def test_slots_and_bytes_are_back_to_zero_after_any_history(seed: int, limit: in
     for _ in range(400):
         history.step()
         states = [one.state for one in history.all]
-        running = states.count(State.RUNNING) + states.count(State.GIVEN_UP)
+        running = states.count(AdmissionState.RUNNING) + states.count(AdmissionState.GIVEN_UP)
         assert limited.running == running
         assert not limit or running <= limit
         assert (limited.waiting, limited.given_up) == (
-            states.count(State.WAITING) + states.count(State.RETURNING),
-            states.count(State.GIVEN_UP),
+            states.count(AdmissionState.WAITING) + states.count(AdmissionState.RETURNING),
+            states.count(AdmissionState.GIVEN_UP),
         )
-        assert states.count(State.WAITING) <= 4
-        assert not states.count(State.RETURNING) or running == limit
-        in_triton = (State.RUNNING, State.GIVEN_UP, State.ASIDE, State.LEAVING, State.RETURNING)
+        assert states.count(AdmissionState.WAITING) <= 4
+        assert not states.count(AdmissionState.RETURNING) or running == limit
+        in_triton = (
+            AdmissionState.RUNNING,
+            AdmissionState.GIVEN_UP,
+            AdmissionState.ASIDE,
+            AdmissionState.LEAVING,
+            AdmissionState.RETURNING,
+        )
         used = sum(o.cost_bytes for o in history.all if o.state in in_triton)
         assert limited.bytes.used_bytes == used
-        aside = states.count(State.ASIDE) + states.count(State.LEAVING)
+        aside = states.count(AdmissionState.ASIDE) + states.count(AdmissionState.LEAVING)
         assert meter.concurrency == running + limited.waiting + aside
-        assert limited.leaving_bytes == sum(o.cost_bytes for o in history.all if o.state is State.LEAVING)
+        assert limited.leaving_bytes == sum(
+            o.cost_bytes for o in history.all if o.state is AdmissionState.LEAVING
+        )
         for index in history.granted:
-            assert history.all[index].state is not State.WAITING
+            assert history.all[index].state is not AdmissionState.WAITING
     history.end()
     assert (limited.running, limited.waiting, limited.given_up) == (0, 0, 0)
     assert (limited.bytes.used_bytes, meter.concurrency) == (0, 0)
@@ -271,7 +279,7 @@ async def test_one_limit_for_several_processes(seed: int) -> None:
         if history.rng.random() < 0.3:
             await asyncio.sleep(0)  # each hears of slots that others give back
         assert sum(one.running for one in homes) <= 3
-        assert sum(one.state is State.WAITING for one in history.all) <= 4
+        assert sum(one.state is AdmissionState.WAITING for one in history.all) <= 4
     history.end()
     await asyncio.sleep(0)
     assert [(one.running, one.waiting, one.bytes.used_bytes) for one in homes] == [(0, 0, 0)] * 3
@@ -427,14 +435,12 @@ def test_what_is_there_already_counts_in_the_whole_and_exceeds_it_for_all_its_pa
     assert (whole.used_bytes, small.is_exceeded) == (0, False)
 
 
-def copy(*, concurrency: int = 1, depth: int | None = None) -> ModelCopy:
-    return ModelCopy(
-        Names(b"own", b"own"), ReplicaLimits(container_concurrency=concurrency, queue_depth=depth)
-    )
+def replica(*, concurrency: int = 1, depth: int | None = None) -> Replica:
+    return Replica(Names(b"own", b"own"), ReplicaLimits(container_concurrency=concurrency, queue_depth=depth))
 
 
 async def test_more_room_for_bytes_is_given_to_those_who_wait_for_it() -> None:
-    own = ModelCopy(Names(b"own", b"own"), ReplicaLimits(max_inflight_bytes=10), shared=shared_limit(5, 5))
+    own = Replica(Names(b"own", b"own"), ReplicaLimits(max_inflight_bytes=10), shared=shared_limit(5, 5))
     first, waits = Exchange(own, own.rest, 0.0), Exchange(own, own.rest, 0.0)
     assert first.admit(0.0, list, 10)
     assert not waits.admit(0.0, list, 10)
@@ -448,7 +454,7 @@ async def test_more_room_for_bytes_is_given_to_those_who_wait_for_it() -> None:
 def test_what_is_on_its_way_is_bounded_for_a_copy_and_for_all_of_a_process() -> None:
     whole = Budget(100)
     one, other = (
-        ModelCopy(Names(b"own", b"own"), ReplicaLimits(max_inflight_bytes=10), process_budget=whole)
+        Replica(Names(b"own", b"own"), ReplicaLimits(max_inflight_bytes=10), process_budget=whole)
         for _ in range(2)
     )
     held = Exchange(one, one.rest, 0.0)
@@ -466,7 +472,7 @@ def test_what_is_on_its_way_is_bounded_for_a_copy_and_for_all_of_a_process() -> 
 
 
 async def test_questions_have_a_small_bound_of_their_own() -> None:
-    own = copy(concurrency=1)
+    own = replica(concurrency=1)
     had = [Exchange(own, own.rest, 0.0) for _ in range(400)]
     running = sum(one.admit(0.0, list, 0, counted=False) for one in had)
     assert (running, own.admissions.running, own.questions.waiting) == (8, 0, 392)
@@ -478,7 +484,7 @@ async def test_questions_have_a_small_bound_of_their_own() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 async def test_an_exchange_is_counted_once_and_gives_all_back_however_it_ends(seed: int) -> None:
-    rng, own, now = random.Random(seed), copy(concurrency=2, depth=3), 0.0
+    rng, own, now = random.Random(seed), replica(concurrency=2, depth=3), 0.0
     live: list[Exchange] = []
     arrived = 0
     for _ in range(500):
@@ -522,7 +528,7 @@ def test_a_name_of_the_servers_is_replaced_in_its_own_length() -> None:
 
 
 def test_a_copy_that_is_held_refuses_with_the_reason_and_only_as_long() -> None:
-    own = ModelCopy(Names(b"m", b"m"), ReplicaLimits())
+    own = Replica(Names(b"m", b"m"), ReplicaLimits())
     running = own.admissions.admit_at_once(0.0)
     own.held = "Triton has died of it"
     assert own.admissions.admit_at_once(0.0) is None
@@ -536,7 +542,7 @@ def test_a_copy_that_is_held_refuses_with_the_reason_and_only_as_long() -> None:
 
 
 def test_other_limits_hold_from_now_on() -> None:
-    own = ModelCopy(Names(b"m", b"m"), ReplicaLimits(container_concurrency=1, queue_depth=1))
+    own = Replica(Names(b"m", b"m"), ReplicaLimits(container_concurrency=1, queue_depth=1))
     had = [own.admissions.admit(0.0, list) for _ in range(2)]
     own.set_limits(ReplicaLimits(container_concurrency=3, queue_depth=0, max_inflight_bytes=100))
     assert names(*had) == ["running", "running"]

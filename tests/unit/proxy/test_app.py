@@ -19,7 +19,7 @@ from berth.runtime.admin import AdminServer
 from proxy import app as module
 from proxy import memory
 from proxy.config import ProxyOptions
-from proxy.request.endpoint import Access
+from proxy.request.endpoint import UpstreamEndpoint
 from proxy.upstream.health import Upstream
 from proxy.upstream.queries import Answer
 from tests.fakes.eventually import until
@@ -47,12 +47,12 @@ class Stage:
     def __init__(self) -> None:
         self.log: list[object] = []
         self.ready = 200
-        self.access: Access | None = None
+        self.access: UpstreamEndpoint | None = None
         self.admin: AdminServer | None = None
         self.server: Any = None
 
     async def fetch(self, upstream: Upstream, path: str) -> Answer:
-        self.access = upstream.access
+        self.access = upstream.endpoint
         return Answer(self.ready if path.endswith("/ready") else 200, b"{}")
 
     @asynccontextmanager
@@ -112,7 +112,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 async def test_a_proxy_alone_serves_the_triton_that_it_was_told(stage: Stage) -> None:
     async with stage.running():
         await until(lambda: stage.access)
-        assert stage.access == Access(TRITON, TRITON)
+        assert stage.access == UpstreamEndpoint(TRITON, TRITON)
         await until(lambda: stage.server.figures().model_ready)
         assert (await stage.get("/readyz"))[0] == 200
         _, text, _ = await stage.get("/metrics")

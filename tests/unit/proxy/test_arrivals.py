@@ -14,10 +14,10 @@ from proxy.gateway.spec import Spec
 from proxy.policy.names import Names
 from proxy.policy.refusal import NotServed, Refusal, Why
 from proxy.request.messages import framed
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import copy_of
-from tests.fakes.data_plane import GrpcPair, RestPair, own_copy, settle, triton_at_hand
+from tests.fakes.data_plane import GrpcPair, RestPair, own_replica, settle, triton_at_hand
 from tests.fakes.grpc_peers import Client, request
 from tests.unit.proxy.gateway.test_data_plane import Watch
 from tests.unit.proxy.test_rest_bytes import infer
@@ -35,99 +35,99 @@ def nobody() -> None:
     """Told of a slot."""
 
 
-def arrived(copy: ModelCopy) -> int:
-    return copy._meter.arrived
+def arrived(replica: Replica) -> int:
+    return replica._meter.arrived
 
 
-def rest(copy: ModelCopy, sent: bytes = b"") -> RestPair:
-    pair = RestPair(copy=copy)
+def rest(replica: Replica, sent: bytes = b"") -> RestPair:
+    pair = RestPair(replica=replica)
     pair.client.data_received(sent or infer())
     return pair
 
 
-def call(copy: ModelCopy) -> GrpcPair:
-    pair = GrpcPair(copy=copy)
+def call(replica: Replica) -> GrpcPair:
+    pair = GrpcPair(replica=replica)
     client = Client(pair)
     client.send(client.call(), framed(request()), end=True)
     client.exchange()
     return pair
 
 
-async def full_queue() -> ModelCopy:
-    copy = own_copy(limit=1, depth=0)
-    copy.admissions.admit(0.0, nobody)
-    return rest(copy).front.copy
+async def full_queue() -> Replica:
+    replica = own_replica(limit=1, depth=0)
+    replica.admissions.admit(0.0, nobody)
+    return rest(replica).downstream.replica
 
 
-async def no_room_in_triton() -> ModelCopy:
-    copy = own_copy(limit=1, depth=0)
-    copy.admissions.bytes.charge(copy.limits.max_inflight_bytes)
-    copy._meter.refused()  # the other ways have one that is there already
-    return rest(copy).front.copy
+async def no_room_in_triton() -> Replica:
+    replica = own_replica(limit=1, depth=0)
+    replica.admissions.bytes.charge(replica.limits.max_inflight_bytes)
+    replica._meter.refused()  # the other ways have one that is there already
+    return rest(replica).downstream.replica
 
 
-async def no_room_for_what_comes() -> ModelCopy:
-    copy = own_copy()
-    copy._meter.refused()
-    copy.budget.charge(copy.limits.max_inflight_bytes)
-    return rest(copy, infer()[:-1]).front.copy
+async def no_room_for_what_comes() -> Replica:
+    replica = own_replica()
+    replica._meter.refused()
+    replica.budget.charge(replica.limits.max_inflight_bytes)
+    return rest(replica, infer()[:-1]).downstream.replica
 
 
-async def no_room_for_a_call() -> ModelCopy:
-    copy = own_copy()
-    copy._meter.refused()
-    copy.budget.charge(copy.limits.max_inflight_bytes)
-    call(copy)
-    return copy
+async def no_room_for_a_call() -> Replica:
+    replica = own_replica()
+    replica._meter.refused()
+    replica.budget.charge(replica.limits.max_inflight_bytes)
+    call(replica)
+    return replica
 
 
-async def held_back() -> ModelCopy:
-    copy = own_copy()
-    copy._meter.refused()
-    copy.held = "Triton died with a request of it"
-    return rest(copy).front.copy
+async def held_back() -> Replica:
+    replica = own_replica()
+    replica._meter.refused()
+    replica.held = "Triton died with a request of it"
+    return rest(replica).downstream.replica
 
 
-async def too_many_to_check() -> ModelCopy:
-    copy = own_copy(max_json_bytes=MIB)
-    copy._meter.refused()
-    pair = RestPair(copy=copy)
+async def too_many_to_check() -> Replica:
+    replica = own_replica(max_json_bytes=MIB)
+    replica._meter.refused()
+    pair = RestPair(replica=replica)
 
     async def full(*_: Any) -> Any:
         raise Refusal(Why.NO_ROOM, "256 bodies wait to be checked already")
 
-    pair.front.shared.checker.check = full  # type: ignore[method-assign, assignment]
+    pair.downstream.shared.checker.check = full  # type: ignore[method-assign, assignment]
     pair.client.data_received(infer(b"1" * (checking.INLINE_BYTES + 1)))
     await settle()
-    return copy
+    return replica
 
 
-async def out_of_time_in_the_queue() -> ModelCopy:
-    copy = own_copy(limit=1, depth=5)
-    copy.admissions.admit(0.0, nobody)
-    pair = rest(copy)
+async def out_of_time_in_the_queue() -> Replica:
+    replica = own_replica(limit=1, depth=5)
+    replica.admissions.admit(0.0, nobody)
+    pair = rest(replica)
     pair.client.tick(1e12)
-    return copy
+    return replica
 
 
-async def out_of_time_in_the_queue_of_calls() -> ModelCopy:
-    copy = own_copy(limit=1, depth=5)
-    copy.admissions.admit(0.0, nobody)
-    call(copy).client.tick(1e12)
-    return copy
+async def out_of_time_in_the_queue_of_calls() -> Replica:
+    replica = own_replica(limit=1, depth=5)
+    replica.admissions.admit(0.0, nobody)
+    call(replica).client.tick(1e12)
+    return replica
 
 
-async def no_triton() -> ModelCopy:
-    copy = own_copy()
-    copy._meter.refused()
-    pair = RestPair(copy=copy)
+async def no_triton() -> Replica:
+    replica = own_replica()
+    replica._meter.refused()
+    pair = RestPair(replica=replica)
 
     def away(*_: Any) -> Any:
         raise NotServed("Triton does not answer")
 
-    pair.front.shared.pool.take = away  # type: ignore[method-assign, assignment]
+    pair.downstream.shared.pool.take = away  # type: ignore[method-assign, assignment]
     pair.client.data_received(infer())
-    return copy
+    return replica
 
 
 WAYS = (
@@ -144,25 +144,29 @@ WAYS = (
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_who_is_turned_away_has_arrived(way: Callable[[], Awaitable[ModelCopy]], triton: Any) -> None:
+async def test_who_is_turned_away_has_arrived(way: Callable[[], Awaitable[Replica]], triton: Any) -> None:
     """One that is there, and one that is refused."""
-    copy = await way()
-    assert arrived(copy) == 2
-    refused = {**copy.rest.codes, **copy.grpc.codes}
+    replica = await way()
+    assert arrived(replica) == 2
+    refused = {**replica.rest.codes, **replica.grpc.codes}
     assert sum(refused.values()) == 1
     assert not refused.keys() & {"200", "OK"}
 
 
 @pytest.mark.parametrize("draining", [True, False])
 async def test_a_connection_that_finds_no_place_or_no_copy_has_arrived(draining: bool) -> None:
-    made: list[ModelCopy] = []
+    made: list[Replica] = []
 
-    def make(told: Any) -> ModelCopy:
-        made.append(ModelCopy(Names(b"m", b"m"), ReplicaLimits()))
+    def make(told: Any) -> Replica:
+        made.append(Replica(Names(b"m", b"m"), ReplicaLimits()))
         return made[-1]
 
     node = DataPlane(
-        make, lambda *_: None, lambda copy: Watch(copy, []), pending=PendingConnections(), most_connections=0
+        make,
+        lambda *_: None,
+        lambda replica: Watch(replica, []),
+        pending=PendingConnections(),
+        most_connections=0,
     )  # type: ignore[arg-type]
     node.apply(Spec(copies=(copy_of("a"),), draining=frozenset("a") if draining else frozenset()))
     await asyncio.sleep(0)

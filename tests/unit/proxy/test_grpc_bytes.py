@@ -39,7 +39,7 @@ async def test_a_call_goes_through_with_its_metadata_and_the_nodes_key(connect: 
     both.exchange()
     assert both.client.data[stream] == framed(b"answer")
     assert both.client.status(stream) == 0
-    assert both.pair.copy.grpc.codes == {"OK": 1}
+    assert both.pair.replica.grpc.codes == {"OK": 1}
     assert not both.pair.client.codec.streams
     assert not both.pair.tritons[0].codec.streams
 
@@ -330,10 +330,10 @@ async def test_what_triton_has_begun_keeps_its_slot_whatever_time_its_client_had
     elif given_up_by == "cancel":
         both.client.h2.reset_stream(late, ErrorCode.CANCEL)
     else:
-        both.pair.front.tick(now + both.pair.front.timeout_seconds + 1)
+        both.pair.downstream.tick(now + both.pair.downstream.timeout_seconds + 1)
     both.exchange()
     assert given_up_by == "cancel" or both.client.status(late) == 4
-    both.pair.front.tick(now + both.pair.front.timeout_seconds + 2)
+    both.pair.downstream.tick(now + both.pair.downstream.timeout_seconds + 2)
     patient = ask()
     assert (list(both.triton.calls), both.triton.resets, both.pair.running) == ([late], set(), 1)
     both.triton.answer(late, stream_response())
@@ -341,7 +341,7 @@ async def test_what_triton_has_begun_keeps_its_slot_whatever_time_its_client_had
     assert patient in both.triton.calls
     both.triton.answer(patient, stream_response())
     both.exchange()
-    assert (both.pair.running, both.pair.front.given_up) == (0, set())
+    assert (both.pair.running, both.pair.downstream.given_up) == (0, set())
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -382,8 +382,12 @@ async def test_a_stream_that_is_left_in_the_middle_of_a_message_keeps_no_slot_fo
     assert both.triton.resets == {stream}
     both.triton.answer(next, b"")
     both.exchange()
-    copy = both.pair.copy
-    assert (both.pair.running, both.pair.front.given_up, copy.admissions.bytes.used_bytes) == (0, set(), 0)
+    replica = both.pair.replica
+    assert (both.pair.running, both.pair.downstream.given_up, replica.admissions.bytes.used_bytes) == (
+        0,
+        set(),
+        0,
+    )
 
 
 @pytest.mark.parametrize("method", [INFER, STREAM_INFER])
@@ -393,7 +397,7 @@ async def test_a_long_message_needs_its_slot_at_its_end_alone(
 ) -> None:
     """Who sends it slowly keeps nobody waiting; and Triton, which begins it with its last byte, runs no more at once."""
     both = connect(limit=1, depth=2)
-    copy = both.pair.copy
+    replica = both.pair.replica
     slow = both.client.call(method)
     message = request(size=600_000)
     data = framed(message)
@@ -438,7 +442,7 @@ async def test_a_long_message_needs_its_slot_at_its_end_alone(
         assert waiting in both.triton.calls
         both.triton.answer(waiting, b"")
         both.exchange()
-    used = copy.admissions.bytes.used_bytes, copy.budget.used_bytes
+    used = replica.admissions.bytes.used_bytes, replica.budget.used_bytes
     assert (both.pair.running, both.pair.waiting, used) == (0, 0, (0, 0))
 
 
@@ -478,12 +482,12 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_triton_is_done(
     stream = both.client.call()
     both.client.send(stream, framed(request()), end=True)
     both.exchange()
-    front, upstream = both.pair.front, both.pair.tritons[0]
+    downstream, upstream = both.pair.downstream, both.pair.tritons[0]
     both.client.h2.reset_stream(stream, 8)
     both.exchange()
     if how != "reset":
         both.pair.client.connection_lost(None)
-    front.tick(time.monotonic() + admission.GIVEN_UP_SECONDS - 1)
+    downstream.tick(time.monotonic() + admission.GIVEN_UP_SECONDS - 1)
     both.pair.end_turn()
     assert (both.pair.running, both.triton.resets, both.pair.to_triton[0].open) == (1, set(), True)
     if how in ("reset", "gone"):
@@ -494,10 +498,10 @@ async def test_a_call_that_was_given_up_keeps_its_slot_until_triton_is_done(
     elif how == "Triton lost":
         upstream.connection_lost(None)
     else:
-        front.tick(time.monotonic() + admission.GIVEN_UP_SECONDS + 1)
+        downstream.tick(time.monotonic() + admission.GIVEN_UP_SECONDS + 1)
     both.pair.end_turn()
-    assert (both.pair.running, front.given_up) == (0, set())
-    assert both.pair.copy.grpc.codes == {"CANCELLED": 1}
+    assert (both.pair.running, downstream.given_up) == (0, set())
+    assert both.pair.replica.grpc.codes == {"CANCELLED": 1}
     assert upstream.is_closed is (how == "Triton lost")  # others' calls are in it too
 
 
@@ -784,9 +788,9 @@ async def test_a_client_is_told_to_go_and_then_that_no_more_is_taken(connect: Co
         return both.pair.to_client.take()
 
     begun = asked()
-    both.pair.front.ask_to_leave()
+    both.pair.downstream.ask_to_leave()
     assert said() == frames.goaway(last_of_all, no_error, "draining")
-    both.pair.front.ask_to_leave()
+    both.pair.downstream.ask_to_leave()
     assert said() == b""
     on_its_way = asked()
     both.triton.answer(begun, b"first")
@@ -809,18 +813,18 @@ async def test_a_connection_is_busy_until_its_client_has_heard_that_it_ends(conn
     """A call may be on its way: who waits for the end of all waits for that, or for the client to go."""
     both = connect()
     both.exchange()
-    assert both.pair.front.busy_connections == 0
-    both.pair.front.ask_to_leave()
+    assert both.pair.downstream.busy_connections == 0
+    both.pair.downstream.ask_to_leave()
     both.pair.end_turn()
-    assert both.pair.front.busy_connections == 1
+    assert both.pair.downstream.busy_connections == 1
     both.pair.client.tick(time.monotonic() + 1.1)
     both.pair.end_turn()
-    assert both.pair.front.busy_connections == 0
+    assert both.pair.downstream.busy_connections == 0
     gone = connect()
     gone.exchange()
-    gone.pair.front.ask_to_leave()
+    gone.pair.downstream.ask_to_leave()
     gone.pair.client.connection_lost(None)
-    assert gone.pair.front.busy_connections == 0
+    assert gone.pair.downstream.busy_connections == 0
 
 
 async def test_an_answer_is_delivered_before_a_draining_connection_ends(connect: Connect) -> None:
@@ -833,7 +837,7 @@ async def test_an_answer_is_delivered_before_a_draining_connection_ends(connect:
     both.triton.answer(stream, b"x" * 1000)
     both.triton.exchange()
     assert not both.pair.client.codec.streams
-    both.pair.front.ask_to_leave()
+    both.pair.downstream.ask_to_leave()
     both.pair.end_turn()
     for second in range(3):
         assert both.pair.client.is_busy

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.downstream.grpc import client as grpc_client
+from proxy.downstream.grpc import connection as grpc_client
 from proxy.policy.names import Names
 from proxy.policy.routes import SERVICE
 from proxy.request.messages import INFER, STREAM_INFER, framed
@@ -27,7 +27,7 @@ class Node:
         self.both = [
             Both(GrpcPair(common=common, names=Names(b"own", server), **limits)) for server in SERVERS
         ]
-        self.copies = [both.pair.copy for both in self.both]
+        self.copies = [both.pair.replica for both in self.both]
         self.clients = [both.client for both in self.both]
         self.triton = self.both[0].triton
         # Streams of the two have different numbers, so that the reference server may call them as clients do.
@@ -124,7 +124,7 @@ async def test_what_triton_says_of_an_error_names_the_model_as_its_clients_do(no
 async def test_who_had_calls_in_triton_is_told_before_they_are_refused(node: Node) -> None:
     stream = node.ask(1)
     running: list[int] = []
-    node.both[0].pair.front.triton._lost = lambda copy: running.append(copy.admissions.running)
+    node.both[0].pair.downstream.triton._lost = lambda replica: running.append(replica.admissions.running)
     gone = node.ask(0)
     node.clients[0].h2.reset_stream(gone, 8)  # given up is in Triton all the same
     node.exchange()
@@ -132,7 +132,7 @@ async def test_who_had_calls_in_triton_is_told_before_they_are_refused(node: Nod
     node.exchange(1)
     assert running == [1, 1]
     assert node.clients[1].status(stream) == 14
-    assert [copy.admissions.running for copy in node.copies] == [0, 0]
+    assert [replica.admissions.running for replica in node.copies] == [0, 0]
 
 
 async def test_an_idle_connection_that_goes_accuses_nobody(node: Node) -> None:
@@ -162,7 +162,7 @@ async def test_a_reader_that_stands_still_holds_up_nobody_else(node: Node) -> No
 async def test_deadlines_of_one_copy_end_no_call_of_another(node: Node) -> None:
     other = node.ask(1)
     late = [node.ask(0, grpc_timeout="100m") for _ in range(50)]
-    node.both[0].pair.front.deadlines.look(time.monotonic() + 1)
+    node.both[0].pair.downstream.deadlines.look(time.monotonic() + 1)
     node.exchange()
     assert {node.clients[0].status(stream) for stream in late} == {4}
     assert not node.triton.resets  # Triton goes on with them, and they keep their slots
@@ -172,7 +172,7 @@ async def test_deadlines_of_one_copy_end_no_call_of_another(node: Node) -> None:
     node.triton.answer(other, answer_of(SERVERS[1]).SerializeToString())
     node.exchange()
     assert node.clients[1].status(other) == 0
-    assert [copy.admissions.running for copy in node.copies] == [0, 0]
+    assert [replica.admissions.running for replica in node.copies] == [0, 0]
 
 
 async def test_a_stream_that_was_given_up_keeps_its_slots_until_its_messages_are_answered() -> None:
@@ -192,13 +192,13 @@ async def test_a_stream_that_was_given_up_keeps_its_slots_until_its_messages_are
             node.exchange()
             assert node.copies[0].admissions.running == left
         assert node.triton.resets == {stream}
-        assert not node.both[0].pair.front.given_up
+        assert not node.both[0].pair.downstream.given_up
 
 
 async def test_triton_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
     with triton_at_hand():
         pair = GrpcPair()
-        triton = pair.front.common.triton
+        triton = pair.downstream.common.triton
         made: list[UpstreamConnection] = []
 
         def fail() -> None:
@@ -221,7 +221,7 @@ async def test_triton_that_cannot_be_reached_is_not_asked_again_at_once() -> Non
 
 async def test_long_checks_take_turns_with_the_loop(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is lost, doubled or overtaken, and the client is not read meanwhile."""
-    monkeypatch.setattr(grpc_client, "BREATH_SECONDS", -1.0)
+    monkeypatch.setattr(grpc_client, "TIMESLICE_SECONDS", -1.0)
     client, pair = node.clients[0], node.both[0].pair
     stream = client.call(STREAM_INFER)
     messages = [request(id=str(number)) for number in range(20)]
@@ -242,10 +242,10 @@ async def test_calls_that_are_only_opened_take_their_copys_room() -> None:
     """A client may open a thousand on each of thousands of connections, with long headers, and say no more."""
     with triton_at_hand():
         node = Node(max_request_bytes=64 * 1024, max_inflight_bytes=64 * 1024)
-        client, (copy, other) = node.clients[0], node.copies
+        client, (replica, other) = node.clients[0], node.copies
         streams = [client.call(STREAM_INFER, x_note="v" * 4000 + str(count)) for count in range(50)]
         node.exchange()
-        assert copy.budget.used_bytes <= 64 * 1024
+        assert replica.budget.used_bytes <= 64 * 1024
         refused = [stream for stream in streams if stream in client.ended]
         assert 30 < len(refused) < 50
         assert client.status(refused[0]) == 8
@@ -253,4 +253,4 @@ async def test_calls_that_are_only_opened_take_their_copys_room() -> None:
         for stream in set(streams) - set(refused):
             client.h2.reset_stream(stream)
         node.exchange()
-        assert not copy.budget.used_bytes
+        assert not replica.budget.used_bytes

@@ -16,7 +16,7 @@ from berth.contract.endpoint import Endpoint
 from proxy.policy.model_facts import ModelFacts
 from proxy.policy.names import Names
 from proxy.request.messages import INFER, STREAM_INFER, AnswerReader, ModelFields, framed
-from proxy.transport.write_batch import Turn
+from proxy.transport.write_batch import WriteBatch
 from proxy.wire import protobuf
 from proxy.wire.h2 import frames, hpack
 from proxy.wire.h2.frames import ErrorCode, Setting
@@ -65,7 +65,7 @@ async def test_calls_that_come_at_once_are_taken_few_at_a_time(connect: Connect,
     both = connect()
     begin(both, 1)  # from now on there is a connection to Triton
     later: list[Callable[[], None]] = []
-    both.pair.front.later = later.append
+    both.pair.downstream.later = later.append
     streams = []
     for _ in range(100):
         streams.append(both.client.call())
@@ -93,9 +93,9 @@ async def test_answers_that_come_at_once_are_taken_some_at_a_time(connect: Conne
     for stream in streams:
         both.triton.answer(stream, b"fine")
     triton.data_received(both.triton.h2.data_to_send())
-    running, turn = [500, both.pair.running], both.pair.front.turn
+    running, turn = [500, both.pair.running], both.pair.downstream.batch
     while both.pair.running:
-        Turn.end(turn)
+        WriteBatch.end(turn)
         running.append(both.pair.running)
     steps = [less - more for less, more in pairwise(running)]
     assert max(steps) <= 64
@@ -236,12 +236,12 @@ async def test_metadata_is_measured_by_what_triton_tells(connect: Connect) -> No
 
 async def test_a_message_that_cannot_be_sent_on_gives_its_slot_back(connect: Connect) -> None:
     both = connect(limit=1, depth=5)
-    where = both.pair.front.common.where
-    access, where.access = where.access, None  # Triton is not known
+    where = both.pair.downstream.common.cluster
+    access, where.endpoint = where.endpoint, None  # Triton is not known
     (lost,) = begin(both, 1, STREAM_INFER)
     assert both.client.status(lost) == 14
     assert both.pair.running == 0
-    where.access = access
+    where.endpoint = access
     require_served(both, begin(both, 2))
 
 
@@ -527,9 +527,9 @@ async def test_calls_go_to_where_triton_is_and_those_under_way_end_where_they_be
     both = connect()
     require_served(both, begin(both, 2))
     first = begin(both, 1)
-    where, moved = both.pair.front.common.where, Endpoint("127.0.0.1", 2)
-    assert where.access is not None
-    where.move(replace(where.access, grpc=moved))
+    where, moved = both.pair.downstream.common.cluster, Endpoint("127.0.0.1", 2)
+    assert where.endpoint is not None
+    where.move(replace(where.endpoint, grpc=moved))
     begin(both, 2)
     assert [one.address for one in both.pair.tritons] == [Endpoint("127.0.0.1", 1), moved]
     require_served(both, first)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.downstream.grpc.client import GrpcConnection
+from proxy.downstream.grpc.connection import GrpcConnection
 from proxy.policy.refusal import NotServed
 from proxy.policy.routes import HIDDEN_EXTENSIONS, SERVICE
 from proxy.request.messages import INFER, MODEL_READY, STATISTICS, STREAM_INFER, framed, stream_error
@@ -226,8 +226,8 @@ def frames_of(data: bytes) -> Iterable[tuple[int, int, bytes]]:
 )
 async def test_another_protocol_is_told_at_once(connect: Connect, begun: bytes) -> None:
     for cut in (False, True):
-        front, out = connect().pair.front, Wire()
-        client = GrpcConnection(front)
+        downstream, out = connect().pair.downstream, Wire()
+        client = GrpcConnection(downstream)
         client.connection_made(out)  # type: ignore[arg-type]
         out.take()
         for piece in [begun[at : at + 1] for at in range(len(begun))] if cut else [begun]:
@@ -320,7 +320,7 @@ async def test_what_is_no_grpc_call_is_told_in_http(
     headers = decoded(hpack.Decoder(allowed=0, list_limit=1000), block)
     assert headers == [(b":status", b"%d" % status), (b"content-type", b"text/plain")]
     assert b"application/grpc" in b"".join(payload for kind, _, payload in told if kind == DATA)
-    assert both.pair.copy.grpc.codes == {f"HTTP_{status}": 1}
+    assert both.pair.replica.grpc.codes == {f"HTTP_{status}": 1}
     assert not both.pair.client.codec.streams
     assert not both.pair.tritons
 
@@ -415,7 +415,7 @@ async def test_what_cannot_be_served_is_told_with_its_status(
     connect: Connect, method: str, sent: bytes, status: Status, text: str
 ) -> None:
     both = connect(limit=1, depth=0)
-    both.pair.copy.triton_says("x")
+    both.pair.replica.triton_says("x")
     stream = both.client.call(method)
     both.client.send(stream, sent, end=True)
     both.exchange()
@@ -425,7 +425,7 @@ async def test_what_cannot_be_served_is_told_with_its_status(
     assert text in dict(both.client.headers[stream])[b"grpc-message"].decode()
     assert not both.triton.calls
     assert (both.pair.held_bytes, both.pair.running) == (0, 0)
-    assert both.pair.copy.grpc.codes == {status.name: 1}
+    assert both.pair.replica.grpc.codes == {status.name: 1}
     assert not both.pair.client.codec.streams
 
 
@@ -447,7 +447,7 @@ class Triton:
 
     def __init__(self, both: Both, answer: Any) -> None:
         self.answer = answer
-        questions: Any = both.pair.front.common.questions
+        questions: Any = both.pair.downstream.common.questions
         questions.versions = questions.server_metadata = self.fetch
 
     async def fetch(self, *_: object) -> Any:
@@ -474,12 +474,12 @@ async def test_readiness_is_told_here(connect: Connect) -> None:
     assert [await told(both, health, one) for one in (b"", service)] == [(0, b"\x08\x01")] * 2
     assert await told(both, MODEL_READY, protobuf.encode_bytes(1, b"other")) == (0, b"")
     assert not both.pair.tritons
-    both.pair.copy.held = "it has ended Triton twice"
+    both.pair.replica.held = "it has ended Triton twice"
     assert [await told(both, one) for one in (live, ready)] == [(0, b"\x08\x01"), (0, b"")]
     assert [await told(both, health, one) for one in (b"", service)] == [(0, b"\x08\x02")] * 2
     assert await told(both, MODEL_READY, own) == (0, b"")
     assert not both.pair.tritons
-    both.pair.copy.held = None
+    both.pair.replica.held = None
     stream = both.client.call(MODEL_READY)
     both.client.send(stream, framed(own), end=True)
     both.exchange()
@@ -505,12 +505,12 @@ async def test_the_index_and_the_server_are_told_from_what_triton_says(connect: 
     for error, code in ((NotServed("away"), Status.UNAVAILABLE), (KeyError("x"), Status.INTERNAL)):
         triton.answer = error
         assert await told(both, server) == (code, b"")
-    both.pair.copy.triton_says("gone")
+    both.pair.replica.triton_says("gone")
     status, answer = await told(both, index)
     (row,) = pb.RepositoryIndexResponse.FromString(answer).models
     assert (row.name, row.version, row.state) == ("own", "", "UNAVAILABLE")
     assert await told(both, index, ready) == (0, b"")
-    assert both.pair.copy.grpc.codes == {"OK": 5, "UNAVAILABLE": 1, "INTERNAL": 1}
+    assert both.pair.replica.grpc.codes == {"OK": 5, "UNAVAILABLE": 1, "INTERNAL": 1}
 
 
 async def test_statistics_of_all_are_those_of_the_own_model(connect: Connect) -> None:
@@ -529,12 +529,12 @@ async def test_a_watch_ends_with_its_client_or_the_proxy(connect: Connect) -> No
         streams.append(both.client.call("/grpc.health.v1.Health/Watch"))
         both.client.send(streams[-1], framed(b""), end=True)
     both.exchange()
-    assert len(both.pair.front.watchers) == 2
+    assert len(both.pair.downstream.watchers) == 2
     both.pair.client.tick(time.monotonic() + 100_000)  # it may rest for as long as it likes
     assert both.pair.to_client.open
     both.client.h2.reset_stream(streams[0])
     both.exchange()
-    assert len(both.pair.front.watchers) == 1
+    assert len(both.pair.downstream.watchers) == 1
     both.pair.client.ask_to_leave()
     both.pair.client.tick(time.monotonic() + 1.1)
     both.pair.end_turn()
@@ -542,7 +542,7 @@ async def test_a_watch_ends_with_its_client_or_the_proxy(connect: Connect) -> No
     assert (goaway[0], kind, stream) == (GOAWAY, HEADERS, streams[1])
     status = b"%d" % Status.UNAVAILABLE
     assert (b"grpc-status", status) in decoded(hpack.Decoder(allowed=0, list_limit=1000), block)
-    assert not both.pair.front.watchers
+    assert not both.pair.downstream.watchers
 
 
 async def test_a_stream_that_began_with_a_refusal_ends_with_a_whole_answer(connect: Connect) -> None:
@@ -669,14 +669,14 @@ async def test_all_clients_end_with_the_front_end(connect: Connect) -> None:
     async def fetch() -> None:
         await never.wait()
 
-    questions: Any = both.pair.front.common.questions
+    questions: Any = both.pair.downstream.common.questions
     questions.server_metadata = fetch
     both.client.send(asks, framed(b""), end=True)
     both.exchange()
-    front = both.pair.front
+    downstream = both.pair.downstream
     await settle()
-    front.close()
-    await asyncio.wait_for(front.common.close(), 5)
+    downstream.close()
+    await asyncio.wait_for(downstream.common.close(), 5)
     both.pair.end_turn()
     assert not both.pair.to_client.open
     assert not both.pair.to_triton[0].open

@@ -18,7 +18,7 @@ from proxy.request.messages import INFER, STREAM_INFER, framed
 from proxy.request.minimum_rate import BEGUN_BYTES
 from proxy.wire.h2 import frames
 from proxy.wire.h2.codec import CONNECTION_WINDOW, MAX_FRAME, H2Codec
-from proxy.wire.h2.flow import FIRST_WINDOW
+from proxy.wire.h2.stream import FIRST_WINDOW
 from tests.fakes.data_plane import GrpcPair, Wire
 from tests.fakes.grpc_peers import Both, Connect, Triton, request
 
@@ -217,7 +217,7 @@ class History:
 
     def too_late(self) -> None:
         """A minute has passed."""
-        self.both.pair.front.deadlines.look(time.monotonic() + 60)
+        self.both.pair.downstream.deadlines.look(time.monotonic() + 60)
 
     def stall(self) -> None:
         """One peer stops reading, or goes on."""
@@ -275,11 +275,11 @@ async def test_windows_slots_and_bytes_are_given_back_whatever_happens(connect: 
     history.end()
     for upstream in both.pair.tritons:
         upstream.connection_lost(None)
-    copy = both.pair.copy
-    assert (copy.admissions.running, copy.admissions.waiting, copy.admissions.given_up) == (0, 0, 0)
-    assert (copy.budget.used_bytes, copy.admissions.bytes.used_bytes) == (0, 0)
-    assert (both.pair.front.given_up, both.pair.front.watchers) == (set(), set())
-    assert sum(copy.grpc.codes.values()) == history.calls
+    replica = both.pair.replica
+    assert (replica.admissions.running, replica.admissions.waiting, replica.admissions.given_up) == (0, 0, 0)
+    assert (replica.budget.used_bytes, replica.admissions.bytes.used_bytes) == (0, 0)
+    assert (both.pair.downstream.given_up, both.pair.downstream.watchers) == (set(), set())
+    assert sum(replica.grpc.codes.values()) == history.calls
 
 
 async def test_a_call_that_waits_is_held_to_its_first_window(connect: Connect) -> None:
@@ -339,7 +339,7 @@ async def test_a_slow_upload_gives_its_memory_up_for_others(
     connect: Connect, *, method: str, others_wait: bool
 ) -> None:
     both = connect(limit=1, depth=9)
-    room = both.pair.copy.admissions.bytes
+    room = both.pair.replica.admissions.bytes
     slow, other = both.client.call(method), both.client.call()
     data = framed(request(size=600_000))
     both.client.send(slow, data[: BEGUN_BYTES - 1])
@@ -438,7 +438,7 @@ async def test_what_is_not_whole_is_bounded_for_all_connections(connect: Connect
         "padded content": frames.head(60_000, frames.DATA, frames.PADDED, 1) + bytes(50_000),
         "a frame of no kind": frames.head(60_000, 77, 0, 1) + bytes(50_000),
     }[kind]
-    pairs = [GrpcPair(front=first.pair.front) for _ in range(20)]
+    pairs = [GrpcPair(downstream=first.pair.downstream) for _ in range(20)]
     for pair in pairs:
         pair.receive(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frames.head(0, frames.SETTINGS, 0, 0))
         for at in range(0, len(begun), 7000):
@@ -486,7 +486,7 @@ async def test_who_takes_a_long_answer_slowly_keeps_nobody_waiting(connect: Conn
     both.triton.send(slow, answer[:16_000])
     both.exchange()
     assert both.triton.messages(next_one) == [request()]
-    admissions = both.pair.front.copy.admissions
+    admissions = both.pair.downstream.replica.admissions
     assert 600_000 < admissions.bytes.used_bytes < 610_000
     both.triton.answer(next_one, b"ok")
     both.exchange()

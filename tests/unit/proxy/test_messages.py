@@ -29,7 +29,7 @@ from proxy.request.messages import (
 )
 from proxy.request.minimum_rate import BEGUN_BYTES
 from proxy.wire import protobuf
-from proxy.wire.grpc_status import Refused, Status
+from proxy.wire.grpc_status import GrpcError, Status
 from proxy.wire.h2.codec import MAX_FRAME
 from tests.fakes.grpc_peers import request
 
@@ -45,9 +45,9 @@ def reader(encoding: str = "identity", *, ask_final: bool = False, limit: int = 
     )
 
 
-def fed(one: MessageReader, data: bytes) -> list[Piece | Refused]:
+def fed(one: MessageReader, data: bytes) -> list[Piece | GrpcError]:
     one.push(data)
-    items: list[Piece | Refused] = []
+    items: list[Piece | GrpcError] = []
     while (item := one.pull()) is not None:
         if not isinstance(item, Unfinished):
             items.append(item)
@@ -95,14 +95,14 @@ def test_a_message_that_is_refused_is_left_out_and_the_others_go_on(sizes: list[
 
 def test_a_message_is_as_long_as_tritons_own_may_be() -> None:
     assert fed(reader(), b"\0" + (2**31 - 1).to_bytes(4) + request(size=BEGUN_BYTES))
-    with pytest.raises(Refused, match="are taken"):
+    with pytest.raises(GrpcError, match="are taken"):
         fed(reader(), b"\0" + (2**31).to_bytes(4) + OWN.public)
 
 
 def test_a_refusal_names_its_message() -> None:
     for message in (request("other", id="7"), request(id="7", shared_memory_region="r")):
         (refusal,) = fed(reader(), framed(message))
-        assert isinstance(refusal, Refused)
+        assert isinstance(refusal, GrpcError)
         assert refusal.request_id == b"7"
 
 
@@ -111,7 +111,7 @@ def test_what_is_refused_only_at_its_end_ends_the_call() -> None:
     message = request(size=LONG) + protobuf.encode_bytes(1, b"other")
     one, data = reader(), framed(message)
     assert all(isinstance(item, Piece) for item in fed(one, data[: HOLD_BYTES + 10]))
-    with pytest.raises(Refused, match="'other'"):
+    with pytest.raises(GrpcError, match="'other'"):
         fed(one, data[HOLD_BYTES + 10 :])
 
 
@@ -167,7 +167,7 @@ def test_packed_messages_go_on_unpacked(encoding: str, sizes: list[int]) -> None
     assert (out, refusals) == (framed(request()) * 3, [])
 
 
-def unpacked(packed: bytes) -> Piece | Refused:
+def unpacked(packed: bytes) -> Piece | GrpcError:
     (item,) = fed(reader("gzip"), b"\x01" + len(packed).to_bytes(4) + packed)
     return item
 
@@ -185,14 +185,14 @@ def test_packed_messages_are_bounded_packed_and_unpacked() -> None:
         (b"", Status.INVALID_ARGUMENT, "not one whole gzip"),
     ):
         refused = unpacked(packed)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, GrpcError)
         assert refused.status is status
         assert text in str(refused)
-    with pytest.raises(Refused, match=r"5001 bytes; 5000 are taken \(--max-json-bytes\)"):
+    with pytest.raises(GrpcError, match=r"5001 bytes; 5000 are taken \(--max-json-bytes\)"):
         fed(reader("gzip"), b"\x01" + (5001).to_bytes(4))
     assert fed(reader("gzip"), b"\x01" + (5000).to_bytes(4)) == []
     (refusal,) = fed(reader("gzip"), b"\x01\0\0\0\x01x")
-    assert isinstance(refusal, Refused)
+    assert isinstance(refusal, GrpcError)
 
 
 @pytest.mark.parametrize("size", [3, LONG])
@@ -224,7 +224,7 @@ def test_classes_are_taken_only_of_what_cannot_be_empty() -> None:
 
 
 def test_a_name_is_filled_in_only_where_it_means_all() -> None:
-    hidden = lambda name: Refused(Status.NOT_FOUND, name.decode())  # noqa: E731
+    hidden = lambda name: GrpcError(Status.NOT_FOUND, name.decode())  # noqa: E731
     fills, plain = NameGuard(OWN, hidden, fill=True), NameGuard(OWN, hidden)
     assert (fills.whole(b""), fills.whole(OWN.public)) == (OWN.public, OWN.public)
     assert plain.whole(OWN.public) == OWN.public
@@ -233,7 +233,7 @@ def test_a_name_is_filled_in_only_where_it_means_all() -> None:
         (plain, protobuf.encode_bytes(1, b"x")),
         (fills, protobuf.encode_bytes(1, b"x")),
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(GrpcError):
             guard.whole(message)
 
 
@@ -423,7 +423,7 @@ def test_a_request_names_the_model_as_triton_does() -> None:
     for name in ("own-0123456789ab", "other"):  # a copy answers to its public name alone
         one = MessageReader(guard, encoding="identity", inflate_limit=5000, message_limit=2**32)
         (refusal,) = fed(one, framed(request(name)))
-        assert isinstance(refusal, Refused)
+        assert isinstance(refusal, GrpcError)
         assert refusal.status is Status.NOT_FOUND
 
 
@@ -437,7 +437,7 @@ def test_a_message_beyond_the_limit_is_refused_at_its_beginning() -> None:
         flags=Flags(request="the flag of here"),
     )
     one.push(b"\0" + (64 * 1024**2 + 1).to_bytes(4))
-    with pytest.raises(Refused, match=r"64 MiB \(the flag of here\)") as refused:
+    with pytest.raises(GrpcError, match=r"64 MiB \(the flag of here\)") as refused:
         one.pull()
     assert refused.value.status is Status.RESOURCE_EXHAUSTED
 

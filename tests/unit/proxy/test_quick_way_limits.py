@@ -13,13 +13,13 @@ from typing import Any
 import h2.settings
 import pytest
 
-from proxy.downstream.grpc import client as grpc_client
+from proxy.downstream.grpc import connection as grpc_client
 from proxy.downstream.grpc.call import Call
-from proxy.downstream.grpc.client import GrpcConnection
-from proxy.downstream.rest.client import RestConnection
+from proxy.downstream.grpc.connection import GrpcConnection
+from proxy.downstream.rest.connection import RestConnection
 from proxy.policy import cost
 from proxy.request.messages import STREAM_INFER, framed
-from tests.fakes.data_plane import RestPair, own_copy, settle
+from tests.fakes.data_plane import RestPair, own_replica, settle
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.unit.proxy.test_rest_bytes import OK, drive, infer, seen
 
@@ -33,7 +33,7 @@ GRPC_MESSAGE = request(size=3000)
 @pytest.fixture(autouse=True)
 def _nobody_is_out_of_breath(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
-    monkeypatch.setattr(grpc_client, "BREATH_SECONDS", math.inf)
+    monkeypatch.setattr(grpc_client, "TIMESLICE_SECONDS", math.inf)
 
 
 def around(*sizes: int) -> Iterator[int]:
@@ -57,8 +57,8 @@ REST_CASES = cases(len(REST_BODY), cost.of_json(REST_BODY), len(REST_BODY))
 GRPC_CASES = cases(len(GRPC_MESSAGE), cost.of_short_message(len(GRPC_MESSAGE)), len(GRPC_MESSAGE) + 5 + 1024)
 
 
-def lowered(copy: Any, limit: str, value: float) -> None:
-    copy.set_limits(replace(copy.limits, **{"container_concurrency": 3, limit: value}))
+def lowered(replica: Any, limit: str, value: float) -> None:
+    replica.set_limits(replace(replica.limits, **{"container_concurrency": 3, limit: value}))
 
 
 def shut(_: object, *__: object) -> bool:
@@ -69,11 +69,11 @@ async def rest_told(route: str, limit: str, value: float) -> tuple[Any, ...]:
     """What client and Triton get of a second request, of one beside it, and when the first one's time is up."""
     sent = infer(REST_BODY if route == "infer" else b'{"text":"%b"}' % bytes(REST_BODY[:5900]).replace(b'"', b"'"),
                  route=route)  # fmt: skip
-    pair = RestPair(copy=own_copy(3, 0, **WIDE))
+    pair = RestPair(replica=own_replica(3, 0, **WIDE))
     await drive(pair, sent)
-    lowered(pair.front.copy, limit, value)
+    lowered(pair.downstream.replica, limit, value)
     pair.client.data_received(sent)
-    beside = RestPair(front=pair.front)
+    beside = RestPair(downstream=pair.downstream)
     beside.client.data_received(sent)
     await settle()
     passed = [len(body) for _, _, body in seen(pair)]
@@ -82,13 +82,13 @@ async def rest_told(route: str, limit: str, value: float) -> tuple[Any, ...]:
         if upstream.asker is not None and upstream.request_done:
             upstream.data_received(OK)
     await settle()
-    copy = pair.front.copy
+    replica = pair.downstream.replica
     return (
         pair.to_client.sent,
         beside.to_client.sent,
         passed,
-        dict(copy.rest.codes),
-        (copy.admissions.running, copy.admissions.bytes.used_bytes, copy.budget.used_bytes),
+        dict(replica.rest.codes),
+        (replica.admissions.running, replica.admissions.bytes.used_bytes, replica.budget.used_bytes),
     )
 
 
@@ -108,10 +108,10 @@ async def test_a_rest_request_seen_before(
 async def test_a_rest_body_above_a_limit_that_was_lowered(limit: str) -> None:
     """Maintainability, top: a body of 6 068 bytes got 200 after its limit had become 2 048, as its head was known."""
     with RestPair.triton_at_hand():
-        pair = RestPair(copy=own_copy(**WIDE))
+        pair = RestPair(replica=own_replica(**WIDE))
         await drive(pair, infer(REST_BODY))
         assert pair.to_client.sent == OK
-        lowered(pair.front.copy, limit, 2048)
+        lowered(pair.downstream.replica, limit, 2048)
         await drive(pair, infer(REST_BODY))
         assert pair.to_client.sent.removeprefix(OK).startswith(b"HTTP/1.1 413 ")
         assert len(seen(pair)) == 1
@@ -120,10 +120,10 @@ async def test_a_rest_body_above_a_limit_that_was_lowered(limit: str) -> None:
 async def test_a_body_that_comes_after_its_limit_was_lowered_teaches_no_quick_way() -> None:
     """Its head has passed the limits before; the next one has not."""
     with RestPair.triton_at_hand():
-        pair = RestPair(copy=own_copy(**WIDE))
+        pair = RestPair(replica=own_replica(**WIDE))
         sent = infer(REST_BODY)
         pair.client.data_received(sent[:-10])
-        lowered(pair.front.copy, "max_request_bytes", 2048)
+        lowered(pair.downstream.replica, "max_request_bytes", 2048)
         await drive(pair, sent[-10:])
         assert pair.to_client.sent == OK
         await drive(pair, sent)
@@ -133,9 +133,9 @@ async def test_a_body_that_comes_after_its_limit_was_lowered_teaches_no_quick_wa
 async def test_bodies_that_are_coming_leave_no_room_to_a_quick_one() -> None:
     """As they leave none to one that has not been seen before."""
     with RestPair.triton_at_hand():
-        pair = RestPair(copy=own_copy(**WIDE))
+        pair = RestPair(replica=own_replica(**WIDE))
         await drive(pair, infer(REST_BODY))
-        pair.front.copy.budget.charge(10**9)
+        pair.downstream.replica.budget.charge(10**9)
         await drive(pair, infer(REST_BODY))
         assert pair.to_client.sent.removeprefix(OK).startswith(b"HTTP/1.1 503 ")
 
@@ -163,7 +163,7 @@ def told(both: Both, *streams: int) -> list[Any]:
 def grpc_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
     both = connect(limit=3, depth=0, **WIDE)
     answer(both, unary(both))
-    lowered(both.pair.copy, limit, value)
+    lowered(both.pair.replica, limit, value)
     first, beside = unary(both), unary(both)
     passed = {one: both.triton.messages(one) for one in (first, beside)}
     both.pair.client.tick(time.monotonic() + 20.0)
@@ -171,12 +171,12 @@ def grpc_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
     for one in (first, beside):
         if one in both.triton.ended:
             answer(both, one)
-    copy = both.pair.copy
+    replica = both.pair.replica
     return (
         told(both, first, beside),
         passed,
-        dict(copy.grpc.codes),
-        (copy.admissions.running, copy.admissions.bytes.used_bytes, copy.budget.used_bytes),
+        dict(replica.grpc.codes),
+        (replica.admissions.running, replica.admissions.bytes.used_bytes, replica.budget.used_bytes),
     )
 
 
@@ -197,7 +197,7 @@ def stream_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
     both.triton.begin(stream)
     both.triton.send(stream, framed(b""))
     both.exchange()
-    lowered(both.pair.copy, limit, value)
+    lowered(both.pair.replica, limit, value)
     for _ in range(2):
         if stream not in both.client.ended:
             both.client.send(stream, framed(GRPC_MESSAGE))
@@ -205,12 +205,12 @@ def stream_told(connect: Connect, limit: str, value: float) -> tuple[Any, ...]:
     passed = both.triton.messages(stream)
     both.pair.client.tick(time.monotonic() + 20.0)
     both.exchange()
-    copy = both.pair.copy
+    replica = both.pair.replica
     return (
         told(both, stream),
         passed,
-        dict(copy.grpc.codes),
-        (copy.admissions.running, copy.admissions.bytes.used_bytes, copy.budget.used_bytes),
+        dict(replica.grpc.codes),
+        (replica.admissions.running, replica.admissions.bytes.used_bytes, replica.budget.used_bytes),
     )
 
 
@@ -230,7 +230,7 @@ async def test_calls_and_bodies_that_are_here_leave_no_room_to_a_quick_call(conn
     stream = both.client.call(STREAM_INFER)
     both.client.send(stream, framed(GRPC_MESSAGE))
     both.exchange()
-    both.pair.copy.budget.charge(10**9)
+    both.pair.replica.budget.charge(10**9)
     both.client.send(stream, framed(GRPC_MESSAGE))
     both.exchange()
     refused = unary(both)
@@ -258,9 +258,9 @@ async def test_answers_that_nobody_takes_end_where_there_is_no_room_for_them(
         both.triton.h2.send_data(both.triton.own(stream), framed(bytes(15_000)))
         both.triton.h2.send_headers(both.triton.own(stream), [("grpc-status", "0")], end_stream=True)
         both.exchange()
-        assert both.pair.copy.budget.used_bytes <= 300_000
+        assert both.pair.replica.budget.used_bytes <= 300_000
     assert set(both.client.resets.values()) == {11}
-    codes = both.pair.copy.grpc.codes
+    codes = both.pair.replica.grpc.codes
     assert codes["OK"] + codes["RESOURCE_EXHAUSTED"] == 30
     both.pair.client.connection_lost(None)
-    assert both.pair.copy.budget.used_bytes == 0
+    assert both.pair.replica.budget.used_bytes == 0

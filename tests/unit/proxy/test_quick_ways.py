@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from proxy.downstream.grpc import client as grpc_client
+from proxy.downstream.grpc import connection as grpc_client
 from proxy.downstream.grpc.call import Call
-from proxy.downstream.grpc.client import GrpcConnection
-from proxy.downstream.rest import client as rest_client
+from proxy.downstream.grpc.connection import GrpcConnection
+from proxy.downstream.rest import connection as rest_client
 from proxy.policy.names import Names
 from proxy.request.messages import INFER, STREAM_INFER, MessageReader, framed
 from proxy.wire.http1 import HEADER_LENGTH
@@ -27,7 +27,7 @@ from tests.unit.proxy.test_rest_bytes import OK, drive, infer
 @pytest.fixture(autouse=True)
 def _nobody_is_out_of_breath(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is."""
-    monkeypatch.setattr(grpc_client, "BREATH_SECONDS", math.inf)
+    monkeypatch.setattr(grpc_client, "TIMESLICE_SECONDS", math.inf)
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch, cls: type[Any], *names: str) -> None:
@@ -67,7 +67,7 @@ async def test_a_call_like_the_one_before_it(
         both.exchange()
         answered(both, stream)
     assert both.pair.running == 0
-    assert both.pair.copy.grpc.codes == {"OK": 6}
+    assert both.pair.replica.grpc.codes == {"OK": 6}
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -141,8 +141,8 @@ async def test_a_rest_request_like_the_one_before_it(monkeypatch: pytest.MonkeyP
                 for _ in range(3):
                     await drive(pair, body)
             assert pair.to_client.sent == OK * 4, route
-            assert pair.front.copy.admissions.running == 0
-            assert pair.front.copy.rest.received_bytes % 4 == 0
+            assert pair.downstream.replica.admissions.running == 0
+            assert pair.downstream.replica.rest.received_bytes % 4 == 0
 
 
 UNUSUAL = {
@@ -172,7 +172,7 @@ async def test_a_rest_request_that_is_not_usual_is_looked_at(
                 looked.append(data)
                 take(one, data)
 
-            client = RestPair(front=pair.front)
+            client = RestPair(downstream=pair.downstream)
             with monkeypatch.context() as patch:
                 patch.setattr(rest_client.RestConnection, "_take", noted)
                 client.client.data_received(UNUSUAL[case])
@@ -247,7 +247,7 @@ async def test_the_messages_of_a_stream_go_on_at_once(
             assert (both.pair.running, both.pair.waiting) == (0, 0)
             both.client.send(stream, b"", end=True)
             both.exchange()
-            return both.triton.data[stream], dict(both.pair.copy.grpc.codes), len(both.client.data[stream])
+            return both.triton.data[stream], dict(both.pair.replica.grpc.codes), len(both.client.data[stream])
 
     def slowly(*_: Any) -> bool:
         return False

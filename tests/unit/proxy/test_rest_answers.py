@@ -16,17 +16,17 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import ReplicaLimits
-from proxy.downstream.rest import client as rest_client
+from proxy.downstream.rest import connection as rest_client
 from proxy.policy.names import Names
 from proxy.policy.refusal import NotServed
 from proxy.policy.routes import HIDDEN_EXTENSIONS
-from proxy.request.endpoint import Access, Whereabouts
-from proxy.request.replica import ModelCopy
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
+from proxy.request.replica import Replica
 from proxy.upstream import http1 as rest_upstream
 from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
 from proxy.upstream.queries import Answer
 from proxy.wire.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH, BadChunks, ChunkReader
-from tests.fakes.data_plane import RestPair, Wire, own_copy, settle
+from tests.fakes.data_plane import RestPair, Wire, own_replica, settle
 from tests.unit.proxy.test_rest_bytes import BODY, OK, Connect, chunked, drive, infer, seen
 
 HEAD = "HTTP/1.1 200 OK\r\n"
@@ -87,7 +87,7 @@ async def test_every_form_of_answer_arrives_however_it_is_cut(connect: Connect, 
         pair = connect(limit=1, depth=0)
         upstream = await asked(pair)
         upstream.data_received(answer[:cut])
-        assert pair.front.copy.admissions.running == 1
+        assert pair.downstream.replica.admissions.running == 1
         upstream.data_received(answer[cut:])
         sent = pair.to_client.take()
         assert sent.startswith(b"HTTP/1.1 %s " % status)
@@ -95,8 +95,8 @@ async def test_every_form_of_answer_arrives_however_it_is_cut(connect: Connect, 
         got = body_of(sent)
         assert got == (body_of(answer.rpartition(b"HTTP/1.1")[2]) if b"chunked" in answer else body)
         assert b"Connection" not in sent
-        assert pair.front.copy.rest.codes == {status.decode(): 1}
-        assert pair.front.copy.admissions.running == 0
+        assert pair.downstream.replica.rest.codes == {status.decode(): 1}
+        assert pair.downstream.replica.admissions.running == 0
         assert await asked(pair) is upstream
 
 
@@ -115,7 +115,7 @@ async def test_a_client_of_http_1_0_gets_no_chunks_and_then_the_end(connect: Con
             assert unknown not in sent
         assert b"Connection: close" in sent
         assert pair.to_client.ended
-        assert pair.front.shared.pool.has_idle
+        assert pair.downstream.shared.pool.has_idle
 
 
 async def test_a_body_that_ends_with_its_connection(connect: Connect) -> None:
@@ -127,10 +127,10 @@ async def test_a_body_that_ends_with_its_connection(connect: Connect) -> None:
         assert pair.client.is_busy
         upstream.connection_lost(error)
         assert pair.to_client.sent == b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nabc"
-        assert pair.front.copy.rest.codes == {"200" if whole else "502": 1}
+        assert pair.downstream.replica.rest.codes == {"200" if whole else "502": 1}
         # A client that was promised no length must see the difference: an end, or a reset.
         assert (pair.to_client.ended, pair.to_client.open) == (whole, False)
-        assert not pair.front.shared.pool.has_idle
+        assert not pair.downstream.shared.pool.has_idle
 
 
 @pytest.mark.parametrize("last", ["Connection: close", "HTTP/1.0"])
@@ -141,7 +141,7 @@ async def test_a_connection_that_triton_ends_serves_nobody_else(connect: Connect
     upstream.data_received(answer)
     assert body_of(pair.to_client.sent) == b"{}"
     assert not pair.to_triton[0].open
-    assert not pair.front.shared.pool.has_idle
+    assert not pair.downstream.shared.pool.has_idle
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ async def test_chunks_that_cannot_be_read_are_cut_off(connect: Connect, rest: by
         upstream.data_received(rest)
         assert pair.to_client.sent.endswith(b"1\r\na\r\n")
         assert not pair.to_client.open
-        assert pair.front.copy.rest.codes == {"502": 1}
+        assert pair.downstream.replica.rest.codes == {"502": 1}
     else:
         upstream.data_received(head + rest)
         assert pair.to_client.sent.startswith(BROKEN)
     assert not pair.to_triton[0].open
-    assert pair.front.copy.admissions.running == 0
+    assert pair.downstream.replica.admissions.running == 0
 
 
 async def test_more_than_was_promised_is_not_the_next_answer(connect: Connect) -> None:
@@ -196,7 +196,7 @@ async def test_an_answer_that_is_ever_yet_to_come_is_none(connect: Connect, at_o
             break
     assert pair.to_client.sent.startswith(BROKEN)
     assert not pair.to_triton[0].open
-    assert pair.front.copy.admissions.running == 0
+    assert pair.downstream.replica.admissions.running == 0
 
 
 async def test_many_small_chunks_are_a_long_piece_after_which_others_have_their_turn(
@@ -206,7 +206,7 @@ async def test_many_small_chunks_are_a_long_piece_after_which_others_have_their_
     upstream = await asked(pair, infer().replace(b"HTTP/1.1", b"HTTP/1.0", 1))  # who gets the content alone
     upstream.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
     waited: list[object] = []
-    monkeypatch.setattr(pair.front, "later", waited.append)
+    monkeypatch.setattr(pair.downstream, "later", waited.append)
     upstream.data_received(b"4\r\nabcd\r\n" * 8000)
     assert len(waited) == 1
 
@@ -241,11 +241,11 @@ async def test_triton_breaks_off(connect: Connect, began: bool) -> None:
     if began:
         upstream.data_received(OK[:-1])
     upstream.connection_lost(OSError("reset by peer"))
-    assert pair.front.copy.admissions.running == 0
+    assert pair.downstream.replica.admissions.running == 0
     if began:
         assert pair.to_client.sent == OK[:-1]
         assert not pair.to_client.open
-        assert pair.front.copy.rest.codes == {"502": 1}
+        assert pair.downstream.replica.rest.codes == {"502": 1}
     else:
         assert pair.to_client.sent.startswith(BROKEN)
         assert b"Triton broke off (reset by peer)" in pair.to_client.sent
@@ -257,9 +257,9 @@ async def test_triton_breaks_off(connect: Connect, began: bool) -> None:
 async def test_an_idle_connection_that_triton_closes_is_forgotten(connect: Connect) -> None:
     pair = connect()
     await drive(pair, infer())
-    assert pair.front.shared.pool.has_idle
+    assert pair.downstream.shared.pool.has_idle
     pair.tritons[0].connection_lost(None)
-    assert not pair.front.shared.pool.has_idle
+    assert not pair.downstream.shared.pool.has_idle
     await drive(pair, infer())
     assert len(pair.tritons) == 2
     assert pair.to_client.sent == OK * 2
@@ -268,7 +268,7 @@ async def test_an_idle_connection_that_triton_closes_is_forgotten(connect: Conne
 async def test_only_so_many_connections_are_kept(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest_upstream, "_KEPT_CONNECTIONS", 2)
     pair = connect()
-    others = [RestPair(front=pair.front) for _ in range(3)]
+    others = [RestPair(downstream=pair.downstream) for _ in range(3)]
     for one in (pair, *others):
         one.client.data_received(infer())
     await settle()
@@ -281,7 +281,7 @@ async def test_a_long_answer_is_taken_piece_by_piece_in_its_copys_turns(connect:
     """Hundreds of them may be here at once, and others are served in between."""
     pair = connect()
     later: list[Callable[[], None]] = []
-    pair.front.later = later.append
+    pair.downstream.later = later.append
     pair.client.data_received(infer())
     await settle()
     (triton,), (wire,) = pair.tritons, pair.to_triton
@@ -337,7 +337,7 @@ async def test_connections_are_made_where_triton_is_and_end_with_the_pool() -> N
 
     server = await asyncio.start_server(triton, "127.0.0.1", 0)
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
-    pool, asks = UpstreamPool(Whereabouts(Access(here, here))), Asks()
+    pool, asks = UpstreamPool(UpstreamCluster(UpstreamEndpoint(here, here))), Asks()
     assert pool.take(asks) is None  # type: ignore[arg-type]
     await asyncio.wait_for(asks.told.wait(), 5)
     assert asks.upstream is not None
@@ -379,7 +379,7 @@ async def test_a_connection_that_ends_as_it_is_made_was_not_made(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", made)
     here, blamed = Endpoint("127.0.0.1", 1), list[object]()
-    pool, asks = UpstreamPool(Whereabouts(Access(here, here)), lost=blamed.append), Asks()
+    pool, asks = UpstreamPool(UpstreamCluster(UpstreamEndpoint(here, here)), lost=blamed.append), Asks()
     pool.take(asks)  # type: ignore[arg-type]
     await asyncio.wait_for(asks.told.wait(), 5)
     await settle()
@@ -404,19 +404,19 @@ async def test_an_idle_connection_that_is_about_to_be_lost_is_not_taken(
     pair.tritons[0].connection_lost(None)
     await answered(pair, pair)
     assert len(pair.tritons) == 2
-    assert pair.front.shared.pool.in_use == 0
+    assert pair.downstream.shared.pool.in_use == 0
 
 
 async def test_who_waits_gets_no_connection_that_is_about_to_be_lost(connect: Connect) -> None:
     """One that is idle when another's end makes room."""
     pair = connect()
-    first, second = RestPair(front=pair.front), RestPair(front=pair.front)
+    first, second = RestPair(downstream=pair.downstream), RestPair(downstream=pair.downstream)
     for client in (first, second):
         client.client.data_received(infer())
     await settle()
     pair.tritons[1].data_received(OK)
     pair.to_triton[1].close()
-    pool, waits = pair.front.shared.pool, Asks()
+    pool, waits = pair.downstream.shared.pool, Asks()
     pool._waiting["own"] = deque([waits])  # type: ignore[list-item]
     pair.tritons[0].abort()
     pair.tritons[0].connection_lost(None)
@@ -434,7 +434,7 @@ async def test_a_triton_that_takes_no_connection_is_not_waited_for_long(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", hangs)
     nowhere = Endpoint("127.0.0.1", 1)
-    pool, asks = UpstreamPool(Whereabouts(Access(nowhere, nowhere))), Asks()
+    pool, asks = UpstreamPool(UpstreamCluster(UpstreamEndpoint(nowhere, nowhere))), Asks()
     pool.take(asks)  # type: ignore[arg-type]
     await asyncio.wait_for(asks.told.wait(), 5)
     assert asks.lost == "Triton cannot be reached: no answer"
@@ -450,7 +450,7 @@ async def test_a_download_is_no_faster_than_its_client_takes_it(connect: Connect
     assert not pair.to_triton[0].paused
     upstream.data_received(b"x" * 300_000)  # its end: whoever has the connection next may read
     assert not pair.to_triton[0].paused
-    waits = RestPair(front=pair.front)
+    waits = RestPair(downstream=pair.downstream)
     waits.client.data_received(infer())
     await settle()
     upstream.data_received(OK)
@@ -480,7 +480,7 @@ class Triton:
         self.asked: list[str] = []
         self.answer: Answer | Exception = Answer(200, b"{}")
         self.gate: asyncio.Event | None = None
-        pair.front._ask = self.fetch  # type: ignore[method-assign]
+        pair.downstream._ask = self.fetch  # type: ignore[method-assign]
 
     async def fetch(self, path: str) -> Answer:
         self.asked.append(path)
@@ -515,12 +515,12 @@ async def test_health_is_told_here(connect: Connect) -> None:
     live, ready = ask("GET /v2/health/live"), ask("GET /v2/health/ready")
     model = ask("GET /v2/models/own/ready")
     assert (await told(pair, live), await told(pair, ready)) == ((200, b""), (200, b""))
-    pair.front.copy.withheld = "broken"
+    pair.downstream.replica.withheld = "broken"
     assert (await told(pair, live), await told(pair, ready)) == ((200, b""), (400, b""))
     assert await told(pair, model) == (400, b'{"error":"Model version not ready"}')
     assert not pair.tritons
-    assert pair.front.copy.admissions.running == 0
-    pair.front.copy.withheld = None
+    assert pair.downstream.replica.admissions.running == 0
+    pair.downstream.replica.withheld = None
     await drive(pair, model)
     assert pair.to_client.sent == OK
 
@@ -543,7 +543,7 @@ async def test_the_index_has_the_own_models_rows(connect: Connect) -> None:
         status, rows = await told(pair, packed.replace(b"/v2/models/own/infer", b"/v2/repository/index"))
         assert (status, json.loads(rows)) == (200, served)
     asked = len(triton.asked)
-    pair.front.copy.triton_says("gone")
+    pair.downstream.replica.triton_says("gone")
     reason = {"name": "own", "state": "UNAVAILABLE", "reason": "not ready"}
     assert json.loads((await told(pair, all_rows))[1]) == [reason]
     assert json.loads((await told(pair, ready_rows))[1]) == []
@@ -583,7 +583,7 @@ async def test_what_cannot_be_told_is_told_as_such(
         status,
         json.dumps({"error": said}, separators=(",", ":")).encode(),
     )
-    assert pair.front.copy.rest.codes == {str(status): 1}
+    assert pair.downstream.replica.rest.codes == {str(status): 1}
     assert (await told(pair, ask("GET /v2/health/live")))[0] == 200
 
 
@@ -602,7 +602,7 @@ async def test_a_question_about_triton_has_its_time_and_ends_with_its_client(con
         triton.gate.set()
         await settle()
         assert not pair.to_client.sent
-        assert pair.front.copy.rest.codes == {"499" if leaves else "504": 1}
+        assert pair.downstream.replica.rest.codes == {"499" if leaves else "504": 1}
 
 
 # What is refused here.
@@ -655,8 +655,8 @@ async def test_what_is_refused_is_told_and_holds_nothing(connect: Connect, case:
     assert (got, list(json.loads(said))) == (status, ["error"])
     assert text in json.loads(said)["error"]
     assert not pair.tritons
-    assert (pair.front.copy.budget.used_bytes, pair.front.copy.admissions.running) == (0, 0)
-    assert pair.front.copy.rest.codes == {str(status): 1}
+    assert (pair.downstream.replica.budget.used_bytes, pair.downstream.replica.admissions.running) == (0, 0)
+    assert pair.downstream.replica.rest.codes == {str(status): 1}
 
 
 async def test_another_method_is_told_with_the_right_one(connect: Connect) -> None:
@@ -682,24 +682,24 @@ async def test_json_is_taken_up_to_the_limit_in_every_form(connect: Connect, siz
     else:
         assert pair.to_client.sent.startswith(b"HTTP/1.1 413 ")
         assert not pair.tritons
-    assert pair.front.copy.budget.used_bytes == 0
+    assert pair.downstream.replica.budget.used_bytes == 0
 
 
 async def test_while_nobody_knows_where_triton_is_a_client_may_try_again(connect: Connect) -> None:
     pair = connect(limit=1, depth=1)
-    where = pair.front.shared.where
-    access, where.access = where.access, None
+    where = pair.downstream.shared.cluster
+    access, where.endpoint = where.endpoint, None
     pair.client.data_received(infer())
     assert pair.to_client.sent.startswith(BROKEN)
     assert b"Retry-After: 1\r\n" in pair.to_client.take()
-    where.access = access
-    upstream, waits = await asked(pair), RestPair(front=pair.front)
+    where.endpoint = access
+    upstream, waits = await asked(pair), RestPair(downstream=pair.downstream)
     waits.client.data_received(infer())
-    where.access = None
+    where.endpoint = None
     upstream.data_received(OK)  # its slot goes to who waits, who has nowhere to go with it
     assert waits.to_client.sent.startswith(BROKEN)
-    assert (pair.front.copy.admissions.running, pair.front.copy.admissions.waiting) == (0, 0)
-    assert pair.front.copy.budget.used_bytes == 0
+    assert (pair.downstream.replica.admissions.running, pair.downstream.replica.admissions.waiting) == (0, 0)
+    assert pair.downstream.replica.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("size", [60_000, 70_000])
@@ -716,7 +716,7 @@ async def test_a_body_that_nobody_wants_is_read_up_to_a_size(
     assert pair.to_client.sent.count(b"HTTP/1.1 ") == (2 if small else 1)
     assert (b"Connection: close" in pair.to_client.sent) is not small
     assert pair.to_client.sent.endswith(OK) is small
-    assert pair.front.copy.rest.received_bytes == (len(BODY) if small else 0)
+    assert pair.downstream.replica.rest.received_bytes == (len(BODY) if small else 0)
 
 
 async def test_a_chunked_body_that_nobody_wants_ends_the_connection(connect: Connect) -> None:
@@ -746,28 +746,30 @@ async def test_each_part_of_a_request_has_its_end(connect: Connect) -> None:
         pair.client.tick(now + 301)
         assert pair.to_client.sent.startswith(b"HTTP/1.1 504 ")
         assert b"Connection: close" in pair.to_client.sent
-        assert pair.front.copy.rest.codes == {code: 1}
-        assert pair.front.copy.budget.used_bytes == 0
-        assert pair.front.copy.admissions.running == len(pair.tritons)  # Triton works on it all the same
+        assert pair.downstream.replica.rest.codes == {code: 1}
+        assert pair.downstream.replica.budget.used_bytes == 0
+        assert pair.downstream.replica.admissions.running == len(
+            pair.tritons
+        )  # Triton works on it all the same
         for upstream in pair.tritons:
             upstream.data_received(OK)
-        assert pair.front.copy.admissions.running == 0
+        assert pair.downstream.replica.admissions.running == 0
     cut = connect()
     (await asked(cut)).data_received(OK[:-1])
     cut.client.tick(now + 301)
     assert cut.to_client.sent == OK[:-1]  # a second head would be read as its body
     assert not cut.to_client.open
-    assert cut.front.copy.rest.codes == {"504": 1}
+    assert cut.downstream.replica.rest.codes == {"504": 1}
     swallows = connect()
     swallows.client.data_received(infer(b"x" * 1000, "other")[:-1])
     swallows.client.tick(now + 301)
     assert not swallows.to_client.open
-    assert swallows.front.copy.rest.codes == {"404": 1}
+    assert swallows.downstream.replica.rest.codes == {"404": 1}
 
 
 async def test_events_have_their_time_between_them_and_other_answers_in_all(connect: Connect) -> None:
     for route, lives in (("generate_stream", True), ("generate", False)):
-        pair = connect(copy=own_copy(request_timeout_seconds=0.2))
+        pair = connect(replica=own_replica(request_timeout_seconds=0.2))
         now = time.monotonic()
         upstream = await asked(pair, infer(b"{}", route=route))
         upstream.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -782,20 +784,20 @@ async def test_an_abandoned_request_keeps_its_slot_for_as_long_as_triton_works(c
     pair, now = connect(limit=1, depth=0), time.monotonic()
     await asked(pair)
     pair.client.connection_lost(None)
-    pair.front.tick(now + 3500)
-    assert pair.front.copy.admissions.running == 1
-    pair.front.tick(now + 3700)
-    assert pair.front.copy.admissions.running == 0
+    pair.downstream.tick(now + 3500)
+    assert pair.downstream.replica.admissions.running == 1
+    pair.downstream.tick(now + 3700)
+    assert pair.downstream.replica.admissions.running == 0
     assert not pair.to_triton[0].open
-    assert pair.front.copy.rest.codes == {"499": 1}
-    assert not pair.front.given_up
+    assert pair.downstream.replica.rest.codes == {"499": 1}
+    assert not pair.downstream.given_up
 
 
 @pytest.mark.parametrize("where", ["in its body", "in the queue", "in an upload", "between requests"])
 async def test_a_client_that_goes_leaves_nothing(connect: Connect, where: str) -> None:
     first = connect(limit=1, depth=1)
-    breaker = first.front.copy.admissions
-    pair = RestPair(front=first.front)
+    breaker = first.downstream.replica.admissions
+    pair = RestPair(downstream=first.downstream)
     if where == "in the queue":
         await asked(first)
         pair.client.data_received(infer())
@@ -809,17 +811,17 @@ async def test_a_client_that_goes_leaves_nothing(connect: Connect, where: str) -
         assert (breaker.running, breaker.bytes.used_bytes > 0) == (0, True)
     elif where == "in its body":
         pair.client.data_received(infer()[:-1])
-        assert first.front.copy.budget.used_bytes
+        assert first.downstream.replica.budget.used_bytes
     else:
         await answered(first, pair)
-    counted = dict(first.front.copy.rest.codes)
+    counted = dict(first.downstream.replica.rest.codes)
     pair.client.connection_lost(None)
     assert breaker.waiting == 0
     assert breaker.running == (where == "in the queue")
     assert where == "in the queue" or breaker.bytes.used_bytes == 0
-    assert first.front.copy.budget.used_bytes == 0
+    assert first.downstream.replica.budget.used_bytes == 0
     gone = {"499": 1} if where != "between requests" else {}
-    assert first.front.copy.rest.codes == {**counted, **gone}
+    assert first.downstream.replica.rest.codes == {**counted, **gone}
     if where == "in an upload":
         assert not first.to_triton[0].open
 
@@ -857,11 +859,11 @@ async def test_an_end_of_the_proxy_ends_idle_clients_and_lets_the_others_finish(
 ) -> None:
     monkeypatch.setattr(rest_client, "_NEXT_SECONDS", 0.0)
     first = connect()
-    idle, begun = RestPair(front=first.front), RestPair(front=first.front)
+    idle, begun = RestPair(downstream=first.downstream), RestPair(downstream=first.downstream)
     await answered(first, idle)
     begun.client.data_received(infer()[:20])
     upstream = await asked(first)
-    first.front.stop_accepting()
+    first.downstream.stop_accepting()
     assert (idle.to_client.open, begun.to_client.open) == (False, True)
     upstream.data_received(OK)
     assert b"Connection: close" in first.to_client.sent
@@ -870,16 +872,16 @@ async def test_an_end_of_the_proxy_ends_idle_clients_and_lets_the_others_finish(
     await settle()
     first.tritons[-1].data_received(OK)
     assert b"Connection: close" in begun.to_client.sent
-    other = RestPair(front=first.front)
+    other = RestPair(downstream=first.downstream)
     other.client.tick(time.monotonic())
     assert not other.to_client.open
-    first.front.close()
+    first.downstream.close()
 
 
 async def test_all_clients_end_with_the_front_end(connect: Connect) -> None:
     pair = connect()
     await asked(pair)
-    pair.front.close()
+    pair.downstream.close()
     assert not pair.to_client.open
 
 
@@ -892,9 +894,9 @@ async def test_a_whole_answer_is_one_write_and_the_same_as_in_pieces(
     answer = b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (lines, len(body), body)
     sent = []
     for cut in (len(answer), len(answer) - 7):
-        copy = ModelCopy(names, ReplicaLimits())
-        copy.triton_says(None)
-        pair = connect(copy=copy)
+        replica = Replica(names, ReplicaLimits())
+        replica.triton_says(None)
+        pair = connect(replica=replica)
         writes: list[bytes] = []
         pair.client.write = writes.append
         upstream = await asked(pair)
@@ -902,8 +904,8 @@ async def test_a_whole_answer_is_one_write_and_the_same_as_in_pieces(
         assert len(writes) == 1
         if cut < len(answer):
             upstream.data_received(answer[cut:])
-        assert pair.front.shared.pool.has_idle
-        assert (copy.rest.sent_bytes, copy.rest.codes) == (len(body), {"200": 1})
+        assert pair.downstream.shared.pool.has_idle
+        assert (replica.rest.sent_bytes, replica.rest.codes) == (len(body), {"200": 1})
         sent.append(b"".join(writes))
     assert sent[0] == sent[1]
     assert b'"model_name":"own"' in sent[0]

@@ -13,7 +13,7 @@ import h11
 import pytest
 
 from berth.contract.endpoint import Endpoint
-from proxy.downstream.rest import client as rest_client
+from proxy.downstream.rest import connection as rest_client
 from proxy.request.minimum_rate import BEGUN_BYTES
 from proxy.wire.http1 import HEADER_LENGTH, BadRequest, RequestChunks, read_request
 from tests.fakes.data_plane import RestPair, settle
@@ -244,7 +244,7 @@ async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connec
         for target, headers, _ in Seen(wire.sent).requests:  # h11 raises on what is not HTTP
             assert re.fullmatch(r"/v2/models/own(/versions/[0-9]+)?(/[a-z_]+)?", target), target
             assert headers["berth-inference-key"] == "k"
-    assert pair.front.copy.admissions.running == len([u for u in pair.tritons if u.asker is not None])
+    assert pair.downstream.replica.admissions.running == len([u for u in pair.tritons if u.asker is not None])
 
 
 @pytest.mark.parametrize("lines", [(), ("Transfer-Encoding: chunked",), ("Content-Encoding: gzip",)])
@@ -280,7 +280,7 @@ async def test_requests_that_are_answered_here_take_turns_with_whatever_else_the
 ) -> None:
     pair = connect()
     later: list[Callable[[], None]] = []
-    pair.front.later = later.append
+    pair.downstream.later = later.append
     count = 2000
     pair.client.data_received(b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n" * count)
     assert pair.to_client.paused, "more than can be looked at soon is not read"
@@ -320,12 +320,12 @@ async def test_the_queue_is_in_order_and_who_leaves_it_leaves_no_trace(connect: 
     first = connect(limit=1, depth=2)
     others = [connect() for _ in range(3)]
     for pair in others:
-        pair.front = pair.client._front = first.front  # all on one front end
+        pair.downstream = pair.client._downstream = first.downstream  # all on one front end
     first.client.data_received(infer())
     for pair in others:
         pair.client.data_received(infer())
     await settle()
-    breaker = first.front.copy.admissions
+    breaker = first.downstream.replica.admissions
     assert (breaker.running, breaker.waiting) == (1, 2)
     assert others[2].to_client.sent.startswith(b"HTTP/1.1 503")
     assert b"Retry-After: 1" in others[2].to_client.sent
@@ -344,15 +344,15 @@ async def test_a_client_that_leaves_keeps_its_slot_while_triton_works(connect: C
     pair.client.data_received(infer())
     await settle()
     pair.client.connection_lost(None)
-    assert pair.front.copy.admissions.running == 1
+    assert pair.downstream.replica.admissions.running == 1
     pair.tritons[0].data_received(OK)
-    assert pair.front.copy.admissions.running == 0
-    assert pair.front.copy.rest.codes == {"499": 1}
+    assert pair.downstream.replica.admissions.running == 0
+    assert pair.downstream.replica.rest.codes == {"499": 1}
     events = connect(limit=1, depth=2)
     events.client.data_received(infer(b"{}", route="generate_stream"))
     await settle()
     events.client.connection_lost(None)
-    assert events.front.copy.admissions.running == 0
+    assert events.downstream.replica.admissions.running == 0
     assert not events.to_triton[0].open
 
 
@@ -409,7 +409,7 @@ async def test_a_head_has_its_time_however_it_is_cut(
 ) -> None:
     """A byte now and then does not give it more, and the next head has a time of its own."""
     clock = Clock()
-    monkeypatch.setattr("proxy.downstream.rest.client.time", clock)
+    monkeypatch.setattr("proxy.downstream.rest.connection.time", clock)
     pair = connect()
     await drive(pair, infer()[:20])
     clock.now += 9
@@ -562,7 +562,7 @@ async def test_a_half_closed_client_that_has_begun_another_request_is_not_waited
 async def test_a_half_closed_client_whose_body_is_not_whole_holds_no_slot(connect: Connect) -> None:
     first = connect(limit=1, depth=9)
     half = connect()
-    half.front = half.client._front = first.front
+    half.downstream = half.client._downstream = first.downstream
     await drive(first, infer(), answer=b"")
     head = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[300000],"parameters":{"binary_data_size":300000}}]}'
     half.client.data_received(infer(head + b"x" * 300_000, "own", f"{HEADER_LENGTH}: {len(head)}")[:-1])
@@ -571,7 +571,7 @@ async def test_a_half_closed_client_whose_body_is_not_whole_holds_no_slot(connec
     await settle()
     assert half.to_client.ended
     half.client.connection_lost(None)
-    assert first.front.copy.admissions.running == 0
+    assert first.downstream.replica.admissions.running == 0
 
 
 async def test_a_client_that_takes_no_answers_is_asked_for_no_more(connect: Connect) -> None:
@@ -635,7 +635,7 @@ async def test_an_upload_is_no_faster_than_triton_takes_it(connect: Connect) -> 
 async def test_who_sends_a_small_body_slowly_keeps_no_slot(connect: Connect, is_binary: bool) -> None:
     first = connect(limit=1, depth=9)
     second = connect()
-    second.front = second.client._front = first.front
+    second.downstream = second.client._downstream = first.downstream
     header = b'{"inputs":[{"name":"I","datatype":"UINT8","shape":[100000],"parameters":{"binary_data_size":100000}}]}'
     slow = infer(header + bytes(100_000), "own", f"{HEADER_LENGTH}: {len(header)}") if is_binary else infer()
     first.client.data_received(slow[:-1])
@@ -649,7 +649,7 @@ async def test_who_sends_a_small_body_slowly_keeps_no_slot(connect: Connect, is_
     await settle()
     first.tritons[0].data_received(OK)
     assert first.to_client.sent == OK
-    assert first.front.copy.admissions.running == 0
+    assert first.downstream.replica.admissions.running == 0
 
 
 def long_upload(size: int = 4 * MIB) -> bytes:
@@ -662,11 +662,11 @@ def long_upload(size: int = 4 * MIB) -> bytes:
 
 async def test_who_only_says_that_a_large_body_will_come_keeps_no_slot(connect: Connect) -> None:
     first = connect(limit=1, depth=9)
-    second = RestPair(front=first.front)
+    second = RestPair(downstream=first.downstream)
     upload = long_upload()
     first.client.data_received(upload[:BEGUN_BYTES])
     await settle()
-    assert first.front.copy.admissions.running == 0
+    assert first.downstream.replica.admissions.running == 0
     second.client.data_received(infer())
     await settle()
     first.tritons[0].data_received(OK)
@@ -684,8 +684,8 @@ async def test_a_slow_upload_gives_its_memory_up_for_others(
 ) -> None:
     """Ten seconds below the pace in all, and only those in which somebody waits for its memory."""
     first = connect(limit=1, depth=9)
-    second = RestPair(front=first.front)
-    room = first.front.copy.admissions.bytes
+    second = RestPair(downstream=first.downstream)
+    room = first.downstream.replica.admissions.bytes
     upload, at, now = long_upload(60 * MIB), 100_000, time.monotonic()
     first.client.data_received(upload[:at])
     await settle()
@@ -717,8 +717,8 @@ async def test_a_slow_upload_gives_its_memory_up_for_others(
 async def test_a_long_body_needs_its_slot_at_its_end_alone(connect: Connect, then: str, cut: int) -> None:
     """Who sends it slowly keeps nobody waiting; and Triton, which begins it with its last byte, runs no more at once."""
     first = connect(limit=1, depth=9)
-    front, (second, third) = first.front, (RestPair(front=first.front) for _ in range(2))
-    admitted, upload = front.copy.admissions, long_upload(600_000)
+    downstream, (second, third) = first.downstream, (RestPair(downstream=first.downstream) for _ in range(2))
+    admitted, upload = downstream.replica.admissions, long_upload(600_000)
     first.client.data_received(upload[:-cut])
     await settle()
     upstream, to_triton = first.tritons[0], first.to_triton[0]
@@ -756,15 +756,15 @@ async def test_a_long_body_needs_its_slot_at_its_end_alone(connect: Connect, the
     if then in ("served", "answered early"):
         assert first.to_client.sent == OK * 2
     assert (admitted.running, admitted.waiting, admitted.bytes.used_bytes) == (0, 0, 0)
-    assert front.copy.budget.used_bytes == 0
+    assert downstream.replica.budget.used_bytes == 0
 
 
 async def test_an_upload_that_triton_does_not_take_is_not_too_slow(connect: Connect) -> None:
     first = connect(limit=1, depth=9)
-    second = RestPair(front=first.front)
+    second = RestPair(downstream=first.downstream)
     first.client.data_received(long_upload()[:100_000])
     await settle()
-    room = first.front.copy.admissions.bytes
+    room = first.downstream.replica.admissions.bytes
     room.limit_bytes = room.used_bytes
     second.client.data_received(infer())
     first.tritons[0].pause_writing()
@@ -780,31 +780,31 @@ async def test_an_upload_that_triton_does_not_take_is_not_too_slow(connect: Conn
 
 async def test_all_clients_together_hold_so_much_and_no_more(connect: Connect) -> None:
     first, pairs = connect(limit=1, depth=9), [connect() for _ in range(4)]
-    front = first.front
-    front.copy.budget.limit_bytes = 2 * len(BODY) + 40
+    downstream = first.downstream
+    downstream.replica.budget.limit_bytes = 2 * len(BODY) + 40
     for pair in pairs:
-        pair.front = pair.client._front = front
+        pair.downstream = pair.client._downstream = downstream
     first.client.data_received(infer())
     await settle()
-    assert front.copy.budget.used_bytes == 0  # it has gone on
+    assert downstream.replica.budget.used_bytes == 0  # it has gone on
     pairs[0].client.data_received(infer())  # it waits for its slot
     pairs[1].client.data_received(
         infer(chunked(BODY, 9), "own", "Transfer-Encoding: chunked", length=False)[:-1]
     )
-    assert front.copy.budget.used_bytes == 2 * len(BODY)
+    assert downstream.replica.budget.used_bytes == 2 * len(BODY)
     pairs[2].client.data_received(infer())
     assert pairs[2].to_client.sent.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 1" in pairs[2].to_client.sent
     pairs[1].client.connection_lost(None)
-    assert front.copy.budget.used_bytes == len(BODY)
+    assert downstream.replica.budget.used_bytes == len(BODY)
     pairs[3].client.data_received(infer())
     first.tritons[0].data_received(OK)
     await settle()
-    assert front.copy.budget.used_bytes == len(BODY)
+    assert downstream.replica.budget.used_bytes == len(BODY)
     for tick in (0, 400):
         pairs[3].client.tick(time.monotonic() + tick)
     assert pairs[3].to_client.sent.startswith(b"HTTP/1.1 504 ")
-    assert front.copy.budget.used_bytes == 0
+    assert downstream.replica.budget.used_bytes == 0
 
 
 async def test_a_last_answer_is_delivered_as_long_as_the_client_takes_of_it(connect: Connect) -> None:
@@ -814,7 +814,7 @@ async def test_a_last_answer_is_delivered_as_long_as_the_client_takes_of_it(conn
         pair.to_client.stall(pair.client)
         await drive(pair, infer(BODY, "own", *([] if is_draining else ["Connection: close"])), answer=answer)
         if is_draining:
-            pair.front.stop_accepting()
+            pair.downstream.stop_accepting()
             pair.client.end_if_idle()  # as it does with each client of its listener
         for second in range(100):
             assert pair.client.is_busy
@@ -835,7 +835,7 @@ async def test_at_the_end_a_request_that_is_on_its_way_is_answered(
         pair = connect()
         if not is_new:
             await drive(pair, infer())
-        pair.front.stop_accepting()
+        pair.downstream.stop_accepting()
         pair.client.end_if_idle()  # as it does with each client of its listener
         assert pair.client.is_busy
         assert pair.to_client.open
@@ -846,7 +846,7 @@ async def test_at_the_end_a_request_that_is_on_its_way_is_answered(
     monkeypatch.setattr(rest_client, "_NEXT_SECONDS", 0.0)
     idle = connect()
     await drive(idle, infer())
-    idle.front.stop_accepting()
+    idle.downstream.stop_accepting()
     idle.client.end_if_idle()
     assert not idle.client.is_busy
     assert not idle.to_client.open
@@ -938,13 +938,13 @@ def test_chunks_are_read_alike_however_they_are_cut(seed: int) -> None:
 async def test_a_connection_to_where_triton_was_serves_no_other_request(connect: Connect) -> None:
     """Triton has moved while a request was under way; what was kept for the next one is another Triton's."""
     pair = connect()
-    where = pair.front.shared.where
+    where = pair.downstream.shared.cluster
     await drive(pair, infer())
     kept = pair.to_triton[0]
     pair.client.data_received(infer())
     moved = Endpoint("127.0.0.1", 2)
     where.move(replace(where.require(), http=moved))
-    other = RestPair(front=pair.front)
+    other = RestPair(downstream=pair.downstream)
     other.client.data_received(infer())
     await settle()
     pair.tritons[0].data_received(OK)
@@ -952,5 +952,5 @@ async def test_a_connection_to_where_triton_was_serves_no_other_request(connect:
     assert not kept.open
     pair.tritons[1].data_received(OK)
     await drive(pair, infer())
-    assert [one.endpoint for one in pair.tritons] == [Endpoint("127.0.0.1", 1), moved]
+    assert [one.address for one in pair.tritons] == [Endpoint("127.0.0.1", 1), moved]
     assert pair.to_client.sent == OK * 3

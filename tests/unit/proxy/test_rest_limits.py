@@ -13,15 +13,15 @@ import pytest
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.rest import checking
-from proxy.downstream.rest.front import RestFront, RestShared
+from proxy.downstream.rest.downstream import RestDownstream, RestShared
 from proxy.policy.names import Names
 from proxy.policy.refusal import Flags, Refusal
 from proxy.request.budget import Budget
 from proxy.request.outstanding import Outstanding
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.upstream.http1 import UpstreamPool
 from proxy.wire.http1 import HEADER_LENGTH
-from tests.fakes.data_plane import RestPair, here, own_copy, settle
+from tests.fakes.data_plane import RestPair, here, own_replica, settle
 from tests.unit.proxy.test_rest_answers import Connect, ask
 from tests.unit.proxy.test_rest_bytes import BODY, OK, infer, seen
 
@@ -41,7 +41,7 @@ def binary(size: int) -> bytes:
 
 
 async def test_a_request_that_is_too_long_is_told_the_limit_and_its_flag(connect: Connect) -> None:
-    pair = connect(copy=own_copy(max_request_bytes=MIB))
+    pair = connect(replica=own_replica(max_request_bytes=MIB))
     pair.client.data_received(binary(MIB)[:2000])
     told = pair.to_client.sent
     assert told.startswith(b"HTTP/1.1 413 ")
@@ -55,11 +55,11 @@ async def test_each_limit_is_told_with_the_option_that_sets_it_here(connect: Con
     limits = ReplicaLimits(
         queue_depth=0, max_json_bytes=MIB, max_request_bytes=2 * MIB, max_inflight_bytes=3 * MIB
     )
-    copy = ModelCopy(Names(b"own", b"own"), limits, flags_of=lambda _: flags)
-    copy.triton_says(None)
+    replica = Replica(Names(b"own", b"own"), limits, flags_of=lambda _: flags)
+    replica.triton_says(None)
 
     async def told(sent: bytes) -> bytes:
-        pair = connect(copy=copy)
+        pair = connect(replica=replica)
         pair.client.data_received(sent)
         async with asyncio.timeout(10):
             while not pair.to_client.sent:  # a packed body is looked at beside the loop
@@ -70,50 +70,50 @@ async def test_each_limit_is_told_with_the_option_that_sets_it_here(connect: Con
     for kind in ("identity", "gzip"):
         packed = bytes(MIB + 1) if kind == "identity" else gzip.compress(bytes(MIB + 1))
         assert b"1 MiB (JSON)" in await told(infer(packed, "own", f"Content-Encoding: {kind}"))
-    for room in (copy.budget, copy.admissions.bytes):
+    for room in (replica.budget, replica.admissions.bytes):
         room.charge(3 * MIB)
         assert b"together (INFLIGHT)" in await told(infer())
         room.give(3 * MIB)
 
 
 async def test_requests_that_would_fill_triton_are_turned_away_until_there_is_room(connect: Connect) -> None:
-    first = connect(copy=own_copy(max_inflight_bytes=3 * MIB))
+    first = connect(replica=own_replica(max_inflight_bytes=3 * MIB))
     first.client.data_received(binary(MIB))
     await settle()
-    late = RestPair(front=first.front)
+    late = RestPair(downstream=first.downstream)
     late.client.data_received(binary(MIB))
     assert late.to_client.sent.startswith(b"HTTP/1.1 503 ")
     assert b"3 MiB that they may take together (--max-inflight-bytes)" in late.to_client.sent
     assert b"Retry-After: 1" in late.to_client.sent
-    huge = RestPair(front=first.front)
+    huge = RestPair(downstream=first.downstream)
     huge.client.data_received(binary(2 * MIB)[:100_000])
     assert huge.to_client.sent.startswith(b"HTTP/1.1 413 ")
     assert b"--max-inflight-bytes" in huge.to_client.sent
     first.tritons[0].data_received(OK)
-    again = RestPair(front=first.front)
+    again = RestPair(downstream=first.downstream)
     again.client.data_received(binary(MIB))
     await settle()
     first.tritons[0].data_received(OK)
     assert again.to_client.sent == OK
-    assert first.front.copy.admissions.bytes.used_bytes == 0
+    assert first.downstream.replica.admissions.bytes.used_bytes == 0
 
 
 async def test_an_answer_that_is_not_taken_counts_as_triton_keeps_it(connect: Connect) -> None:
     pair = connect()
     pair.client.data_received(infer())
     await settle()
-    before = pair.front.copy.admissions.bytes.used_bytes
+    before = pair.downstream.replica.admissions.bytes.used_bytes
     pair.tritons[0].data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + bytes(10))
-    assert pair.front.copy.admissions.bytes.used_bytes == before + 1_000_000
+    assert pair.downstream.replica.admissions.bytes.used_bytes == before + 1_000_000
     pair.tritons[0].data_received(bytes(999_990))
-    assert pair.front.copy.admissions.bytes.used_bytes == 0
+    assert pair.downstream.replica.admissions.bytes.used_bytes == 0
 
 
 async def test_who_takes_a_long_answer_slowly_keeps_nobody_waiting(connect: Connect) -> None:
     slow = connect(limit=1, depth=5)
     slow.client.data_received(infer())
     await settle()
-    next_one = RestPair(front=slow.front)
+    next_one = RestPair(downstream=slow.downstream)
     next_one.client.data_received(infer())
     await settle()
     assert len(slow.tritons) == 1
@@ -123,19 +123,22 @@ async def test_who_takes_a_long_answer_slowly_keeps_nobody_waiting(connect: Conn
     assert next_one.to_client.sent == OK
     slow.tritons[0].data_received(bytes(999_990))
     assert slow.to_client.sent.endswith(bytes(999_990))
-    assert (slow.front.copy.admissions.running, slow.front.copy.admissions.bytes.used_bytes) == (0, 0)
+    assert (
+        slow.downstream.replica.admissions.running,
+        slow.downstream.replica.admissions.bytes.used_bytes,
+    ) == (0, 0)
 
 
 async def test_slow_bodies_of_one_copy_leave_room_for_anothers(connect: Connect) -> None:
     process = Budget(100_000)
-    greedy, quiet = (own_copy() for _ in range(2))
-    for copy in (greedy, quiet):
-        copy.budget = Budget(100_000, process)
+    greedy, quiet = (own_replica() for _ in range(2))
+    for replica in (greedy, quiet):
+        replica.budget = Budget(100_000, process)
     for _ in range(40):
-        connect(copy=greedy).client.data_received(infer(BODY.ljust(20_000))[:-1])
+        connect(replica=greedy).client.data_received(infer(BODY.ljust(20_000))[:-1])
     assert greedy.budget.used_bytes <= 50_000
     assert greedy.rest.codes["503"] >= 30
-    pair = connect(copy=quiet)
+    pair = connect(replica=quiet)
     pair.client.data_received(infer(BODY.ljust(20_000)))
     await settle()
     pair.tritons[0].data_received(OK)
@@ -144,7 +147,7 @@ async def test_slow_bodies_of_one_copy_leave_room_for_anothers(connect: Connect)
 
 async def test_many_questions_are_few_connections(connect: Connect) -> None:
     first = connect(limit=1)
-    pairs = [RestPair(front=first.front) for _ in range(400)]
+    pairs = [RestPair(downstream=first.downstream) for _ in range(400)]
     for pair in pairs:
         pair.client.data_received(ask("GET /v2/models/own/config"))
     await settle()
@@ -155,20 +158,20 @@ async def test_many_questions_are_few_connections(connect: Connect) -> None:
         await settle()
     assert all(pair.to_client.sent == OK for pair in pairs)
     assert len(first.tritons) == 8
-    assert first.front.copy.questions.running == 0
+    assert first.downstream.replica.questions.running == 0
 
 
 async def test_copies_take_turns_at_the_connections(connect: Connect) -> None:
     shared = RestShared(here())
-    shared.pool = UpstreamPool(shared.where, most=1)
-    crowd, single = own_copy(), own_copy()
-    front, other = RestFront(shared, crowd), RestFront(shared, single)
-    first = RestPair(front=front)
-    pairs = [RestPair(front=front) for _ in range(20)]
+    shared.pool = UpstreamPool(shared.cluster, most=1)
+    crowd, single = own_replica(), own_replica()
+    downstream, other = RestDownstream(shared, crowd), RestDownstream(shared, single)
+    first = RestPair(downstream=downstream)
+    pairs = [RestPair(downstream=downstream) for _ in range(20)]
     for pair in pairs:
         pair.client.data_received(infer())
     await settle()
-    late = RestPair(front=other)
+    late = RestPair(downstream=other)
     late.client.data_received(infer())
     await settle()
     answers = 0
@@ -183,7 +186,7 @@ async def test_copies_take_turns_at_the_connections(connect: Connect) -> None:
 async def test_a_connection_counts_once_whichever_step_its_making_is_at(connect: Connect) -> None:
     """Requests are spread over copies by this: one too many here sends one too many elsewhere."""
     pair = connect()
-    pool = pair.front.shared.pool
+    pool = pair.downstream.shared.pool
     pair.client.data_received(infer())
     seen = []
     for _ in range(6):
@@ -198,33 +201,36 @@ async def test_a_request_that_waited_goes_where_triton_is_then(connect: Connect)
     first = connect(limit=1, depth=1)
     first.client.data_received(infer())
     await settle()
-    waits = RestPair(front=first.front)
+    waits = RestPair(downstream=first.downstream)
     waits.client.data_received(infer())
-    where = first.front.shared.where
+    where = first.downstream.shared.cluster
     moved = replace(
         where.require(), http=Endpoint("127.0.0.9", 7), http_headers={"berth-inference-key": "new"}
     )
     where.move(moved)
     first.tritons[0].data_received(OK)
     await settle()
-    assert first.tritons[1].endpoint == moved.http
+    assert first.tritons[1].address == moved.http
     (_, headers, _) = seen(first)[1]
     assert (headers["host"], headers["berth-inference-key"]) == ("127.0.0.9:7", "new")
 
 
 async def test_a_deadline_gives_no_slot_away_that_triton_works_in(connect: Connect) -> None:
-    first = connect(copy=own_copy(1, 1, request_timeout_seconds=0.0))
+    first = connect(replica=own_replica(1, 1, request_timeout_seconds=0.0))
     for _ in range(3):
-        pair = RestPair(front=first.front)
+        pair = RestPair(downstream=first.downstream)
         pair.client.data_received(infer())
         await settle()
         pair.client.tick(asyncio.get_running_loop().time() + 1)
         assert pair.to_client.sent.startswith(b"HTTP/1.1 504 ")
     assert len(first.tritons) == 1
-    assert (first.front.copy.admissions.running, first.front.copy.admissions.waiting) == (1, 0)
+    assert (first.downstream.replica.admissions.running, first.downstream.replica.admissions.waiting) == (
+        1,
+        0,
+    )
     first.tritons[0].data_received(OK)
-    assert first.front.copy.admissions.running == 0
-    assert first.front.shared.pool.has_idle
+    assert first.downstream.replica.admissions.running == 0
+    assert first.downstream.shared.pool.has_idle
 
 
 LARGE = b'{"inputs":[{"name":"I","datatype":"FP32","shape":[%d],"data":[%b]}]}'
@@ -234,7 +240,7 @@ LARGE = b'{"inputs":[{"name":"I","datatype":"FP32","shape":[%d],"data":[%b]}]}'
 @pytest.mark.parametrize("is_good", [True, False])
 async def test_a_long_body_is_checked_beside_the_loop(connect: Connect, count: int, is_good: bool) -> None:
     body = LARGE % (count if is_good else count + 9, b"1," * (count - 1) + b"1")
-    pair = connect(copy=own_copy(max_json_bytes=16 * MIB))
+    pair = connect(replica=own_replica(max_json_bytes=16 * MIB))
     pair.client.data_received(infer(body))
     assert not pair.to_client.sent
     async with asyncio.timeout(20):
@@ -245,8 +251,8 @@ async def test_a_long_body_is_checked_beside_the_loop(connect: Connect, count: i
         assert seen(pair)[0][2] == body
         pair.tritons[0].data_received(OK)
         assert pair.to_client.sent == OK
-    assert (pair.front.copy.admissions.running, pair.front.copy.budget.used_bytes) == (0, 0)
-    await pair.front.shared.close()
+    assert (pair.downstream.replica.admissions.running, pair.downstream.replica.budget.used_bytes) == (0, 0)
+    await pair.downstream.shared.close()
 
 
 def seen_whole(pair: RestPair, size: int) -> bool:
@@ -254,7 +260,7 @@ def seen_whole(pair: RestPair, size: int) -> bool:
 
 
 async def test_a_checking_process_that_dies_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    checker, facts = checking.Checker(), own_copy().facts
+    checker, facts = checking.Checker(), own_replica().facts
     question = checking.Question(
         is_infer=True,
         encoding="identity",
@@ -276,15 +282,15 @@ async def test_a_checking_process_that_dies_costs_no_request(monkeypatch: pytest
 async def test_where_there_is_no_limit_a_burst_of_large_requests_waits_for_room(connect: Connect) -> None:
     """What finds no room for its bytes is not turned away at once: an ordinary client sends some at a time."""
     limits = ReplicaLimits(max_inflight_bytes=3 * MIB)
-    copy = ModelCopy(Names(b"own", b"own"), limits)
-    copy.triton_says(None)
-    copy.budget.limit_bytes = 64 * MIB  # these clients send all at once, and no transport holds them up
-    first = connect(copy=copy)
-    burst = [first, *(RestPair(front=first.front) for _ in range(9))]
+    replica = Replica(Names(b"own", b"own"), limits)
+    replica.triton_says(None)
+    replica.budget.limit_bytes = 64 * MIB  # these clients send all at once, and no transport holds them up
+    first = connect(replica=replica)
+    burst = [first, *(RestPair(downstream=first.downstream) for _ in range(9))]
     for pair in burst:
         pair.client.data_received(binary(MIB))
     await settle()
-    assert (copy.admissions.running, copy.admissions.waiting) == (1, 9)
+    assert (replica.admissions.running, replica.admissions.waiting) == (1, 9)
     for _ in burst:
         await settle()
         first.tritons[0].data_received(OK)
@@ -293,11 +299,11 @@ async def test_where_there_is_no_limit_a_burst_of_large_requests_waits_for_room(
 
 @pytest.mark.parametrize("first_is", ["waiting", "with Triton", "not whole"])
 async def test_what_clients_send_ahead_is_bounded_for_all_of_them(connect: Connect, first_is: str) -> None:
-    first = connect(copy=own_copy(limit=1, depth=100, max_inflight_bytes=MIB))
+    first = connect(replica=own_replica(limit=1, depth=100, max_inflight_bytes=MIB))
     if first_is != "with Triton":
         first.client.data_received(infer())
         await settle()
-    pairs = [RestPair(front=first.front) for _ in range(40)]
+    pairs = [RestPair(downstream=first.downstream) for _ in range(40)]
     for pair in pairs:
         if first_is == "not whole":
             pair.client.data_received(b"GET /v2 HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 50_000)
@@ -306,24 +312,24 @@ async def test_what_clients_send_ahead_is_bounded_for_all_of_them(connect: Conne
         for _ in range(10):
             pair.client.data_received(infer() * 50)
     await settle()
-    assert MIB * 3 // 4 < first.front.copy.budget.used_bytes <= MIB
+    assert MIB * 3 // 4 < first.downstream.replica.budget.used_bytes <= MIB
     lost = [pair for pair in pairs if not pair.to_client.open or b" 503 " in pair.to_client.sent]
     assert 0 < len(lost) < len(pairs)
     for pair in pairs:
         pair.client.connection_lost(None)
     first.client.connection_lost(None)
-    assert first.front.copy.budget.used_bytes == 0
+    assert first.downstream.replica.budget.used_bytes == 0
 
 
 async def test_what_is_answered_here_one_by_one_is_charged_while_it_waits(connect: Connect) -> None:
-    pair = connect(copy=own_copy(limit=1, depth=1, max_inflight_bytes=MIB))
+    pair = connect(replica=own_replica(limit=1, depth=1, max_inflight_bytes=MIB))
     asked = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
     pair.client.data_received(asked * 2000)
-    assert 50_000 < pair.front.copy.budget.used_bytes < len(asked) * 2000
+    assert 50_000 < pair.downstream.replica.budget.used_bytes < len(asked) * 2000
     pair.client.connection_lost(None)
-    assert pair.front.copy.budget.used_bytes == 0
-    full = RestPair(front=pair.front)
-    pair.front.copy.budget.take(MIB)
+    assert pair.downstream.replica.budget.used_bytes == 0
+    full = RestPair(downstream=pair.downstream)
+    pair.downstream.replica.budget.take(MIB)
     full.client.data_received(asked * 2000)
     assert not full.to_client.open
 
@@ -331,7 +337,7 @@ async def test_what_is_answered_here_one_by_one_is_charged_while_it_waits(connec
 @pytest.mark.parametrize("seed", range(40))
 async def test_slots_and_bytes_are_back_after_any_history(connect: Connect, seed: int) -> None:
     """Clients that come, go, wait, are late and send in pieces; a Triton that answers, breaks off and is slow."""
-    rng, first = random.Random(seed), connect(copy=own_copy(2, 3, max_inflight_bytes=2 * MIB))
+    rng, first = random.Random(seed), connect(replica=own_replica(2, 3, max_inflight_bytes=2 * MIB))
     requests = [
         infer(),
         binary(300_000),
@@ -345,7 +351,7 @@ async def test_slots_and_bytes_are_back_after_any_history(connect: Connect, seed
     for _ in range(150):
         match rng.randrange(7):
             case 0 | 1:
-                pairs.append(RestPair(front=first.front))
+                pairs.append(RestPair(downstream=first.downstream))
                 left[len(pairs) - 1] = rng.choice(requests) * rng.choice([1, 1, 2])
             case 2 | 3 if left:
                 index = rng.choice(list(left))
@@ -372,18 +378,18 @@ async def test_slots_and_bytes_are_back_after_any_history(connect: Connect, seed
                     elif one.request_done:
                         one.data_received(OK)
         await settle()
-        assert first.front.copy.admissions.running <= 2
+        assert first.downstream.replica.admissions.running <= 2
     for pair in pairs:
         pair.client.connection_lost(None)
     for upstream in list(first.tritons):
         if upstream.asker is not None:
             upstream.connection_lost(None)
     await settle()
-    copy = first.front.copy
-    assert (copy.admissions.running, copy.admissions.waiting, copy.admissions.given_up) == (0, 0, 0)
-    assert (copy.questions.running, copy.questions.waiting) == (0, 0)
-    assert (copy.admissions.bytes.used_bytes, copy.budget.used_bytes) == (0, 0)
-    assert not first.front.given_up
+    replica = first.downstream.replica
+    assert (replica.admissions.running, replica.admissions.waiting, replica.admissions.given_up) == (0, 0, 0)
+    assert (replica.questions.running, replica.questions.waiting) == (0, 0)
+    assert (replica.admissions.bytes.used_bytes, replica.budget.used_bytes) == (0, 0)
+    assert not first.downstream.given_up
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -398,7 +404,7 @@ async def test_the_quick_way_and_the_slow_one_are_one(connect: Connect, seed: in
     ]
     data = [infer(rng.choice(bodies)) for _ in range(12)]
     quick, slow = connect(), connect()
-    slow.front.usual.remember = lambda *_: None  # type: ignore[method-assign]
+    slow.downstream.usual.remember = lambda *_: None  # type: ignore[method-assign]
     for pair in (quick, slow):
         for one in data:
             pair.client.data_received(one)
@@ -408,8 +414,8 @@ async def test_the_quick_way_and_the_slow_one_are_one(connect: Connect, seed: in
                     upstream.data_received(OK)
     assert quick.to_client.sent == slow.to_client.sent
     assert seen(quick) == seen(slow)
-    assert quick.front.copy.rest.codes == slow.front.copy.rest.codes
-    assert quick.front.copy.rest.received_bytes == slow.front.copy.rest.received_bytes
+    assert quick.downstream.replica.rest.codes == slow.downstream.replica.rest.codes
+    assert quick.downstream.replica.rest.received_bytes == slow.downstream.replica.rest.received_bytes
 
 
 async def test_bodies_of_one_copy_that_take_long_to_check_do_not_keep_anothers_waiting(
@@ -444,10 +450,10 @@ async def test_bodies_of_one_copy_that_take_long_to_check_do_not_keep_anothers_w
 
 async def test_what_a_packed_body_has_become_is_counted_while_it_waits(connect: Connect) -> None:
     """Small ones of which each becomes a large one do not fill the memory before they have their slots."""
-    first = connect(copy=own_copy(limit=1, depth=100, max_inflight_bytes=100_000))
+    first = connect(replica=own_replica(limit=1, depth=100, max_inflight_bytes=100_000))
     first.client.data_received(infer())
     await settle()
-    waiting = [RestPair(front=first.front) for _ in range(6)]
+    waiting = [RestPair(downstream=first.downstream) for _ in range(6)]
     body = json.dumps({"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["a" * 40_000]}]})
     small = infer(gzip.compress(body.encode()), "own", "Content-Encoding: gzip")
     for pair in waiting:
@@ -461,17 +467,17 @@ async def test_a_burst_of_one_replica_leaves_triton_to_the_others(connect: Conne
     whole = Outstanding(16)
     names = [Names(b"own", name) for name in (b"own-of-pod-1", b"own-of-pod-2")]
     limits = ReplicaLimits(queue_depth=100)
-    copies = [ModelCopy(one, limits, outstanding=whole) for one in names]
+    copies = [Replica(one, limits, outstanding=whole) for one in names]
     shared = RestShared(here())
-    fronts = [RestFront(shared, copy) for copy in copies]
-    greedy = [connect(front=fronts[0]) for _ in range(50)]
+    fronts = [RestDownstream(shared, replica) for replica in copies]
+    greedy = [connect(downstream=fronts[0]) for _ in range(50)]
     for one in greedy:
         one.client.data_received(infer())
     await settle()
     pair = greedy[0]
     assert len(pair.tritons) == 7
     assert (copies[0].admissions.running, copies[0].admissions.waiting) == (7, 43)
-    beside = connect(front=fronts[1])
+    beside = connect(downstream=fronts[1])
     beside.client.data_received(infer())
     await settle()
     assert len(pair.tritons) == 8
@@ -490,11 +496,11 @@ async def test_a_long_answer_or_half_a_request_takes_no_turn_from_others(connect
     """Data-plane D2: what Triton does not compute loses nobody's answer."""
     whole = Outstanding(1)
     copies = [
-        ModelCopy(Names(b"own", name), ReplicaLimits(queue_depth=9), outstanding=whole)
+        Replica(Names(b"own", name), ReplicaLimits(queue_depth=9), outstanding=whole)
         for name in (b"own-1", b"own-2")
     ]
     shared = RestShared(here())
-    uploads, reads, quick = (connect(front=RestFront(shared, copies[index])) for index in (0, 0, 1))
+    uploads, reads, quick = (connect(downstream=RestDownstream(shared, copies[index])) for index in (0, 0, 1))
     sent = binary(MIB)
     uploads.client.data_received(sent[:-1])
     await settle()

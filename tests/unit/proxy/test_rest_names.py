@@ -10,7 +10,7 @@ from proxy.downstream.rest.renaming import AsItComes, InPlace, Way, way_of
 from proxy.policy.names import Names
 from proxy.policy.routes import Route
 from proxy.wire.http1 import HEADER_LENGTH
-from tests.fakes.data_plane import RestPair, own_copy, settle
+from tests.fakes.data_plane import RestPair, own_replica, settle
 from tests.unit.proxy.test_rest_answers import ask, body_of
 from tests.unit.proxy.test_rest_bytes import chunked, infer, seen
 
@@ -21,7 +21,7 @@ SERVER, PUBLIC = NAMES.server.decode(), NAMES.public.decode()
 @pytest.fixture
 async def connect() -> Any:
     with RestPair.triton_at_hand():
-        yield lambda: RestPair(copy=own_copy(names=NAMES))
+        yield lambda: RestPair(replica=own_replica(names=NAMES))
 
 
 def answer(body: bytes, *lines: str, status: str = "200 OK") -> bytes:
@@ -117,7 +117,7 @@ async def test_errors_carry_the_public_name_and_the_connection_goes_on(connect: 
         assert told.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert json.loads(body_of(told)) == {"error": "in ensemble 'own', no version of own"}
     assert len(pair.tritons) == 1
-    assert pair.front.copy.rest.codes == {"400": 4}
+    assert pair.downstream.replica.rest.codes == {"400": 4}
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
@@ -159,7 +159,7 @@ async def test_an_answer_that_is_too_long_to_be_rewritten_is_no_answer(connect: 
     told = await served(pair, ask("GET /v2/models/own/config"), answer(b"x" * (4 * 1024**2 + 1)), 100)
     assert told.startswith(b"HTTP/1.1 502 ")
     assert not pair.to_triton[0].open
-    assert not pair.front.shared.pool.has_idle
+    assert not pair.downstream.shared.pool.has_idle
 
 
 async def test_own_answers_are_renamed_too(connect: Any) -> None:

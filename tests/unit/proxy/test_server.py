@@ -23,10 +23,10 @@ from proxy.downstream.listener import Clients, Listener
 from proxy.request.admission import shared_limit
 from proxy.request.grpc_head import INFER
 from proxy.request.messages import framed
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.request.traffic import Traffic
 from proxy.server import Server, serving
-from proxy.server import own_copy as own_copy_of
+from proxy.server import own_replica as own_copy_of
 from proxy.transport import tcp
 from proxy.upstream.health import Upstream
 from tests.fakes.data_plane import GrpcPair, RestPair, own_upstream, settle, triton_at_hand
@@ -42,9 +42,9 @@ def options(**more: Any) -> ProxyOptions:
     return ProxyOptions(model=ModelName("own"), http_listen=ANYWHERE, grpc_listen=ANYWHERE, **more)
 
 
-def own() -> tuple[ModelCopy, Upstream]:
+def own() -> tuple[Replica, Upstream]:
     upstream = own_upstream()
-    return upstream.copy, upstream
+    return upstream.replica, upstream
 
 
 class Whole:
@@ -53,13 +53,13 @@ class Whole:
     def __init__(self, *, shared: tuple[int, int] | None = None, **more: Any) -> None:
         self.copy = own_copy_of(options(**more), shared=shared)
         self.copy.triton_says(None)
-        self.server = Server(self.copy, own_upstream(copy=self.copy))
+        self.server = Server(self.copy, own_upstream(replica=self.copy))
 
     def rest(self) -> RestPair:
-        return RestPair(front=self.server.rest)
+        return RestPair(downstream=self.server.rest)
 
     def grpc(self) -> Both:
-        both = Both(GrpcPair(front=self.server.grpc))
+        both = Both(GrpcPair(downstream=self.server.grpc))
         both.exchange()
         return both
 
@@ -396,7 +396,7 @@ async def test_a_client_too_many_is_hung_up_on(whole: Callable[..., Whole]) -> N
         front.clients._most = 1
     rest, late = one.rest(), one.rest()
     assert (rest.to_client.open, late.to_client.open) == (True, False)
-    grpc, too_late = GrpcPair(front=one.server.grpc), GrpcPair(front=one.server.grpc)
+    grpc, too_late = GrpcPair(downstream=one.server.grpc), GrpcPair(downstream=one.server.grpc)
     assert (grpc.to_client.open, too_late.to_client.open) == (True, False)
     assert not late.to_client.sent
     assert not too_late.to_client.sent

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.policy.model_facts import ModelFacts
 from proxy.request.messages import INFER, STREAM_INFER, framed
-from tests.fakes.data_plane import RestPair, own_copy, settle
+from tests.fakes.data_plane import RestPair, own_replica, settle
 from tests.fakes.grpc_peers import Both, Connect, request
 from tests.unit.proxy.test_rest_bytes import OK, infer
 
@@ -32,7 +32,11 @@ class Reader:
     """A REST client that takes what it is let, and the answer that Triton has for it."""
 
     def __init__(self, first: "Reader | None" = None, *, sent: bytes = infer(), **limits: Any) -> None:
-        self.pair = RestPair(copy=own_copy(**limits)) if first is None else RestPair(front=first.pair.front)
+        self.pair = (
+            RestPair(replica=own_replica(**limits))
+            if first is None
+            else RestPair(downstream=first.pair.downstream)
+        )
         self._first = first or self
         self._sent = sent
 
@@ -71,20 +75,20 @@ async def test_nine_unread_answers_stop_their_model_for_ten_seconds_and_no_longe
         await one.more(bytes(MIB))
     small = Reader(first)
     await small.ask()
-    front, now = first.pair.front, time.monotonic()
-    assert (front.copy.admissions.running, front.copy.admissions.waiting) == (0, 1)
+    downstream, now = first.pair.downstream, time.monotonic()
+    assert (downstream.replica.admissions.running, downstream.replica.admissions.waiting) == (0, 1)
     for second in range(11):
-        front.tick(now + second)
+        downstream.tick(now + second)
         assert not any(one.is_cut for one in readers)
-    front.tick(now + 11)
+    downstream.tick(now + 11)
     # One is enough: whoever is asked next keeps nobody waiting any more.
     assert [one.is_cut for one in readers].count(True) == 2
-    assert front.copy.rest.codes == {"408": 2}
+    assert downstream.replica.rest.codes == {"408": 2}
     await settle()
     first.pair.tritons[-1].data_received(OK)
     assert small.pair.to_client.sent == OK
     for second in range(12, 60):
-        front.tick(now + second)
+        downstream.tick(now + second)
     assert [one.is_cut for one in readers].count(True) == 2
 
 
@@ -98,14 +102,14 @@ async def test_a_slow_reader_gives_its_memory_up_for_others(
     await slow.ask()
     slow.begin(head(60 * MIB))
     await slow.more(bytes(MIB))
-    front, now = slow.pair.front, time.monotonic()
+    downstream, now = slow.pair.downstream, time.monotonic()
     if others_wait:
-        front.copy.admissions.bytes.limit_bytes = front.copy.admissions.bytes.used_bytes
+        downstream.replica.admissions.bytes.limit_bytes = downstream.replica.admissions.bytes.used_bytes
         other = Reader(slow)
         await other.ask()
     until = None
     for second in range(60):
-        front.tick(now + second)
+        downstream.tick(now + second)
         if slow.is_cut:
             until = second
             break
@@ -119,11 +123,11 @@ async def test_an_answer_that_triton_does_not_tell_is_not_its_clients_fault() ->
     await slow.ask()
     slow.begin(head(60 * MIB))
     slow.pair.to_client.flow()
-    front, now = slow.pair.front, time.monotonic()
-    front.copy.admissions.bytes.limit_bytes = front.copy.admissions.bytes.used_bytes
+    downstream, now = slow.pair.downstream, time.monotonic()
+    downstream.replica.admissions.bytes.limit_bytes = downstream.replica.admissions.bytes.used_bytes
     await Reader(slow).ask()
     for second in range(60):
-        front.tick(now + second)
+        downstream.tick(now + second)
     assert not slow.is_cut
 
 
@@ -134,16 +138,16 @@ async def test_a_stream_of_events_that_is_not_read_gives_its_slot_up_for_others(
     await slow.ask()
     slow.begin(EVENTS)
     await slow.more(b"8000\r\n%b\r\n" % bytes(0x8000) * 64)
-    front, now = slow.pair.front, time.monotonic()
+    downstream, now = slow.pair.downstream, time.monotonic()
     if others_wait:
         await Reader(slow).ask()
     for second in range(12):
         assert not slow.is_cut
-        front.tick(now + second)
+        downstream.tick(now + second)
     assert slow.is_cut is others_wait
     await settle()
-    assert front.copy.admissions.running == 1
-    assert front.copy.admissions.waiting == 0
+    assert downstream.replica.admissions.running == 1
+    assert downstream.replica.admissions.waiting == 0
 
 
 async def test_a_stream_of_few_events_that_is_read_lives_on_however_many_wait() -> None:
@@ -152,10 +156,10 @@ async def test_a_stream_of_few_events_that_is_read_lives_on_however_many_wait() 
     slow.begin(EVENTS)
     slow.pair.to_client.flow()
     await Reader(slow).ask()
-    front, now = slow.pair.front, time.monotonic()
+    downstream, now = slow.pair.downstream, time.monotonic()
     for second in range(250):
         await slow.more(b"2\r\nxx\r\n")
-        front.tick(now + second)
+        downstream.tick(now + second)
     assert not slow.is_cut
 
 
@@ -192,13 +196,13 @@ async def test_grpc_answers_that_nobody_reads_stop_their_model_for_ten_seconds(
     slow = unread(both, method, 5 if others_wait else 3)
     both.client.send(both.client.call(), framed(request()), end=True)
     both.exchange()
-    admissions, now = both.pair.copy.admissions, time.monotonic()
+    admissions, now = both.pair.replica.admissions, time.monotonic()
     assert admissions.waiting == others_wait
     for second in range(11):
-        both.pair.front.tick(now + second)
+        both.pair.downstream.tick(now + second)
         both.exchange()
         assert not both.client.resets
-    both.pair.front.tick(now + 11)
+    both.pair.downstream.tick(now + 11)
     both.exchange()
     assert (
         len(both.client.resets) == 2 * others_wait
@@ -206,7 +210,7 @@ async def test_grpc_answers_that_nobody_reads_stop_their_model_for_ten_seconds(
     if not others_wait:
         return
     assert set(both.client.resets.values()) == {11}  # which gRPC calls RESOURCE_EXHAUSTED
-    assert both.pair.copy.grpc.codes == {"RESOURCE_EXHAUSTED": 2}
+    assert both.pair.replica.grpc.codes == {"RESOURCE_EXHAUSTED": 2}
     assert set(both.client.resets) < set(slow)
     # Triton tells its answer to its end, which is read and dropped: then there is room.
     before = admissions.bytes.used_bytes
@@ -236,11 +240,11 @@ async def test_a_stream_whose_answers_are_not_read_gives_its_slots_up_for_others
     if others_wait:
         both.client.send(other, framed(request()), end=True)
         both.exchange()
-    admissions, now = both.pair.copy.admissions, time.monotonic()
+    admissions, now = both.pair.replica.admissions, time.monotonic()
     assert (admissions.running, admissions.waiting) == (2, others_wait)
     for second in range(12):
         assert not both.client.resets
-        both.pair.front.tick(now + second)
+        both.pair.downstream.tick(now + second)
         both.exchange()
     assert (both.client.resets == {stream: 11}) is others_wait
     assert admissions.waiting == 0
@@ -254,10 +258,10 @@ async def test_a_call_whose_answer_is_slow_to_come_is_not_its_clients_fault(conn
     both.triton.begin(stream)
     both.client.send(other, framed(request()), end=True)
     both.exchange()
-    assert both.pair.copy.admissions.waiting == 1
+    assert both.pair.replica.admissions.waiting == 1
     now = time.monotonic()
     for second in range(60):
-        both.pair.front.tick(now + second)
+        both.pair.downstream.tick(now + second)
         both.exchange()
     assert not both.client.resets
 
@@ -291,15 +295,15 @@ async def test_a_grpc_client_that_reads_nothing_at_all(
         both.triton.exchange()
         sent += room
     assert sent < MIB
-    admissions, now = both.pair.copy.admissions, time.monotonic()
+    admissions, now = both.pair.replica.admissions, time.monotonic()
     if others_wait:
         admissions.bytes.limit_bytes = admissions.bytes.used_bytes
         both.client.send(other, framed(request()), end=True)
         both.exchange()
         assert admissions.waiting == 1
-    codes = dict(both.pair.copy.grpc.codes)
+    codes = dict(both.pair.replica.grpc.codes)
     for second in range(12):
-        assert both.pair.copy.grpc.codes == codes
-        both.pair.front.tick(now + second)
+        assert both.pair.replica.grpc.codes == codes
+        both.pair.downstream.tick(now + second)
         both.triton.exchange()
-    assert both.pair.copy.grpc.codes == codes | ({"RESOURCE_EXHAUSTED": 1} if others_wait else {})
+    assert both.pair.replica.grpc.codes == codes | ({"RESOURCE_EXHAUSTED": 1} if others_wait else {})

@@ -11,22 +11,22 @@ import pytest
 
 from berth.contract.endpoint import Endpoint
 from proxy.policy.refusal import NotServed
-from proxy.request.endpoint import Access, Whereabouts
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.upstream import health as module
 from proxy.upstream import queries as questions
 from proxy.upstream.health import Upstream
 from proxy.upstream.http1 import UpstreamPool
 from proxy.upstream.queries import Answer, Silent, fetch
-from tests.fakes.data_plane import own_copy
+from tests.fakes.data_plane import own_replica
 
 
 class Asked(Upstream):
     """A Triton that serves the model, with the outputs that it has at the moment."""
 
     def __init__(self) -> None:
-        where = Whereabouts()
-        super().__init__(own_copy(), where, UpstreamPool(where))
-        self.copy.triton_says("the model has not been asked for yet")
+        where = UpstreamCluster()
+        super().__init__(own_replica(), where, UpstreamPool(where))
+        self.replica.triton_says("the model has not been asked for yet")
         self.output = "A"
         self.configs = 0
         self.has_config = True
@@ -45,7 +45,7 @@ class Asked(Upstream):
 
 async def until(upstream: Asked, output: str) -> None:
     async with asyncio.timeout(5):
-        while not upstream.copy.facts.has_classes(output):
+        while not upstream.replica.facts.has_classes(output):
             await asyncio.sleep(0)
 
 
@@ -63,8 +63,8 @@ async def test_what_is_known_of_the_model_is_read_again_when_it_may_be_another(
     if told:
         upstream.nudge()
     await until(upstream, "B")
-    assert not upstream.copy.facts.has_classes("A")
-    assert upstream.copy.is_served
+    assert not upstream.replica.facts.has_classes("A")
+    assert upstream.replica.is_served
     polling.cancel()
 
 
@@ -76,7 +76,7 @@ async def test_a_model_that_is_ready_stays_so_while_its_configuration_cannot_be_
     upstream.has_config = False
     polling = asyncio.create_task(upstream.poll())
     await asyncio.sleep(0.01)
-    assert not upstream.copy.is_served  # nobody knows yet what it is
+    assert not upstream.replica.is_served  # nobody knows yet what it is
     upstream.has_config = True
     upstream.nudge()
     await until(upstream, "A")
@@ -84,8 +84,8 @@ async def test_a_model_that_is_ready_stays_so_while_its_configuration_cannot_be_
     for _ in range(3):
         upstream.nudge()
         await asyncio.sleep(0.01)
-    assert upstream.copy.is_served
-    assert upstream.copy.facts.has_classes("A")
+    assert upstream.replica.is_served
+    assert upstream.replica.facts.has_classes("A")
     polling.cancel()
 
 
@@ -102,20 +102,20 @@ async def test_a_model_that_was_ready_is_so_while_triton_is_busy_and_not_for_eve
     upstream.fails = Silent("busy")
     polling = asyncio.create_task(upstream.poll())
     await asyncio.sleep(0.01)
-    assert not upstream.copy.is_served  # it never was
+    assert not upstream.replica.is_served  # it never was
     upstream.fails = None
     await until(upstream, "A")
     upstream.fails = fails
     await asyncio.sleep(0.01)
-    assert upstream.copy.is_served is stays
+    assert upstream.replica.is_served is stays
     upstream.fails = None
     await asyncio.sleep(0.01)
-    assert upstream.copy.is_served
+    assert upstream.replica.is_served
     polling.cancel()
 
 
 @asynccontextmanager
-async def triton(*pieces: bytes | None) -> AsyncIterator[tuple[Whereabouts, list[bytes]]]:
+async def triton(*pieces: bytes | None) -> AsyncIterator[tuple[UpstreamCluster, list[bytes]]]:
     """Answers each question with these pieces; None cuts the connection."""
     asked: list[bytes] = []
     serving: list[asyncio.Task[None] | None] = []
@@ -135,7 +135,7 @@ async def triton(*pieces: bytes | None) -> AsyncIterator[tuple[Whereabouts, list
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     here = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
-    yield Whereabouts(Access(here, here, KEYS)), asked
+    yield UpstreamCluster(UpstreamEndpoint(here, here, KEYS)), asked
     server.close()
     await asyncio.gather(*(one for one in serving if one is not None))
 
@@ -153,7 +153,7 @@ async def test_silence_is_told_from_refusal(listens: bool, expected: type[NotSer
         endpoint = Endpoint("127.0.0.1", silent.getsockname()[1])
         if not listens:
             silent.close()
-        where = Whereabouts(Access(endpoint, endpoint))
+        where = UpstreamCluster(UpstreamEndpoint(endpoint, endpoint))
         pool = UpstreamPool(where)
         with pytest.raises(NotServed) as told:
             await fetch(pool, where, "/v2", seconds=0.05)
@@ -171,7 +171,7 @@ async def test_triton_is_asked_with_the_nodes_key_on_connections_that_are_kept()
         }
         assert len(pool._all) == 1
         await pool.close()
-    nowhere = Whereabouts()
+    nowhere = UpstreamCluster()
     with pytest.raises(NotServed, match="the agent has not told yet"):
         await fetch(UpstreamPool(nowhere), nowhere, "/v2")
     assert 0.5 <= questions.ANSWER_SECONDS <= 5  # readiness is asked for twice a second
@@ -208,7 +208,7 @@ async def test_more_questions_than_connections_wait_for_each_other() -> None:
 
 async def test_one_that_cannot_be_reached_leaves_its_place_to_the_next() -> None:
     nowhere = Endpoint("127.0.0.1", 1)
-    where = Whereabouts(Access(nowhere, nowhere))
+    where = UpstreamCluster(UpstreamEndpoint(nowhere, nowhere))
     pool = UpstreamPool(where, most=1)
     async with asyncio.timeout(5):
         asked = await asyncio.gather(*(fetch(pool, where, "/v2") for _ in range(5)), return_exceptions=True)
@@ -228,7 +228,7 @@ class Looked(Asked):
         if path == "/v2/models/own/config":
             return await super().fetch(path)
         assert path == "/v2/models/own/ready"
-        self.said.append(self.copy.not_ready())
+        self.said.append(self.replica.not_ready())
         if not self.looks:
             raise asyncio.CancelledError
         look = self.looks.pop(0)
@@ -250,12 +250,12 @@ async def test_only_triton_makes_a_model_ready(
     caplog.set_level(logging.INFO, logger=module.log.name)
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     upstream = Looked(400, "gone", 200, 200, "gone", 400, 200)
-    assert upstream.copy.not_ready() == "the model has not been asked for yet"
+    assert upstream.replica.not_ready() == "the model has not been asked for yet"
     unserved = "Triton does not serve own (400)"
-    waiting = upstream.copy.next_change()
+    waiting = upstream.replica.next_change()
     assert await upstream.polled() == [unserved, "gone", None, None, "gone", unserved, None]
     assert waiting.is_set()
-    assert not upstream.copy.next_change().is_set()
+    assert not upstream.replica.next_change().is_set()
     told = [(record.message, record.__dict__["fields"]["reason"]) for record in caplog.records]
     assert told == [("model ready", "-"), ("model not ready", "gone"), ("model ready", "-")]
     # It may be another model after each time that it was away, however short.
@@ -267,15 +267,15 @@ async def test_what_the_agent_withholds_is_not_ready_whatever_triton_says(
 ) -> None:
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     upstream = Looked(200, 200)
-    turns = upstream.copy.next_change()
-    upstream.copy.withheld = "GPU 0: XID 79"
+    turns = upstream.replica.next_change()
+    upstream.replica.withheld = "GPU 0: XID 79"
     assert turns.is_set()
     assert await upstream.polled() == ["GPU 0: XID 79"] * 2
-    assert upstream.copy.is_served
-    turns = upstream.copy.next_change()
-    upstream.copy.withheld = None
+    assert upstream.replica.is_served
+    turns = upstream.replica.next_change()
+    upstream.replica.withheld = None
     assert turns.is_set()
-    assert upstream.copy.not_ready() is None
+    assert upstream.replica.not_ready() is None
 
 
 async def test_what_is_known_of_a_model_is_asked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +314,9 @@ async def test_a_copy_that_keeps_its_connections_leaves_room_for_the_others() ->
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    where = Whereabouts(Access(Endpoint(*server.sockets[0].getsockname()[:2]), Endpoint("127.0.0.1", 1)))
+    where = UpstreamCluster(
+        UpstreamEndpoint(Endpoint(*server.sockets[0].getsockname()[:2]), Endpoint("127.0.0.1", 1))
+    )
     pool = UpstreamPool(where, most=8)
     greedy, other = [Slow("greedy") for _ in range(20)], Slow("other")
     for one in greedy:

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 from proxy.policy.model_facts import ModelFacts
 from proxy.request.load import LoadReport, encode_stat
 from proxy.wire import protobuf
-from proxy.wire.grpc_status import Refused, Status, trailers, try_again
+from proxy.wire.grpc_status import GrpcError, Status, trailers, try_again
 from proxy.wire.lookup import Lookup
 
 KEY = protobuf.encode_bytes
@@ -249,11 +249,11 @@ def test_what_a_configuration_tells(config: dict[str, object], decoupled: bool, 
 
 def test_a_message_of_a_status_is_any_text_and_not_too_long() -> None:
     """grpc/doc/PROTOCOL-HTTP2.md: printable ASCII but for %, the rest percent-encoded."""
-    told = dict(trailers(Refused(Status.INTERNAL, "50 % of ü\n~", x_y="z")))
+    told = dict(trailers(GrpcError(Status.INTERNAL, "50 % of ü\n~", x_y="z")))
     assert told == {b"grpc-status": b"13", b"grpc-message": b"50 %25 of %C3%BC%0A~", b"x-y": b"z"}
     printable = bytes(byte for byte in range(32, 127) if byte != ord("%")).decode()
-    assert dict(trailers(Refused(Status.OK, printable)))[b"grpc-message"] == printable.encode()
-    long = dict(trailers(Refused(Status.UNKNOWN, "x" * 100_000)))[b"grpc-message"]
+    assert dict(trailers(GrpcError(Status.OK, printable)))[b"grpc-message"] == printable.encode()
+    long = dict(trailers(GrpcError(Status.UNKNOWN, "x" * 100_000)))[b"grpc-message"]
     assert 1000 < len(long) < 8000  # clients take 8 KiB of trailers
     assert dict(trailers(try_again("later")))[b"retry-after"] == b"1"
 

@@ -18,10 +18,10 @@ from proxy import worker as worker_module
 from proxy import workers as module
 from proxy.config import ProxyOptions
 from proxy.policy.model_facts import ModelFacts
-from proxy.request.endpoint import Access, Whereabouts
-from proxy.request.replica import ModelCopy
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
+from proxy.request.replica import Replica
 from proxy.request.traffic import Figures
-from proxy.server import Server, own_copy
+from proxy.server import Server, own_replica
 from proxy.upstream.health import Upstream
 from proxy.workers import Crew
 from tests.fakes.eventually import until
@@ -63,8 +63,8 @@ class Stage:
         self.main: Main = worker_module.main
         self.processes: list[Process] = []
         self.servers: list[Server] = []
-        self.copies: list[ModelCopy] = []
-        self.wheres: list[Whereabouts] = []
+        self.copies: list[Replica] = []
+        self.wheres: list[UpstreamCluster] = []
         self.descriptors: list[tuple[int, ...]] = []
 
     async def create(self, *command: str, pass_fds: tuple[int, ...], **_: Any) -> Process:
@@ -90,7 +90,7 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
             yield server
 
     @asynccontextmanager
-    async def opened(copy: ModelCopy, where: Whereabouts) -> AsyncIterator[Upstream]:
+    async def opened(copy: Replica, where: UpstreamCluster) -> AsyncIterator[Upstream]:
         async with open_upstream(copy, where) as upstream:
             one.copies.append(copy)
             one.wheres.append(where)
@@ -109,8 +109,8 @@ async def stage(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     await asyncio.gather(*(process.work for process in one.processes), return_exceptions=True)
 
 
-def own() -> tuple[ModelCopy, Whereabouts]:
-    return own_copy(options()), Whereabouts()
+def own() -> tuple[Replica, UpstreamCluster]:
+    return own_replica(options()), UpstreamCluster()
 
 
 async def test_every_worker_hears_of_every_change(stage: Stage) -> None:
@@ -118,16 +118,16 @@ async def test_every_worker_hears_of_every_change(stage: Stage) -> None:
     copy.withheld = "broken"
     async with Crew(options(), copy, where):
         await until(lambda: [one.not_served for one in stage.copies] == [copy.not_served] * 2)
-        assert [one.access for one in stage.wheres] == [None, None]
+        assert [one.endpoint for one in stage.wheres] == [None, None]
         changes = [one.next_change() for one in stage.copies]
-        told = Access(Endpoint("h", 1), Endpoint("g", 2), {"key": "k"}, {"meta": "m"})
+        told = UpstreamEndpoint(Endpoint("h", 1), Endpoint("g", 2), {"key": "k"}, {"meta": "m"})
         where.move(told)
         copy.facts = ModelFacts(is_decoupled=True)
         copy.triton_says(None)
         await until(lambda: all(change.is_set() for change in changes))
         for one in stage.copies:
             assert (one.facts, one.is_served) == (copy.facts, True)
-        kept = [one.access for one in stage.wheres]
+        kept = [one.endpoint for one in stage.wheres]
         assert kept == [told, told]
         # Whoever watches hears of it, and the last reason counts, which the first process alone knows.
         await until(lambda: [one.not_ready() for one in stage.copies] == ["broken"] * 2)
@@ -138,7 +138,7 @@ async def test_every_worker_hears_of_every_change(stage: Stage) -> None:
         copy.drain()
         await until(lambda: [one.not_ready() for one in stage.copies] == ["draining"] * 2)
         # The same way to Triton is the same object: what was looked up for it is still good.
-        assert all(one.access is was for one, was in zip(stage.wheres, kept, strict=True))
+        assert all(one.endpoint is was for one, was in zip(stage.wheres, kept, strict=True))
 
 
 async def test_a_change_that_nobody_announces_is_told_too(stage: Stage) -> None:
@@ -147,8 +147,8 @@ async def test_a_change_that_nobody_announces_is_told_too(stage: Stage) -> None:
     async with Crew(options(), copy, where):
         await until(lambda: [one.not_served for one in stage.copies] == [copy.not_served] * 2)
         changes = [one.next_change() for one in stage.copies]
-        where.move(Access(ANYWHERE, ANYWHERE))
-        await until(lambda: [one.access for one in stage.wheres] == [where.access] * 2)
+        where.move(UpstreamEndpoint(ANYWHERE, ANYWHERE))
+        await until(lambda: [one.endpoint for one in stage.wheres] == [where.endpoint] * 2)
         assert not any(change.is_set() for change in changes)  # not a change of readiness
 
 

@@ -10,7 +10,7 @@ from berth.contract.scaling import PodEndpoint
 from proxy.activator.answers import Memory
 from proxy.activator.hold import Looks
 from proxy.activator.pod import Pod
-from proxy.transport.write_batch import Turn
+from proxy.transport.write_batch import WriteBatch
 from proxy.upstream.grpc import AnswerReaders
 from tests.fakes import leaping
 
@@ -37,7 +37,8 @@ def asked_each_second(
     async def story() -> None:
         looks = Looks()
         pods = [
-            Pod(TOLD, Memory("m"), Turn(), AnswerReaders(), lambda pod: None, looks) for _ in range(REPLICAS)
+            Pod(TOLD, Memory("m"), WriteBatch(), AnswerReaders(), lambda pod: None, looks)
+            for _ in range(REPLICAS)
         ]
         for _ in range(seconds):
             before = asked

@@ -14,7 +14,7 @@ from proxy.activator.hold import Bounds, Hold, Looks
 from proxy.activator.pod import Pod
 from proxy.activator.pods import Pods
 from proxy.request.load import LoadMeter
-from proxy.transport.write_batch import Turn
+from proxy.transport.write_batch import WriteBatch
 from proxy.upstream.grpc import AnswerReaders
 from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
 from proxy.wire.http1 import ResponseHead
@@ -152,7 +152,7 @@ class Scene:
         meter = LoadMeter(0.0, lambda: 0.0)
         self.hold = Hold(meter, HoldLimits(), Bounds(), lambda: None, clock=lambda: 0.0)
         self.pods = Pods(
-            None, Turn(), AnswerReaders(), self._look, self.hold, Looks(), patience_seconds=300.0
+            None, WriteBatch(), AnswerReaders(), self._look, self.hold, Looks(), patience_seconds=300.0
         )
         # What copies compute, and whose answer has begun to come.
         self.inside: dict[Any, Pod] = {}

@@ -24,7 +24,7 @@ from proxy.gateway.data_plane import DataPlane
 from proxy.gateway.spec import Spec
 from proxy.policy.refusal import Refusal
 from proxy.request.lifecycle import Exchange
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind
 from proxy.wire.report import LEAVING
 from tests.fakes.agent_control import Agent, agent_at, copy_of
@@ -56,7 +56,7 @@ class Echo(asyncio.Protocol):
 
 
 class EchoFront:
-    def __init__(self, copy: ModelCopy) -> None:
+    def __init__(self, copy: Replica) -> None:
         self.copy = copy
         self.clients: set[Echo] = set()
         self.work: list[Any] = []
@@ -90,7 +90,7 @@ class Here:
         self.gateway, self.node, self.port, self.path = gateway, node, port, path
         self.fronts: dict[bytes, EchoFront] = {}
 
-    def served(self, uid: str) -> ModelCopy:
+    def served(self, uid: str) -> Replica:
         return self.node._by_uid[uid].copy
 
 
@@ -99,7 +99,7 @@ async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made: dict[bytes, EchoFront] = {}
     parts: list[Any] = []
 
-    def make_front(self: Any, kind: Kind, copy: ModelCopy, _: Any) -> EchoFront:
+    def make_front(self: Any, kind: Kind, copy: Replica, _: Any) -> EchoFront:
         return made.setdefault(copy.names.server, EchoFront(copy))
 
     class Seen(plane_module._Parts):
@@ -110,7 +110,7 @@ async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         _make_front = make_front  # type: ignore[assignment]
 
     class Ready:
-        def __init__(self, copy: ModelCopy, *_: Any) -> None:
+        def __init__(self, copy: Replica, *_: Any) -> None:
             self._copy = copy
 
         async def poll(self) -> None:

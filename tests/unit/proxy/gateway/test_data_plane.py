@@ -16,7 +16,7 @@ from proxy.gateway.spec import ReplicaStats, Spec
 from proxy.policy.names import Names
 from proxy.request.admission import shared_limit
 from proxy.request.load import LoadReport
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.request.traffic import Figures
 from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import copy_of
@@ -65,7 +65,7 @@ class Wire(asyncio.Transport):
 class Watch:
     """What is asked of Triton for a copy, which says nothing."""
 
-    def __init__(self, copy: ModelCopy, watched: list[ModelCopy]) -> None:
+    def __init__(self, copy: Replica, watched: list[Replica]) -> None:
         self._copy, self._watched = copy, watched
         self.nudges = 0
 
@@ -83,7 +83,7 @@ class Watch:
 class Here:
     def __init__(self, most_connections: int = 100) -> None:
         self.fronts: list[Front] = []
-        self.watched: list[ModelCopy] = []
+        self.watched: list[Replica] = []
         self.watches: list[Watch] = []
         self.shared: tuple[int, int] | None = None
         self.node = DataPlane(
@@ -94,10 +94,8 @@ class Here:
             most_connections=most_connections,
         )
 
-    def _copy(self, told: ReplicaSpec) -> ModelCopy:
-        copy = ModelCopy(
-            Names(told.model.encode(), told.server_name.encode()), told.limits, shared=self.shared
-        )
+    def _copy(self, told: ReplicaSpec) -> Replica:
+        copy = Replica(Names(told.model.encode(), told.server_name.encode()), told.limits, shared=self.shared)
         copy.triton_says(None)
         return copy
 
@@ -105,11 +103,11 @@ class Here:
         self.fronts.append(Front())
         return self.fronts[-1]
 
-    def _watch(self, copy: ModelCopy) -> Watch:
+    def _watch(self, copy: Replica) -> Watch:
         self.watches.append(Watch(copy, self.watched))
         return self.watches[-1]
 
-    def copy(self, uid: str) -> ModelCopy:
+    def copy(self, uid: str) -> Replica:
         return self.node._by_uid[uid].copy
 
     async def apply(self, orders: Spec) -> None:

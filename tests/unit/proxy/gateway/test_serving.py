@@ -15,7 +15,7 @@ from proxy.gateway import worker as worker_module
 from proxy.gateway.app import Gateway
 from proxy.gateway.config import GatewayOptions
 from proxy.gateway.serving import _Parts
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from tests.fakes.agent_control import copy_of
 
 
@@ -24,7 +24,7 @@ def options(**more: Any) -> GatewayOptions:
 
 
 @contextmanager
-def copies(share: int, **more: Any) -> Iterator[list[ModelCopy]]:
+def copies(share: int, **more: Any) -> Iterator[list[Replica]]:
     """Two, in one of so many processes."""
     parts = _Parts(options(**more), share, lambda _: None)
     limits = ReplicaLimits(queue_depth=100)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from proxy.request.fairness import CALL_COST, QUANTUM, Share, Turns
+from proxy.request.fairness import CALL_COST, QUANTUM, DeficitRoundRobin, Share
 
 Item = tuple[str, int]
 IN_A_TURN = QUANTUM // CALL_COST
@@ -30,7 +30,7 @@ class Loop:
     """A process: what comes is served at once or waits, as in the gateway."""
 
     def __init__(self, *names: str) -> None:
-        self.turns: Turns[Came] = Turns()
+        self.turns: DeficitRoundRobin[Came] = DeficitRoundRobin()
         self.shares: dict[str, Share[Came]] = {name: Share() for name in names}
         self.served: list[Item] = []
 
@@ -155,7 +155,7 @@ def test_whoever_leaves_is_not_looked_for_among_all_that_wait() -> None:
 
 
 def test_what_is_served_bit_by_bit_waits_again_behind_the_others() -> None:
-    turns: Turns[str] = Turns()
+    turns: DeficitRoundRobin[str] = DeficitRoundRobin()
     share: Share[str] = Share()
     left, served = {"long": 3, "short": 1}, []
 

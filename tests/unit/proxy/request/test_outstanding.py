@@ -6,7 +6,14 @@ import random
 import pytest
 
 from proxy.policy.refusal import Refusal
-from proxy.request.admission import QUEUE_FULL, Admission, Admissions, SharedAdmissions, State, shared_limit
+from proxy.request.admission import (
+    QUEUE_FULL,
+    Admission,
+    Admissions,
+    AdmissionState,
+    SharedAdmissions,
+    shared_limit,
+)
 from proxy.request.budget import Budget
 from proxy.request.load import LoadMeter
 from proxy.request.outstanding import Outstanding
@@ -244,7 +251,7 @@ async def test_after_any_history_nobody_is_forgotten(seed: int, shared: bool) ->
         homes = [replica(whole, limit=limit, depth=5, room=100) for limit in limits]
     every: list[Admission] = []
     for _ in range(300):
-        live = [one for one in every if one.state is not State.RELEASED]
+        live = [one for one in every if one.state is not AdmissionState.RELEASED]
         if rng.random() < 0.5 or not live:
             try:
                 home = rng.choice(homes)
@@ -257,20 +264,22 @@ async def test_after_any_history_nobody_is_forgotten(seed: int, shared: bool) ->
         if shared:
             await asyncio.sleep(0)
         in_turn = [
-            one for one in every if one.share is not None and one.state in (State.RUNNING, State.GIVEN_UP)
+            one
+            for one in every
+            if one.share is not None and one.state in (AdmissionState.RUNNING, AdmissionState.GIVEN_UP)
         ]
         assert whole.free == bound - len(in_turn) >= 0
         for home, limit in zip(homes, limits, strict=True):
             mine = [one for one in every if one._home is home]
-            waits = [one for one in mine if one.state is State.WAITING]
+            waits = [one for one in mine if one.state is AdmissionState.WAITING]
             assert len(waits) <= 5
             has_slot = not limit or home.running < limit
             first = next(iter(waits), None)
             if first is not None and has_slot and first.cost_bytes <= home.bytes.free_bytes:
                 assert first.share is not None
-                assert not first.share.has_room or any(one.state is State.RETURNING for one in mine)
-    while live := [one for one in every if one.state is not State.RELEASED]:
-        rng.choice([one for one in live if one.state is not State.WAITING] or live).release(0.0)
+                assert not first.share.has_room or any(one.state is AdmissionState.RETURNING for one in mine)
+    while live := [one for one in every if one.state is not AdmissionState.RELEASED]:
+        rng.choice([one for one in live if one.state is not AdmissionState.WAITING] or live).release(0.0)
         if shared:
             await asyncio.sleep(0)
     assert whole.free == bound

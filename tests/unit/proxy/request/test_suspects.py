@@ -2,11 +2,11 @@
 
 import pytest
 
-from proxy.request.outlier_detection import LONGEST_HOLD_SECONDS, WINDOW_SECONDS, Suspects
+from proxy.request.outlier_detection import LONGEST_HOLD_SECONDS, WINDOW_SECONDS, OutlierDetector
 
 
 def test_one_that_was_alone_twice_within_the_window_is_held_for_a_minute() -> None:
-    suspects = Suspects()
+    suspects = OutlierDetector()
     suspects.triton_died(["a"], 1000)
     assert suspects.held("a", 1000) is None  # once may be chance
     suspects.triton_died(["a"], 1000 + WINDOW_SECONDS)
@@ -19,14 +19,14 @@ def test_one_that_was_alone_twice_within_the_window_is_held_for_a_minute() -> No
 
 
 def test_twice_with_more_time_between_is_chance() -> None:
-    suspects = Suspects()
+    suspects = OutlierDetector()
     suspects.triton_died(["a"], 0)
     suspects.triton_died(["a"], WINDOW_SECONDS + 1)
     assert suspects.held("a", WINDOW_SECONDS + 1) is None
 
 
 def test_of_several_none_is_held_but_all_are_counted() -> None:
-    suspects = Suspects()
+    suspects = OutlierDetector()
     for now in range(5):
         suspects.triton_died({"a", "b"}, now)
     assert (suspects.held("a", 5), suspects.held("b", 5)) == (None, None)
@@ -34,14 +34,14 @@ def test_of_several_none_is_held_but_all_are_counted() -> None:
 
 
 def test_nobody_in_it_is_nobody() -> None:
-    suspects = Suspects()
+    suspects = OutlierDetector()
     suspects.triton_died([], 0)
     assert suspects.deaths == {}
 
 
 def test_each_hold_is_twice_the_last_up_to_a_bound() -> None:
     """Its window begins when a hold ends: while it lasts the copy cannot show that it is harmless."""
-    suspects, now, holds = Suspects(), 0.0, []
+    suspects, now, holds = OutlierDetector(), 0.0, []
     suspects.triton_died(["a"], now)
     for _ in range(9):
         suspects.triton_died(["a"], now)
@@ -53,7 +53,7 @@ def test_each_hold_is_twice_the_last_up_to_a_bound() -> None:
 
 
 def test_after_a_quiet_time_it_is_forgiven() -> None:
-    suspects = Suspects()
+    suspects = OutlierDetector()
     for now in (0, 1, 70):
         suspects.triton_died(["a"], now)
     hold = suspects.held("a", 70)
@@ -70,7 +70,7 @@ def test_after_a_quiet_time_it_is_forgiven() -> None:
 
 @pytest.mark.parametrize("there", [["b"], []])
 def test_a_copy_that_is_gone_is_forgotten(there: list[str]) -> None:
-    suspects = Suspects()
+    suspects = OutlierDetector()
     for _ in range(2):
         suspects.triton_died(["a"], 0)
     suspects.triton_died(["a", "b"], 0)

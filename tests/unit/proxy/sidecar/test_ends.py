@@ -10,7 +10,7 @@ from proxy.sidecar import gateway as gateway_module
 from proxy.sidecar.gateway import GatewayAccess, NodeGateway
 from proxy.sidecar.port import Port, _Client
 from proxy.transport import tunnel as splice
-from proxy.transport.tunnel import Crowd, Joined
+from proxy.transport.tunnel import Tunnel, Watermark
 from proxy.wire.preamble import ACCEPTED, Kind
 
 
@@ -66,7 +66,7 @@ def ends_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def joined() -> tuple[Wire, Wire]:
     """A client and its gateway, whose answer has begun."""
     client, gateway = Wire(), Wire()
-    Joined(client, gateway, Crowd(), unanswered=None, ended=lambda: None)
+    Tunnel(client, gateway, Watermark(), unanswered=None, ended=lambda: None)
     gateway.protocol.data_received(b"answer")
     return client, gateway
 
@@ -114,7 +114,7 @@ async def test_a_client_that_goes_just_as_the_gateway_takes_it_is_reset_there(
         asked.set()
 
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", create_connection)
-    way, crowd = NodeGateway(), Crowd()
+    way, crowd = NodeGateway(), Watermark()
     way.access = GatewayAccess(Endpoint("127.0.0.1", 1), bytes(16))
     port = Port(Kind.REST, way, crowd, most=1, what="--http-listen")
     client, wire = _Client(port), Wire()

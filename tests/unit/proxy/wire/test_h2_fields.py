@@ -6,7 +6,7 @@ import hpack as reference
 import pytest
 
 from proxy.wire.h2 import hpack
-from proxy.wire.h2.fields import HEADER_LIST_BYTES, FieldReader, Fields, Malformed, Mould
+from proxy.wire.h2.fields import HEADER_LIST_BYTES, FieldReader, Fields, Malformed, Template
 from proxy.wire.h2.hpack import HeaderListTooLarge, HpackError, encode
 from tests.fakes.h2_codecs import HEAD, Kind, decoded, head, request_reader, said, trailer_reader
 
@@ -55,7 +55,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", sorted(MALFORMED))
 def test_a_malformed_block_is_refused_each_time(what: str) -> None:
-    reader, moulds = request_reader(), list[Mould[Kind]]()
+    reader, moulds = request_reader(), list[Template[Kind]]()
     for _ in range(12):
         with pytest.raises(Malformed):
             reader.read(MALFORMED[what], moulds)
@@ -64,7 +64,7 @@ def test_a_malformed_block_is_refused_each_time(what: str) -> None:
 @pytest.mark.parametrize("value", [b"x\ny", b" x", b"x ", b"\0"])
 @pytest.mark.parametrize("name", [b"traceparent", b"grpc-timeout", b"berth-key", b"content-length"])
 def test_a_bad_value_does_not_fit_a_mould(name: bytes, value: bytes) -> None:
-    reader, moulds = request_reader(), list[Mould[Kind]]()
+    reader, moulds = request_reader(), list[Template[Kind]]()
     for number in range(20):
         reader.read(head((name, b"%d" % number)), moulds)
     assert moulds
@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_told_apart(block: bytes) -> None:
 
 
 def test_a_list_that_is_too_long_is_refused_by_every_way() -> None:
-    reader, moulds = request_reader(), list[Mould[Kind]]()
+    reader, moulds = request_reader(), list[Template[Kind]]()
     for number in range(20):
         reader.read(head((b"a", b"%d" % number)), moulds)
     with pytest.raises(HeaderListTooLarge):
@@ -132,7 +132,7 @@ def blocks(rng: random.Random) -> list[bytes]:
 @pytest.mark.parametrize("seed", range(100))
 def test_a_mould_says_what_reading_field_by_field_says(seed: int) -> None:
     rng = random.Random(seed)
-    reader, moulds = request_reader(), list[Mould[Kind]]()
+    reader, moulds = request_reader(), list[Template[Kind]]()
     for block in blocks(rng):
         assert said(reader.read(block, moulds)) == said(request_reader().read(block))
         damaged = bytearray(block)
@@ -141,7 +141,7 @@ def test_a_mould_says_what_reading_field_by_field_says(seed: int) -> None:
         assert outcome(reader, cut, moulds) == outcome(request_reader(), cut, None)
 
 
-def outcome(reader: FieldReader[Kind], block: bytes, moulds: list[Mould[Kind]] | None) -> object:
+def outcome(reader: FieldReader[Kind], block: bytes, moulds: list[Template[Kind]] | None) -> object:
     try:
         return said(reader.read(block, moulds))
     except (Malformed, HpackError, HeaderListTooLarge) as error:
@@ -162,7 +162,7 @@ def test_a_field_that_is_new_each_time_is_not_read_anew(
         ]
         return bytes(encoder.encode([*HEAD, *new], huffman=huffman)).removeprefix(hpack.NO_TABLE)
 
-    reader, moulds = request_reader(), list[Mould[Kind]]()
+    reader, moulds = request_reader(), list[Template[Kind]]()
     for number in range(20):
         reader.read(block(number), moulds)
     monkeypatch.setattr(FieldReader, "_read", None)
@@ -173,7 +173,7 @@ def test_a_field_that_is_new_each_time_is_not_read_anew(
 
 
 def test_what_is_always_the_same_is_the_same_object() -> None:
-    reader, moulds = request_reader(), list[Mould[Kind]]()
+    reader, moulds = request_reader(), list[Template[Kind]]()
     first: Fields[Kind] = reader.read(head((b"a", b"b")), moulds)
     assert reader.read(head((b"a", b"b")), moulds) is first
 

@@ -10,10 +10,10 @@ from proxy.wire.h2 import frames
 from proxy.wire.h2.client import ClientCodec
 from proxy.wire.h2.codec import CONNECTION_WINDOW, WIDER_BYTES, H2Codec
 from proxy.wire.h2.events import Answer, Call, Data, Ended, Event, Headers, Reset, Trailers
-from proxy.wire.h2.flow import FIRST_WINDOW, WIDEST_WINDOW, Stream
 from proxy.wire.h2.frames import DATA, ErrorCode, read_head
 from proxy.wire.h2.sending import OUTPUT_BYTES
 from proxy.wire.h2.server import ServerCodec
+from proxy.wire.h2.stream import FIRST_WINDOW, WIDEST_WINDOW, Stream
 from tests.fakes.h2_codecs import DONE, OK, client, head, introduced, output, server
 
 
@@ -57,10 +57,10 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.near, self.front, self.back, self.far = client(), server(), client(), server()
+        self.near, self.downstream, self.back, self.far = client(), server(), client(), server()
         self.links = [
-            Link(self.near, self.front),
-            Link(self.front, self.near),
+            Link(self.near, self.downstream),
+            Link(self.downstream, self.near),
             Link(self.back, self.far),
             Link(self.far, self.back),
         ]
@@ -83,7 +83,7 @@ class History:
             case Call(stream=stream) | Headers(stream=stream):
                 self.note(stream)
                 if not self.back.can_open:
-                    self.front.send_headers(stream, OK + DONE, end=True)
+                    self.downstream.send_headers(stream, OK + DONE, end=True)
                     return
                 if isinstance(event, Call):
                     up = self.back.send_call(head(), event.data)
@@ -105,15 +105,15 @@ class History:
     def on_answer(self, event: Event) -> None:
         match event:
             case Answer(stream=stream):
-                self.front.send_answer(stream.owner, OK, event.data, DONE)
+                self.downstream.send_answer(stream.owner, OK, event.data, DONE)
             case Headers(stream=stream):
-                self.front.send_headers(stream.owner, OK, end=event.end)
+                self.downstream.send_headers(stream.owner, OK, end=event.end)
             case Data(stream=stream):
-                self.pass_on(self.front, stream.owner, event)
+                self.pass_on(self.downstream, stream.owner, event)
             case Trailers(stream=stream):
-                self.front.send_headers(stream.owner, DONE, end=True)
+                self.downstream.send_headers(stream.owner, DONE, end=True)
             case Reset(stream=stream):
-                self.front.reset(stream.owner, ErrorCode.INTERNAL_ERROR)
+                self.downstream.reset(stream.owner, ErrorCode.INTERNAL_ERROR)
             case Ended():
                 raise AssertionError(event.message)
 
@@ -172,9 +172,9 @@ class History:
                 if self.far.streams and rng.random() < 0.3:
                     self.far.reset(rng.choice(list(self.far.streams.values())), ErrorCode.INTERNAL_ERROR)
             case 8:  # a deadline: the front gives the call up at both its ends
-                if self.front.streams and rng.random() < 0.3:
-                    stream = rng.choice(list(self.front.streams.values()))
-                    self.front.reset(stream, ErrorCode.CANCEL)
+                if self.downstream.streams and rng.random() < 0.3:
+                    stream = rng.choice(list(self.downstream.streams.values()))
+                    self.downstream.reset(stream, ErrorCode.CANCEL)
                     if stream.owner is not None:
                         self.back.reset(stream.owner, ErrorCode.CANCEL)
             case 9 | 10:
@@ -204,7 +204,7 @@ class History:
 
     def lose_back(self) -> None:
         for stream in self.back.lost():
-            self.front.reset(stream.owner, ErrorCode.INTERNAL_ERROR)
+            self.downstream.reset(stream.owner, ErrorCode.INTERNAL_ERROR)
         self.far.lost()
         self.links[2].is_cut = self.links[3].is_cut = True
         self.answers.clear()
@@ -230,13 +230,13 @@ class History:
         assert all(once.releases <= 1 for once in self.passed)
 
     def require_end(self) -> None:
-        for codec in (self.near, self.front, self.back, self.far):
+        for codec in (self.near, self.downstream, self.back, self.far):
             assert not codec.streams
             assert codec._wider_left == WIDER_BYTES
         assert all(once.releases == 1 for once in self.passed)
         assert all(stream.held == 0 for stream in self.all.values())
-        assert self.near._send_window == self.front.receive_left > CONNECTION_WINDOW // 2
-        assert self.front._send_window == self.near.receive_left > CONNECTION_WINDOW // 2
+        assert self.near._send_window == self.downstream.receive_left > CONNECTION_WINDOW // 2
+        assert self.downstream._send_window == self.near.receive_left > CONNECTION_WINDOW // 2
         if not self.back.is_closed:
             assert self.back._send_window == self.far.receive_left > CONNECTION_WINDOW // 2
             assert self.far._send_window == self.back.receive_left > CONNECTION_WINDOW // 2

@@ -24,11 +24,11 @@ from proxy.policy.routes import (
     decide_rest,
     hidden_rest,
 )
-from proxy.request.endpoint import Access, Whereabouts
-from proxy.request.replica import ModelCopy
+from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
+from proxy.request.replica import Replica
 from proxy.upstream.http1 import Lost, Pool, UpstreamPool
 from proxy.upstream.queries import Answer, fetch
-from proxy.wire.http1 import HttpRefused, RequestHead, read_request, write_start
+from proxy.wire.http1 import HttpError, RequestHead, read_request, write_start
 from proxy.wire.lookup import Lookup
 
 # Of a process: heads as they were read. Of a copy: what was decided about them.
@@ -104,10 +104,10 @@ def _soon(do: Callable[[], None]) -> None:
 class RestShared:
     """What all REST clients of a process share, whichever copy they are of."""
 
-    def __init__(self, where: Whereabouts, *, lost: Lost | None = None) -> None:
+    def __init__(self, cluster: UpstreamCluster, *, lost: Lost | None = None) -> None:
         """`lost`: told whose request Triton had when a connection broke off."""
-        self.where = where
-        self.pool = UpstreamPool(where, lost=lost)
+        self.cluster = cluster
+        self.pool = UpstreamPool(cluster, lost=lost)
         self._heads: Lookup[Asked] = Lookup(entries=_HEADS, key_bytes=_HEAD_BYTES)
         self.checker = Checker()
 
@@ -126,7 +126,7 @@ class RestShared:
         self.checker.close()
 
 
-class RestFront:
+class RestDownstream:
     """Serves REST clients of one copy. What all its connections share."""
 
     # A client that has said all it wants to, and has closed its half, may still wait for its turn.
@@ -139,18 +139,18 @@ class RestFront:
     def __init__(
         self,
         shared: RestShared,
-        copy: ModelCopy,
+        replica: Replica,
         *,
         later: Later = _soon,
-        where: Whereabouts | None = None,
+        cluster: UpstreamCluster | None = None,
         pool: Pool | None = None,
     ) -> None:
         """`later`: what a request that had come already waits for, once it is its turn. `where`, `pool`: of this
         copy alone, if not of all."""
-        self.shared, self.copy, self.later = shared, copy, later
-        self.where: Whereabouts = where or shared.where
+        self.shared, self.replica, self.later = shared, replica, later
+        self.cluster: UpstreamCluster = cluster or shared.cluster
         self.pool: Pool = pool or shared.pool
-        self.clients: Clients[Connected] = Clients(copy.rest)
+        self.clients: Clients[Connected] = Clients(replica.rest)
         self.is_draining = False
         # While it drains: a client that asks just then would lose its request.
         self.ends_idle = True
@@ -158,7 +158,7 @@ class RestFront:
         self.given_up: set[GivenUp] = set()
         # Heads whose requests go on as they came, good for one way of reaching Triton and for the limits that they passed.
         self.usual: Lookup[Usual] = Lookup(entries=_USUAL, key_bytes=_USUAL_BYTES)
-        self.usual_for: Access | None = None
+        self.usual_for: UpstreamEndpoint | None = None
         self.usual_limits: ReplicaLimits | None = None
 
     def stop_accepting(self) -> None:
@@ -182,37 +182,37 @@ class RestFront:
 
     def remember_usual(self, raw: bytes, asked: Asked, limits: ReplicaLimits) -> None:
         """After a request of this head has passed every check of a head, under these limits."""
-        head, access = asked.head, self.where.access
+        head, endpoint = asked.head, self.cluster.endpoint
         if head.length is None or head.encoding != "identity" or head.header_length is not None:
             return
-        if head.keeps_alive and not head.expects_continue and access is not None:
-            if access is not self.usual_for or limits is not self.usual_limits:
+        if head.keeps_alive and not head.expects_continue and endpoint is not None:
+            if endpoint is not self.usual_for or limits is not self.usual_limits:
                 self.usual.clear()
-                self.usual_for, self.usual_limits = access, limits
-            start = self.request_start(asked, access)
+                self.usual_for, self.usual_limits = endpoint, limits
+            start = self.request_start(asked, endpoint)
             self.usual.remember(raw, Usual(asked, head.length, start, asked.decision.route is Route.INFER))
 
     def require_route(self, decision: RestDecision) -> None:
-        """Raises HttpRefused where the policy does not offer the route."""
+        """Raises HttpError where the policy does not offer the route."""
         if decision.verdict is Verdict.BLOCK:
-            raise HttpRefused(403, "this route reaches beyond the model; the proxy does not offer it")
+            raise HttpError(403, "this route reaches beyond the model; the proxy does not offer it")
         if decision.verdict is Verdict.DENY:
             if decision.allowed_methods:
-                raise HttpRefused(405, "Method Not Allowed", {"Allow": ", ".join(decision.allowed_methods)})
-            raise HttpRefused(404, "Not Found")
+                raise HttpError(405, "Method Not Allowed", {"Allow": ", ".join(decision.allowed_methods)})
+            raise HttpError(404, "Not Found")
         if decision.verdict is not Verdict.ALLOW:
             return
-        is_down = decision.route is Route.MODEL_READY and self.copy.not_ready() is not None
-        if is_down or decision.model.encode() != self.copy.names.public:
-            raise HttpRefused(*hidden_rest(decision.route, decision.model))
+        is_down = decision.route is Route.MODEL_READY and self.replica.not_ready() is not None
+        if is_down or decision.model.encode() != self.replica.names.public:
+            raise HttpError(*hidden_rest(decision.route, decision.model))
 
     @staticmethod
     def takes_body(route: Route | None) -> bool:
         return route in COUNTED
 
-    def request_start(self, asked: Asked, access: Access) -> bytes:
+    def request_start(self, asked: Asked, endpoint: UpstreamEndpoint) -> bytes:
         """The head for Triton, without its end."""
-        decision, names = asked.decision, self.copy.names
+        decision, names = asked.decision, self.replica.names
         version = f"/versions/{decision.version}" if decision.version else ""
         fields = asked.head.fields
         if not names.are_same:  # what is packed cannot be renamed
@@ -220,9 +220,9 @@ class RestFront:
         return write_start(
             "POST" if self.takes_body(decision.route) else "GET",
             f"/v2/models/{names.server.decode()}{version}{_SUFFIXES[decision.route]}",
-            str(access.http),
+            str(endpoint.http),
             fields,
-            access.http_headers,
+            endpoint.http_headers,
         )
 
     # Answers of our own.
@@ -233,8 +233,8 @@ class RestFront:
 
     async def index(self, *, only_ready: bool) -> tuple[int, bytes]:
         """The own model's rows, in the words of Triton's index."""
-        name = self.copy.names.public.decode()
-        if self.copy.is_served:
+        name = self.replica.names.public.decode()
+        if self.replica.is_served:
             rows = [{"name": name, "version": v, "state": "READY"} for v in await self._versions()]
         else:
             rows = [] if only_ready else [{"name": name, "state": "UNAVAILABLE", "reason": "not ready"}]
@@ -242,14 +242,14 @@ class RestFront:
 
     async def _versions(self) -> list[str]:
         """Those that Triton serves. Raises NotServed."""
-        answer = await self._ask(f"/v2/models/{self.copy.names.server.decode()}")
+        answer = await self._ask(f"/v2/models/{self.replica.names.server.decode()}")
         data = json.loads(answer.body)
         found = data.get("versions") if isinstance(data, dict) else None
         return [str(version) for version in found] if isinstance(found, list) else []
 
     async def own_statistics(self) -> tuple[int, bytes]:
-        answer = await self._ask(f"/v2/models/{self.copy.names.server.decode()}/stats")
-        return answer.status, self.copy.names.to_public(answer.body)
+        answer = await self._ask(f"/v2/models/{self.replica.names.server.decode()}/stats")
+        return answer.status, self.replica.names.to_public(answer.body)
 
     async def server_metadata(self) -> tuple[int, bytes]:
         """Without the extensions that clients cannot use here."""
@@ -263,11 +263,11 @@ class RestFront:
         """One of the questions that this copy may have with Triton at once. Raises Refusal."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
-        admission = self.copy.questions.admit(loop.time(), _wake(turn))
+        admission = self.replica.questions.admit(loop.time(), _wake(turn))
         try:
             if admission.is_waiting:
                 await turn
-            return await fetch(self.pool, self.where, path, seconds=_QUESTION_SECONDS)
+            return await fetch(self.pool, self.cluster, path, seconds=_QUESTION_SECONDS)
         finally:
             admission.release(loop.time())
 

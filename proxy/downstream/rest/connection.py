@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from proxy.downstream.rest.checking import INLINE_BYTES
 from proxy.downstream.rest.cycle import Cycle, State
-from proxy.downstream.rest.front import RestFront
+from proxy.downstream.rest.downstream import RestDownstream
 from proxy.policy import cost
 from proxy.policy.json_guard import BadJson, check_generate, check_infer
 from proxy.transport.tcp import keep_alive, unsent_bytes
@@ -43,7 +43,7 @@ class RestConnection(asyncio.Protocol):
         "_at",
         "_charged_bytes",
         "_cycle",
-        "_front",
+        "_downstream",
         "_head_deadline",
         "_input",
         "_paused",
@@ -55,8 +55,8 @@ class RestConnection(asyncio.Protocol):
         "write",
     )
 
-    def __init__(self, front: RestFront) -> None:
-        self._front = front
+    def __init__(self, downstream: RestDownstream) -> None:
+        self._downstream = downstream
         self._transport: asyncio.Transport | None = None
         self._at = _At.HEAD
         self._cycle: Cycle | None = None
@@ -78,7 +78,7 @@ class RestConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH)
         self.write = self._transport.write
         keep_alive(transport)
-        if not self._front.clients.connected(self):
+        if not self._downstream.clients.connected(self):
             self._transport.abort()
             self._at = _At.ENDED
 
@@ -88,14 +88,14 @@ class RestConnection(asyncio.Protocol):
         self._keep(b"")
         if was is _At.REQUEST and cycle is not None:
             cycle.client_left()
-        self._front.clients.disconnected(self)
+        self._downstream.clients.disconnected(self)
 
     def eof_received(self) -> bool:
         """A client that has said all it wants to may still wait for its answers; whatever is half said ends."""
         self.at_eof = True
         self._end_what_is_half_said()
         if self._at is _At.REQUEST:
-            return not self._is_half_said and (self._front.waits_for_half_closed or not self._waits)
+            return not self._is_half_said and (self._downstream.waits_for_half_closed or not self._waits)
         return self._at is not _At.ENDED
 
     @property
@@ -167,29 +167,32 @@ class RestConnection(asyncio.Protocol):
         What this does is what the steps below would; what a head decides under the limits of now is not asked again.
         False, with nothing done, for anything else.
         """
-        front = self._front
+        downstream = self._downstream
         end = data.find(HEAD_END) + len(HEAD_END)
-        usual = front.usual.get(data[:end])
+        usual = downstream.usual.get(data[:end])
         if usual is None or len(data) - end != usual.length or usual.length > INLINE_BYTES:
             return False
-        copy, pool = front.copy, front.pool
-        if front.where.access is not front.usual_for or copy.limits is not front.usual_limits:
+        replica, pool = downstream.replica, downstream.pool
+        if (
+            downstream.cluster.endpoint is not downstream.usual_for
+            or replica.limits is not downstream.usual_limits
+        ):
             return False
         if not pool.has_idle:
             return False
-        if front.is_draining or not self.is_writable or self.at_eof:
+        if downstream.is_draining or not self.is_writable or self.at_eof:
             return False
         body = data[end:]
         try:
-            body = check_infer(body, copy.facts) if usual.is_infer else check_generate(body)
+            body = check_infer(body, replica.facts) if usual.is_infer else check_generate(body)
         except BadJson:
             return False  # to be told of below
         now = time.monotonic()
-        cycle = Cycle(self, front, usual.asked, b"", now)
+        cycle = Cycle(self, downstream, usual.asked, b"", now)
         if not cycle.admit_at_once(now, cost.of_json(body), usual.length):
             return False
         self._at, self._cycle, self._since = _At.REQUEST, cycle, now
-        copy.rest.received_bytes += usual.length
+        replica.rest.received_bytes += usual.length
         cycle.go_at_once(
             pool.take_idle(cycle),
             b"%bContent-Length: %d\r\n\r\n%b" % (usual.start, len(body), body),
@@ -203,7 +206,7 @@ class RestConnection(asyncio.Protocol):
             if self._at is _At.HEAD and has_begun and self.is_writable:
                 # Requests that are answered here may have come by the thousand: others are served between them.
                 if self._put_off(data):
-                    self._front.later(self.read_on)
+                    self._downstream.later(self.read_on)
                 return
             if self._at is _At.HEAD and self.is_writable:
                 data = self._take_head(data)
@@ -231,7 +234,7 @@ class RestConnection(asyncio.Protocol):
         """Until it can be looked at. False: there is no room for it."""
         charged = max(0, len(data) - _FREE_BYTES)
         if charged != self._charged_bytes:
-            if not self._front.copy.budget.change(self._charged_bytes, charged):
+            if not self._downstream.replica.budget.change(self._charged_bytes, charged):
                 return False
             self._charged_bytes = charged
         self._input = data
@@ -264,10 +267,10 @@ class RestConnection(asyncio.Protocol):
             return b""
         self._head_deadline = 0.0
         raw = data[:end]
-        asked = self._front.shared.read_head(raw)
+        asked = self._downstream.shared.read_head(raw)
         self._since = now = time.monotonic()
         self._at = _At.REQUEST
-        self._cycle = cycle = Cycle(self, self._front, asked, raw, now)
+        self._cycle = cycle = Cycle(self, self._downstream, asked, raw, now)
         cycle.begin()
         return data[end:]
 
@@ -283,7 +286,7 @@ class RestConnection(asyncio.Protocol):
 
     def _tell(self, status: int, message: str) -> None:
         """Of something that was no request; the connection ends with it."""
-        self._front.copy.rest.answered(str(status), time.monotonic() - self._since)
+        self._downstream.replica.rest.answered(str(status), time.monotonic() - self._since)
         head, body = write_error(status, message, headers={}, close=True)
         self.write(head + body)
         self._linger()
@@ -313,7 +316,7 @@ class RestConnection(asyncio.Protocol):
             self._next_request(now)
             if self._input and self.is_writable:
                 # Not from here: a client that pipelines a thousand requests must not nest a thousand calls.
-                self._front.later(self.read_on)
+                self._downstream.later(self.read_on)
 
     @property
     def is_last(self) -> bool:
@@ -347,7 +350,7 @@ class RestConnection(asyncio.Protocol):
             elif self._is_delivering:
                 if not self._still_delivers(now):
                     self.abort()
-            elif self._front.is_draining and self._front.ends_idle:
+            elif self._downstream.is_draining and self._downstream.ends_idle:
                 self.end_if_idle()
             elif now - self._since > _IDLE_SECONDS:
                 self.abort()
@@ -387,7 +390,7 @@ class RestConnection(asyncio.Protocol):
     @property
     def _may_ask_again(self) -> bool:
         """At the end, when the pod goes: to close now could cross with a request."""
-        waits = self._front.is_draining and self._at is _At.HEAD
+        waits = self._downstream.is_draining and self._at is _At.HEAD
         return waits and time.monotonic() - self._since < _NEXT_SECONDS
 
     @property
@@ -395,7 +398,7 @@ class RestConnection(asyncio.Protocol):
         """Something that was answered is still here; at the end, when the pod goes, also with the system."""
         if self._transport is None:
             return False
-        if self._front.is_draining:
+        if self._downstream.is_draining:
             return unsent_bytes(self._transport) > 0
         return self._transport.get_write_buffer_size() > 0
 

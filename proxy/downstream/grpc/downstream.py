@@ -11,7 +11,7 @@ from typing import Protocol
 from proxy.downstream.grpc.local import Local, LocalAnswers, Questions
 from proxy.downstream.listener import Clients
 from proxy.policy.routes import Verdict, unknown_model
-from proxy.request.endpoint import Whereabouts
+from proxy.request.endpoint import UpstreamCluster
 from proxy.request.grpc_head import MOST_LIST_BYTES, CallKind, CallPolicy, DroppedPolicy
 from proxy.request.messages import (
     INFER,
@@ -23,11 +23,11 @@ from proxy.request.messages import (
     ModelFields,
     NameGuard,
 )
-from proxy.request.replica import ModelCopy
+from proxy.request.replica import Replica
 from proxy.transport.deadlines import Deadlines
-from proxy.transport.write_batch import Turn
+from proxy.transport.write_batch import WriteBatch
 from proxy.upstream.triton import Lost, TritonGrpc, Upstreams
-from proxy.wire.grpc_status import Refused, Status
+from proxy.wire.grpc_status import GrpcError, Status
 from proxy.wire.h2.fields import FieldReader
 
 # Does something in another step of the loop.
@@ -39,16 +39,16 @@ class GrpcCommon:
 
     def __init__(
         self,
-        whereabouts: Whereabouts,
+        cluster: UpstreamCluster,
         questions: Questions,
         *,
         lost: Lost | None = None,
-        turn: Turn | None = None,
+        batch: WriteBatch | None = None,
     ) -> None:
         """`lost`: told whose calls Triton had when it went."""
-        self.where = whereabouts
-        self.turn, self.deadlines, self.questions = turn or Turn(), Deadlines(), questions
-        self.triton = TritonGrpc(whereabouts, self.turn, lost=lost)
+        self.cluster = cluster
+        self.batch, self.deadlines, self.questions = batch or WriteBatch(), Deadlines(), questions
+        self.triton = TritonGrpc(cluster, self.batch, lost=lost)
         self.heads: FieldReader[CallKind] = FieldReader(CallPolicy())
         self.trailers: FieldReader[None] = FieldReader(DroppedPolicy(), is_trailers=True)
 
@@ -84,7 +84,7 @@ class LeftCall(Protocol):
     def given_up_until(self) -> float: ...
 
 
-class GrpcFront:
+class GrpcDownstream:
     """Serves one copy's gRPC clients: `GrpcConnection(front)` for each."""
 
     # What is told who has time left, and has waited for its turn for longer than it may. "": that it took too long.
@@ -94,7 +94,7 @@ class GrpcFront:
 
     def __init__(
         self,
-        copy: ModelCopy,
+        replica: Replica,
         common: GrpcCommon,
         *,
         later: Later | None = None,
@@ -103,24 +103,24 @@ class GrpcFront:
     ) -> None:
         """`later`: what has come and was too much to be taken at once waits for its next turn. `triton`, `local`:
         who serves and answers for this copy alone, if not for all."""
-        self.copy, self.common = copy, common
-        self.later: Later = later or common.turn.then
-        self.turn, self.deadlines = common.turn, common.deadlines
+        self.replica, self.common = replica, common
+        self.later: Later = later or common.batch.then
+        self.batch, self.deadlines = common.batch, common.deadlines
         self.triton: Upstreams = triton or common.triton
         self.most_list_bytes = MOST_LIST_BYTES
-        self.own = ModelFields(copy.names)
-        self.infer_guard = InferGuard(self.own, lambda: copy.facts)
+        self.own = ModelFields(replica.names)
+        self.infer_guard = InferGuard(self.own, lambda: replica.facts)
         self._named = NameGuard(self.own, _not_found)
         self._statistics = NameGuard(self.own, _not_available, fill=True)
         self._any = AnyGuard()
-        self.local: Local = local or LocalAnswers(copy, common.questions, copy.not_ready)
+        self.local: Local = local or LocalAnswers(replica, common.questions, replica.not_ready)
         self.watchers = self.local.watchers
-        self.clients: Clients[Connection] = Clients(copy.grpc)
+        self.clients: Clients[Connection] = Clients(replica.grpc)
         self.given_up: set[LeftCall] = set()
 
     @property
     def timeout_seconds(self) -> float:
-        return self.copy.limits.request_timeout_seconds
+        return self.replica.limits.request_timeout_seconds
 
     def guard(self, kind: CallKind) -> Guard:
         """What the messages of a call must be."""
@@ -159,10 +159,10 @@ class GrpcFront:
         self.local.close()
 
 
-def _not_found(name: bytes) -> Refused:
-    return Refused(Status.NOT_FOUND, unknown_model(name.decode(errors="replace")))
+def _not_found(name: bytes) -> GrpcError:
+    return GrpcError(Status.NOT_FOUND, unknown_model(name.decode(errors="replace")))
 
 
-def _not_available(name: bytes) -> Refused:
+def _not_available(name: bytes) -> GrpcError:
     shown = name.decode(errors="replace")
-    return Refused(Status.INVALID_ARGUMENT, f"requested model '{shown}' is not available")
+    return GrpcError(Status.INVALID_ARGUMENT, f"requested model '{shown}' is not available")

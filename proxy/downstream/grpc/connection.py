@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from proxy.downstream.grpc.call import OPEN_BYTES, Call, Stage
-from proxy.downstream.grpc.front import GrpcFront
+from proxy.downstream.grpc.downstream import GrpcDownstream
 from proxy.policy import cost
 from proxy.policy.refusal import NotServed
 from proxy.request.grpc_head import CallKind, list_bytes, timeout_of
@@ -16,12 +16,12 @@ from proxy.request.messages import PREFIX_BYTES, in_grpc, pack_prefix, read_pref
 from proxy.request.minimum_rate import TOO_SLOW
 from proxy.transport.h2_connection import H2Connection
 from proxy.transport.tcp import keep_alive, unsent_bytes
-from proxy.wire.grpc_status import Refused, Status
+from proxy.wire.grpc_status import GrpcError, Status
 from proxy.wire.h2.events import Call as WholeCall
 from proxy.wire.h2.events import Data, Ended, Event, Headers, Reset, Trailers
-from proxy.wire.h2.flow import Stream
 from proxy.wire.h2.frames import DEFAULT_MAX_FRAME, HEAD_BYTES, ErrorCode
 from proxy.wire.h2.server import ServerCodec
+from proxy.wire.h2.stream import Stream
 
 _IDLE_SECONDS: Final = 3600.0
 # A client has heard by then that it is to leave.
@@ -29,7 +29,7 @@ _LEAVING_SECONDS: Final = 1.0
 # Of what has begun to come so much is not counted: a frame of the usual size, cut anywhere.
 FREE_BYTES: Final = DEFAULT_MAX_FRAME + HEAD_BYTES
 # Messages are checked for so long in one turn of the loop, and then others have theirs.
-BREATH_SECONDS: Final = 0.01
+TIMESLICE_SECONDS: Final = 0.01
 
 _ANSWERED = Stage.ANSWERED
 
@@ -40,10 +40,10 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     # Fewer than of answers: what all copies' calls wait for must not pile up behind one's new ones.
     most_at_once = 8
 
-    def __init__(self, front: GrpcFront) -> None:
-        super().__init__(front.turn)
-        self.front = front
-        self.codec = ServerCodec(front.common.heads, front.common.trailers, wake=self.wake)
+    def __init__(self, downstream: GrpcDownstream) -> None:
+        super().__init__(downstream.batch)
+        self.downstream = downstream
+        self.codec = ServerCodec(downstream.common.heads, downstream.common.trailers, wake=self.wake)
         self._quiet_since = time.monotonic()
         self._going_away = False
         # When it goes away, having said so before.
@@ -52,13 +52,13 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         self._kept_bytes = 0
         # What is still to be taken of what came, in later turns: a call goes on with what it has.
         self._backlog: deque[Event | Call] = deque()
-        self._breath_from = 0.0
+        self._timeslice_from = 0.0
 
     # The transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         keep_alive(transport)
-        if not self.front.clients.connected(self):
+        if not self.downstream.clients.connected(self):
             transport.abort()  # type: ignore[attr-defined]
             self.is_closed = True
             return
@@ -72,7 +72,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     def _charge_kept(self) -> None:
         """A frame that never ends lies here for nothing."""
         kept = 0 if self.is_closed else max(0, self.codec.kept_bytes - FREE_BYTES)
-        if self.front.copy.budget.change(self._kept_bytes, kept):
+        if self.downstream.replica.budget.change(self._kept_bytes, kept):
             self._kept_bytes = kept
         else:
             self.fail(ErrorCode.ENHANCE_YOUR_CALM, "no memory for frames that are not whole")
@@ -100,7 +100,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         # First those that wait: what the others give back is not for them.
         for call in sorted(_calls(streams), key=lambda call: call.stage is not Stage.ASKED):
             call.client_left()
-        self.front.clients.disconnected(self)
+        self.downstream.clients.disconnected(self)
 
     def end(self, reason: str) -> None:
         self.fail(ErrorCode.NO_ERROR, reason)
@@ -113,16 +113,16 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         for call in list(_calls(self.codec.streams.values())):
             if not call.is_late(now) or call.may_rest:
                 if call.is_too_slow(now):
-                    call.refuse(Refused(Status.DEADLINE_EXCEEDED, TOO_SLOW))
+                    call.refuse(GrpcError(Status.DEADLINE_EXCEEDED, TOO_SLOW))
                 elif call.is_taken_too_slowly(now):
                     call.cut()
                 continue
             if call.stage is _ANSWERED:  # and the client does not take the answer
                 self.codec.reset(call.stream, ErrorCode.CANCEL)
-            elif self.front.overdue and now <= call.exchange.deadline and call.is_overdue(now):
-                call.refuse(in_grpc(NotServed(self.front.overdue)))
+            elif self.downstream.overdue and now <= call.exchange.deadline and call.is_overdue(now):
+                call.refuse(in_grpc(NotServed(self.downstream.overdue)))
             else:
-                call.refuse(Refused(Status.DEADLINE_EXCEEDED, "request timeout"))
+                call.refuse(GrpcError(Status.DEADLINE_EXCEEDED, "request timeout"))
         if self.codec.streams:
             self._quiet_since = now
         elif self._going_away and not self._is_delivering:
@@ -143,7 +143,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             self.codec.go_away("draining")
             for call in list(_calls(self.codec.streams.values())):
                 if call.watches:
-                    call.refuse(Refused(Status.UNAVAILABLE, "draining"))
+                    call.refuse(GrpcError(Status.UNAVAILABLE, "draining"))
 
     @property
     def is_busy(self) -> bool:
@@ -168,15 +168,15 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     # What a client sends.
 
     @property
-    def is_out_of_breath(self) -> bool:
+    def timeslice_exhausted(self) -> bool:
         """Whether it has had its part of this turn."""
-        return time.monotonic() - self._breath_from > BREATH_SECONDS
+        return time.monotonic() - self._timeslice_from > TIMESLICE_SECONDS
 
     def on_events(self, events: list[Event]) -> None:
         if self._backlog:
             self._backlog.extend(events)
             return
-        self._breath_from = time.monotonic()
+        self._timeslice_from = time.monotonic()
         for place, event in enumerate(events):
             if type(event) is WholeCall and self._take_usual(event):
                 continue
@@ -196,12 +196,12 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         if not self._rests:
             self._rests = True
             self._look_at_reading()
-            self.front.later(self._go_on)
+            self.downstream.later(self._go_on)
 
     def _go_on(self) -> None:
         """With what an earlier turn has left."""
         self._rests = False
-        self._breath_from = time.monotonic()
+        self._timeslice_from = time.monotonic()
         backlog = self._backlog
         while backlog and not self.is_closed:
             one = backlog.popleft()
@@ -225,7 +225,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         if kind is Data:
             return self._take_data(event)  # type: ignore[arg-type]
         if kind is WholeCall:
-            self.front.copy.grpc.received_bytes += len(event.data)  # type: ignore[union-attr]
+            self.downstream.replica.grpc.received_bytes += len(event.data)  # type: ignore[union-attr]
             call = self._begin(event)  # type: ignore[arg-type]
             if call.stage is not _ANSWERED and not call.take_whole(event.data):  # type: ignore[union-attr]
                 return call
@@ -248,7 +248,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         return call
 
     def _take_data(self, data: Data) -> Call | None:
-        self.front.copy.grpc.received_bytes += len(data.data)
+        self.downstream.replica.grpc.received_bytes += len(data.data)
         call: Call = data.stream.owner
         return None if call.take(data) else call
 
@@ -261,13 +261,13 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
     def _take_usual(self, event: WholeCall) -> bool:
         """The usual call goes on at once: a ModelInfer of one message that nothing keeps waiting. It does what
         the long way would; False, with nothing done, where it is for that to decide."""
-        fields, data, front = event.fields, event.data, self.front
+        fields, data, downstream = event.fields, event.data, self.downstream
         kind, size = fields.kind, len(event.data)
         if not kind.is_usual or not PREFIX_BYTES <= size <= DEFAULT_MAX_FRAME or self.is_closed:
             return False
         packed, length = read_prefix(data)
-        upstream, guard = front.triton.at_hand(), front.infer_guard
-        if packed or length != size - PREFIX_BYTES or length > front.copy.limits.max_request_bytes:
+        upstream, guard = downstream.triton.at_hand(), downstream.infer_guard
+        if packed or length != size - PREFIX_BYTES or length > downstream.replica.limits.max_request_bytes:
             return False
         if upstream is None or list_bytes(fields) + upstream.keys.list_bytes > upstream.most_list_bytes:
             return False
@@ -276,7 +276,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             return False
         try:
             timeout = timeout_of(fields) if fields.values else None
-        except Refused:
+        except GrpcError:
             return False
         now = time.monotonic()
         call = Call(self, event.stream, fields, now)
@@ -291,7 +291,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         call.forwarded(upstream, up)
         if timeout is not None:
             call.watch_deadline(timeout)
-        front.copy.grpc.received_bytes += size
+        downstream.replica.grpc.received_bytes += size
         return True
 
 
