@@ -34,7 +34,7 @@ class BinderOptions(KubeOptions):
         metavar="URL",
     )
     schedulable_listen: Endpoint | None = opt.endpoint(
-        "also answer the scaler, which copies may be placed, here; unset: no answers"
+        "also answer the scaler, which replicas are schedulable, here; unset: no answers"
     )
     schedulable_url: str | None = opt.option(
         "where other replicas send the scaler while this one leads, e.g. http://POD_IP:8482",

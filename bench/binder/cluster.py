@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.binder import objects
 from bench.binder.api import Api, Bindings
-from bench.binder.figures import Latency, Table, Throughput, Turn, medians, render
+from bench.binder.figures import Latency, PodChange, Table, Throughput, medians, render
 from bench.binder.machine import Others
 from bench.binder.schedulers import Contender, Process, Site, contenders, running
 from bench.binder.testbed import NAMESPACE, testbed
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _measure(options: argparse.Namespace, wanted: Sequence[Contender]) -> list[Turn]:
+async def _measure(options: argparse.Namespace, wanted: Sequence[Contender]) -> list[PodChange]:
     async with testbed() as bed:
         bench = _Bench(bed.api, bed.bindings, replace(bed.site, profile=options.profile))
         await bench.register(options.nodes)
@@ -79,12 +79,12 @@ class _Bench:
         await self._api.create_all(leases, map(objects.lease, range(nodes)))
         _say(f"{nodes} nodes registered in {time.monotonic() - began:.0f} s")
 
-    async def turn(self, contender: Contender, number: int, options: argparse.Namespace) -> Turn:
+    async def turn(self, contender: Contender, number: int, options: argparse.Namespace) -> PodChange:
         throughput = await self.throughput(contender, options.pods, options.limit_seconds)
         _say(f"  {throughput.pods_per_second:.0f} pods/s ({throughput.bound} of {throughput.pods})")
         latency = await self.latency(contender, options.rate, options.latency_seconds)
         _say(f"  p50 {latency.p50_ms:.1f} ms, p99 {latency.p99_ms:.1f} ms at {options.rate}/s")
-        return Turn(contender.name, number, throughput, latency)
+        return PodChange(contender.name, number, throughput, latency)
 
     async def throughput(self, contender: Contender, count: int, limit_seconds: float) -> Throughput:
         async with self._started(contender, count, self._site) as (process, pods):
@@ -168,7 +168,7 @@ class _Bench:
         return False
 
 
-async def _ended_by_sigterm(work: Coroutine[Any, Any, list[Turn]]) -> list[Turn]:
+async def _ended_by_sigterm(work: Coroutine[Any, Any, list[PodChange]]) -> list[PodChange]:
     """SIGTERM ends the run in order, as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
@@ -178,7 +178,7 @@ async def _ended_by_sigterm(work: Coroutine[Any, Any, list[Turn]]) -> list[Turn]
     raise SystemExit("bench.binder: broken off")
 
 
-def _figures(options: argparse.Namespace, table: Table, turns: Sequence[Turn]) -> dict[str, Any]:
+def _figures(options: argparse.Namespace, table: Table, turns: Sequence[PodChange]) -> dict[str, Any]:
     asked = {name: value for name, value in vars(options).items() if isinstance(value, int | str | None)}
     return {"options": asked, "medians": table, "turns": [asdict(turn) for turn in turns]}
 

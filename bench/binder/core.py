@@ -98,7 +98,7 @@ def _measure(size: int) -> dict[str, Any]:
 
 def _require_truth(cluster: Cluster) -> None:
     """Every bound pod must count on the GPU that it is on, and on no other."""
-    if any(view.held_anywhere for view in cluster.state.views()):
+    if any(view.reserved_anywhere for view in cluster.state.views()):
         raise SystemExit("bench.binder: bound pods name GPUs that their nodes do not have")
 
 
@@ -145,8 +145,10 @@ class _Steady:
         uid = self._there.pop()
         if placed:
             self._cluster.state.remove_pod(PodUid(uid))
-        if self._strategy.arrivals.note(demand.shape):  # the binder learns in a thread
-            self._strategy.learn(price(self._strategy.arrivals.market(self._cluster.decider.table)))
+        if self._strategy.demand_history.note(demand.shape):  # the binder learns in a thread
+            self._strategy.learn(
+                price(self._strategy.demand_history.pricing_problem(self._cluster.decider.table))
+            )
 
 
 def _nodes(size: int) -> Iterator[objects.Json]:

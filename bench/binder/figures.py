@@ -46,7 +46,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PodChange:
     """One scheduler's measures of one round."""
 
     scheduler: str
@@ -55,9 +55,9 @@ class Turn:
     latency: Latency
 
 
-def medians(turns: Sequence[Turn]) -> Table:
+def medians(turns: Sequence[PodChange]) -> Table:
     """By measure and scheduler."""
-    measures: dict[str, Callable[[Turn], float]] = {
+    measures: dict[str, Callable[[PodChange], float]] = {
         "pods bound per second": lambda turn: turn.throughput.pods_per_second,
         "CPU s per 1000 pods": lambda turn: turn.throughput.cpu_seconds_per_1000_pods,
         "peak RSS, MiB": lambda turn: turn.throughput.peak_rss_mib,
@@ -93,6 +93,6 @@ def _cell(measure: str, figures: dict[str, float], name: str) -> str:
     return f"{text} (×{berth / figure:.2f})"
 
 
-def _missing(turn: Turn) -> int:
+def _missing(turn: PodChange) -> int:
     """Of both measures: where it is not 0, the figures above flatter."""
     return turn.throughput.pods - turn.throughput.bound + turn.latency.not_bound

@@ -76,9 +76,9 @@ class _Snapshot(Collector):
             "berth_binder_assumed_pods", "pods decided and not yet seen bound", self._state.assumed_count
         )
         yield GaugeMetricFamily(
-            "berth_binder_ghosts",
+            "berth_binder_stale_models",
             "pods that are gone and whose model may still be loaded",
-            self._state.ghost_count,
+            self._state.stale_model_count,
         )
         yield GaugeMetricFamily(
             "berth_binder_quarantined_templates",

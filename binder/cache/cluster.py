@@ -23,7 +23,7 @@ from binder.cache.node_kinds import NodeKinds
 from binder.cache.state import ClusterState
 from binder.engine.decision import Decider
 from binder.engine.score import Strategy, make_strategy
-from binder.engine.simulate import Supposing
+from binder.engine.simulate import ClusterSnapshot
 from binder.pod.demand import Demand, controller_of
 from binder.pod.selectors import Labels
 from binder.pod.wait_condition import reported_message
@@ -61,8 +61,8 @@ class Cluster:
         self.quarantines = Quarantines(now)
         self.kinds = NodeKinds(self.state, clock=clock)
         # Set by what is heard, taken back by who has looked at it (`hints`).
-        self.volumes_turned = False
-        self.namespaces_turned: set[str] = set()
+        self.volumes_changed = False
+        self.namespaces_changed: set[str] = set()
         self.namespaces: dict[str, Labels] = {}
         self._heartbeats = Heartbeats(keys.report_behind)
         self._strategy = strategy or make_strategy("binpack", np.random.default_rng())
@@ -91,9 +91,9 @@ class Cluster:
             Source("pods", paths.PODS, self.on_pod),
         )
 
-    def supposing(self) -> Supposing:
+    def snapshot(self) -> ClusterSnapshot:
         """A decider for questions that begin with "if"."""
-        return Supposing(
+        return ClusterSnapshot(
             self.decider,
             self.state,
             self._strategy,
@@ -166,12 +166,12 @@ class Cluster:
             self.quarantines.follow(node, facts.report, facts.lifted, self._template, self._family)
 
     def _template(self, uid: PodUid) -> Template | None:
-        holder = self.state.holder_of(uid)
-        return None if holder is None else holder.template
+        reservation = self.state.reservation_of(uid)
+        return None if reservation is None else reservation.template
 
     def _family(self, uid: PodUid) -> Family:
-        holder = self.state.holder_of(uid)
-        return "" if holder is None else holder.family
+        reservation = self.state.reservation_of(uid)
+        return "" if reservation is None else reservation.family
 
     def on_namespace(self, change: Change) -> bool:
         meta = change.object["metadata"]
@@ -179,7 +179,7 @@ class Cluster:
         if self.namespaces.get(meta["name"]) == labels and change.kind is ChangeKind.SET:
             return False
         _keep(self.namespaces, meta["name"], labels, change)
-        self.namespaces_turned.add(meta["name"])
+        self.namespaces_changed.add(meta["name"])
         return True
 
     def on_claim(self, change: Change) -> bool:
@@ -194,7 +194,7 @@ class Cluster:
 
     def _keep_volume(self, known: dict[Any, Any], key: object, change: Change) -> bool:
         _keep(known, key, change.object, change)
-        self.volumes_turned = True
+        self.volumes_changed = True
         return True
 
     def on_budget(self, change: Change) -> bool:

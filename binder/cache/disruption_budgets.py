@@ -41,7 +41,7 @@ class Budgets:
     def __init__(self) -> None:
         self._budgets: dict[str, dict[PodUid, Budget]] = {}
         self._filed: dict[str, dict[_Mark, dict[PodUid, Budget]]] = {}
-        self._turned: set[tuple[str, Selector]] = set()
+        self._changed_selectors: set[tuple[str, Selector]] = set()
 
     def put(self, budget: JsonObject) -> bool:
         meta, status = budget["metadata"], budget.get("status") or {}
@@ -85,9 +85,9 @@ class Budgets:
         return bool(self._budgets.get(namespace))
 
     @property
-    def have_turned(self) -> bool:
-        """Some budget has changed since `take_turned`."""
-        return bool(self._turned)
+    def have_changed(self) -> bool:
+        """Some budget has changed since `take_changed`."""
+        return bool(self._changed_selectors)
 
     def of(self, pod: Labelled) -> list[Budget]:
         """The budgets that count the pod; of several, or of too many that could, two."""
@@ -107,15 +107,15 @@ class Budgets:
             if not self._filed[namespace][mark]:
                 del self._filed[namespace][mark]
 
-    def take_turned(self) -> set[tuple[str, Selector]]:
+    def take_changed(self) -> set[tuple[str, Selector]]:
         """Which pods some budget has changed for since the last call, by namespace and labels."""
-        turned, self._turned = self._turned, set()
+        turned, self._changed_selectors = self._changed_selectors, set()
         many = {ns for ns, number in Counter(ns for ns, _ in turned).items() if number > _MOST_TURNED}
         return {one for one in turned if one[0] not in many} | {(ns, _ANYBODY) for ns in many}
 
     def _turn(self, namespace: str, *budgets: Budget | None) -> None:
         selectors = (one.selector for one in budgets if one is not None)
-        self._turned |= {(namespace, selector) for selector in selectors if selector is not None}
+        self._changed_selectors |= {(namespace, selector) for selector in selectors if selector is not None}
 
 
 def _marks(budget: Budget) -> list[_Mark]:

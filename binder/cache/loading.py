@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 from berth.contract.ids import GpuUuid, PodUid
 from berth.contract.report import ModelReport, ModelState
-from binder.cache.holders import Holder, place_of
+from binder.cache.reservations import Reservation, place_of
 
 # A pod whose files have not come by then takes its time (a large download, a loader that fails again and again), and its
 # GPU is free for others' loads meanwhile. It counts anew once its files are there.
@@ -42,23 +42,23 @@ class ExpectedLoads:
             del self._since[uid]
         return overdue
 
-    def among(self, pods: Mapping[PodUid, Holder]) -> Collection[PodUid]:
+    def among(self, pods: Mapping[PodUid, Reservation]) -> Collection[PodUid]:
         return self._since.keys() & pods.keys() if self._since else ()
 
 
 def loads_by_gpu(
-    holders: Mapping[PodUid, Holder],
+    reservations: Mapping[PodUid, Reservation],
     listed: Mapping[PodUid, ModelReport],
     gpus: frozenset[GpuUuid],
     expected: Collection[PodUid],
 ) -> dict[GpuUuid, int]:
-    """How many loads are under way or to come on each GPU. `expected`: some of the holders. A load of which nobody
+    """How many loads are under way or to come on each GPU. `expected`: some of the reservations. A load of which nobody
     can tell the GPU is not counted."""
     coming = [uid for uid, model in listed.items() if model.state in _UNDER_WAY]
     coming += [uid for uid in expected if _is_to_come(listed.get(uid))]
     loads: dict[GpuUuid, int] = {}
     for uid in coming:
-        on, _ = place_of(holders.get(uid), listed.get(uid), gpus)
+        on, _ = place_of(reservations.get(uid), listed.get(uid), gpus)
         for gpu in on:
             loads[gpu] = loads.get(gpu, 0) + 1
     return loads

@@ -72,7 +72,7 @@ class NodeKinds:
             self._made += 1
             name = NodeName(f"one more node ({self._made})")  # no node can be called so
             kind = kinds[labels] = _Kind(facts.name, fresh_node(facts, report, name))
-            self.table.put(kind.fresh, supposed=True)
+            self.table.put(kind.fresh, hypothetical=True)
         kind.sample = facts.name
         kinds.move_to_end(labels)
         self._pools.move_to_end(pool)
@@ -87,7 +87,7 @@ class NodeKinds:
             facts = self._state.facts_of(kind.sample)
             if facts is None:
                 continue  # as it was
-            staying = [one for one in self._state.holders_on(kind.sample) if one.stays_with_node]
+            staying = [one for one in self._state.reservations_on(kind.sample) if one.stays_with_node]
             fresh = replace(
                 kind.fresh,
                 facts=replace(kind.fresh.facts, allocatable=facts.allocatable),
@@ -96,7 +96,7 @@ class NodeKinds:
             )
             if fresh != kind.fresh:
                 kind.fresh = fresh
-                self.table.put(fresh, supposed=True)
+                self.table.put(fresh, hypothetical=True)
 
     def codes(self, demand: Demand, volumes: Volumes) -> Codes:
         """For each row of the table that is a kind, the first rule by which a fresh node of it refuses a pod, as far as

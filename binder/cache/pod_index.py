@@ -13,7 +13,7 @@ from typing import TypeVar
 from berth.contract.ids import NodeName, PodUid
 from binder.pod.bounds import MOST_MET_TERMS, MOST_MET_TESTS
 from binder.pod.selectors import Labels, Selector
-from binder.pod.topology_terms import ANYBODY_HERE, Term
+from binder.pod.topology_terms import ANY_POD_HERE, Term
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -38,7 +38,7 @@ class Neighbour:
 
 
 # A pod as it was and as it is; None while it is not there.
-Turn = tuple[Neighbour | None, Neighbour | None]
+PodChange = tuple[Neighbour | None, Neighbour | None]
 
 
 # Terms that list more are filed as if they spoke of all namespaces.
@@ -140,7 +140,7 @@ class PodIndex:
         # How pods that have changed were before; None once there are too many to be told one by one.
         self._before: dict[PodUid, Neighbour | None] | None = {}
 
-    def take_changed(self) -> "list[Turn] | None":
+    def take_changed(self) -> "list[PodChange] | None":
         """Pods that have come, gone or changed since the last call; None if they are too many to tell."""
         before, self._before = self._before, {}
         if before is None:
@@ -305,7 +305,7 @@ class PodIndex:
                 yield from [(term, nodes) for terms in met for term, nodes in terms.items() if nodes]
             else:
                 everywhere = set[NodeName]().union(*[nodes for terms in met for nodes in terms.values()])
-                yield ANYBODY_HERE, dict.fromkeys(everywhere, 1)
+                yield ANY_POD_HERE, dict.fromkeys(everywhere, 1)
 
     def _met(self, namespace: str, labels: Labels) -> "Iterable[list[_Nodes]]":
         """For each namespace whose pods have any."""

@@ -1,18 +1,18 @@
-"""What the binder knows of the cluster: nodes, pods, its own assumptions, and ghosts.
+"""What the binder knows of the cluster: nodes, pods, its own assumptions, and stale models.
 
-Memory is held until the *model* is gone, not the pod. Four kinds of holders, one per pod uid:
+Memory is reserved until the *model* is gone, not the pod. Four kinds of reservations, one per pod uid:
 
 - a pod that is bound to the node and has not ended;
 - an *assumed* pod: decided and not yet seen bound;
 - a *nominated* pod: it waits for others to make room for it there (preemption);
-- a *ghost*: a pod that was bound or assumed and is gone. It stays until a report that had listed it
+- a *stale model*: a pod that was bound or assumed and is gone. It stays until a report that had listed it
   no longer does. The agent writes a report that lists a pod before it loads anything for it, so a
-  ghost that no report has ever listed holds nothing. That is believed once the node itself has been
-  asked (`unsettled`, `settle`), GHOST_GRACE_SECONDS after the pod's end, for a watch of nodes may be
-  far behind that of pods. No ghost outlives GHOST_LIMIT_SECONDS: what the report still lists by then
-  is held for that reason alone.
+  stale model that no report has ever listed holds nothing. That is believed once the node itself has been
+  asked (`unsettled`, `settle`), STALE_MODEL_GRACE_SECONDS after the pod's end, for a watch of nodes may be
+  far behind that of pods. No stale model outlives STALE_MODEL_LIMIT_SECONDS: what the report still lists by then
+  is reserved for that reason alone.
 
-Besides, whatever a report lists is held, also when this binder never saw its pod.
+Besides, whatever a report lists is reserved, also when this binder never saw its pod.
 """
 
 from collections import Counter
@@ -27,47 +27,47 @@ from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, has_ended, is_deleting, is_initialized, node_of, pod_ref
 from berth.contract.report import ModelReport, NodeReport
-from binder.cache.holders import Holder, bound_holder, held_by_gpu, placed_holder
 from binder.cache.loading import ExpectedLoads, loads_by_gpu
 from binder.cache.pod_index import Neighbour, PodIndex
+from binder.cache.reservations import Reservation, bound_reservation, placed_reservation, reserved_by_gpu
 from binder.cache.tenants import tenants
 from binder.cache.view import NamespacedId, NodeFacts, NodeView, parse_node
 from binder.pod.bounds import MOST_LABELS
 from binder.pod.demand import Demand, controller_of
 from binder.pod.resources import PODS, Amounts
 from binder.pod.selectors import Labels
-from binder.pod.topology_terms import ANYBODY_HERE, required_anti_affinity
+from binder.pod.topology_terms import ANY_POD_HERE, required_anti_affinity
 
 JsonObject = Mapping[str, Any]
 
-GHOST_GRACE_SECONDS = 15.0
-GHOST_LIMIT_SECONDS = 600.0
+STALE_MODEL_GRACE_SECONDS = 15.0
+STALE_MODEL_LIMIT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ghost:
-    """A holder whose pod is gone, and since when."""
+class StaleModel:
+    """A reservation whose pod is gone, and since when."""
 
-    holder: Holder
+    reservation: Reservation
     since: float
 
 
 class ClusterState:
     """Pure but for its clock. Every change returns whether it could let a waiting pod in.
 
-    A uid is in one of `_bound`, `_assumed`, `_nominated` and `_ghosts` at most; `_by_node` holds the
+    A uid is in one of `_bound`, `_assumed`, `_nominated` and `_stale_models` at most; `_by_node` holds the
     uids of all four. `pods` are the first two as their neighbours see them.
     """
 
     def __init__(self, keys: Keys, *, clock: Callable[[], float]) -> None:
         self._keys, self._clock = keys, clock
         self._nodes: dict[NodeName, NodeFacts] = {}
-        self._bound: dict[PodUid, Holder] = {}
-        self._assumed: dict[PodUid, Holder] = {}
+        self._bound: dict[PodUid, Reservation] = {}
+        self._assumed: dict[PodUid, Reservation] = {}
         self._assumed_at: dict[PodUid, float] = {}
-        self._nominated: dict[PodUid, Holder] = {}
-        self._ghosts: dict[PodUid, Ghost] = {}
-        # Holders that some report of their node has listed.
+        self._nominated: dict[PodUid, Reservation] = {}
+        self._stale_models: dict[PodUid, StaleModel] = {}
+        # Reservation that some report of their node has listed.
         self._listed: set[PodUid] = set()
         self._expected = ExpectedLoads()
         self._by_node: dict[NodeName, set[PodUid]] = {}
@@ -83,8 +83,8 @@ class ClusterState:
         return len(self._assumed)
 
     @property
-    def ghost_count(self) -> int:
-        return len(self._ghosts)
+    def stale_model_count(self) -> int:
+        return len(self._stale_models)
 
     @property
     def hides(self) -> bool:
@@ -121,7 +121,7 @@ class ClusterState:
         on their own."""
         known = self._nodes.pop(name, None) is not None
         self._touch(name)
-        for uid in self._ghosts_on(name):
+        for uid in self._stale_models_on(name):
             self._lift(uid)
         return known
 
@@ -132,39 +132,39 @@ class ClusterState:
             return False
         if has_ended(pod):
             return self.remove_pod(uid)
-        holder = bound_holder(pod, node, self._keys)
+        reservation = bound_reservation(pod, node, self._keys)
         neighbour = _neighbour(pod, node)
         loaded = is_initialized(pod)
         if loaded and self._expected.forget(uid):
             self._touch(node)
-        if self._living(uid) == holder and self.pods.get(uid) == neighbour:
-            self._confirm(uid, holder)
+        if self._living(uid) == reservation and self.pods.get(uid) == neighbour:
+            self._confirm(uid, reservation)
             return False
         was_listed = uid in self._listed
         before = self._lift(uid)
-        self._bound[uid] = holder
-        if before is None and holder.gpus and not loaded:
+        self._bound[uid] = reservation
+        if before is None and reservation.gpus and not loaded:
             self._expected.note(uid, self._clock())
         # What another node has listed says nothing of this one.
-        self._put_on_node(uid, holder, listed=was_listed and before is not None and before.node == node)
+        self._put_on_node(uid, reservation, listed=was_listed and before is not None and before.node == node)
         self.pods.put(uid, neighbour)
-        return before is not None and before != holder
+        return before is not None and before != reservation
 
     def remove_pod(self, uid: PodUid) -> bool:
         """The pod is gone or has ended. True if something became free at once."""
         self.withdraw(uid)
         if not self.has_place(uid):
             return False
-        self.expire_ghosts()  # here too, so that a standby does not gather them
+        self.expire_stale_models()  # here too, so that a standby does not gather them
         self._expected.forget(uid)
         was_listed = uid in self._listed
-        holder = self._lift(uid)
-        assert holder is not None
-        report = self._report_of(holder.node)
+        reservation = self._lift(uid)
+        assert reservation is not None
+        report = self._report_of(reservation.node)
         unloaded = was_listed and report is not None and report.model_of(uid) is None
-        if holder.has_model and not unloaded:
-            self._ghosts[uid] = Ghost(holder, self._clock())
-            self._put_on_node(uid, holder, listed=was_listed)
+        if reservation.has_model and not unloaded:
+            self._stale_models[uid] = StaleModel(reservation, self._clock())
+            self._put_on_node(uid, reservation, listed=was_listed)
         return True
 
     def assume(self, demand: Demand, node: NodeName, gpu: GpuChoice) -> None:
@@ -177,22 +177,22 @@ class ClusterState:
         self._lift(uid)
         self._require_room(demand, node, gpu)
         before, report = self.view(node), self._report_of(node)
-        holder = self._assumed[uid] = placed_holder(demand, node, gpu)
+        reservation = self._assumed[uid] = placed_reservation(demand, node, gpu)
         self._assumed_at[uid] = self._clock()
         self._expected.note(uid, self._clock())
-        self._put_on_node(uid, holder, listed=False)
-        if report is None or report.model_of(uid) is None:  # else it is held already
-            self._views[node] = with_copy(before, demand, gpu)
+        self._put_on_node(uid, reservation, listed=False)
+        if report is None or report.model_of(uid) is None:  # else it is reserved already
+            self._views[node] = with_replica(before, demand, gpu)
         ref, apart = demand.model.ref, demand.neighbours.anti_affinity
         self.pods.put(
             uid, Neighbour(ref.namespace, demand.labels, node, keeps_away=apart, owner=demand.owner)
         )
 
-    def _confirm(self, uid: PodUid, holder: Holder) -> None:
+    def _confirm(self, uid: PodUid, reservation: Reservation) -> None:
         """A pod that was assumed has been seen bound, just as it was assumed: nothing changes for anybody."""
         if self._assumed.pop(uid, None) is not None:
             del self._assumed_at[uid]
-            self._bound[uid] = holder
+            self._bound[uid] = reservation
 
     def forget(self, uid: PodUid) -> None:
         """The assumed binding did not happen: nothing was ever there. A pod seen bound stays."""
@@ -210,8 +210,8 @@ class ClusterState:
         uid = demand.model.ref.uid
         assert not self.has_place(uid), f"pod {demand.model.ref} has a place already"
         self._lift(uid)
-        holder = self._nominated[uid] = placed_holder(demand, node, gpu)
-        self._put_on_node(uid, holder, listed=False)
+        reservation = self._nominated[uid] = placed_reservation(demand, node, gpu)
+        self._put_on_node(uid, reservation, listed=False)
 
     def withdraw(self, uid: PodUid) -> bool:
         """Keep no place for this pod any more. True if one was kept."""
@@ -219,17 +219,17 @@ class ClusterState:
 
     def holds(self, uid: PodUid) -> bool:
         """The pod has a place, or its model may still be where it was."""
-        return self.has_place(uid) or uid in self._ghosts
+        return self.has_place(uid) or uid in self._stale_models
 
-    def holder_of(self, uid: PodUid) -> Holder | None:
-        return self._holder(uid)
+    def reservation_of(self, uid: PodUid) -> Reservation | None:
+        return self._reservation(uid)
 
-    def nominated(self) -> Mapping[PodUid, Holder]:
+    def nominated(self) -> Mapping[PodUid, Reservation]:
         return self._nominated
 
-    def expire_ghosts(self) -> bool:
-        """Drop ghosts that are too old, whoever lists them. True if there were any."""
-        old = [uid for uid, _ in self._ghosts_before(self._clock() - GHOST_LIMIT_SECONDS)]
+    def expire_stale_models(self) -> bool:
+        """Drop stale models that are too old, whoever lists them. True if there were any."""
+        old = [uid for uid, _ in self._stale_models_before(self._clock() - STALE_MODEL_LIMIT_SECONDS)]
         for uid in old:
             self._lift(uid)
         return bool(old)
@@ -237,18 +237,18 @@ class ClusterState:
     def expire_loads(self) -> None:
         """Wait no more for the files of pods that have had a node for long."""
         for uid in self._expected.take_overdue(self._clock()):
-            if (holder := self._living(uid)) is not None:
-                self._touch(holder.node)
+            if (reservation := self._living(uid)) is not None:
+                self._touch(reservation.node)
 
     def unsettled(self) -> set[NodeName]:
-        """Nodes to ask about ghosts that no report has listed and whose grace is over."""
-        ghosts = self._ghosts_before(self._clock() - GHOST_GRACE_SECONDS)
-        return {ghost.holder.node for uid, ghost in ghosts if uid not in self._listed}
+        """Nodes to ask about stale models that no report has listed and whose grace is over."""
+        stale_models = self._stale_models_before(self._clock() - STALE_MODEL_GRACE_SECONDS)
+        return {model.reservation.node for uid, model in stale_models if uid not in self._listed}
 
     def settle(self, node: NodeName, *, asked_at: float) -> bool:
         """The node has been asked then, and what it said was told here. True if something became free."""
-        ghosts = self._ghosts_before(asked_at - GHOST_GRACE_SECONDS)
-        old = [uid for uid, g in ghosts if g.holder.node == node and uid not in self._listed]
+        stale_models = self._stale_models_before(asked_at - STALE_MODEL_GRACE_SECONDS)
+        old = [uid for uid, g in stale_models if g.reservation.node == node and uid not in self._listed]
         for uid in old:
             self._lift(uid)
         return bool(old)
@@ -275,26 +275,30 @@ class ClusterState:
         """One node as if these pods and their models were not there. Nothing is kept of it."""
         return self._make_view(name, self._hidden.union(uids))
 
-    def living_on(self, node: NodeName) -> list[Holder]:
+    def living_on(self, node: NodeName) -> list[Reservation]:
         """The pods on a node that are bound or assumed."""
-        return [holder for uid in self._by_node.get(node, ()) if (holder := self._living(uid)) is not None]
+        return [
+            reservation
+            for uid in self._by_node.get(node, ())
+            if (reservation := self._living(uid)) is not None
+        ]
 
-    def holders_on(self, node: NodeName) -> list[Holder]:
-        """Whoever holds anything of a node: bound, assumed, nominated, or a ghost."""
-        found = (self._holder(uid) for uid in self._by_node.get(node, ()))
-        return [holder for holder in found if holder is not None]
+    def reservations_on(self, node: NodeName) -> list[Reservation]:
+        """Whoever holds anything of a node: bound, assumed, nominated, or a stale model."""
+        found = (self._reservation(uid) for uid in self._by_node.get(node, ()))
+        return [reservation for reservation in found if reservation is not None]
 
-    def labelled(self, holder: Holder) -> tuple[PodRef, Labels]:
+    def labelled(self, reservation: Reservation) -> tuple[PodRef, Labels]:
         """A pod with its labels, as budgets know it."""
-        neighbour = self.pods.get(holder.ref.uid)
-        return holder.ref, {} if neighbour is None else neighbour.labels
+        neighbour = self.pods.get(reservation.ref.uid)
+        return reservation.ref, {} if neighbour is None else neighbour.labels
 
     @contextmanager
     def without(self, uids: Iterable[PodUid]) -> Iterator[None]:
         """As if these pods and their models were not there. For a question, never over an await."""
         before = self._hidden
         hidden = self._hidden = before.union(uids)
-        nodes = {h.node for uid in hidden - before if (h := self._holder(uid)) is not None}
+        nodes = {h.node for uid in hidden - before if (h := self._reservation(uid)) is not None}
         unseen = self.pods.hide(hidden - before)
         self._touch(*nodes)
         try:
@@ -307,14 +311,16 @@ class ClusterState:
     def _make_view(self, name: NodeName, hidden: frozenset[PodUid]) -> NodeView:
         facts = self._nodes[name]
         uids = self._by_node.get(name, set()) - hidden
-        here = {uid: holder for uid in uids if (holder := self._present(uid)) is not None}
-        holders = here | {uid: self._ghosts[uid].holder for uid in uids if uid in self._ghosts}
+        here = {uid: reservation for uid in uids if (reservation := self._present(uid)) is not None}
+        reservations = here | {
+            uid: self._stale_models[uid].reservation for uid in uids if uid in self._stale_models
+        }
         report = facts.report
         models = () if report is None else report.models
         listed = {model.pod_uid: model for model in models if model.pod_uid not in hidden}
         gpus = frozenset(gpu.uuid for gpu in report.gpus) if report is not None else frozenset()
-        held, anywhere = held_by_gpu(holders, listed, gpus)
-        here_now, coders = tenants(holders, listed)
+        reserved, anywhere = reserved_by_gpu(reservations, listed, gpus)
+        here_now, coders = tenants(reservations, listed)
         told = None if report is None else report.code.namespace
         # The report speaks of all that are there; whether its code goes with those who are taken out of
         # account, their namespaces say.
@@ -322,11 +328,11 @@ class ClusterState:
             coders |= {told}
         return NodeView(
             facts=facts,
-            used=_used(facts, [holder.amounts for holder in here.values()]),
-            held=held,
-            held_anywhere=anywhere,
-            model_ids=_ids(holders.values(), listed.values()),
-            host_ports=frozenset().union(*(holder.ports for holder in here.values())),
+            used=_used(facts, [reservation.amounts for reservation in here.values()]),
+            reserved=reserved,
+            reserved_anywhere=anywhere,
+            model_ids=_ids(reservations.values(), listed.values()),
+            host_ports=frozenset().union(*(reservation.ports for reservation in here.values())),
             tenants=here_now,
             coders=coders,
             loads=loads_by_gpu(here, listed, gpus, self._expected.among(here)),
@@ -342,63 +348,63 @@ class ClusterState:
         if model.model_id is not None and (model.ref.namespace, model.model_id) in view.model_ids:
             raise AssertionError(f"{model.ref}: model {model.model_id} is on {node} already")
 
-    def _living(self, uid: PodUid) -> Holder | None:
+    def _living(self, uid: PodUid) -> Reservation | None:
         return self._bound.get(uid) or self._assumed.get(uid)
 
-    def _present(self, uid: PodUid) -> Holder | None:
+    def _present(self, uid: PodUid) -> Reservation | None:
         return self._living(uid) or self._nominated.get(uid)
 
-    def _holder(self, uid: PodUid) -> Holder | None:
-        ghost = self._ghosts.get(uid)
-        return self._present(uid) or (None if ghost is None else ghost.holder)
+    def _reservation(self, uid: PodUid) -> Reservation | None:
+        stale_model = self._stale_models.get(uid)
+        return self._present(uid) or (None if stale_model is None else stale_model.reservation)
 
-    def _ghosts_before(self, time: float) -> list[tuple[PodUid, Ghost]]:
+    def _stale_models_before(self, time: float) -> list[tuple[PodUid, StaleModel]]:
         """Those whose pod had gone by then; they stand in the order in which they came."""
-        return list(takewhile(lambda item: item[1].since <= time, self._ghosts.items()))
+        return list(takewhile(lambda item: item[1].since <= time, self._stale_models.items()))
 
     def _report_of(self, node: NodeName) -> NodeReport | None:
         facts = self.facts_of(node)
         return None if facts is None else facts.report
 
-    def _ghosts_on(self, node: NodeName) -> list[PodUid]:
-        return [uid for uid in self._by_node.get(node, ()) if uid in self._ghosts]
+    def _stale_models_on(self, node: NodeName) -> list[PodUid]:
+        return [uid for uid in self._by_node.get(node, ()) if uid in self._stale_models]
 
     def _follow_report(self, node: NodeName, report: NodeReport) -> None:
-        """Note who is listed, and let go of the ghosts that were and are not any more."""
+        """Note who is listed, and let go of the stale models that were and are not any more."""
         now_listed = {model.pod_uid for model in report.models}
-        for uid in self._ghosts_on(node):
+        for uid in self._stale_models_on(node):
             if uid in self._listed and uid not in now_listed:
                 self._lift(uid)
         self._listed |= now_listed & self._by_node.get(node, set())
 
-    def _put_on_node(self, uid: PodUid, holder: Holder, *, listed: bool) -> None:
+    def _put_on_node(self, uid: PodUid, reservation: Reservation, *, listed: bool) -> None:
         """`listed`: some report of this node has named it, the last one perhaps not."""
-        self._by_node.setdefault(holder.node, set()).add(uid)
-        self._touch(holder.node)
+        self._by_node.setdefault(reservation.node, set()).add(uid)
+        self._touch(reservation.node)
         if self.has_place(uid):
-            self.claims.update((holder.ref.namespace, claim) for claim in holder.claims)
-        report = self._report_of(holder.node)
+            self.claims.update((reservation.ref.namespace, claim) for claim in reservation.claims)
+        report = self._report_of(reservation.node)
         if listed or (report is not None and report.model_of(uid) is not None):
             self._listed.add(uid)
 
-    def _lift(self, uid: PodUid) -> Holder | None:
-        """Take a holder off its node, whatever kind it is."""
-        holder = self._holder(uid)
-        if holder is None:
+    def _lift(self, uid: PodUid) -> Reservation | None:
+        """Take a reservation off its node, whatever kind it is."""
+        reservation = self._reservation(uid)
+        if reservation is None:
             return None
         if self.has_place(uid):
             self.pods.drop(uid)
-            for claim in holder.claims:
-                _decrement(self.claims, (holder.ref.namespace, claim))
-        for kind in (self._bound, self._assumed, self._nominated, self._ghosts):
+            for claim in reservation.claims:
+                _decrement(self.claims, (reservation.ref.namespace, claim))
+        for kind in (self._bound, self._assumed, self._nominated, self._stale_models):
             kind.pop(uid, None)
         self._assumed_at.pop(uid, None)
         self._listed.discard(uid)
-        self._by_node[holder.node].discard(uid)
-        if not self._by_node[holder.node]:
-            del self._by_node[holder.node]
-        self._touch(holder.node)
-        return holder
+        self._by_node[reservation.node].discard(uid)
+        if not self._by_node[reservation.node]:
+            del self._by_node[reservation.node]
+        self._touch(reservation.node)
+        return reservation
 
     def _touch(self, *nodes: NodeName) -> None:
         for node in nodes:
@@ -406,12 +412,12 @@ class ClusterState:
             self._touched.add(node)
 
 
-def with_copy(view: NodeView, demand: Demand, gpu: GpuChoice) -> NodeView:
+def with_replica(view: NodeView, demand: Demand, gpu: GpuChoice) -> NodeView:
     """A node with one pod more, as `ClusterState` would have it once the pod is assumed there."""
     model, home = demand.model, demand.model.ref.namespace
-    held, loads = dict(view.held), dict(view.loads)
+    reserved, loads = dict(view.reserved), dict(view.loads)
     for one in gpu.gpus:
-        held[one.uuid] = held.get(one.uuid, 0) + gpu.bytes
+        reserved[one.uuid] = reserved.get(one.uuid, 0) + gpu.bytes
         loads[one.uuid] = loads.get(one.uuid, 0) + 1
     told = None if view.facts.report is None else view.facts.report.code.namespace
     said = frozenset() if told is None else frozenset({told})
@@ -421,7 +427,7 @@ def with_copy(view: NodeView, demand: Demand, gpu: GpuChoice) -> NodeView:
     return replace(
         view,
         used={name: used + amounts.get(name, 0) for name, used in view.used.items()},
-        held=held,
+        reserved=reserved,
         model_ids=view.model_ids if model.model_id is None else view.model_ids | {(home, model.model_id)},
         host_ports=view.host_ports | demand.host_ports,
         tenants=tenants,
@@ -441,7 +447,7 @@ def _neighbour(pod: JsonObject, node: NodeName) -> Neighbour:
     meta = pod["metadata"]
     labels, keeps_away = meta.get("labels") or {}, required_anti_affinity(pod)
     if len(labels) > MOST_LABELS:
-        labels, keeps_away = dict(islice(labels.items(), MOST_LABELS)), (*keeps_away, ANYBODY_HERE)
+        labels, keeps_away = dict(islice(labels.items(), MOST_LABELS)), (*keeps_away, ANY_POD_HERE)
     return Neighbour(
         meta.get("namespace", ""),
         labels,
@@ -458,9 +464,13 @@ def _decrement(counts: Counter[tuple[str, str]], key: tuple[str, str]) -> None:
         del counts[key]
 
 
-def _ids(holders: Iterable[Holder], listed: Iterable[ModelReport]) -> frozenset[NamespacedId]:
+def _ids(reservations: Iterable[Reservation], listed: Iterable[ModelReport]) -> frozenset[NamespacedId]:
     """The ids that are taken. Names are not: the node's Triton has one of its own for each pod's model."""
-    of_pods = {(holder.ref.namespace, holder.model_id) for holder in holders if holder.model_id is not None}
+    of_pods = {
+        (reservation.ref.namespace, reservation.model_id)
+        for reservation in reservations
+        if reservation.model_id is not None
+    }
     return frozenset(
         of_pods | {(model.namespace, model.model_id) for model in listed if model.model_id is not None}
     )

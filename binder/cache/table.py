@@ -240,13 +240,13 @@ class NodeTable:
             self.clock += 1
             self._eased[row] = self.clock
 
-    def put(self, view: NodeView, *, supposed: bool = False) -> None:
+    def put(self, view: NodeView, *, hypothetical: bool = False) -> None:
         """Take a node as it is now, or as it is supposed to be for a question."""
         row = self._row(view.facts.name)
         before = self._views[row]
         self.clock += 1
         self._changed[row] = self.clock
-        if not supposed and eases(before, view):
+        if not hypothetical and eases(before, view):
             self._eased[row] = self.clock
         same = before is not None and before.facts is view.facts
         if before is None or (not same and _moves(before.facts, view.facts)):
@@ -298,7 +298,7 @@ class NodeTable:
                 if self.row_of.get(view.facts.name, row) != row:
                     self.drop(view.facts.name)
                 self._seat(view.facts.name, row)
-                self.put(view, supposed=True)
+                self.put(view, hypothetical=True)
         self._spare.clear()
 
     def mirror_heartbeats(self, other: "NodeTable") -> None:
@@ -471,8 +471,8 @@ def eases(before: NodeView | None, after: NodeView) -> bool:
     """Whether a pod that the node refused may fit there now: something was given back, or moved."""
     if before is None or (before.facts is not after.facts and _moves(before.facts, after.facts)):
         return True
-    if before.facts is after.facts and before.held == after.held and before.used == after.used:
-        return not (before.held_anywhere <= after.held_anywhere and _names_more(before, after))
+    if before.facts is after.facts and before.reserved == after.reserved and before.used == after.used:
+        return not (before.reserved_anywhere <= after.reserved_anywhere and _names_more(before, after))
     free = {gpu.uuid: _free_or_unknown(before, gpu) for gpu in before.gpus}
     return (
         any(_free_or_unknown(after, gpu) > free.get(gpu.uuid, NOT_KNOWN) for gpu in after.gpus)

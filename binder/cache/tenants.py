@@ -12,34 +12,34 @@ from collections.abc import Iterator, Mapping
 
 from berth.contract.ids import PodUid
 from berth.contract.report import ModelReport, ModelState
-from binder.cache.holders import Holder
+from binder.cache.reservations import Reservation
 
 # Triton holds nothing of these.
 _NOT_LOADED = (ModelState.FAILED, ModelState.LOST)
 
 
 def tenants(
-    holders: Mapping[PodUid, Holder], listed: Mapping[PodUid, ModelReport]
+    reservations: Mapping[PodUid, Reservation], listed: Mapping[PodUid, ModelReport]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """The namespaces of the models that are there or on their way, and the one that brings code, as far as its
     pods say so and it is alone. The namespace of a model is "", which is nobody's, where the report had no room for it and its
     pod is gone."""
-    here = list(_here(holders, listed))
+    here = list(_here(reservations, listed))
     names = frozenset(name for name, _ in here)
     has_code = any(one for _, one in here)
     return names, names if has_code and len(names) == 1 else frozenset()
 
 
 def _here(
-    holders: Mapping[PodUid, Holder], listed: Mapping[PodUid, ModelReport]
+    reservations: Mapping[PodUid, Reservation], listed: Mapping[PodUid, ModelReport]
 ) -> Iterator[tuple[str, bool]]:
-    for uid in holders.keys() | listed.keys():
-        holder, model = holders.get(uid), listed.get(uid)
+    for uid in reservations.keys() | listed.keys():
+        reservation, model = reservations.get(uid), listed.get(uid)
         if model is not None and model.state in _NOT_LOADED:
             continue
-        if holder is None:
+        if reservation is None:
             assert model is not None
             yield model.namespace, False
-        elif holder.gpus or (model is not None and model.state is not ModelState.PENDING):
+        elif reservation.gpus or (model is not None and model.state is not ModelState.PENDING):
             # Without a GPU that the binder has chosen nothing is ever loaded for a pod.
-            yield holder.ref.namespace, holder.has_code
+            yield reservation.ref.namespace, reservation.has_code

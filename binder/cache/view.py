@@ -45,15 +45,15 @@ NamespacedId = tuple[str, ModelId]
 class NodeView:
     """A node with what its pods and models take.
 
-    `held`: bytes on each GPU. `held_anywhere`: bytes of pods whose GPU cannot be read. They are counted on every GPU, because
+    `reserved`: bytes on each GPU. `reserved_anywhere`: bytes of pods whose GPU cannot be read. They are counted on every GPU, because
     they are on one of them and nobody knows on which. `tenants`: whose models are here or on their way, `coders`:
     those of them who bring code. `loads`: how many models are to be loaded on a GPU or are being loaded.
     """
 
     facts: NodeFacts
     used: Mapping[str, int] = field(default_factory=dict)
-    held: Mapping[GpuUuid, int] = field(default_factory=dict)
-    held_anywhere: int = 0
+    reserved: Mapping[GpuUuid, int] = field(default_factory=dict)
+    reserved_anywhere: int = 0
     model_ids: frozenset[NamespacedId] = frozenset()
     host_ports: frozenset[HostPort] = frozenset()
     tenants: frozenset[str] = frozenset()
@@ -62,7 +62,7 @@ class NodeView:
 
     def reserved_on(self, gpu: GpuUuid) -> int:
         """Bytes that models hold on one GPU, or may hold there."""
-        return self.held.get(gpu, 0) + self.held_anywhere
+        return self.reserved.get(gpu, 0) + self.reserved_anywhere
 
     def free_on(self, gpu: GpuReport) -> int | None:
         """The memory rule for one GPU of this node; None when it is not known."""

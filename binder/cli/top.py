@@ -121,7 +121,7 @@ def table(view: ClusterView) -> RenderableType:
 
 def _is_gpu_node(view: NodeView) -> bool:
     """An agent has reported on it, or a model pod is on it although none has."""
-    return bool(view.facts.report or view.facts.report_error or view.held_anywhere)
+    return bool(view.facts.report or view.facts.report_error or view.reserved_anywhere)
 
 
 def _node(view: NodeView, *, fresh: bool) -> NodeLines:

@@ -162,7 +162,7 @@ class Decider:
         if view is None:
             self.table.drop(name)
         else:
-            self.table.put(view, supposed=self.state.hides)
+            self.table.put(view, hypothetical=self.state.hides)
 
     def because(self, demand: Demand) -> Reason | None:
         """What no node can help."""

@@ -54,7 +54,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """Pods of one shape: how many, and the GPU models that they may be on."""
 
     count: int
@@ -65,7 +65,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
+class PricingProblem:
     """Supply and demand at one moment, free of the table that they were read from.
 
     `supply`: healthy GPUs of each model; `most_per_gpu`: what the median GPU has of each unit.
@@ -74,10 +74,10 @@ class Market:
     bytes: NDArray[np.int64]
     supply: NDArray[np.int64]
     most_per_gpu: Mapping[str, float]
-    asks: Sequence[Ask]
+    requests: Sequence[Request]
 
 
-class Arrivals:
+class DemandHistory:
     """The shapes that have come, and when it is time to learn from them again."""
 
     def __init__(self) -> None:
@@ -107,26 +107,26 @@ class Arrivals:
         lasting = list(self._shapes.items())[len(self._shapes) // 2 :]
         self._shapes = {shape: (count + 1) // 2 for shape, count in lasting}
 
-    def market(self, table: NodeTable) -> Market:
+    def pricing_problem(self, table: NodeTable) -> PricingProblem:
         """What `price` needs. Cheap enough for the event loop."""
         sizes, usable = _sizes(table), table.condition == USABLE
         supply = np.bincount(table.gpu_model[usable], minlength=len(sizes))
         allowed = _Allowed(table, sizes, usable)
-        asks = [
-            Ask(n, s.request_bytes, s.gpu_count, dict(s.amounts), allowed.models(s))
+        requests = [
+            Request(n, s.request_bytes, s.gpu_count, dict(s.amounts), allowed.models(s))
             for s, n in self._shapes.items()
         ]
-        return Market(sizes, supply, _most_per_gpu(table, sizes, usable), asks)
+        return PricingProblem(sizes, supply, _most_per_gpu(table, sizes, usable), requests)
 
 
-def price(market: Market) -> Prices:
+def price(problem: PricingProblem) -> Prices:
     """Learn. Some tenths of a second for a cluster of several GPU models."""
-    total = float(market.bytes.astype(float) @ market.supply)
-    mean = total / max(1, int(market.supply.sum())) or 1.0
-    tables = {int(size): _values(market, int(size), mean) for size in np.unique(market.bytes)}
-    per_byte = _cells_per_byte(market.bytes)
-    values = np.array([tables[int(size)] for size in market.bytes]).reshape(-1, CELLS + 1)
-    return Prices(values, per_byte, _scarcity(market, total), _per_gpu(market, mean), mean)
+    total = float(problem.bytes.astype(float) @ problem.supply)
+    mean = total / max(1, int(problem.supply.sum())) or 1.0
+    tables = {int(size): _values(problem, int(size), mean) for size in np.unique(problem.bytes)}
+    per_byte = _cells_per_byte(problem.bytes)
+    values = np.array([tables[int(size)] for size in problem.bytes]).reshape(-1, CELLS + 1)
+    return Prices(values, per_byte, _scarcity(problem, total), _per_gpu(problem, mean), mean)
 
 
 def extended(prices: Prices, table: NodeTable) -> Prices:
@@ -153,36 +153,36 @@ def _cells_per_byte(sizes: NDArray[np.int64]) -> Floats:
     return np.divide(CELLS, sizes, out=np.zeros(len(sizes)), where=sizes > 0)
 
 
-def _values(market: Market, size: int, mean: float) -> Floats:
+def _values(problem: PricingProblem, size: int, mean: float) -> Floats:
     if size <= 0:
         return np.zeros(CELLS + 1)
     demand: Counter[int] = Counter()
-    for ask in market.asks:
-        if 0 < ask.request_bytes <= size:
-            demand[-(-ask.request_bytes * CELLS // size)] += ask.count * ask.gpu_count
+    for request in problem.requests:
+        if 0 < request.request_bytes <= size:
+            demand[-(-request.request_bytes * CELLS // size)] += request.count * request.gpu_count
     return remainder_values(demand) * (size / mean)
 
 
-def _per_gpu(market: Market, mean: float) -> dict[str, float]:
+def _per_gpu(problem: PricingProblem, mean: float) -> dict[str, float]:
     """κ. A unit that nobody asks for strands nothing: 0."""
-    with_gpu = [ask for ask in market.asks if ask.request_bytes]
-    gpus = sum(ask.count * ask.gpu_count * ask.request_bytes for ask in with_gpu) / mean
+    with_gpu = [request for request in problem.requests if request.request_bytes]
+    gpus = sum(request.count * request.gpu_count * request.request_bytes for request in with_gpu) / mean
     if not gpus:
-        return dict(market.most_per_gpu)
+        return dict(problem.most_per_gpu)
     asked = {unit: sum(a.count * a.amounts.get(unit, 0) for a in with_gpu) / gpus for unit in _UNITS}
-    return {unit: min(asked[unit], market.most_per_gpu[unit]) for unit in _UNITS}
+    return {unit: min(asked[unit], problem.most_per_gpu[unit]) for unit in _UNITS}
 
 
-def _scarcity(market: Market, total: float) -> Floats:
+def _scarcity(problem: PricingProblem, total: float) -> Floats:
     """Pour what can go to some models only onto these, always onto the one that has least so far."""
-    share = market.bytes.astype(float) * market.supply / (total or 1.0)
+    share = problem.bytes.astype(float) * problem.supply / (total or 1.0)
     level = np.zeros(len(share))
-    offered = float(sum(a.count * a.gpu_count * a.request_bytes for a in market.asks)) or 1.0
+    offered = float(sum(a.count * a.gpu_count * a.request_bytes for a in problem.requests)) or 1.0
     there = share > 0
-    picky = [a for a in market.asks if a.allowed[there].any() and not a.allowed[there].all()]
-    for ask in sorted(picky, key=lambda a: int(a.allowed.sum())):
-        amount = ask.count * ask.gpu_count * ask.request_bytes / offered
-        _pour(amount, level, share, ask.allowed & there)
+    picky = [a for a in problem.requests if a.allowed[there].any() and not a.allowed[there].all()]
+    for request in sorted(picky, key=lambda a: int(a.allowed.sum())):
+        amount = request.count * request.gpu_count * request.request_bytes / offered
+        _pour(amount, level, share, request.allowed & there)
     return level
 
 

@@ -1,4 +1,4 @@
-"""Which idle pods would have to go so that one copy more has a place. Pure.
+"""Which idle pods would have to go so that one replica more has a place. Pure.
 
 Preemption's question asked of other pods: those of the same or a lower priority that their scaler calls idle. The
 fewest go; of as many those that have not been used for longest. No PodDisruptionBudget counts here: they go as
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from berth.contract.ids import NodeName
-from binder.cache.holders import Holder, place_of
+from binder.cache.reservations import Reservation, place_of
 from binder.cache.table import USABLE
 from binder.engine.decision import Decider
-from binder.engine.preemption import Questions, Sacrifice, curable, without_those_who_can_stay
+from binder.engine.preemption import PreemptionCandidate, Questions, curable, without_those_who_can_stay
 from binder.pod.demand import Demand
 from binder.rules.filters import Codes
 
@@ -31,25 +31,28 @@ class _Idle:
     """`rank`: 0 is who was not used for longest. `bytes`: that would be free on each GPU of its node, by slot."""
 
     rank: int
-    holder: Holder
+    reservation: Reservation
     bytes: dict[int, int]
 
 
 class IdlePods:
-    """`holders`: idle pods, first who was not used for longest. Who has been found to go is told to the decider, and
+    """`reservations`: idle pods, first who was not used for longest. Who has been found to go is told to the decider, and
     is found no more."""
 
-    def __init__(self, decider: Decider, holders: Sequence[Holder]) -> None:
+    def __init__(self, decider: Decider, reservations: Sequence[Reservation]) -> None:
         self._decider = decider
         self._on: dict[NodeName, list[_Idle]] = {}
-        for rank, holder in enumerate(holders):
-            if holder.node in decider.table.row_of:
-                one = _Idle(rank, holder, self._bytes_of(holder))
-                self._on.setdefault(holder.node, []).append(one)
+        for rank, reservation in enumerate(reservations):
+            if reservation.node in decider.table.row_of:
+                one = _Idle(rank, reservation, self._bytes_of(reservation))
+                self._on.setdefault(reservation.node, []).append(one)
 
-    def find(self, demand: Demand, codes: Codes) -> Generator[None, None, Sacrifice | None]:
-        """`codes`: why each row refuses the copy as things are."""
-        questions, found = Questions(self._decider, demand), list[tuple[int, list[int], Sacrifice]]()
+    def find(self, demand: Demand, codes: Codes) -> Generator[None, None, PreemptionCandidate | None]:
+        """`codes`: why each row refuses the replica as things are."""
+        questions, found = (
+            Questions(self._decider, demand),
+            list[tuple[int, list[int], PreemptionCandidate]](),
+        )
         for fewest, _, node, idle in sorted(self._promising(demand, codes), key=lambda one: one[:3]):
             if found and min(size for size, _, _ in found) < fewest:
                 break
@@ -57,17 +60,17 @@ class IdlePods:
                 break
             group = yield from self._on_node(questions, demand, node, idle, fewest)
             if group is not None:
-                placement = questions.place(node, [one.holder for one in group])
+                placement = questions.place(node, [one.reservation for one in group])
                 assert placement is not None
-                going = Sacrifice(placement, tuple(one.holder for one in group))
+                going = PreemptionCandidate(placement, tuple(one.reservation for one in group))
                 found.append((len(group), _recency(group), going))
             yield
         if not found:
             return None
         best = min(found, key=lambda one: one[:2])[2]
-        gone = {holder.ref.uid for holder in best.victims}
+        gone = {reservation.ref.uid for reservation in best.victims}
         node = best.placement.node
-        self._on[node] = [one for one in self._on[node] if one.holder.ref.uid not in gone]
+        self._on[node] = [one for one in self._on[node] if one.reservation.ref.uid not in gone]
         return best
 
     def _promising(self, demand: Demand, codes: Codes) -> Iterator[tuple[int, int, NodeName, list[_Idle]]]:
@@ -75,7 +78,7 @@ class IdlePods:
         table = self._decider.table
         for node, everybody in self._on.items():
             row = table.row_of[node]
-            idle = [one for one in everybody if one.holder.priority <= demand.priority]
+            idle = [one for one in everybody if one.reservation.priority <= demand.priority]
             if idle and curable(codes[row : row + 1])[0]:
                 fewest = self._fewest(demand, row, idle)
                 if fewest <= len(idle):
@@ -85,7 +88,7 @@ class IdlePods:
         self, questions: Questions, demand: Demand, node: NodeName, idle: list[_Idle], fewest: int
     ) -> Generator[None, None, list[_Idle] | None]:
         def enough(group: Sequence[_Idle]) -> bool:
-            return questions.place(node, [one.holder for one in group]) is not None
+            return questions.place(node, [one.reservation for one in group]) is not None
 
         if not enough(idle):
             return None
@@ -101,13 +104,13 @@ class IdlePods:
                     if enough(group):
                         return group
         yield
-        by_uid = {one.holder.ref.uid: one for one in idle}
+        by_uid = {one.reservation.ref.uid: one for one in idle}
         going = without_those_who_can_stay(
-            [one.holder for one in idle],
-            [one.holder for one in reversed(idle)],
-            enough=lambda rest: enough([by_uid[holder.ref.uid] for holder in rest]),
+            [one.reservation for one in idle],
+            [one.reservation for one in reversed(idle)],
+            enough=lambda rest: enough([by_uid[reservation.ref.uid] for reservation in rest]),
         )
-        return sorted((by_uid[holder.ref.uid] for holder in going), key=lambda one: one.rank)
+        return sorted((by_uid[reservation.ref.uid] for reservation in going), key=lambda one: one.rank)
 
     def _fewest(self, demand: Demand, row: int, idle: list[_Idle]) -> int:
         """At least so many must go: on as many GPUs as are asked for there must be the bytes."""
@@ -133,11 +136,11 @@ class IdlePods:
         )
         return fitting >= demand.shape.gpu_count
 
-    def _bytes_of(self, holder: Holder) -> dict[int, int]:
-        view = self._decider.table.view(self._decider.table.row_of[holder.node])
+    def _bytes_of(self, reservation: Reservation) -> dict[int, int]:
+        view = self._decider.table.view(self._decider.table.row_of[reservation.node])
         report, slots = view.facts.report, {gpu.uuid: slot for slot, gpu in enumerate(view.gpus)}
         gpus, size = place_of(
-            holder, None if report is None else report.model_of(holder.ref.uid), frozenset(slots)
+            reservation, None if report is None else report.model_of(reservation.ref.uid), frozenset(slots)
         )
         return {slots[gpu]: size for gpu in gpus or slots if gpu in slots}
 

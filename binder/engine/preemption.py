@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from berth.contract.ids import NodeName
 from binder.cache.disruption_budgets import Budgets
-from binder.cache.holders import Holder
+from binder.cache.reservations import Reservation
 from binder.cache.table import Bools
 from binder.engine.decision import Decider, Placement
 from binder.engine.victims import Victims
@@ -38,7 +38,7 @@ CURABLE = frozenset(
     }
 )
 _CURABLE_CODES = [CODE[kind] for kind in CURABLE]
-# Nodes where a sacrifice was found, among which the cheapest is chosen: kube-scheduler looks at 100, or a
+# Nodes where a candidate was found, among which the cheapest is chosen: kube-scheduler looks at 100, or a
 # tenth of the nodes. And questions in one search, at least one for each node, which stand in the order of what
 # they promise: nothing else is heard meanwhile, and each takes up to a millisecond. The next search goes on behind them.
 _ENOUGH = 8
@@ -48,11 +48,11 @@ _PRIORITY_OFFSET = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Sacrifice:
+class PreemptionCandidate:
     """These pods go, and then the pod has this place."""
 
     placement: Placement
-    victims: tuple[Holder, ...]
+    victims: tuple[Reservation, ...]
 
     @property
     def cost(self) -> tuple[int, int, int, str]:
@@ -67,14 +67,14 @@ def curable(codes: Codes) -> Bools:
     return np.isin(codes, _CURABLE_CODES)
 
 
-def find_sacrifice(
+def find_candidate(
     decider: Decider,
     demand: Demand,
     nodes: Iterable[NodeName],
     *,
-    may_go: Callable[[Holder], bool],
+    may_go: Callable[[Reservation], bool],
     budgets: Budgets,
-) -> Sacrifice | None:
+) -> PreemptionCandidate | None:
     """The cheapest way to make room for the pod on one of these nodes; None where there is none. Only
     those who `may_go` go, and never more than the budgets allow."""
     return search(Questions(decider, demand), nodes, may_go=may_go, budgets=budgets)
@@ -92,7 +92,7 @@ class Questions:
     def is_over(self) -> bool:
         return self.asked >= self._most
 
-    def place(self, node: NodeName, gone: Iterable[Holder]) -> Placement | None:
+    def place(self, node: NodeName, gone: Iterable[Reservation]) -> Placement | None:
         self.asked += 1
         with self.decider.without([victim.ref.uid for victim in gone]):
             outcome = self.decider.place_on(self._demand, node)
@@ -103,10 +103,14 @@ class Questions:
 
 
 def search(
-    questions: Questions, nodes: Iterable[NodeName], *, may_go: Callable[[Holder], bool], budgets: Budgets
-) -> Sacrifice | None:
-    """As `find_sacrifice`. It takes from `nodes` only those that it asks."""
-    found: list[Sacrifice] = []
+    questions: Questions,
+    nodes: Iterable[NodeName],
+    *,
+    may_go: Callable[[Reservation], bool],
+    budgets: Budgets,
+) -> PreemptionCandidate | None:
+    """As `find_candidate`. It takes from `nodes` only those that it asks."""
+    found: list[PreemptionCandidate] = []
     for node in nodes:
         if (one := _on_node(questions, node, may_go, budgets)) is not None:
             found.append(one)
@@ -158,14 +162,16 @@ def ranked(
 
 
 def _on_node(
-    questions: Questions, node: NodeName, may_go: Callable[[Holder], bool], budgets: Budgets
-) -> Sacrifice | None:
+    questions: Questions, node: NodeName, may_go: Callable[[Reservation], bool], budgets: Budgets
+) -> PreemptionCandidate | None:
     decider = questions.decider
     victims = sorted(
         (
-            holder
-            for holder in decider.state.living_on(node)
-            if holder.has_model and may_go(holder) and budgets.allow([decider.state.labelled(holder)])
+            reservation
+            for reservation in decider.state.living_on(node)
+            if reservation.has_model
+            and may_go(reservation)
+            and budgets.allow([decider.state.labelled(reservation)])
         ),
         key=lambda h: (-h.priority, h.created, h.ref.uid),
     )
@@ -179,12 +185,12 @@ def _on_node(
     placement = questions.place(node, going)
     if placement is None or not budgets.allow(map(decider.state.labelled, going)):
         return None
-    return Sacrifice(placement, tuple(going))
+    return PreemptionCandidate(placement, tuple(going))
 
 
 def without_those_who_can_stay(
-    going: list[Holder], candidates: list[Holder], *, enough: Callable[[list[Holder]], bool]
-) -> list[Holder]:
+    going: list[Reservation], candidates: list[Reservation], *, enough: Callable[[list[Reservation]], bool]
+) -> list[Reservation]:
     """Give back one after the other, as long as the others' end is `enough`. By halves, because most can
     stay: a node has many pods, and each question costs about a millisecond."""
     staying = {one.ref.uid for one in candidates}
@@ -198,12 +204,12 @@ def without_those_who_can_stay(
     return without_those_who_can_stay(going, candidates[half:], enough=enough)
 
 
-def _to_give_back(decider: Decider, victims: list[Holder], budgets: Budgets) -> list[Holder]:
+def _to_give_back(decider: Decider, victims: list[Reservation], budgets: Budgets) -> list[Reservation]:
     """Who is to stay if possible, first those who cannot all go at once: of each budget the least
     important ones may. `victims`: the most important first."""
     if budgets.allow(map(decider.state.labelled, victims)):
         return victims
-    legal: list[Holder] = []
+    legal: list[Reservation] = []
     for victim in reversed(victims):
         if budgets.allow(decider.state.labelled(one) for one in (*legal, victim)):
             legal.append(victim)

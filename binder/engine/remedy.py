@@ -6,7 +6,7 @@ from berth.contract.ids import NodeName
 from berth.contract.quantity import format_bytes
 from binder.cache.disruption_budgets import Budgets
 from binder.engine.decision import Decider, Refusal
-from binder.engine.preemption import CURABLE, curable, find_sacrifice
+from binder.engine.preemption import CURABLE, curable, find_candidate
 from binder.pod.demand import Demand
 from binder.rules.filters import CODE
 from binder.rules.reasons import Kind
@@ -22,12 +22,12 @@ def remedy(decider: Decider, demand: Demand, refusal: Refusal, *, most_nodes: in
         asked = f"{format_bytes(demand.shape.request_bytes)} asked{' on each' * (demand.shape.gpu_count > 1)}"
         return f"no GPU is large enough: {asked}, {format_bytes(largest)} on the largest when empty"
     nodes = _freest(decider, refusal, most_nodes)
-    sacrifice = find_sacrifice(decider, demand, nodes, may_go=lambda _: True, budgets=Budgets())
-    if sacrifice is None:
+    candidate = find_candidate(decider, demand, nodes, may_go=lambda _: True, budgets=Budgets())
+    if candidate is None:
         return ""
-    gpus = ", ".join(str(gpu.index) for gpu in sacrifice.placement.gpu.gpus)
-    gone = ", ".join(str(victim.ref) for victim in sacrifice.victims)
-    return f"would fit on {sacrifice.placement.node}, GPU {gpus}, without {gone}"
+    gpus = ", ".join(str(gpu.index) for gpu in candidate.placement.gpu.gpus)
+    gone = ", ".join(str(victim.ref) for victim in candidate.victims)
+    return f"would fit on {candidate.placement.node}, GPU {gpus}, without {gone}"
 
 
 def _freest(decider: Decider, refusal: Refusal, most: int) -> list[NodeName]:

@@ -1,9 +1,9 @@
-"""What the scaler asks: how many more copies of each model the nodes would take now, which idle pods would have to go
-for one more, and how many copies no node will ever take. Pure; in small steps (`SchedulableAnswers.answer`).
+"""What the scaler asks: how many more replicas of each model the nodes would take now, which idle pods would have to go
+for one more, and how many replicas no node will ever take. Pure; in small steps (`SchedulableAnswers.answer`).
 
-All from one snapshot, by a decision's own rules, on a mirror of the cluster (`supposing`). Pods that wait to be
+All from one snapshot, by a decision's own rules, on a mirror of the cluster (`simulate`). Pods that wait to be
 placed are served first, whatever their priority: else one memory would be promised twice, to them and to the
-scaler. Then models are given copies, one at a time: the highest priority first, among equals the one that lacks the
+scaler. Then models are given replicas, one at a time: the highest priority first, among equals the one that lacks the
 largest part of what it wants, then by name. What a ResourceQuota forbids is not seen here; the
 scaler sees that no pods come.
 """
@@ -27,11 +27,11 @@ from berth.contract.scaling import (
 from berth.contract.text import one_line
 from berth.runtime.logs import fields
 from binder.cache.cluster import Cluster
-from binder.cache.holders import Holder
+from binder.cache.reservations import Reservation
 from binder.engine.decision import Placement, Refusal
 from binder.engine.idle import IdlePods
 from binder.pod.demand import Demand, parse_demand
-from binder.rules.empty import most_copies
+from binder.rules.empty import most_replicas
 from binder.rules.explain import summary
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,10 @@ JsonObject = Mapping[str, Any]
 # An answer in the making: between its steps, each a millisecond or so, others may have their turn.
 Steps = Generator[None, None, SchedulableAnswer]
 
-# Pods that wait are decided first, and copies after them. What is beyond is told as not looked at: the scaler asks
+# Pods that wait are decided first, and replicas after them. What is beyond is told as not looked at: the scaler asks
 # again soon.
 _MOST_PENDING = 1024
-_MOST_COPIES = 4096
+_MOST_REPLICAS = 4096
 # Searches for idle pods in one answer, each some milliseconds.
 _MOST_SEARCHES = 64
 _ROWS_AT_ONCE = 64
@@ -54,7 +54,7 @@ _LONGEST_REASON = 1024
 
 @dataclass(slots=True)
 class _Asked:
-    """One model while its copies are given. `refusal`, `why`: of the first copy that found no place."""
+    """One model while its replicas are given. `refusal`, `why`: of the first replica that found no place."""
 
     asks: SchedulableModel
     demand: Demand | None
@@ -98,7 +98,7 @@ class SchedulableAnswers:
     ) -> None:
         self._cluster, self._keys = cluster, keys
         self._pending, self._aside = pending, aside
-        self._mirror = cluster.supposing()
+        self._mirror = cluster.snapshot()
         self._templates: dict[tuple[ModelKey, str, int], Demand] = {}
 
     def answer(self, request: SchedulableRequest) -> Steps:
@@ -126,7 +126,7 @@ class SchedulableAnswers:
                 generation=generation, models={one.asks.model: one.told for one in asked}
             )
         finally:
-            self._mirror.take_back()
+            self._mirror.revert()
 
     def _asked(self, asks: SchedulableModel) -> _Asked:
         try:
@@ -142,13 +142,13 @@ class SchedulableAnswers:
             )
 
     def _demand(self, asks: SchedulableModel) -> Demand:
-        """What a copy asks for. Raises InvalidPod, and what a thing that is no pod template makes of it."""
+        """What a replica asks for. Raises InvalidPod, and what a thing that is no pod template makes of it."""
         key = (asks.model, asks.template_hash, asks.priority)
         demand = self._templates.get(key)
         if demand is None:
             if len(self._templates) >= _MOST_TEMPLATES:
                 self._templates.clear()
-            demand = self._templates[key] = _copy_of(asks, self._keys)
+            demand = self._templates[key] = _replica_of(asks, self._keys)
         return demand
 
     def _serve(self, pending: Iterable[Demand], asked: Iterable[_Asked]) -> Iterator[None]:
@@ -172,7 +172,7 @@ class SchedulableAnswers:
             yield
 
     def _give(self, asked: Iterable[_Asked]) -> Iterator[None]:
-        """One copy at a time, until nobody has a place any more or nothing is missing."""
+        """One replica at a time, until nobody has a place any more or nothing is missing."""
         turns = [(one.turn, one) for one in asked if one.demand is not None and one.missing]
         heap = [(turn, number) for number, (turn, _) in enumerate(turns)]
         heapq.heapify(heap)
@@ -180,8 +180,8 @@ class SchedulableAnswers:
         while heap:
             _, number = heapq.heappop(heap)
             one = turns[number][1]
-            if given == _MOST_COPIES:
-                one.why = f"{_MOST_COPIES} copies are given at once; ask again"
+            if given == _MOST_REPLICAS:
+                one.why = f"{_MOST_REPLICAS} replicas are given at once; ask again"
                 continue
             try:
                 self._give_one(one)
@@ -204,48 +204,48 @@ class SchedulableAnswers:
             one.now += 1
         else:
             one.why, one.refusal = summary(self._mirror, _known(one), outcome), outcome
-            one.never = max(0, one.asks.wanted - most_copies(self._mirror, _known(one)))
+            one.never = max(0, one.asks.wanted - most_replicas(self._mirror, _known(one)))
 
     def _place(self, demand: Demand) -> Placement | Refusal:
         """Decide, and suppose what was decided."""
         with self._mirror.without(self._aside(demand)):
             outcome = self._mirror.decide(demand)
             if isinstance(outcome, Placement):
-                self._mirror.suppose(demand, outcome)
+                self._mirror.add(demand, outcome)
         return outcome
 
     def _look_for_idle(self, asked: Iterable[_Asked], idle: tuple[str, ...]) -> Iterator[None]:
-        """For one more copy of each model that waits for room, in the order in which they are served."""
+        """For one more replica of each model that waits for room, in the order in which they are served."""
         waiting = sorted(
             (one for one in asked if one.refusal and not one.refusal.because), key=lambda one: one.turn
         )
         if not idle or not waiting:
             return
-        holders = yield from self._holders(idle)
-        pods, somebody_goes = IdlePods(self._mirror, holders), False
+        reservations = yield from self._reservations(idle)
+        pods, somebody_goes = IdlePods(self._mirror, reservations), False
         for one in waiting[:_MOST_SEARCHES]:
             assert one.refusal is not None
             demand = _known(one)
             if somebody_goes and isinstance(self._place(demand), Placement):
-                continue  # beside the copy for which they go; it has its turn once they are gone
+                continue  # beside the replica for which they go; it has its turn once they are gone
             found = yield from pods.find(demand, one.refusal.codes)
             if found is not None:
                 somebody_goes = True
                 one.if_idle_go = tuple(f"{h.ref.namespace}/{h.ref.name}" for h in found.victims)
-                self._mirror.dismiss([holder.ref.uid for holder in found.victims])
-                self._mirror.suppose(demand, found.placement)
+                self._mirror.remove([reservation.ref.uid for reservation in found.victims])
+                self._mirror.add(demand, found.placement)
 
-    def _holders(self, idle: tuple[str, ...]) -> Generator[None, None, list[Holder]]:
+    def _reservations(self, idle: tuple[str, ...]) -> Generator[None, None, list[Reservation]]:
         """The pods of these names that have a node and are not on their way out, in the same order."""
-        wanted: dict[str, Holder | None] = dict.fromkeys(idle)
+        wanted: dict[str, Reservation | None] = dict.fromkeys(idle)
         for number, node in enumerate(list(self._mirror.table.row_of)):
-            for holder in self._cluster.state.living_on(node):
-                name = f"{holder.ref.namespace}/{holder.ref.name}"
-                if name in wanted and holder.has_model and not holder.deleting:
-                    wanted[name] = holder
+            for reservation in self._cluster.state.living_on(node):
+                name = f"{reservation.ref.namespace}/{reservation.ref.name}"
+                if name in wanted and reservation.has_model and not reservation.deleting:
+                    wanted[name] = reservation
             if number % _ROWS_AT_ONCE == 0:
                 yield
-        return [holder for holder in wanted.values() if holder is not None]
+        return [reservation for reservation in wanted.values() if reservation is not None]
 
 
 def _known(one: _Asked) -> Demand:
@@ -253,7 +253,7 @@ def _known(one: _Asked) -> Demand:
     return one.demand
 
 
-def _copy_of(asks: SchedulableModel, keys: Keys) -> Demand:
+def _replica_of(asks: SchedulableModel, keys: Keys) -> Demand:
     """A pod of the template, as a controller would make it. Claims that would be made for it are not there yet, and
     are taken for bound by then."""
     meta, spec = asks.template.get("metadata") or {}, asks.template["spec"]
@@ -262,7 +262,7 @@ def _copy_of(asks: SchedulableModel, keys: Keys) -> Demand:
             "metadata": {
                 "namespace": asks.model.namespace,
                 "name": asks.model.name,
-                "uid": f"copy of {asks.model}",
+                "uid": f"replica of {asks.model}",
                 "labels": meta.get("labels") or {},
                 "annotations": meta.get("annotations") or {},
             },
@@ -286,9 +286,13 @@ def _by_namespace(asked: Iterable[_Asked]) -> dict[str, list[_Asked]]:
 
 
 def _model_of(demand: Demand, by_namespace: Mapping[str, list[_Asked]]) -> _Asked | None:
-    """Whose copy a pod is: it asks for the same and has the template's labels."""
+    """Whose replica a pod is: it asks for the same and has the template's labels."""
     for one in by_namespace.get(demand.model.ref.namespace, ()):
-        copy = _known(one)
-        if copy.labels and copy.labels.items() <= demand.labels.items() and copy.shape == demand.shape:
+        replica = _known(one)
+        if (
+            replica.labels
+            and replica.labels.items() <= demand.labels.items()
+            and replica.shape == demand.shape
+        ):
             return one
     return None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from berth.contract.quantity import MOST
 from binder.cache.table import USABLE, Bools, Floats, Ints, NodeTable, Rows
-from binder.engine.dual_prices import Arrivals, Prices, extended, price
+from binder.engine.dual_prices import DemandHistory, Prices, extended, price
 from binder.pod.demand import Shape
 
 STRATEGIES = ("least-fragmentation", "binpack", "spread", "random")
@@ -62,11 +62,11 @@ class Simple:
 
 
 class LeastFragmentation:
-    """The node whose worth (`market`) falls least. Learns from what is asked for."""
+    """The node whose worth (`dual_prices`) falls least. Learns from what is asked for."""
 
     def __init__(self) -> None:
         self.version = 0
-        self.arrivals = Arrivals()
+        self.demand_history = DemandHistory()
         self._prices: Prices | None = None
         self._worths: WeakKeyDictionary[NodeTable, _Worths] = WeakKeyDictionary()
 
@@ -106,10 +106,10 @@ class LeastFragmentation:
         """Prices for every GPU model there is; of a model that is new, by what is known. To learn takes too
         long for a decision."""
         if self._prices is None:
-            self.learn(price(Arrivals().market(table)))
+            self.learn(price(DemandHistory().pricing_problem(table)))
         elif len(self._prices.scarcity) < len(table.models):
             self.learn(extended(self._prices, table))
-            self.arrivals.outdate()
+            self.demand_history.outdate()
         assert self._prices is not None
         return self._prices
 

@@ -1,9 +1,9 @@
-"""The cluster as it would be: a decider over a mirror of the scheduler's table, on which copies can be supposed to be
+"""The cluster as it would be: a decider over a mirror of the scheduler's table, on which replicas can be supposed to be
 placed and pods to be gone.
 
 Its rules are a decision's, because it is a `Decider`. The mirror is its own: whatever is supposed, the scheduler's
 table, its queue and whoever waits hear nothing of it, so that a question may be left and taken up again. Between
-`follow` and `take_back` the mirror stands still; only what pods say of each other (affinity, spread) and
+`follow` and `revert` the mirror stands still; only what pods say of each other (affinity, spread) and
 volumes are looked up as they are by then.
 """
 
@@ -15,7 +15,7 @@ from itertools import chain
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import NodeName, PodUid
 from binder.cache.pod_index import Neighbour, PodIndex
-from binder.cache.state import ClusterState, with_copy
+from binder.cache.state import ClusterState, with_replica
 from binder.cache.table import NodeTable
 from binder.cache.view import NodeView
 from binder.engine.decision import Decider, Placement
@@ -28,7 +28,7 @@ from binder.rules.volumes import Volumes
 _NEVER = -1
 
 
-class Supposing(Decider):
+class ClusterSnapshot(Decider):
     """`live`: the decider whose table is mirrored; the other parts are that one's own."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Supposing(Decider):
         self._live, self._followed = live, _NEVER
         # As mirrored, of the nodes that something is supposed of.
         self._found: dict[NodeName, NodeView] = {}
-        self._copies: dict[NodeName, list[tuple[Demand, GpuChoice]]] = {}
+        self._replicas: dict[NodeName, list[tuple[Demand, GpuChoice]]] = {}
         self._hidden: frozenset[PodUid] = frozenset()
         self._claims: set[tuple[str, str]] = set()
 
@@ -74,27 +74,27 @@ class Supposing(Decider):
         self.table.mirror_heartbeats(theirs)
         return True
 
-    def take_back(self) -> None:
+    def revert(self) -> None:
         """Nothing is supposed any more."""
         found, self._found = self._found, {}
-        self._copies.clear()
+        self._replicas.clear()
         self._claims.clear()
         self._hidden = frozenset()
         self._pods.clear()
         for view in found.values():
-            self.table.put(view, supposed=True)
+            self.table.put(view, hypothetical=True)
 
-    def suppose(self, demand: Demand, placement: Placement) -> None:
+    def add(self, demand: Demand, placement: Placement) -> None:
         """The pod has this place."""
         node, ref = placement.node, demand.model.ref
         self._keep(node)
-        self._copies.setdefault(node, []).append((demand, placement.gpu))
-        self.table.put(with_copy(self._view(node), demand, placement.gpu), supposed=True)
+        self._replicas.setdefault(node, []).append((demand, placement.gpu))
+        self.table.put(with_replica(self._view(node), demand, placement.gpu), hypothetical=True)
         self._claims.update((ref.namespace, claim) for claim in demand.claims)
         apart = demand.neighbours.anti_affinity
         self._pods.add(Neighbour(ref.namespace, demand.labels, node, keeps_away=apart, owner=demand.owner))
 
-    def dismiss(self, uids: Collection[PodUid]) -> None:
+    def remove(self, uids: Collection[PodUid]) -> None:
         """These pods are gone, and their models."""
         self._hide(self._hidden.union(uids))
 
@@ -118,20 +118,24 @@ class Supposing(Decider):
         if hidden == self._hidden:
             return
         turned, self._hidden = self._hidden ^ hidden, hidden
-        holders = [holder for uid in turned if (holder := self.state.holder_of(uid)) is not None]
-        for node in {holder.node for holder in holders} & self.table.row_of.keys():
+        reservations = [
+            reservation for uid in turned if (reservation := self.state.reservation_of(uid)) is not None
+        ]
+        for node in {reservation.node for reservation in reservations} & self.table.row_of.keys():
             self._keep(node)
-            self.table.put(self._supposed(node), supposed=True)
+            self.table.put(self._simulated(node), hypothetical=True)
         self._pods.hide(pod for uid in hidden if (pod := self.state.pods.get(uid)) is not None)
 
-    def _supposed(self, node: NodeName) -> NodeView:
+    def _simulated(self, node: NodeName) -> NodeView:
         """The node as it is supposed to be."""
         here = {
-            uid for uid in self._hidden if (h := self.state.holder_of(uid)) is not None and h.node == node
+            uid
+            for uid in self._hidden
+            if (h := self.state.reservation_of(uid)) is not None and h.node == node
         }
         view = self.state.view_without(node, here) if here else self._found[node]
-        for demand, gpu in self._copies.get(node, ()):
-            view = with_copy(view, demand, gpu)
+        for demand, gpu in self._replicas.get(node, ()):
+            view = with_replica(view, demand, gpu)
         return view
 
     def _keep(self, node: NodeName) -> None:
@@ -143,38 +147,38 @@ class Supposing(Decider):
 
 
 class _Pods:
-    """Pods that have a node and copies that are supposed to have one, but for those who are supposed to be gone."""
+    """Pods that have a node and replicas that are supposed to have one, but for those who are supposed to be gone."""
 
     def __init__(self, there: PodIndex) -> None:
-        self._there, self._copies = there, PodIndex()
+        self._there, self._replicas = there, PodIndex()
         self._gone: dict[int, Neighbour] = {}
         self._added = 0
 
     def add(self, pod: Neighbour) -> None:
         self._added += 1
-        self._copies.put(PodUid(str(self._added)), pod)
+        self._replicas.put(PodUid(str(self._added)), pod)
 
     def hide(self, pods: Iterable[Neighbour]) -> None:
         """Told apart by identity: two pods may look alike."""
         self._gone = {id(pod): pod for pod in pods}
 
     def clear(self) -> None:
-        self._copies, self._added = PodIndex(), 0
+        self._replicas, self._added = PodIndex(), 0
         self._gone.clear()
 
     def matching(self, term: Term, namespaces: Mapping[str, Labels]) -> Iterator[Neighbour]:
         there = self._there.matching(term, namespaces)
-        return chain(self._left(there), self._copies.matching(term, namespaces))
+        return chain(self._left(there), self._replicas.matching(term, namespaces))
 
     def on_nodes(self, term: Term, namespaces: Mapping[str, Labels]) -> Mapping[NodeName, int]:
         if self._gone:
             return Counter(pod.node for pod in self.matching(term, namespaces))
-        return _sum(self._there.on_nodes(term, namespaces), self._copies.on_nodes(term, namespaces))
+        return _sum(self._there.on_nodes(term, namespaces), self._replicas.on_nodes(term, namespaces))
 
     def all_at_once(self, terms: Sequence[Term], namespaces: Mapping[str, Labels]) -> Mapping[NodeName, int]:
         if not self._gone:
             there = self._there.all_at_once(terms, namespaces)
-            return _sum(there, self._copies.all_at_once(terms, namespaces))
+            return _sum(there, self._replicas.all_at_once(terms, namespaces))
         first, *others = terms
         return Counter(
             pod.node
@@ -185,18 +189,18 @@ class _Pods:
     def staying(self, namespace: str, selector: Selector | None) -> Mapping[NodeName, int]:
         if self._gone:
             return Counter(pod.node for pod in self.in_namespace(namespace, selector) if not pod.deleting)
-        return _sum(self._there.staying(namespace, selector), self._copies.staying(namespace, selector))
+        return _sum(self._there.staying(namespace, selector), self._replicas.staying(namespace, selector))
 
     def in_namespace(self, namespace: str, selector: Selector | None) -> Iterator[Neighbour]:
         there = self._there.in_namespace(namespace, selector)
-        return chain(self._left(there), self._copies.in_namespace(namespace, selector))
+        return chain(self._left(there), self._replicas.in_namespace(namespace, selector))
 
     def owned(self, namespace: str, owner: str | None) -> Mapping[NodeName, int]:
-        there, copies = self._there.owned(namespace, owner), self._copies.owned(namespace, owner)
-        if not copies and not self._gone:
+        there, replicas = self._there.owned(namespace, owner), self._replicas.owned(namespace, owner)
+        if not replicas and not self._gone:
             return there
         counts = Counter(there)
-        counts.update(copies)
+        counts.update(replicas)
         gone = (pod for pod in self._gone.values() if (pod.namespace, pod.owner) == (namespace, owner))
         counts.subtract(pod.node for pod in gone if not pod.deleting)
         return +counts
@@ -205,7 +209,7 @@ class _Pods:
         for term, nodes in self._there.terms_against(namespace, labels):
             gone = Counter(pod.node for pod in self._gone.values() if term in pod.keeps_away)
             yield term, {node: n for node, n in nodes.items() if n > gone[node]} if gone else nodes
-        yield from self._copies.terms_against(namespace, labels)
+        yield from self._replicas.terms_against(namespace, labels)
 
     def _left(self, pods: Iterator[Neighbour]) -> Iterator[Neighbour]:
         return (pod for pod in pods if id(pod) not in self._gone) if self._gone else pods

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from binder.cache.disruption_budgets import Budget, Budgets
-from binder.cache.holders import Holder, place_of
+from binder.cache.reservations import Reservation, place_of
 from binder.cache.state import ClusterState
 from binder.cache.table import NOT_KNOWN, USABLE, Bools, Ints, NodeTable
 from binder.cache.view import NodeView
@@ -97,26 +97,26 @@ class Victims:
 
     def in_the_way_for_good(self, demand: Demand, row: int) -> bool:
         """The pod's model or host port is on the node, and not everybody who has it there could go."""
-        holders = self._state.holders_on(self._table.view(row).facts.name)
-        same = [holder for holder in holders if _clash(demand, holder)]
+        reservations = self._state.reservations_on(self._table.view(row).facts.name)
+        same = [reservation for reservation in reservations if _clash(demand, reservation)]
         return not all(h.priority < demand.priority and self.may_go(h) for h in same) or not same
 
-    def may_go(self, holder: Holder) -> bool:
+    def may_go(self, reservation: Reservation) -> bool:
         """No budget and no earlier failure forbids to end this one pod."""
-        if holder.deleting or not holder.has_model:
+        if reservation.deleting or not reservation.has_model:
             return False
-        return not self._budgets.count(holder.ref.namespace) or self._budgets.allow(
-            [self._state.labelled(holder)]
+        return not self._budgets.count(reservation.ref.namespace) or self._budgets.allow(
+            [self._state.labelled(reservation)]
         )
 
     def renew(self, *, lag: int = 0) -> None:
         """Take over what has changed since the last call, unless that is no more than `lag` changes; of what is due to
         budgets a part (`is_behind`): until then it is what it was, and what is eased then is news."""
         table = self._table
-        if table.clock - self._clock <= lag and not self._due and not self._budgets.have_turned:
+        if table.clock - self._clock <= lag and not self._due and not self._budgets.have_changed:
             return
         rows = set(table.changed_since(self._clock).tolist())
-        for namespace, selector in self._budgets.take_turned():
+        for namespace, selector in self._budgets.take_changed():
             self._due |= {pod.node for pod in self._state.pods.in_namespace(namespace, selector)}
         for name in list(islice(self._due, _MOST_ROWS)):
             self._due.discard(name)
@@ -212,23 +212,25 @@ class Victims:
         slots = {gpu.uuid: slot for slot, gpu in enumerate(view.gpus)}
         uuids: frozenset[GpuUuid] = frozenset(slots)
         nominated = self._state.nominated()
-        for holder in self._state.holders_on(node):
-            uid = holder.ref.uid
-            if uid not in nominated and not self.may_go(holder):
+        for reservation in self._state.reservations_on(node):
+            uid = reservation.ref.uid
+            if uid not in nominated and not self.may_go(reservation):
                 continue
-            gpus, size = place_of(holder, listed.get(uid), uuids)
+            gpus, size = place_of(reservation, listed.get(uid), uuids)
             where = tuple(slots[gpu] for gpu in gpus if gpu in slots) if gpus else tuple(slots.values())
-            yield _Share(holder.priority, _offered(holder, view), where, size, self._budget_of(holder))
+            yield _Share(
+                reservation.priority, _offered(reservation, view), where, size, self._budget_of(reservation)
+            )
 
-    def _budget_of(self, holder: Holder) -> Budget | None:
-        if not self._budgets.count(holder.ref.namespace):
+    def _budget_of(self, reservation: Reservation) -> Budget | None:
+        if not self._budgets.count(reservation.ref.namespace):
             return None
-        return next(iter(self._budgets.of(self._state.labelled(holder))), None)
+        return next(iter(self._budgets.of(self._state.labelled(reservation))), None)
 
 
-def _offered(holder: Holder, view: NodeView) -> list[tuple[str, int]]:
+def _offered(reservation: Reservation, view: NodeView) -> list[tuple[str, int]]:
     """What the pod takes of what the node has: whatever else it names makes room for nobody."""
-    amounts = holder.amounts
+    amounts = reservation.amounts
     return [(name, amounts[name]) for name in view.facts.allocatable if name in amounts]
 
 
@@ -271,10 +273,10 @@ def _grown(array: NDArray[Any], shape: tuple[int, ...], columns: Some | None = N
     return grown
 
 
-def _clash(demand: Demand, holder: Holder) -> bool:
+def _clash(demand: Demand, reservation: Reservation) -> bool:
     model = demand.model
     ports = {(protocol, port) for _, protocol, port in demand.host_ports}
     return (
         model.model_id is not None
-        and (holder.ref.namespace, holder.model_id) == (model.ref.namespace, model.model_id)
-    ) or any((protocol, port) in ports for _, protocol, port in holder.ports)
+        and (reservation.ref.namespace, reservation.model_id) == (model.ref.namespace, model.model_id)
+    ) or any((protocol, port) in ports for _, protocol, port in reservation.ports)

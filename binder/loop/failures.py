@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.quantity import format_bytes
 from berth.kube.events import EventRecorder
-from binder.cache.holders import Holder
+from binder.cache.reservations import Reservation
 from binder.cache.state import ClusterState
 from binder.cache.view import NodeView
 
@@ -21,26 +21,24 @@ class PlacementFailure:
     message: str
 
 
-def failure_of(holder: Holder, view: NodeView | None) -> PlacementFailure | None:
+def failure_of(reservation: Reservation, view: NodeView | None) -> PlacementFailure | None:
     """What is wrong with the place of one pod."""
     if view is None:
-        return PlacementFailure("NodeGone", f"node {holder.node} does not exist any more")
+        return PlacementFailure("NodeGone", f"node {reservation.node} does not exist any more")
     if view.facts.report is None:
-        return PlacementFailure("NodeReportGone", f"nothing is known of the GPUs of node {holder.node}")
+        return PlacementFailure("NodeReportGone", f"nothing is known of the GPUs of node {reservation.node}")
     gpus = {gpu.uuid: gpu for gpu in view.gpus}
-    for uuid in holder.gpus:
+    for uuid in reservation.gpus:
         gpu = gpus.get(uuid)
         if gpu is None:
-            return PlacementFailure("GPULost", f"GPU {uuid} is not on node {holder.node} any more")
+            return PlacementFailure("GPULost", f"GPU {uuid} is not on node {reservation.node} any more")
         if not gpu.healthy:
             return PlacementFailure(
-                "GPUUnhealthy", f"GPU {gpu.index} ({uuid}) of node {holder.node}: {gpu.reason}"
+                "GPUUnhealthy", f"GPU {gpu.index} ({uuid}) of node {reservation.node}: {gpu.reason}"
             )
         free = view.free_on(gpu)
         if free is not None and free < 0:
-            message = (
-                f"GPU {gpu.index} ({uuid}) of node {holder.node} is {format_bytes(-free)} over its memory"
-            )
+            message = f"GPU {gpu.index} ({uuid}) of node {reservation.node} is {format_bytes(-free)} over its memory"
             return PlacementFailure("GPUOvercommitted", message)
     return None
 
@@ -63,14 +61,14 @@ class PlacementFailures:
         for node in nodes:
             self._tell_node(node, [h for h in self._state.living_on(node) if h.has_model])
 
-    def _tell_node(self, node: NodeName, holders: Iterable[Holder]) -> None:
+    def _tell_node(self, node: NodeName, reservations: Iterable[Reservation]) -> None:
         view, before, now = self._state.find(node), self._told.pop(node, {}), dict[PodUid, str]()
-        for holder in holders:
-            trouble = failure_of(holder, view)
+        for reservation in reservations:
+            trouble = failure_of(reservation, view)
             if trouble is None:
                 continue
-            now[holder.ref.uid] = trouble.reason
-            if before.get(holder.ref.uid) != trouble.reason:
-                self._events.record(holder.ref, "Warning", trouble.reason, trouble.message)
+            now[reservation.ref.uid] = trouble.reason
+            if before.get(reservation.ref.uid) != trouble.reason:
+                self._events.record(reservation.ref, "Warning", trouble.reason, trouble.message)
         if now:
             self._told[node] = now

@@ -24,13 +24,13 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from binder.cache.cluster import Cluster
-from binder.cache.holders import Holder
+from binder.cache.reservations import Reservation
 from binder.engine.decision import Placement, Refusal
 from binder.engine.preemption import (
     MOST_QUESTIONS,
+    PreemptionCandidate,
     Questions,
-    Sacrifice,
-    find_sacrifice,
+    find_candidate,
     names,
     promising,
     ranked,
@@ -66,9 +66,9 @@ class _Nomination:
     it knows for whom; `is_told`: the pod's status may name the node."""
 
     demand: Demand
-    sacrifice: Sacrifice
+    candidate: PreemptionCandidate
     until: float
-    to_go: list[Holder]
+    to_go: list[Reservation]
     granted: bool = False
     is_told: bool = False
     next_try: float = 0.0
@@ -76,7 +76,7 @@ class _Nomination:
 
     @property
     def node(self) -> NodeName:
-        return self.sacrifice.placement.node
+        return self.candidate.placement.node
 
 
 class Preemptor:
@@ -124,8 +124,8 @@ class Preemptor:
         """Whose reservations do not count for a pod: its own, and those of lower priority."""
         return [
             uid
-            for uid, holder in self._cluster.state.nominated().items()
-            if uid == demand.model.ref.uid or holder.priority < demand.priority
+            for uid, reservation in self._cluster.state.nominated().items()
+            if uid == demand.model.ref.uid or reservation.priority < demand.priority
         ]
 
     def decide(self, demand: Demand) -> Placement | Refusal:
@@ -153,7 +153,7 @@ class Preemptor:
 
     def preempt(
         self, demand: Demand, refusal: Refusal, status: NodeToStatus, hint: QueueingHint | None = ANY
-    ) -> Sacrifice | None:
+    ) -> PreemptionCandidate | None:
         """Look for pods of lower priority that can go, and begin to end them: on nodes that have become better since
         `status` was searched or were not asked then, on all of them where it was not. Also told again while the pod
         waits for those that are on their way out.
@@ -163,7 +163,7 @@ class Preemptor:
         """
         known = self._waiting.get(demand.model.ref.uid)
         if known is not None:
-            return known.sacrifice
+            return known.candidate
         if not demand.preempts or refusal.because is not None or len(self._waiting) >= _MOST_WAITING:
             return None
         is_called_for = hint is not None and hint.is_change
@@ -173,26 +173,26 @@ class Preemptor:
         if hint is None and not len(status.unasked):
             status.restart_search()
         questions = Questions(self._cluster.decider, demand, most=most)
-        sacrifice = self._search(demand, refusal, status, questions)
+        candidate = self._search(demand, refusal, status, questions)
         if not is_called_for:
             self._repeats.spend(questions.asked)
-        if sacrifice is not None:
-            self._nominate(demand, sacrifice, to_go=sacrifice.victims)
-        return sacrifice
+        if candidate is not None:
+            self._nominate(demand, candidate, to_go=candidate.victims)
+        return candidate
 
     def _search(
         self, demand: Demand, refusal: Refusal, status: NodeToStatus, questions: Questions
-    ) -> Sacrifice | None:
+    ) -> PreemptionCandidate | None:
         decider, table = self._cluster.decider, self._cluster.decider.table
         rows = ranked(decider, self.victims, demand, refusal.codes, status.to_search(table))
         left = iter(rows.tolist())
         nodes = names(decider, self.victims, demand, refusal.codes, left)
         with decider.without(self.aside(demand) if len(rows) else ()):
-            sacrifice = search(
+            candidate = search(
                 questions, nodes, may_go=self._may_go_for(demand), budgets=self._cluster.budgets
             )
         status.note_search(table.clock, np.fromiter(left, np.intp), questions.met)
-        return sacrifice
+        return candidate
 
     def adopt(self, demand: Demand) -> None:
         """Take over the place for which the pod waits since an earlier leader, if it can still have it:
@@ -200,16 +200,22 @@ class Preemptor:
         uid, node, decider = demand.model.ref.uid, demand.nominated, self._cluster.decider
         if not node or uid in self._waiting or self._cluster.state.has_place(uid):
             return
-        holders = self._cluster.state.holders_on(node)
-        going = [h for h in holders if h.has_model and h.priority < demand.priority and self._is_going(h)]
-        with decider.without([*self.aside(demand), *(holder.ref.uid for holder in going)]):
+        reservations = self._cluster.state.reservations_on(node)
+        going = [
+            h for h in reservations if h.has_model and h.priority < demand.priority and self._is_going(h)
+        ]
+        with decider.without([*self.aside(demand), *(reservation.ref.uid for reservation in going)]):
             outcome = decider.place_on(demand, node)
-            found = Sacrifice(outcome, ()) if isinstance(outcome, Placement) else self._find(demand, [node])
+            found = (
+                PreemptionCandidate(outcome, ())
+                if isinstance(outcome, Placement)
+                else self._find(demand, [node])
+            )
         if found is None:
             self._take_back(demand)
         else:
             to_go, everybody = found.victims, (*going, *found.victims)
-            self._nominate(demand, Sacrifice(found.placement, everybody), to_go=to_go)
+            self._nominate(demand, PreemptionCandidate(found.placement, everybody), to_go=to_go)
 
     def give_up(self, uid: PodUid) -> None:
         """The pod is gone or has a place."""
@@ -228,11 +234,11 @@ class Preemptor:
         if self._to_clear and self._next_clear <= now:
             self._wake.set()
         for uid, until in list(self._barred.items()):
-            if (holder := self._cluster.state.holder_of(uid)) is None:
+            if (reservation := self._cluster.state.reservation_of(uid)) is None:
                 del self._barred[uid]
             elif _OVER < until <= now:
                 self._barred[uid] = _OVER
-                self._cluster.decider.table.ease(holder.node)
+                self._cluster.decider.table.ease(reservation.node)
 
     async def run(self) -> None:
         """Evict for ever."""
@@ -269,7 +275,7 @@ class Preemptor:
             one.granted = await self._tell_nominated(one)
         return one.granted
 
-    async def _evict(self, one: _Nomination, victim: Holder) -> bool:
+    async def _evict(self, one: _Nomination, victim: Reservation) -> bool:
         try:
             await evict(self._client, victim.ref)
         except KubeError as error:  # 429: a budget does not allow it any more
@@ -314,8 +320,8 @@ class Preemptor:
         """Asked before every write: the pod still waits for it, and nobody else can lead by now."""
         return self._waiting.get(one.demand.model.ref.uid) is one and self._may_write()
 
-    def _find(self, demand: Demand, nodes: list[NodeName]) -> Sacrifice | None:
-        return find_sacrifice(
+    def _find(self, demand: Demand, nodes: list[NodeName]) -> PreemptionCandidate | None:
+        return find_candidate(
             self._cluster.decider,
             demand,
             nodes,
@@ -323,10 +329,10 @@ class Preemptor:
             budgets=self._cluster.budgets,
         )
 
-    def _may_go_for(self, demand: Demand) -> Callable[[Holder], bool]:
+    def _may_go_for(self, demand: Demand) -> Callable[[Reservation], bool]:
         return lambda h: h.priority < demand.priority and not h.deleting and not self._is_barred(h)
 
-    def _is_barred(self, victim: Holder) -> bool:
+    def _is_barred(self, victim: Reservation) -> bool:
         return self._barred.get(victim.ref.uid, _OVER) > self._clock()
 
     def _keep_waiting(self, demand: Demand) -> None:
@@ -338,12 +344,12 @@ class Preemptor:
         if placement is None:
             self._lose(known)
         else:
-            known.sacrifice = Sacrifice(placement, known.sacrifice.victims)
+            known.candidate = PreemptionCandidate(placement, known.candidate.victims)
             self._cluster.state.nominate(demand, placement.node, placement.gpu)
 
     def _place_of(self, one: _Nomination) -> Placement | None:
         """The place, once those who go have gone; None if something else is in the way by now."""
-        uids = [*self.aside(one.demand), *(victim.ref.uid for victim in one.sacrifice.victims)]
+        uids = [*self.aside(one.demand), *(victim.ref.uid for victim in one.candidate.victims)]
         with self._cluster.decider.without(uids):
             outcome = self._cluster.decider.place_on(one.demand, one.node)
         return outcome if isinstance(outcome, Placement) else None
@@ -360,18 +366,20 @@ class Preemptor:
                 self._keep_waiting(one.demand)
 
     def _is_held(self, one: _Nomination) -> bool:
-        there = any(self._cluster.state.holds(victim.ref.uid) for victim in one.sacrifice.victims)
+        there = any(self._cluster.state.holds(victim.ref.uid) for victim in one.candidate.victims)
         return there and (self._clock() < one.until or self._somebody_goes(one))
 
     def _somebody_goes(self, one: _Nomination) -> bool:
-        holders = (self._cluster.state.holder_of(victim.ref.uid) for victim in one.sacrifice.victims)
-        return any(holder is not None and self._is_going(holder) for holder in holders)
+        reservations = (
+            self._cluster.state.reservation_of(victim.ref.uid) for victim in one.candidate.victims
+        )
+        return any(reservation is not None and self._is_going(reservation) for reservation in reservations)
 
-    def _is_going(self, holder: Holder) -> bool:
+    def _is_going(self, reservation: Reservation) -> bool:
         """Being deleted, or gone but for its model."""
-        return holder.deleting or not self._cluster.state.has_place(holder.ref.uid)
+        return reservation.deleting or not self._cluster.state.has_place(reservation.ref.uid)
 
-    def _bar(self, *victims: Holder, seconds: float) -> None:
+    def _bar(self, *victims: Reservation, seconds: float) -> None:
         for victim in victims:
             self._barred[victim.ref.uid] = self._clock() + seconds
 
@@ -394,15 +402,17 @@ class Preemptor:
         self._to_clear.pop(uid, None)
         self._lost.discard(uid)
 
-    def _nominate(self, demand: Demand, sacrifice: Sacrifice, *, to_go: tuple[Holder, ...]) -> None:
-        uid, placement = demand.model.ref.uid, sacrifice.placement
+    def _nominate(
+        self, demand: Demand, candidate: PreemptionCandidate, *, to_go: tuple[Reservation, ...]
+    ) -> None:
+        uid, placement = demand.model.ref.uid, candidate.placement
         self._forget(uid)
         until = self._clock() + NOMINATION_SECONDS
         granted = not to_go  # an earlier leader's work
         # Who was refused before goes first: if that fails again, nobody else has gone in vain.
         first = sorted(to_go, key=lambda victim: victim.ref.uid not in self._barred)
         self._waiting[uid] = _Nomination(
-            demand, sacrifice, until, first, granted, is_told=demand.nominated is not None
+            demand, candidate, until, first, granted, is_told=demand.nominated is not None
         )
         self._cluster.state.nominate(demand, placement.node, placement.gpu)
         self._displace(placement.node, demand)

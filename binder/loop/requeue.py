@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from berth.contract.ids import PodUid
 from binder.cache.cluster import Cluster
-from binder.cache.pod_index import Neighbour, Turn
+from binder.cache.pod_index import Neighbour, PodChange
 from binder.cache.table import Bools, Ints, NodeTable
 from binder.engine.decision import Decider, Refusal
 from binder.engine.victims import Victims
@@ -139,7 +139,7 @@ class ClusterChanges:
 
     rows: Some
     moved: bool
-    turns: list[Turn] | None
+    turns: list[PodChange] | None
     volumes: bool
     namespaces: frozenset[str]
     _reach: dict[int, Ints] = field(default_factory=dict)
@@ -177,11 +177,11 @@ class QueueingHints:
             rows=rows[table.deadline[rows] > self._now()],
             moved=bool(len(table.moved_since(self._clock))),
             turns=cluster.state.pods.take_changed(),
-            volumes=cluster.volumes_turned,
-            namespaces=frozenset(cluster.namespaces_turned),
+            volumes=cluster.volumes_changed,
+            namespaces=frozenset(cluster.namespaces_changed),
         )
-        cluster.volumes_turned = False
-        cluster.namespaces_turned.clear()
+        cluster.volumes_changed = False
+        cluster.namespaces_changed.clear()
         self._clock = table.clock
         return changes
 
@@ -238,7 +238,7 @@ class QueueingHints:
         chosen = any(t.namespace_selector is not None for t in (*near.affinity, *near.anti_affinity))
         return bool(changes.namespaces) and (chosen or demand.model.ref.namespace in changes.namespaces)
 
-    def _concerns(self, demand: Demand, status: NodeToStatus, turn: Turn) -> bool:
+    def _concerns(self, demand: Demand, status: NodeToStatus, turn: PodChange) -> bool:
         """What has happened to one pod may lift a rule between pods. Company helps when it comes, or when
         the last of it goes from one who is company to itself; who keeps away helps when he goes; and a
         spread may be evened out either way."""

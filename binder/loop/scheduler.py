@@ -58,7 +58,7 @@ JsonObject = dict[str, Any]
 T = TypeVar("T")
 
 BINDS_AT_ONCE = 64
-# Ghosts and stale heartbeats are matters of time, not of events: look now and then.
+# Stale models and stale heartbeats are matters of time, not of events: look now and then.
 _TICK_SECONDS = 1.0
 _STOP_SECONDS = 20.0
 # Woken pods that are looked at in one step: some milliseconds.
@@ -267,7 +267,7 @@ class Scheduler:
     def _tick(self) -> None:
         """What is a matter of time."""
         self._next_tick = self._clock() + _TICK_SECONDS
-        self.state.expire_ghosts()
+        self.state.expire_stale_models()
         self.state.expire_loads()
         self.preemptor.expire()
         for waiting in self.queue.parked():
@@ -397,10 +397,10 @@ class Scheduler:
         why = ANY if waiting.status is None else waiting.hint
         if waiting.status is not None and why != ANY:
             status.resume_from(waiting.status)
-        if sacrifice := self.preemptor.preempt(waiting.demand, refusal, status, why):
-            names = ", ".join(str(victim.ref) for victim in sacrifice.victims)
-            waits = f"; waits for node {sacrifice.placement.node} to be rid of {names}"
-        reason = self._reasons.of(waiting.demand, refusal, makes_room=sacrifice is not None)
+        if candidate := self.preemptor.preempt(waiting.demand, refusal, status, why):
+            names = ", ".join(str(victim.ref) for victim in candidate.victims)
+            waits = f"; waits for node {candidate.placement.node} to be rid of {names}"
+        reason = self._reasons.of(waiting.demand, refusal, makes_room=candidate is not None)
         if said := waiting.said.then(reasons, waits, now=self._clock()):
             self._tell(waiting, self._with_remedy(waiting.demand, refusal, reasons + waits), reason, said)
         else:
@@ -408,7 +408,7 @@ class Scheduler:
         if waiting.status is None and not self.queue.has_parked:
             self._hints.take_changes()  # not asked for while nobody was parked: older than this refusal
         self.queue.park(waiting, status)
-        if sacrifice is None and why is not None and len(status.unasked):
+        if candidate is None and why is not None and len(status.unasked):
             self.queue.wake(waiting, RESUME_SEARCH)
         self._refused[waiting.demand.question] = waiting.uid
         if len(self._refused) > _MOST_QUESTIONS:
@@ -461,14 +461,16 @@ class Scheduler:
     def learn(self, demand: Demand) -> None:
         """What is asked for decides what GPUs are worth. Learned in the background, one at a time."""
         strategy = self._strategy
-        if not isinstance(strategy, LeastFragmentation) or not strategy.arrivals.note(demand.shape):
+        if not isinstance(strategy, LeastFragmentation) or not strategy.demand_history.note(demand.shape):
             return
         if self._learning is None or self._learning.done():
             self._learning = asyncio.create_task(self._renew_prices(strategy), name="prices")
 
     async def _renew_prices(self, strategy: LeastFragmentation) -> None:
         self.cluster.decider.refresh()
-        strategy.learn(await in_thread(price, strategy.arrivals.market(self.cluster.decider.table)))
+        strategy.learn(
+            await in_thread(price, strategy.demand_history.pricing_problem(self.cluster.decider.table))
+        )
 
     def fits_elsewhere(self, demand: Demand, node: NodeName) -> bool:
         """Whether some other node would take a pod that is bound to this one, were it to be made anew."""
@@ -604,7 +606,7 @@ class Scheduler:
             self._bound(ref, placement)
             return None
         if pod is None and doubted:
-            self.state.remove_pod(ref.uid)  # bound and deleted since, perhaps: a ghost
+            self.state.remove_pod(ref.uid)  # bound and deleted since, perhaps: a stale model
         else:
             self.state.forget(ref.uid)
         return _Failure(str(error), pod)

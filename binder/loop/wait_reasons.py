@@ -44,7 +44,7 @@ class WaitReasons:
         self._by_shape: OrderedDict[Hashable, tuple[int, WaitReason]] = OrderedDict()
         self._by_question: OrderedDict[Hashable, tuple[float, WaitReason]] = OrderedDict()
         # Made while nothing is known yet, and followed for as long as it is asked.
-        self._mirror, self._asked_until = cluster.supposing(), float("-inf")
+        self._mirror, self._asked_until = cluster.snapshot(), float("-inf")
 
     def look(self) -> None:
         """Mirror more of the nodes, where that was asked for."""
@@ -88,11 +88,11 @@ class WaitReasons:
         known = self._by_question.get(demand.question)
         if known is None or known[0] <= self._clock():
             before = WaitReason.WAITING_FOR_ROOM if known is None else known[1]
-            known = (self._clock() + _BESIDE_SECONDS, self._supposed(demand, before))
+            known = (self._clock() + _BESIDE_SECONDS, self._simulated(demand, before))
             _keep(self._by_question, demand.question, known)
         return known[1]
 
-    def _supposed(self, demand: Demand, before: WaitReason) -> WaitReason:
+    def _simulated(self, demand: Demand, before: WaitReason) -> WaitReason:
         """By a decision's own rules, in the cluster with one more node of each kind. While the mirror is behind nobody
         knows, and the answer is what it was `before`: no node is asked for that never was."""
         mirror, self._asked_until = self._mirror, self._clock() + _ASKED_SECONDS
@@ -109,7 +109,7 @@ class WaitReasons:
             for row in fitting[:_MOST_KINDS]:
                 fresh = self._kinds.table.view(int(row))
                 names.append(fresh.facts.name)
-                table.put(fresh, supposed=True)
+                table.put(fresh, hypothetical=True)
                 table.beat(fresh.facts.name, np.inf)
             rows = np.array([table.row_of[name] for name in names], np.intp)
             fits = bool((mirror.codes_on(demand, rows) == FITS).any())

@@ -72,7 +72,7 @@ class Neighbours:
 
 NONE = Neighbours()
 # Nobody at all, on the node itself.
-ANYBODY_HERE = Term("kubernetes.io/hostname", Selector(()), frozenset(), Selector(()))
+ANY_POD_HERE = Term("kubernetes.io/hostname", Selector(()), frozenset(), Selector(()))
 
 
 def parse_neighbours(pod: JsonObject) -> Neighbours:
@@ -103,7 +103,7 @@ def required_anti_affinity(pod: JsonObject) -> tuple[Term, ...]:
     apart = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
     asked = apart.get(_REQUIRED) or ()
     terms = tuple(_term(term, pod) for term in within(asked))
-    return terms if len(terms) == len(asked) else (*terms, ANYBODY_HERE)
+    return terms if len(terms) == len(asked) else (*terms, ANY_POD_HERE)
 
 
 def _term(term: JsonObject, pod: JsonObject) -> Term:

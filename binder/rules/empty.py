@@ -1,7 +1,7 @@
-"""How many copies of a model the nodes would hold if all else were gone. Pure.
+"""How many replicas of a model the nodes would hold if all else were gone. Pure.
 
 Counted is what lasts: labels, taints that people set, what the server can do, the GPUs' sizes, allocatable amounts, one
-copy of a model id a node. A node that is cordoned, silent or whose Triton is not ready comes back, and counts.
+replica of a model id a node. A node that is cordoned, silent or whose Triton is not ready comes back, and counts.
 """
 
 from typing import Any
@@ -24,8 +24,8 @@ _PASSING_TROUBLES = frozenset({Kind.TRITON_NOT_READY})
 _MANY = 2**20
 
 
-def most_copies(decider: Decider, demand: Demand) -> int:
-    """At most so many copies, those that are there included."""
+def most_replicas(decider: Decider, demand: Demand) -> int:
+    """At most so many replicas, those that are there included."""
     because = decider.because(demand)
     if because is not None and because.kind in _HOPELESS:
         return 0
@@ -37,10 +37,10 @@ def most_copies(decider: Decider, demand: Demand) -> int:
     each = np.minimum(_by_gpus(table, demand.shape), _by_amounts(table, demand.shape))
     if demand.model.model_id is not None or demand.host_ports:
         each = np.minimum(each, 1)
-    copies = np.where(fits, each, 0)
+    replicas = np.where(fits, each, 0)
     # Copies that stand where none would be placed any more stay.
-    standing = sum(1 for row in decider.model_rows(demand) if not copies[row])
-    found = min(_apart(decider, demand, copies), int(copies.sum()))
+    standing = sum(1 for row in decider.model_rows(demand) if not replicas[row])
+    found = min(_apart(decider, demand, replicas), int(replicas.sum()))
     if any(decider.volumes.exclusive(demand)):
         found = min(found, 1)
     return found + standing
@@ -93,12 +93,12 @@ def _by_amounts(table: NodeTable, shape: Shape) -> Ints:
     return np.maximum(most, 0)
 
 
-def _apart(decider: Decider, demand: Demand, copies: Ints) -> int:
-    """One copy a domain, where copies keep away from each other."""
-    most, ref = int(copies.sum()), demand.model.ref
+def _apart(decider: Decider, demand: Demand, replicas: Ints) -> int:
+    """One replica a domain, where replicas keep away from each other."""
+    most, ref = int(replicas.sum()), demand.model.ref
     for term in demand.neighbours.anti_affinity:
         if term.matches(ref.namespace, decider.labels_of(ref.namespace), demand.labels):
-            domains = decider.table.label(term.topology_key).codes[: len(copies)]
-            inside = domains[(copies > 0) & (domains > 0)]
-            most = min(most, len(np.unique(inside)) + int(copies[domains == 0].sum()))
+            domains = decider.table.label(term.topology_key).codes[: len(replicas)]
+            inside = domains[(replicas > 0) & (domains > 0)]
+            most = min(most, len(np.unique(inside)) + int(replicas[domains == 0].sum()))
     return most

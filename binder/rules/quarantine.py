@@ -86,7 +86,7 @@ class Quarantines:
         self._known: dict[Template, dict[NodeName, _Entry]] = {}
         self._at: dict[NodeName, set[Template]] = {}
         self._of_model: dict[_Model, set[tuple[Template, NodeName]]] = {}
-        # Until when what has been lifted would have held: conditions that say so still are of that one.
+        # Until when what has been lifted would have reserved: conditions that say so still are of that one.
         self._lifted: OrderedDict[Template, datetime] = OrderedDict()
 
     def __len__(self) -> int:

@@ -24,7 +24,7 @@ from berth.kube import client as kube_client
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
 from berth.kube.errors import Conflict, Invalid, KubeError, KubeResponseError, NotFound
-from binder.cache.holders import bound_holder
+from binder.cache.reservations import bound_reservation
 from binder.loop.bind import may_have_happened
 from binder.loop.evict import evict
 from binder.pod.demand import parse_demand
@@ -96,9 +96,9 @@ async def test_every_amount_that_the_api_server_lets_in_can_be_read(
             continue
         demand = parse_demand(pod, KEYS)
         pod["metadata"]["annotations"] = {KEYS.gpu: "{"}
-        holder = bound_holder(pod, NodeName("n"), KEYS)
+        reservation = bound_reservation(pod, NodeName("n"), KEYS)
         asked = demand.shape.request_bytes if resource == KEYS.gpu_mem else demand.amounts[resource]
-        held = holder.bytes if resource == KEYS.gpu_mem else holder.amounts[resource]
+        held = reservation.bytes if resource == KEYS.gpu_mem else reservation.amounts[resource]
         assert asked == held
         admitted[amount] = asked
     assert admitted["5E"] == admitted["9E"] == MOST

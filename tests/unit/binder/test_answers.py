@@ -11,7 +11,7 @@ from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.pod import PodRef
 from berth.kube.errors import KubeError, KubeUnreachable, response_error
 from berth.kube.informer import Change
-from binder.cache.state import GHOST_GRACE_SECONDS, ClusterState
+from binder.cache.state import STALE_MODEL_GRACE_SECONDS, ClusterState
 from binder.engine.decision import Placement
 from binder.loop.bind import current_pod, is_answer, may_have_happened, post_binding
 from binder.loop.evict import evict, set_nominated_node
@@ -163,7 +163,7 @@ class Asking:
         demand = parse_demand(pod("p1", mem="4Gi"), KEYS)
         self.state.assume(demand, NodeName("n1"), GpuChoice(GpuUuid("GPU-a"), 0, 4 * GIB))
 
-    def held(self) -> int:
+    def reserved(self) -> int:
         return self.state.view(NodeName("n1")).reserved_on(GpuUuid("GPU-a"))
 
     async def look(self) -> int:
@@ -185,7 +185,7 @@ async def test_a_pod_that_no_watch_has_shown_is_asked_for_when_it_is_overdue() -
     asking.now = OVERDUE_SECONDS
     assert await asking.look() == 1
     assert [one["spec"].get("serviceAccountName") for one in asking.pods] == [None]  # as the mirror keeps it
-    assert asking.held() == 4 * GIB
+    assert asking.reserved() == 4 * GIB
     assert await asking.look() == 0
 
 
@@ -195,21 +195,21 @@ async def test_an_overdue_pod_without_a_node_waits_on() -> None:
     asking.assume()
     asking.now = OVERDUE_SECONDS
     assert await asking.look() == 1
-    assert (asking.pods, asking.freed, asking.held()) == ([], [], 4 * GIB)
+    assert (asking.pods, asking.freed, asking.reserved()) == ([], [], 4 * GIB)
 
 
-async def test_an_overdue_pod_that_is_gone_is_a_ghost_until_its_node_was_asked() -> None:
+async def test_an_overdue_pod_that_is_gone_is_a_stale_model_until_its_node_was_asked() -> None:
     asking = Asking(response_error(404, "NotFound", ""), node(says=report(gpu())))
     asking.assume()
     asking.now = OVERDUE_SECONDS
     assert await asking.look() == 1
-    assert (asking.freed, asking.held()) == ([True], 4 * GIB)
-    asking.now += GHOST_GRACE_SECONDS - 1
+    assert (asking.freed, asking.reserved()) == ([True], 4 * GIB)
+    asking.now += STALE_MODEL_GRACE_SECONDS - 1
     assert await asking.look() == 0
     asking.now += 1
     assert await asking.look() == 1
     assert asking.api.calls[-1][0] == "/api/v1/nodes/n1"
-    assert (asking.freed, asking.held()) == ([True, True], 0)
+    assert (asking.freed, asking.reserved()) == ([True, True], 0)
 
 
 async def test_what_stays_in_doubt_is_asked_less_and_less_often_and_anew_when_it_is_another() -> None:
@@ -238,15 +238,15 @@ NODES: dict[str, tuple[Json | Exception, list[bool], int]] = {
 
 
 @pytest.mark.parametrize("case", NODES)
-async def test_what_a_ghost_s_node_may_answer(case: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_stale_model_s_node_may_answer(case: str, caplog: pytest.LogCaptureFixture) -> None:
     answer, freed, gib = NODES[case]
     asking = Asking(answer)
     asking.assume()
     asking.state.remove_pod(PodUid("p1"))
-    asking.now = GHOST_GRACE_SECONDS
+    asking.now = STALE_MODEL_GRACE_SECONDS
     assert [await asking.look() for _ in range(2)] == [1, 0]
     asking.now += 2
     assert await asking.look() == (0 if case == "gone" else 1)
     assert asking.freed == freed
-    assert asking.state.ghost_count == bool(gib)
+    assert asking.state.stale_model_count == bool(gib)
     assert ("answer not taken" in caplog.text) is (case == "strange")

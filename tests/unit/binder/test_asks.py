@@ -11,7 +11,7 @@ from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.pod import has_ended
 from berth.contract.quantity import MOST
 from binder.cache.cluster import slim
-from binder.cache.holders import bound_holder
+from binder.cache.reservations import bound_reservation
 from binder.pod.demand import Demand, host_ports, parse_demand, pod_claims, product_key
 from binder.pod.resources import pod_amounts
 from binder.pod.selectors import parse_selector
@@ -231,7 +231,7 @@ def test_what_is_left_out_of_the_mirror_changes_nothing() -> None:
     kept = slim(copy.deepcopy(whole))
     assert parse_demand(kept, KEYS) == parse_demand(whole, KEYS)
     assert parse_demand(kept, KEYS).nominated == parse_demand(whole, KEYS).nominated == "n2"
-    assert bound_holder(kept, NodeName("n1"), KEYS) == bound_holder(whole, NodeName("n1"), KEYS)
+    assert bound_reservation(kept, NodeName("n1"), KEYS) == bound_reservation(whole, NodeName("n1"), KEYS)
     assert required_anti_affinity(kept) == required_anti_affinity(whole) != ()
     assert reported_message(kept) == reported_message(whole) == "no room"
     assert has_ended(kept)
@@ -403,6 +403,6 @@ def test_selectors_that_mean_the_same_are_the_same() -> None:
     ],
 )
 def test_a_damaged_pod_keeps_its_names(marks: Json, names: tuple[str | None, str | None]) -> None:
-    holder = bound_holder(pod("p1", on="n1", choice="{", annotations=marks), NodeName("n1"), KEYS)
-    assert (holder.model_id, holder.model_name) == names
-    assert (holder.gpus, holder.bytes) == ((), GIB)
+    reservation = bound_reservation(pod("p1", on="n1", choice="{", annotations=marks), NodeName("n1"), KEYS)
+    assert (reservation.model_id, reservation.model_name) == names
+    assert (reservation.gpus, reservation.bytes) == ((), GIB)

@@ -12,7 +12,7 @@ from berth.kube.informer import Change, ChangeKind
 from binder.cache.cluster import Cluster
 from binder.cache.disruption_budgets import Budgets
 from binder.engine.decision import Placement
-from binder.engine.preemption import CURABLE, find_sacrifice
+from binder.engine.preemption import CURABLE, find_candidate
 from binder.pod.demand import parse_demand
 from binder.rules.filters import FITS, KIND
 from binder.rules.reasons import Kind
@@ -541,11 +541,11 @@ def test_a_claim_for_one_pod_alone(modes: list[str] | None) -> None:
     for other in (resident("o", "a1", ns="other", volumes=MOUNTS), resident("d", "a1")):
         cluster.on_pod(Change(ChangeKind.SET, other))
     assert cluster.decider.because(demand) is None
-    holder = resident("r", "a1", volumes=MOUNTS)
-    cluster.on_pod(Change(ChangeKind.SET, holder))
+    reservation = resident("r", "a1", volumes=MOUNTS)
+    cluster.on_pod(Change(ChangeKind.SET, reservation))
     because = cluster.decider.because(demand)
     assert (because is not None and because.kind is Kind.VOLUME_IN_USE) is exclusive
-    cluster.on_pod(Change(ChangeKind.GONE, holder))
+    cluster.on_pod(Change(ChangeKind.GONE, reservation))
     assert cluster.decider.because(demand) is None
 
 
@@ -618,10 +618,10 @@ def test_a_budget_is_news_where_somebody_may_go_who_could_not() -> None:
         told = budgets.drop(budget()) if one is None else budgets.put(one)
         assert told is helps, number
         silent = number in (1, 6)
-        assert {namespace for namespace, _ in budgets.take_turned()} == (set() if silent else {"team"}), (
+        assert {namespace for namespace, _ in budgets.take_changed()} == (set() if silent else {"team"}), (
             number
         )
-        assert budgets.take_turned() == set()
+        assert budgets.take_changed() == set()
 
 
 # --- what a pod's end can cure
@@ -665,7 +665,7 @@ def test_a_pod_s_end_cures_what_it_stood_for(case: str) -> None:
     one = asks(**{"nodeSelector": {HOST: "a1"}, "priority": 5, **wants})
     demand = parse_demand(one, KEYS)
     assert FITS not in np.unique(cluster.decider.codes(demand))
-    found = find_sacrifice(cluster.decider, demand, ["a1"], may_go=lambda _: True, budgets=Budgets())  # type: ignore[list-item]
+    found = find_candidate(cluster.decider, demand, ["a1"], may_go=lambda _: True, budgets=Budgets())  # type: ignore[list-item]
     assert found is not None
-    assert [holder.ref.name for holder in found.victims] == ["victim"]
+    assert [reservation.ref.name for reservation in found.victims] == ["victim"]
     assert found.placement.node == "a1"

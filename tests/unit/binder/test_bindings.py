@@ -204,7 +204,7 @@ async def test_a_pod_that_is_deleted_meanwhile_ends_the_tries(how: str) -> None:
     assert not bench.scheduler.state.has_place("p1")  # type: ignore[arg-type]
     # It may have been bound and loaded before it went: only its node can tell.
     if how != "deleting":
-        assert bench.scheduler.state.ghost_count == 1
+        assert bench.scheduler.state.stale_model_count == 1
 
 
 async def test_pods_whose_bindings_get_no_answer_take_nobody_s_turn() -> None:

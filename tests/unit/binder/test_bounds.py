@@ -22,7 +22,7 @@ from berth.kube.informer import Change, ChangeKind
 from binder.cache.cluster import Cluster, slim
 from binder.cache.pod_index import Neighbour, PodIndex
 from binder.engine.decision import Placement, Refusal
-from binder.engine.preemption import find_sacrifice
+from binder.engine.preemption import find_candidate
 from binder.engine.schedulable import SchedulableAnswers
 from binder.pod import bounds
 from binder.pod.demand import parse_demand
@@ -561,10 +561,10 @@ def search_cost(**victims: Any) -> int:
     nodes, found = [NodeName(f"n{number}") for number in range(5)], []
 
     def look() -> None:
-        sacrifice = find_sacrifice(
+        candidate = find_candidate(
             made.decider, demand, nodes, may_go=lambda h: h.priority < 10, budgets=made.budgets
         )
-        found.append(sacrifice)
+        found.append(candidate)
 
     cost = calls(look)
     assert found != [None]

@@ -113,12 +113,12 @@ def test_many_budgets_that_change_at_once_are_one_look_at_their_namespace() -> N
     made = Budgets()
     for number in range(3):
         made.put(budget(f"b{number}", unlike(number)))
-    assert len(made.take_turned()) == 3
+    assert len(made.take_changed()) == 3
     for number in range(100):
         made.put(budget(f"c{number}", unlike(number, tests=2)))
     made.put(budget("other", unlike(0), namespace="other"))
-    assert made.take_turned() == {
+    assert made.take_changed() == {
         ("team", Selector(())),
         ("other", parse_selector(unlike(0))),
     }
-    assert not made.have_turned
+    assert not made.have_changed

@@ -81,7 +81,7 @@ def test_prices_that_were_learned_before_there_was_a_gpu_do_for_those_that_come(
     for number in range(1, 5):
         wanted = parse_demand(pod(f"p{number}", mem="1Gi"), KEYS)
         if isinstance(learns := cluster.decider._strategy, LeastFragmentation):
-            learns.arrivals.note(wanted.shape)
+            learns.demand_history.note(wanted.shape)
         if number > 1:
             tell(cluster, f"n{number}", report(gpu(f"GPU-{number}", total=number * GIB)))
         outcome = cluster.decider.decide(wanted)

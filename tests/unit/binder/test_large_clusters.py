@@ -66,13 +66,13 @@ def _looks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[NodeName]:
     """Whose pods are looked at from now on."""
     looks: list[NodeName] = []
     state = bench.scheduler.state
-    holders_on = state.holders_on
+    reservations_on = state.reservations_on
 
     def looked(node: NodeName) -> object:
         looks.append(node)
-        return holders_on(node)
+        return reservations_on(node)
 
-    monkeypatch.setattr(state, "holders_on", looked)
+    monkeypatch.setattr(state, "reservations_on", looked)
     return looks
 
 

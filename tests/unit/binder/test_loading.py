@@ -30,12 +30,12 @@ class Loads(Bench):
         self.scheduler.cluster.decider.table.beat(NodeName(name), 1e9)
 
     def on(self, uid: str) -> str:
-        holder = self.scheduler.state.holder_of(PodUid(uid))
-        return "" if holder is None else str(holder.node)
+        reservation = self.scheduler.state.reservation_of(PodUid(uid))
+        return "" if reservation is None else str(reservation.node)
 
     def gpu_of(self, uid: str) -> str:
-        holder = self.scheduler.state.holder_of(PodUid(uid))
-        return "" if holder is None else ",".join(sorted(holder.gpus))
+        reservation = self.scheduler.state.reservation_of(PodUid(uid))
+        return "" if reservation is None else ",".join(sorted(reservation.gpus))
 
     async def places(self, uid: str, **asks: object) -> str:
         """The node that a new pod is given."""
@@ -184,7 +184,7 @@ async def test_a_simple_strategy_looks_at_memory_alone() -> None:
         for number in range(3):
             bench.add(f"p{number}", mem="1Gi")
         await bench.until_quiet()
-        nodes = {bench.scheduler.state.holder_of(PodUid(f"p{n}")).node for n in range(3)}  # type: ignore[union-attr]
+        nodes = {bench.scheduler.state.reservation_of(PodUid(f"p{n}")).node for n in range(3)}  # type: ignore[union-attr]
         assert len(nodes) == 1
 
 

@@ -11,9 +11,9 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from binder.cache.cluster import Cluster
 from binder.cache.disruption_budgets import Budgets
-from binder.cache.holders import Holder
+from binder.cache.reservations import Reservation
 from binder.engine.decision import Placement, Refusal
-from binder.engine.preemption import Sacrifice, find_sacrifice, promising
+from binder.engine.preemption import PreemptionCandidate, find_candidate, promising
 from binder.engine.remedy import remedy
 from binder.engine.victims import Victims
 from binder.pod.demand import parse_demand
@@ -36,20 +36,20 @@ def placed(uid: str, on: str, gib: int, priority: int = 0, **more: Any) -> dict[
     return pod(uid, mem=f"{gib}Gi", on=on, choice=choice, priority=priority, **more)
 
 
-def sacrifice(
+def candidate(
     cluster: Cluster,
     asks: dict[str, Any],
     *,
     budgets: Budgets | None = None,
-    may_go: Callable[[Holder], bool] | None = None,
-) -> Sacrifice | None:
+    may_go: Callable[[Reservation], bool] | None = None,
+) -> PreemptionCandidate | None:
     demand = parse_demand(asks, KEYS)
     refusal = cluster.decider.decide(demand)
     assert isinstance(refusal, Refusal)
     budgets = budgets or Budgets()
     victims = Victims(cluster.state, cluster.decider.table, budgets)
     rows = np.arange(len(cluster.decider.table))
-    return find_sacrifice(
+    return find_candidate(
         cluster.decider,
         demand,
         promising(cluster.decider, victims, demand, refusal.codes, rows),
@@ -58,7 +58,7 @@ def sacrifice(
     )
 
 
-def names(found: Sacrifice | None) -> list[str] | None:
+def names(found: PreemptionCandidate | None) -> list[str] | None:
     return None if found is None else [victim.ref.name for victim in found.victims]
 
 
@@ -66,19 +66,19 @@ def test_only_as_many_go_as_must_and_the_least_important_first() -> None:
     cluster = cluster_of(
         {"n1": 16}, placed("a", "n1", 4, 5), placed("b", "n1", 4, 1), placed("c", "n1", 6, 3)
     )
-    assert names(sacrifice(cluster, pod("vip", mem="5Gi", priority=10))) == ["b"]
-    assert names(sacrifice(cluster, pod("vip", mem="9Gi", priority=10))) == ["c", "b"]
+    assert names(candidate(cluster, pod("vip", mem="5Gi", priority=10))) == ["b"]
+    assert names(candidate(cluster, pod("vip", mem="9Gi", priority=10))) == ["c", "b"]
 
 
 def test_nobody_goes_where_it_would_not_help() -> None:
     cluster = cluster_of({"n1": 16}, placed("a", "n1", 16))
-    assert sacrifice(cluster, pod("vip", mem="17Gi", priority=10)) is None
-    assert sacrifice(cluster, pod("vip", mem="1Gi", priority=10, nodeSelector={"zone": "a"})) is None
+    assert candidate(cluster, pod("vip", mem="17Gi", priority=10)) is None
+    assert candidate(cluster, pod("vip", mem="1Gi", priority=10, nodeSelector={"zone": "a"})) is None
 
 
 def test_the_same_priority_and_a_higher_one_stay() -> None:
     cluster = cluster_of({"n1": 16}, placed("a", "n1", 16, 10))
-    assert sacrifice(cluster, pod("vip", mem="1Gi", priority=10)) is None
+    assert candidate(cluster, pod("vip", mem="1Gi", priority=10)) is None
 
 
 def test_the_node_whose_victims_matter_least_is_chosen() -> None:
@@ -88,14 +88,14 @@ def test_the_node_whose_victims_matter_least_is_chosen() -> None:
         *(placed(f"b{i}", "n2", 8, 1) for i in range(2)),
         placed("c", "n3", 16, 1),
     )
-    found = sacrifice(cluster, pod("vip", mem="16Gi", priority=10))
+    found = candidate(cluster, pod("vip", mem="16Gi", priority=10))
     assert names(found) == ["c"]
 
 
 def test_a_model_that_is_on_the_node_already_can_be_the_victim() -> None:
     cluster = cluster_of({"n1": 16}, placed("old", "n1", 2, annotations={KEYS.model_id: "m"}))
     asks = pod("vip", mem="2Gi", priority=10, annotations={KEYS.model_id: "m"})
-    assert names(sacrifice(cluster, asks)) == ["old"]
+    assert names(candidate(cluster, asks)) == ["old"]
 
 
 @pytest.mark.parametrize(("allowed", "victims"), [(0, None), (1, None), (2, ["a", "b"])])
@@ -112,14 +112,14 @@ def test_a_budget_is_never_violated(allowed: int, victims: list[str] | None) -> 
             "status": {"disruptionsAllowed": allowed},
         }
     )
-    found = sacrifice(cluster_of({"n1": 16}, *pods), pod("vip", mem="16Gi", priority=10), budgets=budgets)
+    found = candidate(cluster_of({"n1": 16}, *pods), pod("vip", mem="16Gi", priority=10), budgets=budgets)
     assert names(found) == victims
 
 
 def test_the_question_leaves_no_trace() -> None:
     cluster = cluster_of({"n1": 16}, placed("a", "n1", 16))
     before = cluster.state.view("n1")  # type: ignore[arg-type]
-    sacrifice(cluster, pod("vip", mem="16Gi", priority=10))
+    candidate(cluster, pod("vip", mem="16Gi", priority=10))
     assert cluster.state.view("n1") == before  # type: ignore[arg-type]
     assert isinstance(cluster.decider.decide(parse_demand(pod("x", mem="1Gi"), KEYS)), Refusal)
 
@@ -145,7 +145,7 @@ def test_a_node_is_found_however_many_have_more_free_memory() -> None:
     cluster = cluster_of(
         {f"n{i:02}": 16 for i in range(200)} | {"low": 16}, *higher, placed("victim", "low", 14, 0)
     )
-    assert names(sacrifice(cluster, pod("vip", mem="10Gi", priority=10))) == ["victim"]
+    assert names(candidate(cluster, pod("vip", mem="10Gi", priority=10))) == ["victim"]
 
 
 def test_the_search_is_cheap_on_many_nodes_that_do_not_help() -> None:
@@ -158,7 +158,7 @@ def test_the_search_is_cheap_on_many_nodes_that_do_not_help() -> None:
     looked: list[NodeName] = []
     place_on = cluster.decider.place_on
     cluster.decider.place_on = lambda demand, name: looked.append(name) or place_on(demand, name)  # type: ignore[method-assign, func-returns-value]
-    assert names(sacrifice(cluster, asks)) == ["victim"]
+    assert names(candidate(cluster, asks)) == ["victim"]
     assert set(looked) == {"one"}
 
 
@@ -184,7 +184,7 @@ def test_a_protected_victim_is_passed_over_for_a_legal_one_on_the_same_node(lega
         labelled(placed("kept", "n1", 8, 1), app="web"),
         labelled(placed("legal", "n1", 8, legal_priority), app="x"),
     )
-    assert names(sacrifice(cluster, pod("vip", mem="8Gi", priority=10), budgets=budgets)) == ["legal"]
+    assert names(candidate(cluster, pod("vip", mem="8Gi", priority=10), budgets=budgets)) == ["legal"]
 
 
 def test_of_a_budget_s_pods_only_as_many_go_as_it_allows() -> None:
@@ -196,11 +196,11 @@ def test_of_a_budget_s_pods_only_as_many_go_as_it_allows() -> None:
         labelled(placed("web2", "n1", 4, 1), app="web"),
         labelled(placed("other", "n1", 8, 5), app="x"),
     )
-    assert names(sacrifice(cluster, pod("vip", mem="12Gi", priority=10), budgets=budgets)) == [
+    assert names(candidate(cluster, pod("vip", mem="12Gi", priority=10), budgets=budgets)) == [
         "other",
         "web2",
     ]
-    assert sacrifice(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets) is None
+    assert candidate(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets) is None
 
 
 def test_a_pod_that_two_budgets_count_is_never_a_victim() -> None:
@@ -208,7 +208,7 @@ def test_a_pod_that_two_budgets_count_is_never_a_victim() -> None:
     budgets.put(budget("one", "web", 5))
     budgets.put(budget("two", "web", 5))
     cluster = cluster_of({"n1": 16}, labelled(placed("a", "n1", 16), app="web"))
-    assert sacrifice(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets) is None
+    assert candidate(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets) is None
 
 
 def test_a_larger_pod_of_the_same_budget_on_another_gpu_hides_nobody() -> None:
@@ -221,7 +221,7 @@ def test_a_larger_pod_of_the_same_budget_on_another_gpu_hides_nobody() -> None:
         choice = GpuChoice(GpuUuid(f"GPU-{slot}"), slot, gib * GIB)
         one = pod(uid, mem=f"{gib}Gi", on="n1", choice=choice, priority=priority)
         cluster.state.set_pod(labelled(one, app="high" if uid == "high" else "web"))
-    assert names(sacrifice(cluster, pod("vip", mem="14Gi", priority=10), budgets=budgets)) == ["small"]
+    assert names(candidate(cluster, pod("vip", mem="14Gi", priority=10), budgets=budgets)) == ["small"]
 
 
 def test_one_node_s_budget_does_not_hide_another_node() -> None:
@@ -229,7 +229,7 @@ def test_one_node_s_budget_does_not_hide_another_node() -> None:
     budgets.put(budget("pdb", "web", 0))
     kept = [labelled(placed(f"kept{i}", f"n{i}", 16, 0), app="web") for i in range(100)]
     cluster = cluster_of({f"n{i}": 16 for i in range(100)} | {"z": 16}, *kept, placed("legal", "z", 16, 5))
-    assert names(sacrifice(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets)) == ["legal"]
+    assert names(candidate(cluster, pod("vip", mem="16Gi", priority=10), budgets=budgets)) == ["legal"]
 
 
 def test_fewer_victims_are_better_also_of_negative_priority() -> None:
@@ -238,7 +238,7 @@ def test_fewer_victims_are_better_also_of_negative_priority() -> None:
         *(placed(f"m{i}", "many", 2, -10) for i in range(8)),
         placed("alone", "one", 16, -10),
     )
-    assert names(sacrifice(cluster, pod("vip", mem="16Gi", priority=10))) == ["alone"]
+    assert names(candidate(cluster, pod("vip", mem="16Gi", priority=10))) == ["alone"]
 
 
 def test_the_sum_of_priorities_decides_among_nodes_of_equal_most_important_victims() -> None:
@@ -249,19 +249,19 @@ def test_the_sum_of_priorities_decides_among_nodes_of_equal_most_important_victi
         placed("b1", "b", 8, 5),
         placed("b2", "b", 8, 1),
     )
-    assert names(sacrifice(cluster, pod("vip", mem="16Gi", priority=10))) == ["b1", "b2"]
+    assert names(candidate(cluster, pod("vip", mem="16Gi", priority=10))) == ["b1", "b2"]
 
 
 def test_a_pod_on_its_way_out_is_no_victim() -> None:
     going = placed("going", "n1", 16, 0)
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     cluster = cluster_of({"n1": 16}, going)
-    assert sacrifice(cluster, pod("vip", mem="16Gi", priority=10)) is None
+    assert candidate(cluster, pod("vip", mem="16Gi", priority=10)) is None
 
 
 def test_memory_of_a_lower_pod_on_an_unknown_gpu_is_found() -> None:
     cluster = cluster_of({"n1": 16}, pod("lost", mem="16Gi", on="n1", choice="{", priority=0))
-    assert names(sacrifice(cluster, pod("vip", mem="16Gi", priority=10))) == ["lost"]
+    assert names(candidate(cluster, pod("vip", mem="16Gi", priority=10))) == ["lost"]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -282,13 +282,13 @@ def test_whatever_can_be_had_on_some_node_is_found(seed: int) -> None:
     asks = pod("vip", mem=f"{chance.randint(1, 16)}Gi", priority=chance.choice((0, 10)))
     if isinstance(cluster.decider.decide(parse_demand(asks, KEYS)), Placement):
         return
-    found = sacrifice(cluster, asks, budgets=budgets)
+    found = candidate(cluster, asks, budgets=budgets)
     demand = parse_demand(asks, KEYS)
-    everywhere = find_sacrifice(
+    everywhere = find_candidate(
         cluster.decider,
         demand,
         [NodeName(name) for name in nodes],
-        may_go=lambda holder: holder.priority < demand.priority and not holder.deleting,
+        may_go=lambda reservation: reservation.priority < demand.priority and not reservation.deleting,
         budgets=budgets,
     )
     assert (found and found.cost[0]) == (everywhere and everywhere.cost[0])
@@ -304,6 +304,6 @@ def test_a_node_with_many_pods_is_judged_by_few_questions(monkeypatch: pytest.Mo
     asked: list[int] = []
     place_on = cluster.decider.place_on
     monkeypatch.setattr(cluster.decider, "place_on", lambda *a: (asked.append(1), place_on(*a))[1])
-    found = names(sacrifice(cluster, pod("vip", mem="3Gi", priority=10)))
+    found = names(candidate(cluster, pod("vip", mem="3Gi", priority=10)))
     assert found == ["v084", "v091", "v098"]
     assert len(asked) <= 40

@@ -177,7 +177,7 @@ async def test_a_report_that_has_no_room_for_ids_keeps_what_was_known() -> None:
 
 async def test_a_model_that_was_mended_may_be_asked_for_by_the_scaler() -> None:
     from berth.contract.scaling import ModelKey, SchedulableModel
-    from binder.engine.schedulable import _copy_of
+    from binder.engine.schedulable import _replica_of
 
     async with Plague() as bench:
         of(bench, "p1", "web/v1", on="n1")
@@ -189,7 +189,7 @@ async def test_a_model_that_was_mended_may_be_asked_for_by_the_scaler() -> None:
                 model=ModelKey("team", name),
                 wanted=1, running=0, starting=0, priority=0, template=template, template_hash="h",
             )  # fmt: skip
-            answers.append(bench.scheduler.cluster.decider.because(_copy_of(asks, KEYS)) is None)
+            answers.append(bench.scheduler.cluster.decider.because(_replica_of(asks, KEYS)) is None)
         assert answers == [True, False]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from berth.contract.ids import NodeName, PodUid
 from berth.kube.informer import ChangeKind
-from binder.engine.simulate import Supposing
+from binder.engine.simulate import ClusterSnapshot
 from binder.pod.demand import parse_demand
 from tests.fakes.binder import Bench
 from tests.fakes.objects import KEYS, Json, pod
@@ -51,8 +51,8 @@ class Zones(Bench):
         return [self.on(f"r{number}") for number in range(first, first + count)]
 
     def on(self, uid: str) -> str:
-        holder = self.scheduler.state.holder_of(PodUid(uid))
-        return "" if holder is None else str(holder.node)
+        reservation = self.scheduler.state.reservation_of(PodUid(uid))
+        return "" if reservation is None else str(reservation.node)
 
 
 def zones(nodes: list[str]) -> Counter[str]:
@@ -134,7 +134,7 @@ async def test_a_replica_on_a_node_that_is_gone_costs_nothing() -> None:
 async def test_a_question_spreads_what_it_supposes() -> None:
     async with Zones("a0 b0 c0") as bench:
         (first,) = await bench.places(1)
-        mirror: Supposing = bench.scheduler.cluster.supposing()
+        mirror: ClusterSnapshot = bench.scheduler.cluster.snapshot()
         while not mirror.follow(most=100):
             pass
         one = pod("next", annotations={KEYS.model_id: None})
@@ -144,10 +144,10 @@ async def test_a_question_spreads_what_it_supposes() -> None:
         for _ in range(2):
             outcome = mirror.decide(demand)
             nodes.append(outcome.node)  # type: ignore[union-attr]
-            mirror.suppose(demand, outcome)  # type: ignore[arg-type]
+            mirror.add(demand, outcome)  # type: ignore[arg-type]
         assert sorted([first, *nodes]) == ["a0", "b0", "c0"]
         with mirror.without([PodUid("r0")]):
             assert mirror.decide(demand).node == first  # type: ignore[union-attr]
-        mirror.take_back()
+        mirror.revert()
         assert NodeName(first) not in (mirror.decide(demand).node,)  # type: ignore[union-attr]
         assert np.isfinite(mirror.scores(demand)).all()

@@ -25,8 +25,8 @@ from berth.contract.scaling import (
 from berth.kube.informer import Change, ChangeKind
 from binder.api.metrics import BinderMetrics
 from binder.cache.cluster import Cluster
-from binder.cache.holders import Holder
-from binder.cache.state import with_copy
+from binder.cache.reservations import Reservation
+from binder.cache.state import with_replica
 from binder.engine import schedulable as schedulable
 from binder.engine.decision import Placement
 from binder.engine.idle import IdlePods
@@ -267,11 +267,11 @@ def test_what_is_remembered_of_templates_is_bounded(monkeypatch: pytest.MonkeyPa
 
 
 def test_so_many_copies_are_given_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert schedulable._MOST_COPIES == 4096
-    monkeypatch.setattr(schedulable, "_MOST_COPIES", 3)
+    assert schedulable._MOST_REPLICAS == 4096
+    monkeypatch.setattr(schedulable, "_MOST_REPLICAS", 3)
     found = ask(cluster_of({"n1": [64]}), model("a", 5, priority=1), model("b", 1))
     assert (found["a"].now, found["a"].never) == (3, 0)
-    assert found["a"].reason == found["b"].reason == "3 copies are given at once; ask again"
+    assert found["a"].reason == found["b"].reason == "3 replicas are given at once; ask again"
 
 
 def test_what_is_missing_bounds_what_is_told_of_it() -> None:
@@ -645,7 +645,7 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Each question whether a copy has a place without some: how many those are."""
     asked, place = list[int](), Questions.place
 
-    def counting(self: Questions, node: NodeName, gone: Iterable[Holder]) -> Placement | None:
+    def counting(self: Questions, node: NodeName, gone: Iterable[Reservation]) -> Placement | None:
         without = list(gone)
         asked.append(len(without))
         return place(self, node, without)
@@ -741,19 +741,19 @@ def brute_force(cluster: Cluster, asks: SchedulableModel, idle: list[str]) -> tu
     )
     questions = Questions(cluster.decider, demand)
     by_node: dict[str, list[int]] = {}
-    holders = {
+    reservations = {
         f"team/{h.ref.name}": h
         for name in cluster.decider.table.row_of
         for h in cluster.state.living_on(name)
     }
     for rank, name in enumerate(idle):
-        if holders[name].priority <= asks.priority:
-            by_node.setdefault(holders[name].node, []).append(rank)
+        if reservations[name].priority <= asks.priority:
+            by_node.setdefault(reservations[name].node, []).append(rank)
     found = []
     for name, ranks in by_node.items():
         for size in range(1, len(ranks) + 1):
             for group in combinations(ranks, size):
-                if questions.place(NodeName(name), [holders[idle[rank]] for rank in group]) is not None:
+                if questions.place(NodeName(name), [reservations[idle[rank]] for rank in group]) is not None:
                     found.append((size, sorted(group, reverse=True)))
     return min(found, default=None)
 
@@ -804,7 +804,7 @@ def test_a_node_with_a_copy_more_is_what_the_state_makes_of_it(seed: int) -> Non
         demand = parse_demand(asks, KEYS)
         outcome = cluster.decider.decide(demand)
         if isinstance(outcome, Placement):
-            expected = with_copy(cluster.state.view(outcome.node), demand, outcome.gpu)
+            expected = with_replica(cluster.state.view(outcome.node), demand, outcome.gpu)
             cluster.state.assume(demand, outcome.node, outcome.gpu)
             assert cluster.state.view(outcome.node) == expected
             assert cluster.state.view_without(outcome.node, ()) == expected  # made anew

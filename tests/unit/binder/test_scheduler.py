@@ -94,15 +94,15 @@ class Bench:
     def tell(self, source: str, item: dict[str, Any], kind: ChangeKind = ChangeKind.SET) -> None:
         self.hear[source](Change(kind, item))
 
-    def add(self, uid: str, **asks: Any) -> None:
-        self.api.pods[uid] = pod(uid, **asks)
-        self.tell("pods", pod(uid, **asks))
+    def add(self, uid: str, **requests: Any) -> None:
+        self.api.pods[uid] = pod(uid, **requests)
+        self.tell("pods", pod(uid, **requests))
 
     def echo(self, uid: str) -> None:
         """The watch delivers the pod as it is now."""
         self.tell("pods", self.api.pods[uid])
 
-    def held(self) -> int:
+    def reserved(self) -> int:
         (view,) = self.scheduler.state.views()
         return int(view.reserved_on(gpu().uuid))
 
@@ -128,9 +128,9 @@ async def test_a_binding_carries_the_uid_and_the_gpu() -> None:
     assert GpuChoice.decode(body["metadata"]["annotations"][KEYS.gpu]) == GpuChoice(gpu().uuid, 0, 4 * GIB)
     assert body["target"]["name"] == "n1"
     assert bench.events.said == [("p1", "Scheduled", "placed team/p1 on n1, GPU 0 (GPU-a), 4 GiB")]
-    assert bench.held() == 4 * GIB
+    assert bench.reserved() == 4 * GIB
     bench.echo("p1")
-    assert bench.held() == 4 * GIB
+    assert bench.reserved() == 4 * GIB
 
 
 async def test_many_pods_at_once_never_overfill_a_gpu() -> None:
@@ -140,7 +140,7 @@ async def test_many_pods_at_once_never_overfill_a_gpu() -> None:
             bench.add(f"p{index}", mem="3Gi")
         await until(lambda: len(bench.events.said) == 8)
     assert len([said for said in bench.events.said if said[1] == "Scheduled"]) == 3
-    assert bench.held() == 9 * GIB
+    assert bench.reserved() == 9 * GIB
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ async def test_a_binding_that_did_not_happen_is_forgotten_and_tried_again(error:
     assert [reason for _, reason, _ in bench.events.said] == ["FailedScheduling", "Scheduled"]
     assert len(bench.api.bindings) == 2
     assert bench.api.pods["p1"]["spec"]["nodeName"] == "n1"
-    assert bench.held() == GIB
+    assert bench.reserved() == GIB
 
 
 async def test_a_binding_that_happened_without_an_answer_is_not_made_twice() -> None:
@@ -166,7 +166,7 @@ async def test_a_binding_that_happened_without_an_answer_is_not_made_twice() -> 
         await until(lambda: bench.api.bindings and not bench.scheduler.state.assumed_count)
         await asyncio.sleep(0.8)  # longer than the first backoff
     assert len(bench.api.bindings) == 1
-    assert bench.held() == GIB
+    assert bench.reserved() == GIB
 
 
 async def test_a_pod_that_is_gone_frees_what_was_assumed_and_lets_the_next_in() -> None:
@@ -176,7 +176,7 @@ async def test_a_pod_that_is_gone_frees_what_was_assumed_and_lets_the_next_in() 
         bench.add("p1", mem="4Gi")
         bench.add("p2", mem="4Gi")
         await until(lambda: ("p2", "Scheduled") in [said[:2] for said in bench.events.said])
-    assert bench.held() == 4 * GIB
+    assert bench.reserved() == 4 * GIB
 
 
 async def test_another_of_the_same_name_is_not_bound_by_mistake() -> None:
@@ -186,7 +186,7 @@ async def test_another_of_the_same_name_is_not_bound_by_mistake() -> None:
         bench.tell("pods", pod("p1"))
         await until(lambda: bench.api.bindings and not bench.scheduler.state.assumed_count)
     assert "nodeName" not in bench.api.pods["p1"]["spec"]
-    assert bench.held() == 0
+    assert bench.reserved() == 0
 
 
 async def test_unschedulable_is_said_once_and_a_change_lets_the_pod_in() -> None:
@@ -262,7 +262,7 @@ async def test_a_deposed_leader_does_not_go_on_binding() -> None:
     assert bench.api.bindings == []
 
 
-async def test_a_pod_bound_and_deleted_before_the_answer_holds_its_memory_as_a_ghost() -> None:
+async def test_a_pod_bound_and_deleted_before_the_answer_holds_its_memory_as_a_stale_model() -> None:
     bench = Bench()
     bench.api.fail_after = [KubeUnreachable("timed out")]
     get = bench.api.get
@@ -275,7 +275,7 @@ async def test_a_pod_bound_and_deleted_before_the_answer_holds_its_memory_as_a_g
     async with running(bench):
         bench.add("p1", mem="4Gi")
         await until(lambda: bench.api.bindings and not bench.scheduler.state.assumed_count)
-    assert bench.held() == 4 * GIB
+    assert bench.reserved() == 4 * GIB
 
 
 async def test_an_old_event_of_a_bound_pod_does_not_queue_it_again() -> None:
@@ -298,7 +298,7 @@ async def test_a_leader_that_slept_through_its_lease_binds_nothing_more() -> Non
         bench.scheduler.may_write = lambda: False
         await asyncio.sleep(0.1)
     assert bench.api.bindings == []
-    assert bench.held() == 0
+    assert bench.reserved() == 0
 
 
 async def test_a_pod_that_was_bound_and_never_shown_is_asked_for() -> None:
@@ -310,7 +310,7 @@ async def test_a_pod_that_was_bound_and_never_shown_is_asked_for() -> None:
         del bench.api.pods["p1"]  # and the watch that would have told of it broke off
         now[0] += OVERDUE_SECONDS
         await until(lambda: not bench.scheduler.state.assumed_count)
-    assert bench.scheduler.state.ghost_count == 1
+    assert bench.scheduler.state.stale_model_count == 1
 
 
 async def test_a_fresh_binder_learns_from_what_is_bound() -> None:
@@ -323,8 +323,8 @@ async def test_a_fresh_binder_learns_from_what_is_bound() -> None:
     damaged = [pod("0-damaged", on="n1", choice="{")]
     for demand in residents([*model, *strangers, *waiting, *damaged], KEYS):
         bench.scheduler.learn(demand)
-    asks = strategy.arrivals.market(bench.scheduler.cluster.decider.table).asks
-    asked = {ask.request_bytes: ask.count for ask in asks}
+    requests = strategy.demand_history.pricing_problem(bench.scheduler.cluster.decider.table).requests
+    asked = {ask.request_bytes: ask.count for ask in requests}
     assert asked.keys() == {6 * GIB, 4 * GIB}
     assert asked[6 * GIB] == pytest.approx(500, abs=50)
     before = strategy.version

@@ -9,7 +9,7 @@ import pytest
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.report import ModelReport
-from binder.cache.state import GHOST_GRACE_SECONDS, GHOST_LIMIT_SECONDS, ClusterState
+from binder.cache.state import STALE_MODEL_GRACE_SECONDS, STALE_MODEL_LIMIT_SECONDS, ClusterState
 from binder.engine.decision import Decider, Placement
 from binder.engine.score import STRATEGIES, make_strategy
 from binder.pod.demand import parse_demand
@@ -79,34 +79,34 @@ def test_a_forgotten_assumption_holds_nothing(state: ClusterState) -> None:
     assert state.view(N1).used.get("pods", 0) == 0
 
 
-def test_a_ghost_holds_until_a_report_that_had_listed_it_no_longer_does(
+def test_a_stale_model_holds_until_a_report_that_had_listed_it_no_longer_does(
     state: ClusterState, clock: Clock
 ) -> None:
     state.set_pod(bound())
     state.set_node(says(listed("p1", requested=4 * GIB)))
     state.remove_pod(PodUid("p1"))
-    clock.now += GHOST_LIMIT_SECONDS - 1
-    assert not state.expire_ghosts()
+    clock.now += STALE_MODEL_LIMIT_SECONDS - 1
+    assert not state.expire_stale_models()
     assert held(state) == 4 * GIB
     state.set_node(says(generation=3))
     assert held(state) == 0
 
 
-def test_a_ghost_that_is_listed_only_later_is_held_too(state: ClusterState, clock: Clock) -> None:
+def test_a_stale_model_that_is_listed_only_later_is_held_too(state: ClusterState, clock: Clock) -> None:
     state.set_pod(bound())
     state.remove_pod(PodUid("p1"))  # the watch of pods is ahead of the watch of nodes
     state.set_node(says(listed("p1", requested=4 * GIB)))
     clock.now += 1000
-    state.expire_ghosts()
+    state.expire_stale_models()
     assert held(state) == 4 * GIB
 
 
-def test_a_ghost_that_no_report_ever_listed_is_held_until_the_node_was_asked_after_its_grace(
+def test_a_stale_model_that_no_report_ever_listed_is_held_until_the_node_was_asked_after_its_grace(
     state: ClusterState, clock: Clock
 ) -> None:
     state.set_pod(bound())
     state.remove_pod(PodUid("p1"))
-    clock.now += GHOST_GRACE_SECONDS - 0.1
+    clock.now += STALE_MODEL_GRACE_SECONDS - 0.1
     assert not state.unsettled()
     assert not state.settle(N1, asked_at=clock.now)
     clock.now += 0.1
@@ -126,7 +126,7 @@ def test_a_watch_that_is_behind_does_not_undo_what_the_node_said_when_it_was_ask
 
     state.set_pod(bound())
     state.remove_pod(PodUid("p1"))
-    clock.now += GHOST_GRACE_SECONDS
+    clock.now += STALE_MODEL_GRACE_SECONDS
     state.set_node(version(7, listed("p1", requested=4 * GIB)))
     assert not state.settle(N1, asked_at=clock.now)
     state.set_node(version(6))
@@ -184,7 +184,7 @@ def test_a_node_that_says_the_same_again_wakes_nobody(state: ClusterState) -> No
     assert state.set_node(node(says=report(gpu(total=17 * GIB), generation=10)))
 
 
-def test_a_node_that_is_gone_takes_its_ghosts_along(state: ClusterState) -> None:
+def test_a_node_that_is_gone_takes_its_stale_models_along(state: ClusterState) -> None:
     state.set_pod(bound())
     state.remove_pod(PodUid("p1"))
     state.remove_node(N1)
@@ -203,7 +203,7 @@ def test_a_pod_that_is_seen_again_after_its_end_is_counted_once(state: ClusterSt
     assert held(state) == 0
 
 
-def test_a_report_that_unlists_a_model_before_its_pod_is_seen_gone_leaves_no_ghost(
+def test_a_report_that_unlists_a_model_before_its_pod_is_seen_gone_leaves_no_stale_model(
     state: ClusterState, clock: Clock
 ) -> None:
     state.set_pod(bound())
@@ -315,13 +315,13 @@ def test_no_sequence_of_events_puts_a_gpu_over_its_memory(seed: int) -> None:
         assert len(ids) == len(set(ids))
 
 
-def test_a_ghost_ends_at_last_and_what_is_still_listed_is_held_by_the_report(
+def test_a_stale_model_ends_at_last_and_what_is_still_listed_is_held_by_the_report(
     state: ClusterState, clock: Clock
 ) -> None:
     state.set_pod(bound())
     state.set_node(says(listed("p1", requested=4 * GIB)))
     state.remove_pod(PodUid("p1"))
-    clock.now += GHOST_LIMIT_SECONDS
-    assert state.expire_ghosts()
-    assert state.ghost_count == 0
+    clock.now += STALE_MODEL_LIMIT_SECONDS
+    assert state.expire_stale_models()
+    assert state.stale_model_count == 0
     assert held(state) == 4 * GIB

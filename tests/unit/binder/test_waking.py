@@ -12,7 +12,7 @@ from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import ChangeKind
 from berth.runtime.backoff import Backoff
 from binder.engine.decision import Decider, Placement
-from binder.engine.preemption import find_sacrifice
+from binder.engine.preemption import find_candidate
 from binder.engine.score import make_strategy
 from binder.loop import queue
 from binder.loop.queue import WOKEN_CAP_SECONDS
@@ -182,7 +182,7 @@ async def test_a_node_that_need_not_be_avoided_any_more(monkeypatch: pytest.Monk
         assert bench.is_placed("p")
 
 
-async def test_a_ghost_that_is_settled() -> None:
+async def test_a_stale_model_that_is_settled() -> None:
     async with Bench() as bench:
         bench.node("n1", 16)
         bench.resident("r", "n1", 16)
@@ -397,18 +397,20 @@ class History:
             fresh.refresh()
             if room.is_nominated(demand):
                 continue
-            sacrifice = find_sacrifice(
+            candidate = find_candidate(
                 fresh,
                 demand,
                 [NodeName(name) for name in self.nodes],
-                may_go=lambda holder, d=demand: holder.priority < d.priority and not holder.deleting,  # type: ignore[misc]
+                may_go=lambda reservation, d=demand: (
+                    reservation.priority < d.priority and not reservation.deleting
+                ),  # type: ignore[misc]
                 budgets=cluster.budgets,
             )
-            if sacrifice is not None:
-                return f"{demand.model.ref} could have {sacrifice.placement.node}"
+            if candidate is not None:
+                return f"{demand.model.ref} could have {candidate.placement.node}"
         cluster.state.take_touched()
         for name in self.nodes:
-            cluster.decider.table.put(cluster.state.view(NodeName(name)), supposed=True)
+            cluster.decider.table.put(cluster.state.view(NodeName(name)), hypothetical=True)
         return ""
 
 

@@ -319,7 +319,7 @@ def test_the_figures_of_a_scrape() -> None:
         node("n1", says=report(gpu("a", other_use_bytes=GIB), gpu("b", index=1, other_use_bytes=3 * GIB))),
         node("n2", says=report(gpu(total=None))),
         node("n3"),
-        pods=(pod("ghost", on="n1", choice=GpuChoice(GpuUuid("b"), 1, GIB)),),
+        pods=(pod("stale", on="n1", choice=GpuChoice(GpuUuid("b"), 1, GIB)),),
     )
     metrics.follow(queue, cluster.state, cluster.quarantines)
     metrics.attempted("error")
@@ -341,11 +341,11 @@ def test_the_figures_of_a_scrape() -> None:
     assert [value("waiting_pods", queue=q) for q in ("ready", "parked", "gated")] == [1, 2, 1]
     now[0] = 1.0
     assert [value("waiting_pods", queue=q) for q in ("ready", "parked", "gated")] == [3, 0, 1]
-    assert (value("ghosts"), value("assumed_pods")) == (0, 0)
-    cluster.on_pod(Change(ChangeKind.GONE, pod("ghost", on="n1", choice="{")))
+    assert (value("stale_models"), value("assumed_pods")) == (0, 0)
+    cluster.on_pod(Change(ChangeKind.GONE, pod("stale", on="n1", choice="{")))
     demand = parse_demand(pod("assumed"), KEYS)
     cluster.state.assume(demand, NodeName("n1"), GpuChoice(GpuUuid("a"), 0, GIB))
-    assert (value("ghosts"), value("assumed_pods")) == (1, 1)
+    assert (value("stale_models"), value("assumed_pods")) == (1, 1)
     cluster.on_node(Change(ChangeKind.GONE, node("n1")))
     assert value("node_free_bytes", node="n1") is None
     with metrics.decision_seconds.time(), metrics.bind_seconds.time():
@@ -359,16 +359,16 @@ def test_the_figures_of_a_scrape() -> None:
 
 
 class Api:
-    """Takes patches; `fails` is raised by the next ones. A patch waits while `held` is not set."""
+    """Takes patches; `fails` is raised by the next ones. A patch waits while `reserved` is not set."""
 
     def __init__(self) -> None:
         self.patches: list[Json] = []
         self.fails: list[KubeError] = []
-        self.held = asyncio.Event()
-        self.held.set()
+        self.reserved = asyncio.Event()
+        self.reserved.set()
 
     async def patch(self, path: str, body: Json, *, content_type: str) -> Json:
-        await self.held.wait()
+        await self.reserved.wait()
         if self.fails:
             raise self.fails.pop(0)
         assert path == f"/api/v1/namespaces/team/pods/{body['metadata']['uid']}/status"
@@ -466,19 +466,19 @@ async def test_what_is_not_written_is_written_later_and_a_newer_message_instead(
         told_to.tell("p1", "one")
         assert [one["message"] for one in await told_to.written()] == ["one"]
         assert [round(pause / 0.2) for pause in pauses] == [1, 2, 4]
-        told_to.api.held.clear()
+        told_to.api.reserved.clear()
         told_to.api.fails = [response_error(503, "", "")]
         told_to.tell("p1", "two")
         await told_to.written()
         told_to.tell("p1", "three", first=False)
-        told_to.api.held.set()
+        told_to.api.reserved.set()
         assert [one["message"] for one in await told_to.written()] == ["one", "three"]
         assert round(pauses[-1] / 0.2) == 1  # after a success the pauses are short again
 
 
 async def test_nothing_is_written_over_what_the_binding_writes() -> None:
     async with Told() as told_to:
-        told_to.api.held.clear()
+        told_to.api.reserved.clear()
         told_to.tell("p1", "no room")
         await told_to.written()
         told_to.tell("p1", "no room, still", first=False)
@@ -487,7 +487,7 @@ async def test_nothing_is_written_over_what_the_binding_writes() -> None:
         await told_to.notices.withdraw(pod("p3")["metadata"]["uid"])  # nothing to wait for
         await told_to.written()
         assert not withdrawn.done()
-        told_to.api.held.set()
+        told_to.api.reserved.set()
         assert [one["message"] for one in await told_to.written()] == ["no room", "other"]
         assert withdrawn.done()
 

@@ -41,7 +41,7 @@ async def test_a_burst_does_not_weigh_who_could_go_while_nobody_waits(
     """The binder's lost speed: the pods of a node were weighed as victims anew for every pod that came there."""
     bench = await crowded()
     async with bench:
-        looks = counted(monkeypatch, bench.scheduler.state, "holders_on")
+        looks = counted(monkeypatch, bench.scheduler.state, "reservations_on")
         for number in range(BURST):
             bench.add(f"p{number}", mem="1Gi")
         await bench.step(BURST + 1)
@@ -80,7 +80,7 @@ async def test_a_node_that_gets_one_pod_more_is_not_counted_anew(monkeypatch: py
     """The binder's lost speed: what forty pods hold was summed up for each that joined them."""
     bench = await crowded()
     async with bench:
-        sums = counted(monkeypatch, state_module, "held_by_gpu")
+        sums = counted(monkeypatch, state_module, "reserved_by_gpu")
         for number in range(BURST):
             bench.add(f"p{number}", mem="1Gi")
         await bench.step(BURST + 1)

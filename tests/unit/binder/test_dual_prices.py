@@ -13,7 +13,7 @@ from binder.cache.cluster import Cluster
 from binder.cache.table import NodeTable
 from binder.engine.cutting_stock import CELLS, remainder_values
 from binder.engine.decision import Placement
-from binder.engine.dual_prices import Arrivals, Ask, Market, Prices, extended, price
+from binder.engine.dual_prices import DemandHistory, Prices, PricingProblem, Request, extended, price
 from binder.engine.rank import Ranking
 from binder.engine.score import LeastFragmentation
 from binder.pod.demand import Shape, parse_demand
@@ -65,9 +65,9 @@ def test_a_remainder_that_nobody_could_use_is_not_left_behind() -> None:
         node("n2", says=report(gpu("GPU-2", total=12 * GIB, other_use_bytes=2 * GIB))),
     )
     for _ in range(25):
-        strategy.arrivals.note(parse_demand(pod(mem="6Gi"), KEYS).shape)
+        strategy.demand_history.note(parse_demand(pod(mem="6Gi"), KEYS).shape)
     cluster.decider.refresh()
-    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+    strategy.learn(price(strategy.demand_history.pricing_problem(cluster.decider.table)))
     small = cluster.decider.decide(parse_demand(pod(mem="4Gi"), KEYS))
     assert isinstance(small, Placement)
     assert small.gpu.uuid == GpuUuid("GPU-2")
@@ -92,9 +92,9 @@ def test_among_equals_the_fullest_gpu_is_taken(gpu_count: int) -> None:
         ),
     )
     for _ in range(25):
-        strategy.arrivals.note(parse_demand(pod(mem="6Gi", requests={"cpu": "100m"}), KEYS).shape)
+        strategy.demand_history.note(parse_demand(pod(mem="6Gi", requests={"cpu": "100m"}), KEYS).shape)
     cluster.decider.refresh()
-    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+    strategy.learn(price(strategy.demand_history.pricing_problem(cluster.decider.table)))
     asked = pod(mem=f"{2 * gpu_count}Gi", annotations={KEYS.gpu_count: str(gpu_count)})
     chosen = cluster.decider.decide(parse_demand(asked, KEYS))
     assert isinstance(chosen, Placement)
@@ -115,16 +115,16 @@ def test_a_rare_product_is_kept_for_those_who_need_it() -> None:
     assert first.node == "n1"  # nothing tells them apart, but their order
     picky = parse_demand(pod(mem="8Gi", nodeSelector={"product": "rare"}), KEYS)
     for _ in range(25):
-        strategy.arrivals.note(picky.shape)
-    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+        strategy.demand_history.note(picky.shape)
+    strategy.learn(price(strategy.demand_history.pricing_problem(cluster.decider.table)))
     second = cluster.decider.decide(anywhere)
     assert isinstance(second, Placement)
     assert second.node == "n2"
 
 
 def test_prices_are_renewed_ever_more_rarely() -> None:
-    arrivals, shape = Arrivals(), parse_demand(pod(), KEYS).shape
-    due = [number for number in range(1, 5001) if arrivals.note(shape)]
+    demand_history, shape = DemandHistory(), parse_demand(pod(), KEYS).shape
+    due = [number for number in range(1, 5001) if demand_history.note(shape)]
     assert due == [25, 50, 100, 200, 400, 800, 2400, 4000]
 
 
@@ -135,28 +135,31 @@ def sized(request_bytes: int) -> Shape:
 _SHAPE = parse_demand(pod(), KEYS).shape
 
 
-def asked_sizes(arrivals: Arrivals) -> dict[int, int]:
-    return {ask.request_bytes: ask.count for ask in arrivals.market(NodeTable()).asks}
+def asked_sizes(demand_history: DemandHistory) -> dict[int, int]:
+    return {
+        request.request_bytes: request.count
+        for request in demand_history.pricing_problem(NodeTable()).requests
+    }
 
 
 def test_shapes_that_are_all_different_are_not_forgotten_all_at_once() -> None:
     """Each model has a size of its own: none comes twice, and the last ones are what is asked for."""
-    arrivals = Arrivals()
+    demand_history = DemandHistory()
     for size in range(1, 10_001):
-        arrivals.note(sized(size))
+        demand_history.note(sized(size))
         if size % 1000 == 97:
-            assert min(size, 500) <= len(asked_sizes(arrivals)) <= 1024
-    assert max(asked_sizes(arrivals)) == 10_000
+            assert min(size, 500) <= len(asked_sizes(demand_history)) <= 1024
+    assert max(asked_sizes(demand_history)) == 10_000
 
 
 def test_what_was_asked_for_long_ago_fades() -> None:
-    arrivals = Arrivals()
+    demand_history = DemandHistory()
     for _ in range(100):
-        arrivals.note(sized(1))
+        demand_history.note(sized(1))
     for size in range(2, 10_001):
-        arrivals.note(sized(size))
-        arrivals.note(sized(2))
-    sizes = asked_sizes(arrivals)
+        demand_history.note(sized(size))
+        demand_history.note(sized(2))
+    sizes = asked_sizes(demand_history)
     assert 1 not in sizes
     assert sizes[2] == pytest.approx(sum(sizes.values()) / 2, rel=0.1)
 
@@ -167,17 +170,17 @@ def test_a_new_gpu_model_is_no_reason_to_learn_within_a_decision(monkeypatch: py
     cluster = cluster_of(strategy, node("n1", says=report(gpu("GPU-1", total=12 * GIB))))
     six = parse_demand(pod(mem="6Gi"), KEYS)
     for _ in range(30):
-        strategy.arrivals.note(six.shape)
+        strategy.demand_history.note(six.shape)
     cluster.decider.refresh()
-    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
-    assert not strategy.arrivals.note(six.shape)
+    strategy.learn(price(strategy.demand_history.pricing_problem(cluster.decider.table)))
+    assert not strategy.demand_history.note(six.shape)
     for name, product, total in (("n2", "A100", 12), ("n3", "H100", 80)):
         cluster.state.set_node(
             node(name, says=report(dataclasses.replace(gpu(name, total=total * GIB), product=product)))
         )
         cluster.decider.table.beat(NodeName(name), 1.0)
 
-    def refuse(_: Market) -> Prices:
+    def refuse(_: PricingProblem) -> Prices:
         raise AssertionError("learned within a decision")
 
     monkeypatch.setattr("binder.engine.score.price", refuse)
@@ -185,18 +188,18 @@ def test_a_new_gpu_model_is_no_reason_to_learn_within_a_decision(monkeypatch: py
     assert isinstance(chosen, Placement)
     assert chosen.node == "n3"
     assert isinstance(cluster.decider.decide(six), Placement)
-    assert strategy.arrivals.note(six.shape)  # due at the next arrival
-    assert not strategy.arrivals.note(six.shape)
+    assert strategy.demand_history.note(six.shape)  # due at the next arrival
+    assert not strategy.demand_history.note(six.shape)
 
 
 def test_a_new_gpu_model_is_worth_what_others_of_its_size_are() -> None:
     strategy = LeastFragmentation()
     cluster = cluster_of(strategy, node("n1", says=report(gpu("GPU-1", total=12 * GIB))))
     for _ in range(30):
-        strategy.arrivals.note(parse_demand(pod(mem="6Gi"), KEYS).shape)
+        strategy.demand_history.note(parse_demand(pod(mem="6Gi"), KEYS).shape)
     cluster.decider.refresh()
     table = cluster.decider.table
-    prices = price(strategy.arrivals.market(table))
+    prices = price(strategy.demand_history.pricing_problem(table))
     for name, product, total in (("n2", "A100", 12), ("n3", "H100", 24)):
         cluster.state.set_node(
             node(name, says=report(dataclasses.replace(gpu(name, total=total * GIB), product=product)))
@@ -213,18 +216,18 @@ NOTHING, T4, A100 = 0, 1, 2
 BOTH, RARE = np.array([True, True, True]), np.array([False, False, True])
 
 
-def ask(count: int, gib: int, allowed: Any = BOTH, *, gpus: int = 1, **amounts: int) -> Ask:
-    return Ask(count, gib * GIB, gpus, amounts, allowed)
+def ask(count: int, gib: int, allowed: Any = BOTH, *, gpus: int = 1, **amounts: int) -> Request:
+    return Request(count, gib * GIB, gpus, amounts, allowed)
 
 
-def market(*asks: Ask, sizes: tuple[int, int] = (16, 16), supply: tuple[int, int] = (3, 1)) -> Prices:
+def market(*requests: Request, sizes: tuple[int, int] = (16, 16), supply: tuple[int, int] = (3, 1)) -> Prices:
     """Of T4 and A100, with 4 CPUs and 8 GiB of memory for each GPU."""
     has = {"cpu": 4000, "memory": 8 * GIB}
-    return price(Market(np.array([0, *sizes]) * GIB, np.array([0, *supply]), has, asks))
+    return price(PricingProblem(np.array([0, *sizes]) * GIB, np.array([0, *supply]), has, requests))
 
 
 # What is asked for, and the price of a T4 and an A100 beside their worth.
-SCARCITIES: dict[str, tuple[list[Ask], tuple[float, float]]] = {
+SCARCITIES: dict[str, tuple[list[Request], tuple[float, float]]] = {
     "nothing": ([], (0, 0)),
     "anything will do": ([ask(2, 8)], (0, 0)),
     "half of it only on a quarter": ([ask(2, 8), ask(2, 8, RARE)], (0, 2)),
@@ -237,8 +240,8 @@ SCARCITIES: dict[str, tuple[list[Ask], tuple[float, float]]] = {
 
 @pytest.mark.parametrize("case", SCARCITIES)
 def test_a_kind_of_gpu_is_scarce_by_what_only_it_can_serve(case: str) -> None:
-    asks, scarce = SCARCITIES[case]
-    assert market(*asks).scarcity[[T4, A100]] == pytest.approx(scarce)
+    requests, scarce = SCARCITIES[case]
+    assert market(*requests).scarcity[[T4, A100]] == pytest.approx(scarce)
 
 
 @pytest.mark.parametrize(("first", "levels"), [(1, (1.5, 1.5, 0)), (3, (1.5, 1.5, 0)), (6, (2, 1, 0))])
@@ -246,13 +249,13 @@ def test_what_two_kinds_can_serve_goes_to_the_one_that_has_least_of_it(first: in
     """Three kinds, a third of the cluster each. Some pods need the first, three the first or the second."""
     sizes, supply = np.array([0, 1, 1, 1]) * GIB, np.array([0, 1, 1, 1])
     only, either = np.array([False, True, False, False]), np.array([False, True, True, False])
-    asks = [Ask(first, GIB, 1, {}, only), Ask(3, GIB, 1, {}, either)]
-    found = price(Market(sizes, supply, {"cpu": 1.0, "memory": 1.0}, asks)).scarcity
+    requests = [Request(first, GIB, 1, {}, only), Request(3, GIB, 1, {}, either)]
+    found = price(PricingProblem(sizes, supply, {"cpu": 1.0, "memory": 1.0}, requests)).scarcity
     assert found[1:] == pytest.approx(levels)
 
 
 # What is asked for; CPU (milli-cores) and memory for a GPU of mean size.
-PER_GPU: dict[str, tuple[list[Ask], tuple[float, float]]] = {
+PER_GPU: dict[str, tuple[list[Request], tuple[float, float]]] = {
     "nothing: what there is": ([], (4000, 8 * GIB)),
     "pods without GPU memory: what there is": ([ask(9, 0, cpu=1)], (4000, 8 * GIB)),
     "as asked": ([ask(2, 8, cpu=1000), ask(2, 8, memory=GIB)], (1000, GIB)),
@@ -263,8 +266,8 @@ PER_GPU: dict[str, tuple[list[Ask], tuple[float, float]]] = {
 
 @pytest.mark.parametrize("case", PER_GPU)
 def test_what_else_a_gpu_needs_is_what_pods_ask_for(case: str) -> None:
-    asks, (cpu, memory) = PER_GPU[case]
-    assert market(*asks).per_gpu == pytest.approx({"cpu": cpu, "memory": memory})
+    requests, (cpu, memory) = PER_GPU[case]
+    assert market(*requests).per_gpu == pytest.approx({"cpu": cpu, "memory": memory})
 
 
 def test_a_gpu_is_worth_its_size() -> None:
@@ -293,10 +296,10 @@ def test_what_the_median_gpu_has_is_weighed_by_bytes_and_only_healthy_gpus_count
         node("none", allocatable={"cpu": "999", "memory": "999Gi"}),
     )
     cluster.decider.refresh()
-    found = Arrivals().market(cluster.decider.table)
+    found = DemandHistory().pricing_problem(cluster.decider.table)
     assert found.most_per_gpu["cpu"] == pytest.approx(8000)
     assert found.supply.tolist() == [0, 4]
-    assert Arrivals().market(NodeTable()).most_per_gpu == {"cpu": 0.0, "memory": 0.0}
+    assert DemandHistory().pricing_problem(NodeTable()).most_per_gpu == {"cpu": 0.0, "memory": 0.0}
 
 
 def test_which_gpus_pods_may_be_on() -> None:
@@ -317,10 +320,12 @@ def test_which_gpus_pods_may_be_on() -> None:
         "selector": pod(mem="1Gi", nodeSelector={"zone": "b"}),
         "large, elsewhere": pod(mem="9Gi", nodeSelector={"zone": "a"}),
     }
-    arrivals = Arrivals()
+    demand_history = DemandHistory()
     for one in asked.values():
-        arrivals.note(parse_demand(one, KEYS).shape)
-    allowed = [one.allowed[1:].tolist() for one in arrivals.market(cluster.decider.table).asks]
+        demand_history.note(parse_demand(one, KEYS).shape)
+    allowed = [
+        one.allowed[1:].tolist() for one in demand_history.pricing_problem(cluster.decider.table).requests
+    ]
     assert dict(zip(asked, allowed, strict=True)) == {
         "small": [True, True],
         "large": [False, True],
@@ -345,9 +350,9 @@ def test_a_gpu_whose_cpu_would_be_used_up_is_worth_nothing_more(cpu: str, chosen
     )
     one = parse_demand(pod(mem="2Gi", requests={"cpu": "2"}), KEYS)
     for _ in range(25):
-        strategy.arrivals.note(parse_demand(pod(mem="4Gi", requests={"cpu": "1"}), KEYS).shape)
+        strategy.demand_history.note(parse_demand(pod(mem="4Gi", requests={"cpu": "1"}), KEYS).shape)
     cluster.decider.refresh()
-    strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+    strategy.learn(price(strategy.demand_history.pricing_problem(cluster.decider.table)))
     outcome = cluster.decider.decide(one)
     assert isinstance(outcome, Placement)
     assert outcome.node == chosen
@@ -365,9 +370,9 @@ def test_what_is_kept_of_the_nodes_worth_is_what_it_would_be_found_to_be() -> No
             cluster.state.set_node(node(name, says=report(*gpus)))
             cluster.decider.table.beat(NodeName(name), 1.0)
         if step == 30:
-            strategy.learn(price(strategy.arrivals.market(cluster.decider.table)))
+            strategy.learn(price(strategy.demand_history.pricing_problem(cluster.decider.table)))
         demand = parse_demand(pod(f"p{step}", mem=f"{chance.choice((1, 2, 3, 5))}Gi"), KEYS)
-        strategy.arrivals.note(demand.shape)
+        strategy.demand_history.note(demand.shape)
         found = cluster.decider.scores(demand)
         fresh = LeastFragmentation()
         assert strategy._prices is not None

@@ -24,7 +24,7 @@ JsonObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Reservation:
     """A pod's share of a node: `bytes` on each of `gpus`. Without `gpus` nobody can tell where its
     bytes are."""
 
@@ -52,10 +52,10 @@ class Holder:
         return bool(self.bytes or self.gpus or self.model_id or self.model_name)
 
 
-def placed_holder(demand: Demand, node: NodeName, gpu: GpuChoice) -> Holder:
+def placed_reservation(demand: Demand, node: NodeName, gpu: GpuChoice) -> Reservation:
     """A pod that has just been given a place."""
     model = demand.model
-    return Holder(
+    return Reservation(
         ref=model.ref,
         node=node,
         amounts=demand.amounts,
@@ -73,9 +73,9 @@ def placed_holder(demand: Demand, node: NodeName, gpu: GpuChoice) -> Holder:
     )
 
 
-def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
+def bound_reservation(pod: JsonObject, node: NodeName, keys: Keys) -> Reservation:
     """A pod that is bound to the node. Never fails: what can be read of it is counted."""
-    plain = Holder(
+    plain = Reservation(
         pod_ref(pod),
         node,
         _amounts(pod, keys),
@@ -112,43 +112,43 @@ def bound_holder(pod: JsonObject, node: NodeName, keys: Keys) -> Holder:
     )
 
 
-def held_by_gpu(
-    holders: Mapping[PodUid, Holder], listed: Mapping[PodUid, ModelReport], gpus: frozenset[GpuUuid]
+def reserved_by_gpu(
+    reservations: Mapping[PodUid, Reservation], listed: Mapping[PodUid, ModelReport], gpus: frozenset[GpuUuid]
 ) -> tuple[dict[GpuUuid, int], int]:
-    """Bytes held on each GPU, and bytes held on one of them that is not known.
+    """Bytes reserved on each GPU, and bytes reserved on one of them that is not known.
 
     A pod counts once on a GPU: the larger of what it asks for and what the report lists. Where the
     two name different GPUs it is counted on both.
     """
-    held: dict[GpuUuid, int] = {}
+    reserved: dict[GpuUuid, int] = {}
     anywhere = 0
-    for uid in holders.keys() | listed.keys():
-        holder, model = holders.get(uid), listed.get(uid)
-        share = _share(holder, model)
-        known = _gpus_of(holder, model, gpus)
+    for uid in reservations.keys() | listed.keys():
+        reservation, model = reservations.get(uid), listed.get(uid)
+        share = _share(reservation, model)
+        known = _gpus_of(reservation, model, gpus)
         for gpu in known:
-            held[gpu] = held.get(gpu, 0) + share
+            reserved[gpu] = reserved.get(gpu, 0) + share
         if not known:
             anywhere += share
-    return held, anywhere
+    return reserved, anywhere
 
 
 def place_of(
-    holder: Holder | None, model: ModelReport | None, gpus: frozenset[GpuUuid]
+    reservation: Reservation | None, model: ModelReport | None, gpus: frozenset[GpuUuid]
 ) -> tuple[frozenset[GpuUuid], int]:
     """The GPUs on which a pod is counted (none: on all of them), and its bytes on each."""
-    return _gpus_of(holder, model, gpus), _share(holder, model)
+    return _gpus_of(reservation, model, gpus), _share(reservation, model)
 
 
-def _share(holder: Holder | None, model: ModelReport | None) -> int:
-    asked = 0 if holder is None else holder.bytes
+def _share(reservation: Reservation | None, model: ModelReport | None) -> int:
+    asked = 0 if reservation is None else reservation.bytes
     if model is None:
         return asked
     return reserved_bytes(max(asked, model.requested_bytes), model.measured_bytes)
 
 
 def _gpus_of(
-    holder: Holder | None, model: ModelReport | None, gpus: frozenset[GpuUuid]
+    reservation: Reservation | None, model: ModelReport | None, gpus: frozenset[GpuUuid]
 ) -> frozenset[GpuUuid]:
     """The GPUs that a pod's bytes are counted on; none where that is not known.
 
@@ -157,7 +157,7 @@ def _gpus_of(
     nobody can read the choice any more the report says where the pod is, and it is nowhere else.
     """
     said = frozenset() if model is None else model.gpus
-    chosen = frozenset() if holder is None else frozenset(holder.gpus)
+    chosen = frozenset() if reservation is None else frozenset(reservation.gpus)
     return said | chosen if said or gpus.issuperset(chosen) else frozenset()
 
 
@@ -168,7 +168,7 @@ def _amounts(pod: JsonObject, keys: Keys) -> dict[str, int]:
         return {"pods": 1}
 
 
-def _unreadable(plain: Holder, pod: JsonObject, keys: Keys) -> Holder:
+def _unreadable(plain: Reservation, pod: JsonObject, keys: Keys) -> Reservation:
     """A model pod some of whose keys somebody has damaged: its names count as they are written."""
     annotations = pod["metadata"].get("annotations") or {}
     model_id = annotations.get(keys.model_id, "").strip() or None
