@@ -144,7 +144,9 @@ def _gone(facts: GpuFacts, models: Models) -> Iterator[GpuReport]:
     held = {gpu.uuid: gpu for model in models if model.resident and model.gpu for gpu in model.gpu.gpus}
     for uuid, gpu in sorted(held.items()):
         if uuid not in {one.uuid for one in here} and (trouble := trouble_of([uuid], here)):
-            yield GpuReport(uuid, gpu.index, "", None, None, 0, healthy=False, reason=trouble, broken=True)
+            yield GpuReport(
+                uuid=uuid, index=gpu.index, headroom_bytes=0, healthy=False, reason=trouble, broken=True
+            )
 
 
 def _unknown(reading: GpuReading, reason: str) -> GpuReading:

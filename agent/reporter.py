@@ -7,8 +7,9 @@ report, and the binder places nothing by it (`trouble`, `announced`).
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from agent.gpus import GpuReading
 from agent.metrics import AgentMetrics

@@ -139,4 +139,12 @@ def _report(index: int) -> NodeReport:
 
 def _gpu(node_index: int, gpu: int) -> GpuReport:
     name = gpu_uuid(node_index, gpu)
-    return GpuReport(name, gpu, "NVIDIA A100-SXM4-80GB", GPU_GIB * GIB, 0, 0, healthy=True)
+    return GpuReport(
+        uuid=name,
+        index=gpu,
+        product="NVIDIA A100-SXM4-80GB",
+        total_bytes=GPU_GIB * GIB,
+        other_use_bytes=0,
+        headroom_bytes=0,
+        healthy=True,
+    )

@@ -66,7 +66,16 @@ class _Gpus:
 
     def room(self) -> list[GpuReport]:
         return [
-            GpuReport(gpu.uuid, gpu.index, gpu.product, gpu.total_bytes, 0, 0, True) for gpu in self._readings
+            GpuReport(
+                uuid=gpu.uuid,
+                index=gpu.index,
+                product=gpu.product,
+                total_bytes=gpu.total_bytes,
+                other_use_bytes=0,
+                headroom_bytes=0,
+                healthy=True,
+            )
+            for gpu in self._readings
         ]
 
 

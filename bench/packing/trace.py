@@ -85,10 +85,20 @@ def _affinity(products: tuple[str, ...]) -> dict[str, Any]:
 def _node(row: dict[str, str], gpu_bytes: int) -> dict[str, Any]:
     name, count = row["sn"], int(row["gpu"] or 0)
     gpus = tuple(
-        GpuReport(GpuUuid(f"{name}-{i}"), i, row["model"], gpu_bytes, 0, 0, healthy=True)
+        GpuReport(
+            uuid=GpuUuid(f"{name}-{i}"),
+            index=i,
+            product=row["model"],
+            total_bytes=gpu_bytes,
+            other_use_bytes=0,
+            headroom_bytes=0,
+            healthy=True,
+        )
         for i in range(count)
     )
-    report = NodeReport("triton", (), TritonReport(True, "trace"), gpus, ())
+    report = NodeReport(
+        server="triton", capabilities=(), triton=TritonReport(True, "trace"), gpus=gpus, models=()
+    )
     return {
         "metadata": {
             "name": name,

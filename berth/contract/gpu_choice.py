@@ -1,32 +1,32 @@
 """The binder's GPU choice, as it stands in the pod annotation `trtis-gpu`."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
 
+import msgspec
+
+from berth.contract import wire
 from berth.contract.errors import InvalidValue
-from berth.contract.fields import Fields
 from berth.contract.ids import GpuUuid
+from berth.contract.wire import Count
 
 VERSION = 1
+_WHAT = "GPU choice"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRef:
+class GpuRef(msgspec.Struct, frozen=True):
     """One GPU of a node."""
 
     uuid: GpuUuid
-    index: int
+    index: Count
 
 
-@dataclass(frozen=True, slots=True)
-class GpuChoice:
+class GpuChoice(msgspec.Struct, frozen=True, omit_defaults=True):
     """The GPU of the pod's node, and the bytes that were reserved on it; for a pod that asked for
     several GPUs also `others`, with as many bytes on each."""
 
     uuid: GpuUuid
-    index: int
-    bytes: int
+    index: Count
+    bytes: Count
     others: tuple[GpuRef, ...] = ()
 
     @property
@@ -41,24 +41,14 @@ class GpuChoice:
     def encode(self) -> str:
         """The wire form: `{"v":1,"uuid":"GPU-…","index":0,"bytes":419430400}`, and where there are
         several `"others":[{"uuid":"GPU-…","index":1}]`."""
-        data: dict[str, Any] = {"v": VERSION, "uuid": self.uuid, "index": self.index, "bytes": self.bytes}
-        if self.others:
-            data["others"] = [{"uuid": gpu.uuid, "index": gpu.index} for gpu in self.others]
-        return json.dumps(data, separators=(",", ":"))
+        return json.dumps({"v": VERSION, **msgspec.to_builtins(self)}, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> "GpuChoice":
         """Read the wire form. Raises InvalidValue naming the field that is wrong."""
-        fields = Fields.parse(text, what="GPU choice")
-        if fields.integer("v") != VERSION:
-            raise InvalidValue(f"GPU choice has version {fields.integer('v')}; this Berth reads {VERSION}")
-        others = fields.objects("others") if "others" in fields.data else ()
-        choice = cls(
-            uuid=GpuUuid(fields.string("uuid")),
-            index=fields.integer("index"),
-            bytes=fields.integer("bytes"),
-            others=tuple(GpuRef(GpuUuid(o.string("uuid")), o.integer("index")) for o in others),
-        )
-        if len({gpu.uuid for gpu in choice.gpus}) != len(choice.gpus):
+        data = wire.parse(text, what=_WHAT)
+        wire.check_version(data, VERSION, what=_WHAT)
+        choice = wire.convert(data, cls, what=_WHAT)
+        if len(set(choice.uuids)) != len(choice.gpus):
             raise InvalidValue("GPU choice names one GPU twice")
         return choice

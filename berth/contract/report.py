@@ -4,14 +4,16 @@ A fact that could not be read is None (*unknown*), never 0. A reader must treat 
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from berth.contract import wire
 from berth.contract.errors import InvalidValue, ReportTooLarge, UnreadableReport
-from berth.contract.fields import Fields
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
+from berth.contract.wire import Count
 
 VERSION = 1
 
@@ -20,8 +22,9 @@ BUDGET_BYTES = 64 * 1024
 # How much of each reason is told, as far as the budget goes.
 _REASON_BYTES = (512, 128, 32)
 _CUT = "..."
-# A model in brief is an array of these; the last one only where there is a failure.
-_BRIEF = ("podUid", "gpus", "requestedBytes", "measuredBytes", "state", "failure")
+# What a GPU or a model says only where there is something to say.
+_ONLY_IF_SO = frozenset({"broken", "otherGpus", "failure"})
+_WHAT = "node report"
 
 
 class ModelState(str, Enum):
@@ -57,99 +60,48 @@ class CodeRule(str, Enum):
 CODE_BACKENDS = frozenset({"dali", "python", "pytorch", "tensorflow"})
 
 
-@dataclass(frozen=True, slots=True)
-class CodeReport:
+class CodeReport(msgspec.Struct, frozen=True):
     """The node's rule for models with code, and the namespace whose code it holds; None: it holds none."""
 
     rule: CodeRule = CodeRule.ANY
     namespace: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {"rule": self.rule.value, "namespace": self.namespace}
 
-    @classmethod
-    def from_fields(cls, fields: Fields) -> "CodeReport":
-        return cls(rule=fields.choice("rule", CodeRule), namespace=fields.optional_string("namespace"))
-
-
-@dataclass(frozen=True, slots=True)
-class GpuReport:
+class GpuReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One GPU. `other_use_bytes` is what NVML counts as used and no Berth model accounts for. `broken`: it is
     known to be, which is more than not healthy; the models on it are not to be trusted."""
 
     uuid: GpuUuid
-    index: int
-    product: str
-    total_bytes: int | None
-    other_use_bytes: int | None
-    headroom_bytes: int
+    index: Count
+    product: str = ""
+    total_bytes: Count | None = None
+    other_use_bytes: Count | None = None
+    headroom_bytes: Count
     healthy: bool
     reason: str = ""
     broken: bool = False
 
-    def to_json(self, *, reason_bytes: int) -> dict[str, Any]:
-        data: dict[str, Any] = {
-            "uuid": self.uuid,
-            "index": self.index,
-            "product": self.product,
-            "totalBytes": self.total_bytes,
-            "otherUseBytes": self.other_use_bytes,
-            "headroomBytes": self.headroom_bytes,
-            "healthy": self.healthy,
-            "reason": _shortened(self.reason, reason_bytes),
-        }
-        if self.broken:
-            data["broken"] = True
-        return data
 
-    @classmethod
-    def from_fields(cls, fields: Fields) -> "GpuReport":
-        return cls(
-            uuid=GpuUuid(fields.string("uuid")),
-            index=fields.integer("index"),
-            product=fields.string("product", default=""),
-            total_bytes=fields.optional_integer("totalBytes"),
-            other_use_bytes=fields.optional_integer("otherUseBytes"),
-            headroom_bytes=fields.integer("headroomBytes"),
-            healthy=fields.boolean("healthy"),
-            reason=fields.string("reason", default=""),
-            broken="broken" in fields.data and fields.boolean("broken"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class TritonReport:
+class TritonReport(msgspec.Struct, frozen=True):
     """The node's Triton server. `backends` are those found in its backend directory, sorted."""
 
     ready: bool
-    version: str
+    version: str = ""
     backends: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return {"ready": self.ready, "version": self.version, "backends": list(self.backends)}
 
-    @classmethod
-    def from_fields(cls, fields: Fields) -> "TritonReport":
-        return cls(
-            ready=fields.boolean("ready"),
-            version=fields.string("version", default=""),
-            backends=fields.strings("backends"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ModelReport:
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One pod's model on this node. Listed from the moment the agent sees the bound pod until the
     model's memory is free, which is later than the pod's end."""
 
     pod_uid: PodUid
-    namespace: str
-    pod_name: str
-    model_id: ModelId | None
-    model_name: ModelName | None
-    gpu: GpuUuid | None
-    requested_bytes: int
-    measured_bytes: int | None
+    namespace: str = ""
+    pod_name: str = ""
+    model_id: ModelId | None = None
+    model_name: ModelName | None = None
+    gpu: GpuUuid | None = None
+    requested_bytes: Count
+    measured_bytes: Count | None = None
     state: ModelState
     reason: str = ""
     # Of a model on several GPUs the others; the bytes are those on each.
@@ -162,64 +114,40 @@ class ModelReport:
         """Every GPU that it is on; empty while that is not known."""
         return frozenset(self.other_gpus if self.gpu is None else (self.gpu, *self.other_gpus))
 
-    def to_json(self, *, reason_bytes: int) -> dict[str, Any]:
-        data: dict[str, Any] = {
-            "podUid": self.pod_uid,
-            "namespace": self.namespace,
-            "podName": self.pod_name,
-            "modelId": self.model_id,
-            "modelName": self.model_name,
-            "gpu": self.gpu,
-            "requestedBytes": self.requested_bytes,
-            "measuredBytes": self.measured_bytes,
-            "state": self.state.value,
-            "reason": _shortened(self.reason, reason_bytes),
-        }
-        if self.other_gpus:
-            data["otherGpus"] = list(self.other_gpus)
-        if self.failure is not None:
-            data["failure"] = self.failure.value
-        return data
 
-    def in_brief(self, gpus: Sequence[GpuUuid]) -> list[Any]:
-        """Who holds how much of which GPU, and whether it serves. A GPU is its position in `gpus`, or its
-        uuid where it is not among them."""
-        places = [gpus.index(one) if one in gpus else one for one in (self.gpu, *self.other_gpus)]
-        row = [self.pod_uid, places, self.requested_bytes, self.measured_bytes, self.state.value]
-        return row if self.failure is None else [*row, self.failure.value]
+class _BriefModel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A model without its names and reason, as an array. A GPU is its position in the report, or its uuid where it is
+    not among those."""
+
+    pod_uid: PodUid
+    gpus: Annotated[tuple[int | str | None, ...], msgspec.Meta(min_length=1)]
+    requested_bytes: Count
+    measured_bytes: Count | None
+    state: ModelState
+    failure: Failure | None = None
 
     @classmethod
-    def from_brief(cls, row: list[Any], gpus: Sequence[GpuUuid], *, path: str) -> "ModelReport":
-        if not len(_BRIEF) - 1 <= len(row) <= len(_BRIEF):
-            raise InvalidValue(f"{path} has {len(row)} entries; {', '.join(_BRIEF)} are expected")
-        data = dict(zip(_BRIEF, row, strict=False))
-        places = data.pop("gpus")
-        if not isinstance(places, list) or not places:
-            raise InvalidValue(f"{path} has {places!r} for its GPUs; a list is expected")
-        first, *others = [_gpu_at(place, gpus, path=path) for place in places]
-        return cls.from_fields(Fields.of({**data, "gpu": first, "otherGpus": others}, path=path))
+    def of(cls, model: ModelReport, gpus: Sequence[GpuUuid]) -> "_BriefModel":
+        on = tuple(gpus.index(one) if one in gpus else one for one in (model.gpu, *model.other_gpus))
+        return cls(model.pod_uid, on, model.requested_bytes, model.measured_bytes, model.state, model.failure)
 
-    @classmethod
-    def from_fields(cls, fields: Fields) -> "ModelReport":
-        model_id, name, gpu = (fields.optional_string(key) for key in ("modelId", "modelName", "gpu"))
-        return cls(
-            pod_uid=PodUid(fields.string("podUid")),
-            namespace=fields.string("namespace", default=""),
-            pod_name=fields.string("podName", default=""),
-            model_id=None if model_id is None else ModelId(model_id),
-            model_name=None if name is None else ModelName(name),
-            gpu=None if gpu is None else GpuUuid(gpu),
-            requested_bytes=fields.integer("requestedBytes"),
-            measured_bytes=fields.optional_integer("measuredBytes"),
-            state=fields.choice("state", ModelState),
-            reason=fields.string("reason", default=""),
-            other_gpus=tuple(GpuUuid(uuid) for uuid in fields.optional_strings("otherGpus")),
-            failure=fields.choice("failure", Failure) if "failure" in fields.data else None,
+    def model(self, gpus: Sequence[GpuUuid], *, what: str) -> ModelReport:
+        """Raises InvalidValue."""
+        gpu, *others = [_gpu_at(one, gpus, what=what) for one in self.gpus]
+        if None in others:
+            raise InvalidValue(f"{what} has null among its other GPUs; a position or a uuid is expected")
+        return ModelReport(
+            pod_uid=self.pod_uid,
+            gpu=gpu,
+            requested_bytes=self.requested_bytes,
+            measured_bytes=self.measured_bytes,
+            state=self.state,
+            other_gpus=tuple(one for one in others if one is not None),
+            failure=self.failure,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReport:
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a binder needs to know of a node.
 
     `generation` grows by one with every written report of one agent process; `observed_at` is
@@ -229,12 +157,12 @@ class NodeReport:
     server: str
     capabilities: tuple[str, ...]
     triton: TritonReport
+    # What an agent that says nothing of it holds to.
+    code: CodeReport = CodeReport()
     gpus: tuple[GpuReport, ...]
     models: tuple[ModelReport, ...]
     generation: int = 0
     observed_at: str = ""
-    # What an agent that says nothing of it holds to.
-    code: CodeReport = CodeReport()
 
     def encode(self) -> str:
         """The wire form: ASCII, at most BUDGET_BYTES long. Raises ReportTooLarge.
@@ -244,20 +172,20 @@ class NodeReport:
         names. Which pod's model holds how much of which GPU is never left out.
         """
         for reason_bytes in _REASON_BYTES:
-            text = self._encode([m.to_json(reason_bytes=reason_bytes) for m in self.models], reason_bytes)
+            text = self._encode([_whole(model, reason_bytes) for model in self.models], reason_bytes)
             if len(text) <= BUDGET_BYTES:
                 return text
         return self._encode_in_brief(_REASON_BYTES[-1])
 
     def _encode_in_brief(self, reason_bytes: int) -> str:
         gpus = [gpu.uuid for gpu in self.gpus]
-        models: list[Any] = [model.in_brief(gpus) for model in self.models]
+        models: list[Any] = [_row(_BriefModel.of(model, gpus)) for model in self.models]
         room = BUDGET_BYTES - len(self._encode(models, reason_bytes, brief=len(models)))
         if room < 0:
             raise ReportTooLarge(f"the report of {len(models)} models is {-room} bytes over {BUDGET_BYTES}")
         brief = len(models)
         for at in sorted(range(len(models)), key=lambda at: self.models[at].state is ModelState.READY):
-            whole = self.models[at].to_json(reason_bytes=reason_bytes)
+            whole = _whole(self.models[at], reason_bytes)
             more = len(_dumps(whole)) - len(_dumps(models[at]))
             if more <= room:
                 models[at], room, brief = whole, room - more, brief - 1
@@ -270,10 +198,10 @@ class NodeReport:
             {
                 "v": VERSION,
                 "server": self.server,
-                "capabilities": list(self.capabilities),
-                "triton": self.triton.to_json(),
-                "code": self.code.to_json(),
-                "gpus": [gpu.to_json(reason_bytes=reason_bytes) for gpu in self.gpus],
+                "capabilities": self.capabilities,
+                "triton": msgspec.to_builtins(self.triton),
+                "code": msgspec.to_builtins(self.code),
+                "gpus": [_whole(gpu, reason_bytes) for gpu in self.gpus],
                 "models": models,
                 **({"leftOut": left_out} if left_out else {}),
                 "generation": self.generation,
@@ -285,50 +213,60 @@ class NodeReport:
     def decode(cls, text: str) -> "NodeReport":
         """Read the wire form. Raises UnreadableReport naming the field that is wrong."""
         try:
-            return cls._from_fields(Fields.parse(text, what="node report"))
+            data = wire.parse(text, what=_WHAT)
+            wire.check_version(data, VERSION, what=_WHAT)
+            return wire.convert(data, _Read, what=_WHAT).report()
         except InvalidValue as error:
             raise UnreadableReport(str(error)) from error
-
-    @classmethod
-    def _from_fields(cls, fields: Fields) -> "NodeReport":
-        version = fields.integer("v")
-        if version != VERSION:
-            raise InvalidValue(f"node report has version {version}; this Berth reads {VERSION}")
-        gpus = tuple(GpuReport.from_fields(gpu) for gpu in fields.objects("gpus"))
-        if len({gpu.uuid for gpu in gpus}) != len(gpus):
-            raise InvalidValue("node report.gpus names one GPU twice")
-        return cls(
-            server=fields.string("server"),
-            capabilities=fields.strings("capabilities"),
-            triton=TritonReport.from_fields(fields.object("triton")),
-            gpus=gpus,
-            models=tuple(_models(fields, [gpu.uuid for gpu in gpus])),
-            generation=fields.integer("generation"),
-            observed_at=fields.string("observedAt"),
-            code=CodeReport.from_fields(fields.object("code")) if "code" in fields.data else CodeReport(),
-        )
 
     def model_of(self, pod_uid: PodUid) -> ModelReport | None:
         return next((model for model in self.models if model.pod_uid == pod_uid), None)
 
 
-def _models(fields: Fields, gpus: Sequence[GpuUuid]) -> Iterator[ModelReport]:
-    """Whole ones are objects, those in brief are arrays."""
-    for path, value in fields.items("models"):
-        if isinstance(value, list):
-            yield ModelReport.from_brief(value, gpus, path=path)
-        else:
-            yield ModelReport.from_fields(Fields.of(value, path=path))
+class _Read(msgspec.Struct, kw_only=True, rename="camel"):
+    """A report as it was sent: models that are told whole are objects, those in brief are arrays."""
+
+    server: str
+    capabilities: tuple[str, ...]
+    triton: TritonReport
+    code: CodeReport = CodeReport()
+    gpus: tuple[GpuReport, ...]
+    models: list[Any]
+    generation: Count
+    observed_at: str
+
+    def report(self) -> NodeReport:
+        """Raises InvalidValue."""
+        gpus = [gpu.uuid for gpu in self.gpus]
+        if len(set(gpus)) != len(gpus):
+            raise InvalidValue(f"{_WHAT}.gpus names one GPU twice")
+        models = tuple(_model(one, gpus, what=f"{_WHAT}.models[{at}]") for at, one in enumerate(self.models))
+        return NodeReport(**msgspec.structs.asdict(self) | {"models": models})
 
 
-def _gpu_at(place: object, gpus: Sequence[GpuUuid], *, path: str) -> GpuUuid | None:
-    if isinstance(place, int) and not isinstance(place, bool):
-        if not 0 <= place < len(gpus):
-            raise InvalidValue(f"{path} is on GPU {place}; the report has {len(gpus)}")
-        return gpus[place]
-    if place is None or isinstance(place, str):
+def _model(data: object, gpus: Sequence[GpuUuid], *, what: str) -> ModelReport:
+    if isinstance(data, list):
+        return wire.convert(data, _BriefModel, what=what).model(gpus, what=what)
+    return wire.convert(data, ModelReport, what=what)
+
+
+def _gpu_at(place: int | str | None, gpus: Sequence[GpuUuid], *, what: str) -> GpuUuid | None:
+    if not isinstance(place, int):
         return None if place is None else GpuUuid(place)
-    raise InvalidValue(f"{path} is on GPU {place!r}; a position or a uuid is expected")
+    if not 0 <= place < len(gpus):
+        raise InvalidValue(f"{what} is on GPU {place}; the report has {len(gpus)}")
+    return gpus[place]
+
+
+def _whole(value: GpuReport | ModelReport, reason_bytes: int) -> dict[str, Any]:
+    data: dict[str, Any] = msgspec.to_builtins(value)
+    data["reason"] = _shortened(value.reason, reason_bytes)
+    return {key: said for key, said in data.items() if said or key not in _ONLY_IF_SO}
+
+
+def _row(model: _BriefModel) -> list[Any]:
+    row: list[Any] = list(msgspec.to_builtins(model))
+    return row if model.failure is not None else row[:-1]
 
 
 def _shortened(text: str, limit_bytes: int) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
 from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import CodeReport, GpuReport, NodeReport
@@ -136,11 +137,11 @@ def fresh_node(facts: NodeFacts, report: NodeReport, name: NodeName) -> NodeView
             labels={**dict(_shared_labels(facts)), _HOSTNAME: name},
             taints=tuple(taint for taint in facts.taints if not taint["key"].startswith(_PASSING_TAINTS)),
             unschedulable=False,
-            report=replace(
+            report=structs.replace(
                 report,
                 gpus=gpus,
                 models=(),
-                triton=replace(report.triton, ready=True),
+                triton=structs.replace(report.triton, ready=True),
                 code=CodeReport(report.code.rule),
             ),
         )
@@ -149,7 +150,7 @@ def fresh_node(facts: NodeFacts, report: NodeReport, name: NodeName) -> NodeView
 
 def _fresh_gpu(gpu: GpuReport, node: NodeName) -> GpuReport:
     uuid = GpuUuid(f"{node}, GPU {gpu.index}")
-    return replace(gpu, uuid=uuid, other_use_bytes=0, healthy=True, broken=False, reason="")
+    return structs.replace(gpu, uuid=uuid, other_use_bytes=0, healthy=True, broken=False, reason="")
 
 
 def _pool_of(facts: NodeFacts, report: NodeReport) -> Hashable:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from berth.contract.errors import InvalidValue, UnreadableReport
 from berth.contract.ids import GpuUuid, ModelId, NodeName
 from berth.contract.keys import Keys
@@ -34,7 +36,7 @@ class NodeFacts:
         """All but when and for which time it was reported: what a decision can depend on."""
         if self.report is None:
             return self
-        return replace(self, report=replace(self.report, generation=0, observed_at=""))
+        return replace(self, report=structs.replace(self.report, generation=0, observed_at=""))
 
 
 # A model's id is its namespace's own: nobody takes it from another namespace.

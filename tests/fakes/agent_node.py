@@ -265,7 +265,16 @@ class Node:
         if self.gpus.unknown:
             raise GpusUnknown(self.gpus.unknown)
         return [
-            GpuReport(gpu.uuid, gpu.index, gpu.product, gpu.total_bytes, 0, 0, gpu.healthy, gpu.reason)
+            GpuReport(
+                uuid=gpu.uuid,
+                index=gpu.index,
+                product=gpu.product,
+                total_bytes=gpu.total_bytes,
+                other_use_bytes=0,
+                headroom_bytes=0,
+                healthy=gpu.healthy,
+                reason=gpu.reason,
+            )
             for gpu in self.gpus.readings
         ]
 

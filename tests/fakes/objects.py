@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 def gpu(uuid: str = "GPU-a", *, total: int | None = 16 * GIB, index: int = 0, **changes: Any) -> GpuReport:
     values: Json = {"other_use_bytes": 0, "headroom_bytes": 0, "healthy": True, **changes}
-    return GpuReport(GpuUuid(uuid), index, "T4", total, **values)
+    return GpuReport(uuid=GpuUuid(uuid), index=index, total_bytes=total, **{"product": "T4"} | values)
 
 
 def listed(
@@ -23,15 +23,15 @@ def listed(
     gpu_uuid = None if on is None else GpuUuid(on)
     name = f"model-{uid}"
     return ModelReport(
-        PodUid(uid),
-        "team",
-        uid,
-        ModelId(name),
-        ModelName(name),
-        gpu_uuid,
-        requested,
-        measured,
-        ModelState.READY,
+        pod_uid=PodUid(uid),
+        namespace="team",
+        pod_name=uid,
+        model_id=ModelId(name),
+        model_name=ModelName(name),
+        gpu=gpu_uuid,
+        requested_bytes=requested,
+        measured_bytes=measured,
+        state=ModelState.READY,
     )
 
 

@@ -5,7 +5,6 @@ import hashlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from tests.fakes.eventually import until
 from tests.fakes.gateway_control import FakeGateway
 from tests.fakes.kube_api import EVENTS, LEASE, NODE, PODS, FakeApiServer
 from tests.fakes.objects import GIB, Json, listed, pod, report
+from tests.fakes.values import replace
 
 KEYS = Keys()
 FORBIDDEN = response_error(403, "Forbidden", "no")

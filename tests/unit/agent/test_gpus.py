@@ -407,7 +407,16 @@ async def test_the_reports_gpus_are_what_was_read_without_what_is_ours() -> None
 
     await facts.refresh()
     first = reported()
-    assert first == GpuReport(A, 0, "A10", 24 * GIB, GIB, 9, healthy=False, reason="ECC")
+    assert first == GpuReport(
+        uuid=A,
+        index=0,
+        product="A10",
+        total_bytes=24 * GIB,
+        other_use_bytes=GIB,
+        headroom_bytes=9,
+        healthy=False,
+        reason="ECC",
+    )
     driver.answer = (reading(8 * GIB),)
     await facts.refresh()
     assert reported(busy={A}).other_use_bytes == GIB  # something is being loaded there

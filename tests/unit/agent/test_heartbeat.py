@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -19,6 +18,7 @@ from berth.kube.client import KubeClient
 from berth.kube.errors import KubeError, KubeUnreachable, NotFound, response_error
 from berth.kube.lease import Heartbeat
 from tests.fakes.objects import listed, report
+from tests.fakes.values import replace
 
 KEYS = Keys()
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/berth-agent-n1"

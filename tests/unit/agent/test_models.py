@@ -1,6 +1,5 @@
 """The table of a node's models: who has which name, what is reported, and who is told of a change."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from berth.contract.report import Failure, ModelState
 from berth.runtime.backoff import Backoff
 from tests.fakes.agent_node import on_server
 from tests.fakes.objects import listed, pod, report
+from tests.fakes.values import replace
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 GPU = GpuChoice(A, 0, 5)

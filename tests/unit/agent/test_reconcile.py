@@ -1,7 +1,6 @@
 import asyncio
 import errno
 import shutil
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +20,7 @@ from berth.triton.admin import IndexEntry, IndexState
 from berth.triton.errors import TritonRefused, TritonUnavailable
 from tests.fakes.agent_node import Node, on_server
 from tests.fakes.objects import listed, pod, report
+from tests.fakes.values import replace
 
 GPU = GpuChoice(GpuUuid("GPU-a"), 0, 5)
 READY, UNLOADING, GONE = (

@@ -1,7 +1,6 @@
 """What is written to the node, when, and who waits for it."""
 
 import asyncio
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from berth.contract.keys import Keys
 from berth.contract.report import NodeReport
 from berth.kube.errors import KubeUnreachable
 from tests.fakes.objects import GIB, listed, node, report
+from tests.fakes.values import replace
 
 KEYS = Keys()
 

@@ -79,3 +79,50 @@ def test_cpu_is_rounded_up_to_millicores() -> None:
 )
 def test_bytes_for_people(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1Ki", 2**10),
+        ("1Mi", 2**20),
+        ("1Gi", 2**30),
+        ("1Ti", 2**40),
+        ("1Pi", 2**50),
+        ("1Ei", 2**60),
+        ("1k", 10**3),
+        ("1M", 10**6),
+        ("1G", 10**9),
+        ("1T", 10**12),
+        ("1P", 10**15),
+        ("1E", 10**18),
+        ("1000m", 1),
+        ("2000000u", 2),
+        ("3000000000n", 3),
+        ("2e+3", 2000),
+        ("5000e-3", 5),
+        (" 7 ", 7),
+        ("0" * 63 + "1", 1),
+    ],
+)
+def test_every_suffix(text: str, value: int) -> None:
+    assert parse_bytes(text) == value
+
+
+def test_amounts_are_exact_and_rounded_up_only_at_the_end() -> None:
+    assert parse_bytes("0") == 0
+    assert ceil_units("1.5") == 2
+    assert ceil_units("2") == 2
+    assert ceil_units("0.0001", per_unit=1000) == 1
+    assert ceil_units("2000m") == 2
+    assert parse_quantity("0.1") * 10 == 1
+    with pytest.raises(InvalidValue, match="^'" + "9" * 64 + "' is not a quantity"):
+        parse_quantity("9" * 70)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(1024, "1 KiB"), (1536, "1.5 KiB"), (2**40, "1 TiB"), (-(2**20), "-1 MiB"), (2**20 - 1, "1024 KiB")],
+)
+def test_amounts_for_people(count: int, text: str) -> None:
+    assert format_bytes(count) == text

@@ -7,7 +7,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -31,6 +30,7 @@ from binder.pod.topology_terms import Term
 from binder.rules.reasons import Kind
 from tests.fakes.binder import Bench
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+from tests.fakes.values import replace
 
 Json = dict[str, Any]
 NODES, MANY = 30, 3000

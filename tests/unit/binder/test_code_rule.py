@@ -1,6 +1,5 @@
 """The code rule: a node that holds a model with code holds models of that one namespace."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from binder.rules.explain import summary
 from binder.rules.filters import CODE, FITS, KIND
 from tests.fakes.binder import PLENTY, Bench
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
+from tests.fakes.values import replace
 
 APART, NONE, ANY = CodeRule.NAMESPACE, CodeRule.NONE, CodeRule.ANY
 REQUIRES = {KEYS.requirements: "python"}

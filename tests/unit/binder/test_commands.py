@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from berth.runtime.options import parse_options
 from binder.cli import top, why, would_fit
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.fakes.reader import Reader
+from tests.fakes.values import replace
 
 Json = dict[str, Any]
 COMMANDS = {

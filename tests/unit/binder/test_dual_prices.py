@@ -1,6 +1,5 @@
 """What a GPU's remainder is worth, and what that makes the binder choose."""
 
-import dataclasses
 import itertools
 import random
 from typing import Any
@@ -18,6 +17,7 @@ from binder.engine.rank import Ranking
 from binder.engine.score import LeastFragmentation
 from binder.pod.demand import Shape, parse_demand
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+from tests.fakes.values import replace
 
 
 def test_without_any_demand_a_remainder_is_worth_its_share() -> None:
@@ -103,7 +103,7 @@ def test_among_equals_the_fullest_gpu_is_taken(gpu_count: int) -> None:
 
 def test_a_rare_product_is_kept_for_those_who_need_it() -> None:
     strategy = LeastFragmentation()
-    rare = dataclasses.replace(gpu("GPU-1"), product="A100")
+    rare = replace(gpu("GPU-1"), product="A100")
     cluster = cluster_of(
         strategy,
         node("n1", says=report(rare), labels={"product": "rare"}),
@@ -129,7 +129,7 @@ def test_prices_are_renewed_ever_more_rarely() -> None:
 
 
 def sized(request_bytes: int) -> Shape:
-    return dataclasses.replace(_SHAPE, request_bytes=request_bytes)
+    return replace(_SHAPE, request_bytes=request_bytes)
 
 
 _SHAPE = parse_demand(pod(), KEYS).shape
@@ -176,7 +176,7 @@ def test_a_new_gpu_model_is_no_reason_to_learn_within_a_decision(monkeypatch: py
     assert not strategy.demand_history.note(six.shape)
     for name, product, total in (("n2", "A100", 12), ("n3", "H100", 80)):
         cluster.state.set_node(
-            node(name, says=report(dataclasses.replace(gpu(name, total=total * GIB), product=product)))
+            node(name, says=report(replace(gpu(name, total=total * GIB), product=product)))
         )
         cluster.decider.table.beat(NodeName(name), 1.0)
 
@@ -202,7 +202,7 @@ def test_a_new_gpu_model_is_worth_what_others_of_its_size_are() -> None:
     prices = price(strategy.demand_history.pricing_problem(table))
     for name, product, total in (("n2", "A100", 12), ("n3", "H100", 24)):
         cluster.state.set_node(
-            node(name, says=report(dataclasses.replace(gpu(name, total=total * GIB), product=product)))
+            node(name, says=report(replace(gpu(name, total=total * GIB), product=product)))
         )
     cluster.decider.refresh()
     found = extended(prices, table)
@@ -308,7 +308,7 @@ def test_which_gpus_pods_may_be_on() -> None:
         node("n1", says=report(gpu("a", total=8 * GIB)), labels={"zone": "a"}),
         node(
             "n2",
-            says=report(dataclasses.replace(gpu("b", total=24 * GIB), product="H100")),
+            says=report(replace(gpu("b", total=24 * GIB), product="H100")),
             labels={"zone": "b"},
         ),
     )

@@ -1,6 +1,5 @@
 """Every reason for which a node refuses a pod, and Kubernetes' matching rules."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from binder.rules.explain import NodeVerdict, summary, verdicts
 from binder.rules.node_selection import matches_affinity, untolerated_taint
 from binder.rules.reasons import Kind
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
+from tests.fakes.values import replace
 
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 
@@ -100,7 +100,16 @@ REFUSALS: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[Any, ...]]
         {"says": report(models=(listed("old"),))},
         (),
     ),
-    "no gpu": (Kind.NO_GPU, {}, {"says": report().__class__("s", (), TritonReport(True, ""), (), ())}, ()),
+    "no gpu": (
+        Kind.NO_GPU,
+        {},
+        {
+            "says": report().__class__(
+                server="s", capabilities=(), triton=TritonReport(True, ""), gpus=(), models=()
+            )
+        },
+        (),
+    ),
     "sick gpu": (Kind.GPU_UNHEALTHY, {}, {"says": report(gpu(healthy=False, reason="lost"))}, ()),
     "unknown foreign": (Kind.GPU_UNKNOWN, {}, {"says": report(gpu(other_use_bytes=None))}, ()),
     "too big": (Kind.GPU_MEMORY, {"mem": "17Gi"}, {}, ()),

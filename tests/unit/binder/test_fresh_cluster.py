@@ -1,6 +1,5 @@
 """A cluster as it is on the day of its installation: nodes and GPUs come after the pods that want them."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from binder.engine.score import STRATEGIES, LeastFragmentation, make_strategy
 from binder.pod.demand import Demand, parse_demand
 from binder.rules.explain import summary, verdicts
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+from tests.fakes.values import replace
 
-NO_GPU = dataclasses.replace(report(), gpus=())
+NO_GPU = replace(report(), gpus=())
 LOST = report(gpu("GPU-lost", total=None))
 SICK = report(gpu("GPU-sick", healthy=False, reason="Xid 79"))
 HUGE = '{"v":1,"server":"s","gpus":"many"}'

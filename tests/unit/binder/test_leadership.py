@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from binder.loop.fenced import FencedClient, NotLeading
 from binder.loop.rescuing import BROKEN_SECONDS
 from tests.fakes.binder import Api, Bench
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
+from tests.fakes.values import replace
 
 Json = dict[str, Any]
 

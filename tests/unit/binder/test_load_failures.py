@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from binder.rules.filters import CODE
 from binder.rules.load_failures import EXCLUDED_SECONDS, MOST_FAILURES, LoadFailures
 from binder.rules.reasons import Kind
 from tests.fakes.objects import KEYS, gpu, listed, node, pod, report
+from tests.fakes.values import replace
 
 N1, N2 = NodeName("n1"), NodeName("n2")
 

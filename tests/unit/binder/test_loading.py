@@ -1,7 +1,6 @@
 """Models are loaded one after another on a GPU: a pod whose load would wait goes where it need not (autoscaling D1)."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +12,7 @@ from binder.cache.loading import EXPECTED_SECONDS, ExpectedLoads
 from binder.pod.demand import parse_demand
 from tests.fakes.binder import PLENTY, Bench
 from tests.fakes.objects import GIB, KEYS, Json, gpu, listed, node, pod, report
+from tests.fakes.values import replace
 
 UNDER_WAY = (ModelState.STAGED, ModelState.LOADING)
 NOT_TO_COME = (ModelState.READY, ModelState.FAILED, ModelState.LOST, ModelState.UNLOADING)

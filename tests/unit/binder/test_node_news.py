@@ -1,7 +1,6 @@
 """The table of nodes: what of a node's news may let a waiting pod in, and that its rows say what the nodes say."""
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from binder.pod.demand import parse_demand
 from binder.rules.filters import FITS, KIND
 from binder.rules.reasons import Kind
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
+from tests.fakes.values import replace
 
 Json = dict[str, Any]
 N1 = NodeName("n1")

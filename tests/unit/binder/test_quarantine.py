@@ -2,7 +2,6 @@
 template is another."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -18,6 +17,7 @@ from binder.rules.quarantine import QUARANTINE_SECONDS, Quarantines, template_of
 from binder.rules.reasons import Kind
 from tests.fakes.binder import PLENTY, Bench
 from tests.fakes.objects import GIB, KEYS, Json, gpu, listed, node, pod, report
+from tests.fakes.values import replace
 
 DIGEST = "0123456789abcdef"
 REASON = f"digest {DIGEST[:12]} took Triton 2.51.0 down, quarantined until 2026-01-02"

@@ -1,6 +1,5 @@
 """Models on a GPU that is broken: whose pod goes, when, and where it has somewhere to go."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from berth.kube.informer import ChangeKind
 from binder.loop.rescuing import BROKEN_SECONDS, PAUSE_SECONDS
 from tests.fakes.binder import Bench
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
+from tests.fakes.values import replace
 
 
 class Ward(Bench):

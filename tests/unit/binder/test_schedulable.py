@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import combinations
 from math import comb
 from typing import Any
@@ -37,6 +36,7 @@ from binder.loop.scheduler import Scheduler
 from binder.pod.demand import Demand, parse_demand
 from tests.fakes.binder import Events
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+from tests.fakes.values import replace
 
 Json = dict[str, Any]
 

@@ -5,7 +5,6 @@ import copy
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from berth.runtime.options import parse_options
 from binder.cli import upgrade_node
 from binder.cli.upgrade_node import NodeUpgrade, UpgradeOptions
 from tests.fakes.objects import GIB, KEYS, listed, node, pod, report
+from tests.fakes.values import replace
 
 Json = dict[str, Any]
 CHOICE = GpuChoice(GpuUuid("GPU-a"), 0, GIB)

@@ -3,7 +3,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from binder.loop import wait_reasons
 from binder.loop.queue import CAP_SECONDS
 from tests.fakes.binder import PLENTY, Api, Bench
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+from tests.fakes.values import replace
 
 Json = dict[str, Any]
 _HOST, _ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"

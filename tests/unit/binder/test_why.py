@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from binder.cli.progress import Progress, Stage, progress
 from binder.rules.explain import NodeVerdict
 from binder.rules.reasons import Kind, Reason
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
+from tests.fakes.values import replace
 
 Json = dict[str, Any]
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

@@ -13,7 +13,6 @@ import copy
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from binder.loop.queue import SchedulingQueue, Waiting
 from binder.loop.requeue import NodeToStatus
 from binder.loop.scheduler import Scheduler
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
+from tests.fakes.values import replace
 
 Json = dict[str, Any]
 Operation = tuple[str, int, int]
