@@ -1,16 +1,14 @@
-"""What an answer to the scaler costs: 256 models on clusters of several sizes, and the pods that are placed meanwhile.
+"""What an answer to the scaler costs: 256 models on clusters of several sizes.
 
 No sockets: the question as its JSON on the one side, the answer as a value on the other.
 """
 
 import argparse
-import asyncio
 import gc
 import json
 import random
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -20,7 +18,6 @@ from bench.binder.core import _bound_pods, _demands, _kind, _nodes
 from berth.contract.scaling import ModelKey, SchedulableAnswer, SchedulableModel, SchedulableRequest
 from berth.kube.informer import Change, ChangeKind
 from binder.api.metrics import BinderMetrics
-from binder.api.schedulable import SchedulableApi
 from binder.cache.cluster import slim
 from binder.engine.decision import Placement
 from binder.engine.schedulable import SchedulableAnswers
@@ -31,7 +28,6 @@ SIZES = (100, 1000, 5000)
 _MODELS, _ROUNDS = 256, 6
 # Copies that each model wants.
 _CASES = {"one copy each": 1, "four copies each": 4, "none fits": 1, "one idle pod goes for each": 1}
-_PODS, _ASK_SECONDS = 2000, 2.0
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,15 +44,13 @@ def run(options: argparse.Namespace) -> int:
             row = {"nodes": size, "case": case, **bench.measure(case, wanted), "decision_us": decision}
             found.append(row)
             print("| " + " | ".join(str(value) for value in row.values()) + " |", flush=True)
-    throughput = asyncio.run(_throughput(sizes[0] if len(sizes) == 1 else 1000))
-    print(f"\n{throughput}")
     if options.json:
-        options.json.write_text(json.dumps({"answers": found, "throughput": throughput}, indent=2))
+        options.json.write_text(json.dumps({"answers": found}, indent=2))
     return 0
 
 
 class _Api:
-    """Takes every Binding, and tells the scheduler at once."""
+    """Takes every write."""
 
     async def create(self, path: str, body: Any) -> Any:
         return {}
@@ -72,14 +66,13 @@ class _Events:
 
 class _Bench:
     def __init__(self, size: int) -> None:
-        self.metrics = BinderMetrics(CollectorRegistry())
         self.scheduler = Scheduler(
             _Api(),  # type: ignore[arg-type]
             keys=objects.KEYS,
             scheduler_name="trtis-scheduler",
             strategy=LeastFragmentation(),
             events=_Events(),  # type: ignore[arg-type]
-            metrics=self.metrics,
+            metrics=BinderMetrics(CollectorRegistry()),
         )
         for node in _nodes(size):
             self.scheduler.on_node(Change(ChangeKind.SET, node))
@@ -178,59 +171,3 @@ def _finished(answers: SchedulableAnswers, request: SchedulableRequest) -> tuple
             answer: SchedulableAnswer = done.value
             return answer, longest
         longest = max(longest, time.perf_counter() - began)
-
-
-async def _throughput(size: int) -> dict[str, float]:
-    """Pods placed a second of processor time, with and without a scaler that asks for 256 models every two seconds: in
-    turns, because the machine is never quiet. The answers' own time is in it."""
-    found: dict[str, list[float]] = {"pods_per_s_unasked": [], "pods_per_s_asked": []}
-    answers = 0
-    for _ in range(3):
-        for name, rates in found.items():
-            rate, times = await _one_throughput(size, asked=name == "pods_per_s_asked")
-            rates.append(rate)
-            answers += times
-    figures = {name: round(statistics.median(rates), 1) for name, rates in found.items()}
-    return figures | {
-        "asked_over_unasked": round(figures["pods_per_s_asked"] / figures["pods_per_s_unasked"], 3),
-        "answers": answers,
-    }
-
-
-async def _one_throughput(size: int, *, asked: bool) -> tuple[float, int]:
-    bench = _Bench(size)
-    api = SchedulableApi(
-        bench.scheduler,
-        objects.KEYS,
-        bench.scheduler._client,
-        bench.metrics,
-        system_namespace="berth-system",
-        leader=lambda: "",
-    )
-    question = SchedulableRequest.from_json(_question(1, too_much=True, idle=()))
-    answers = 0
-
-    async def asks() -> None:
-        nonlocal answers
-        while True:
-            await api._answered(question)
-            answers += 1
-            await asyncio.sleep(_ASK_SECONDS)
-
-    for demand in _demands("usual mix", _PODS):
-        bench.scheduler.queue.put(demand)
-    began = time.process_time()
-    scheduler = asyncio.create_task(bench.scheduler.run())
-    asking = asyncio.create_task(asks()) if asked else None
-    await asyncio.sleep(0)
-    await _until(lambda: bench.scheduler.queue.seconds_to_next() != 0.0)
-    rate = _PODS / (time.process_time() - began)
-    for task in filter(None, (asking, scheduler)):
-        task.cancel()
-    await asyncio.gather(*filter(None, (asking, scheduler)), return_exceptions=True)
-    return rate, answers
-
-
-async def _until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.02)

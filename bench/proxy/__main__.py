@@ -23,7 +23,6 @@ from bench.proxy.peers import (
     ASKED,
     BERTH,
     DOOR,
-    ENVOY,
     GATEWAY,
     GATEWAY_50,
     GRPC,
@@ -37,13 +36,14 @@ from bench.proxy.peers import (
     server_names,
 )
 from bench.proxy.processes import Running
-from bench.proxy.scenarios import FURTHER, Scenario
+from bench.proxy.scenarios import Scenario
 from bench.proxy.table import Table, Targets, render
 from bench.proxy.upstreams import MODEL
+from localcluster.building import say
 from localcluster.triton import GRPC_PORT
 
 MIB = 1024**2
-_MANY_COPIES = 200
+_MANY_REPLICAS = 200
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,90 +70,58 @@ class Bench:
     def __init__(self, only: str, *, seconds: float, rounds: int) -> None:
         self._only, self._seconds, self._rounds = only, seconds, rounds
         self.table: Table = {}
-        self.targets: dict[str, Targets] = dict(FURTHER)
+        self.targets: dict[str, Targets] = dict(scenarios.PROCESS)
 
     async def measure(self, directory: Path) -> None:
-        self._measure_rest(directory)
-        self._measure_events(directory)
-        await self._measure_grpc(directory)
-
-    def _measure_rest(self, directory: Path) -> None:
-        small, large = self._chosen(scenarios.small_rest), self._chosen(scenarios.large_rest)
-        latency = scenarios.LATENCY.format("REST")
-        extra = [scenarios.RESIDENT, scenarios.EACH_COPY, scenarios.START, scenarios.IDLE]
-        if not (small or large or any(map(self._wants, (latency, *extra)))):
-            return
-        with upstreams.constant(directory):
-            upstream, reading = f"{HOST}:{upstreams.NGINX_PORT}", f"{HOST}:{upstreams.READING_PORT}"
-            self._compare(directory, small, upstream)
-            self._compare(directory, large, reading)
-            if self._wants(latency):
-                self.table[latency] = self._added_latency(directory, upstream, grpc_call=False)
-            if any(map(self._wants, extra)):
-                self.table |= _memory(directory, upstream)
-
-    def _measure_events(self, directory: Path) -> None:
-        chosen = self._chosen(lambda _: scenarios.events())
-        if not chosen and not self._wants(scenarios.SLOW_READER):
-            return
-        with upstreams.streams(directory):
-            upstream = f"{HOST}:{upstreams.STREAMS_PORT}"
-            self._compare(directory, chosen, upstream)
-            if self._wants(scenarios.SLOW_READER):
-                self.table[scenarios.SLOW_READER] = _slow_reader(directory, upstream)
-
-    async def _measure_grpc(self, directory: Path) -> None:
-        chosen, latency = self._chosen(scenarios.grpc), scenarios.LATENCY.format("gRPC")
-        if not chosen and not self._wants(latency):
-            return
-        names = [MODEL, *server_names(ASKED)]
-        async with upstreams.triton_with(directory, dict.fromkeys(names, upstreams.ECHO)):
-            upstream = f"{HOST}:{GRPC_PORT}"
-            self._compare(directory, chosen, upstream)
-            if self._wants(latency):
-                self.table[latency] = self._added_latency(directory, upstream, grpc_call=True)
+        rest, grpc = (
+            [one for one in all if self._wants(one.name)] for all in (scenarios.REST, scenarios.GRPC)
+        )
+        of_process = any(map(self._wants, scenarios.PROCESS))
+        if rest or of_process:
+            with upstreams.constant(directory):
+                upstream = f"{HOST}:{upstreams.NGINX_PORT}"
+                self._compare(directory, rest, rest_upstream=upstream, grpc_upstream=upstream)
+                if of_process:
+                    self.table |= _of_process(directory, upstream)
+        if grpc:
+            names = [MODEL, *server_names(ASKED)]
+            async with upstreams.triton_with(directory, dict.fromkeys(names, upstreams.ECHO)):
+                upstream = f"{HOST}:{GRPC_PORT}"
+                self._compare(directory, grpc, rest_upstream=f"{HOST}:8000", grpc_upstream=upstream)
 
     def _wants(self, name: str) -> bool:
         return name.startswith(self._only)
 
-    def _chosen(self, made: scenarios.Made) -> list[Scenario]:
-        return [one for one in made(self._seconds) if self._wants(one.name)]
-
-    def _compare(self, directory: Path, chosen: Sequence[Scenario], upstream: str) -> None:
+    def _compare(
+        self, directory: Path, chosen: Sequence[Scenario], *, rest_upstream: str, grpc_upstream: str
+    ) -> None:
         """Every scenario at every peer, in turn; the median of the rounds."""
         found: dict[str, dict[str, list[float]]] = {one.name: {} for one in chosen}
         for turn in range(self._rounds):
             for peer in _in_order(chosen):
-                _say(f"round {turn + 1}: {peer.name}")
+                say(f"round {turn + 1}: {peer.name}")
                 try:
-                    with running(peer, directory, rest=_rest_of(upstream), grpc=upstream) as one:
+                    with running(peer, directory, rest=rest_upstream, grpc=grpc_upstream) as one:
                         for scenario in chosen:
                             if peer.name in {other.name for other in scenario.peers}:
-                                _measure_one(scenario, peer, one, found)
+                                self._measure_one(scenario, peer, one, found)
                 except (Missing, RuntimeError) as error:
-                    _say(f"{peer.name} is not measured: {error}")
+                    say(f"{peer.name} is not measured: {error}")
         for scenario in chosen:
-            by_peer = found[scenario.name]
-            self.table[scenario.name] = {
-                name: statistics.median(figures) for name, figures in by_peer.items() if figures
-            }
+            figures = found[scenario.name].items()
+            self.table[scenario.name] = {name: statistics.median(each) for name, each in figures if each}
             self.targets[scenario.name] = scenario.targets
 
-    def _added_latency(self, directory: Path, upstream: str, *, grpc_call: bool) -> dict[str, float]:
-        def p99(port: int) -> float:
-            return loads.latency(port, grpc_call=grpc_call, per_second=500, seconds=2 * self._seconds)[1]
-
-        found: dict[str, list[float]] = {}
-        for _ in range(self._rounds):
-            direct = p99(int(upstream.rpartition(":")[2]))
-            for peer in (BERTH, NODE, ENVOY):
-                _say(f"{peer.name}: p99 at 500/s")
-                try:
-                    with running(peer, directory, rest=_rest_of(upstream), grpc=upstream):
-                        found.setdefault(peer.name, []).append(p99(GRPC if grpc_call else HTTP) - direct)
-                except (Missing, RuntimeError) as error:
-                    _say(f"  not measured: {error}")
-        return {name: statistics.median(figures) for name, figures in found.items()}
+    def _measure_one(
+        self, scenario: Scenario, peer: Peer, one: Running, found: dict[str, dict[str, list[float]]]
+    ) -> None:
+        say(f"  {scenario.name}")
+        try:
+            figure = scenario.measure(one, seconds=self._seconds)
+        except (RuntimeError, AssertionError, OSError) as error:
+            say(f"  not measured: {str(error)[-200:]}")
+        else:
+            found[scenario.name].setdefault(peer.name, []).append(figure)
 
 
 def _in_order(chosen: Iterable[Scenario]) -> list[Peer]:
@@ -161,74 +129,36 @@ def _in_order(chosen: Iterable[Scenario]) -> list[Peer]:
     return list({peer.name: peer for scenario in chosen for peer in scenario.peers}.values())
 
 
-def _rest_of(upstream: str) -> str:
-    """Where the same server speaks REST."""
-    host, _, port = upstream.rpartition(":")
-    return f"{host}:{8000 if int(port) == GRPC_PORT else port}"
-
-
-def _measure_one(
-    scenario: Scenario, peer: Peer, one: Running, found: dict[str, dict[str, list[float]]]
-) -> None:
-    _say(f"  {scenario.name}")
-    try:
-        found[scenario.name].setdefault(peer.name, []).append(scenario.measure(one))
-    except (RuntimeError, AssertionError, OSError) as error:
-        _say(f"  not measured: {str(error)[-200:]}")
-
-
-def _memory(directory: Path, upstream: str) -> Table:
+def _of_process(directory: Path, upstream: str) -> Table:
     """Resident memory of each part, after it has served a little; what it took to start; and what idle clients take."""
-    table: Table = {
-        name: {} for name in (scenarios.RESIDENT, scenarios.START, scenarios.IDLE, scenarios.EACH_COPY)
-    }
+    table: Table = {name: {} for name in scenarios.PROCESS}
     for peer in (BERTH, GATEWAY, DOOR):
         with running(peer, directory, rest=upstream, grpc=upstream) as one:
             table[scenarios.START][peer.name] = one.cpu_seconds()
-            loads.rest(one, tensor_bytes=3, connections=16, seconds=1)
+            loads.rest(one, connections=16, seconds=1)
             table[scenarios.RESIDENT][peer.name] = one.rss_bytes() / MIB
     for peer in (BERTH, GATEWAY_50, NODE):
         with running(peer, directory, rest=upstream, grpc=upstream) as one:
             table[scenarios.IDLE][peer.name] = _with_idle_connections(one)
-    few, many = (_served_copies(directory, upstream, copies) for copies in (2, _MANY_COPIES))
-    table[scenarios.EACH_COPY] = {GATEWAY.name: (many - few) / (_MANY_COPIES - 2)}
+    few, many = (_resident_with(directory, upstream, replicas) for replicas in (2, _MANY_REPLICAS))
+    table[scenarios.EACH_REPLICA] = {GATEWAY.name: (many - few) / (_MANY_REPLICAS - 2)}
     return table
 
 
-def _served_copies(directory: Path, upstream: str, copies: int) -> float:
-    """MiB of a gateway, each of whose copies has answered."""
-    with running(gateway_of(copies), directory, rest=upstream, grpc=upstream) as one:
+def _resident_with(directory: Path, upstream: str, replicas: int) -> float:
+    """MiB of a gateway, each of whose replicas has answered."""
+    with running(gateway_of(replicas), directory, rest=upstream, grpc=upstream) as one:
         for _ in range(2):
-            loads.rest(one, tensor_bytes=3, connections=copies, seconds=2)
+            loads.rest(one, connections=replicas, seconds=2)
         return one.rss_bytes() / MIB
 
 
 def _with_idle_connections(one: Running) -> float:
-    with ExitStack() as held:
+    with ExitStack() as open_sockets:
         for number in range(1000):
-            held.enter_context(socket.create_connection((HOST, HTTP if number % 2 else GRPC)))
+            open_sockets.enter_context(socket.create_connection((HOST, HTTP if number % 2 else GRPC)))
         time.sleep(2)
         return one.peak_rss_bytes() / MIB
-
-
-def _slow_reader(directory: Path, upstream: str) -> dict[str, float]:
-    """A client that takes 64 KiB every 10 ms of an answer of 1 GiB."""
-    found = {}
-    body, _ = loads.rest_body(3)
-    head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
-    for peer in (BERTH, GATEWAY, DOOR):
-        with running(peer, directory, rest=upstream, grpc=upstream) as one:
-            with socket.create_connection((HOST, HTTP)) as reader:
-                reader.sendall(head.encode() + body)
-                for _ in range(300):
-                    assert reader.recv(65536)
-                    time.sleep(0.01)
-            found[peer.name] = one.peak_rss_bytes() / MIB
-    return found
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

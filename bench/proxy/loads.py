@@ -1,49 +1,27 @@
-"""Load, and what it cost the process under measurement."""
+"""Loads, and what each cost the process under measurement: CPU µs a request."""
 
-import http.client
 import json
 import math
 import re
 import shutil
-import statistics
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from bench.proxy.peers import GRPC, HOST, HTTP
 from bench.proxy.processes import Running
 from bench.proxy.tools import go_client
-from bench.proxy.upstreams import EVENTS, MODEL
+from bench.proxy.upstreams import MODEL
 
+REST_BODY = b'{"inputs":[{"name":"IN","shape":[3],"datatype":"UINT8","data":[1,2,3]}],"id":"0123456789"}'
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 _DONE = re.compile(
     r"requests: \d+ total, \d+ started, \d+ done, (\d+) succeeded, (\d+) failed, (\d+) errored"
 )
 _WRK = re.compile(r"(\d+) requests in")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """CPU of the proxy's processes over one load. `units`: requests, messages, events or GiB."""
-
-    cpu_seconds: float
-    units: float
-    seconds: float
-
-    @property
-    def micros(self) -> float:
-        """CPU µs for each unit."""
-        return self.cpu_seconds / self.units * 1e6
-
-    @property
-    def rate(self) -> float:
-        return self.units / self.seconds
 
 
 def require_tools() -> None:
@@ -55,9 +33,9 @@ def require_tools() -> None:
         raise SystemExit(f"bench.proxy: {', '.join(missing)} not found; on Debian: apt-get install {names}")
 
 
-def rest(target: Running, *, tensor_bytes: int, connections: int, seconds: float) -> Cost:
-    """wrk: POST infer, JSON for a small tensor, binary for a large one."""
-    body, headers = rest_body(tensor_bytes)
+def rest(target: Running, *, connections: int, seconds: float) -> float:
+    """wrk: POST infer of 100 bytes of JSON."""
+    body, headers = REST_BODY, {"Content-Type": "application/json"}
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "body").write_bytes(body)
         script = Path(directory) / "post.lua"
@@ -73,20 +51,10 @@ def rest(target: Running, *, tensor_bytes: int, connections: int, seconds: float
         return _measured(target, command, _wrk_count)
 
 
-def rest_body(tensor_bytes: int) -> tuple[bytes, dict[str, str]]:
-    if tensor_bytes < 1000:
-        text = b'{"inputs":[{"name":"IN","shape":[3],"datatype":"UINT8","data":[1,2,3]}],"id":"0123456789"}'
-        return text, {"Content-Type": "application/json"}
-    tensor = {"name": "IN", "shape": [tensor_bytes], "datatype": "UINT8"}
-    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": tensor_bytes}}]}).encode()
-    length = {"Inference-Header-Content-Length": str(len(head)), "Content-Type": "application/octet-stream"}
-    return head + b"\1" * tensor_bytes, length
-
-
-def unary(target: Running, *, tensor_bytes: int, connections: int, streams: int, seconds: float) -> Cost:
+def unary(target: Running, *, connections: int, streams: int, seconds: float) -> float:
     """h2load: ModelInfer."""
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "body").write_bytes(framed_request(tensor_bytes))
+        (Path(directory) / "body").write_bytes(framed(request_of(3)))
         command = [
             *("h2load", "-t1", f"-c{connections}", f"-m{streams}", "-D", _whole(seconds)),
             *("--warm-up-time=0", "-d", f"{directory}/body", "-w", "24", "-W", "24"),
@@ -95,90 +63,16 @@ def unary(target: Running, *, tensor_bytes: int, connections: int, streams: int,
         return _measured(target, command, _h2load_count)
 
 
-def by_go(
-    target: Running, *, connections: int, streams: int, seconds: float, answer_bytes: int = 0, calls: int = 0
-) -> Cost:
-    """grpc-go: ModelInfer with a traceparent and a grpc-timeout that no call has had before.
-
-    `answer_bytes`: of each answer, in place of what was sent; the units are then GiB.
-    """
-    request = request_of(3)
-    if answer_bytes:
-        request.parameters["bytes"].int64_param = answer_bytes
+def by_go(target: Running, *, connections: int, streams: int, seconds: float) -> float:
+    """grpc-go: ModelInfer with a traceparent and a grpc-timeout that no call has had before."""
     with tempfile.TemporaryDirectory() as directory:
         body = Path(directory) / "body"
-        body.write_bytes(request.SerializeToString())
+        body.write_bytes(request_of(3).SerializeToString())
         command = [
             *(str(go_client()), f"-address={HOST}:{GRPC}", f"-body={body}", f"-connections={connections}"),
-            *(
-                f"-streams={streams}",
-                f"-calls={calls}",
-                f"-seconds={seconds}s",
-                "-traceparent",
-                "-deadline=100s",
-            ),
+            *(f"-streams={streams}", f"-seconds={seconds}s", "-traceparent", "-deadline=100s"),
         ]
-        return _measured(target, command, _go_gib if answer_bytes else _go_count)
-
-
-def stream(target: Running, *, messages: int, streams: int) -> Cost:
-    """ModelStreamInfer by gRPC's own client: each stream sends its messages and reads their answers."""
-    request = pb.ModelInferRequest.FromString(framed_request(3)[5:])
-    before, began = target.cpu_seconds(), time.monotonic()
-    with grpc.insecure_channel(f"{HOST}:{GRPC}") as channel:
-        call = channel.stream_stream(
-            "/inference.GRPCInferenceService/ModelStreamInfer",
-            pb.ModelInferRequest.SerializeToString,
-            pb.ModelStreamInferResponse.FromString,
-        )
-        for _ in range(streams):
-            answers = sum(1 for _ in call(iter([request] * messages), timeout=120))
-            assert answers == messages, f"{answers} answers to {messages} messages"
-    return Cost(target.cpu_seconds() - before, streams * messages, time.monotonic() - began)
-
-
-def events(target: Running, *, streams: int) -> Cost:
-    """Server-sent events of generate_stream."""
-    before, began, count = target.cpu_seconds(), time.monotonic(), 0
-    for _ in range(streams):
-        count += sum(1 for line in _event_lines() if line.startswith(b"data:"))
-    assert count == streams * EVENTS, count
-    return Cost(target.cpu_seconds() - before, count, time.monotonic() - began)
-
-
-def _event_lines() -> Iterator[bytes]:
-    connection = http.client.HTTPConnection(HOST, HTTP, timeout=60)
-    headers = {"Content-Type": "application/json"}
-    connection.request("POST", f"/v2/models/{MODEL}/generate_stream", b'{"text_input":"x"}', headers)
-    answer = connection.getresponse()
-    assert answer.status == 200, answer.status
-    yield from answer
-    connection.close()
-
-
-def latency(port: int, *, grpc_call: bool, per_second: int, seconds: float) -> tuple[float, float]:
-    """p50 and p99 in µs of requests at a fixed rate, by h2load's log."""
-    with tempfile.TemporaryDirectory() as directory:
-        body, headers = rest_body(3)
-        if grpc_call:
-            body, headers = framed_request(3), {"content-type": "application/grpc", "te": "trailers"}
-        (Path(directory) / "body").write_bytes(body)
-        path = INFER if grpc_call else f"/v2/models/{MODEL}/infer"
-        command = [
-            *("h2load", "-t1", "-c4", "-m1", f"--rps={per_second / 4:g}", "-D", _whole(seconds)),
-            *("--warm-up-time=0", "-d", f"{directory}/body", f"--log-file={directory}/log"),
-            *([] if grpc_call else ["--h1"]),
-            *(word for name, value in headers.items() for word in ("-H", f"{name}: {value}")),
-            f"http://{HOST}:{port}{path}",
-        ]
-        _output(command, timeout_seconds=seconds + 60)
-        lines = (Path(directory) / "log").read_text().splitlines()
-    micros = sorted(int(line.split("\t")[2]) for line in lines if line.split("\t")[1] == "200")
-    return statistics.median(micros), micros[int(len(micros) * 0.99)]
-
-
-def framed_request(tensor_bytes: int) -> bytes:
-    return framed(request_of(tensor_bytes))
+        return _measured(target, command, _go_count)
 
 
 def request_of(tensor_bytes: int) -> pb.ModelInferRequest:
@@ -194,11 +88,10 @@ def framed(request: pb.ModelInferRequest) -> bytes:
     return b"\0" + len(message).to_bytes(4) + message
 
 
-def _measured(target: Running, command: Sequence[str], count: Callable[[str], float]) -> Cost:
-    before, began = target.cpu_seconds(), time.monotonic()
-    told = _output(command, timeout_seconds=300)
-    seconds = time.monotonic() - began
-    return Cost(target.cpu_seconds() - before, count(told), seconds)
+def _measured(target: Running, command: Sequence[str], count: Callable[[str], int]) -> float:
+    before = target.cpu_seconds()
+    output = _output(command, timeout_seconds=300)
+    return (target.cpu_seconds() - before) / count(output) * 1e6
 
 
 def _output(command: Sequence[str], *, timeout_seconds: float) -> str:
@@ -236,8 +129,3 @@ def _go_count(output: str) -> int:
     if set(told["codes"]) != {"OK"}:
         raise RuntimeError(output)
     return int(told["done"])
-
-
-def _go_gib(output: str) -> float:
-    _go_count(output)
-    return float(json.loads(output)["bytes"]) / 1024**3

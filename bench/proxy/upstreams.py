@@ -1,9 +1,8 @@
-"""What stands behind the proxies: nginx with a constant answer, a source of streams, and a real Triton."""
+"""What stands behind the proxies: nginx with a constant answer, and a real Triton."""
 
 import asyncio
 import os
 import shutil
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -22,26 +21,19 @@ from localcluster.processes import end, spawn
 MODEL = "mine"
 # On one address, because queue-proxy knows no other.
 HOST = "127.0.0.1"
-NGINX_PORT, READING_PORT, STREAMS_PORT = 18000, 18001, 18010
+NGINX_PORT = 18000
 ANSWER = (
     '{"model_name":"$m","model_version":"1","outputs":'
     '[{"name":"OUT","datatype":"UINT8","shape":[3],"data":[1,2,3]}]}'
 )
-EVENTS = 1000
-_SLOW_BYTES = 1024**3
 
 _NGINX = """
 worker_processes 1; daemon off; pid {dir}/upstream.pid; error_log {dir}/upstream.err;
 events {{ worker_connections 8192; }}
 http {{ access_log off; client_max_body_size 0; client_body_buffer_size 16m; keepalive_requests 1000000000;
-  upstream answer {{ server {host}:{port}; keepalive 64; }}
   server {{ listen {host}:{port} backlog=4096;
     location ~ "^/v2/models/(?<m>[^/]+)" {{ default_type application/json; return 200 '{answer}'; }}
-    location / {{ default_type application/json; return 200 '{{}}'; }} }}
-  # `return` answers before a long body has come, which no Triton does.
-  server {{ listen {host}:{reading_port} backlog=4096;
-    location / {{ proxy_pass http://answer; proxy_method GET; proxy_set_body ""; proxy_http_version 1.1;
-      proxy_set_header Connection ""; }} }} }}
+    location / {{ default_type application/json; return 200 '{{}}'; }} }} }}
 """
 # The identity of bytes, unless a parameter of the request wants another size, or some time.
 ECHO = """
@@ -96,18 +88,8 @@ def model_files(source: str) -> dict[str, bytes]:
 def constant(directory: Path) -> Iterator[None]:
     """nginx: takes any body and answers the same."""
     config = directory / "upstream.conf"
-    config.write_text(
-        _NGINX.format(dir=directory, host=HOST, port=NGINX_PORT, reading_port=READING_PORT, answer=ANSWER)
-    )
+    config.write_text(_NGINX.format(dir=directory, host=HOST, port=NGINX_PORT, answer=ANSWER))
     with started(["nginx", "-c", str(config)], log=directory / "upstream.log", ports=[(HOST, NGINX_PORT)]):
-        yield
-
-
-@contextmanager
-def streams(directory: Path) -> Iterator[None]:
-    """This module as a program: events without end on generate_stream, and one very large answer."""
-    command = [sys.executable, "-m", "bench.proxy.upstreams"]
-    with started(command, log=directory / "streams.log", ports=[(HOST, STREAMS_PORT)]):
         yield
 
 
@@ -171,48 +153,3 @@ async def _load(
                 "instance_group": [{"kind": "KIND_CPU", "count": instances}],
             }
             await admin.load(ServerName(name), config, timeout_seconds=60)
-
-
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            size = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or b"0")
-            await reader.readexactly(size)
-            if b"generate_stream" in head:
-                await _events(writer)
-            elif b"/infer " in head:
-                await _large(writer)
-            else:
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-                )
-    except (asyncio.IncompleteReadError, ConnectionError):
-        writer.close()
-
-
-async def _events(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-    for number in range(EVENTS):
-        event = b'data: {"text_output":"token %d"}\n\n' % number
-        writer.write(b"%x\r\n%s\r\n" % (len(event), event))
-        await writer.drain()
-        await asyncio.sleep(0)
-    writer.write(b"0\r\n\r\n")
-
-
-async def _large(writer: asyncio.StreamWriter) -> None:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {_SLOW_BYTES}\r\n\r\n"
-    writer.write(head.encode())
-    block = bytes(256 * 1024)
-    for _ in range(_SLOW_BYTES // len(block)):
-        writer.write(block)
-        await writer.drain()
-
-
-async def _main() -> None:
-    server = await asyncio.start_server(_serve, HOST, STREAMS_PORT)
-    await server.serve_forever()
-
-
-if __name__ == "__main__":
-    asyncio.run(_main())

@@ -108,11 +108,11 @@ def forwarding(seconds: float, rounds: int) -> Figures:
 async def _forwarding(directory: Path, seconds: float, rounds: int) -> Figures:
     found: dict[str, dict[str, list[float]]] = {}
 
-    def measure(name: str, rest: str, grpc: str, load: Callable[[Running], loads.Cost]) -> None:
+    def measure(name: str, rest: str, grpc: str, load: Callable[[Running], float]) -> None:
         for number in range(rounds):
             for peer in _PEERS[number % len(_PEERS) :] + _PEERS[: number % len(_PEERS)]:
                 with running(peer, directory, rest=rest, grpc=grpc) as one:
-                    found.setdefault(name, {}).setdefault(peer.name, []).append(load(one).micros)
+                    found.setdefault(name, {}).setdefault(peer.name, []).append(load(one))
 
     with upstreams.constant(directory):
         nginx = f"{HOST}:{upstreams.NGINX_PORT}"
@@ -120,7 +120,7 @@ async def _forwarding(directory: Path, seconds: float, rounds: int) -> Figures:
             "REST 100 B",
             nginx,
             f"{HOST}:0",
-            lambda one: loads.rest(one, tensor_bytes=3, connections=16, seconds=seconds),
+            lambda one: loads.rest(one, connections=16, seconds=seconds),
         )
     async with upstreams.triton_with(directory, {MODEL: upstreams.ECHO}):
         rest, grpc = f"{HOST}:{_TRITON_REST}", f"{HOST}:{GRPC_PORT}"
@@ -130,7 +130,7 @@ async def _forwarding(directory: Path, seconds: float, rounds: int) -> Figures:
                 rest,
                 grpc,
                 lambda one, c=connections, s=streams: loads.unary(  # type: ignore[misc]
-                    one, tensor_bytes=3, connections=c, streams=s, seconds=seconds
+                    one, connections=c, streams=s, seconds=seconds
                 ),
             )
     return {
