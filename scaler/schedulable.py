@@ -11,7 +11,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
 
 from berth.contract.scaling import SchedulableAnswer, SchedulableRequest
 from berth.runtime.logs import fields
@@ -45,7 +44,7 @@ class BinderClient:
         """None where no leader answers in time: why is logged once."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                answer = await self._ask(msgspec.json.encode(question.to_json()))
+                answer = await self._ask(question.encode())
         except (_NoAnswer, ValueError, aiohttp.ClientError, OSError, TimeoutError) as error:
             self._leader = ""
             self._note(str(error) or type(error).__name__)
@@ -83,7 +82,7 @@ class BinderClient:
             if answer.status != 200:
                 said = text[:_TOLD].decode(errors="replace")
                 raise _NoAnswer(f"the binder at {url} answers {answer.status}: {said}")
-            return SchedulableAnswer.from_json(text)
+            return SchedulableAnswer.decode(text)
 
     def _bearer(self) -> str:
         """Raises _NoAnswer."""

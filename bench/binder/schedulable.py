@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from bench.binder import objects
 from bench.binder.core import _bound_pods, _demands, _kind, _nodes
-from berth.contract.scaling import ModelKey, SchedulableAnswer, SchedulableModel, SchedulableRequest
+from berth.contract.scaling import SchedulableAnswer, SchedulableModel, SchedulableRequest
 from berth.kube.informer import Change, ChangeKind
 from binder.api.metrics import BinderMetrics
 from binder.cache.cluster import slim
@@ -95,7 +95,7 @@ class _Bench:
         used, longest = [], []
         for _ in range(_ROUNDS):
             began = time.process_time()
-            answer, step = _finished(self.answers, SchedulableRequest.from_json(text))
+            answer, step = _finished(self.answers, SchedulableRequest.decode(text))
             used.append((time.process_time() - began) * 1e3)
             longest.append(step * 1e3)
             _require(case, wanted, answer)
@@ -140,8 +140,8 @@ def _question(wanted: int, *, too_much: bool, idle: tuple[str, ...]) -> bytes:
         objects.set_gpu_mem(pod, mib_each=size)
         models.append(
             SchedulableModel(
-                model=ModelKey(pod["metadata"]["namespace"], f"m{number}"),
-                wanted=wanted,
+                name=f"{pod['metadata']['namespace']}/m{number}",
+                desired=wanted,
                 running=0,
                 starting=0,
                 priority=0,
@@ -149,7 +149,7 @@ def _question(wanted: int, *, too_much: bool, idle: tuple[str, ...]) -> bytes:
                 template_hash=f"{number} {size}",
             )
         )
-    return json.dumps(SchedulableRequest(models=tuple(models), idle=idle).to_json()).encode()
+    return SchedulableRequest(models=tuple(models), idle=idle).encode()
 
 
 def _require(case: str, wanted: int, answer: SchedulableAnswer) -> None:

@@ -12,10 +12,11 @@ A model is a Deployment of model pods; times are seconds since 1970 where nothin
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
+from berth.contract import wire
 from berth.contract.errors import InvalidValue
 
 SCALER_AUDIENCE: Final = "berth-scaler"
@@ -91,68 +92,63 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 MOST_ASKED: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulableModel:
-    """Of one model: how many copies it wants, has ready (`running`) and has bound but not ready (`starting`).
+_Replicas = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class _OfModel(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`name`: the model's, as NAMESPACE/NAME."""
+
+    name: str = msgspec.field(name="model")
+
+    def __post_init__(self) -> None:
+        ModelKey.parse(self.name)
+
+    @property
+    def model(self) -> ModelKey:
+        return ModelKey.parse(self.name)
+
+
+class SchedulableModel(_OfModel, frozen=True, kw_only=True, rename="camel"):
+    """Of one model: how many replicas it desires, has ready (`running`) and has bound but not ready (`starting`).
     `template`: the Deployment's pod template; equal ones have an equal `template_hash`."""
 
-    model: ModelKey
-    wanted: int
-    running: int
-    starting: int
-    priority: int
+    desired: _Replicas
+    running: _Replicas
+    starting: _Replicas
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
     template: Mapping[str, Any]
     template_hash: str
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "model": str(self.model),
-            "wanted": self.wanted,
-            "running": self.running,
-            "starting": self.starting,
-            "priority": self.priority,
-            "template": self.template,
-            "templateHash": self.template_hash,
-        }
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulableRequest:
+class SchedulableRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`idle`: pods ("namespace/name") that may go for a model of their priority or above, the least recently used
     first."""
 
     models: tuple[SchedulableModel, ...]
     idle: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return {"models": [model.to_json() for model in self.models], "idle": list(self.idle)}
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
 
     @classmethod
-    def from_json(cls, text: bytes) -> "SchedulableRequest":
+    def decode(cls, body: bytes) -> "SchedulableRequest":
         """Raises InvalidValue."""
-        told = _decoded(text, _Asked)
-        return cls(models=tuple(one.value() for one in told.models), idle=tuple(told.idle))
+        return wire.decode(body, cls, what="request")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedulable:
-    """Of one model's missing copies: as many fit `now`; one more if these idle pods go; so many fit on no node
+class Schedulable(_OfModel, frozen=True, kw_only=True, rename="camel"):
+    """Of one model's missing replicas: as many fit `now`; one more if these idle pods go; so many fit on no node
     even if all else went. `reason`: why the others do not, in the words of the binder's explanations."""
 
-    model: ModelKey
-    now: int
+    now: _Replicas
     if_idle_go: tuple[str, ...] = ()
-    never: int = 0
+    never: _Replicas = 0
     reason: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "model": str(self.model),
-            "now": self.now,
-            "ifIdleGo": list(self.if_idle_go),
-            "never": self.never,
-            "reason": self.reason,
-        }
+
+class _Answer(msgspec.Struct, frozen=True):
+    generation: Annotated[int, msgspec.Meta(ge=0)]
+    models: tuple[Schedulable, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,76 +158,14 @@ class SchedulableAnswer:
     generation: int
     models: Mapping[ModelKey, Schedulable] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"generation": self.generation, "models": [one.to_json() for one in self.models.values()]}
+    def encode(self) -> bytes:
+        return msgspec.json.encode(_Answer(self.generation, tuple(self.models.values())))
 
     @classmethod
-    def from_json(cls, text: bytes) -> "SchedulableAnswer":
+    def decode(cls, body: bytes) -> "SchedulableAnswer":
         """Raises InvalidValue."""
-        told = _decoded(text, _Answered)
-        return cls(
-            generation=told.generation, models={one.model: one for one in map(_Found.value, told.models)}
-        )
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-_Wire = TypeVar("_Wire")
-
-
-class _AskedModel(msgspec.Struct, frozen=True, rename="camel"):
-    model: str
-    wanted: _Count
-    running: _Count
-    starting: _Count
-    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-    template: dict[str, Any]
-    template_hash: str
-
-    def value(self) -> SchedulableModel:
-        return SchedulableModel(
-            model=ModelKey.parse(self.model),
-            wanted=self.wanted,
-            running=self.running,
-            starting=self.starting,
-            priority=self.priority,
-            template=self.template,
-            template_hash=self.template_hash,
-        )
-
-
-class _Asked(msgspec.Struct, frozen=True, rename="camel"):
-    models: list[_AskedModel]
-    idle: list[str] = []
-
-
-class _Found(msgspec.Struct, frozen=True, rename="camel"):
-    model: str
-    now: _Count
-    if_idle_go: list[str] = []
-    never: _Count = 0
-    reason: str = ""
-
-    def value(self) -> Schedulable:
-        return Schedulable(
-            model=ModelKey.parse(self.model),
-            now=self.now,
-            if_idle_go=tuple(self.if_idle_go),
-            never=self.never,
-            reason=self.reason,
-        )
-
-
-class _Answered(msgspec.Struct, frozen=True, rename="camel"):
-    generation: Annotated[int, msgspec.Meta(ge=0)]
-    models: list[_Found]
-
-
-def _decoded(text: bytes, kind: type[_Wire]) -> _Wire:
-    """Raises InvalidValue."""
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InvalidValue(f"not what is expected: {error}") from error
+        answer = wire.decode(body, _Answer, what="answer")
+        return cls(generation=answer.generation, models={one.model: one for one in answer.models})
 
 
 # Scaler and activator.
@@ -353,7 +287,4 @@ class Scaled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     @classmethod
     def from_text(cls, text: str) -> "Scaled":
         """Raises InvalidValue."""
-        try:
-            return msgspec.json.decode(text, type=cls)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise InvalidValue(f"not what the scaler writes: {error}") from error
+        return wire.decode(text, cls, what="annotation")

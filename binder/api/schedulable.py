@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator
 from typing import Final, TypeVar
 
-import msgspec
 from aiohttp import web
 
 from berth.contract.errors import InvalidValue
@@ -98,7 +97,7 @@ class SchedulableApi:
         answer = await self._answered(question)
         if answer is None:
             return self._elsewhere(request)
-        return web.Response(body=msgspec.json.encode(answer.to_json()), content_type="application/json")
+        return web.Response(body=answer.encode(), content_type="application/json")
 
     def _elsewhere(self, request: web.Request) -> web.StreamResponse:
         if self._scheduler.leads or not (leader := self._leader()):
@@ -222,7 +221,7 @@ async def _question(request: web.Request) -> SchedulableRequest:
     """Raises InvalidValue, TimeoutError; HTTP's own error for a body that is too large."""
     async with asyncio.timeout(_BODY_SECONDS):
         text = await request.read()
-    question = SchedulableRequest.from_json(text)
+    question = SchedulableRequest.decode(text)
     if len(question.models) > MOST_ASKED or len(question.idle) > MOST_IDLE:
         raise InvalidValue(f"more than {MOST_ASKED} models or {MOST_IDLE} idle pods")
     if len({one.model for one in question.models}) < len(question.models):

@@ -66,12 +66,12 @@ class _Asked:
 
     @property
     def missing(self) -> int:
-        return max(0, self.asks.wanted - self.asks.running - self.asks.starting - self.now)
+        return max(0, self.asks.desired - self.asks.running - self.asks.starting - self.now)
 
     @property
     def told(self) -> Schedulable:
         return Schedulable(
-            model=self.asks.model,
+            name=self.asks.name,
             now=self.now,
             if_idle_go=self.if_idle_go,
             never=min(self.never, self.missing),
@@ -81,7 +81,7 @@ class _Asked:
     @property
     def turn(self) -> "tuple[int, float, str]":
         """The smallest is next. The deficit is what would still be missing, in parts of what is wanted."""
-        return (-self.asks.priority, -self.missing / self.asks.wanted, str(self.asks.model))
+        return (-self.asks.priority, -self.missing / self.asks.desired, str(self.asks.model))
 
 
 class SchedulableAnswers:
@@ -132,12 +132,12 @@ class SchedulableAnswers:
         try:
             return _Asked(asks, self._demand(asks))
         except InvalidPod as error:
-            return _Asked(asks, None, never=asks.wanted, why=f"the pod cannot be placed: {error}")
+            return _Asked(asks, None, never=asks.desired, why=f"the pod cannot be placed: {error}")
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as error:
             return _Asked(
                 asks,
                 None,
-                never=asks.wanted,
+                never=asks.desired,
                 why=f"the pod template cannot be read: {type(error).__name__}: {error}",
             )
 
@@ -204,7 +204,7 @@ class SchedulableAnswers:
             one.now += 1
         else:
             one.why, one.refusal = summary(self._mirror, _known(one), outcome), outcome
-            one.never = max(0, one.asks.wanted - most_replicas(self._mirror, _known(one)))
+            one.never = max(0, one.asks.desired - most_replicas(self._mirror, _known(one)))
 
     def _place(self, demand: Demand) -> Placement | Refusal:
         """Decide, and suppose what was decided."""

@@ -40,7 +40,7 @@ class CapacityLimited:
 def capacity_of(asked: SchedulableModel, answer: Schedulable) -> Capacity:
     """`never` is of interest where not even one copy has a place."""
     bound = asked.running + asked.starting
-    missing = max(asked.wanted - bound, 0)
+    missing = max(asked.desired - bound, 0)
     now = min(max(answer.now, 0), missing)
     return Capacity(bound + now, answer.reason, never=bound + now == 0 and answer.never >= missing > 0)
 

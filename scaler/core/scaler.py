@@ -365,8 +365,8 @@ class Scaler:
         autoscaler.asked_ns = now_ns
         counts = self._cache.counts(autoscaler.key)
         return SchedulableModel(
-            model=autoscaler.key,
-            wanted=min(autoscaler.schedulable(counts), _MOST_COPIES),
+            name=str(autoscaler.key),
+            desired=min(autoscaler.schedulable(counts), _MOST_COPIES),
             running=counts.ready,
             starting=counts.starting,
             priority=self._cache.priority(autoscaler.key),
@@ -400,7 +400,7 @@ class Scaler:
                 autoscaler.has_no_place(schedulable.reason, now_ns)
             # Nobody goes for one more copy before those are made that have a place.
             is_made = counts.made >= max(autoscaler.deployment.replicas, autoscaler.capacity.copies)
-            if autoscaler.capacity.copies < asked.wanted and schedulable.if_idle_go and is_made:
+            if autoscaler.capacity.copies < asked.desired and schedulable.if_idle_go and is_made:
                 actions += self._make_room(asked, schedulable.if_idle_go, now_ns)
         return actions + self._outcome(autoscaler, now_ns)
 

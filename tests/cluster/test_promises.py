@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from berth.contract.keys import agent_lease_namespace
-from berth.contract.scaling import ModelKey, SchedulableAnswer, SchedulableModel, SchedulableRequest
+from berth.contract.scaling import SchedulableAnswer, SchedulableModel, SchedulableRequest
 from berth.kube import paths
 from berth.kube.client import KubeClient, open_client
 from berth.kube.times import micro_time
@@ -146,8 +146,8 @@ async def world() -> AsyncIterator[World]:
 def model(name: str, wanted: int, gib: int, *, running: int = 0, priority: int = 0) -> SchedulableModel:
     container = {"name": "proxy", "image": "any", "resources": {"limits": {KEYS.gpu_mem: f"{gib}Gi"}}}
     return SchedulableModel(
-        model=ModelKey("team", name),
-        wanted=wanted,
+        name=f"team/{name}",
+        desired=wanted,
         running=running,
         starting=0,
         priority=priority,

@@ -175,7 +175,7 @@ async def test_all_that_a_scaler_writes_it_may_write(cluster: LocalCluster, scal
     for model in ("model", "by-pods"):
         uid = (await cluster.client.get(f"{DEPLOYMENTS}/{model}"))["metadata"]["uid"]
         costs = {name: 7} if model == "model" else {}
-        told = Scaled(wanted=2, written=2)
+        told = Scaled(desired=2, requested=2)
         writer.put(DeploymentWrite(model=ModelKey(NS, model), uid=uid, replicas=2, scaled=told, costs=costs))
     uid = (await cluster.client.get(f"/api/v1/namespaces/{NS}/services/model"))["metadata"]["uid"]
     writer.put(Apply(a_slice(uid)))
@@ -184,7 +184,7 @@ async def test_all_that_a_scaler_writes_it_may_write(cluster: LocalCluster, scal
         for model in ("model", "by-pods"):
             found = await cluster.client.get(f"{DEPLOYMENTS}/{model}")
             assert found["spec"]["replicas"] == 2
-            assert Scaled.from_text(found["metadata"]["annotations"][SCALED]).wanted == 2
+            assert Scaled.from_text(found["metadata"]["annotations"][SCALED]).desired == 2
         cost = (await cluster.client.get(paths.pod(NS, name)))["metadata"]["annotations"][DELETION_COST]
         assert cost == "7"
         assert (await cluster.client.get(f"{SLICES}/model-berth"))["ports"][0]["port"] == 20_000
@@ -239,8 +239,8 @@ class Fits:
     """A binder that has room for everybody."""
 
     async def ask(self, question: SchedulableRequest) -> SchedulableAnswer:
-        missing = {one.model: one.wanted - one.running - one.starting for one in question.models}
-        models = {model: Schedulable(model=model, now=count) for model, count in missing.items()}
+        missing = {one.model: one.desired - one.running - one.starting for one in question.models}
+        models = {model: Schedulable(name=str(model), now=count) for model, count in missing.items()}
         return SchedulableAnswer(generation=1, models=models)
 
 
@@ -271,7 +271,7 @@ async def test_a_scaler_scales_who_asked_and_the_next_one_goes_on(
     async def has(replicas: int) -> None:
         found = await cluster.client.get(path)
         assert found["spec"]["replicas"] == replicas
-        assert Scaled.from_text(found["metadata"]["annotations"][SCALED]).written == replicas
+        assert Scaled.from_text(found["metadata"]["annotations"][SCALED]).requested == replicas
 
     async with replica(cluster, tmp_path):
         await eventually(lambda: has(3), what="three copies")

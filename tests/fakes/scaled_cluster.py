@@ -413,11 +413,11 @@ class Cluster:
     def answer(self, question: SchedulableRequest) -> SchedulableAnswer:
         """One copy at a time, by priority, then to those who lack most."""
         free = self.free
-        lacking = {one.model: one.wanted - one.running - one.starting for one in question.models}
+        lacking = {one.model: one.desired - one.running - one.starting for one in question.models}
         given = dict.fromkeys(lacking, 0)
 
         def rank(one: SchedulableModel) -> tuple[int, float, ModelKey]:
-            return -one.priority, -(lacking[one.model] - given[one.model]) / one.wanted, one.model
+            return -one.priority, -(lacking[one.model] - given[one.model]) / one.desired, one.model
 
         while free > 0:
             hungry = [one for one in question.models if given[one.model] < lacking[one.model]]
@@ -429,7 +429,7 @@ class Cluster:
             generation=self.now,
             models={
                 one.model: Schedulable(
-                    model=one.model,
+                    name=one.name,
                     now=given[one.model],
                     if_idle_go=self._idle_for(one, question) if given[one.model] < lacking[one.model] else (),
                     never=lacking[one.model] if self.places == 0 else 0,

@@ -444,11 +444,11 @@ def test_templates_beyond_the_bounds_cost_the_scaler_nothing() -> None:
     def asked(number: int, affinity: Json) -> SchedulableModel:
         template = pod("t", affinity=affinity)
         return SchedulableModel(
-            model=ModelKey("team", f"m{number}"),
+            name=f"team/m{number}",
             template=template,
             template_hash=str(number),
             priority=0,
-            wanted=1,
+            desired=1,
             running=0,
             starting=0,
         )

@@ -176,7 +176,7 @@ async def test_a_report_that_has_no_room_for_ids_keeps_what_was_known() -> None:
 
 
 async def test_a_model_that_was_mended_may_be_asked_for_by_the_scaler() -> None:
-    from berth.contract.scaling import ModelKey, SchedulableModel
+    from berth.contract.scaling import SchedulableModel
     from binder.engine.schedulable import _replica_of
 
     async with Plague() as bench:
@@ -186,8 +186,8 @@ async def test_a_model_that_was_mended_may_be_asked_for_by_the_scaler() -> None:
         answers = []
         for name in ("web", "green"):
             asks = SchedulableModel(
-                model=ModelKey("team", name),
-                wanted=1, running=0, starting=0, priority=0, template=template, template_hash="h",
+                name=f"team/{name}",
+                desired=1, running=0, starting=0, priority=0, template=template, template_hash="h",
             )  # fmt: skip
             answers.append(bench.scheduler.cluster.decider.because(_replica_of(asks, KEYS)) is None)
         assert answers == [True, False]

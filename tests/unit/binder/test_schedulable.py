@@ -15,7 +15,6 @@ from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.report import CodeReport, CodeRule, NodeReport, TritonReport
 from berth.contract.scaling import (
-    ModelKey,
     Schedulable,
     SchedulableAnswer,
     SchedulableModel,
@@ -76,8 +75,8 @@ def model(
     **more: Any,
 ) -> SchedulableModel:
     return SchedulableModel(
-        model=ModelKey("team", name),
-        wanted=wanted,
+        name=f"team/{name}",
+        desired=wanted,
         running=running,
         starting=starting,
         priority=priority,
@@ -250,7 +249,7 @@ def test_a_question_answered_before_says_nothing_of_the_next() -> None:
 
     one = model("a", 1, 4, model_id="m")
     assert asked(one).now == 0
-    assert asked(replace(one, model=ModelKey("other", "a"))).now == 1
+    assert asked(replace(one, name="other/a")).now == 1
     assert asked(replace(one, template=template(4), template_hash="other")).now == 1
     large = model("b", 1, 16)
     for _ in range(2):
@@ -964,7 +963,7 @@ def in_order(models: Sequence[SchedulableModel], answer: dict[str, Schedulable])
             left,
             key=lambda one: (
                 -one.priority,
-                -(one.wanted - given_to[one.model.name]) / one.wanted,
+                -(one.desired - given_to[one.model.name]) / one.desired,
                 str(one.model),
             ),
         )
@@ -989,8 +988,8 @@ async def test_what_is_promised_is_placed_and_one_more_is_not(seed: int, strateg
     assert [one.model.name for one, uid in copies if not world.places(uid)] == []
     for one in world.models:
         told = found[one.model.name]
-        assert bool(told.reason) == (told.now < one.wanted), told
-        if told.now < one.wanted:
+        assert bool(told.reason) == (told.now < one.desired), told
+        if told.now < one.desired:
             more = world.copy(one)
             await world.settle()
             assert not world.places(more), told

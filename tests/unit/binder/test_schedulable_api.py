@@ -98,7 +98,7 @@ class Port:
             yield client
 
 
-BODY = SchedulableRequest(models=(model("a", 5),)).to_json()
+BODY = json.loads(SchedulableRequest(models=(model("a", 5),)).encode())
 
 
 async def post(port: Port, body: Any = BODY, *, token: str = "good", **more: Any) -> tuple[int, Json]:
@@ -120,7 +120,7 @@ async def test_the_scaler_is_answered() -> None:
     assert status == 200
     (found,) = answer["models"]
     assert (found["model"], found["now"], found["never"]) == ("team/a", 4, 1)
-    assert SchedulableAnswer.from_json(json.dumps(answer).encode()).to_json() == answer
+    assert json.loads(SchedulableAnswer.decode(json.dumps(answer).encode()).encode()) == answer
     assert port.api.reviews[0]["spec"] == {"token": "good", "audiences": ["berth-binder"]}
     assert port.registry.get_sample_value("berth_binder_schedulable_seconds_count") == 1
 
@@ -238,10 +238,10 @@ HOSTILE: dict[str, Any] = {
     "a model without fields": {"models": [{}]},
     "a name that is none": with_model(model="team"),
     "a name with two slashes": with_model(model="team/a/b"),
-    "a negative number": with_model(wanted=-1),
-    "a number that is huge": with_model(wanted=2**64),
-    "a fraction": with_model(wanted=1.5),
-    "NaN": json.dumps(with_model()).replace('"wanted": 5', '"wanted": NaN').encode(),
+    "a negative number": with_model(desired=-1),
+    "a number that is huge": with_model(desired=2**64),
+    "a fraction": with_model(desired=1.5),
+    "NaN": json.dumps(with_model()).replace('"desired": 5', '"desired": NaN').encode(),
     "a template of text": with_model(template="x"),
     "the same twice": {"models": BODY["models"] * 2},
     "idle pods of numbers": {**BODY, "idle": [1]},
@@ -329,7 +329,7 @@ async def test_an_answer_leaves_most_of_the_time_to_pods_that_wait(monkeypatch: 
     port = Port()
     port.scheduler.on_pod(Change(ChangeKind.SET, pod("waits", mem="17Gi")))
     monkeypatch.setattr(port.port, "_clock", lambda: setattr(port, "now", port.now + 0.001) or port.now)
-    body = SchedulableRequest(models=tuple(model(f"m{i}", 1, 17) for i in range(50))).to_json()
+    body = SchedulableRequest(models=tuple(model(f"m{i}", 1, 17) for i in range(50))).encode()
     assert (await post(port, body))[0] == 200
     slices = [pause for pause in port.pauses if pause > 0]
     assert len(slices) > 15
@@ -425,7 +425,7 @@ async def test_the_client_follows_the_leader_and_asks_it_from_then_on() -> None:
     async def leads(request: web.Request) -> web.Response:
         seen.append("leader")
         assert request.headers["Authorization"] == "Bearer t"
-        assert SchedulableRequest.from_json(await request.read()) == ASKED
+        assert SchedulableRequest.decode(await request.read()) == ASKED
         return web.json_response(ANSWER)
 
     async def stands_by(request: web.Request) -> web.Response:
@@ -438,7 +438,7 @@ async def test_the_client_follows_the_leader_and_asks_it_from_then_on() -> None:
         for _ in range(2):
             answer = await client.ask(ASKED)
             assert answer is not None
-            assert answer.to_json() == ANSWER
+            assert json.loads(answer.encode()) == ANSWER
         assert seen == ["standby", "leader", "leader"]
 
 

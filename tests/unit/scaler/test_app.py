@@ -180,7 +180,7 @@ class Here:
 
 def question() -> SchedulableRequest:
     one = SchedulableModel(
-        model=A, wanted=1, running=0, starting=0, priority=0, template={}, template_hash="h"
+        name=str(A), desired=1, running=0, starting=0, priority=0, template={}, template_hash="h"
     )
     return SchedulableRequest(models=(one,))
 

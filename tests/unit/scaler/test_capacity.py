@@ -54,8 +54,8 @@ def test_when_a_binder_is_silent() -> None:
 
 def asked(wanted: int, running: int, starting: int) -> SchedulableModel:
     return SchedulableModel(
-        model=KEY,
-        wanted=wanted,
+        name=str(KEY),
+        desired=wanted,
         running=running,
         starting=starting,
         priority=0,
@@ -81,5 +81,5 @@ def asked(wanted: int, running: int, starting: int) -> SchedulableModel:
 def test_an_answer_is_a_ceiling(
     question: SchedulableModel, now: int, never: int, copies: int, is_never: bool
 ) -> None:
-    found = capacity_of(question, Schedulable(model=KEY, now=now, never=never, reason=FULL))
+    found = capacity_of(question, Schedulable(name=str(KEY), now=now, never=never, reason=FULL))
     assert (found.copies, found.never) == (copies, is_never)

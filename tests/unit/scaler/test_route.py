@@ -199,7 +199,7 @@ class World:
                     self.route.switched(action)
         question = self.core.question(self.now)
         if question is not None:
-            room = {one.model: Schedulable(model=one.model, now=9) for one in question.models}
+            room = {one.model: Schedulable(name=one.name, now=9) for one in question.models}
             self.act(self.core.answered(question, SchedulableAnswer(generation=1, models=room), self.now))
 
     def pod(self, name: str, *, ready: bool) -> None:

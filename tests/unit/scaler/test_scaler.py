@@ -389,7 +389,7 @@ def test_copies_that_are_there_are_told_with_the_question() -> None:
     question = cluster.scaler.question(cluster.ns)
     assert question is not None
     (asked,) = question.models
-    assert (asked.wanted, asked.running, asked.starting) == (6, 3, 2)
+    assert (asked.desired, asked.running, asked.starting) == (6, 3, 2)
 
 
 def test_the_last_word_of_a_silent_binder_is_that_of_its_last_answer() -> None:
@@ -858,7 +858,6 @@ def test_a_last_copy_with_a_request_stays() -> None:
 
 
 def _with(load: Any, in_triton: int) -> Any:
-    import msgspec
 
     return msgspec.structs.replace(load, in_triton=in_triton)
 
@@ -1814,7 +1813,7 @@ def test_a_tenant_with_more_than_one_question_takes_nobody_out_of_it(
     assert other.key in models
     assert 1 < len(models) < count
     assert len(models) <= 90
-    assert len(msgspec.json.encode(question.to_json())) < 16 * 1024**2
+    assert len(question.encode()) < 16 * 1024**2
     # Its own have their turn one after the other.
     cluster.scaler.answered(question, SchedulableAnswer(generation=1), cluster.ns)
     cluster.scaler.step(cluster.ns + SECOND)
