@@ -1,7 +1,6 @@
 """The scaler's heart in a cluster in a nutshell: what comes of a decision, and when."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from math import copysign
 from random import Random
@@ -21,6 +20,7 @@ from scaler.decision.bounds import Activity
 from scaler.decision.defaults import HPA, KPA
 from scaler.export.figures import figure, is_active
 from tests.fakes.scaled_cluster import BEGAN, SECOND, Cluster, FakeModel, FakePod
+from tests.fakes.values import replace
 
 WINDOW, GRACE = 60, 30
 ONE = {"target": "1", "target_utilization_percentage": "100"}
