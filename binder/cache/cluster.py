@@ -24,9 +24,9 @@ from binder.cache.state import ClusterState
 from binder.engine.decision import Decider
 from binder.engine.score import Strategy, make_strategy
 from binder.engine.simulate import ClusterSnapshot
+from binder.pod.conditions import reported_message
 from binder.pod.demand import Demand, controller_of
 from binder.pod.selectors import Labels
-from binder.pod.wait_condition import reported_message
 from binder.rules.quarantine import Family, Quarantines, Template, template_of
 from binder.rules.volumes import Volumes
 

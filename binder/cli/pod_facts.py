@@ -8,9 +8,10 @@ from typing import Any
 from berth.contract.errors import InvalidPod
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, parse_model_pod
-from berth.contract.report import NodeReport
+from berth.contract.report import Failure, NodeReport
 from berth.kube.times import parse_time
 from binder.cache.view import parse_node
+from binder.loop.verdict import BoundPod, Cause, verdict
 
 JsonObject = Mapping[str, Any]
 
@@ -52,9 +53,13 @@ def report_of(facts: Facts, keys: Keys) -> NodeReport | Unread:
     return Unread(f"node {node.name} has no report of an agent")
 
 
-def conditions(thing: JsonObject) -> dict[str, JsonObject]:
-    """The conditions of a pod's or a node's status, by type."""
-    return {one["type"]: one for one in (thing.get("status") or {}).get("conditions") or ()}
+def next_step(
+    facts: Facts, keys: Keys, scheduler_name: str, cause: Cause, failure: Failure | None = None
+) -> str:
+    """What the binder does about it."""
+    ask = asked(facts.pod, keys)
+    pod = BoundPod.of(facts.pod, server=None if isinstance(ask, Unread) else ask.server)
+    return verdict(pod, cause, failure, keys=keys, scheduler_name=scheduler_name).next_step
 
 
 def moment(text: object) -> datetime | None:

@@ -14,11 +14,11 @@ from berth.contract.pod import has_ended, is_deleting, is_model_pod, node_of
 from berth.contract.report import Failure, ModelReport, ModelState
 from berth.contract.text import one_line
 from berth.kube.times import rfc3339
-from binder.cli.pod_facts import Facts, JsonObject, Unread, asked, conditions, duration, moment, report_of
+from binder.cli.pod_facts import Facts, JsonObject, Unread, asked, duration, moment, next_step, report_of
 from binder.cli.surroundings import surroundings
+from binder.loop.verdict import Cause
+from binder.pod.conditions import conditions, is_true, reported_failure
 from binder.pod.containers import Container, Ended, init_containers, main_containers
-from binder.pod.demand import controller_of
-from binder.rules.load_failures import CURABLE, EXCLUDED_SECONDS, MOST_FAILURES
 
 _MOST_DETAILS = 20
 _LONGEST_GRACE_SECONDS = 10**9  # the API takes any number
@@ -121,10 +121,10 @@ class _Look:
         began = "" if loader is None else run.started if run is not None else loader.running_since or ""
         reached = {
             "created": self._pod["metadata"].get("creationTimestamp") or "",
-            "scheduled": self._true_since("PodScheduled"),
+            "scheduled": self._since("PodScheduled", "True"),
             "loader started": began,
             "loaded": run.at if run is not None and run.code == 0 else "",
-            "ready": self._true_since("Ready"),
+            "ready": self._since("Ready", "True"),
             "deleted": self._deleted_at(),
         }
         moments = {phase: moment(text) for phase, text in reached.items()}
@@ -179,58 +179,34 @@ class _Look:
         model = self._model
         if model is None or model.state is not ModelState.FAILED:
             return None
-        loader = self._current_init()
+        loader, reported = self._current_init(), reported_failure(self._pod, self._keys)
+        stays = _reported_stay(reported, model)
         details = (
-            f"Triton's reason: {model.reason or 'none is told'}",
+            f"Triton's reason: {model.reason or 'none is reported'}",
             _CLASSES.get(model.failure, f"its class is {model.failure}"),
-            self._next(model),
+            f"it stays here: {stays}" if stays else self._next_step(Cause.LOAD_FAILED, model.failure),
             "" if loader is None else _retried(loader),
         )
         last = None if loader is None else loader.ended or loader.before
-        since = self._told_failed().get("lastTransitionTime") or ("" if last is None else last.at)
+        since = reported.get("lastTransitionTime") or ("" if last is None else last.at)
         return _Finding(Stage.FAILED, "failed to load", since, details)
 
-    def _next(self, model: ModelReport) -> str:
-        """What Berth does about a failed load. The binder's own last word is the pod's condition."""
-        if told := self._told_failed():
-            why = str(told.get("message") or told.get("reason") or "").removeprefix(model.reason)
-            return f"it stays here: {why.strip(' ()')}"
-        if model.failure is Failure.QUARANTINED:
-            return (
-                "it stays here, and no other pod of its template is placed anywhere, until the quarantine ends or"
-                f" is lifted: kubectl annotate node {self._node} {self._keys.lift_quarantine}=all"
-            )
-        if model.failure not in CURABLE:
-            return "it stays here, for the model would fail on every node: mend it, and make the pod anew"
-        if self._pod["spec"].get("schedulerName") != self._scheduler_name:
-            return "it stays here"
-        if self._ask is not None and self._ask.server is not None:
-            return f"it stays here, for it is pinned to server {self._ask.server}"
-        if controller_of(self._pod) is None:
-            return "it stays here, for no controller would make it anew"
-        minutes = int(EXCLUDED_SECONDS / 60)
-        return (
-            f"the binder evicts it; its controller makes another, which keeps away from node {self._node} for {minutes}"
-            f" min. After {MOST_FAILURES} failures it is left where it is"
-        )
-
-    def _told_failed(self) -> JsonObject:
-        condition = self._conditions.get(self._keys.loaded_condition) or {}
-        return condition if condition.get("status") == "False" else {}
+    def _next_step(self, cause: Cause, failure: Failure | None = None) -> str:
+        return next_step(self._facts, self._keys, self._scheduler_name, cause, failure)
 
     def _current_init(self) -> Container | None:
         return next((one for one in self._inits if not one.has_done_its_part), None)
 
     def _initialising(self) -> _Finding | None:
         current = self._current_init()
-        if current is None or self._is("Initialized", "True"):
+        if current is None or is_true(self._pod, "Initialized"):
             return None
         if current.failure is not None:
             return self._loader_fails(current, current.failure)
         if current.running_since is not None:
             return self._loader_runs(current) if current.is_loader else self._other_runs(current)
         why = f"container {current.name} has not been started: {_why_not_started(current)}"
-        return _Finding(Stage.SCHEDULED, "has been scheduled", self._true_since("PodScheduled"), (why,))
+        return _Finding(Stage.SCHEDULED, "has been scheduled", self._since("PodScheduled", "True"), (why,))
 
     def _loader_fails(self, container: Container, failure: Ended) -> _Finding:
         details = (
@@ -265,48 +241,33 @@ class _Look:
         model = self._model
         if model is not None and model.state is not ModelState.READY:
             return self._not_served(model)
-        if self._is("Ready", "True"):
+        if is_true(self._pod, "Ready"):
             unlisted = "the node's report does not list its model" if self._report and model is None else ""
             return _Finding(
-                Stage.READY, "is ready: its model is served", self._true_since("Ready"), (unlisted,)
+                Stage.READY, "is ready: its model is served", self._since("Ready", "True"), (unlisted,)
             )
-        since, troubles = self._false_since("Ready"), self._troubles()
+        since, not_ready = self._since("Ready", "False"), self._not_ready()
         if model is not None:
-            return _Finding(Stage.LOADED, "is loaded, but not ready", since, troubles)
+            return _Finding(Stage.LOADED, "is loaded, but not ready", since, not_ready)
         unlisted = "the agent does not list its model" if self._report is not None else ""
-        return _Finding(Stage.UNKNOWN, "is not ready", since, (unlisted, *troubles))
+        return _Finding(Stage.UNKNOWN, "is not ready", since, (unlisted, *not_ready))
 
     def _not_served(self, model: ModelReport) -> _Finding:
         stage, what, why = _under_way(model.state)
         if model.state is ModelState.PENDING:
             why = "no files have come for it: an init container that runs `berth loader` sends them"
-        next_step = self._restaged() if model.state is ModelState.LOST else ""
-        return _Finding(stage, what, "", (model.reason, why, next_step, *self._troubles()))
+        lost = self._next_step(Cause.FILES_LOST) if model.state is ModelState.LOST else ""
+        return _Finding(stage, what, "", (model.reason, why, lost, *self._not_ready()))
 
-    def _restaged(self) -> str:
-        """What becomes of a pod whose files are gone: only a new pod's loader brings them."""
-        if controller_of(self._pod) is None:
-            return "it stays here, for no controller would make it anew: delete it, and make it again"
-        budgets = "as far as PodDisruptionBudgets allow"
-        return f"the binder evicts it, {budgets}; its controller makes another, whose loader brings them anew"
-
-    def _troubles(self) -> tuple[str, ...]:
+    def _not_ready(self) -> tuple[str, ...]:
         """Of its main containers."""
         message = (self._conditions.get("Ready") or {}).get("message") or ""
-        return (*(_trouble_of(one) for one in self._mains if not one.ready), message)
+        return (*(_why_not_ready(one) for one in self._mains if not one.ready), message)
 
-    def _true_since(self, condition: str) -> str:
-        return self._transition(condition, "True")
-
-    def _false_since(self, condition: str) -> str:
-        return self._transition(condition, "False")
-
-    def _transition(self, condition: str, status: str) -> str:
-        since = (self._conditions.get(condition) or {}).get("lastTransitionTime") or ""
-        return since if self._is(condition, status) else ""
-
-    def _is(self, condition: str, status: str) -> bool:
-        return (self._conditions.get(condition) or {}).get("status") == status
+    def _since(self, condition: str, status: str) -> str:
+        """Since when the pod's condition has that status; "" where it has another."""
+        found = self._conditions.get(condition) or {}
+        return (found.get("lastTransitionTime") or "") if found.get("status") == status else ""
 
     def _deleted_at(self) -> str:
         """A deletion's timestamp is when the pod has to be gone: its grace period is before it."""
@@ -316,6 +277,12 @@ class _Look:
             return ""
         grace = min(meta.get("deletionGracePeriodSeconds") or 0, _LONGEST_GRACE_SECONDS)
         return rfc3339(deadline - timedelta(seconds=grace))
+
+
+def _reported_stay(reported: JsonObject, model: ModelReport) -> str:
+    """Why the pod stays, as the binder has reported it: it knows of other nodes and earlier tries."""
+    message = str(reported.get("message") or reported.get("reason") or "")
+    return message.removeprefix(model.reason).strip(" ()")
 
 
 _CLASSES = {
@@ -370,7 +337,7 @@ def _retried(loader: Container) -> str:
     return ""
 
 
-def _trouble_of(container: Container) -> str:
+def _why_not_ready(container: Container) -> str:
     """Why a container of a pod whose model is loaded is not ready."""
     name = f"container {container.name}{container.again}"
     if (failure := container.failure) is not None:

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from berth.contract.keys import Keys
 from berth.contract.pod import ModelPod, has_ended, node_of
 from berth.contract.report import NodeReport
-from binder.cli.pod_facts import Facts, JsonObject, Unread, asked, conditions, duration, moment, report_of
-from binder.loop.rescuing import BROKEN_SECONDS
+from binder.cli.pod_facts import Facts, JsonObject, Unread, asked, duration, moment, next_step, report_of
+from binder.loop.verdict import Cause, cause_of, gpu_failure, node_gone
+from binder.pod.conditions import conditions
 
 
 def surroundings(facts: Facts, keys: Keys, scheduler_name: str) -> Iterator[str]:
@@ -29,11 +30,15 @@ def surroundings(facts: Facts, keys: Keys, scheduler_name: str) -> Iterator[str]
         yield report.why
     else:
         yield from _of_the_report(report, node, None if isinstance(ask, Unread) else ask)
+        gpus = {gpu.uuid: gpu for gpu in report.gpus}
+        model = report.model_of(pod["metadata"].get("uid", ""))
+        if model is not None and cause_of(model, gpus) is Cause.GPU_BROKEN:
+            yield next_step(facts, keys, scheduler_name, Cause.GPU_BROKEN)
 
 
 def _of_the_node(node: JsonObject | Unread | None, name: str) -> Iterator[str]:
     if node is None:
-        yield f"node {name} does not exist any more"
+        yield node_gone(name).message
     elif isinstance(node, Unread):
         yield f"node {name} cannot be read: {node.why}"
     else:
@@ -65,16 +70,7 @@ def _of_the_agent(facts: Facts, node: str, keys: Keys) -> Iterator[str]:
 def _of_the_report(report: NodeReport, node: str, ask: ModelPod | None) -> Iterator[str]:
     if not report.triton.ready:
         yield f"the Triton of node {node} does not answer: no model is loaded until it does"
-    there = {gpu.uuid: gpu for gpu in report.gpus}
+    gpus = {gpu.uuid: gpu for gpu in report.gpus}
     for chosen in () if ask is None or ask.gpu is None else ask.gpu.gpus:
-        gpu = there.get(chosen.uuid)
-        if gpu is None:
-            yield f"GPU {chosen.uuid}, which was chosen for it, is not on the node any more"
-        elif not gpu.healthy:
-            yield f"GPU {gpu.index} is not healthy: {gpu.reason or 'no reason is told'}"
-            if gpu.broken:
-                yield (
-                    f"what a broken GPU serves is not trusted, so the pod is not ready; once that has lasted for"
-                    f" {BROKEN_SECONDS:g} s the binder evicts it, as far as PodDisruptionBudgets allow, if a controller"
-                    " makes it anew and another GPU has room"
-                )
+        if (failure := gpu_failure(chosen.uuid, gpus.get(chosen.uuid), node)) is not None:
+            yield failure.message

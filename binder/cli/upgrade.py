@@ -12,6 +12,7 @@ from berth.contract.errors import UnreadableReport
 from berth.contract.keys import Keys
 from berth.contract.pod import PodRef, has_ended, is_deleting, pod_ref
 from berth.contract.report import Failure, ModelReport, ModelState, NodeReport
+from binder.pod.conditions import is_true
 
 JsonObject = Mapping[str, Any]
 SERVER, AGENT = "berth-server", "berth-agent"
@@ -187,8 +188,7 @@ def pods_of(look: Look, name: str) -> Iterator[JsonObject]:
 
 
 def is_ready(pod: JsonObject) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return is_true(pod, "Ready")
 
 
 def _is_old(look: Look, pod: JsonObject, name: str) -> bool:

@@ -18,7 +18,7 @@ from berth.runtime import options as opt
 from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
 from binder.cli.upgrade import AGENT, SERVER, Action, Cordon, Evict, Look, Replace, Uncordon, Upgrade, pods_of
-from binder.loop.evict import evict
+from binder.loop.pod_writes import evict
 
 SUMMARY = """Replace the pods of berth-server and berth-agent on one node that are not of their DaemonSets' last
 revision; the DaemonSets themselves replace none (updateStrategy OnDelete). A new Triton loads all models anew, so

@@ -20,11 +20,11 @@ from berth.runtime import options as opt
 from berth.runtime.errors import CannotStart, Failed
 from berth.runtime.process import run_process
 from binder.cli.answer import Answer, ProgressShown, Shown, judge, tell
-from binder.cli.pod_facts import Facts, JsonObject, Unread, conditions
+from binder.cli.pod_facts import Facts, JsonObject, Unread
 from binder.cli.progress import progress
 from binder.cli.snapshot import read_cluster
+from binder.pod.conditions import conditions, reported_reason
 from binder.pod.demand import parse_demand
-from binder.pod.wait_condition import reported_reason
 
 SUMMARY = """Say why a pod does not serve. Of a pod without a node: what each node and GPU lacks, and what would make it
 fit. Of a pod with a node: its stage (scheduled, loader-failing, staging, staged, loading, failed, loaded, ready, lost,

@@ -15,7 +15,7 @@ from berth.runtime.backoff import Backoff
 from berth.runtime.logs import fields
 from berth.runtime.tasks import wait_until_set
 from binder.loop.fenced import FencedClient
-from binder.loop.pod_status import patch_status
+from binder.loop.pod_writes import patch_status
 
 log = logging.getLogger(__name__)
 

@@ -37,8 +37,8 @@ from binder.engine.preemption import (
     search,
 )
 from binder.engine.victims import Victims
-from binder.loop.evict import evict, set_nominated_node
 from binder.loop.fenced import FencedClient
+from binder.loop.pod_writes import evict, set_nominated_node
 from binder.loop.requeue import ANY, NodeToStatus, QueueingHint
 from binder.loop.token_bucket import TokenBucket
 from binder.pod.demand import Demand
@@ -265,7 +265,7 @@ class Preemptor:
             if not self._is_wanted(one):
                 return False
             try:
-                await evict(self._client, victim.ref, rehearse=True)
+                await evict(self._client, victim.ref, dry_run=True)
             except KubeError as error:
                 log.warning("no room made", extra=self._fields(one, victim=victim.ref, error=error))
                 self._bar(victim, seconds=_BARRED_SECONDS)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-import numpy as np
-
 from berth.contract.errors import InvalidPod
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.keys import Keys
@@ -37,19 +35,17 @@ from binder.engine.remedy import remedy
 from binder.engine.score import LeastFragmentation, Strategy
 from binder.loop.bind import current_pod, is_answer, may_have_happened, post_binding
 from binder.loop.conditions import ConditionWriter, LastMessage
+from binder.loop.evict import EvictionController
 from binder.loop.failures import PlacementFailures
 from binder.loop.fenced import FencedClient, NotLeading
 from binder.loop.nominate import Preemptor
 from binder.loop.queue import SchedulingQueue, Waiting
-from binder.loop.replacing import Replacer
 from binder.loop.requeue import ANY, RESUME_SEARCH, ClusterChanges, QueueingHint, QueueingHints, status_of
-from binder.loop.rescuing import Rescuer
 from binder.loop.resync import AssumedPodResync
 from binder.loop.wait_reasons import WaitReasons
+from binder.pod.conditions import reported_message, reported_reason
 from binder.pod.demand import Demand, parse_demand
-from binder.pod.wait_condition import reported_message, reported_reason
 from binder.rules.explain import summary
-from binder.rules.filters import FITS
 from binder.rules.load_failures import LoadFailures
 
 log = logging.getLogger(__name__)
@@ -141,15 +137,18 @@ class Scheduler:
         # Pods that an earlier leader has begun to make room for.
         self._to_adopt: dict[PodUid, Demand] = {}
         self._has_led = False
-        self._troubles = PlacementFailures(self.state, events)
+        self._failures = PlacementFailures(self.state, events)
         self._doubts = AssumedPodResync(
             fenced, self.state, on_pod=self.on_pod, on_node=self.on_node, freed=self._note, clock=clock
         )
-        self._replacer = Replacer(
-            fenced, keys, scheduler_name, failures, events, fits_elsewhere=self.fits_elsewhere
-        )
-        self.rescuer = Rescuer(
-            fenced, keys, scheduler_name, events, fits=self.fits_anew, clock=clock, sleep=sleep
+        self.evictions = EvictionController(
+            fenced,
+            self.cluster,
+            events,
+            keys=keys,
+            scheduler_name=scheduler_name,
+            failures=failures,
+            clock=clock,
         )
         metrics.follow(self.queue, self.state, self.cluster.quarantines)
         self._unreadable: dict[PodUid, _Unreadable] = {}
@@ -175,14 +174,12 @@ class Scheduler:
     def on_node(self, change: Change) -> bool:
         helps = self.cluster.on_node(change)
         name = NodeName(change.object["metadata"]["name"])
-        self._troubles.look_at(name)
+        self._failures.observe(name)
         view = self.state.find(name)
         if view is None:
-            self._replacer.forget(name)
-            self.rescuer.forget(name)
+            self.evictions.forget(name)
         else:
-            self._replacer.look_at(view)
-            self.rescuer.look_at(view)
+            self.evictions.observe(view)
         return helps
 
     def on_pod(self, change: Change) -> bool:
@@ -190,7 +187,7 @@ class Scheduler:
         ref = pod_ref(pod)
         helps = self.cluster.on_pod(change)
         if change.kind is ChangeKind.GONE or is_deleting(pod):
-            self._replacer.see_going(pod)
+            self.evictions.observe_end(pod)
         if change.kind is ChangeKind.GONE or node_of(pod) is not None:
             self._no_longer_waits(ref.uid)
         elif pod["spec"].get("schedulerName") == self._name:
@@ -228,8 +225,7 @@ class Scheduler:
         return {
             "notices": self._notices.run(),
             "room": self.preemptor.run(),
-            "replacing": self._replacer.run(),
-            "rescuing": self.rescuer.run(),
+            "evictions": self.evictions.run(),
             "doubts": self._doubts.run(),
         }
 
@@ -273,7 +269,7 @@ class Scheduler:
         for waiting in self.queue.parked():
             if waiting.status and (hint := self._hints.spared(waiting.demand, waiting.status)):
                 self.queue.wake(waiting, hint)
-        self._troubles.tell()
+        self._failures.report()
         self._doubts.look()
         self._reasons.look()
 
@@ -471,20 +467,6 @@ class Scheduler:
         strategy.learn(
             await in_thread(price, strategy.demand_history.pricing_problem(self.cluster.decider.table))
         )
-
-    def fits_elsewhere(self, demand: Demand, node: NodeName) -> bool:
-        """Whether some other node would take a pod that is bound to this one, were it to be made anew."""
-        return any(name != node for name in self._fitting_anew(demand))
-
-    def fits_anew(self, demand: Demand) -> bool:
-        """Whether any node would take a pod that has a place, were it to be made anew."""
-        return bool(self._fitting_anew(demand))
-
-    def _fitting_anew(self, demand: Demand) -> list[NodeName]:
-        decider = self.cluster.decider
-        with decider.without((demand.model.ref.uid,)):
-            fitting = np.flatnonzero(decider.codes(demand) == FITS)
-            return [decider.table.view(int(row)).facts.name for row in fitting]
 
     def about_to_be_placed(self) -> list[Demand]:
         """Pods that wait and may have a place by now, in their order."""

@@ -33,6 +33,7 @@ class Api:
         self.rehearsed: list[str] = []
         self.evicted: list[str] = []
         self.nominated: list[tuple[str, str | None]] = []
+        self.conditions: list[Json] = []
         self.refusals: dict[str, Exception] = {}
         self.late_refusals: dict[str, Exception] = {}
 
@@ -64,6 +65,7 @@ class Api:
     async def patch(self, path: str, body: Json, *, content_type: str) -> Json:
         if "nominatedNodeName" in body["status"]:
             self.nominated.append((path.split("/")[-2], body["status"]["nominatedNodeName"]))
+        self.conditions += body["status"].get("conditions", ())
         return {}
 
 

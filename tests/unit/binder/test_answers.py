@@ -14,7 +14,7 @@ from berth.kube.informer import Change
 from binder.cache.state import STALE_MODEL_GRACE_SECONDS, ClusterState
 from binder.engine.decision import Placement
 from binder.loop.bind import current_pod, is_answer, may_have_happened, post_binding
-from binder.loop.evict import evict, set_nominated_node
+from binder.loop.pod_writes import evict, set_nominated_node
 from binder.loop.resync import OVERDUE_SECONDS, AssumedPodResync
 from binder.pod.demand import parse_demand
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
@@ -111,7 +111,7 @@ async def test_a_pod_that_is_gone_is_none_although_it_has_a_successor(answer: An
 @pytest.mark.parametrize("rehearse", [True, False])
 async def test_an_eviction_is_of_this_pod_and_rehearsed_where_it_is_to_be(rehearse: bool) -> None:
     api = Api({})
-    await evict(api, REF, rehearse=rehearse)  # type: ignore[arg-type]
+    await evict(api, REF, dry_run=rehearse)  # type: ignore[arg-type]
     ((path, body),) = api.calls
     assert path == "/api/v1/namespaces/team/pods/p1/eviction"
     dry = {"dryRun": ["All"]} if rehearse else {}

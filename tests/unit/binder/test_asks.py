@@ -12,11 +12,11 @@ from berth.contract.pod import has_ended
 from berth.contract.quantity import MOST
 from binder.cache.cluster import slim
 from binder.cache.reservations import bound_reservation
+from binder.pod.conditions import reported_message
 from binder.pod.demand import Demand, host_ports, parse_demand, pod_claims, product_key
 from binder.pod.resources import pod_amounts
 from binder.pod.selectors import parse_selector
 from binder.pod.topology_terms import required_anti_affinity
-from binder.pod.wait_condition import reported_message
 from tests.fakes.objects import GIB, KEYS, pod
 
 Json = dict[str, Any]

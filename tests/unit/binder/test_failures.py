@@ -38,22 +38,22 @@ def world() -> tuple[ClusterState, Events, PlacementFailures]:
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_each_trouble_is_told_once_and_again_when_it_comes_back(case: str) -> None:
     after, reason, detail = CASES[case]
-    state, events, troubles = world()
+    state, events, failures = world()
     for _ in range(2):
         state.set_node(after)
         for _ in range(2):
-            troubles.look_at(N1)
-            troubles.tell()
+            failures.observe(N1)
+            failures.report()
         state.set_node(node(says=report()))
-        troubles.look_at(N1)
-        troubles.tell()
+        failures.observe(N1)
+        failures.report()
     assert [said[0] for said in events.said] == [reason, reason]
     assert detail in events.said[0][1]
 
 
 def test_a_node_that_is_gone() -> None:
-    state, events, troubles = world()
+    state, events, failures = world()
     state.remove_node(N1)
-    troubles.look_at(N1)
-    troubles.tell()
+    failures.observe(N1)
+    failures.report()
     assert [said[0] for said in events.said] == ["NodeGone"]

@@ -11,7 +11,7 @@ from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import Failure, GpuReport, ModelReport, ModelState
 from binder.loop.bind import may_have_happened
 from binder.loop.fenced import FencedClient, NotLeading
-from binder.loop.rescuing import BROKEN_SECONDS
+from binder.loop.verdict import BROKEN_SECONDS
 from tests.fakes.binder import Api, Bench
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.fakes.values import replace
@@ -107,7 +107,7 @@ class Office(Bench):
         self.add("vip", mem="62Gi", priority=100)
         for _ in range(6):
             await self.step(4, seconds=BROKEN_SECONDS / 4)
-            await self.scheduler.rescuer.step()
+            await self.scheduler.evictions.step()
         kept = replace(row, pod_uid="kept", pod_name="kept", gpu="n1-0")  # type: ignore[arg-type]
         self.says("n1", (kept,))  # loaded after all
         self.node("n3", 64, unschedulable=True)  # nobody waits for this place any more
@@ -128,8 +128,7 @@ async def test_all_writers_are_at_work_here() -> None:
 
 
 async def test_nothing_is_written_once_another_may_lead_whenever_that_is() -> None:
-    """Leadership ends during each call in turn; the rescuer and the replacer did not ask, nor did conditions (binder
-    L7)."""
+    """Leadership ends during each call in turn; the eviction controller did not ask, nor did conditions (binder L7)."""
     async with Office(None) as office:
         await office.work()
     faults = {}

@@ -250,12 +250,12 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
     "pinned": (
         failed_as(Failure.CAPACITY, annotations={KEYS.server: "pool-a"}),
         Stage.FAILED,
-        ["stays here, for it is pinned to server pool-a"],
+        ["stays here: the pod is pinned to server pool-a"],
     ),
     "nobody would replace it": (
         failed_as(Failure.CAPACITY, owner=False),
         Stage.FAILED,
-        ["no controller would make it anew"],
+        ["no controller would replace the pod"],
     ),
     "another scheduler's, failed": (
         failed_as(Failure.CAPACITY, pod_changes={"schedulerName": "kube"}),
@@ -324,12 +324,16 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
     "lost": (
         replace(SERVED, state=ModelState.LOST),
         Stage.LOST,
-        ["the model's files are gone from the node", "the binder evicts it", "its controller makes another"],
+        [
+            "the model's files are gone from the node",
+            "the binder evicts it",
+            "its controller creates another",
+        ],
     ),
     "lost, nobody would replace it": (
         replace(SERVED, state=ModelState.LOST, owner=False),
         Stage.LOST,
-        ["no controller would make it anew: delete it, and make it again"],
+        ["no controller would replace the pod; delete it, and create it again"],
     ),
     "lost while it is being loaded": (
         Case(loader=RUNNING, state=ModelState.LOST),
@@ -435,7 +439,7 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
     "GPU gone": (
         Case(node=node(says=report(gpu("GPU-b")))),
         Stage.SCHEDULED,
-        ["GPU GPU-a, which was chosen for it, is not"],
+        ["GPU GPU-a is not on node n1 any more"],
     ),
     "GPU broken": (
         Case(
@@ -444,12 +448,12 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
             node=node(says=report(gpu(healthy=False, broken=True, reason="XID 79"), models=(listed("p1"),))),
         ),
         Stage.LOADED,
-        ["GPU 0 is not healthy: XID 79", "the binder evicts it", "another GPU has room"],
+        ["GPU 0 (GPU-a) of node n1 is not healthy: XID 79", "the binder evicts it", "another GPU has room"],
     ),
     "GPU sick": (
         Case(node=node(says=report(gpu(healthy=False, reason="XID 79")))),
         Stage.SCHEDULED,
-        ["GPU 0 is not healthy: XID 79"],
+        ["GPU 0 (GPU-a) of node n1 is not healthy: XID 79"],
     ),
     "node not ready": (
         Case(

@@ -21,8 +21,8 @@ from binder.engine.decision import Refusal
 from binder.engine.remedy import remedy
 from binder.loop.conditions import ConditionWriter
 from binder.loop.queue import SchedulingQueue
+from binder.pod.conditions import reported_message
 from binder.pod.demand import parse_demand
-from binder.pod.wait_condition import reported_message
 from binder.rules.explain import sentence, summary, verdicts
 from binder.rules.reasons import Kind
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
