@@ -43,9 +43,8 @@ from berth.contract.pod import ModelPod, PodRef
 from berth.contract.quantity import format_bytes
 from berth.contract.report import Failure, ModelState
 from berth.kube.errors import KubeError
-from berth.runtime.keepalive import keepalive
+from berth.runtime.grpc_options import listen_on, server_options
 from berth.runtime.logs import fields
-from berth.runtime.process import starting
 from berth.runtime.tasks import in_thread
 from berth.triton.errors import TritonError
 from berth.v1 import node_agent_pb2 as pb
@@ -445,32 +444,18 @@ def _foreseen(header: pb.StageHeader, name: ModelName, rules: NodeRules) -> Admi
 async def serve(api: NodeAgentApi, listen: Endpoint) -> grpc.aio.Server:
     """Start the server. Raises CannotStart when the port is taken."""
     server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", _MESSAGE_BYTES + 64 * 1024),
-            ("grpc.max_metadata_size", _METADATA_BYTES),
-            ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
-            ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
-            # Connections that are not used, or not even begun, are closed; clients connect anew by themselves.
-            ("grpc.server_handshake_timeout_ms", 10_000),
-            ("grpc.max_connection_idle_ms", 60_000),
-            # Else each stream may send megabytes ahead where nobody reads it, as on a node's own network.
-            ("grpc.http2.bdp_probe", 0),
-            ("grpc.so_reuseport", 0),  # two agents on one port are a mistake, not a load balancer
-            *keepalive(every_seconds=30, within_seconds=10),
-            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ],
+        options=server_options(
+            message_bytes=_MESSAGE_BYTES + 64 * 1024,
+            metadata_bytes=_METADATA_BYTES,
+            connections=_CONNECTIONS,
+            every_seconds=30,
+            within_seconds=10,
+        ),
         interceptors=[api.interceptor()],
         maximum_concurrent_rpcs=_CONCURRENT_CALLS,
     )
     add_NodeAgentServicer_to_server(api, server)  # type: ignore[no-untyped-call]
-    with starting("--listen", listen):
-        try:
-            bound = server.add_insecure_port(str(listen))
-        except RuntimeError as error:
-            raise OSError(str(error)) from error
-        if not bound:
-            raise OSError("address in use")
-    await server.start()
+    await listen_on(server, listen, flag="--listen")
     return server
 
 

@@ -11,7 +11,7 @@ import grpc.aio
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
-from berth.runtime.keepalive import keepalive
+from berth.runtime.grpc_options import channel_options, keepalive
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 
@@ -124,13 +124,11 @@ class AgentConnection:
 @asynccontextmanager
 async def connect(agent: Endpoint, token_file: Path | None) -> AsyncIterator[AgentConnection]:
     """Connect lazily: an agent that is away is an error of the first call."""
-    options = [
-        # The agent is on this node; no web proxy of the environment stands in between.
-        ("grpc.enable_http_proxy", 0),
+    options = channel_options(
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2000),
         *keepalive(every_seconds=20, within_seconds=10),
-    ]
+    )
     async with grpc.aio.insecure_channel(str(agent), options=options) as channel:
         with grpc.insecure_channel(str(agent), options=options) as threads:
             yield AgentConnection(channel, threads, token_file)

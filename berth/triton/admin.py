@@ -12,6 +12,7 @@ import grpc.aio
 
 from berth.contract.endpoint import Address
 from berth.contract.ids import ServerName
+from berth.runtime.grpc_options import channel_options, metadata
 from berth.triton.errors import TritonError, TritonLate, TritonRefused, TritonUnavailable
 from berth.triton.keys import TritonKeys
 from berth.triton.wire import grpc_service_pb2 as pb
@@ -117,17 +118,14 @@ async def open_admin(endpoint: Address, keys: TritonKeys) -> AsyncIterator[GrpcT
     """Connect lazily: a Triton that is away is an error of the first call, not of this one."""
     channel = grpc.aio.insecure_channel(
         str(endpoint),
-        options=[
+        options=channel_options(
             ("grpc.max_receive_message_length", -1),
             # It holds why a load has failed: a program's whole output, if it wants.
-            ("grpc.max_metadata_size", _METADATA_BYTES),
-            ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
+            *metadata(_METADATA_BYTES),
             # Triton restarts on the same port: try again soon instead of after gRPC's default of up to 2 min.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
-            # A node's Triton is never reached through a web proxy, whatever the environment says.
-            ("grpc.enable_http_proxy", 0),
-        ],
+        ),
     )
     async with channel:
         yield GrpcTritonAdmin(channel, keys)

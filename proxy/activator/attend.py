@@ -19,7 +19,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.scaling import BEAT_SECONDS, Assignment, ModelKey, Report
 from berth.runtime.backoff import Backoff
-from berth.runtime.keepalive import keepalive
+from berth.runtime.grpc_options import channel_options, keepalive
 from berth.runtime.logs import fields
 from berth.v1 import scaler_pb2 as pb
 from berth.v1.scaler_pb2_grpc import ScalerStub
@@ -272,15 +272,14 @@ def _endpoint(text: object) -> Endpoint | None:
 def _channel(target: Endpoint) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(
         str(target),
-        options=[
-            ("grpc.enable_http_proxy", 0),
+        options=channel_options(
             ("grpc.max_receive_message_length", _MESSAGE_BYTES),
             *keepalive(every_seconds=10, within_seconds=5),
             # A channel of its own for each stream: we pause ourselves.
             ("grpc.min_reconnect_backoff_ms", _CONNECT_MILLISECONDS),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_retries", 0),
-        ],
+        ),
     )
 
 

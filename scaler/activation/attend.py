@@ -22,9 +22,8 @@ from berth.contract.errors import InvalidValue
 from berth.contract.ids import PodUid
 from berth.contract.scaling import BEAT_SECONDS, Assignment, ModelKey, Report
 from berth.kube.errors import KubeError
-from berth.runtime.keepalive import keepalive
+from berth.runtime.grpc_options import listen_on, server_options
 from berth.runtime.logs import fields
-from berth.runtime.process import starting
 from berth.runtime.tasks import wait_until_set
 from berth.v1 import scaler_pb2 as pb
 from berth.v1.scaler_pb2_grpc import ScalerServicer, add_ScalerServicer_to_server
@@ -428,29 +427,17 @@ class _Pace:
 async def serving(attendance: Attendance, listen: Endpoint) -> AsyncIterator[int]:
     """The gRPC server; gives its port. Raises CannotStart."""
     server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-            ("grpc.max_metadata_size", _METADATA_BYTES),
-            ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
-            ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
-            ("grpc.server_handshake_timeout_ms", 10_000),
-            ("grpc.max_connection_idle_ms", 60_000),
-            ("grpc.so_reuseport", 0),
-            # One that is gone without a word is noticed by this.
-            *keepalive(every_seconds=10, within_seconds=5),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ],
+        options=server_options(
+            message_bytes=_MESSAGE_BYTES,
+            metadata_bytes=_METADATA_BYTES,
+            connections=_CONNECTIONS,
+            every_seconds=10,
+            within_seconds=5,
+        ),
         maximum_concurrent_rpcs=_CALLS,
     )
     add_ScalerServicer_to_server(attendance, server)  # type: ignore[no-untyped-call]
-    with starting("--attend-listen", listen):
-        try:
-            port = server.add_insecure_port(str(listen))
-        except RuntimeError as error:
-            raise OSError(str(error)) from error
-        if not port:
-            raise OSError("address in use")
-    await server.start()
+    port = await listen_on(server, listen, flag="--attend-listen")
     try:
         yield port
     finally:

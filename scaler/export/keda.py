@@ -18,8 +18,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.errors import InvalidValue
 from berth.contract.scaling import ModelKey
 from berth.contract.text import one_line
-from berth.runtime.keepalive import keepalive
-from berth.runtime.process import starting
+from berth.runtime.grpc_options import listen_on, server_options
 from berth.v1 import externalscaler_pb2 as pb
 from berth.v1.externalscaler_pb2_grpc import ExternalScalerServicer, add_ExternalScalerServicer_to_server
 from scaler.core.models_view import ModelsView, ModelView
@@ -249,31 +248,17 @@ async def _refused(context: Context, error: NotServed) -> NoReturn:
 async def serve(scaler: KedaScaler, listen: Endpoint, tls: GrpcTls | None) -> grpc.aio.Server:
     """Start the server. Raises CannotStart where the port is taken."""
     server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-            ("grpc.max_metadata_size", _METADATA_BYTES),
-            ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
-            ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
-            ("grpc.server_handshake_timeout_ms", 10_000),
-            ("grpc.so_reuseport", 0),
-            # A KEDA that is gone without a word keeps no stream open.
-            *keepalive(every_seconds=30, within_seconds=10),
-            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ],
+        options=server_options(
+            message_bytes=_MESSAGE_BYTES,
+            metadata_bytes=_METADATA_BYTES,
+            connections=_CONNECTIONS,
+            every_seconds=30,
+            within_seconds=10,
+            idle_seconds=None,
+        ),
         maximum_concurrent_rpcs=_STREAMS + 256,
     )
     add_ExternalScalerServicer_to_server(scaler, server)  # type: ignore[no-untyped-call]
-    with starting("--keda-listen", listen):
-        try:
-            address = str(listen)
-            bound = (
-                server.add_insecure_port(address)
-                if tls is None
-                else server.add_secure_port(address, tls.credentials())
-            )
-        except RuntimeError as error:
-            raise OSError(str(error)) from error
-        if not bound:
-            raise OSError("address in use")
-    await server.start()
+    credentials = None if tls is None else tls.credentials()
+    await listen_on(server, listen, flag="--keda-listen", credentials=credentials)
     return server

@@ -9,7 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from berth.runtime.keepalive import keepalive
+from berth.contract.endpoint import Endpoint
+from berth.runtime.errors import CannotStart
+from berth.runtime.grpc_options import keepalive, listen_on, server_options
 
 EVERY, WITHIN = 1, 1
 # Longer than gRPC pings a stream without data by its own defaults.
@@ -94,3 +96,33 @@ async def test_a_peer_that_is_gone_is_noticed_however_quiet_the_stream_is(side: 
         async with asyncio.timeout(20):
             while not call.done() if side == "client" else silence.open:
                 await asyncio.sleep(0.05)
+
+
+def test_every_server_is_bounded_and_reads_no_stream_ahead() -> None:
+    options = dict(
+        server_options(message_bytes=7, metadata_bytes=8, connections=9, every_seconds=30, within_seconds=10)
+    )
+    assert options == {
+        "grpc.max_receive_message_length": 7,
+        "grpc.max_metadata_size": 8,
+        "grpc.absolute_max_metadata_size": 8,
+        "grpc.max_allowed_incoming_connections": 9,
+        "grpc.server_handshake_timeout_ms": 10_000,
+        "grpc.max_connection_idle_ms": 60_000,
+        "grpc.http2.bdp_probe": 0,
+        "grpc.so_reuseport": 0,
+        "grpc.keepalive_time_ms": 30_000,
+        "grpc.keepalive_timeout_ms": 10_000,
+        "grpc.http2.ping_timeout_ms": 10_000,
+        "grpc.http2.max_pings_without_data": 0,
+        "grpc.http2.min_ping_interval_without_data_ms": 10_000,
+    }
+
+
+async def test_a_port_that_is_taken_is_named_with_its_flag() -> None:
+    first, second = grpc.aio.server(), grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    port = await listen_on(first, Endpoint("127.0.0.1", 0), flag="--listen")
+    with pytest.raises(CannotStart, match=f"--other-listen: cannot listen on 127.0.0.1:{port}"):
+        await listen_on(second, Endpoint("127.0.0.1", port), flag="--other-listen")
+    await first.stop(None)
+    await second.stop(None)
