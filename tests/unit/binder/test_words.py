@@ -15,13 +15,12 @@ from berth.kube.errors import KubeError, response_error
 from berth.kube.informer import Change, ChangeKind
 from binder.api.metrics import RESULTS, BinderMetrics
 from binder.cache.cluster import Cluster
-from binder.cli.pod_facts import conditions
 from binder.cli.progress import Stage
 from binder.engine.decision import Refusal
 from binder.engine.remedy import remedy
 from binder.loop.conditions import ConditionWriter
 from binder.loop.queue import SchedulingQueue
-from binder.pod.conditions import reported_message
+from binder.pod.conditions import conditions, reported_message
 from binder.pod.demand import parse_demand
 from binder.rules.explain import sentence, summary, verdicts
 from binder.rules.reasons import Kind

@@ -82,8 +82,9 @@ class Truth:
         ]
         models = tuple(
             ModelReport(
-                PodUid(uid), "team", uid, model_id, model_id, choice.uuid, choice.bytes,  # type: ignore[arg-type]
-                self.measured.get(uid), ModelState.READY, other_gpus=choice.uuids[1:],
+                pod_uid=PodUid(uid), namespace="team", pod_name=uid, model_id=model_id, model_name=model_id,  # type: ignore[arg-type]
+                gpu=choice.uuid, requested_bytes=choice.bytes, measured_bytes=self.measured.get(uid),
+                state=ModelState.READY, other_gpus=choice.uuids[1:],
             )
             for uid, (choice, model_id) in self.listed[name].items()
         )  # fmt: skip
