@@ -145,6 +145,7 @@ async def test_another_pods_token_does_not_open_this_pods_model(
     assert (await user.models_on("gpu-1"))["mine"] == "ready"
 
 
+@pytest.mark.nightly
 async def test_a_pod_of_another_node_opens_nothing_here(user: User, mine: dict[str, Any]) -> None:
     metadata = bearer(await token_of(user, mine))
     async with agent_of(user, "gpu-2") as agent:
@@ -153,6 +154,7 @@ async def test_a_pod_of_another_node_opens_nothing_here(user: User, mine: dict[s
     assert "node" in details
 
 
+@pytest.mark.nightly
 async def test_a_token_dies_with_its_pod(user: User, mine: dict[str, Any]) -> None:
     metadata = bearer(await token_of(user, mine))
     await user.client.delete("/api/v1/namespaces/default/pods/mine", grace_seconds=0)
@@ -171,6 +173,7 @@ NO_NAMES = ("..", "../x", "a/b", "/etc", "a\x00b", "a\nb", "\x1b[2J", "x" * 300,
 NO_PATHS = ("..", "../x", "/etc/passwd", "a/../../b", "a//b", "a\x00", "1/\n", ".berth.json", "x" * 5000)
 
 
+@pytest.mark.nightly
 async def test_names_that_no_model_and_paths_that_no_file_may_have(user: User, mine: dict[str, Any]) -> None:
     metadata = bearer(await token_of(user, mine))
     async with agent_of(user, "gpu-1") as agent:
@@ -188,6 +191,7 @@ async def test_names_that_no_model_and_paths_that_no_file_may_have(user: User, m
     assert user.repository("gpu-1") == ["mine"]
 
 
+@pytest.mark.nightly
 async def test_a_stage_that_breaks_half_way_or_lies_leaves_nothing(user: User, mine: dict[str, Any]) -> None:
     metadata = bearer(await token_of(user, mine))
     async with agent_of(user, "gpu-1") as agent:
@@ -217,6 +221,7 @@ async def test_a_stage_that_breaks_half_way_or_lies_leaves_nothing(user: User, m
     assert (await user.models_on("gpu-1"))["mine"] == "ready"
 
 
+@pytest.mark.nightly
 async def test_unload_of_a_pod_that_goes_on_keeps_the_model(user: User, mine: dict[str, Any]) -> None:
     metadata = bearer(await token_of(user, mine))
     async with agent_of(user, "gpu-1") as agent:
@@ -225,6 +230,7 @@ async def test_unload_of_a_pod_that_goes_on_keeps_the_model(user: User, mine: di
     assert (await user.models_on("gpu-1"))["mine"] == "ready"
 
 
+@pytest.mark.nightly
 async def test_a_token_for_an_ended_pod_is_not_given(user: User, mine: dict[str, Any]) -> None:
     other = {"metadata": {**mine["metadata"], "uid": "00000000-0000-0000-0000-000000000000"}}
     with pytest.raises(Conflict):

@@ -60,7 +60,7 @@ async def run_agent(flags: dict[str, str]) -> tuple[int, str]:
         ({"--listen": "everywhere"}, 2, "--listen: 'everywhere' is not HOST:PORT"),
         ({"--repository": "/nowhere/models"}, 3, "/nowhere/models"),
         ({"--kubeconfig": "/nowhere/config"}, 2, "--kubeconfig"),
-        ({}, 3, "http://127.0.0.1:1"),
+        pytest.param({}, 3, "http://127.0.0.1:1", marks=pytest.mark.nightly),  # half a minute of tries
     ],
 )
 async def test_an_agent_that_cannot_start_says_why(
@@ -99,6 +99,7 @@ async def test_an_unusable_kubeconfig_is_bad_configuration(tmp_path: Path) -> No
         assert "--kubeconfig" in err
 
 
+@pytest.mark.nightly
 async def test_an_api_server_that_is_away_is_cannot_start(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1")
     for command in (["binder", "--admin-listen=127.0.0.1:0", "--log-level=error"], ["top"], ["why", "p"]):

@@ -9,6 +9,7 @@ from tests.e2e.support import User, get
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+@pytest.mark.nightly
 async def test_one_leads_and_the_standby_takes_over_from_a_leader_that_is_killed(
     user: User, source: str
 ) -> None:

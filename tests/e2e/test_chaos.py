@@ -184,6 +184,7 @@ async def kill_with_a_pod_to_place(user: User, app: str, delete: Awaitable[objec
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["agent", "binder", "proxy", "triton"])
 async def test_killed_in_mid_operation_again_and_again(user: User, slow: SlowModel, victim: str) -> None:
     rng = random.Random(victim)
@@ -204,6 +205,7 @@ async def test_killed_in_mid_operation_again_and_again(user: User, slow: SlowMod
         await settled(user)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("agent", ["runs", "starts"])
 async def test_files_that_are_gone_come_back_with_a_new_pod(user: User, source: str, agent: str) -> None:
     await user.apply(model_deployment("red", source=source, gpu_mem="3Gi"))
@@ -237,6 +239,7 @@ async def test_a_pod_killed_hard_leaves_no_model(user: User, source: str) -> Non
     assert user.repository(node) == []
 
 
+@pytest.mark.nightly
 async def test_a_node_whose_agent_stops_gets_no_new_pods(user: User, source: str) -> None:
     node = user.cluster.nodes["gpu-2"]
     await node.agent.stop()

@@ -97,6 +97,7 @@ async def test_what_only_kube_scheduler_decides_works_with_the_extender(user: Us
         await user.client.delete(f"/apis/storage.k8s.io/v1/storageclasses/{storage}")
 
 
+@pytest.mark.nightly
 async def test_both_modes_together_never_give_the_same_bytes_twice(user: User, source: str) -> None:
     """More pods than fit, half of each kind, all at once: what is given out stays within every GPU."""
     names = [f"crowd-{number}" for number in range(10)]

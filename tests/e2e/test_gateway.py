@@ -234,6 +234,7 @@ async def killed(part: Part) -> None:
     await eventually(again, what=f"{part.name} to run again")
 
 
+@pytest.mark.nightly
 async def test_models_serve_on_while_the_agent_is_away_and_when_it_is_back(user: User, source: str) -> None:
     await user.apply(model_pod("lasting", source=source, gpu_mem="1Gi", pod_spec=ON_GPU_1))
     (pod,) = await user.ready("lasting")
@@ -257,6 +258,7 @@ async def test_models_serve_on_while_the_agent_is_away_and_when_it_is_back(user:
     assert failures == []
 
 
+@pytest.mark.nightly
 async def test_a_killed_gateway_is_back_and_so_are_its_models_pods(user: User, source: str) -> None:
     await user.apply(model_pod("through", source=source, gpu_mem="1Gi", pod_spec=ON_GPU_1))
     (pod,) = await user.ready("through")
@@ -267,6 +269,7 @@ async def test_a_killed_gateway_is_back_and_so_are_its_models_pods(user: User, s
     assert [status["restartCount"] for status in again["status"]["containerStatuses"]] == [0]
 
 
+@pytest.mark.nightly
 async def test_without_a_gateway_a_door_says_so_and_its_pod_is_not_ready(user: User, source: str) -> None:
     await user.apply(model_pod("closed", source=source, gpu_mem="1Gi", pod_spec=ON_GPU_1))
     (pod,) = await user.ready("closed")
@@ -294,6 +297,7 @@ SLOWLY = PROGRAM.replace(
 )
 
 
+@pytest.mark.nightly
 async def test_when_triton_dies_those_are_told_whose_requests_were_in_it(
     user: User, source: str, url: Callable[[str, bytes], str]
 ) -> None:

@@ -75,6 +75,7 @@ async def important(user: User) -> str:
     return name
 
 
+@pytest.mark.nightly
 async def test_a_pod_of_higher_priority_takes_the_place_of_others_within_their_budgets(
     user: User, source: str, important: str
 ) -> None:
