@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from berth.runtime.admin.http import Reply, Request, text
-from berth.runtime.admin.questions import SILENT_SECONDS, Failed, Questions, Silent
+from berth.runtime.admin.loop_calls import CALL_SECONDS, Failed, LoopCalls, TimedOut
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Cache:
     def __init__(
         self,
         page: CachedPage[Any],
-        questions: Questions,
+        calls: LoopCalls,
         jobs: "Jobs",
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -85,7 +85,7 @@ class Cache:
     ) -> None:
         """`used`: what the thread that asks for it has had of the processor. By the clock, a process that is kept from it
         would tell of old things for as long again as that, times `_REST`."""
-        self._page, self._questions, self._jobs, self._clock = page, questions, jobs, clock
+        self._page, self._calls, self._jobs, self._clock = page, calls, jobs, clock
         self._used = used
         self._taken: _Taken | None = None
         self._is_taking = False
@@ -103,7 +103,7 @@ class Cache:
         self._waiting.append((at, then))
         if not self._is_taking:
             self._is_taking = True
-            self._questions.ask(self._take, self._took)
+            self._calls.ask(self._take, self._took)
 
     def _take(self) -> _Taken:
         """On the process's loop."""
@@ -111,7 +111,7 @@ class Cache:
         what = self._page.take()
         return _Taken(what, news, self._clock(), self._used() - began)
 
-    def _took(self, taken: _Taken | type[Silent] | type[Failed]) -> None:
+    def _took(self, taken: _Taken | type[TimedOut] | type[Failed]) -> None:
         self._is_taking = False
         waiting, self._waiting = self._waiting, []
         if not isinstance(taken, _Taken):
@@ -151,9 +151,9 @@ class Cache:
             then(reply)
 
 
-def excuse(why: type[Silent] | type[Failed]) -> Reply:
-    if why is Silent:
-        return text(f"the process has been busy with something else for {SILENT_SECONDS:g} s", 503)
+def excuse(why: type[TimedOut] | type[Failed]) -> Reply:
+    if why is TimedOut:
+        return text(f"the process has been busy with something else for {CALL_SECONDS:g} s", 503)
     return text("this page has failed, as the process's log says", 500)
 
 

@@ -13,19 +13,19 @@ from functools import partial
 from typing import Any, Final
 
 from berth.contract.endpoint import Endpoint
-from berth.runtime.admin.guests import Guests
+from berth.runtime.admin.connections import Connections
+from berth.runtime.admin.cpu_share import CpuShare
 from berth.runtime.admin.http import HEAD_BYTES, Reply, Request, read_head, text
-from berth.runtime.admin.pace import Pace
+from berth.runtime.admin.loop_calls import LoopCalls
 from berth.runtime.admin.pages import Cache, CachedPage, Jobs, Page, excuse
-from berth.runtime.admin.questions import Questions
 from berth.runtime.listening import listening_sockets
 from berth.runtime.process import starting
 
 log = logging.getLogger(__name__)
 
-MOST_GUESTS: Final = 64
+MOST_CONNECTIONS: Final = 64
 # For a whole head, and again for the answer to be taken.
-GUEST_SECONDS: Final = 5.0
+CONNECTION_SECONDS: Final = 5.0
 # Connections that are taken before others have their turn; those that wait for it; after no descriptor was left.
 _AT_ONCE: Final = 16
 _BACKLOG: Final = 1024
@@ -98,18 +98,18 @@ class _AdminThread(threading.Thread):
         super().__init__(name="admin", daemon=True)
         self._listening, self._pages = listening, pages
         self._selector = selectors.DefaultSelector()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._ends = False
         self._jobs = Jobs()
-        self._questions = Questions(loop, self._ring)
+        self._calls = LoopCalls(loop, self._wake)
         self._caches = {
-            path: Cache(page, self._questions, self._jobs)
+            path: Cache(page, self._calls, self._jobs)
             for path, page in pages.items()
             if isinstance(page, CachedPage)
         }
-        self.guests: Guests[_Guest] = Guests(MOST_GUESTS)
+        self.connections: Connections[_Connection] = Connections(MOST_CONNECTIONS)
         # When they are sent away, soonest first: each has the same time for each part.
-        self._deadlines: OrderedDict[_Guest, float] = OrderedDict()
+        self._deadlines: OrderedDict[_Connection, float] = OrderedDict()
         # Nobody is taken before this; 0.0: before there is a place.
         self._deaf_until: float | None = None
 
@@ -117,24 +117,24 @@ class _AdminThread(threading.Thread):
 
     def end(self) -> None:
         self._ends = True
-        self._ring()
+        self._wake()
         self.join(_END_SECONDS)
-        bell, self._bell = self._bell, -1
-        os.close(bell)
+        wakeup, self._wakeup = self._wakeup, -1
+        os.close(wakeup)
 
-    def _ring(self) -> None:
-        if self._bell >= 0:  # the loop may come to a question after the end
-            os.eventfd_write(self._bell, 1)
+    def _wake(self) -> None:
+        if self._wakeup >= 0:  # the loop may come to a call after the end
+            os.eventfd_write(self._wakeup, 1)
 
     # The thread.
 
     def run(self) -> None:
         try:
-            self._selector.register(self._bell, selectors.EVENT_READ, self._woken)
+            self._selector.register(self._wakeup, selectors.EVENT_READ, self._woken)
             self._listen()
-            pace = Pace(time.thread_time())
+            share = CpuShare(time.thread_time())
             while not self._ends:
-                self._turn(pace)
+                self._turn(share)
         except (
             Exception
         ) as error:  # without it nobody is told that the process lives, so its kubelet starts it anew
@@ -142,14 +142,14 @@ class _AdminThread(threading.Thread):
         finally:
             self._close()
 
-    def _turn(self, pace: Pace) -> None:
+    def _turn(self, share: CpuShare) -> None:
         for key, _ in self._selector.select(self._patience()):
             key.data()
-        self._questions.step()
-        while self._jobs and pace.has_time(time.thread_time()):
+        self._calls.step()
+        while self._jobs and share.has_time(time.thread_time()):
             self._jobs.step()
         self._send_late_away(time.monotonic())
-        rest = pace.rest_seconds(time.thread_time())
+        rest = share.rest_seconds(time.thread_time())
         if rest:
             time.sleep(rest)
 
@@ -157,16 +157,16 @@ class _AdminThread(threading.Thread):
         """How long nothing is to be done unless something comes."""
         if self._jobs:
             return 0.0
-        times = [self._questions.next_step(), next(iter(self._deadlines.values()), None), self._deaf_until]
+        times = [self._calls.next_step(), next(iter(self._deadlines.values()), None), self._deaf_until]
         soonest = min((one for one in times if one), default=None)
         return None if soonest is None else max(0.0, soonest - time.monotonic())
 
     def _woken(self) -> None:
-        os.eventfd_read(self._bell)
+        os.eventfd_read(self._wakeup)
 
     def _close(self) -> None:
-        for guest in self.guests:
-            guest.leave()
+        for connection in self.connections:
+            connection.leave()
         for one in self._listening:
             one.close()
         self._selector.close()
@@ -187,11 +187,11 @@ class _AdminThread(threading.Thread):
         for _ in range(_AT_ONCE):
             if self._deaf_until is not None:
                 return
-            slow = None if self.guests.has_room else self.guests.first_to_go()
+            slow = None if self.connections.has_place else self.connections.to_evict()
             if slow is not None:
                 slow.leave()
             if (
-                not self.guests.has_room
+                not self.connections.has_place
             ):  # all are owed an answer, which comes soon: the next one waits for that
                 self._be_deaf(0.0)
                 return
@@ -202,56 +202,56 @@ class _AdminThread(threading.Thread):
             except OSError:  # no descriptor is left, or no memory
                 self._be_deaf(time.monotonic() + _PAUSE_SECONDS)
                 return
-            self._welcome(_Guest(self, sock), str(address[0]))
+            self._add(_Connection(self, sock), str(address[0]))
 
-    def _welcome(self, guest: "_Guest", source: str) -> None:
-        self.guests.add(guest, source)
-        self.wait_for(guest)
-        guest.read()  # most have asked already
+    def _add(self, connection: "_Connection", source: str) -> None:
+        self.connections.add(connection, source)
+        self.wait_for(connection)
+        connection.read()  # most have asked already
 
     def _send_late_away(self, now: float) -> None:
         while self._deadlines:
-            guest, until = next(iter(self._deadlines.items()))
+            connection, until = next(iter(self._deadlines.items()))
             if until > now:
                 break
-            guest.leave()
+            connection.leave()
         if self._deaf_until is not None and self._deaf_until <= now and self._has_place:
             self._listen()
 
     @property
     def _has_place(self) -> bool:
-        return self.guests.has_room or self.guests.first_to_go() is not None
+        return self.connections.has_place or self.connections.to_evict() is not None
 
-    # For guests.
+    # For connections.
 
-    def wait_for(self, guest: "_Guest") -> None:
+    def wait_for(self, connection: "_Connection") -> None:
         """It has so long from now."""
-        self._deadlines[guest] = time.monotonic() + GUEST_SECONDS
-        self._deadlines.move_to_end(guest)
+        self._deadlines[connection] = time.monotonic() + CONNECTION_SECONDS
+        self._deadlines.move_to_end(connection)
 
-    def heed(self, guest: "_Guest", events: int, do: Callable[[], None]) -> None:
+    def watch(self, connection: "_Connection", events: int, do: Callable[[], None]) -> None:
         """`events`: of the selector; 0 is none."""
-        if events and guest.events:
-            self._selector.modify(guest.socket, events, do)
+        if events and connection.events:
+            self._selector.modify(connection.socket, events, do)
         elif events:
-            self._selector.register(guest.socket, events, do)
-        elif guest.events:
-            self._selector.unregister(guest.socket)
-        guest.events = events
+            self._selector.register(connection.socket, events, do)
+        elif connection.events:
+            self._selector.unregister(connection.socket)
+        connection.events = events
 
-    def answer(self, guest: "_Guest", request: Request) -> None:
+    def answer(self, connection: "_Connection", request: Request) -> None:
         """`say` comes once, within a bound."""
-        self.guests.owe(guest)
-        self._deadlines.pop(guest, None)  # it is our turn now
+        self.connections.awaits_answer(connection)
+        self._deadlines.pop(connection, None)  # it is our turn now
         path = self._key_of(request.path)
         if path is None:
-            guest.say(text(f"there are {', '.join(self._pages)}", 404))
+            connection.say(text(f"there are {', '.join(self._pages)}", 404))
         elif path in self._caches:
-            self._caches[path].answer(request, guest.say)
+            self._caches[path].answer(request, connection.say)
         else:
             page = self._pages[path]
             assert not isinstance(page, CachedPage)
-            self._questions.ask(lambda: page(request), lambda answer: guest.say(_reply(answer)))
+            self._calls.ask(lambda: page(request), lambda answer: connection.say(_reply(answer)))
 
     def _key_of(self, path: str) -> str | None:
         if path in self._pages:
@@ -259,20 +259,20 @@ class _AdminThread(threading.Thread):
         above = (key for key in self._pages if key.endswith("/") and path.startswith(key))
         return max(above, key=len, default=None)
 
-    def answered(self, guest: "_Guest") -> None:
-        self.guests.answered(guest)
-        self.wait_for(guest)
+    def answered(self, connection: "_Connection") -> None:
+        self.connections.answered(connection)
+        self.wait_for(connection)
 
-    def forget(self, guest: "_Guest") -> None:
-        self.guests.remove(guest)
-        self._deadlines.pop(guest, None)
+    def forget(self, connection: "_Connection") -> None:
+        self.connections.remove(connection)
+        self._deadlines.pop(connection, None)
 
 
 def _reply(answer: Any) -> Reply:
     return answer if isinstance(answer, Reply) else excuse(answer)
 
 
-class _Guest:
+class _Connection:
     """One connection, of one request."""
 
     def __init__(self, thread: _AdminThread, sock: socket.socket) -> None:
@@ -291,7 +291,7 @@ class _Guest:
         try:
             received = self.socket.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):
-            self._thread.heed(self, selectors.EVENT_READ, self.read)
+            self._thread.watch(self, selectors.EVENT_READ, self.read)
             return
         except OSError:
             self.leave()
@@ -300,12 +300,12 @@ class _Guest:
         head = read_head(self._received)
         if isinstance(head, Request):
             self._with_body = head.with_body
-            self._thread.heed(self, 0, self.read)
+            self._thread.watch(self, 0, self.read)
             self._thread.answer(self, head)
         elif isinstance(head, Reply):
             self.say(head)
         elif received:
-            self._thread.heed(self, selectors.EVENT_READ, self.read)
+            self._thread.watch(self, selectors.EVENT_READ, self.read)
         else:
             self.leave()
 
@@ -325,11 +325,11 @@ class _Guest:
                 self._sent(self.socket.sendmsg(self._unsent))
             self.socket.shutdown(socket.SHUT_WR)
         except (BlockingIOError, InterruptedError):
-            self._thread.heed(self, selectors.EVENT_WRITE, self._send)
+            self._thread.watch(self, selectors.EVENT_WRITE, self._send)
         except OSError:
             self.leave()
         else:  # closed with something unread, it would be reset, and the answer lost
-            self._thread.heed(self, selectors.EVENT_READ, self._read_rest)
+            self._thread.watch(self, selectors.EVENT_READ, self._read_rest)
 
     def _sent(self, count: int) -> None:
         unsent = self._unsent
@@ -353,6 +353,6 @@ class _Guest:
         if not self._is_gone:
             self._is_gone = True
             self._unsent = []
-            self._thread.heed(self, 0, self.read)
+            self._thread.watch(self, 0, self.read)
             self._thread.forget(self)
             self.socket.close()

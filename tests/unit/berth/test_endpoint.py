@@ -43,3 +43,19 @@ def test_addresses(text: str, endpoint: Endpoint) -> None:
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(InvalidValue, match="is not HOST:PORT"):
         Endpoint.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:x", "a:65536", "::1:80", "a:-1", "a:٣"])
+def test_not_an_endpoint(text: str) -> None:
+    with pytest.raises(InvalidValue, match="not HOST:PORT"):
+        Endpoint.parse(text)
+
+
+def test_an_ipv6_address_without_brackets_is_shown_with_them() -> None:
+    with pytest.raises(InvalidValue, match=r"brackets: \[fd00::1\]:8470$"):
+        Endpoint.parse("fd00::1:8470")
+
+
+def test_endpoints() -> None:
+    assert str(Endpoint.parse("[::1]:80")) == "[::1]:80"
+    assert Endpoint.parse("h:0") == Endpoint("h", 0)

@@ -1,8 +1,7 @@
-"""Leases: who leads, for how long, and what a heartbeat writes."""
+"""Leader election over a Lease."""
 
 import asyncio
 import logging
-import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -15,12 +14,11 @@ import pytest
 from berth.kube.client import WRITE_SECONDS
 from berth.kube.election import Election, LeadershipLost
 from berth.kube.errors import KubeUnreachable, response_error
-from berth.kube.lease import Freshness, Heartbeat
-from berth.kube.times import micro_time
 from tests.fakes import leaping
-from tests.fakes.kube import RecordingClient
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
 PATH = "/apis/coordination.k8s.io/v1/namespaces/berth-system/leases/berth-binder"
 
 
@@ -638,73 +636,3 @@ def test_a_lease_is_let_go_by_its_holder_only(caplog: pytest.LogCaptureFixture) 
 
     leaping.run(story())
     assert [record.getMessage() for record in caplog.records] == ["leading", "leading", "lease not released"]
-
-
-async def test_a_heartbeat_renews_and_makes_what_is_missing() -> None:
-    api = RecordingClient()
-    path = "/apis/coordination.k8s.io/v1/namespaces/nodes/leases/berth-agent-n"
-    heart = Heartbeat(
-        api,  # type: ignore[arg-type]
-        namespace="nodes",
-        name="berth-agent-n",
-        holder="pod-1",
-        duration_seconds=40,
-        now=lambda: START,
-    )
-    spec = {
-        "holderIdentity": "pod-1",
-        "leaseDurationSeconds": 40,
-        "renewTime": "2026-01-01T00:00:00.000000Z",
-    }
-    await heart.beat()
-    api.missing.add(path)
-    await heart.beat()
-    patched, created = api.written
-    assert (patched[:2], patched[2]["spec"]) == (("patch", path), spec)
-    assert created == (
-        "create",
-        path.rpartition("/")[0],
-        {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": "berth-agent-n"},
-            "spec": spec,
-        },
-    )
-    api.broken = KubeUnreachable("away")
-    with pytest.raises(KubeUnreachable):
-        await heart.beat()
-
-
-def seen(renewed: datetime | None, *, duration: int | None = 40) -> dict[str, Any]:
-    spec = {"renewTime": renewed and micro_time(renewed), "leaseDurationSeconds": duration}
-    return {"metadata": {"name": "a"}, "spec": spec}
-
-
-def test_a_lease_that_is_seen_again_is_as_old_as_before_and_a_renewed_one_is_young() -> None:
-    fresh = Freshness()
-    assert fresh.deadline("a") == -math.inf
-    fresh.observe(seen(START), monotonic=0.0, wall=START)
-    fresh.observe(seen(START), monotonic=30.0, wall=START + timedelta(seconds=30))
-    assert fresh.deadline("a") == 40
-    fresh.observe(seen(START + timedelta(seconds=1)), monotonic=35.0, wall=START)
-    assert fresh.deadline("a") == 75
-
-
-def test_what_is_forgotten_is_judged_anew_by_its_own_time() -> None:
-    fresh = Freshness()
-    fresh.observe(seen(START), monotonic=0.0, wall=START)
-    fresh.forget("a")
-    fresh.forget("never-seen")
-    assert not fresh.is_fresh("a", monotonic=0.0)
-    fresh.observe(seen(START), monotonic=0.0, wall=START + timedelta(seconds=39))
-    assert fresh.deadline("a") == 1
-
-
-def test_a_renewal_without_a_duration_lasts_no_time() -> None:
-    fresh = Freshness()
-    fresh.observe(seen(START), monotonic=0.0, wall=START)
-    fresh.observe(seen(START + timedelta(seconds=5), duration=None), monotonic=5.0, wall=START)
-    assert not fresh.is_fresh("a", monotonic=5.0)
-    fresh.observe({"metadata": {"name": "b"}}, monotonic=0.0, wall=START)
-    assert not fresh.is_fresh("b", monotonic=0.0)

@@ -1,4 +1,4 @@
-"""How much of the processor the admin thread takes: of each moment a part, whatever is asked of it. Pure.
+"""The share of the processor that the admin thread takes, whatever is requested. Pure.
 
 Python runs one thread at a time: while this one works, the loop that serves requests waits. So it works for
 about a millisecond, and rests for three times as long.
@@ -11,7 +11,7 @@ _REST: Final = 3
 _MOST_SECONDS: Final = 0.05
 
 
-class Pace:
+class CpuShare:
     """`used`: the thread's own time, of whatever beginning."""
 
     def __init__(self, used: float) -> None:
