@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -23,7 +24,9 @@ from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process, spare_the_collector, starting
 from berth.runtime.tasks import supervise, work_or_stop
+from binder.api.callers import Callers
 from binder.api.extender import Extender
+from binder.api.leader import LeaderOnly, extender_url_of, identity, schedulable_url_of
 from binder.api.metrics import BinderMetrics
 from binder.api.schedulable import SchedulableApi
 from binder.cache.cluster import slim
@@ -120,7 +123,11 @@ class _Binder:
             self._client,
             namespace=self._options.system_namespace,
             name=LEASE,
-            identity=_identity(self._options.extender_url, self._options.schedulable_url),
+            identity=identity(
+                _unique_name(),
+                extender_url=self._options.extender_url,
+                schedulable_url=self._options.schedulable_url,
+            ),
         )
         # Asked before every Binding: a process that was stopped for a while learns of it here first, and
         # what is written last is written before anybody else can lead.
@@ -157,7 +164,8 @@ class _Binder:
         if listen is None:
             yield
             return
-        extender = Extender(self._scheduler, self._options.key_prefix, lambda: _extender_of(self._leader))
+        leader = LeaderOnly(lambda: self._scheduler.leads, lambda: extender_url_of(self._leader))
+        extender = Extender(self._scheduler, self._options.key_prefix, leader)
         async with _serving(extender.application(), listen, "--extender-listen"):
             yield
 
@@ -168,14 +176,9 @@ class _Binder:
         if listen is None:
             yield
             return
-        api = SchedulableApi(
-            self._scheduler,
-            self._options.key_prefix,
-            self._client,
-            self._metrics,
-            system_namespace=self._options.system_namespace,
-            leader=lambda: _schedulable_of(self._leader),
-        )
+        leader = LeaderOnly(lambda: self._scheduler.leads, lambda: schedulable_url_of(self._leader))
+        callers = Callers(self._client, self._options.system_namespace, time.monotonic)
+        api = SchedulableApi(self._scheduler, self._metrics, leader, callers, keys=self._options.key_prefix)
         async with _serving(api.application(), listen, "--schedulable-listen"):
             yield
 
@@ -205,17 +208,6 @@ async def _serving(application: web.Application, listen: Endpoint, option: str) 
         await runner.cleanup()
 
 
-def _identity(extender_url: str | None, schedulable_url: str | None) -> str:
-    """Unique for each life of each replica: a restarted one must not pass for its predecessor. Ends in
-    where its extender can be reached, after an @; before that, after a comma, where the scaler is answered."""
-    identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    identity = f"{identity},{schedulable_url}" if schedulable_url else identity
-    return f"{identity}@{extender_url}" if extender_url else identity
-
-
-def _extender_of(identity: str) -> str:
-    return identity.partition("@")[2].rstrip("/")
-
-
-def _schedulable_of(identity: str) -> str:
-    return identity.partition("@")[0].partition(",")[2].rstrip("/")
+def _unique_name() -> str:
+    """Of each life of each replica: a restarted one must not pass for its predecessor."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -11,7 +11,6 @@ so, and kube-scheduler tries again. A replica that does not lead sends its calle
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from berth.contract.pod import PodRef, is_deleting, is_model_pod, node_of
 from berth.kube import paths
 from berth.kube.errors import KubeError
 from berth.runtime.logs import fields
+from binder.api.leader import LeaderOnly
 from binder.cache.cluster import slim
 from binder.engine.decision import Placement
 from binder.loop.scheduler import Scheduler
@@ -38,7 +38,6 @@ from binder.rules.filters import FITS, KIND
 log = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BEST_SCORE = 10  # MaxExtenderPriority
 _BODY_BYTES = 16 * 1024 * 1024  # the names of twenty thousand nodes and one pod
@@ -50,37 +49,19 @@ _KUBELET_CHECKS = frozenset({"cpu", "memory", "ephemeral-storage", PODS})
 
 
 class Extender:
-    """`leader()` is where the leading replica can be reached, "" while nobody knows."""
+    """Three verbs of kube-scheduler's."""
 
-    def __init__(self, scheduler: Scheduler, keys: Keys, leader: Callable[[], str]) -> None:
+    def __init__(self, scheduler: Scheduler, keys: Keys, leader: LeaderOnly) -> None:
         self._scheduler, self._keys, self._leader = scheduler, keys, leader
         self._decider = scheduler.cluster.decider
         self._learned: OrderedDict[PodUid, None] = OrderedDict()
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=_BODY_BYTES)
-        app.router.add_post("/filter", self._led(self._filter))
-        app.router.add_post("/prioritize", self._led(self._prioritize))
-        app.router.add_post("/bind", self._led(self._bind))
+        app.router.add_post("/filter", self._leader.guard(self._filter))
+        app.router.add_post("/prioritize", self._leader.guard(self._prioritize))
+        app.router.add_post("/bind", self._leader.guard(self._bind))
         return app
-
-    def _led(self, handler: Handler) -> Handler:
-        """Only the leader knows what is promised; what cannot be read is one clear error."""
-
-        async def guarded(request: web.Request) -> web.StreamResponse:
-            if not self._scheduler.leads:
-                return self._elsewhere(request)
-            try:
-                return await handler(request)
-            except InvalidValue as error:
-                return web.json_response({"error": str(error)}, status=400)
-
-        return guarded
-
-    def _elsewhere(self, request: web.Request) -> web.StreamResponse:
-        if not (leader := self._leader()):
-            return web.json_response({"error": "no replica of the binder leads"}, status=503)
-        return web.Response(status=307, headers={"Location": f"{leader}{request.path}"})
 
     async def _filter(self, request: web.Request) -> web.StreamResponse:
         args = await _arguments(request)

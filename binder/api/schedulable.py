@@ -5,10 +5,8 @@ between which pods are placed; a replica that does not lead sends its caller to 
 """
 
 import asyncio
-import hashlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator
 from typing import Final, TypeVar
 
@@ -16,11 +14,11 @@ from aiohttp import web
 
 from berth.contract.errors import InvalidValue
 from berth.contract.keys import Keys
-from berth.contract.scaling import BINDER_AUDIENCE, MOST_ASKED, SchedulableAnswer, SchedulableRequest
-from berth.kube.client import KubeClient
+from berth.contract.scaling import MOST_ASKED, SchedulableAnswer, SchedulableRequest
 from berth.kube.errors import KubeError
-from berth.kube.token_review import TokenRefused, review_pod_token
 from berth.runtime.logs import fields
+from binder.api.callers import Callers, Refused
+from binder.api.leader import LeaderOnly, error
 from binder.api.metrics import BinderMetrics
 from binder.engine.schedulable import SchedulableAnswers
 from binder.loop.scheduler import Scheduler
@@ -28,7 +26,6 @@ from binder.loop.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 PATH: Final = "/schedulable"
-SCALER: Final = "berth-scaler"
 MOST_IDLE: Final = 8192
 _BODY_BYTES: Final = 16 * 1024 * 1024
 _BODY_SECONDS: Final = 5.0
@@ -39,34 +36,25 @@ SLICE_SECONDS: Final = 0.005
 _REST, _LONGEST_REST = 19.0, 5.0
 # Questions that wait for the one before.
 _MOST_WAITING: Final = 4
-_BEARER: Final = "Bearer "
-_TOKEN_LIMIT: Final = 4096
-_BELIEVED_SECONDS, _REFUSED_SECONDS = 30.0, 5.0
-_MOST_TOKENS: Final = 256
-# Reviews under way; a second in the long run, and at once, of one address.
-_REVIEWS, _RATE, _BURST = 4, 0.5, 5.0
-_MOST_SOURCES: Final = 1024
 _T = TypeVar("_T")
 
 
 class SchedulableApi:
-    """`leader()` is where the leading replica answers, "" while nobody knows."""
+    """Answers one question at a time."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        keys: Keys,
-        client: KubeClient,
         metrics: BinderMetrics,
+        leader: LeaderOnly,
+        callers: Callers,
         *,
-        system_namespace: str,
-        leader: Callable[[], str],
+        keys: Keys,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self._scheduler, self._metrics, self._leader = scheduler, metrics, leader
+        self._scheduler, self._metrics, self._leader, self._callers = scheduler, metrics, leader, callers
         self._clock, self._sleep = clock, sleep
-        self._callers = _Callers(client, system_namespace, clock)
         self._schedulable_answers = SchedulableAnswers(
             scheduler.cluster, keys, pending=scheduler.about_to_be_placed, aside=scheduler.preemptor.aside
         )
@@ -74,35 +62,26 @@ class SchedulableApi:
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=_BODY_BYTES)
-        app.router.add_post(PATH, self._schedulable)
+        app.router.add_post(PATH, self._leader.guard(self._schedulable))
         return app
 
     async def _schedulable(self, request: web.Request) -> web.StreamResponse:
-        if not self._scheduler.leads:
-            return self._elsewhere(request)
         try:
             await self._callers.require_scaler(request.headers.get("Authorization", ""), request.remote or "")
             question = await _question(request)
-        except _Refused as error:
-            return _error(error.status, str(error))
-        except InvalidValue as error:
-            return _error(400, str(error))
+        except Refused as refused:
+            return error(refused.status, str(refused))
         except TimeoutError:
-            return _error(408, f"the body has not come within {_BODY_SECONDS:g} s")
-        except KubeError as error:
-            log.warning("caller not known", extra=fields(error=error))
-            return _error(503, "the API server does not say whose the token is")
+            return error(408, f"the body has not come within {_BODY_SECONDS:g} s")
+        except KubeError as failed:
+            log.warning("caller not known", extra=fields(error=failed))
+            return error(503, "the API server does not say whose the token is")
         if self._waiting >= _MOST_WAITING:
-            return _error(429, "other questions wait for their answer; ask again later")
+            return error(429, "other questions wait for their answer; ask again later")
         answer = await self._answered(question)
         if answer is None:
-            return self._elsewhere(request)
+            return self._leader.elsewhere(request)
         return web.Response(body=answer.encode(), content_type="application/json")
-
-    def _elsewhere(self, request: web.Request) -> web.StreamResponse:
-        if self._scheduler.leads or not (leader := self._leader()):
-            return _error(503, "no replica of the binder leads")
-        return web.Response(status=307, headers={"Location": f"{leader}{request.path}"})
 
     async def _answered(self, question: SchedulableRequest) -> SchedulableAnswer | None:
         """None where this replica has ceased to lead meanwhile."""
@@ -146,77 +125,6 @@ class SchedulableApi:
             return answer
 
 
-class _Refused(Exception):
-    """`status`: of HTTP."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
-
-
-class _Callers:
-    """Lets nobody in but the scaler, by TokenReview. What was said of a token is remembered for a while, by its hash."""
-
-    def __init__(self, client: KubeClient, system_namespace: str, clock: Callable[[], float]) -> None:
-        self._client, self._clock = client, clock
-        self._user = f"system:serviceaccount:{system_namespace}:{SCALER}"
-        # Until when, and the refusal; None: it is the scaler's.
-        self._known: OrderedDict[bytes, tuple[float, _Refused | None]] = OrderedDict()
-        self._shares: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        self._reviewing = 0
-
-    async def require_scaler(self, authorization: str, source: str) -> None:
-        """Raises _Refused, or KubeError when nobody can tell."""
-        token = _token_of(authorization)
-        key = hashlib.sha256(token.encode()).digest()
-        until, refusal = self._known.get(key, (float("-inf"), None))
-        if until <= self._clock():
-            refusal = await self._review(token, source)
-            self._remember(key, refusal)
-        if refusal is not None:  # another one: what is raised again and again keeps each traceback
-            raise _Refused(refusal.status, str(refusal))
-
-    async def _review(self, token: str, source: str) -> _Refused | None:
-        if not self._has_share(source) or self._reviewing >= _REVIEWS:
-            raise _Refused(429, "too many unknown tokens; try again later")
-        self._reviewing += 1
-        try:
-            caller = await review_pod_token(self._client, token, audience=BINDER_AUDIENCE)
-        except TokenRefused as error:
-            return _Refused(401, str(error).replace(token, "…"))
-        finally:
-            self._reviewing -= 1
-        if caller.user != self._user:
-            return _Refused(403, f"{caller.user} may not ask; {self._user} may")
-        return None
-
-    def _remember(self, key: bytes, refusal: _Refused | None) -> None:
-        seconds = _BELIEVED_SECONDS if refusal is None else _REFUSED_SECONDS
-        self._known[key] = (self._clock() + seconds, refusal)
-        self._known.move_to_end(key)
-        if len(self._known) > _MOST_TOKENS:
-            self._known.popitem(last=False)
-
-    def _has_share(self, source: str) -> bool:
-        """Each address has few reviews, so that nobody takes all of them."""
-        now = self._clock()
-        had, at = self._shares.pop(source, (_BURST, now))
-        have = min(_BURST, had + (now - at) * _RATE)
-        self._shares[source] = (have - 1 if have >= 1 else have, now)
-        if len(self._shares) > _MOST_SOURCES:
-            self._shares.popitem(last=False)
-        return have >= 1
-
-
-def _token_of(authorization: str) -> str:
-    token = authorization.removeprefix(_BEARER).strip()
-    if not authorization.startswith(_BEARER) or not token:
-        raise _Refused(401, f"send `Authorization: Bearer TOKEN` with a token of audience {BINDER_AUDIENCE}")
-    if len(token) > _TOKEN_LIMIT or not token.isascii() or not token.isprintable():
-        raise _Refused(401, "that is not a token")
-    return token
-
-
 async def _question(request: web.Request) -> SchedulableRequest:
     """Raises InvalidValue, TimeoutError; HTTP's own error for a body that is too large."""
     async with asyncio.timeout(_BODY_SECONDS):
@@ -227,8 +135,3 @@ async def _question(request: web.Request) -> SchedulableRequest:
     if len({one.model for one in question.models}) < len(question.models):
         raise InvalidValue("a model is named twice")
     return question
-
-
-def _error(status: int, why: str) -> web.Response:
-    headers = {"Retry-After": "1"} if status in (429, 503) else {}
-    return web.json_response({"error": why}, status=status, headers=headers)

@@ -15,6 +15,7 @@ from berth.contract.report import CodeReport, CodeRule
 from berth.kube.errors import response_error
 from berth.kube.informer import Change, ChangeKind
 from binder.api.extender import BEST_SCORE, Extender
+from binder.api.leader import LeaderOnly
 from binder.api.metrics import BinderMetrics
 from binder.engine.score import make_strategy
 from binder.loop.scheduler import Scheduler
@@ -63,7 +64,7 @@ def make(leader: str = "") -> tuple[Api, Scheduler, Extender]:
         scheduler.on_node(Change(ChangeKind.SET, node(name, **facts)))  # type: ignore[arg-type]
         scheduler.cluster.decider.table.beat(NodeName(name), np.inf)
     scheduler.leads = not leader
-    return api, scheduler, Extender(scheduler, KEYS, lambda: leader)
+    return api, scheduler, Extender(scheduler, KEYS, LeaderOnly(lambda: scheduler.leads, lambda: leader))
 
 
 async def post(extender: Extender, verb: str, body: Any) -> tuple[int, Any]:
@@ -245,13 +246,9 @@ async def test_what_cannot_be_read_is_one_clear_error(body: Any) -> None:
     assert "request body" in answer["error"]
 
 
-async def test_a_standby_sends_its_caller_to_the_leader_or_says_that_there_is_none() -> None:
+async def test_a_standby_sends_its_caller_to_the_leader() -> None:
     _, _, extender = make(leader="http://10.0.0.7:8481")
     assert await post(extender, "filter", ARGS) == (307, "http://10.0.0.7:8481/filter")
-    _, scheduler, extender = make()
-    scheduler.leads = False
-    status, _ = await post(extender, "filter", ARGS)
-    assert status == 503
 
 
 BINDING = {"PodName": "p1", "PodNamespace": "team", "PodUID": "p1", "Node": "n1"}
