@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from berth.contract.endpoint import Endpoint
 from berth.kube import paths
 from berth.kube.client import WRITE_SECONDS, KubeClient, open_client, require_reachable
-from berth.kube.election import Election, LeadershipLost
+from berth.kube.election import Election, LeadershipLost, Predecessor
 from berth.kube.events import EventRecorder
 from berth.kube.informer import Change, Informer, catch_up
 from berth.runtime.admin import AdminServer
@@ -197,8 +197,9 @@ class Replica:
             namespace=self._options.system_namespace,
             name=LEASE,
             identity=name,
-            is_predecessor=lambda holder: is_predecessor(holder, name, self._options.pod_uid),
-            since=self._since,
+            predecessor=Predecessor(
+                lambda holder: is_predecessor(holder, name, self._options.pod_uid), self._since
+            ),
         )
         # Asked before every write: a process that was stopped for a while learns of it here first, and what is
         # written last is written before anybody else can lead.

@@ -1,16 +1,15 @@
 """Typed access to the fields of a JSON object that came from outside."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from berth.contract.errors import InvalidValue
+from berth.contract.wire import TEXT_LIMIT, parse
 
 T = TypeVar("T")
 
 _LARGEST_INTEGER = 2**63 - 1  # what every reader of the wire can hold, and what a sum of them can be shown of
-TEXT_LIMIT = 256 * 1024  # what the API server allows for all annotations of one object
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +22,7 @@ class Fields:
     @classmethod
     def parse(cls, text: str, *, what: str, limit: int = TEXT_LIMIT) -> "Fields":
         """Read `text` as one JSON object. Raises InvalidValue; never RecursionError."""
-        if len(text) > limit:
-            raise InvalidValue(f"{what} has {len(text)} characters; at most {limit} are read")
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidValue(f"{what} is not JSON: {error}") from error
-        return cls.of(data, path=what)
+        return cls.of(parse(text, what=what, limit=limit), path=what)
 
     @classmethod
     def of(cls, data: object, *, path: str) -> "Fields":

@@ -44,6 +44,15 @@ class LeadershipLost(Exception):
     """The Lease could not be renewed in time, or somebody else holds it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Predecessor:
+    """A process that has ended for certain, and that this one has replaced: its Lease need not run out, only what it may
+    still have been writing. `ended_at`: by the candidate's clock, at the latest."""
+
+    is_holder: Callable[[str], bool]
+    ended_at: float
+
+
 class Election:
     """One candidate. `await acquire()`, then run `hold()` beside the work; it raises when lost."""
 
@@ -54,18 +63,14 @@ class Election:
         namespace: str,
         name: str,
         identity: str,
-        is_predecessor: Callable[[str], bool] = lambda holder: False,
-        since: float | None = None,
+        predecessor: Predecessor | None = None,
         times: ElectionTimes = ElectionTimes(),
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """`is_predecessor`: whether a holder is for certain a process that has ended, which this one has replaced: its
-        Lease need not run out, only what it may still have been writing. `since`: by `clock`, when it had ended at the
-        latest; None: now."""
         self._client, self._namespace, self._name, self._identity = client, namespace, name, identity
         self._times, self._clock, self._now = times, clock, now
-        self._is_predecessor, self._since = is_predecessor, clock() if since is None else since
+        self._predecessor = predecessor
         self._said = ""
         self._observed: tuple[str, str] | None = None
         self._observed_at = 0.0
@@ -218,8 +223,9 @@ class Election:
         if state != self._observed:
             self._observed, self._observed_at = state, self._clock()
         ends_at = self._observed_at + float(spec.get("leaseDurationSeconds") or 0)
-        if self._is_predecessor(spec.get("holderIdentity") or ""):
-            ends_at = min(ends_at, self._since + WRITE_SECONDS)
+        before = self._predecessor
+        if before is not None and before.is_holder(spec.get("holderIdentity") or ""):
+            ends_at = min(ends_at, before.ended_at + WRITE_SECONDS)
         return self._clock() >= ends_at
 
     def _spec(self, *, acquired: str | None, transitions: int) -> JsonObject:

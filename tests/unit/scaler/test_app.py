@@ -395,7 +395,7 @@ async def test_a_leader_without_the_api_server_decides_on_and_goes_on_where_it_w
     since: list[float | None] = []
 
     def election(*told: Any, **named: Any) -> Election:
-        since.append(named["since"])
+        since.append(named["predecessor"].ended_at)
         return Election(*told, **named, times=times)
 
     monkeypatch.setattr(app, "Election", election)
