@@ -69,9 +69,9 @@ class ControlLoop:
         self.acts = True
         self._to_ask = asyncio.Event()
 
-    def heard(self, loads: list[ReplicaLoad], copies: Container[str]) -> None:
+    def heard(self, loads: list[ReplicaLoad], replicas: Container[str]) -> None:
         """A gateway has answered."""
-        self._core.heard(loads, copies, self._clock_ns())
+        self._core.record_loads(loads, replicas, self._clock_ns())
 
     async def run(self) -> None:
         """Decide for ever."""
@@ -84,7 +84,7 @@ class ControlLoop:
     async def _seconds(self) -> None:
         at, count = time.monotonic(), 0
         while True:
-            self._core.second(self._clock_ns())
+            self._core.close_second(self._clock_ns())
             if count % _SECONDS_A_TICK == 0:
                 self._step()
             count += 1
@@ -137,9 +137,9 @@ class ControlLoop:
         if isinstance(action, WriteStatus):
             write = DeploymentWrite(model=action.model, uid=action.uid, scaled=action.scaled)
         else:
-            log.info("scaling", extra=fields(model=action.model, copies=action.copies))
+            log.info("scaling", extra=fields(model=action.model, replicas=action.replicas))
             write = DeploymentWrite(
-                model=action.model, uid=action.uid, replicas=action.copies, costs=action.costs
+                model=action.model, uid=action.uid, replicas=action.replicas, costs=action.costs
             )
         self._writer.put(write)
 

@@ -27,8 +27,8 @@ from scaler.activation.sources import Sources
 from scaler.activation.switch import Asked, Outcome, SliceAction
 from scaler.activation.switchboard import Switchboard, Template
 from scaler.core.actions import Action, RouteChanged
-from scaler.core.autoscaler import RouteStatus
 from scaler.core.cache import Cache, Deployment
+from scaler.core.reconcile import RouteStatus
 from scaler.go import SECOND_NS
 
 log = logging.getLogger(__name__)
@@ -44,9 +44,9 @@ _AT_ONCE: Final = 50
 class Core(Protocol):
     """`scaler.core.scaler.Scaler`, as far as it is needed here."""
 
-    def held(self, activator: str, report: Report, now_ns: int) -> list[Action]: ...
+    def report(self, activator: str, report: Report, now_ns: int) -> list[Action]: ...
     def activator_gone(self, activator: str) -> None: ...
-    def led(self, model: ModelKey, route: RouteStatus) -> None: ...
+    def set_route(self, model: ModelKey, route: RouteStatus) -> None: ...
     def asked(self, model: ModelKey, now_ns: int) -> Asked | None: ...
 
 
@@ -153,7 +153,7 @@ class Route:
 
     def reported(self, activator: Activator, report: Report) -> None:
         """Also where the core has nothing to do at once: it may have a question now that must not wait for a tick."""
-        self._act(self._core.held(activator.uid, report, self._clock_ns()))
+        self._act(self._core.report(activator.uid, report, self._clock_ns()))
         self.held(report.model)
 
     # What follows.
@@ -203,7 +203,7 @@ class Route:
         for action in outcome.slices:
             self._put(action)
         self.stream.tell(model, outcome.assignments)
-        self._core.led(model, _route_status(outcome))
+        self._core.set_route(model, _route_status(outcome))
         self._note_trouble(model, outcome.trouble)
         if outcome.state is HoldState.OFF and not outcome.trouble:
             self._due.pop(model, None)

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -19,9 +19,12 @@ import msgspec
 from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import ReplicaLoad
 from berth.runtime.logs import fields
-from scaler.core.seconds import read_loads
 
 log = logging.getLogger(__name__)
+
+_LOADS: Final = msgspec.json.Decoder(list[ReplicaLoad])
+_ROWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_LOAD: Final = msgspec.json.Decoder(ReplicaLoad)
 
 PERIOD_SECONDS: Final = 1.0
 # Before the next period, and late enough for a node that is busy.
@@ -181,3 +184,22 @@ def next_moment(at: float, now: float) -> float:
 def phase_of(node: str) -> float:
     """When in a second it is asked: by its name, so that all are spread over it."""
     return zlib.crc32(node.encode()) % 1000 / 1000 * PERIOD_SECONDS
+
+
+def read_loads(body: bytes) -> tuple[list[ReplicaLoad], int]:
+    """What a gateway tells, and how many of its rows say nothing that can be. Raises msgspec.DecodeError for what is
+    no list."""
+    try:
+        return _LOADS.decode(body), 0
+    except msgspec.ValidationError:
+        rows = _ROWS.decode(body)
+    loads = list(_readable(rows))
+    return loads, len(rows) - len(loads)
+
+
+def _readable(rows: Iterable[msgspec.Raw]) -> Iterator[ReplicaLoad]:
+    for row in rows:
+        try:
+            yield _LOAD.decode(row)
+        except msgspec.DecodeError:
+            continue

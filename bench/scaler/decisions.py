@@ -4,9 +4,9 @@ import time
 from random import Random
 
 from scaler.decision.annotations import GROUP
+from scaler.decision.decider import ModelDecider
 from scaler.decision.defaults import Defaults
 from scaler.decision.load import Stat
-from scaler.decision.model import Model
 from scaler.decision.spec import spec_of
 
 SECOND = 1_000_000_000
@@ -23,7 +23,7 @@ def microseconds(annotations: dict[str, str], models: int, ticks: int) -> tuple[
     """CPU time of a decision, and of a report, of which each model has one a second; a tick is two seconds."""
     chance = Random(1)
     spec = spec_of({GROUP + key: value for key, value in annotations.items()}, Defaults())
-    all_models = [Model(spec, ready=1, now_ns=0) for _ in range(models)]
+    all_models = [ModelDecider(spec, ready=1, now_ns=0) for _ in range(models)]
     deciding = reporting = 0.0
     for now in range(1, 2 * ticks + 1):
         stats = [

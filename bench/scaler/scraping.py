@@ -58,7 +58,7 @@ async def _scrape(ports: list[int], copies: int, seconds: float) -> tuple[float,
     }
 
     def take(loads: list[ReplicaLoad], allowed: Container[str]) -> None:
-        core.heard(loads, allowed, time.time_ns())
+        core.record_loads(loads, allowed, time.time_ns())
 
     async with scraping_session() as session:
         scraper = asyncio.create_task(Scraper(session, lambda: asked, take, counted).run())
@@ -67,7 +67,7 @@ async def _scrape(ports: list[int], copies: int, seconds: float) -> tuple[float,
         began, spent = time.monotonic(), time.process_time()
         while time.monotonic() < began + seconds:
             await asyncio.sleep(1.0)
-            core.second(time.time_ns())
+            core.close_second(time.time_ns())
         share = (time.process_time() - spent) / (time.monotonic() - began)
         scraper.cancel()
         with suppress(asyncio.CancelledError):

@@ -42,9 +42,9 @@ def cost(models: int, copies: int, seconds: int) -> Cost:
         now_ns = BEGAN + second * SECOND
         loads = [_load(key, uid, second, chance) for key, uid in pods]
         begun = time.process_time()
-        scaler.heard(loads, uids, now_ns)
+        scaler.record_loads(loads, uids, now_ns)
         heard = time.process_time()
-        scaler.second(now_ns)
+        scaler.close_second(now_ns)
         closed = time.process_time()
         if second % 2 == 0:
             scaler.step(now_ns)

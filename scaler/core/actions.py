@@ -27,7 +27,7 @@ class WriteScale:
 
     model: ModelKey
     uid: str
-    copies: int
+    replicas: int
     costs: Mapping[str, int] = field(default_factory=dict)
 
 

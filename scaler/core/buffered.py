@@ -22,10 +22,10 @@ class BufferedRequests:
         self._first: set[str] = set()
 
     @property
-    def held(self) -> int:
+    def requests(self) -> int:
         return sum(self._held.values())
 
-    def told(self, activator: str, report: Report) -> Stat | None:
+    def report(self, activator: str, report: Report) -> Stat | None:
         """The load that a report stands for; None for what cannot be one."""
         figures = report.average_held, report.arrived, report.forwarded, report.served_ago
         if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
@@ -50,6 +50,6 @@ class BufferedRequests:
         self._first.discard(activator)
         return max(average - 1.0, 0.0)
 
-    def gone(self, activator: str) -> None:
+    def activator_gone(self, activator: str) -> None:
         self._held.pop(activator, None)
         self._first.discard(activator)

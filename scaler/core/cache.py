@@ -6,7 +6,7 @@ take objects as the API server gives them, or what `keep_deployment` and `keep_p
 go make a `AnnotationProblem`, and the last good reading stays.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -40,6 +40,7 @@ __all__ = [
 
 _INVALID: Final = "InvalidAnnotation"
 _UNKNOWN: Final = "UnknownAnnotation"
+_NO_PODS: Final[Mapping[str, Pod]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +261,8 @@ class Cache:
     def pod(self, uid: str) -> Pod | None:
         return self._pods.get(uid)
 
-    def pods(self, key: ModelKey) -> Iterator[Pod]:
-        return iter(self._pods_of.get(key, {}).values())
+    def pods(self, key: ModelKey) -> Collection[Pod]:
+        return self._pods_of.get(key, _NO_PODS).values()
 
     def ready(self, key: ModelKey) -> Sequence[Pod]:
         ready = self._ready.get(key)

@@ -1,44 +1,44 @@
-"""No copy is asked for that cannot be placed: what of a wanted number is written. Pure.
+"""No replica is requested that cannot be scheduled: the capacity limit on a number of desired replicas. Pure.
 
-What the binder has answered is a capacity: the copies that it was told of and those that it has room for. It is made once,
-when the question is asked, so that copies that come and go meanwhile are not counted twice. Nothing of it is told to the
-decider.
+The binder's answer becomes a capacity: the replicas that it was told of and those that it can schedule. It is made once, when
+the binder is asked, so that replicas that come and go meanwhile are not counted twice.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from berth.contract.scaling import Schedulable, SchedulableModel
-from scaler.core.cache import Counts
+from scaler.core.pods import Counts
 from scaler.go import SECOND_NS
 
-# A binder that has been silent for so long is away; what it said last still counts.
+# A binder that has been silent for so long is away; its last answer still counts.
 SILENT_NS: Final = 30 * SECOND_NS
-# Then nobody knows what there is room for, and one copy is tried.
+# Then the capacity is unknown, and one replica is tried.
 FORGOTTEN_NS: Final = 300 * SECOND_NS
-NOT_ASKED: Final = "the binder has not been asked yet"
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """As many copies as have a place, or are promised one; `why` there is none for more, `never`: there never is."""
+class Capacity(msgspec.Struct, frozen=True):
+    """The replicas that have a node, or are promised one; `why` no more can be scheduled, `never`: none ever can."""
 
-    copies: int
+    replicas: int
     why: str = ""
     never: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityLimited:
-    """As many copies as are asked for, by how many that is less than wanted, and why."""
+class CapacityLimited(msgspec.Struct, frozen=True):
+    """The replicas to request, by how many that is less than desired, and why."""
 
-    copies: int
+    replicas: int
     by: int = 0
     why: str = ""
 
 
+NOT_ASKED: Final = Capacity(0, "the binder has not been asked yet")
+
+
 def capacity_of(asked: SchedulableModel, answer: Schedulable) -> Capacity:
-    """`never` is of interest where not even one copy has a place."""
+    """`never` matters only where not even one replica can be scheduled."""
     bound = asked.running + asked.starting
     missing = max(asked.desired - bound, 0)
     now = min(max(answer.now, 0), missing)
@@ -46,38 +46,37 @@ def capacity_of(asked: SchedulableModel, answer: Schedulable) -> Capacity:
 
 
 def limit(
-    wanted: int,
+    desired: int,
     counts: Counts,
-    capacity: Capacity | None,
+    capacity: Capacity,
     *,
     promised: int,
     silent_ns: int,
     overflow: int = 0,
 ) -> CapacityLimited:
-    """`promised`: what has been asked for already; `silent_ns`: for how long the binder has not answered; `overflow`:
-    so many copies may wait for room.
+    """`promised`: replicas requested before; `silent_ns`: since when the binder has not answered; `overflow`: so many
+    replicas may wait for a node.
 
-    Whatever has a place is never given up for want of room for more, nor what has been promised one, pods that nobody
-    has seen yet among them, until the binder refuses it.
+    A replica that has a node is never given up because there is no capacity for more, nor is one that is promised a node,
+    pods that are not seen yet among them, until the binder rejects it.
     """
     there = max(counts.bound + counts.pending, promised - counts.unschedulable - counts.gated)
-    room, why = _room(counts, capacity, silent_ns)
-    copies = min(wanted, max(there, room + overflow))
-    return CapacityLimited(copies, wanted - copies, why) if copies < wanted else CapacityLimited(copies)
+    if desired <= there:
+        return CapacityLimited(desired)
+    most, why = _most(counts, capacity, silent_ns)
+    replicas = min(desired, max(there, most + overflow))
+    return (
+        CapacityLimited(replicas, desired - replicas, why)
+        if replicas < desired
+        else CapacityLimited(replicas)
+    )
 
 
-def _room(counts: Counts, capacity: Capacity | None, silent_ns: int) -> tuple[int, str]:
+def _most(counts: Counts, capacity: Capacity, silent_ns: int) -> tuple[int, str]:
+    away = f"the binder has not answered for {silent_ns // SECOND_NS} s"
     if silent_ns > FORGOTTEN_NS:
-        return (
-            counts.bound + 1,
-            f"the binder has not answered for {silent_ns // SECOND_NS} s: one copy at a time",
-        )
-    if capacity is None:
-        return 0, NOT_ASKED
-    if silent_ns > SILENT_NS:
-        said = f": {capacity.why}" if capacity.why else ""
-        return (
-            capacity.copies,
-            f"the binder has not answered for {silent_ns // SECOND_NS} s, as it said then{said}",
-        )
-    return capacity.copies, capacity.why
+        return counts.bound + 1, f"{away}: one replica at a time"
+    if silent_ns > SILENT_NS and capacity is not NOT_ASKED:
+        last = f": {capacity.why}" if capacity.why else ""
+        return capacity.replicas, f"{away}; its last answer is in effect{last}"
+    return capacity.replicas, capacity.why

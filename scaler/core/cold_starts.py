@@ -27,18 +27,18 @@ class ColdStarts:
         self._ends_ns: list[int] = []
 
     @property
-    def under_way(self) -> bool:
+    def is_under_way(self) -> bool:
         return bool(self._ends_ns)
 
     def begin(self, now_ns: int) -> None:
         if not self._ends_ns:
             self._ends_ns = [now_ns]
 
-    def asked(self, now_ns: int) -> None:
+    def requested(self, now_ns: int) -> None:
         """Replicas have been asked for."""
         self._reach(1, now_ns)
 
-    def seen(self, pods: Iterable[Pod]) -> None:
+    def observe(self, pods: Iterable[Pod]) -> None:
         """What has become of them."""
         if not self._ends_ns:
             return

@@ -19,7 +19,7 @@ _MOST_IDLE: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
+class IdleReplica:
     """A copy that may go."""
 
     pod: str  # its name
@@ -33,7 +33,7 @@ class Idle:
         return f"{self.model.namespace}/{self.pod}"
 
 
-def least_recently_used(idle: Iterable[Idle], *, most: int = _MOST_IDLE) -> tuple[Idle, ...]:
+def least_recently_used(idle: Iterable[IdleReplica], *, most: int = _MOST_IDLE) -> tuple[IdleReplica, ...]:
     """Of equally old ones, those of lower priority first."""
     return tuple(sorted(idle, key=lambda one: (one.last_used_ns, one.priority, one.full_name)))[:most]
 
@@ -55,8 +55,13 @@ class Evictions:
         self._going: dict[ModelKey, _Going] = {}
 
     def chosen(
-        self, needy: ModelKey, priority: int, named: Sequence[str], idle: Mapping[str, Idle], now_ns: int
-    ) -> tuple[Idle, ...]:
+        self,
+        needy: ModelKey,
+        priority: int,
+        named: Sequence[str],
+        idle: Mapping[str, IdleReplica],
+        now_ns: int,
+    ) -> tuple[IdleReplica, ...]:
         """Of the copies that the binder named, all or none: fewer would make no room. `idle`: those of now."""
         if needy in self._going:
             return ()

@@ -1,12 +1,11 @@
-"""From what is wanted to what is written: bounds, and the way to zero.
+"""From what is recommended to what is desired: bounds, and the way to zero.
 
 Source: knative.dev/serving v0.49.1, pkg/reconciler/autoscaling/kpa/scaler.go (`scale`, `applyBounds`, `handleScaleToZero`),
 kpa.go (`computeActiveCondition`, `activeThreshold`). Nothing of this is told to the decider.
 """
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from scaler.decision.spec import Bounds, Spec
 from scaler.go import SECOND_NS
@@ -26,14 +25,13 @@ class Activity(Enum):
     INACTIVE = "False"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class State:
-    """Of a model, besides what is wanted."""
+class State(NamedTuple):
+    """Of a model, besides what is desired."""
 
     activity: Activity
     # In `activity`.
     since_ns: int
-    # As many copies as in the beginning have been ready once.
+    # As many replicas as in the beginning have been ready once.
     initialised: bool
     # Requests go to the activator, since then; None: they do not yet.
     proxied_since_ns: int | None = None
@@ -42,12 +40,11 @@ class State:
     progress_deadline_ns: int = PROGRESS_DEADLINE_NS
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How many copies a model is to have. Where they are not to be written, whatever is there stays. Knative also says
-    when to look again; here each tick does."""
+class Step(NamedTuple):
+    """How many replicas a model is to have. Where they are not to be written, whatever is there stays. Knative also says
+    when to look again; here each step does."""
 
-    copies: int
+    replicas: int
     write: bool
 
 
@@ -65,9 +62,9 @@ def step(spec: Spec, state: State, desired: int, now_ns: int) -> Step:
     """What becomes of the last decision; `UNKNOWN` before the first one."""
     if desired < 0 and state.activity is not Activity.ACTIVATING:
         return Step(desired, write=False)
-    copies = bounded(spec.bounds, desired, initialised=state.initialised)
-    if copies != 0:
-        return Step(copies, write=True)
+    replicas = bounded(spec.bounds, desired, initialised=state.initialised)
+    if replicas != 0:
+        return Step(replicas, write=True)
     if not spec.bounds.scale_to_zero:
         return Step(1, write=True)
     return _TO_ZERO[state.activity](spec, state, now_ns - state.since_ns)
@@ -112,7 +109,7 @@ _TO_ZERO: Final = {
 
 
 def activity(bounds: Bounds, before: Activity, *, wanted: int, ready: int, initialised: bool) -> Activity:
-    """What a model is, now that `wanted` came out of the last step and so many copies are ready."""
+    """What a model is, now that `wanted` came out of the last step and so many replicas are ready."""
     least = ready_to_be_active(bounds, initialised=initialised)
     if wanted == 0 or least == 0:
         return Activity.INACTIVE
@@ -122,5 +119,5 @@ def activity(bounds: Bounds, before: Activity, *, wanted: int, ready: int, initi
 
 
 def ready_to_be_active(bounds: Bounds, *, initialised: bool) -> int:
-    """How many copies must be ready; when they have been once, the model is initialised."""
+    """How many replicas must be ready; when they have been once, the model is initialised."""
     return max(bounds.min_scale, 1 if initialised else bounds.initial_scale)

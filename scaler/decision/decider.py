@@ -4,16 +4,18 @@ Source: knative.dev/serving v0.49.1, pkg/autoscaler/scaling/autoscaler.go, `newA
 seconds. What becomes of a decision (bounds, room, the way to zero) is decided elsewhere and never told to this one.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from typing import Final, NamedTuple
 
-from scaler.decision.delay import DelayWindow
-from scaler.decision.load import Averages
+from scaler.decision.load import Averages, Load, Stat
 from scaler.decision.spec import Spec
 from scaler.go import SECOND_NS, ceil, floor, larger, smaller, to_int32
 
+# Knative decides every two seconds, and its slots are as long.
+SLOT_SECONDS: Final = 2
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+
+class Decision(NamedTuple):
     """How many copies are wanted, and by how many requests the ready ones could take a burst; less than 0: they could
     not."""
 
@@ -83,3 +85,65 @@ def _excess_burst_capacity(spec: Spec, ready: int, panic: float) -> int:
     if burst == 0:
         return 0
     return to_int32(floor(ready * spec.total - burst - panic)) if burst > 0 else -1
+
+
+class DelayWindow:
+    """The largest of the decisions of a while, so that a smaller one counts only once it has lasted: values in slots of two
+    seconds, of which those are kept that may yet be the largest, in descending order.
+
+    Source: knative.dev/serving v0.49.1, pkg/autoscaler/aggregation/max.
+    """
+
+    __slots__ = ("_maxima", "_slots")
+
+    def __init__(self, seconds: int) -> None:
+        self._slots = -(-seconds // SLOT_SECONDS)
+        # Clocks that go back would let it grow: Knative ends there, here the oldest is forgotten.
+        self._maxima: deque[tuple[int, int]] = deque(maxlen=self._slots)
+
+    def largest_with(self, second: int, value: int) -> int:
+        """Record the decision of this second and give the largest of the window."""
+        slot = second // SLOT_SECONDS if second >= 0 else -(-second // SLOT_SECONDS)
+        maxima = self._maxima
+        while maxima and value >= maxima[-1][1]:
+            maxima.pop()
+        while maxima and slot - maxima[0][0] >= self._slots:
+            maxima.popleft()
+        if maxima and maxima[-1][0] == slot:
+            value = max(value, maxima.pop()[1])
+        maxima.append((slot, value))
+        return maxima[0][1]
+
+
+class ModelDecider:
+    """A model's decider with its spec and its load. Times are nanoseconds since 1970."""
+
+    __slots__ = ("_decider", "_load", "spec")
+
+    def __init__(self, spec: Spec, *, ready: int, now_ns: int) -> None:
+        self.spec = spec
+        self._load = Load(spec)
+        self._decider = Decider(spec, ready=ready, now_ns=now_ns)
+
+    @property
+    def in_panic(self) -> bool:
+        return self._decider.in_panic
+
+    def update(self, spec: Spec, now_ns: int) -> None:
+        self.spec = spec
+        self._decider.update(spec)
+        self._load.update(spec, now_ns)
+
+    def record(self, stat: Stat, now_ns: int) -> None:
+        self._load.record(stat, now_ns)
+
+    def decide(self, *, ready: int, now_ns: int) -> Decision | None:
+        """None while nothing is known of its load: the last decision stands."""
+        averages = self._load.averages(now_ns)
+        if averages is None:
+            return None
+        return self._decider.decide(averages, ready=ready, now_ns=now_ns)
+
+    def averages(self, now_ns: int) -> tuple[Averages | None, Averages | None]:
+        """Of concurrency and of requests."""
+        return self._load.of_both(now_ns)

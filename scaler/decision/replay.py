@@ -25,10 +25,9 @@ from typing import Any, Final
 
 from berth.contract.errors import InvalidValue
 from berth.contract.text import one_line
-from scaler.decision.decider import Decision
+from scaler.decision.decider import Decision, ModelDecider
 from scaler.decision.defaults import read_defaults
 from scaler.decision.load import Stat
-from scaler.decision.model import Model
 from scaler.decision.spec import Spec, spec_of
 from scaler.go import INT32_MAX, SECOND_NS
 
@@ -53,7 +52,7 @@ class Replay:
     """Models by their ids, and nothing else."""
 
     def __init__(self) -> None:
-        self._models: dict[Id, Model] = {}
+        self._models: dict[Id, ModelDecider] = {}
 
     def answer(self, line: str) -> Json | None:
         """What one line is answered; None after a stat. Raises BadLine, which changes nothing."""
@@ -79,7 +78,7 @@ class Replay:
     def _configure(self, op: str, name: Id, asked: Json) -> Json:
         now_ns, ready, spec = _now_ns(asked), _copies(asked), _spec(asked)
         if op == "new":
-            self._models[name] = Model(spec, ready=ready, now_ns=now_ns)
+            self._models[name] = ModelDecider(spec, ready=ready, now_ns=now_ns)
         else:
             self._model(name).update(spec, now_ns)
         return {}
@@ -96,7 +95,7 @@ class Replay:
         decision = model.decide(ready=ready, now_ns=now_ns)
         return answer_of(decision, in_panic=model.in_panic)
 
-    def _model(self, name: Id) -> Model:
+    def _model(self, name: Id) -> ModelDecider:
         if name not in self._models:
             raise InvalidValue(f"id: there is no {_shown(name)}; a line with op new makes it")
         return self._models[name]

@@ -16,9 +16,9 @@ from berth.contract.scaling import (
     SchedulableRequest,
 )
 from scaler.core.actions import Action, Event, Record, WriteScale, WriteStatus
-from scaler.core.autoscaler import RouteStatus
 from scaler.core.cache import Cache
 from scaler.core.models_view import ModelView
+from scaler.core.reconcile import RouteStatus
 from scaler.core.scaler import Scaler
 from scaler.decision.defaults import BERTH, KPA, read_defaults
 
@@ -247,7 +247,7 @@ class Cluster:
         for model in self.models.values():
             self._ask(model)
         self._lead()
-        self.scaler.second(self.ns)
+        self.scaler.close_second(self.ns)
         if self.now % 2 == 0:
             self.do(self.scaler.step(self.ns))
 
@@ -279,8 +279,8 @@ class Cluster:
             if pod.name in write.costs:
                 pod.cost = str(write.costs[pod.name])
                 self.cache.observe_pod(pod.json(), self.ns)
-        model.replicas = write.copies
-        model.written.append(write.copies)
+        model.replicas = write.replicas
+        model.written.append(write.replicas)
         self.change(model)
 
     def _follow(self, model: FakeModel) -> None:
@@ -346,7 +346,7 @@ class Cluster:
             pod.busy, pod.rate = 0, 0.0
         if ready:
             self.spread(model, ready)
-        self.scaler.heard((self._load(pod) for pod in ready), {pod.uid for pod in ready}, self.ns)
+        self.scaler.record_loads((self._load(pod) for pod in ready), {pod.uid for pod in ready}, self.ns)
         asked = self.scaler.asked(model.key, self.ns)
         wants = int(model.load) if not ready and asked is not None and asked.away and self.activators else 0
         if asked is not None and asked.hopeless:
@@ -370,7 +370,7 @@ class Cluster:
             grpc_port=20001,
         )
         model.held = wants
-        self.do(self.scaler.held("act", report, self.ns))
+        self.do(self.scaler.report("act", report, self.ns))
 
     def _load(self, pod: FakePod) -> ReplicaLoad:
         pod.second += 1
@@ -399,9 +399,9 @@ class Cluster:
             trouble = trouble or ("" if self.activators else "no activator is attached")
             if trouble:
                 self.proven_since.pop(key, None)
-                self.scaler.led(key, RouteStatus(trouble=trouble))
+                self.scaler.set_route(key, RouteStatus(trouble=trouble))
             elif key in self.proven_since:
-                self.scaler.led(key, RouteStatus(proven_ns=self.proven_since[key]))
+                self.scaler.set_route(key, RouteStatus(proven_ns=self.proven_since[key]))
             else:
                 self.proven_since[key] = self.ns
 

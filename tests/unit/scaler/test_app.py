@@ -116,7 +116,7 @@ class Core:
         self.heard_of.append(told)
         return True
 
-    def second(self, now_ns: int) -> None:
+    def close_second(self, now_ns: int) -> None:
         self.seconds += 1
 
     def step(self, now_ns: int) -> list[Action]:
@@ -127,7 +127,7 @@ class Core:
         return self.asks.pop(0) if self.asks else None
 
     def answered(self, question: SchedulableRequest, answer: Any, now_ns: int) -> list[Action]:
-        return [WriteScale(model=question.models[0].model, uid="u", copies=9)]
+        return [WriteScale(model=question.models[0].model, uid="u", replicas=9)]
 
     def view(self, model: ModelKey) -> ModelView:
         return ModelView(
@@ -191,7 +191,7 @@ async def test_each_action_goes_where_it_is_done() -> None:
     wake = ColdStartView(at_ns=0, phases=(("decide", 0.1), ("schedule", 0.2)))
     here.live.act(
         [
-            WriteScale(model=A, uid="u", copies=3, costs={"p": 1}),
+            WriteScale(model=A, uid="u", replicas=3, costs={"p": 1}),
             WriteStatus(model=A, uid="u", scaled=scaled),
             Event(model=A, uid="u", type="Warning", reason="CapacityLimited", message="no room"),
             RouteChanged(model=A),

@@ -20,7 +20,7 @@ class Activator:
     def report(self, now: float) -> None:
         arrived, load = self.meter.arrived, self.meter.report(now)
         told = report(self.meter.concurrency, load.average_concurrency if now else 0.0, arrived)
-        stat = self.buffered.told("act", told)
+        stat = self.buffered.report("act", told)
         assert stat is not None
         self.sent.append((stat.concurrency, stat.requests))
 
@@ -31,7 +31,7 @@ class Activator:
             if kind == "in":
                 before = self.meter.concurrency
                 self.meter.enter(now)
-                if before == 0 and not self.buffered.held:
+                if before == 0 and not self.buffered.requests:
                     self.report(now)
             elif kind == "out":
                 self.meter.leave(now)
@@ -72,26 +72,26 @@ def test_events(events: str, sent: list[tuple[float, float]]) -> None:
 
 def test_each_activator_has_a_first_request() -> None:
     buffered = BufferedRequests()
-    assert buffered.told("one", report(1, 0.0, 1)) == Stat(1.0, 0.0, 1.0, 0.0)
-    assert buffered.told("two", report(1, 0.0, 1)) == Stat(1.0, 0.0, 1.0, 0.0)
-    assert buffered.held == 2
-    buffered.gone("one")
-    assert buffered.held == 1
+    assert buffered.report("one", report(1, 0.0, 1)) == Stat(1.0, 0.0, 1.0, 0.0)
+    assert buffered.report("two", report(1, 0.0, 1)) == Stat(1.0, 0.0, 1.0, 0.0)
+    assert buffered.requests == 2
+    buffered.activator_gone("one")
+    assert buffered.requests == 1
 
 
 def test_who_attaches_anew_tells_what_it_holds() -> None:
     """A scaler that has just begun hears of many at once, and takes nothing off afterwards."""
     buffered = BufferedRequests()
-    assert buffered.told("one", report(50, 50.0, 3)) == Stat(50.0, 0.0, 3.0, 0.0)
-    assert buffered.told("one", report(50, 50.0, 0)) == Stat(50.0, 0.0, 0.0, 0.0)
+    assert buffered.report("one", report(50, 50.0, 3)) == Stat(50.0, 0.0, 3.0, 0.0)
+    assert buffered.report("one", report(50, 50.0, 0)) == Stat(50.0, 0.0, 0.0, 0.0)
 
 
 def test_what_is_forwarded_is_counted_by_who_takes_it() -> None:
     buffered = BufferedRequests()
-    assert buffered.told("one", report(0, 0.5, 2, wake=False, forwarded=4)) == Stat(0.5, 0.0, 2.0, 4.0)
+    assert buffered.report("one", report(0, 0.5, 2, wake=False, forwarded=4)) == Stat(0.5, 0.0, 2.0, 4.0)
 
 
 def test_who_holds_nobody_wakes_nobody() -> None:
     buffered = BufferedRequests()
-    assert buffered.told("one", report(0, 0.0, 3)) == Stat(0.0, 0.0, 3.0, 0.0)
-    assert buffered.held == 0
+    assert buffered.report("one", report(0, 0.0, 3)) == Stat(0.0, 0.0, 3.0, 0.0)
+    assert buffered.requests == 0

@@ -61,12 +61,12 @@ class History:
     def check(self, write: WriteScale) -> None:
         cluster, model = self.cluster, self.cluster.models[write.model]
         view, counts = cluster.view(model), cluster.cache.counts(write.model)
-        assert write.copies <= (view.desired or 0) or write.copies < model.replicas
+        assert write.replicas <= (view.desired or 0) or write.replicas < model.replicas
         if view.capacity_limited:
-            assert write.copies >= min(view.desired or 0, counts.bound), (
+            assert write.replicas >= min(view.desired or 0, counts.bound), (
                 "gave up copies for want of room for more"
             )
-        if write.copies == 0:
+        if write.replicas == 0:
             assert not any(pod.busy for pod in cluster.ready(model)), (
                 "ended the last copies while one was busy"
             )

@@ -8,10 +8,9 @@ import pytest
 
 from berth.contract.scaling import ModelKey
 from scaler.decision.annotations import GROUP
-from scaler.decision.decider import Decision
+from scaler.decision.decider import Decision, ModelDecider
 from scaler.decision.defaults import BERTH, read_defaults
 from scaler.decision.load import Stat
-from scaler.decision.model import Model
 from scaler.decision.replay import Json, Replay, answer_of
 from scaler.recorder import Recorder
 from tests.fakes.scaled_cluster import Cluster
@@ -22,14 +21,14 @@ KEY = ModelKey("a", "m")
 def test_a_record_makes_the_same_decisions_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a cluster with all that can happen to a model: clips, other annotations and defaults, sleep, a restart of its scaler."""
     made: list[Json] = []
-    decide = Model.decide
+    decide = ModelDecider.decide
 
-    def noted(model: Model, *, ready: int, now_ns: int) -> Decision | None:
+    def noted(model: ModelDecider, *, ready: int, now_ns: int) -> Decision | None:
         decision = decide(model, ready=ready, now_ns=now_ns)
         made.append(answer_of(decision, in_panic=model.in_panic))
         return decision
 
-    monkeypatch.setattr(Model, "decide", noted)
+    monkeypatch.setattr(ModelDecider, "decide", noted)
     path, chance = tmp_path / "record", Random("record")
     recorder = Recorder(path, BERTH)
     cluster = Cluster(places=6, record=recorder)

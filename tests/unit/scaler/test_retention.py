@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 from berth.contract.scaling import ModelKey
-from scaler.core.retention import SETTLE_NS, Evictions, Idle, least_recently_used
+from scaler.core.retention import SETTLE_NS, Evictions, IdleReplica, least_recently_used
 
 SECOND = 1_000_000_000
 NEEDY = ModelKey("a", "needy")
 OTHER = ModelKey("a", "other")
 
 
-def idle(name: str, *, priority: int = 0, used: int = 0) -> Idle:
-    return Idle(
+def idle(name: str, *, priority: int = 0, used: int = 0) -> IdleReplica:
+    return IdleReplica(
         pod=name, uid=f"u-{name}", model=ModelKey("a", f"of-{name}"), priority=priority, last_used_ns=used
     )
 

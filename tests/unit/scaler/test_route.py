@@ -190,8 +190,8 @@ class World:
         for action in actions:
             match action:
                 case WriteScale() if self.api_answers:
-                    self.replicas = action.copies
-                    self.written.append(f"replicas={action.copies}")
+                    self.replicas = action.replicas
+                    self.written.append(f"replicas={action.replicas}")
                     self.show()
                 case WriteStatus() if self.api_answers:
                     self.scaled = action.scaled
@@ -243,9 +243,9 @@ class World:
                 timestamp=at + self.off_seconds,
                 process_uptime=100.0,
             )
-            self.core.heard([load], {load.pod_uid}, self.now)
+            self.core.record_loads([load], {load.pod_uid}, self.now)
         self.stream.report(**report)
-        self.core.second(self.now)
+        self.core.close_second(self.now)
         if at % 2 == 0:
             self.act(self.core.step(self.now))
         for _ in range(3):  # whatever the turns bring about is looked at in the next
@@ -583,7 +583,7 @@ async def test_a_leader_that_leads_again_waits_for_its_activators_and_writes_not
     world.core.pause()
     for _ in range(120):
         world.now += SECOND_NS
-        world.core.second(world.now)
+        world.core.close_second(world.now)
         world.core.step(world.now)
         world.route.touch(MODEL)
         await world.route.turn()

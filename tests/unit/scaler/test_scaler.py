@@ -11,10 +11,11 @@ import pytest
 
 from berth.contract.scaling import ModelKey, Report, Scaled, SchedulableAnswer
 from berth.contract.text import one_line
-from scaler.core import autoscaler as autoscaler
+from scaler.core import reconcile
 from scaler.core.actions import Event, RouteChanged, WriteScale, WriteStatus
-from scaler.core.autoscaler import ModelAutoscaler, RouteStatus
+from scaler.core.autoscaler import ModelAutoscaler
 from scaler.core.deployments import CLASS
+from scaler.core.reconcile import RouteStatus
 from scaler.core.scaler import Scaler
 from scaler.decision.bounds import Activity
 from scaler.decision.defaults import HPA, KPA
@@ -58,10 +59,10 @@ def report(about: FakeModel, **fields: Any) -> Report:
 
 
 def scales(actions: list[Any]) -> list[int]:
-    return [action.copies for action in actions if isinstance(action, WriteScale)]
+    return [action.replicas for action in actions if isinstance(action, WriteScale)]
 
 
-@pytest.mark.parametrize("breaks", ["decide", "record", "configure", "scaled"])
+@pytest.mark.parametrize("breaks", ["decide", "record", "configure", "limit"])
 def test_a_model_that_nobody_has_thought_of_does_not_end_the_scaling_of_the_others(
     monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
@@ -115,10 +116,10 @@ def test_nothing_is_shown_as_no_less_than_nothing() -> None:
 def test_what_is_forwarded_before_a_copy_has_counted_it_is_shown_as_none() -> None:
     cluster = Cluster()
     model = asleep(cluster)
-    cluster.do(cluster.scaler.held("act", report(model), cluster.ns))
-    cluster.do(cluster.scaler.held("act", report(model, held=0, arrived=0.0, forwarded=9.0), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(model), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(model, held=0, arrived=0.0, forwarded=9.0), cluster.ns))
     cluster.second()
-    _, requests = cluster.scaler._autoscalers[model.key].model.averages(cluster.ns)
+    _, requests = cluster.scaler._autoscalers[model.key]._decider.averages(cluster.ns)
     assert requests is not None
     assert requests.stable < 0
     shown = cluster.view(model).requests_per_second
@@ -250,9 +251,7 @@ def test_a_model_behind_a_quota_shows_one_pod_more_than_is_let_through() -> None
     assert len(cluster.ready(model)) == 2
     view = cluster.view(model)
     assert (view.desired, view.capacity_limited, view.pods.gated, view.pods.pending) == (5, 2, 1, 1)
-    assert (
-        "scheduling gates hold 1 of its pods back, as a quota does: kueue.x-k8s.io/admission" in view.message
-    )
+    assert "scheduling gates block 1 of its pods, as a quota does: kueue.x-k8s.io/admission" in view.message
     assert Scaled.from_text(model.scaled or "").gated == 1
     assert 1 <= len(cluster.told("SchedulingGated")) <= 2
     model.quota = 4
@@ -275,7 +274,7 @@ def test_a_model_at_zero_behind_a_quota_waits_and_its_clients_are_told_what_for(
     asked = cluster.scaler.asked(model.key, cluster.ns)
     assert asked is not None
     assert not asked.hopeless
-    assert "scheduling gates hold 1 of its pods back" in asked.waits_for
+    assert "scheduling gates block 1 of its pods" in asked.waits_for
     assert model.written == [1]
     model.quota = 1
     cluster.until(lambda: bool(cluster.ready(model)), most=30)
@@ -296,7 +295,7 @@ def test_a_thousand_gated_pods_cost_a_step_no_more_text_than_one(monkeypatch: py
         read.append(text)
         return one_line(text, **options)
 
-    monkeypatch.setattr(autoscaler, "one_line", noted)
+    monkeypatch.setattr(reconcile, "one_line", noted)
     cluster.run(2)
     assert 0 < len(read) <= 3
     assert {*read} == {"kueue.x-k8s.io/admission"}
@@ -352,7 +351,7 @@ def test_what_has_been_promised_to_one_is_not_given_to_another() -> None:
     """A copy that was asked for has its place, though its pod is not there yet."""
     cluster = Cluster(places=1)
     first = asleep(cluster)
-    cluster.do(cluster.scaler.held("act", report(first), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(first), cluster.ns))
     assert first.replicas == 1
     second = cluster.add("z", min_scale="1", priority=9)
     cluster.do(cluster.scaler.step(cluster.ns))
@@ -364,7 +363,7 @@ def test_what_has_been_promised_to_one_is_not_given_to_another() -> None:
 def test_a_copy_that_the_binder_has_refused_is_owed_nothing() -> None:
     cluster = Cluster(places=1)
     first = asleep(cluster)
-    cluster.do(cluster.scaler.held("act", report(first), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(first), cluster.ns))
     cluster._follow(first)
     cluster.taken_by_others = 1
     cluster._bind()
@@ -514,8 +513,8 @@ def test_what_a_quota_forbids_keeps_no_place_from_others() -> None:
     cluster.run(20)
     assert (other.replicas, len(cluster.ready(other))) == (3, 3)
     assert model.replicas == 6
-    assert "are made" in cluster.view(model).message
-    assert "are made" in Scaled.from_text(model.scaled or "").message
+    assert "not created" in cluster.view(model).message
+    assert "not created" in Scaled.from_text(model.scaled or "").message
 
 
 def test_who_may_have_no_more_pods_asks_again_now_and_then_and_not_for_long() -> None:
@@ -572,7 +571,7 @@ def test_the_first_request_is_decided_at_once() -> None:
     cluster = Cluster()
     model = asleep(cluster)
     assert model.replicas == 0
-    cluster.do(cluster.scaler.held("act", report(model), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(model), cluster.ns))
     assert model.replicas == 1
     assert cluster.told("ScaledFromZero")
 
@@ -580,9 +579,9 @@ def test_the_first_request_is_decided_at_once() -> None:
 def test_a_second_request_decides_nothing_before_its_time() -> None:
     cluster = Cluster()
     model = asleep(cluster)
-    cluster.do(cluster.scaler.held("act", report(model), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(model), cluster.ns))
     before = cluster.scaler.view(model.key)
-    cluster.do(cluster.scaler.held("act", report(model, held=9, average_held=9.0, arrived=8.0), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(model, held=9, average_held=9.0, arrived=8.0), cluster.ns))
     after = cluster.scaler.view(model.key)
     assert before is not None
     assert after is not None
@@ -604,7 +603,7 @@ def test_a_second_request_decides_nothing_before_its_time() -> None:
 def test_what_cannot_be_wakes_nobody(fields: dict[str, Any]) -> None:
     cluster = Cluster()
     model = asleep(cluster)
-    assert cluster.scaler.held("act", report(model, **fields), cluster.ns) == []
+    assert cluster.scaler.report("act", report(model, **fields), cluster.ns) == []
     assert model.replicas == 0
 
 
@@ -616,7 +615,7 @@ def test_a_model_that_cannot_come_is_not_being_woken() -> None:
     model.load = 0
     cluster.run(2 * WINDOW)
     seen = len(cluster.view(model).cold_starts)
-    assert cluster.scaler.held("act", report(model), cluster.ns) == []
+    assert cluster.scaler.report("act", report(model), cluster.ns) == []
     assert len(cluster.view(model).cold_starts) == seen
 
 
@@ -624,7 +623,7 @@ def test_what_an_activator_holds_that_says_no_more_is_waited_for() -> None:
     """Until its stream ends: it may be slow, and its clients wait all the same."""
     cluster = Cluster()
     model = asleep(cluster, load_seconds=1000)
-    cluster.do(cluster.scaler.held("act", report(model, average_held=1.0), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(model, average_held=1.0), cluster.ns))
     cluster.run(4 * WINDOW)
     assert (model.replicas, cluster.view(model).recommended) == (1, 1)
     cluster.scaler.activator_gone("act")
@@ -664,13 +663,13 @@ def test_a_wake_ends_when_a_copy_has_served_and_not_when_that_is_told(
     cluster = Cluster()
     model = asleep(cluster, load_seconds=5)
     began_ns = cluster.ns
-    cluster.scaler.held("act", report(model, held=1, wake=True), began_ns)
-    cold_starts = cluster.scaler._autoscalers[model.key].cold_starts
-    cold_starts.asked(began_ns)
+    cluster.scaler.report("act", report(model, held=1, wake=True), began_ns)
+    cold_starts = cluster.scaler._autoscalers[model.key]._cold_starts
+    cold_starts.requested(began_ns)
     cold_starts._reach(2, began_ns + SECOND)
     cold_starts._reach(3, began_ns + 6 * SECOND)
     told = report(model, held=0, forwarded=1.0, served_ago=served_ago)
-    cluster.scaler.held("act", told, began_ns + 13 * SECOND // 2)
+    cluster.scaler.report("act", told, began_ns + 13 * SECOND // 2)
     (wake,) = cluster.view(model).cold_starts
     assert dict(wake.phases) == found
 
@@ -711,7 +710,7 @@ def test_not_to_zero_before_requests_can_come_to_an_activator() -> None:
     cluster._lead = lambda: None  # type: ignore[method-assign]
     cluster.run(10 * GRACE)
     assert model.replicas == 1
-    cluster.scaler.led(model.key, RouteStatus(proven_ns=cluster.ns))
+    cluster.scaler.set_route(model.key, RouteStatus(proven_ns=cluster.ns))
     cluster.run(GRACE - 2)
     assert model.replicas == 1
     cluster.run(4)
@@ -724,7 +723,7 @@ def test_copies_that_are_left_in_peace_go_earlier() -> None:
     model.load = 0
     cluster.until(lambda: cluster.view(model).activity is Activity.INACTIVE)
     cluster._lead = lambda: None  # type: ignore[method-assign]
-    cluster.scaler.led(model.key, RouteStatus(proven_ns=cluster.ns - 5 * SECOND, quiet=True))
+    cluster.scaler.set_route(model.key, RouteStatus(proven_ns=cluster.ns - 5 * SECOND, quiet=True))
     assert cluster.until(lambda: model.replicas == 0) <= 2
 
 
@@ -732,7 +731,7 @@ def test_a_proof_of_another_time_is_none() -> None:
     cluster = Cluster()
     model = loaded(cluster, 1)
     cluster._lead = lambda: None  # type: ignore[method-assign]
-    cluster.scaler.led(model.key, RouteStatus(proven_ns=cluster.ns - 1000 * SECOND, quiet=True))
+    cluster.scaler.set_route(model.key, RouteStatus(proven_ns=cluster.ns - 1000 * SECOND, quiet=True))
     model.load = 0
     cluster.run(WINDOW + 2 * GRACE)
     assert model.replicas == 1
@@ -867,10 +866,10 @@ def test_a_copy_that_says_nothing_may_be_busy() -> None:
     model = loaded(cluster, 1)
     model.load = 0
     cluster.until(lambda: cluster.view(model).activity is Activity.INACTIVE)
-    heard, cluster.scaler.heard = cluster.scaler.heard, lambda *_: False  # type: ignore[method-assign]
+    record, cluster.scaler.record_loads = cluster.scaler.record_loads, lambda *_: False  # type: ignore[method-assign]
     cluster.run(3 * GRACE)
     assert model.replicas == 1
-    cluster.scaler.heard = heard  # type: ignore[method-assign]
+    cluster.scaler.record_loads = record  # type: ignore[method-assign]
     cluster.run(4)
     assert model.replicas == 0
 
@@ -922,7 +921,7 @@ def test_of_costs_only_what_is_new_is_written() -> None:
     model.annotations["autoscaling.knative.dev/max-scale"] = "3"
     cluster.change(model)
     cluster.run(2)
-    (write,) = [one for one in cluster.actions if isinstance(one, WriteScale) and one.copies == 3]
+    (write,) = [one for one in cluster.actions if isinstance(one, WriteScale) and one.replicas == 3]
     assert write.costs == {pod.name: 1 for pod in others}
 
 
@@ -965,7 +964,7 @@ def test_copies_with_long_requests_are_not_ended() -> None:
 def test_while_nothing_is_known_nothing_changes() -> None:
     cluster = Cluster()
     model = loaded(cluster, 4)
-    cluster.scaler.heard = lambda *_: False  # type: ignore[method-assign]
+    cluster.scaler.record_loads = lambda *_: False  # type: ignore[method-assign]
     model.written.clear()
     cluster.run(5 * WINDOW)
     assert model.replicas == 4
@@ -1088,7 +1087,7 @@ def test_a_deployment_that_ends_is_forgotten_and_a_successor_is_another() -> Non
     cluster = Cluster()
     model = loaded(cluster, 3)
     cluster.remove(model)
-    cluster.do(cluster.scaler.held("act", report(model), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(model), cluster.ns))
     cluster.run(2)
     assert cluster.scaler.asked(model.key, cluster.ns) is None
     successor = cluster.add("m", **ONE)
@@ -1101,7 +1100,7 @@ def test_a_successor_that_nobody_has_seen_in_between_is_another_as_well() -> Non
     model = loaded(cluster, 3)
     model.uid, model.scaled = "another", None
     cluster.change(model)
-    cluster.do(cluster.scaler.held("act", report(model, held=0), cluster.ns))
+    cluster.do(cluster.scaler.report("act", report(model, held=0), cluster.ns))
     assert cluster.view(model).since_ns == cluster.ns
     assert cluster.view(model).decisions == ()
 
@@ -1211,7 +1210,7 @@ def test_who_loses_its_last_copy_is_held_for_at_once_and_no_longer_than_it_has_n
     pod.ready = False
     cluster._show(pod)
     assert is_away()
-    cluster.scaler.led(model.key, RouteStatus(proven_ns=cluster.ns))
+    cluster.scaler.set_route(model.key, RouteStatus(proven_ns=cluster.ns))
     pod.ready = True
     cluster._show(pod)
     assert not is_away()
@@ -1349,7 +1348,7 @@ def test_a_copy_that_a_request_may_still_come_to_is_not_offered() -> None:
     cluster = Cluster(places=1)
     model = idle_for_long(cluster)
     cluster._lead = lambda: None  # type: ignore[method-assign]
-    cluster.scaler.led(model.key, RouteStatus())
+    cluster.scaler.set_route(model.key, RouteStatus())
     assert offered(cluster) == ()
 
 
@@ -1357,7 +1356,7 @@ def test_a_copy_that_a_request_waits_for_is_not_offered() -> None:
     """For a slot of it, so that nobody has to be woken."""
     cluster = Cluster(places=1)
     model = idle_for_long(cluster)
-    cluster.scaler.held("act", report(model, wake=False), cluster.ns)
+    cluster.scaler.report("act", report(model, wake=False), cluster.ns)
     assert offered(cluster) == ()
 
 
@@ -1563,9 +1562,9 @@ def another_leads(cluster: Cluster, model: FakeModel) -> None:
 def another_leads_and_hears_nothing(cluster: Cluster, model: FakeModel) -> None:
     """For a while."""
     cluster.restart()
-    heard, cluster.scaler.heard = cluster.scaler.heard, lambda *_: False  # type: ignore[method-assign]
+    record, cluster.scaler.record_loads = cluster.scaler.record_loads, lambda *_: False  # type: ignore[method-assign]
     asked_each(cluster, model, 50, 30)
-    cluster.scaler.heard = heard  # type: ignore[method-assign]
+    cluster.scaler.record_loads = record  # type: ignore[method-assign]
 
 
 def another_decider(cluster: Cluster, model: FakeModel) -> None:
@@ -1655,7 +1654,7 @@ def test_before_anything_is_known_nothing_is_taken_back() -> None:
     cluster._follow(model)
     cluster._bind()
     cluster.restart()
-    cluster.scaler.heard = lambda *_: False  # type: ignore[method-assign]
+    cluster.scaler.record_loads = lambda *_: False  # type: ignore[method-assign]
     model.written.clear()
     cluster.run(20)
     assert model.written == []
@@ -1958,7 +1957,7 @@ def test_while_nobody_reports_what_is_held_that_is_not_taken_for_nothing() -> No
     def alone(seconds: int) -> None:
         for _ in range(seconds):
             cluster.now += 1
-            cluster.scaler.second(cluster.ns)
+            cluster.scaler.close_second(cluster.ns)
             cluster.scaler.step(cluster.ns)
 
     cluster.scaler.pause()
@@ -1978,8 +1977,8 @@ def test_a_way_that_was_proven_before_a_leader_lost_its_lease_is_proven_anew() -
     cluster.run(4)
     cluster.until(lambda: cluster.view(model).activity is Activity.INACTIVE, most=200)
     proven = RouteStatus(proven_ns=cluster.ns - GRACE * SECOND, quiet=True)
-    cluster.scaler.led(model.key, proven)
+    cluster.scaler.set_route(model.key, proven)
     cluster.scaler.resume(cluster.ns)
     assert scales(cluster.scaler.step(cluster.ns)) == []
-    cluster.scaler.led(model.key, proven)
+    cluster.scaler.set_route(model.key, proven)
     assert scales(cluster.scaler.step(cluster.ns)) == [0]

@@ -2,16 +2,18 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Awaitable, Callable, Container
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import ReplicaLoad
 from scaler import scrape
-from scaler.scrape import ANSWER_BYTES, Gateway, Scraper, next_moment, phase_of, scraping_session
+from scaler.scrape import ANSWER_BYTES, Gateway, Scraper, next_moment, phase_of, read_loads, scraping_session
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -268,3 +270,66 @@ def test_nodes_are_spread_over_the_second() -> None:
 )
 def test_what_was_missed_is_not_made_up_for(at: float, now: float, then: float) -> None:
     assert next_moment(at, now) == pytest.approx(then)
+
+
+# What a gateway answers.
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return {"namespace": "n", "podName": "p", "podUid": "u", "second": 1, **more}
+
+
+BAD_ROWS: list[Any] = [
+    None,
+    7,
+    "text",
+    [],
+    {},
+    row(podUid=7),
+    row(second="1"),
+    row(averageConcurrentRequests="much"),
+    row(averageConcurrentRequests=-1),
+    row(averageConcurrentRequests=1e300),
+    row(requestCount=-0.5),
+    row(requestCount=None),
+    row(waiting=-1),
+    row(waiting=1.5),
+    row(inTriton=2**62),
+    row(podUid=["u"]),
+]
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS, ids=repr)
+def test_an_invalid_row_is_rejected_and_the_others_count(bad: Any) -> None:
+    loads, rejected = read_loads(json.dumps([row(podUid="before"), bad, row(podUid="after")]).encode())
+    assert [one.pod_uid for one in loads] == ["before", "after"]
+    assert rejected == 1
+
+
+def test_unknown_fields_of_a_later_gateway_are_ignored() -> None:
+    loads, rejected = read_loads(json.dumps([row(later={"x": [1]})]).encode())
+    assert (len(loads), rejected) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"7", b"[", b"\xff", b"null", b"[" * 10_000, b'{"a":' * 10_000, b"[1e999", b'"'],
+    ids=lambda b: repr(b[:9]),
+)
+def test_an_answer_that_is_no_list_is_one_error(body: bytes) -> None:
+    with pytest.raises((msgspec.DecodeError, RecursionError)):
+        read_loads(body)
+
+
+def test_garbage_never_ends_a_scraper() -> None:
+    rng = random.Random(3)
+    good = json.dumps([row(podUid=f"{n}", requestCount=1.5, waiting=2) for n in range(5)]).encode()
+    for _ in range(3000):
+        body = bytearray(good)
+        for _ in range(rng.randrange(1, 6)):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        try:
+            loads, _ = read_loads(bytes(body))
+        except (msgspec.DecodeError, UnicodeError):
+            continue
+        assert all(0 <= one.request_count <= 1e9 and 0 <= one.waiting <= 1e9 for one in loads)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from scaler.decision.decider import DelayWindow
 from scaler.decision.defaults import Defaults
-from scaler.decision.delay import DelayWindow
 from scaler.decision.load import Load, Stat, extrapolated, sample_size
 from scaler.decision.spec import spec_of
 from scaler.decision.windows import LinearWindow, WeightedWindow, coefficient
