@@ -9,27 +9,30 @@ from berth import __version__
 COMMANDS = {
     "agent": ("agent.app", "publish a node's GPU memory, load and unload its models"),
     "binder": ("binder.app", "place model pods on nodes and GPUs"),
-    "loader": ("loader.app", "bring a model's files to the agent and wait until it serves"),
-    "proxy": ("proxy.command", "the door to one model: REST and gRPC, isolated and limited"),
-    "gateway": ("proxy.gateway.app", "the one way to a node's Triton, for all its models"),
+    "loader": ("loader.app", "download a model, hand it to the node's agent and wait until it serves"),
+    "proxy": ("proxy.command", "a model pod's proxy: REST and gRPC, isolated and limited"),
+    "gateway": (
+        "proxy.gateway.app",
+        "the node gateway: the only client of the node's Triton, for all its models",
+    ),
     "activator": (
         "proxy.activator.app",
-        "hold requests of models without a copy, wake them, hand the requests on",
+        "buffer requests of models without a replica, start them, forward the requests",
     ),
-    "scaler": ("scaler.command", "decide how many copies models want, as Knative's autoscaler does"),
-    "scale": ("scaler.scale", "how many copies a model wants and has, and why"),
+    "scaler": ("scaler.command", "scale models, as Knative's autoscaler does"),
+    "scale": ("scaler.scale", "desired, requested and ready replicas of a model, and why"),
     "top": ("binder.cli.top", "GPUs, models, requested and measured memory of the cluster"),
     "why": ("binder.cli.why", "why a pod is pending or does not serve yet, and what comes next"),
     "would-fit": (
         "binder.cli.would_fit",
-        "whether a pod that does not exist yet would find a place, and where",
+        "whether a pod that does not exist yet can be scheduled, and where",
     ),
     "upgrade-node": (
         "binder.cli.upgrade_node",
-        "replace a node's Triton and agent, its models out of harm's way",
+        "replace a node's Triton and agent after its models have been moved away",
     ),
-    "demo": ("localcluster.demo", "the whole story on one machine"),
-    "keys": ("agent.keys", "make the keys that close a node's Triton to everyone but Berth"),
+    "demo": ("localcluster.demo", "a tour of all of it on one machine"),
+    "keys": ("agent.keys", "make the keys that close a node's Triton to all clients but Berth"),
 }
 
 
@@ -67,7 +70,7 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "berth COMMAND --help tells every flag, its unit, default and environment variable.",
+            "berth COMMAND --help shows every flag, its unit, default and environment variable.",
         ]
     )
 

@@ -14,4 +14,4 @@ class UnreadableReport(InvalidValue):
 
 
 class ReportTooLarge(Exception):
-    """A node has more models than its report can name; there is no shorter way to say who holds what."""
+    """A node has more models than its report can name; there is no shorter form that still names each reservation."""

@@ -1,14 +1,14 @@
-"""What the agent and the gateway of a node tell each other: JSON, one object a line, over a unix socket.
+"""Messages between the agent and the gateway of a node: JSON, one object a line, over a unix socket.
 
-The agent tells every copy, always all of them, so that nothing hangs on what was said before: what is not
-among them has ended. The gateway tells what it has seen. Of both, what is not understood is left aside.
+The agent always sends all replicas, so that a message does not depend on earlier ones: a replica that is not in the
+list has ended. The gateway reports what it has seen. Fields that are not known are ignored.
 
-    agent → gateway   {"replicas": [ReplicaSpec…]}                   all there are, at the start and at each change
-                      {"drain": POD_UID, "seconds": S}      take nothing new for it; answered by "drained"; it is left
-                                                            out of the copies then until it may be used again, as by
-                                                            an agent that names it when it comes anew
-    gateway → agent   {"drained": POD_UID}                  nothing of it is in Triton any more, or its time is up
-                      {"tritonDied": {"suspects": [POD_UID…]}}   Triton went with requests of these in it
+    agent → gateway   {"replicas": [ReplicaSpec…]}                   at the start and at each change
+                      {"drain": POD_UID, "seconds": S}      accept no new requests for it; answered by "drained";
+                                                            the replica is then left out until it may be used again,
+                                                            or until a restarted agent lists it
+    gateway → agent   {"drained": POD_UID}                  none of its requests is in Triton, or its time is up
+                      {"tritonDied": {"suspects": [POD_UID…]}}   Triton died while it had requests of these pods
 """
 
 import re
@@ -25,7 +25,7 @@ _SERVER_NAME: Final = re.compile(r"(.+)-[0-9a-f]{12}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLimits:
-    """What one copy may take, as its pod asks for; the gateway has ceilings of its own.
+    """The limits of one replica, as its pod requests them; the gateway has ceilings of its own.
 
     `container_concurrency` 0: no limit. `queue_depth` None: 10 x container_concurrency, or 1000 where that is 0.
     """
@@ -35,7 +35,7 @@ class ReplicaLimits:
     request_timeout_seconds: float = 300.0
     max_json_bytes: int = 16 * 1024**2
     max_request_bytes: int = 64 * 1024**2
-    # Of all its requests that are here or in Triton.
+    # Of all its requests that are in the gateway or in Triton.
     max_inflight_bytes: int = 256 * 1024**2
 
     def to_json(self) -> dict[str, Any]:
@@ -68,8 +68,8 @@ class ReplicaLimits:
 class ReplicaSpec:
     """One pod's model on one node. `model`: as its clients call it; `server_name`: as the node's Triton does.
 
-    `withheld`: why it is not to be used whatever Triton says, in the agent's words. `loaded`: whether the agent has seen it
-    loaded, which makes nothing ready: Triton alone says that, and is to be asked when this has changed.
+    `withheld`: why it must not be used, whatever Triton reports. `loaded`: whether the agent has seen it loaded; a change
+    makes the gateway ask Triton, which alone decides whether the replica is ready.
     """
 
     ticket: bytes = field(repr=False)
@@ -100,7 +100,7 @@ class ReplicaSpec:
         """Raises InvalidValue."""
         try:
             ticket = bytes.fromhex(data["ticket"])
-            copy = cls(
+            replica = cls(
                 ticket=ticket,
                 namespace=str(data["namespace"]),
                 pod=str(data["pod"]),
@@ -109,17 +109,17 @@ class ReplicaSpec:
                 server_name=str(data["serverName"]),
                 limits=ReplicaLimits.from_json(data["limits"]),
                 withheld=data["withheld"],
-                loaded=data.get("loaded") is True,  # an older agent does not tell
+                loaded=data.get("loaded") is True,  # absent from older agents
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidValue(f"not a copy: {type(error).__name__}: {error}") from error
+            raise InvalidValue(f"not a replica: {type(error).__name__}: {error}") from error
         if len(ticket) != TICKET_BYTES:
             raise InvalidValue(f"a ticket of {len(ticket)} bytes; it has {TICKET_BYTES}")
-        return copy
+        return replica
 
 
 def ticket_of(secret: bytes, pod_uid: str) -> bytes:
-    """A pod's ticket on a node with this secret: nobody can guess it, and an agent that restarts gives the same."""
+    """A pod's ticket on a node with this secret: it cannot be guessed, and is the same after a restart of the agent."""
     import hashlib  # not for those who only read the values: it brings OpenSSL with it
     import hmac
 
@@ -134,6 +134,6 @@ def server_name_of(model: str, pod_uid: str) -> ServerName:
 
 
 def public_name_of(server_name: ServerName) -> ModelName:
-    """What people call the model of this name; a name that nobody has made so is as good as any."""
+    """The public name of the model of this name; a name of another form is its own."""
     made = _SERVER_NAME.fullmatch(server_name)
     return ModelName(server_name if made is None else made[1])

@@ -69,33 +69,33 @@ class Keys:
 
     @property
     def scaled(self) -> str:
-        """Deployment annotation written by the scaler: what it wants and what became of it, as JSON
+        """Deployment annotation written by the scaler: the desired scale and its status, as JSON
         (berth.contract.scaling.Scaled)."""
         return f"{self.prefix}scaled"
 
     @property
     def overflow_pods(self) -> str:
-        """Deployment annotation: so many copies may be Pending for want of room, for a node autoscaler to see."""
+        """Deployment annotation: so many replicas may be Pending for lack of capacity, for a node autoscaler to see."""
         return f"{self.prefix}overflow-pods"
 
     @property
     def hold_timeout(self) -> str:
-        """Deployment annotation: seconds (or a Go duration) that a request waits for a copy; at most 600 s."""
+        """Deployment annotation: seconds (or a Go duration) that a request is buffered while no replica is ready; at most 600 s."""
         return f"{self.prefix}hold-timeout"
 
     @property
     def hold_requests(self) -> str:
-        """Deployment annotation: how many requests wait for a copy at once."""
+        """Deployment annotation: how many requests are buffered at once."""
         return f"{self.prefix}hold-requests"
 
     @property
     def hold_bytes(self) -> str:
-        """Deployment annotation: what they may take together, as a quantity."""
+        """Deployment annotation: the memory that they may take together, as a quantity."""
         return f"{self.prefix}hold-bytes"
 
     @property
     def clients(self) -> str:
-        """Deployment annotation: comma list of namespaces whose pods may call a model that sleeps, or `*`; its own
+        """Deployment annotation: comma list of namespaces whose pods may call an idle model, or `*`; its own
         where absent."""
         return f"{self.prefix}clients"
 

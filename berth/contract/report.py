@@ -1,4 +1,4 @@
-"""What one node says of itself, and its wire form in the node annotation `trtis-report`.
+"""The report of one node, and its wire form in the node annotation `trtis-report`.
 
 A fact that could not be read is None (*unknown*), never 0. A reader must treat unknown as unusable.
 """
@@ -19,7 +19,7 @@ VERSION = 1
 
 # All annotations of a Node share 256 KiB, and Berth's are not the only ones.
 BUDGET_BYTES = 64 * 1024
-# How much of each reason is told, as far as the budget goes.
+# How much of each reason is written, as far as the budget goes.
 _REASON_BYTES = (512, 128, 32)
 _CUT = "..."
 # What a GPU or a model says only where there is something to say.
@@ -42,10 +42,10 @@ class ModelState(str, Enum):
 class Failure(str, Enum):
     """Why a load failed, as far as it says whether another node could do better."""
 
-    CAPACITY = "capacity"  # this place has no room for it, of memory or beside what is there: another may
-    TRANSIENT = "transient"  # the node or its Triton was in trouble: another node may do
+    CAPACITY = "capacity"  # this node or GPU has no capacity for it: another may have
+    TRANSIENT = "transient"  # the node or its Triton had a failure: another node may work
     INVALID_MODEL = "invalid_model"  # the same files would fail anywhere
-    QUARANTINED = "quarantined"  # these files took Triton down: they are not to go anywhere
+    QUARANTINED = "quarantined"  # these files made Triton crash: they are not loaded anywhere
 
 
 class CodeRule(str, Enum):
@@ -157,7 +157,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     server: str
     capabilities: tuple[str, ...]
     triton: TritonReport
-    # What an agent that says nothing of it holds to.
+    # The rule of an agent that does not report one.
     code: CodeReport = CodeReport()
     gpus: tuple[GpuReport, ...]
     models: tuple[ModelReport, ...]
@@ -168,8 +168,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
         """The wire form: ASCII, at most BUDGET_BYTES long. Raises ReportTooLarge.
 
         What does not fit is left out in this order, and `leftOut` says so: of every reason all but its
-        beginning; then names and reasons, first those of models that serve, for their pods tell their
-        names. Which pod's model holds how much of which GPU is never left out.
+        beginning; then names and reasons, first those of ready models, whose pods show their names.
+        Which pod's model reserves how much of which GPU is never left out.
         """
         for reason_bytes in _REASON_BYTES:
             text = self._encode([_whole(model, reason_bytes) for model in self.models], reason_bytes)
@@ -180,15 +180,15 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     def _encode_in_brief(self, reason_bytes: int) -> str:
         gpus = [gpu.uuid for gpu in self.gpus]
         models: list[Any] = [_row(_BriefModel.of(model, gpus)) for model in self.models]
-        room = BUDGET_BYTES - len(self._encode(models, reason_bytes, brief=len(models)))
-        if room < 0:
-            raise ReportTooLarge(f"the report of {len(models)} models is {-room} bytes over {BUDGET_BYTES}")
+        left = BUDGET_BYTES - len(self._encode(models, reason_bytes, brief=len(models)))
+        if left < 0:
+            raise ReportTooLarge(f"the report of {len(models)} models is {-left} bytes over {BUDGET_BYTES}")
         brief = len(models)
         for at in sorted(range(len(models)), key=lambda at: self.models[at].state is ModelState.READY):
             whole = _whole(self.models[at], reason_bytes)
             more = len(_dumps(whole)) - len(_dumps(models[at]))
-            if more <= room:
-                models[at], room, brief = whole, room - more, brief - 1
+            if more <= left:
+                models[at], left, brief = whole, left - more, brief - 1
         return self._encode(models, reason_bytes, brief=brief)
 
     def _encode(self, models: list[Any], reason_bytes: int, *, brief: int = 0) -> str:
@@ -224,7 +224,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Read(msgspec.Struct, kw_only=True, rename="camel"):
-    """A report as it was sent: models that are told whole are objects, those in brief are arrays."""
+    """A report as it was sent: models in full are objects, models in brief are arrays."""
 
     server: str
     capabilities: tuple[str, ...]
@@ -273,10 +273,10 @@ def _shortened(text: str, limit_bytes: int) -> str:
     """As much of the beginning as takes `limit_bytes` in JSON."""
     if len(_dumps(text)) - 2 <= limit_bytes:
         return text
-    kept, room = 0, limit_bytes - len(_CUT)
+    kept, left = 0, limit_bytes - len(_CUT)
     for character in text:
-        room -= len(_dumps(character)) - 2
-        if room < 0:
+        left -= len(_dumps(character)) - 2
+        if left < 0:
             break
         kept += 1
     return text[:kept] + _CUT

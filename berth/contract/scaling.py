@@ -1,7 +1,7 @@
-"""What scaler, activator, binder and gateways tell each other of models and their copies, and what the scaler writes
-on a Deployment.
+"""Messages between scaler, activator, binder and gateways about models and their replicas, and the status that the scaler
+writes on a Deployment.
 
-    gateway → scaler      GET /stat                    [ReplicaLoad…], every copy of the node
+    gateway → scaler      GET /stat                    [ReplicaLoad…], every replica of the node
     scaler → binder       POST /schedulable              SchedulableRequest → SchedulableAnswer
     scaler ↔ activator    berth.v1.Scaler/Attend       Assignment, Report (protos/berth/v1/scaler.proto)
     scaler → Deployment   annotation `…scaled`         Scaled
@@ -25,7 +25,7 @@ BINDER_AUDIENCE: Final = "berth-binder"
 SLICE_MANAGER: Final = "berth-scaler"
 # Ports of the activators: one for a model and protocol.
 ACTIVATOR_PORTS: Final = range(20000, 30000)
-# A scaler that leads says something to each activator as often as this, if there is nothing to say an empty word.
+# A leading scaler sends each activator a message at least this often, if need be an empty one.
 BEAT_SECONDS: Final = 1.0
 
 
@@ -47,20 +47,20 @@ class ModelKey(NamedTuple):
         return cls(namespace, name)
 
 
-# What a gateway tells.
+# Gateway to scaler.
 
 
-# More than any copy has; a sum of what all copies of a cluster tell is still exact.
+# More than any replica has; a sum over all replicas of a cluster is still exact.
 _MOST: Final = 10**9
 Load = Annotated[float, msgspec.Meta(ge=0.0, le=_MOST)]
 Requests = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One copy's last closed second. `second` grows by one for each: a reader that comes twice sees one second
-    twice, one that is late misses some.
+    """The last complete second of one replica. `second` grows by one each second: a reader that reads twice within a
+    second sees it twice, one that is late misses some.
 
-    `request_count`: arrivals a second, the refused ones too. `waiting` and `in_triton`: requests, now. Times are the
+    `request_count`: arrivals a second, rejected ones included. `waiting` and `in_triton`: requests, now. Times are the
     node's own. `last_arrival`: 0 where none has come yet.
     """
 
@@ -81,14 +81,14 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def idle_seconds(self) -> int:
-        """Since its last arrival. A node's clock may be off, and so may a time that it tells: what has passed is right."""
+        """Since its last arrival. A node's clock may be wrong, and with it both times: their difference is right."""
         return max(0, self.timestamp - self.last_arrival)
 
 
-# What may be placed.
+# Scaler to binder.
 
 
-# Models of one question to the binder.
+# Models of one request to the binder.
 MOST_ASKED: Final = 4096
 
 
@@ -138,7 +138,7 @@ class SchedulableRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class Schedulable(_OfModel, frozen=True, kw_only=True, rename="camel"):
     """Of one model's missing replicas: as many fit `now`; one more if these idle pods go; so many fit on no node
-    even if all else went. `reason`: why the others do not, in the words of the binder's explanations."""
+    even if all else went. `reason`: why the others do not, as `berth why` explains it."""
 
     now: _Replicas
     if_idle_go: tuple[str, ...] = ()
@@ -256,7 +256,7 @@ class Report:
     served_ago: float = 0.0
 
 
-# What people read on a Deployment.
+# What users read on a Deployment.
 
 
 class Scaled(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
