@@ -2,56 +2,56 @@
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from agent.admission import CodeGate, NodeRules
+from agent import parts
+from agent.access import Access
+from agent.admission import Admission, CodeGate, NodeRules
 from agent.api import NodeAgentApi, serve
-from agent.auth import Authenticator, PodGuard, TokenAuthenticator, TrustingAuthenticator
+from agent.auth import PodGuard
 from agent.cold_starts import ColdStarts
-from agent.config import DEFAULT_CAPABILITIES, AgentOptions
+from agent.config import AgentOptions
+from agent.gateway_access import GatewayAccess
 from agent.gateway_link import GatewayLink, NoGateway
-from agent.gpu_facts import GpuFacts, OtherUse, gpu_reports
-from agent.gpus import Gpus, NoGpus
+from agent.gpu_facts import GpuFacts
 from agent.heartbeat import AgentHeartbeat
-from agent.keys import read_ticket_secret
+from agent.loops import ErrorCounter, GpuLoop, LimitsLoop, Readiness, ReconcileLoop, ReportLoop
 from agent.metrics import AgentMetrics
-from agent.mock_gpus import MockGpus
 from agent.models import Models
-from agent.nvml import NvmlGpus, NvmlMissing
+from agent.node_report import NodeReporting
 from agent.pods import note_pod
+from agent.quarantine_annotation import QuarantineAnnotation
 from agent.replicas import LimitsFile, Replicas
 from agent.reporter import Reporter, last_report
 from agent.repository import Repository, RepositoryUnusable
+from agent.serving.crash_recorder import CrashRecorder
 from agent.serving.journal import Journal
-from agent.serving.lifecycle import Lifecycle
-from agent.serving.reconcile import Reconciler
-from agent.serving.restart import RestartFile
-from berth.contract.backends import backend_name
-from berth.contract.errors import InvalidValue
-from berth.contract.gateway import TICKET_BYTES
-from berth.contract.ids import NodeName, PodUid
+from agent.serving.outcomes import Outcomes
+from agent.serving.serving import Ports, Serving
+from agent.serving.slots import Slots, Times
+from agent.serving.triton_sync import TritonSync
+from agent.stage import StageLimits, Stager
+from berth.contract.ids import NodeName
 from berth.contract.keys import agent_lease_name, agent_lease_namespace
-from berth.contract.report import GpuReport, NodeReport, TritonReport
 from berth.kube import paths
-from berth.kube.client import JsonObject, KubeClient, open_client, require_reachable
+from berth.kube.client import KubeClient, open_client, require_reachable
 from berth.kube.events import EventRecorder
-from berth.kube.informer import Change, Informer
+from berth.kube.informer import Informer
 from berth.kube.lease import Heartbeat
 from berth.runtime.admin import AdminServer
 from berth.runtime.admin.prometheus import metrics_page
 from berth.runtime.backoff import Backoff
-from berth.runtime.errors import CannotStart, ConfigError
+from berth.runtime.errors import CannotStart
 from berth.runtime.logs import fields
 from berth.runtime.process import run_process
-from berth.runtime.tasks import Supervisor, first_of, in_thread, repeat, supervise, work_or_stop
+from berth.runtime.tasks import Supervisor, first_of, repeat, supervise, work_or_stop
 from berth.triton.admin import TritonAdmin, open_admin
-from berth.triton.errors import TritonError
 from berth.triton.keys import TritonKeys
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,6 @@ _DRAIN_SECONDS = 5.0
 _FLUSH_SECONDS = 2.0
 # In heartbeats: an annotation that another writer has changed is restored after this time.
 _VERIFY_EVERY = 3
-# A driver that is busy takes seconds; a call that has been away for so long does not come back.
-_HANG_SECONDS = 120.0
 
 
 def run(argv: Sequence[str]) -> int:
@@ -77,278 +75,205 @@ async def main(options: AgentOptions, stop: asyncio.Event) -> None:
         await asyncio.to_thread(repository.open)
     except RepositoryUnusable as error:
         raise CannotStart(f"--repository: {error}") from error
-    keys = _triton_keys(options.triton_keys)
+    keys = parts.triton_keys(options.triton_keys)
     models = Models()
-    gpus = GpuFacts(_gpus(options.nvml, models), lambda: models.residency)
+    gpus = GpuFacts(parts.gpus(options.nvml, models), lambda: models.residency)
     async with (
         open_client(options.kubeconfig) as client,
-        open_admin(options.triton_grpc, keys or TritonKeys("none", "none")) as triton,
+        open_admin(options.triton_grpc, keys or TritonKeys("none", "none")) as admin,
     ):
         node = paths.node(options.node_name)
         reached = require_reachable(client, what_for=f"--node-name {options.node_name}", path=node)
         found = await work_or_stop(reached, stop)
         if found is None:
             return
-        if (said := last_report(found, options.key_prefix)) is not None:
-            models.remember(said)
-        await _run(_Parts(options, client, triton, repository, models, gpus), stop)
+        if (last := last_report(found, options.key_prefix)) is not None:
+            models.remember(last)
+        agent = _assembled(options, client, admin, repository, models, gpus)
+        await gpus.refresh()
+        await _run(agent, options, stop)
 
 
-class _Parts:
-    """What the agent is made of, wired."""
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """`step` runs after each interval, and as soon as `wake` is set."""
 
-    def __init__(
-        self,
-        options: AgentOptions,
-        client: KubeClient,
-        triton: TritonAdmin,
-        repository: Repository,
-        models: Models,
-        gpus: GpuFacts,
-    ) -> None:
-        self.options, self.models, self.gpus, self._client = options, models, gpus, client
-        self.registry = CollectorRegistry()
-        self.metrics = AgentMetrics(self.registry)
-        self.node = NodeName(options.node_name)
-        self._other_use = OtherUse()
-        self._backends = _backends(options.backend_directory)
-        self.events = EventRecorder(client, component="berth-agent", host=self.node)
-        self.reporter = Reporter(
-            client,
-            node=self.node,
-            keys=options.key_prefix,
-            build=self.build_report,
-            readings=lambda: gpus.readings,
-            metrics=self.metrics,
-            on_node=self._lift_quarantine,
-        )
-        rules = NodeRules(frozenset(self._capabilities()), options.code)
-        self.gate = CodeGate(options.code)
-        self._limits_file = LimitsFile(options.repository)
-        self._limits_kept = self._limits_file.read()
-        secret = _ticket_secret(options.triton_keys)
-        self.replicas = Replicas(models, secret, gpus.listed, self._limits_kept)
-        self.limits_changed = asyncio.Event()
-        control = options.gateway_control
-        self.link = None if control is None else GatewayLink(control, self.replicas.current, self._on_death)
-        self.lifecycle = Lifecycle(
-            models=models,
-            repository=repository,
-            triton=triton,
-            gpus=gpus,
-            room=self._room,
-            reported=self.reporter,
-            events=self.events,
-            gateway=self.link or NoGateway(),
-            metrics=self.metrics,
-            rules=rules,
-            gate=self.gate,
-            journal=Journal(options.repository),
-            restart_file=RestartFile(options.repository),
-            lift_key=options.key_prefix.lift_quarantine,
-            load_timeout_seconds=options.load_timeout,
-            unload_timeout_seconds=options.unload_timeout,
-        )
-        self.reconciler = Reconciler(
-            models=models, repository=repository, lifecycle=self.lifecycle, gate=self.gate
-        )
-        self.pods = Informer(
-            client,
-            paths.PODS,
-            params={"fieldSelector": f"spec.nodeName={self.node}"},
-            on_change=self._on_pod,
-        )
-        lease = Heartbeat(
-            client,
-            namespace=agent_lease_namespace(options.system_namespace),
-            name=agent_lease_name(self.node),
-            holder=self.node,
-            node=self.node,
-            duration_seconds=round(4 * options.heartbeat_seconds),
-        )
-        self.heartbeat = AgentHeartbeat(
-            lease,
-            self.reporter,
-            keys=options.key_prefix,
-            patience_seconds=4 * options.heartbeat_seconds,
-        )
-        self.api = NodeAgentApi(
-            authenticator=_authenticator(options.auth, client, models),
-            guard=PodGuard(client, node=self.node, keys=options.key_prefix),
-            models=models,
-            repository=repository,
-            lifecycle=self.lifecycle,
-            readings=gpus.listed,
-            replicas=self.replicas,
-            gateway=options.gateway,
-            on_limits=self._on_limits,
-            metrics=self.metrics,
-            rules=rules,
-            gate=self.gate,
-            max_model_bytes=options.max_model_bytes,
-            keep_free=options.keep_free,
-        )
-
-    def build_report(self) -> NodeReport:
-        """The node as it is now."""
-        options = self.options
-        version = self.reconciler.triton_version
-        return NodeReport(
-            server=options.server_name,
-            capabilities=self._capabilities(),
-            triton=TritonReport(version is not None, version or "", self._backends),
-            gpus=self._gpu_reports(),
-            models=tuple(sorted((model.report() for model in self.models), key=lambda m: m.pod_uid)),
-            code=self.gate.report(),
-        )
-
-    def _gpu_reports(self) -> tuple[GpuReport, ...]:
-        return gpu_reports(
-            self.gpus,
-            self.models,
-            self._other_use,
-            busy=self.lifecycle.busy_gpus(),
-            headroom_bytes=self.options.headroom,
-        )
-
-    async def _lift_quarantine(self, node: JsonObject) -> None:
-        """Do once what the operator's annotation asks, and take it away: it is a command, not a state."""
-        key, metadata = self.options.key_prefix.lift_quarantine, node["metadata"]
-        wish = (metadata.get("annotations") or {}).get(key)
-        if wish is None or not await self.lifecycle.lift(wish):
-            return
-        # With the version: a value that was written meanwhile is another command.
-        done = {"resourceVersion": metadata["resourceVersion"], "annotations": {key: None}}
-        await self._client.patch(paths.node(self.node), {"metadata": done})
-
-    def _room(self) -> tuple[GpuReport, ...]:
-        """Raises GpusUnknown while no GPU has ever been seen."""
-        self.gpus.listed()
-        return self._gpu_reports()
-
-    def not_ready(self) -> str | None:
-        """Why the agent is not ready, for `/readyz`."""
-        if not self.pods.synced.is_set():
-            return "the node's pods are not known yet"
-        if self.reconciler.triton_version is None:
-            return "Triton does not answer"
-        if self.reporter.trouble:
-            return f"the report cannot be written: {self.reporter.trouble}"
-        return None if self.reporter.has_written else "no report has been written"
-
-    def not_alive(self) -> str | None:
-        """Why the agent must be restarted, for `/livez`."""
-        seconds = self.gpus.hanging_seconds
-        return f"NVML has not answered for {seconds:.0f} s" if seconds > _HANG_SECONDS else None
-
-    async def look_at_gpus(self) -> None:
-        await self.gpus.refresh()
-        if self.gpus.have_turned():
-            self.models.touch()  # clients that watch a model on such a GPU must be notified
-        self.reporter.wake.set()
-
-    async def reconcile(self) -> None:
-        before = self.reconciler.triton_version
-        await self.reconciler.step()
-        if self.reconciler.triton_version != before:
-            self.reporter.wake.set()  # the binder places nothing here before the report says that Triton is ready
-        if self.gpus.residency != self.models.residency:
-            await self.look_at_gpus()
-        self.heartbeat.passed("reconcile")
-
-    async def report(self) -> None:
-        try:
-            await self.reporter.step()
-        finally:
-            self.heartbeat.passed("report")  # also where it may not write: the heartbeat says so
-
-    def count_error(self, loop: str) -> Callable[[Exception], None]:
-        def count(error: Exception) -> None:
-            self.metrics.loop_failed(loop)
-            if isinstance(error, TritonError):
-                self.heartbeat.passed(
-                    loop
-                )  # the loop works; it is Triton that does not, and the report says so
-                self.reporter.wake.set()
-
-        return count
-
-    async def keep_limits(self) -> None:
-        limits = dict(self.replicas.limits())
-        if limits != self._limits_kept:
-            await in_thread(self._limits_file.write, limits.items())
-            self._limits_kept = limits
-
-    def _on_limits(self) -> None:
-        self.limits_changed.set()
-        if self.link is not None:
-            self.link.wake.set()
-
-    def _on_death(self, suspects: Sequence[PodUid]) -> None:
-        self.lifecycle.note_suspects(suspects)
-
-    def _capabilities(self) -> tuple[str, ...]:
-        base = self.options.capabilities or self._backends or DEFAULT_CAPABILITIES
-        return tuple(sorted({backend_name(one) for one in (*base, *self.options.extra_capabilities)}))
-
-    def _on_pod(self, change: Change) -> None:
-        note_pod(self.models, change, self.options.key_prefix)
+    name: str
+    step: Callable[[], Awaitable[None]]
+    interval_seconds: float
+    wake: asyncio.Event | None = None
 
 
-async def _run(parts: _Parts, stop: asyncio.Event) -> None:
-    options = parts.options
-    await parts.gpus.refresh()
-    await parts.reconciler.adopt_repository()
-    admin = AdminServer(
-        options.admin_listen,
-        not_ready=parts.not_ready,
-        not_alive=parts.not_alive,
-        pages={"/metrics": metrics_page(parts.registry)},
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Agent:
+    """What runs. `tasks`: from the moment that the node's pods are known."""
+
+    admin: AdminServer
+    pods: Informer
+    events: EventRecorder
+    api: NodeAgentApi
+    serving: Serving
+    tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]]
+    loops: tuple[_Loop, ...]
+    on_error: ErrorCounter
+
+
+def _assembled(
+    options: AgentOptions,
+    client: KubeClient,
+    admin: TritonAdmin,
+    repository: Repository,
+    models: Models,
+    gpus: GpuFacts,
+) -> _Agent:
+    """Each part after those that it depends on."""
+    node, keys = NodeName(options.node_name), options.key_prefix
+    registry = CollectorRegistry()
+    metrics = AgentMetrics(registry)
+    events = EventRecorder(client, component="berth-agent", host=node)
+    pods = Informer(
+        client,
+        paths.PODS,
+        params={"fieldSelector": f"spec.nodeName={node}"},
+        on_change=lambda change: note_pod(models, change, keys),
     )
-    async with admin, supervise() as tasks:
-        tasks.eternal("pods", parts.pods.run())
-        tasks.eternal("events", parts.events.run())
-        # Whose model is whose is not known before the pods are: until then nothing is unloaded or served.
-        await first_of(parts.pods.synced, stop)
-        if not parts.pods.synced.is_set():
+
+    # What Triton holds, and what the node's report says of it.
+    facts = parts.node_facts(options)
+    admission = Admission(NodeRules(frozenset(facts.capabilities), options.code))
+    gate = CodeGate(options.code)
+    times = Times(load_timeout=options.load_timeout, unload_timeout=options.unload_timeout)
+    slots = Slots(models, gate, times)
+    triton = TritonSync(admin, repository)
+    outcomes = Outcomes(models, metrics, events)
+    crashes = CrashRecorder(Journal(options.repository), outcomes, lift_key=keys.lift_quarantine)
+    view = NodeReporting(facts, slots, gpus, triton)
+    annotation = QuarantineAnnotation(client, node=node, key=keys.lift_quarantine, crashes=crashes)
+    reporter = Reporter(
+        client,
+        node=node,
+        keys=keys,
+        build=view.report,
+        readings=lambda: gpus.readings,
+        metrics=metrics,
+        on_node=annotation.take,
+    )
+
+    # The gateway, and what loads and unloads.
+    limits_file = LimitsFile(options.repository)
+    kept_limits = limits_file.read()
+    replicas = Replicas(models, parts.ticket_secret(options.triton_keys), gpus.listed, kept_limits)
+    control = options.gateway_control
+    link = None if control is None else GatewayLink(control, replicas.current, crashes.note_requests)
+    ports = Ports(
+        triton=triton,
+        gpus=gpus,
+        gpu_reports=view.gpu_reports,
+        gateway=link or NoGateway(),
+        reported=reporter,
+    )
+    serving = Serving(slots, repository, admission, ports, crashes=crashes, outcomes=outcomes)
+
+    # What wakes whom.
+    changes, limits_changed = asyncio.Event(), asyncio.Event()
+    link_wakes = [] if link is None else [link.wake]
+    cold_starts = ColdStarts(metrics.cold_start)
+    tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+        "changes": lambda: _follow(models, cold_starts, [changes, reporter.wake, *link_wakes])
+    }
+    if link is not None:
+        tasks["gateway"] = link.run
+
+    lease = Heartbeat(
+        client,
+        namespace=agent_lease_namespace(options.system_namespace),
+        name=agent_lease_name(node),
+        holder=node,
+        node=node,
+        duration_seconds=round(4 * options.heartbeat_seconds),
+    )
+    heartbeat = AgentHeartbeat(lease, reporter, keys=keys, patience_seconds=4 * options.heartbeat_seconds)
+    gpu_loop = GpuLoop(gpus, models, reporter)
+    reconcile = ReconcileLoop(serving.reconciler, triton, gpu_loop, reporter, heartbeat)
+    report = ReportLoop(reporter, heartbeat)
+    limits = LimitsLoop(replicas, limits_file, kept_limits)
+    poll, beat = options.poll_seconds, options.heartbeat_seconds
+    loops = (
+        _Loop("gpus", gpu_loop.step, poll),
+        _Loop("reconcile", reconcile.step, poll, changes),
+        _Loop("report", report.step, poll, reporter.wake),
+        _Loop("heartbeat", heartbeat.beat, beat, reporter.trouble_changed),
+        _Loop("limits", limits.step, _VERIFY_EVERY * beat, limits_changed),
+        _Loop("verify", reporter.verify, _VERIFY_EVERY * beat),
+    )
+
+    access = Access(
+        parts.authenticator(options.auth, client, models),
+        PodGuard(client, node=node, keys=keys),
+        models,
+        gpus.listed,
+    )
+    stager = Stager(
+        access,
+        serving.lifecycle,
+        repository,
+        models,
+        admission=admission,
+        gate=gate,
+        metrics=metrics,
+        limits=StageLimits(max_model_bytes=options.max_model_bytes, keep_free=options.keep_free),
+    )
+    gateway = GatewayAccess(replicas, options.gateway, [limits_changed, *link_wakes])
+    api = NodeAgentApi(access, models, repository, serving.lifecycle, stager, gateway, metrics)
+    server = AdminServer(
+        options.admin_listen,
+        not_ready=Readiness(pods, triton, reporter).not_ready,
+        not_alive=gpu_loop.not_alive,
+        pages={"/metrics": metrics_page(registry)},
+    )
+    return _Agent(
+        admin=server,
+        pods=pods,
+        events=events,
+        api=api,
+        serving=serving,
+        tasks=tasks,
+        loops=loops,
+        on_error=ErrorCounter(metrics, reporter, heartbeat),
+    )
+
+
+async def _run(agent: _Agent, options: AgentOptions, stop: asyncio.Event) -> None:
+    await agent.serving.reconciler.adopt_repository()
+    async with agent.admin, supervise() as tasks:
+        tasks.eternal("pods", agent.pods.run())
+        tasks.eternal("events", agent.events.run())
+        # Which model belongs to which pod is not known before the pods are: until then nothing is unloaded or served.
+        await first_of(agent.pods.synced, stop)
+        if not agent.pods.synced.is_set():
             return  # stopped before: every model would look unowned
-        server = await serve(parts.api, options.listen)
-        changes = asyncio.Event()
-        wakes = [changes, parts.reporter.wake]
-        if parts.link is not None:
-            tasks.eternal("gateway", parts.link.run())
-            wakes.append(parts.link.wake)
-        tasks.eternal("changes", _follow(parts.models, ColdStarts(parts.metrics.cold_start), wakes))
-        _start_loops(parts, tasks, changes)
-        log.info("serving", extra=fields(node=parts.node, listen=options.listen))
+        server = await serve(agent.api, options.listen)
+        for name, run in agent.tasks.items():
+            tasks.eternal(name, run())
+        for loop in agent.loops:
+            _start(loop, tasks, agent.on_error, cap_seconds=options.poll_seconds)
+        log.info("serving", extra=fields(node=options.node_name, listen=options.listen))
         await stop.wait()
         await server.stop(_DRAIN_SECONDS)
-        await parts.lifecycle.close()
-        await _bounded(parts.events.flush(), seconds=_FLUSH_SECONDS)
+        await agent.serving.lifecycle.close()
+        await _bounded(agent.events.flush(), seconds=_FLUSH_SECONDS)
 
 
-def _start_loops(parts: _Parts, tasks: Supervisor, changes: asyncio.Event) -> None:
-    options = parts.options
-    poll = options.poll_seconds
-    loops = (
-        ("gpus", parts.look_at_gpus, poll, None),
-        ("reconcile", parts.reconcile, poll, changes),
-        ("report", parts.report, poll, parts.reporter.wake),
-        ("heartbeat", parts.heartbeat.beat, options.heartbeat_seconds, parts.reporter.trouble_changed),
-        ("limits", parts.keep_limits, _VERIFY_EVERY * options.heartbeat_seconds, parts.limits_changed),
-        ("verify", parts.reporter.verify, _VERIFY_EVERY * options.heartbeat_seconds, None),
+def _start(loop: _Loop, tasks: Supervisor, on_error: ErrorCounter, *, cap_seconds: float) -> None:
+    work = repeat(
+        loop.step,
+        name=loop.name,
+        interval_seconds=loop.interval_seconds,
+        wake=loop.wake,
+        backoff=Backoff(initial_seconds=0.2, cap_seconds=cap_seconds),
+        on_error=on_error.of(loop.name),
     )
-    for name, step, interval, wake in loops:
-        backoff = Backoff(initial_seconds=0.2, cap_seconds=poll)
-        work = repeat(
-            step,
-            name=name,
-            interval_seconds=interval,
-            wake=wake,
-            backoff=backoff,
-            on_error=parts.count_error(name),
-        )
-        tasks.eternal(name, work)
+    tasks.eternal(loop.name, work)
 
 
 async def _follow(models: Models, cold_starts: ColdStarts, wakes: Sequence[asyncio.Event]) -> None:
@@ -365,60 +290,3 @@ async def _bounded(work: Awaitable[None], *, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await work
-
-
-def _authenticator(kind: str, client: KubeClient, models: Models) -> Authenticator:
-    if kind == "token":
-        return TokenAuthenticator(client, knows=lambda uid: models.get(uid) is not None)
-    log.warning(
-        "--auth none: any client that reaches the agent's API can stage, load and unload every model of this node"
-    )
-    return TrustingAuthenticator()
-
-
-def _ticket_secret(directory: Path | None) -> bytes:
-    """Without one that is kept, a restart of the agent ends every ticket."""
-    if directory is None:
-        return secrets.token_bytes(TICKET_BYTES)
-    try:
-        return read_ticket_secret(directory)
-    except InvalidValue as error:
-        raise ConfigError(f"--triton-keys: {error}") from error
-
-
-def _triton_keys(directory: Path | None) -> TritonKeys | None:
-    if directory is None:
-        log.warning("no --triton-keys: any client that reaches Triton's ports can use and change every model")
-        return None
-    try:
-        return TritonKeys.read(directory)
-    except InvalidValue as error:
-        raise ConfigError(f"--triton-keys: {error}") from error
-
-
-def _gpus(choice: str, models: Models) -> Gpus:
-    kind, _, file = choice.partition(":")
-    if kind == "mock" and file:
-        try:
-            return MockGpus(Path(file), models.residents)
-        except InvalidValue as error:
-            raise ConfigError(f"--nvml: {error}") from error
-    if choice == "none":
-        return NoGpus()
-    if choice == "auto":
-        return NvmlGpus()  # without a driver its facts are unknown, and the node takes no models
-    if choice == "nvml":
-        try:
-            return NvmlGpus.open()
-        except NvmlMissing as error:
-            raise CannotStart(f"--nvml nvml: {error}") from error
-    raise ConfigError(f"--nvml: {choice!r} is not one of auto, nvml, none, mock:FILE")
-
-
-def _backends(directory: Path | None) -> tuple[str, ...]:
-    if directory is None:
-        return ()
-    try:
-        return tuple(sorted(entry.name for entry in directory.iterdir() if entry.is_dir()))
-    except OSError as error:
-        raise ConfigError(f"--backend-directory: {directory}: {error.strerror}") from error

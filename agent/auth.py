@@ -45,10 +45,6 @@ class NotAllowed(Exception):
     """The caller is known, and may not do this."""
 
 
-class NotPlaced(Exception):
-    """The pod has no usable GPU choice: the binder has not placed it."""
-
-
 class Authenticator(Protocol):
     async def pod_of(self, metadata: Metadata, source: str) -> PodRef:
         """The calling pod. `source`: the address that it calls from. Raises Unauthenticated, Busy, or

@@ -47,6 +47,10 @@ class Replicas:
         self._models, self._secret, self._readings = models, secret, readings
         self._limits = dict(limits)
 
+    def gpu_trouble(self, model: Model) -> str:
+        """What is broken of the GPU of a model that serves."""
+        return gpu_trouble(model, self._readings)
+
     def ticket(self, uid: PodUid) -> bytes:
         return ticket_of(self._secret, uid)
 
@@ -91,7 +95,7 @@ class Replicas:
     def _withheld(self, model: Model) -> str | None:
         if not model.pod_lives:
             return _ENDED
-        if trouble := gpu_trouble(model, self._readings):
+        if trouble := self.gpu_trouble(model):
             return trouble[:_REASON_CHARACTERS]
         if model.state is ModelState.FAILED:
             return (model.reason or "the agent calls the model failed")[:_REASON_CHARACTERS]

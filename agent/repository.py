@@ -101,7 +101,7 @@ class Repository:
     """One node's repository. Only the agent writes in it."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.root = directory
         self.models, self._staging = directory / "models", directory / "staging"
         # By the file's identity: a record is always replaced, never written in place.
         self._decoded: dict[ServerName, tuple[tuple[int, int, int], Record | None]] = {}
@@ -109,20 +109,18 @@ class Repository:
     def open(self) -> None:
         """Make it ready and empty its staging area. Raises RepositoryUnusable."""
         try:
-            if not self._directory.is_dir():
-                raise RepositoryUnusable(f"{self._directory}: no such directory")
+            if not self.root.is_dir():
+                raise RepositoryUnusable(f"{self.root}: no such directory")
             self.models.mkdir(exist_ok=True)
             self._make_staging()
             _require_writable(self._staging)
             _require_writable(self.models)
             if self.models.stat().st_dev != self._staging.stat().st_dev:
-                raise RepositoryUnusable(
-                    f"{self._directory}: models and staging are on different file systems"
-                )
+                raise RepositoryUnusable(f"{self.root}: models and staging are on different file systems")
             for left in self._staging.iterdir():
                 _remove(left)
         except OSError as error:
-            raise RepositoryUnusable(f"{error.filename or self._directory}: {error.strerror}") from error
+            raise RepositoryUnusable(f"{error.filename or self.root}: {error.strerror}") from error
 
     def records(self) -> dict[ServerName, Record | None]:
         """Every published directory; None where it has no owner."""

@@ -10,13 +10,14 @@
 sent before the weights.
 """
 
-from agent.admission.admit import Admitted, NodeRules, admit, judge, write_anew
+from agent.admission.admit import Admission, Admitted, NodeRules, admit, judge, write_anew
 from agent.admission.code_gate import CodeGate
 from agent.admission.errors import CodeRefused, InvalidModel
 from agent.admission.files import CONFIG_FILE, ModelFiles
 
 __all__ = [
     "CONFIG_FILE",
+    "Admission",
     "Admitted",
     "CodeGate",
     "CodeRefused",

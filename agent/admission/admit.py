@@ -39,6 +39,24 @@ class NodeRules:
     code: CodeRule
 
 
+class Admission:
+    """Admits models by one node's rules."""
+
+    def __init__(self, rules: NodeRules) -> None:
+        self.rules = rules
+
+    def foresee(self, config: bytes | None, files: ModelFiles, name: ModelName) -> "Admitted":
+        """Judge files that are still to come, by their names and sizes. Raises as `judge`."""
+        return judge(config, files, name, self.rules)
+
+    def rewrite(self, directory: Path, name: ModelName) -> "Admitted":
+        """Judge the files of a directory, and write its configuration as it was understood. Blocks. Raises
+        InvalidModel, CodeRefused or OSError."""
+        admitted = admit(directory, name, self.rules)
+        write_anew(directory, admitted)
+        return admitted
+
+
 @dataclass(frozen=True, slots=True)
 class Admitted:
     """A model that may be loaded here. `code`: the first thing about it that is code; None: it has none.

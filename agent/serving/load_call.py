@@ -1,17 +1,23 @@
-"""One load: the call, and what the GPUs say of it."""
+"""One load and one unload: the calls to Triton, and what the GPUs and the gateway add to them."""
 
+import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from agent.admission import Admitted
+from agent.admission import Admitted, CodeRefused, InvalidModel
 from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals, grown_instead
 from agent.load_errors import classify, explain
-from agent.repository import Record
+from agent.repository import Record, Repository
+from agent.serving.slot import Slot
 from berth.contract.gpu_choice import GpuChoice
-from berth.contract.ids import GpuUuid
+from berth.contract.ids import GpuUuid, PodUid
 from berth.contract.report import Failure
+from berth.runtime.logs import fields
 from berth.triton.admin import TritonAdmin
-from berth.triton.errors import TritonRefused
+from berth.triton.errors import TritonError, TritonRefused
+
+log = logging.getLogger(__name__)
 
 
 class LoadFailed(Exception):
@@ -29,6 +35,19 @@ class GpuFacts(Protocol):
 
     async def read_now(self) -> tuple[GpuReading, ...]:
         """A fresh reading. Raises GpusUnknown."""
+        ...
+
+
+class Gateway(Protocol):
+    """What an unload needs of the gateway to Triton's models."""
+
+    async def drain(self, uid: PodUid) -> None:
+        """Send no new request of this pod to Triton until `resume`. Returns after a bounded time; then no request of
+        it is left in Triton, as far as can be known."""
+        ...
+
+    def resume(self, uid: PodUid) -> None:
+        """Send its requests again."""
         ...
 
 
@@ -51,8 +70,20 @@ class Progress(Protocol):
 class LoadCall:
     """Asks Triton for one load per call; knows nothing of the queue or of waiting callers."""
 
-    def __init__(self, triton: TritonAdmin, gpus: GpuFacts, *, timeout_seconds: float) -> None:
-        self._triton, self._gpus, self._timeout = triton, gpus, timeout_seconds
+    def __init__(
+        self, triton: TritonAdmin, gpus: GpuFacts, repository: Repository, *, timeout_seconds: float
+    ) -> None:
+        self._triton, self._gpus, self._repository = triton, gpus, repository
+        self._timeout = timeout_seconds
+
+    async def run(self, slot: Slot, progress: Progress) -> None:
+        """Load, and note in its record what it has taken. Raises as `load`."""
+        assert slot.record is not None
+        assert slot.admitted is not None
+        measured = await self.load(slot.record, slot.admitted, progress)
+        if slot.model is not None:
+            slot.model.measured_bytes = measured
+        await note_served(self._repository, slot, measured)
 
     async def load(self, record: Record, admitted: Admitted, progress: Progress) -> int | None:
         """Load; what it has taken, None where that is not known.
@@ -94,6 +125,53 @@ class LoadCall:
             return await self._gpus.read_now()
         except GpusUnknown:
             return ()
+
+
+class UnloadCall:
+    """Drains a model at the gateway before Triton unloads it."""
+
+    def __init__(self, triton: TritonAdmin, gateway: Gateway, *, timeout_seconds: float) -> None:
+        self._triton, self._gateway, self._timeout = triton, gateway, timeout_seconds
+
+    async def drain(self, slot: Slot) -> None:
+        if slot.model is not None:
+            await self._gateway.drain(slot.model.ref.uid)
+
+    async def unload(self, slot: Slot) -> None:
+        """Raises TritonError; TritonLate where Triton goes on with it."""
+        await self._triton.unload(slot.name, timeout_seconds=self._timeout)
+
+    def resume(self, slot: Slot) -> None:
+        """Triton holds nothing of it any more: what is staged anew may be used."""
+        if slot.model is not None:
+            self._gateway.resume(slot.model.ref.uid)
+
+
+async def note_served(repository: Repository, slot: Slot, measured_bytes: int | None) -> None:
+    """Keep for later loads that these files have served here, and what they took."""
+    try:
+        await asyncio.to_thread(repository.learn, slot.name, measured_bytes=measured_bytes, served=True)
+    except OSError as error:  # it serves all the same; the agent will not know that after its restart
+        log.warning("not noted that a model serves", extra=fields(model=slot.model_name, error=error))
+        return
+    slot.record = await asyncio.to_thread(repository.record, slot.name) or slot.record
+
+
+def failure_of(error: Exception) -> tuple[str, Failure]:
+    """The reason of a failed load, for people, and its class."""
+    match error:
+        case LoadFailed():
+            return str(error), error.failure
+        case InvalidModel():
+            return str(error), Failure.INVALID_MODEL
+        case CodeRefused():
+            return str(error), Failure.CAPACITY
+        case TritonError():
+            return f"not loaded: {error}", Failure.TRANSIENT
+        case OSError():
+            return f"repository: {error}", Failure.TRANSIENT
+        case _:
+            return f"the agent could not load it: {error!r}", Failure.TRANSIENT
 
 
 def _ordinals_of(choice: GpuChoice, readings: Sequence[GpuReading]) -> list[int]:

@@ -1,18 +1,25 @@
-"""Which of the models that wait may be loaded now. Pure.
+"""Which of the models that wait may be loaded now. `next_load` decides and is pure; `LoadQueue` reads the slots.
 
 A load that is measured has its GPUs for itself; those whose bytes are known go side by side. Models that
-have served come first. Namespaces take turns on a GPU, so that a namespace with many long loads has one place in the line.
-A suspect is loaded when nothing else is and nothing has come to serve just before,
-so that a crash of Triton has one culprit; models behind it wait for it, so that its turn does come. What
+have served come first. Namespaces take turns on a GPU, so that a namespace with many long loads has one place in
+the line. A suspect is loaded when nothing else is and nothing has come to serve just before, so that a crash of Triton has one culprit; models behind it wait for it, so that its turn does come. What
 hangs is not waited for: an operation that takes longer than its turn, or that no pod wants any more. It keeps a
 thread of Triton's, of which a namespace has a share.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from agent.admission import CodeRefused
+from agent.gpus import GpusUnknown
+from agent.serving.crash_recorder import CrashRecorder
+from agent.serving.fit import Load, Misfit, misfit
+from agent.serving.model_fsm import Phase
+from agent.serving.slot import Slot
+from agent.serving.slots import Slots
 from berth.contract.ids import GpuUuid, ServerName
+from berth.contract.report import Failure, GpuReport
 
 # Of known size, on one GPU. Triton has threads for more (--model-load-thread-count).
 MOST_ON_A_GPU = 4
@@ -75,11 +82,12 @@ class ActiveOperation:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The next to begin, if any may, and why the others wait. `again_seconds`: when to ask again though nothing
-    happens; None: never."""
+    happens; None: never. `look_seconds`: when Triton's index must be read before a suspect begins; None: it need not."""
 
     next: ServerName | None
     waits: dict[ServerName, str]
     again_seconds: float | None = None
+    look_seconds: float | None = None
 
 
 def next_load(
@@ -129,3 +137,82 @@ def _why_not(one: QueuedLoad, busy: Sequence[ActiveOperation], taken: set[GpuUui
         return ON_ITS_GPU
     crowded = any(sum(gpu in other.gpus for other in loads) >= MOST_ON_A_GPU for gpu in one.gpus)
     return ON_ITS_GPU if crowded else ""
+
+
+class LoadQueue:
+    """The queue of a node. `gpu_reports`: the GPUs as they are now; raises GpusUnknown."""
+
+    def __init__(
+        self, slots: Slots, crashes: CrashRecorder, gpu_reports: Callable[[], Iterable[GpuReport]]
+    ) -> None:
+        self._slots, self._crashes, self._gpu_reports = slots, crashes, gpu_reports
+        # When a model has come to serve last.
+        self._served_at = float("-inf")
+        # When the last load of each namespace on each GPU began, by the count of changes.
+        self._last_turns: dict[tuple[str, GpuUuid], int] = {}
+
+    def next(self, now: float) -> Decision:
+        waiting = [self._queued(slot) for slot in self._slots if slot.phase is Phase.QUEUED and slot.is_seen]
+        active = [self._active(slot, now) for slot in self._slots if slot.is_busy or slot.phase.hangs]
+        # How long yet a crash of Triton may be the work of what has come to serve last.
+        noise_seconds = self._served_at + self._slots.times.quiet - now
+        decision = next_load(waiting, active, is_quiet=noise_seconds <= 0)
+        # Without that look the suspect is charged with a crash that came before it.
+        if decision.next is None and noise_seconds > 0 and any(one.is_suspect for one in waiting):
+            return replace(decision, look_seconds=noise_seconds)
+        return decision
+
+    def refusal(self, slot: Slot) -> Misfit | None:
+        """Why the next may not begin; None: it may, and its code is claimed."""
+        model, record = slot.model, slot.record
+        assert model is not None
+        assert record is not None
+        if (why := self._crashes.quarantine_of(record)) is not None:
+            return Misfit(why, Failure.QUARANTINED)
+        try:
+            gpus = {gpu.uuid: gpu for gpu in self._gpu_reports()}
+        except GpusUnknown as error:
+            return Misfit(f"the node's GPUs are unknown: {error}", Failure.TRANSIENT)
+        requested = (record.gpu.bytes, model.requested_bytes)
+        needed = Load(record.gpu.uuids, max(requested) if all(requested) else 0)
+        if (no := misfit(needed, self._slots.others(model), gpus)) is not None:
+            return no
+        try:
+            self._slots.claim_code(slot)
+        except CodeRefused as error:
+            return Misfit(str(error), Failure.CAPACITY)
+        return None
+
+    def note_begun(self, slot: Slot) -> None:
+        """Namespaces without a model here keep no turn: a newcomer has had none."""
+        here = {one.namespace for one in self._slots}
+        kept = {place: turn for place, turn in self._last_turns.items() if place[0] in here}
+        self._last_turns = kept | {(slot.namespace, gpu): self._slots.stamp for gpu in slot.gpus}
+
+    def note_served(self, now: float) -> None:
+        self._served_at = now
+
+    def _queued(self, slot: Slot) -> QueuedLoad:
+        turns = (self._last_turns.get((slot.namespace, gpu), 0) for gpu in slot.gpus)
+        return QueuedLoad(
+            slot.name,
+            slot.gpus,
+            slot.order,
+            namespace=slot.namespace,
+            last_turn=max(turns, default=0),
+            is_known=slot.is_known,
+            has_served=slot.has_served,
+            is_suspect=self._crashes.is_suspect(slot.record),
+        )
+
+    def _active(self, slot: Slot, now: float) -> ActiveOperation:
+        return ActiveOperation(
+            slot.gpus,
+            slot.is_load,
+            is_known=slot.is_known,
+            is_suspect=self._crashes.is_suspect(slot.record),
+            seconds=now - slot.under_way_since,
+            is_wanted=slot.phase is not Phase.CANCELLED,
+            is_given_up=slot.phase.hangs,
+            namespace=slot.namespace,
+        )

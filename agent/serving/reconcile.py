@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from agent.admission import CodeGate
 from agent.models import Model, Models, Retry
 from agent.repository import Record, Repository
+from agent.serving.controller import SlotController
 from agent.serving.lifecycle import Lifecycle
+from agent.serving.restart import TritonRestarts
 from berth.contract.ids import PodUid, ServerName
 from berth.contract.report import Failure, ModelState
 from berth.runtime.backoff import Backoff
@@ -96,12 +98,15 @@ class Reconciler:
         models: Models,
         repository: Repository,
         lifecycle: Lifecycle,
+        controller: SlotController,
+        restarts: TritonRestarts,
         gate: CodeGate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._models, self._repository = models, repository
-        self._lifecycle, self._gate = lifecycle, gate
+        self._lifecycle, self._controller = lifecycle, controller
+        self._restarts, self._gate = restarts, gate
 
     async def adopt_repository(self) -> None:
         """At start: take every directory with a record, so that nothing is reported as free too early."""
@@ -111,22 +116,17 @@ class Reconciler:
                 self._models.set_resident(self._models.adopt(record), True)
                 self._gate.hold(record.pod.uid, record.pod.namespace, has_code=record.code)
 
-    @property
-    def triton_version(self) -> str | None:
-        """None while Triton does not answer."""
-        return self._lifecycle.triton_version
-
     async def step(self) -> None:
         """One pass. Raises TritonError while Triton is away, OSError while the disk is."""
         held = [name for model in self._models if model.resident and (name := model.server_name) is not None]
         await asyncio.to_thread(self._repository.show, *held)  # else Triton does not list what it holds
-        index = await self._lifecycle.look()
-        if self.triton_version is None:
+        index = await self._controller.look()
+        if index is None:
             return
         records = await asyncio.to_thread(self._repository.records)
         table = {model.ref.uid: model for model in self._models}
         await self._carry_out(plan(table, records, index))
-        await self._lifecycle.restart_if_stuck()
+        await self._restarts.step()
 
     async def _carry_out(self, todo: Plan) -> None:
         for uid in todo.forget:
@@ -134,7 +134,7 @@ class Reconciler:
                 self._models.drop(model)
         for uid in todo.lost:
             if (model := self._models.get(uid)) and not self._lifecycle.is_loading(uid):
-                await self._lifecycle.lose(model)
+                await self._lifecycle.mark_lost(model)
                 if model.state is ModelState.LOST and model.server_name is not None:
                     # Triton may hold it, and lists nothing that has no directory.
                     self._unload(model.server_name)
@@ -161,7 +161,7 @@ class Reconciler:
         if model.failure is Failure.INVALID_MODEL:
             return False
         if model.failure is Failure.QUARANTINED:
-            return not self._lifecycle.is_barred(model)
+            return not self._lifecycle.is_quarantined(model)
         now = self._clock()
         if model.retry is None:
             model.retry = Retry(

@@ -6,13 +6,25 @@ text in it. That takes no right on the API server, no way from Triton to the age
 node may set back: a file that stayed newer than every start would end each server anew.
 """
 
+import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.serving.crash_recorder import CrashRecorder
+from agent.serving.model_fsm import Phase
+from agent.serving.outcomes import EventSink
+from agent.serving.slots import Slots, loop_seconds
+from agent.serving.triton_sync import TritonSync
 from berth.contract.ids import ModelName
+from berth.contract.report import Failure, ModelState
+from berth.runtime.logs import fields
+from berth.runtime.tasks import in_thread
+
+log = logging.getLogger(__name__)
 
 RESTART_FILE = "restart-triton"
 # Between two restarts, whatever hangs.
@@ -93,3 +105,65 @@ class RestartFile:
         except OSError:
             return None
         return seconds if seconds >= 0 else None
+
+
+class TritonRestarts:
+    """Requests a restart of Triton where only that unloads a model."""
+
+    def __init__(
+        self,
+        file: RestartFile,
+        slots: Slots,
+        triton: TritonSync,
+        crashes: CrashRecorder,
+        events: EventSink,
+    ) -> None:
+        self._file, self._slots, self._triton = file, slots, triton
+        self._crashes, self._events = crashes, events
+
+    async def step(self) -> None:
+        """One pass. Raises OSError."""
+        if not (stuck := stuck_models(self._slots, loop_seconds())) or self._triton.is_away:
+            return
+        since = await asyncio.to_thread(self._file.seconds_since)
+        loads = sum(slot.phase in (Phase.LOADING, Phase.CHANGING) for slot in self._slots)
+        why = why_restart(stuck, _others(self._slots), loads_under_way=loads, since_last_seconds=since)
+        if why is None:
+            return
+        await in_thread(self._file.ask, why)
+        self._crashes.expect_restart()
+        log.warning("triton is restarted", extra=fields(reason=why))
+        for slot in self._slots:
+            if slot.model is not None and slot.phase in (Phase.STUCK, Phase.SERVING):
+                self._events.record(slot.model.ref, "Warning", "TritonRestarted", why)
+
+
+def stuck_models(slots: Slots, now: float) -> list[Stuck]:
+    """A stuck model is needed where a wanted one lacks the memory of its GPU, or where its own pod wants it loaded."""
+    short = {
+        gpu
+        for model in slots.models
+        if model.failure is Failure.CAPACITY and model.is_wanted and model.gpu is not None
+        for gpu in model.gpu.uuids
+    }
+    return [
+        Stuck(
+            slot.model_name,
+            now - slot.since,
+            is_needed=bool(slot.gpus & short) or (slot.model is not None and slots.is_wanted(slot.model)),
+        )
+        for slot in slots
+        if slot.phase is Phase.STUCK
+    ]
+
+
+def _others(slots: Slots) -> list[Other]:
+    return [
+        Other(
+            slot.model_name,
+            slot.load_seconds,
+            comes_back=slot.model is not None and slot.model.state is not ModelState.LOST,
+        )
+        for slot in slots
+        if slot.phase is Phase.SERVING
+    ]

@@ -51,7 +51,7 @@ async def recovery(directory: Path) -> bool:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         gone = await node.until(lambda: not any(model.state is ModelState.READY for model in models))
-        back = await node.until(lambda: node.lifecycle.triton_version is not None)
+        back = await node.until(lambda: node.sync.version is not None)
         loaded = await node.until_served(warm, *models)
     total = gone + back + loaded
     print(

@@ -9,15 +9,18 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from agent.admission import CodeGate, NodeRules
+from agent.admission import Admission, CodeGate, NodeRules
+from agent.gateway_link import NoGateway
 from agent.gpus import GpuReading
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
 from agent.repository import Record, Repository
+from agent.serving.crash_recorder import CrashRecorder
 from agent.serving.journal import Journal
-from agent.serving.lifecycle import Lifecycle
-from agent.serving.reconcile import Reconciler
-from agent.serving.restart import RestartFile
+from agent.serving.outcomes import Outcomes
+from agent.serving.serving import Ports, Serving
+from agent.serving.slots import Slots, Times
+from agent.serving.triton_sync import TritonSync
 from berth.contract.endpoint import Endpoint
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName, PodUid
@@ -96,26 +99,17 @@ class BenchNode:
         self.repository, self.models, self.server = Repository(directory), Models(), server
         self.repository.open()
         gpus, gate = _Gpus(self.models), CodeGate(CodeRule.ANY)
-        self.lifecycle = Lifecycle(
-            models=self.models,
-            repository=self.repository,
-            triton=admin,
-            gpus=gpus,
-            room=gpus.room,
-            reported=_Reported(),
-            events=_Events(),
-            metrics=AgentMetrics(CollectorRegistry()),
-            rules=NodeRules(frozenset({"python"}), CodeRule.ANY),
-            gate=gate,
-            journal=Journal(directory),
-            restart_file=RestartFile(directory),
-            lift_key=Keys().lift_quarantine,
-            load_timeout_seconds=60,
-            unload_timeout_seconds=10,
+        times = Times(load_timeout=60, unload_timeout=10)
+        slots, self.sync = Slots(self.models, gate, times), TritonSync(admin, self.repository)
+        outcomes = Outcomes(self.models, AgentMetrics(CollectorRegistry()), _Events())
+        crashes = CrashRecorder(Journal(directory), outcomes, lift_key=Keys().lift_quarantine)
+        ports = Ports(
+            triton=self.sync, gpus=gpus, gpu_reports=gpus.room, gateway=NoGateway(), reported=_Reported()
         )
-        self._reconciler = Reconciler(
-            models=self.models, repository=self.repository, lifecycle=self.lifecycle, gate=gate
-        )
+        admission = Admission(NodeRules(frozenset({"python"}), CodeRule.ANY))
+        serving = Serving(slots, self.repository, admission, ports, crashes=crashes, outcomes=outcomes)
+        self.lifecycle, self.controller = serving.lifecycle, serving.controller
+        self._reconciler = serving.reconciler
         self.deaths = 0
 
     async def stage(self, uid: str, *, on: GpuUuid, work: str) -> Model:
@@ -205,7 +199,7 @@ async def running(directory: Path) -> AsyncIterator[BenchNode]:
         node = BenchNode(directory, admin, server.process)
         loops = [asyncio.ensure_future(work) for work in (node.reconcile(), node.count_deaths())]
         try:
-            await node.until(lambda: node.lifecycle.triton_version is not None)
+            await node.until(lambda: node.sync.version is not None)
             yield node
         finally:
             for loop in loops:

@@ -1,22 +1,26 @@
 """The agent's inside, on a Triton that holds models in memory."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from agent.admission import CodeGate, NodeRules
+from agent.admission import Admission, CodeGate, NodeRules
 from agent.gateway_link import GatewayLink
 from agent.gpus import GpuReading, GpusUnknown, cuda_ordinals
 from agent.metrics import AgentMetrics
 from agent.models import Model, Models
 from agent.repository import Record, Repository
+from agent.serving.crash_recorder import CrashRecorder
 from agent.serving.journal import Journal
-from agent.serving.lifecycle import Lifecycle
-from agent.serving.restart import RestartFile
+from agent.serving.outcomes import Outcomes
+from agent.serving.serving import Ports, Serving
+from agent.serving.slots import Slots, Times
+from agent.serving.triton_sync import TritonSync
 from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, ServerName
@@ -221,18 +225,22 @@ class Events:
         self.said.append((reason, message))
 
 
+# As of a node, but sooner.
+TIMES = Times(load_timeout=5, unload_timeout=5, poll=0.01)
+
+
 class Node:
-    """`triton`, `link`: others than the fake ones, which then stand idle."""
+    """`triton`, `link`: others than the fake ones, which then stand idle. `times`: others than TIMES."""
 
     def __init__(
         self,
         directory: Path,
         *,
-        load_timeout_seconds: float = 5,
-        unload_timeout_seconds: float = 5,
         triton: TritonAdmin | None = None,
         code: CodeRule = CodeRule.NAMESPACE,
         link: GatewayLink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **times: float,
     ) -> None:
         self.directory, self.repository, self.models = directory, Repository(directory), Models()
         self.repository.open()
@@ -240,25 +248,30 @@ class Node:
         self.triton.models = self.repository.models
         self.gateway = Gateway(self.triton)
         self.gpus, self.registry = Gpus(self.triton), CollectorRegistry()
-        self.rules, self.gate = NodeRules(frozenset({"python"}), code), CodeGate(code)
-        self.lifecycle = Lifecycle(
-            models=self.models,
-            repository=self.repository,
-            triton=triton or self.triton,
+        self.admission = Admission(NodeRules(frozenset({"python"}), code))
+        self.gate = CodeGate(code)
+        self.slots = Slots(self.models, self.gate, replace(TIMES, **times))
+        self.outcomes = Outcomes(self.models, AgentMetrics(self.registry), self.events)
+        self.crashes = CrashRecorder(Journal(directory), self.outcomes, lift_key=Keys().lift_quarantine)
+        self.sync = TritonSync(triton or self.triton, self.repository)
+        ports = Ports(
+            triton=self.sync,
             gpus=self.gpus,
-            room=self.room,
-            reported=self.reported,
-            events=self.events,
+            gpu_reports=self.room,
             gateway=link or self.gateway,
-            metrics=AgentMetrics(self.registry),
-            journal=Journal(directory),
-            restart_file=RestartFile(directory),
-            lift_key=Keys().lift_quarantine,
-            rules=self.rules,
-            gate=self.gate,
-            load_timeout_seconds=load_timeout_seconds,
-            unload_timeout_seconds=unload_timeout_seconds,
+            reported=self.reported,
         )
+        self.serving = Serving(
+            self.slots,
+            self.repository,
+            self.admission,
+            ports,
+            crashes=self.crashes,
+            outcomes=self.outcomes,
+            clock=clock,
+        )
+        self.lifecycle, self.controller = self.serving.lifecycle, self.serving.controller
+        self.reconciler, self.restarts = self.serving.reconciler, self.serving.restarts
 
     def room(self) -> list[GpuReport]:
         """The GPUs, with nobody foreign on them and nothing kept free."""

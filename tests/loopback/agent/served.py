@@ -52,7 +52,7 @@ class Served:
     def node(self, *, load_timeout_seconds: float = 60, code: CodeRule = CodeRule.ANY) -> Node:
         """An agent's parts. Its Triton holds models of tests before, which under the rule `namespace` keep
         every other away: this agent does not know whose they are."""
-        node = Node(self.directory, triton=self.admin, load_timeout_seconds=load_timeout_seconds, code=code)
+        node = Node(self.directory, triton=self.admin, load_timeout=load_timeout_seconds, code=code)
         node.gpus.instance_kind = "KIND_CPU"
         return node
 

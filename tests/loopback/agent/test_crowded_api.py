@@ -16,44 +16,30 @@ import grpc.aio
 import h2.connection
 import h2.events
 import pytest
-from prometheus_client import CollectorRegistry
 
 import agent.api
 import agent.interceptor
+import agent.stage
 import agent.stage_queue
 import agent.staging
-from agent.api import NodeAgentApi, serve
+from agent.api import serve
 from agent.auth import Authenticator, TokenAuthenticator, TrustingAuthenticator
 from agent.limits import OPEN_CALLS, READ_CALLS
-from agent.metrics import AgentMetrics
-from agent.replicas import Replicas
 from agent.staging import MAX_ENTRIES
 from berth.contract.endpoint import Endpoint
 from berth.contract.ids import ModelName
-from berth.contract.keys import Keys
-from berth.contract.pod import ModelPod, PodRef, parse_model_pod
 from berth.contract.report import CodeRule
 from berth.nodeagent.client import AgentBusy, AgentConnection, AgentFull, AgentRefused, AgentUnavailable
 from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_port
+from tests.fakes.agent_api import LivingPods, api_of
 from tests.fakes.agent_node import GPU, Node
 from tests.fakes.eventually import until
-from tests.fakes.objects import GIB, pod
+from tests.fakes.objects import GIB
 
 Metadata = tuple[tuple[str, str], ...]
 SOON = 10.0  # for what takes milliseconds; a hanging call is what fails
-
-
-class Guard:
-    """Every pod lives here and may use its own model, `model-UID`."""
-
-    async def admit(self, ref: PodRef) -> ModelPod:
-        found = pod(ref.uid, on="n1", choice=GPU)
-        found["metadata"]["namespace"] = ref.namespace
-        return parse_model_pod(found, Keys())
-
-    current = admit
 
 
 class Pod(AgentConnection):
@@ -105,19 +91,10 @@ async def serving(directory: Path, authenticator: Authenticator | None = None) -
     node = Node(directory, code=CodeRule.ANY)
     # Room for every pod of a crowd: it is not memory that they fight for.
     node.gpus.readings = [replace(gpu, total_bytes=1024 * GIB) for gpu in node.gpus.readings]
-    api = NodeAgentApi(
-        authenticator=authenticator or TrustingAuthenticator(),
-        guard=Guard(),  # type: ignore[arg-type]
-        models=node.models,
-        repository=node.repository,
-        lifecycle=node.lifecycle,
-        readings=lambda: tuple(node.gpus.readings),
-        copies=Replicas(node.models, b"secret", lambda: tuple(node.gpus.readings), {}),
-        gateway=Endpoint("10.0.0.1", 8472),
-        on_limits=lambda: None,
-        metrics=AgentMetrics(CollectorRegistry()),
-        rules=node.rules,
-        gate=node.gate,
+    api = api_of(
+        node,
+        authenticator or TrustingAuthenticator(),
+        LivingPods(choice=GPU),
         max_model_bytes=512 * GIB,
     )
     endpoint = Endpoint("127.0.0.1", free_port("127.0.0.1"))
@@ -202,7 +179,7 @@ async def test_a_hundred_pods_of_one_namespace_hold_up_no_other(tmp_path: Path) 
 async def test_a_stream_that_trickles_ends_though_it_never_falls_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.api, "_SENDER_SECONDS", 0.2)
+    monkeypatch.setattr(agent.stage, "_SENDER_SECONDS", 0.2)
     async with serving(tmp_path) as node:
         (error,) = await errors_of(node.stage("evil", trickle("evil")))
         assert type(error) is AgentUnavailable  # a sender that was only slow tries again
@@ -213,7 +190,7 @@ async def test_a_stream_that_trickles_ends_though_it_never_falls_silent(
 async def test_byte_by_byte_at_full_speed_ends_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.api, "_SENDER_SECONDS", 0.2)
+    monkeypatch.setattr(agent.stage, "_SENDER_SECONDS", 0.2)
 
     def bytes_only() -> Iterator[pb.StageRequest]:
         yield header("evil")

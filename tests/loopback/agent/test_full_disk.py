@@ -8,58 +8,29 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from prometheus_client import CollectorRegistry
 
-from agent.admission import CodeGate, NodeRules
-from agent.api import NodeAgentApi, serve
+from agent.api import serve
 from agent.auth import TrustingAuthenticator
-from agent.gateway_link import NoGateway
-from agent.gpus import GpuReading
-from agent.metrics import AgentMetrics
-from agent.models import Models
-from agent.replicas import Replicas
-from agent.repository import Repository
-from agent.serving.journal import Journal
-from agent.serving.lifecycle import Lifecycle
-from agent.serving.restart import RestartFile
 from agent.staging import StagedFiles
 from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid
-from berth.contract.keys import Keys
-from berth.contract.pod import ModelPod, PodRef, parse_model_pod
 from berth.contract.report import CodeRule
 from berth.nodeagent.client import AgentConnection, AgentFull, AgentRefused
 from berth.v1 import node_agent_pb2 as pb
 from localcluster.addresses import free_port
-from tests.fakes.objects import GIB, pod
+from tests.fakes.agent_api import LivingPods, api_of
+from tests.fakes.agent_node import Node
+from tests.fakes.objects import GIB
 
 CHOICE = GpuChoice(GpuUuid("GPU-a"), 0, GIB)
 METADATA = (("berth-pod", "team/p1/p1"),)
 MIB = 1024**2
-
-
-class EmptyTriton:
-    """Holds no model and refuses to be told of one."""
-
-    async def version(self) -> str:
-        return "2.51.0"
-
-    async def index(self) -> dict[str, Any]:
-        return {}
-
-
-class Guard:
-    """Every pod lives here and may use its own model."""
-
-    async def admit(self, ref: PodRef) -> ModelPod:
-        return parse_model_pod(pod(ref.uid, on="n1", choice=CHOICE), Keys())
 
 
 @pytest.fixture
@@ -82,40 +53,11 @@ class Pod(AgentConnection):
 
 @asynccontextmanager
 async def serving(disk: Path, *, keep_free: float = 0.0) -> AsyncIterator[Pod]:
-    repository, models, metrics = Repository(disk), Models(), AgentMetrics(CollectorRegistry())
-    repository.open()
-    rules, gate = NodeRules(frozenset({"python"}), CodeRule.ANY), CodeGate(CodeRule.ANY)
-    lifecycle = Lifecycle(
-        models=models,
-        repository=repository,
-        triton=EmptyTriton(),  # type: ignore[arg-type]
-        gpus=None,  # type: ignore[arg-type]
-        reported=None,  # type: ignore[arg-type]
-        events=None,  # type: ignore[arg-type]
-        gateway=NoGateway(),
-        room=tuple,
-        metrics=metrics,
-        rules=rules,
-        gate=gate,
-        journal=Journal(disk),
-        restart_file=RestartFile(disk),
-        lift_key="lift",
-        load_timeout_seconds=1,
-        unload_timeout_seconds=1,
-    )
-    api = NodeAgentApi(
-        authenticator=TrustingAuthenticator(),
-        guard=Guard(),  # type: ignore[arg-type]
-        models=models,
-        repository=repository,
-        lifecycle=lifecycle,
-        readings=lambda: (GpuReading(CHOICE.uuid, 0, "T4", 16 * GIB, 0, 0.0),),
-        copies=Replicas(models, b"secret", tuple, {}),
-        gateway=None,
-        on_limits=lambda: None,
-        metrics=metrics,
-        rules=rules,
-        gate=gate,
+    node = Node(disk, code=CodeRule.ANY, load_timeout=1, unload_timeout=1)
+    api = api_of(
+        node,
+        TrustingAuthenticator(),
+        LivingPods(choice=CHOICE),
         max_model_bytes=GIB,
         keep_free=keep_free,
     )

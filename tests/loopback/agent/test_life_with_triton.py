@@ -125,17 +125,11 @@ async def living(directory: Path, *, load_timeout_seconds: float = 60) -> AsyncI
                 node = Node(
                     directory,
                     triton=admin,
-                    load_timeout_seconds=load_timeout_seconds,
-                    unload_timeout_seconds=3,
+                    load_timeout=load_timeout_seconds,
+                    unload_timeout=3,
                 )
                 node.gpus.instance_kind = "KIND_CPU"
-                reconciler = Reconciler(
-                    models=node.models,
-                    repository=node.repository,
-                    lifecycle=node.lifecycle,
-                    gate=node.gate,
-                )
-                here = Living(node, reconciler, server, address, keys)
+                here = Living(node, node.reconciler, server, address, keys)
                 tasks = [asyncio.ensure_future(work) for work in (here.loop(), here.probe())]
                 yield here
         finally:

@@ -20,15 +20,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import agent.api
+import agent.stage
 import agent.stage_queue
 from agent.admission import NodeRules
 from agent.api import NodeAgentApi
 from agent.auth import NotAllowed, PodGuard
 from agent.disk_space import DiskSpace
 from agent.gpus import GpuReading, GpusUnknown
-from agent.metrics import AgentMetrics
-from agent.replicas import Replicas
-from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import ticket_of
 from berth.contract.gpu_choice import GpuChoice, GpuRef
 from berth.contract.ids import GpuUuid, ModelName, NodeName, PodUid
@@ -39,6 +37,7 @@ from berth.kube.errors import KubeUnreachable, response_error
 from berth.triton.admin import IndexState
 from berth.triton.errors import TritonRefused, TritonUnavailable
 from berth.v1 import node_agent_pb2 as pb
+from tests.fakes import agent_api
 from tests.fakes.agent_node import GPU, Node, on_server
 from tests.fakes.objects import GIB, pod
 
@@ -98,28 +97,10 @@ def api_of(
     node: Node,
     knows: Knows | None = None,
     readings: Callable[[], tuple[GpuReading, ...]] | None = None,
-    *,
-    registry: CollectorRegistry | None = None,
-    max_model_bytes: int = 10,
-    keep_free: float = 0.0,
+    **more: Any,
 ) -> NodeAgentApi:
     knows = knows or Knows()
-    return NodeAgentApi(
-        authenticator=knows,
-        guard=knows,  # type: ignore[arg-type]
-        models=node.models,
-        repository=node.repository,
-        lifecycle=node.lifecycle,
-        readings=readings or (lambda: tuple(node.gpus.readings)),
-        replicas=Replicas(node.models, b"secret", lambda: tuple(node.gpus.readings), {}),
-        gateway=Endpoint("10.0.0.7", 1),
-        on_limits=lambda: None,
-        metrics=AgentMetrics(registry or CollectorRegistry()),
-        rules=node.rules,
-        gate=node.gate,
-        max_model_bytes=max_model_bytes,
-        keep_free=keep_free,
-    )
+    return agent_api.api_of(node, knows, knows, readings=readings, **more)
 
 
 async def outcome(api: NodeAgentApi, name: str = "model-p1") -> pb.LoadProgress:
@@ -562,7 +543,7 @@ async def test_a_stage_that_is_given_up_at_any_moment_leaves_nothing(tmp_path: P
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.gather(task, return_exceptions=True)
     assert list((tmp_path / "staging").iterdir()) == []
-    assert api._disk.reserved == (0, 0)
+    assert api._stager._disk.reserved == (0, 0)
     assert not any(node.repository.records().values())
     for number in range(5):  # every slot is free
         knows.caller = f"q{number}"
@@ -572,7 +553,7 @@ async def test_a_stage_that_is_given_up_at_any_moment_leaves_nothing(tmp_path: P
 async def test_a_sender_that_falls_silent_gives_its_place_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.api, "_SENDER_SECONDS", 0.02)
+    monkeypatch.setattr(agent.stage, "_SENDER_SECONDS", 0.02)
     api, never = api_of(Node(tmp_path)), asyncio.Event()
     for _ in range(5):
         with pytest.raises(
@@ -585,7 +566,7 @@ async def test_a_sender_that_falls_silent_gives_its_place_back(
 async def test_a_sender_pays_for_each_message_however_fast_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.api, "_SENDER_SECONDS", 0.5)
+    monkeypatch.setattr(agent.stage, "_SENDER_SECONDS", 0.5)
     count = 0
 
     async def nothing() -> AsyncIterator[pb.StageRequest]:
@@ -929,10 +910,12 @@ async def test_a_stream_that_has_no_slot_yet_is_not_read(tmp_path: Path) -> None
 
     async with AsyncExitStack() as stack:
         for at in range(agent.stage_queue.SLOTS // 2):
-            await stack.enter_async_context(api._slots.slot(PodRef("team", f"o{at}", PodUid(f"o{at}"))))
+            await stack.enter_async_context(
+                api._stager._queue.slot(PodRef("team", f"o{at}", PodUid(f"o{at}")))
+            )
         waits = asyncio.ensure_future(api.Stage(stream(), Context()))
         async with asyncio.timeout(20):
-            while not api._slots._waiting:
+            while not api._stager._queue._waiting:
                 await asyncio.sleep(0.005)
         await asyncio.sleep(0)
         assert not read.is_set()
@@ -969,7 +952,7 @@ async def test_a_header_that_is_refused_is_kept_by_nobody(
                     await asyncio.sleep(0.005)
             await super().abort(code, details, trailing)
 
-    monkeypatch.setattr(agent.api, "_next_part", part)
+    monkeypatch.setattr(agent.stage, "_next_part", part)
     gc.disable()
     try:
         with pytest.raises(Refused, match="is not among"):
@@ -1065,7 +1048,7 @@ async def test_files_of_a_pod_that_is_gone_are_nobody_elses_though_they_are_the_
 
 async def test_a_record_says_whether_triton_runs_code_of_the_model(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    node.rules = NodeRules(frozenset({"onnxruntime"}), CodeRule.NAMESPACE)
+    node.admission.rules = NodeRules(frozenset({"onnxruntime"}), CodeRule.NAMESPACE)
 
     async def parts() -> AsyncIterator[pb.StageRequest]:
         yield pb.StageRequest(header=pb.StageHeader(model_name="model-p1"))
@@ -1102,7 +1085,7 @@ async def test_a_pod_that_announces_the_whole_disk_keeps_a_window_of_it_from_the
     """node D3: a neighbour's model of one byte is staged while that stream is open and silent."""
     knows = Knows()
     api = api_of(Node(tmp_path), knows, max_model_bytes=1024 * GIB)
-    api._disk = DiskSpace(tmp_path, keep_share=0, statvfs=lambda _: _statvfs(bytes_free=50 * GIB))
+    api._stager._disk = DiskSpace(tmp_path, keep_share=0, statvfs=lambda _: _statvfs(bytes_free=50 * GIB))
     begun, release = asyncio.Event(), asyncio.Event()
 
     async def announced() -> AsyncIterator[pb.StageRequest]:
@@ -1118,7 +1101,7 @@ async def test_a_pod_that_announces_the_whole_disk_keeps_a_window_of_it_from_the
     release.set()
     with pytest.raises(Refused, match="ended without a commit"):
         await evil
-    assert api._disk.reserved == (0, 0)
+    assert api._stager._disk.reserved == (0, 0)
 
 
 def _statvfs(*, bytes_free: int) -> Any:

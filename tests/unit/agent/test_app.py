@@ -15,7 +15,8 @@ import pytest
 
 import agent.app
 import agent.gateway_link
-import agent.serving.lifecycle
+import agent.loops
+import agent.parts
 from agent.app import main
 from agent.cold_starts import ALL, PHASES
 from agent.config import AgentOptions
@@ -124,7 +125,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     world = World(tmp_path)
     monkeypatch.setattr(agent.app, "open_client", world.api.opened)
     monkeypatch.setattr(agent.app, "open_admin", world.open_admin)
-    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
     return world
 
 
@@ -286,7 +286,7 @@ async def test_a_node_says_what_it_is(world: World) -> None:
         (("--capabilities=a", "--extra-capabilities=c", "--backend-directory=BACKENDS"), {"a", "c"}),
         (("--capabilities=onnx,a",), {"onnxruntime", "a"}),
         (("--backend-directory=BACKENDS", "--extra-capabilities=c"), {"python", "c"}),
-        (("--extra-capabilities=c",), {*agent.app.DEFAULT_CAPABILITIES, "c"}),
+        (("--extra-capabilities=c",), {*agent.parts.DEFAULT_CAPABILITIES, "c"}),
     ],
 )
 async def test_capabilities_are_what_is_said_or_found_or_usual(
@@ -392,12 +392,12 @@ async def test_a_driver_that_hangs_for_long_ends_the_agent(
         async def read(self) -> tuple[GpuReading, ...]:
             raise GpusHang("NVML has not answered for 5 s")
 
-    monkeypatch.setattr(agent.app, "NvmlGpus", Hanging)
+    monkeypatch.setattr(agent.parts, "NvmlGpus", Hanging)
     async with world.running("--nvml=auto"):
         await world.until_ready()
         await asyncio.sleep(0.01)
         assert await world.asks("/livez") == (200, "ok\n")  # it may come back
-    monkeypatch.setattr(agent.app, "_HANG_SECONDS", 0.3)
+    monkeypatch.setattr(agent.loops, "_HANG_SECONDS", 0.3)
     async with world.running("--nvml=auto"):
         await until_asked(world, "/livez", (503, "NVML has not answered for "))
 
@@ -574,7 +574,7 @@ async def test_a_start_that_fails_says_which_flag_and_why(
         def open(cls) -> Any:
             raise NvmlMissing("NVML: no driver")
 
-    monkeypatch.setattr(agent.app, "NvmlGpus", Absent)
+    monkeypatch.setattr(agent.parts, "NvmlGpus", Absent)
     with pytest.raises(error, match=why):
         await main(world.options(flag.replace("DIR", str(world.directory))), asyncio.Event())
 

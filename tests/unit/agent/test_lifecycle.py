@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import agent.serving.lifecycle
 from agent.gpus import GpuReading
 from agent.serving.journal import Journal
 from berth.contract.ids import GpuUuid, PodUid, ServerName
@@ -25,10 +24,8 @@ NAME, UID = on_server("p1"), PodUid("p1")
 
 
 @pytest.fixture
-def on_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(agent.serving.lifecycle, "_QUIET_SECONDS", 0.2, raising=False)
-    return Node(tmp_path)
+def on_node(tmp_path: Path) -> Node:
+    return Node(tmp_path, quiet=0.2)
 
 
 async def test_a_load_is_reported_first_pinned_and_measured(on_node: Node) -> None:
@@ -265,9 +262,9 @@ async def test_a_look_at_triton_that_gets_no_answer_fails_no_load(on_node: Node,
 
 
 async def test_a_triton_that_stays_away_fails_the_load_and_keeps_the_files(
-    on_node: Node, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(agent.serving.lifecycle, "_TRITON_WAIT_SECONDS", 0.3)
+    on_node = Node(tmp_path, triton_wait=0.3)
     model = await on_node.stage()
     on_node.triton.restart_seconds = 60
     on_node.triton.die()
@@ -305,10 +302,9 @@ async def test_what_triton_is_unloading_is_loaded_once_it_is_gone(on_node: Node)
 
 
 async def test_a_load_that_triton_never_ends_is_waited_for_with_a_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
-    node = Node(tmp_path, load_timeout_seconds=0.2)
+    node = Node(tmp_path, load_timeout=0.2)
     model = await node.stage()
     node.triton.held[NAME] = IndexState.LOADING
     await node.lifecycle.start_load(model)
@@ -318,10 +314,9 @@ async def test_a_load_that_triton_never_ends_is_waited_for_with_a_bound(
 
 
 async def test_a_load_that_comes_too_late_is_not_begun_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
-    node = Node(tmp_path, load_timeout_seconds=0.2)
+    node = Node(tmp_path, load_timeout=0.2)
     model, behind = await node.stage(), await node.stage("p2")
     node.triton.load_seconds = 0.5
     await node.lifecycle.start_load(model)
@@ -476,7 +471,7 @@ async def test_memory_is_held_until_the_model_is_gone(on_node: Node) -> None:
     await until(lambda: on_node.triton.held[NAME] is IndexState.UNLOADING)
     assert (model.state, model.resident) == (ModelState.UNLOADING, True)
     assert on_node.models.get(UID) is model
-    assert on_node.lifecycle.busy_gpus() == {GPU.uuid}
+    assert on_node.slots.busy_gpus() == {GPU.uuid}
     on_node.triton._unloaded(NAME)
     await unload
     assert on_node.models.get(UID) is None
@@ -536,13 +531,13 @@ async def test_an_unload_is_joined_and_one_that_fails_leaves_the_model_listed_to
         await unload
     assert (list(on_node.models), model.state, model.resident) == ([model], ModelState.UNLOADING, True)
     assert list(on_node.repository.records()) == [NAME]
-    assert on_node.lifecycle.busy_gpus() == set()
+    assert on_node.slots.busy_gpus() == set()
     await on_node.lifecycle.start_unload(NAME)
     assert list(on_node.models) == []
 
 
 async def test_an_unload_is_waited_for_with_a_bound(tmp_path: Path) -> None:
-    node = Node(tmp_path, unload_timeout_seconds=0.1)
+    node = Node(tmp_path, unload_timeout=0.1)
     model = await node.stage()
     await node.lifecycle.start_load(model)
     node.triton.unload_seconds = 60
@@ -650,10 +645,10 @@ async def test_a_model_that_an_agent_before_has_loaded_keeps_what_was_measured_t
 async def test_files_that_somebody_is_putting_there_are_not_lost(on_node: Node) -> None:
     model = await on_node.stage()
     on_node.repository.remove(NAME)
-    async with on_node.lifecycle.lock(NAME):
-        await on_node.lifecycle.lose(model)
+    async with on_node.slots.lock(NAME):
+        await on_node.lifecycle.mark_lost(model)
     assert model.state is ModelState.STAGED
-    await on_node.lifecycle.lose(model)
+    await on_node.lifecycle.mark_lost(model)
     assert model.state is ModelState.LOST
     assert "only a new pod stages them again" in model.reason
     await on_node.lifecycle.start_unload(NAME)  # what is left of it in Triton
@@ -666,19 +661,19 @@ async def test_a_close_waits_for_the_end_of_what_it_cancels(on_node: Node) -> No
     load = on_node.lifecycle.start_load(model)
     await until(lambda: on_node.triton.loading == 1)
     assert on_node.lifecycle.is_loading(UID)
-    assert on_node.lifecycle.busy_gpus() == {GPU.uuid}
+    assert on_node.slots.busy_gpus() == {GPU.uuid}
     await on_node.lifecycle.close()
     assert load.cancelled()
     await asyncio.sleep(0)
     assert not on_node.lifecycle.is_loading(UID)
-    assert on_node.lifecycle.busy_gpus() == set()
+    assert on_node.slots.busy_gpus() == set()
     assert on_node.triton.held[NAME] is IndexState.LOADING  # it goes on
 
 
 async def test_a_triton_that_is_away_at_every_look_is_given_up_at_last(
-    on_node: Node, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(agent.serving.lifecycle, "_TRITON_WAIT_SECONDS", 0.2)
+    on_node = Node(tmp_path, triton_wait=0.2)
     model = await on_node.stage()
     on_node.triton.index_errors = [TritonUnavailable("connection reset")] * 300
     await on_node.lifecycle.start_load(model)
@@ -732,7 +727,7 @@ async def test_what_nobody_foresaw_fails_the_load_and_keeps_the_files(
         raise ZeroDivisionError("nobody foresaw it")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agent.serving.lifecycle.admit", broken)
+        patch.setattr(on_node.admission, "rewrite", broken)
         await on_node.lifecycle.start_load(model)
     assert (model.state, model.failure) == (ModelState.FAILED, Failure.TRANSIENT)
     assert "nobody foresaw it" in model.reason
@@ -795,7 +790,7 @@ async def test_a_load_takes_the_larger_of_what_was_promised_and_what_is_asked_fo
 
 
 async def test_memory_of_a_model_that_triton_does_not_let_go_of_is_nobodys(tmp_path: Path) -> None:
-    node = Node(tmp_path, unload_timeout_seconds=0.1)
+    node = Node(tmp_path, unload_timeout=0.1)
     gone, later = await node.stage("p1", gib=9), await node.stage("p2", gib=9, on="GPU-b")
     await node.lifecycle.start_load(gone)
     node.triton.stays.add(NAME)
@@ -818,7 +813,7 @@ async def test_a_pod_that_asks_for_no_memory_gets_none(on_node: Node) -> None:
 
 
 async def test_a_load_that_hangs_holds_up_neither_unloads_nor_loads_of_its_gpu(tmp_path: Path) -> None:
-    node = Node(tmp_path, load_timeout_seconds=2)
+    node = Node(tmp_path, load_timeout=2)
     hangs, served, behind = await node.stage("p1"), await node.stage("p2"), await node.stage("p3")
     await node.lifecycle.start_load(served)
     node.triton.takes[NAME] = 60
@@ -885,13 +880,13 @@ async def test_quarantine_is_known_to_the_next_agent_and_ends_when_it_is_lifted(
     await before.lifecycle.close()
     after = Node(tmp_path)
     again = await after.stage("p2", digest=digest)
-    await after.lifecycle.look()
+    await after.controller.look()
     await after.lifecycle.start_load(again)
     assert (again.failure, after.triton.loads) == (Failure.QUARANTINED, [])
-    assert not await after.lifecycle.lift("0123")
-    assert after.lifecycle.is_barred(again)
-    assert await after.lifecycle.lift(digest[:12])
-    assert not after.lifecycle.is_barred(again)
+    assert not await after.crashes.lift("0123")
+    assert after.lifecycle.is_quarantined(again)
+    assert await after.crashes.lift(digest[:12])
+    assert not after.lifecycle.is_quarantined(again)
     assert Journal(tmp_path).read().all_quarantined(utc_now()) == []
     await after.lifecycle.start_load(again)
     assert again.state is ModelState.READY
@@ -904,7 +899,7 @@ async def test_a_triton_that_dies_of_what_it_serves_makes_nobody_suspect(on_node
         await on_node.lifecycle.start_load(model)
     for _ in range(5):
         on_node.triton.die()
-        await on_node.lifecycle.look()
+        await on_node.controller.look()
         await until(lambda: all(model.state is ModelState.READY for model in models))
     assert on_node.registry.get_sample_value("berth_agent_quarantined_models") == 0
     assert [reason for reason, _ in on_node.events.said] == ["ModelLoaded"] * 12
@@ -949,7 +944,7 @@ async def test_models_of_known_size_come_back_side_by_side(on_node: Node) -> Non
         await on_node.lifecycle.start_load(model)
     on_node.triton.load_seconds = 60
     on_node.triton.die()
-    await on_node.lifecycle.look()
+    await on_node.controller.look()
     await until(lambda: on_node.triton.loading == 6)
     on_node.triton.load_seconds = 0.01
     on_node.triton.die()
@@ -961,16 +956,16 @@ async def test_triton_is_restarted_where_it_does_not_let_go_of_a_model_and_nobod
     tmp_path: Path,
 ) -> None:
     # The first unload takes all of its time, the second has to end within it, on a busy machine as well.
-    node = Node(tmp_path, load_timeout_seconds=0.1, unload_timeout_seconds=4.0)
+    node = Node(tmp_path, load_timeout=0.1, unload_timeout=4.0)
     hangs = await node.stage()
     node.triton.takes[NAME] = 60
     await node.lifecycle.start_load(hangs)
-    await node.lifecycle.restart_if_stuck()
+    await node.restarts.step()
     assert not (tmp_path / "restart-triton").exists()  # its pod lives: another node may be tried first
     node.models.lose_pod(UID)
     with pytest.raises(TritonUnavailable):
         await node.lifecycle.start_unload(NAME)
-    await node.lifecycle.restart_if_stuck()
+    await node.restarts.step()
     assert "does not release model-p1" in (tmp_path / "restart-triton").read_text()
     assert "TritonRestarted" in [reason for reason, _ in node.events.said]
     node.triton.die()  # as its kubelet does
@@ -985,7 +980,7 @@ async def test_triton_is_restarted_where_it_does_not_let_go_of_a_model_and_nobod
 
 
 async def test_triton_is_not_restarted_while_another_model_is_being_loaded(tmp_path: Path) -> None:
-    node = Node(tmp_path, unload_timeout_seconds=0.1)
+    node = Node(tmp_path, unload_timeout=0.1)
     stays, loads = await node.stage(), await node.stage("p2", on="GPU-b")
     await node.lifecycle.start_load(stays)
     node.triton.stays = {NAME}
@@ -995,7 +990,7 @@ async def test_triton_is_not_restarted_while_another_model_is_being_loaded(tmp_p
     node.triton.load_seconds = 60
     node.lifecycle.start_load(loads)
     await until(lambda: node.triton.loading == 1)
-    await node.lifecycle.restart_if_stuck()
+    await node.restarts.step()
     assert not (tmp_path / "restart-triton").exists()
     await node.lifecycle.close()
 
@@ -1089,8 +1084,8 @@ async def test_whose_requests_were_in_a_triton_that_died_is_told_and_counted(on_
     on_node.events.said.clear()
     for suspects in ([UID], [UID, PodUid("p2"), PodUid("gone")], []):
         on_node.triton.die()
-        on_node.lifecycle.note_suspects(suspects)
-        await on_node.lifecycle.look()
+        on_node.crashes.note_requests(suspects)
+        await on_node.controller.look()
         await until(lambda: all(model.state is ModelState.READY for model in models))
     said = [message for reason, message in on_node.events.said if reason == "TritonDied"]
     assert said == [
@@ -1105,7 +1100,7 @@ async def test_whose_requests_were_in_a_triton_that_died_is_told_and_counted(on_
 async def test_a_triton_that_dies_over_and_over_fills_nobodys_events(on_node: Node) -> None:
     await on_node.stage()
     for _ in range(50):
-        on_node.lifecycle.note_suspects([UID])
+        on_node.crashes.note_requests([UID])
     assert [reason for reason, _ in on_node.events.said].count("TritonDied") == 3
 
 
@@ -1124,12 +1119,10 @@ async def test_two_pods_serve_models_of_one_name_and_of_one_content(tmp_path: Pa
 
 
 async def test_a_tenant_has_a_neighbours_files_refused_by_no_death_that_it_can_bring_about(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """node D5: it loads the files that a neighbour will bring, and its other model kills Triton meanwhile."""
-    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(agent.serving.lifecycle, "_QUIET_SECONDS", 0.05)
-    node, public = Node(tmp_path, code=CodeRule.ANY), "f" * 64
+    node, public = Node(tmp_path, code=CodeRule.ANY, quiet=0.05), "f" * 64
     node.triton.takes[NAME] = 1
     killer, bait = await node.stage("p2", on="GPU-b"), await node.stage(digest=public)
     await node.lifecycle.start_load(killer)

@@ -7,10 +7,9 @@ from typing import IO, Any
 
 import pytest
 
-import agent.serving.lifecycle
 from agent.models import IdTaken, Model, Models
 from agent.repository import Record
-from agent.serving.reconcile import Plan, Reconciler, plan
+from agent.serving.reconcile import Plan, plan
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid, ServerName
 from berth.contract.keys import Keys
@@ -158,15 +157,8 @@ class Agent(Node):
     """A node's inside with its reconciler, and a clock of its own."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+        super().__init__(directory, clock=lambda: self.now)
         self.now = 1000.0
-        self.reconciler = Reconciler(
-            models=self.models,
-            repository=self.repository,
-            lifecycle=self.lifecycle,
-            gate=self.gate,
-            clock=lambda: self.now,
-        )
 
     async def settle(self) -> None:
         """A pass, and then the ends of what it has begun."""
@@ -184,8 +176,7 @@ class Agent(Node):
 
 
 @pytest.fixture
-def on_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
-    monkeypatch.setattr(agent.serving.lifecycle, "_POLL_SECONDS", 0.01)
+def on_node(tmp_path: Path) -> Agent:
     return Agent(tmp_path)
 
 
@@ -274,12 +265,12 @@ async def test_a_model_that_triton_has_lost_is_loaded_again_and_its_memory_is_fr
 async def test_a_pass_without_triton_says_so_and_changes_nothing(on_node: Agent) -> None:
     model = await on_node.stage()
     await on_node.settle()
-    assert on_node.reconciler.triton_version == "2.51.0"
+    assert on_node.sync.version == "2.51.0"
     on_node.triton.restart_seconds = 60
     on_node.triton.die()
     with pytest.raises(TritonUnavailable):
         await on_node.reconciler.step()
-    assert on_node.reconciler.triton_version is None
+    assert on_node.sync.version is None
     assert (model.state, model.resident) == (ModelState.READY, True)
 
 
@@ -416,7 +407,7 @@ async def test_files_that_are_put_there_during_a_pass_are_not_lost(
 
 async def test_what_was_staged_since_an_orphan_was_seen_is_left_alone(on_node: Agent) -> None:
     """A directory of nobody, and a pod that puts its model in its place before it is removed."""
-    async with on_node.lifecycle.lock(NAME):
+    async with on_node.slots.lock(NAME):
         unload = on_node.lifecycle.start_unload(NAME)
         await asyncio.sleep(0.01)
     model = await on_node.stage()
@@ -490,9 +481,9 @@ async def test_a_triton_that_is_not_ready_yet_is_waited_for(
     with monkeypatch.context() as patch:
         patch.setattr(on_node.triton, "version", not_yet)
         await on_node.settle()
-        assert (on_node.reconciler.triton_version, on_node.triton.loads) == (None, [])
+        assert (on_node.sync.version, on_node.triton.loads) == (None, [])
     await on_node.settle()
-    assert (on_node.reconciler.triton_version, on_node.triton.loads) == ("2.51.0", [NAME])
+    assert (on_node.sync.version, on_node.triton.loads) == ("2.51.0", [NAME])
 
 
 async def test_directories_of_nobody_are_not_adopted(on_node: Agent) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from agent.models import Model
 from agent.serving.journal import Journal
-from agent.serving.reconcile import Reconciler
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelName, PodUid
 from berth.contract.keys import Keys
@@ -58,16 +57,17 @@ class History:
         self.node = self._agent()
 
     def _agent(self) -> Node:
-        node = Node(self.directory, triton=self.triton, load_timeout_seconds=30, unload_timeout_seconds=10)
-        self.triton.models = node.repository.models
-        node.gpus._triton = self.triton
-        self.reconciler = Reconciler(
-            models=node.models,
-            repository=node.repository,
-            lifecycle=node.lifecycle,
-            gate=node.gate,
+        node = Node(
+            self.directory,
+            triton=self.triton,
+            load_timeout=30,
+            unload_timeout=10,
+            poll=0.05,
             clock=leaping.now,
         )
+        self.triton.models = node.repository.models
+        node.gpus._triton = self.triton
+        self.reconciler = node.reconciler
         return node
 
     # What can happen.
@@ -143,7 +143,7 @@ class History:
             if model is not None and model.failure is not Failure.INVALID_MODEL and kind != "invalid":
                 assert on_server(uid) in records, f"files of {uid} ({kind}) are gone: {model.reason}"
         self.check_memory()
-        for one in self.node.lifecycle._ledger.all_quarantined(self.node.lifecycle._now()):
+        for one in self.node.crashes._ledger.all_quarantined(self.node.crashes._now()):
             assert {one.name} in self.triton.died_with, f"{one.name} was never alone"
 
     def check_memory(self) -> None:

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.usefixtures("inline")
 
 def on_a_node(tmp_path: Path, story: Callable[[Node], Awaitable[None]], *, load_seconds: float = 600) -> None:
     async def live() -> None:
-        node = Node(
-            tmp_path, load_timeout_seconds=load_seconds, unload_timeout_seconds=120, code=CodeRule.ANY
-        )
+        node = Node(tmp_path, load_timeout=load_seconds, unload_timeout=120, code=CodeRule.ANY)
         node.gpus._triton = node.triton
         try:
             await story(node)
@@ -105,7 +103,7 @@ def test_a_load_that_is_told_as_failed_holds_its_gpu_no_longer(tmp_path: Path) -
         node.models.lose_pod(slow.ref.uid)
         unload = node.lifecycle.start_unload(on_server("p1"))
         await asyncio.sleep(0.1)
-        assert node.lifecycle.busy_gpus() == {GPU.uuid}
+        assert node.slots.busy_gpus() == {GPU.uuid}
         _, seconds = await seconds_to_serve(node, "p3")
         assert seconds < 5
         unload.cancel()
@@ -206,6 +204,6 @@ def test_turns_of_namespaces_that_are_gone_are_forgotten(tmp_path: Path) -> None
             await node.lifecycle.start_load(model)
             node.models.lose_pod(model.ref.uid)
             await node.lifecycle.start_unload(on_server(f"p{n}"))
-        assert len(node.lifecycle._last_turns) == 1
+        assert len(node.controller._queue._last_turns) == 1
 
     on_a_node(tmp_path, story)
