@@ -58,7 +58,7 @@ node: controlplane
 # Programs that tests let loose on the proxy, one that decides as Knative does, and one that asks as KEDA does. After the node: Debian's packages come one by one.
 clients: node
 	@$(BIN)/python -m bench.proxy.tools
-	@$(BIN)/python -m bench.scaler clients
+	@$(BIN)/python -m tests.oracles
 
 test: controlplane node clients
 	@$(BIN)/python -m tests $(ARGS)

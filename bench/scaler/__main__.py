@@ -8,25 +8,17 @@ from bench.proxy.peers import BERTH
 from bench.scaler import activator
 from bench.scaler.counting import Fates
 from bench.scaler.decisions import SPECS, microseconds
-from bench.scaler.equality import compare, told
-from bench.scaler.keda_client import keda_client
 from bench.scaler.knative_activator import KNATIVE
 from bench.scaler.lost import CYCLES, lost
 from bench.scaler.lost import table as lost_table
-from bench.scaler.oracle import oracle
 from bench.scaler.scraping import core_share
 from bench.scaler.ticks import cost
 from bench.scaler.wakes import table, wakes
-from localcluster.building import BuildFailed, say
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scaler", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    equality = commands.add_parser("equality", help="Berth's decisions against Knative's own")
-    equality.add_argument("--decisions", type=int, default=1_000_000)
-    equality.add_argument("--seed", default="nightly")
-    equality.set_defaults(run=_equality)
     speed = commands.add_parser("decisions", help="CPU time of decisions and of what they are made from")
     speed.add_argument("--models", type=int, default=1000)
     speed.add_argument("--ticks", type=int, default=100)
@@ -65,18 +57,8 @@ def main() -> None:
     missing.add_argument("--models", type=int, default=4, help="so many go through cycles at once")
     missing.add_argument("--only", nargs="+", choices=[*CYCLES, "kill"], default=[*CYCLES, "kill"])
     missing.set_defaults(run=_lost)
-    build = commands.add_parser(
-        "clients", help="build Knative's decider and KEDA's client, if they are not there yet"
-    )
-    build.set_defaults(run=_clients)
     options = parser.parse_args()
     sys.exit(options.run(options))
-
-
-def _equality(options: argparse.Namespace) -> int:
-    result = compare(options.seed, options.decisions)
-    print(told(result))
-    return 1 if result.differences else 0
 
 
 def _decisions(options: argparse.Namespace) -> int:
@@ -136,15 +118,6 @@ def _lost(options: argparse.Namespace) -> int:
     finally:
         print(lost_table(found))
     return 1 if any(fates.lost for fates in found.values()) else 0
-
-
-def _clients(_: argparse.Namespace) -> int:
-    for build in (oracle, keda_client):
-        try:
-            build()
-        except BuildFailed as error:  # whoever needs it fails, and nobody else
-            say(f"bench.scaler: {error}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A minute of `python -m bench.soak`. Its faults go by no speed: they are stalls, leftovers and growth."""
+"""A minute of `python -m tests.soak`. Its faults go by no speed: they are stalls, leftovers and growth."""
 
 from pathlib import Path
 
-from bench.soak.run import soak
+from tests.soak.run import soak
 
 
 async def test_mixed_clients_leave_nothing_behind(tmp_path: Path) -> None:

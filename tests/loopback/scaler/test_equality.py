@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from bench.scaler.equality import compare, told
-from bench.scaler.histories import GROUP, histories
-from bench.scaler.oracle import Asked, asking
 from berth.contract.errors import InvalidValue
 from scaler.decision.defaults import read_defaults
 from scaler.decision.load import Load, Stat
 from scaler.decision.spec import Spec, spec_of
 from scaler.decision.windows import WeightedWindow
+from tests.oracles.equality import compare, told
+from tests.oracles.histories import GROUP, histories
+from tests.oracles.knative import Asked, asking
 from tests.unit.scaler.test_go import DURATIONS, NO_DURATIONS, NO_NUMBERS, NUMBERS
 
 # The program may yet have to be built.

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bench.scaler.keda_client import keda_client
 from berth.contract.endpoint import Endpoint
 from berth.contract.scaling import ModelKey
 from localcluster.addresses import free_port
@@ -19,6 +18,7 @@ from scaler.export import keda
 from scaler.export.keda import KedaScaler, serve
 from scaler.export.tls import GrpcTls, TlsFiles
 from tests.fakes.models_view import FakeModels
+from tests.oracles.keda import keda_client
 
 HOST = "127.0.0.1"
 SECONDS = 20.0

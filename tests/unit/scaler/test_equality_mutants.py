@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bench.scaler.histories import histories
 from scaler.decision.replay import Replay
+from tests.oracles.histories import histories
 
 ROOT = Path(__file__).parents[3]
 # File, what stands there once, what stands there instead.

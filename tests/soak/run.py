@@ -16,7 +16,12 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from bench.proxy.processes import rss_bytes
 from bench.proxy.upstreams import COUNT, ECHO, triton_with
-from bench.soak.clients import (
+from berth.contract.endpoint import Endpoint
+from berth.contract.gateway import ReplicaLimits, ReplicaSpec
+from localcluster import triton
+from localcluster.addresses import cluster_network
+from localcluster.data_plane import ADMIN_PORT, GRPC_PORT, Node, copy_of, node
+from tests.soak.clients import (
     DEADLINE_SECONDS,
     MIB,
     Log,
@@ -26,11 +31,6 @@ from bench.soak.clients import (
     rest_client,
     stream_client,
 )
-from berth.contract.endpoint import Endpoint
-from berth.contract.gateway import ReplicaLimits, ReplicaSpec
-from localcluster import triton
-from localcluster.addresses import cluster_network
-from localcluster.data_plane import ADMIN_PORT, GRPC_PORT, Node, copy_of, node
 
 CONCURRENCY = 2
 # Of Triton's instances: more than may be asked at once.

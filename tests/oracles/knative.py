@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 from bench.builds import go_build, go_run, kept, key_of
 from localcluster.building import BuildFailed
 
-_MODULE: Final = Path(__file__).parent / "oracle"
+_MODULE: Final = Path(__file__).parent / "knativedecider"
 _SERVING: Final = "knative.dev/serving"
 _CLOCK: Final = (
     'package {}\n\nimport "time"\n\n// Now is the time of the line that is answered.\nvar Now = time.Now\n'

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from bench.scaler.histories import histories
-from bench.scaler.oracle import Asked, asking
 from scaler.decision.replay import Json, Replay
+from tests.oracles.histories import histories
+from tests.oracles.knative import Asked, asking
 
 _KEYS = ("valid", "desired", "ebc", "in_panic")
 _AT_ONCE = 100

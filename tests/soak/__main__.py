@@ -1,6 +1,6 @@
 """Mixed clients at several copies of a node for a long time: nothing stalls, nothing is left over, nothing grows.
 
-    python -m bench.soak [--seconds N] [--json FILE]
+    python -m tests.soak [--seconds N] [--json FILE]
 
 Doors, gateway and Triton are real. It ends non-zero, and says why, where a call has not ended by its deadline, a
 slot or a window is missing after the last client has gone, or the gateway or a door has grown.
@@ -13,13 +13,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.soak.run import soak
+from tests.soak.run import soak
 
 _SECONDS = 1800.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=_SECONDS, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of it for programs")
     options = parser.parse_args()
@@ -30,7 +30,7 @@ def main() -> int:
     if options.json is not None:
         options.json.write_text(text + "\n")
     for fault in result.faults:
-        print(f"bench.soak: {fault}", file=sys.stderr)
+        print(f"tests.soak: {fault}", file=sys.stderr)
     return 1 if result.faults else 0
 
 
