@@ -8,7 +8,6 @@ that is in its steady state.
 import argparse
 import gc
 import json
-import math
 import random
 import resource
 import subprocess
@@ -43,14 +42,8 @@ def run(options: argparse.Namespace) -> int:
     sizes = [options.nodes] if options.nodes else list(SIZES)
     rows = [_measured_apart(size) for size in sizes]
     print(_table(rows))
-    result: dict[str, Any] = {"sizes": rows}
-    if len(rows) > 1:
-        result["growth_exponent"] = round(_exponent(rows), 3)
-        print(
-            f"\nThe usual mix's CPU time per decision grows with the number of nodes to the power of {result['growth_exponent']}"
-        )
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2))
+        options.json.write_text(json.dumps({"sizes": rows}, indent=2))
     return 0
 
 
@@ -110,33 +103,22 @@ class _Steady:
         self._chance = random.Random(3)
         self._there = [f"bound-{number}" for number in range(size * _PODS_PER_NODE)]
 
-    def measure(self, demands: Sequence[Demand]) -> dict[str, float]:
-        """CPU time of a decision and all that belongs to it, a departure too, and how the decisions' times spread."""
+    def measure(self, demands: Sequence[Demand]) -> int:
+        """CPU µs of a decision and all that belongs to it, a departure too."""
         began = time.process_time()
-        times = sorted(self._times(demands))
-        used = time.process_time() - began
-        return {
-            "cpu_us": round(used / len(demands) * 1e6, 1),
-            "mean_us": round(sum(times) / len(times) * 1e6, 1),
-            "p50_us": round(times[len(times) // 2] * 1e6, 1),
-            "p99_us": round(times[int(len(times) * 0.99)] * 1e6, 1),
-            "max_us": round(times[-1] * 1e6, 1),
-        }
+        for demand in demands:
+            self._decide(demand)
+        return round((time.process_time() - began) / len(demands) * 1e6)
 
-    def _times(self, demands: Sequence[Demand]) -> list[float]:
-        """Seconds of each decision with its assumption, or with the sentence why not."""
-        times, decider = [], self._cluster.decider
-        for number, demand in enumerate(demands):
-            began = time.perf_counter()
-            outcome = decider.decide(demand)
-            if isinstance(outcome, Placement):
-                self._cluster.state.assume(demand, outcome.node, outcome.gpu)
-            else:
-                summary(decider, demand, outcome)
-            if number >= _WARM_UP:
-                times.append(time.perf_counter() - began)
-            self._go_on(demand, placed=isinstance(outcome, Placement))
-        return times
+    def _decide(self, demand: Demand) -> None:
+        """With the assumption, or with the sentence why not."""
+        decider = self._cluster.decider
+        outcome = decider.decide(demand)
+        if isinstance(outcome, Placement):
+            self._cluster.state.assume(demand, outcome.node, outcome.gpu)
+        else:
+            summary(decider, demand, outcome)
+        self._go_on(demand, placed=isinstance(outcome, Placement))
 
     def _go_on(self, demand: Demand, *, placed: bool) -> None:
         self._there.append(demand.model.ref.uid)
@@ -248,37 +230,19 @@ def _in(key: str, *values: str) -> dict[str, Any]:
     return {"key": key, "operator": "In", "values": list(values)}
 
 
-def _exponent(rows: Sequence[dict[str, Any]]) -> float:
-    """Slope of log(mean) over log(nodes), by least squares."""
-    points = [(math.log(row["nodes"]), math.log(row["mixes"][_USUAL]["cpu_us"])) for row in rows]
-    x, y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
-    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
-
-
 def _rss_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    head = (
-        "nodes",
-        "pods",
-        "decisions",
-        "CPU µs",
-        "mean µs",
-        "p50",
-        "p99",
-        "max",
-        "start, s",
-        "peak RSS, MiB",
-    )
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    mixes = (f"{mix}, CPU µs" for mix in _DECISIONS)
+    lines = [
+        f"| nodes | pods | {' | '.join(mixes)} | start, s | peak RSS, MiB |",
+        "|---" * (len(_DECISIONS) + 4) + "|",
+    ]
     for row in rows:
-        process = [row["first_decision_s"], row["rss_mib"]]
-        for mix, spread in row["mixes"].items():
-            cells = [row["nodes"], row["pods"], mix, *spread.values(), *process]
-            lines.append(f"| {' | '.join(c if isinstance(c, str) else f'{c:g}' for c in cells)} |")
-            process = ["", ""]
+        cells = [row["nodes"], row["pods"], *row["mixes"].values(), row["first_decision_s"], row["rss_mib"]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 

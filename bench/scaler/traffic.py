@@ -7,17 +7,13 @@ a client is not answered, or not rightly, is lost: nothing is tried again.
 import asyncio
 import random
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from berth.contract.endpoint import Endpoint
 
 # Far more than a model takes to come up here.
 _ANSWER_SECONDS: Final = 90.0
-_TRIES, _PAUSE_SECONDS = 20, 0.3
 _LIMIT_BYTES: Final = 2**17
 # As kube-proxy: by chance, whatever seed a test gives its own.
 _chance: Final = random.SystemRandom()
@@ -34,22 +30,6 @@ class Answer(NamedTuple):
 
 class Lost(Exception):
     """No answer has come, or one that ends too soon."""
-
-
-@dataclass
-class Tally:
-    """What has come of many requests."""
-
-    answers: list[Answer] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-
-    def statuses(self) -> Counter[int]:
-        return Counter(answer.status for answer in self.answers)
-
-    def slowest(self, part: float) -> float:
-        """So long at most took this part of the answers."""
-        times = sorted(answer.seconds for answer in self.answers)
-        return times[min(int(len(times) * part), len(times) - 1)]
 
 
 class _Connection:
@@ -100,14 +80,6 @@ class Client:
             raise Lost(f"{type(error).__name__}: {error} after {time.monotonic() - began:.2f} s") from error
         return Answer(status, body, time.monotonic() - began, "retry-after" in headers)
 
-    async def ask_again(self, request: bytes) -> Answer:
-        """As clients do whose request may be made twice: until somebody answers. Raises Lost."""
-        for _ in range(_TRIES - 1):
-            with suppress(Lost):
-                return await self.ask(request)
-            await asyncio.sleep(_PAUSE_SECONDS)
-        return await self.ask(request)
-
     async def close(self) -> None:
         while self._idle:
             self._idle.pop().writer.close()
@@ -153,64 +125,3 @@ def request_of(method: str, path: str, body: bytes, **headers: str) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", "Host: model", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-async def at_once(clients: Sequence[Client], request: bytes) -> Tally:
-    """One request of each at the same time."""
-    tally = Tally()
-    async with asyncio.TaskGroup() as group:
-        for client in clients:
-            group.create_task(_counted(client, request, tally))
-    return tally
-
-
-@asynccontextmanager
-async def load(
-    client: Client, request: bytes, *, per_second: float, tally: Tally | None = None
-) -> AsyncIterator[Tally]:
-    """So many requests a second, whatever becomes of them, for the length of the block; then all are waited for."""
-    tally, over = tally or Tally(), asyncio.Event()
-
-    async def send() -> None:
-        began, sent = time.monotonic(), 0
-        async with asyncio.TaskGroup() as group:
-            while not over.is_set():
-                due = int((time.monotonic() - began) * per_second)
-                for _ in range(due - sent):
-                    group.create_task(_counted(client, request, tally))
-                sent = due
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), 1 / min(per_second, 200))
-
-    sending = asyncio.create_task(send())
-    try:
-        yield tally
-    finally:
-        over.set()
-        await sending
-        await client.close()
-
-
-@asynccontextmanager
-async def in_flight(client: Client, request: bytes, count: int) -> AsyncIterator[Tally]:
-    """So many requests at any moment: each answer is followed by the next request."""
-    tally, over = Tally(), asyncio.Event()
-
-    async def one() -> None:
-        while not over.is_set():
-            await _counted(client, request, tally)
-
-    sending = [asyncio.create_task(one()) for _ in range(count)]
-    try:
-        yield tally
-    finally:
-        over.set()
-        await asyncio.gather(*sending)
-        await client.close()
-
-
-async def _counted(client: Client, request: bytes, tally: Tally) -> None:
-    try:
-        tally.answers.append(await client.ask(request))
-    except Lost as error:
-        tally.lost.append(str(error))

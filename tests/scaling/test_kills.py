@@ -8,9 +8,9 @@ from typing import Final
 import pytest
 
 from bench.scaler.models import echo_request, scaling
-from bench.scaler.traffic import Tally, load
 from localcluster.cluster import LocalCluster
 from tests.fakes.eventually import eventually
+from tests.scaling.load import Tally, ask_again, load
 from tests.scaling.support import Owner, client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -77,7 +77,7 @@ async def test_an_activator_that_dies_takes_only_what_it_held(
     await owner.serve("held", source=echo, annotations=scaling(target="100"))
     await owner.leads_to("held")
     clients = [client_of(owner, "held", pod_address) for _ in range(40)]
-    asking = [asyncio.create_task(client.ask_again(echo_request("held"))) for client in clients]
+    asking = [asyncio.create_task(ask_again(client, echo_request("held"))) for client in clients]
     await asyncio.sleep(0.3)
     cluster.activators[0].kill()
     answers = await asyncio.gather(*asking)

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from bench.scaler.models import echo_request, echoed, scaling
-from bench.scaler.traffic import at_once, in_flight
 from localcluster.cluster import LocalCluster
 from localcluster.samples import model_pod
 from tests.fakes.eventually import eventually
 from tests.scaling.callers import CALLS, COUNT, ECHO
+from tests.scaling.load import at_once, in_flight
 from tests.scaling.support import Owner, client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

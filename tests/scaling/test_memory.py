@@ -3,8 +3,8 @@
 import pytest
 
 from bench.scaler.models import echo_request, scaling
-from bench.scaler.traffic import in_flight
 from tests.fakes.eventually import eventually
+from tests.scaling.load import in_flight
 from tests.scaling.support import Owner, client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -11,9 +11,9 @@ from typing import Final
 import pytest
 
 from bench.scaler.models import echo_request, echoed, scaling
-from bench.scaler.traffic import Tally, load
 from localcluster.cluster import LocalCluster
 from tests.oracles.equality import differences
+from tests.scaling.load import Tally, load
 from tests.scaling.support import Owner, client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
