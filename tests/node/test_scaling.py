@@ -17,7 +17,7 @@ from tests.fakes.eventually import eventually
 from tests.node.support import SYSTEM, NodeUser, client_pod, container_status
 from tests.node.test_serving import check_container
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.nightly]
 
 MODEL, TENANT, FRIEND, STRANGER = "sleeper", "tenant", "friend", "stranger"
 PARTS = {"berth-scaler": "scaler", "berth-activator": "activator"}

@@ -13,7 +13,7 @@ from tests.fakes.eventually import eventually
 from tests.scaling.load import Tally, ask_again, load
 from tests.scaling.support import Owner, client_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.nightly]
 
 # Every part at every step takes three rounds.
 _ROUNDS: Final = int(os.environ.get("BERTH_KILL_ROUNDS", "1"))

@@ -94,6 +94,7 @@ async def test_every_protocol_is_held_and_handed_over_byte_for_byte(
     assert held == await all_calls()
 
 
+@pytest.mark.nightly
 async def test_a_long_request_outlives_the_way_to_zero(owner: Owner, echo: str, pod_address: str) -> None:
     """One that comes to the copy when its Service leads to the activators already, and takes longer than all that is
     left to wait for."""

@@ -7,7 +7,7 @@ from tests.fakes.eventually import eventually
 from tests.scaling.load import in_flight
 from tests.scaling.support import Owner, client_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.nightly]
 
 
 def on(*nodes: str) -> dict[str, object]:

@@ -16,7 +16,7 @@ from tests.oracles.equality import differences
 from tests.scaling.load import Tally, load
 from tests.scaling.support import Owner, client_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.nightly]
 
 _SECONDS: Final = float(os.environ.get("BERTH_SOAK_SECONDS", "60"))
 _DAY_SECONDS: Final = 40.0
