@@ -103,9 +103,10 @@ class Replica:
         self._clock = Clock()
         self._cache = Cache(config.defaults, options.key_prefix)
         self._core = Scaler(self._cache, self._clock(), record)
-        self._writer = Writer(client, options.key_prefix, self._metrics)
+        self._writer = Writer(client, options.key_prefix, self._metrics, self._may_write)
         self._loop = ControlLoop(self._core, self._writer, binder, self._events, self._metrics, self._clock)
         self._leader = self._own = ""
+        self._election: Election | None = None
         self._regained, self._has_begun = asyncio.Event(), False
         self._route = Route(
             self._cache,
@@ -201,9 +202,7 @@ class Replica:
                 lambda holder: is_predecessor(holder, name, self._options.pod_uid), self._since
             ),
         )
-        # Asked before every write: a process that was stopped for a while learns of it here first, and what is
-        # written last is written before anybody else can lead.
-        self._writer.may_write = lambda: election.is_certain(for_seconds=WRITE_SECONDS)
+        self._election = election
         ended = asyncio.Event()
         try:
             await work_or_stop(election.acquire(), stop)
@@ -219,6 +218,11 @@ class Replica:
             await self._writer.close()
             if not self._writer.in_doubt:
                 await asyncio.shield(election.release())
+
+    def _may_write(self) -> bool:
+        """Asked before every write: a process that was stopped for a while learns of it here first, and what is written
+        last is written before anybody else can lead."""
+        return self._election is None or self._election.is_certain(for_seconds=WRITE_SECONDS)
 
     async def _stay(self, election: Election, ended: asyncio.Event) -> None:
         """Lead for as long as nobody else has. Without the API server nobody can: the load is followed and decided by, and

@@ -95,11 +95,9 @@ def _files(directory: Path) -> Iterator[tuple[str, str]]:
 def _check_numbers(defaults: Defaults, given: Mapping[str, str]) -> None:
     """Knative takes NaN for any number, and an infinite target: no model would ever scale by it. Raises InvalidValue."""
     for key in given.keys() & KEYS.keys():
-        value = getattr(defaults, KEYS[key])
+        value = getattr(defaults, KEYS[key].field)
         if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and "target" in key)):
-            raise InvalidValue(
-                f"{key}: {one_line(given[key], limit=80)!r} does not go; write a finite number"
-            )
+            raise InvalidValue(f"{key}: {one_line(given[key], limit=80)!r} is invalid; use a finite number")
 
 
 def _not_honoured(given: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -79,13 +79,13 @@ class Writer:
         client: KubeClient,
         keys: Keys,
         metrics: WriterMetrics,
+        may_write: Callable[[], bool],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`may_write`: whether this replica leads for at least as long as a write takes."""
         self._client, self._keys, self._metrics, self._clock = client, keys, metrics, clock
-        self.may_write: Callable[[], bool] = lambda: True
-        # Told of each Deployment whose replicas were written.
-        self.on_scaled: Callable[[ModelKey, int], None] = lambda model, copies: None
+        self._may_write = may_write
         self._wanted: dict[_Lane, Write] = {}
         self._tasks: dict[_Lane, asyncio.Task[None]] = {}
         self._slots = {what: asyncio.Semaphore(WRITES_AT_ONCE) for what in (_SCALE, _SLICE)}
@@ -192,15 +192,10 @@ class Writer:
             return False
         else:
             self._count(what, "written", began)
-            self._tell(write)
         return True
 
     def _count(self, what: str, result: str, began: float) -> None:
         self._metrics.wrote(what, result, self._clock() - began)
-
-    def _tell(self, write: Write) -> None:
-        if isinstance(write, DeploymentWrite) and write.replicas is not None:
-            self.on_scaled(write.model, write.replicas)
 
     async def _send(self, write: Write) -> None:
         """Raises KubeError or _NotLeading."""
@@ -217,7 +212,7 @@ class Writer:
             await self._request(self._client.delete(path))
 
     async def _send_costs(self, write: DeploymentWrite) -> None:
-        """Which copies go first is a matter of taste: that they go is not held up by it."""
+        """Which replicas are removed first is a preference: their removal does not wait for it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_COSTS_SECONDS), asyncio.TaskGroup() as group:
                 for pod, cost in write.costs.items():
@@ -232,7 +227,7 @@ class Writer:
 
     async def _request(self, request: Coroutine[Any, Any, object]) -> None:
         """Raises KubeError or _NotLeading. The last look at the leadership is right before the request."""
-        if self._stopping.is_set() or not self.may_write():
+        if self._stopping.is_set() or not self._may_write():
             request.close()
             raise _NotLeading
         self._under_way += 1

@@ -220,7 +220,7 @@ def _spec(given: Mapping[str, str], defaults: Defaults, proxy: Proxy, *, until_n
 def _check_finite(given: Annotations) -> None:
     """Knative takes NaN for any number, and an infinite target: the model would never scale. Raises InvalidValue."""
     for name in NUMBERS:
-        number = given.number(name)
+        number = given.value(name)
         if number is not None and not math.isfinite(number):
             raise _wrong(given.key(name), given.text(name) or "", "a finite number")
 
@@ -292,7 +292,7 @@ def _seconds(given: Mapping[str, str], key: str, usual: float) -> float:
 
 
 def _wrong(key: str, text: str, right: str) -> InvalidValue:
-    return InvalidValue(f"{key}: {one_line(text, limit=80)!r} does not go; write {right}")
+    return InvalidValue(f"{key}: {one_line(text, limit=80)!r} is invalid; use {right}")
 
 
 def _clients(given: Mapping[str, str], key: str, namespace: str) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""A model's autoscaling annotations: what may stand in them, and what stands in them.
+"""A model's autoscaling annotations: what may stand in them, and what stands in them. Each is one entry of `ANNOTATIONS`.
 
 Source: knative.dev/serving v0.49.1, pkg/apis/autoscaling/{register,annotation_validation}.go; what is accepted and what is
 refused here is what is there. The names of several words may also be written in camelCase, the hyphens win.
@@ -8,50 +8,90 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple
 
 from berth.contract.errors import InvalidValue
-from scaler.decision.defaults import HPA, KPA, TARGET_LEAST, WINDOW_LEAST_NS, WINDOW_MOST_NS, Defaults
-from scaler.go import INT32_MAX, SECOND_NS, parse_duration_ns, parse_float, parse_int
+from scaler.decision.defaults import (
+    HPA,
+    KPA,
+    TARGET_LEAST,
+    WINDOW_LEAST_NS,
+    WINDOW_MOST_NS,
+    Defaults,
+    Rule,
+    at_least,
+    between,
+    burst,
+    parse_int32,
+    whole_seconds,
+)
+from scaler.go import INT32_MAX, parse_duration_ns, parse_float, parse_int
 
 GROUP: Final = "autoscaling.knative.dev/"
 CONCURRENCY: Final = "concurrency"
 RPS: Final = "rps"
 WEIGHTED: Final = ("weighted-exponential", "weightedExponential")
 _ALGORITHMS: Final = ("linear", *WEIGHTED)
-NAMES: Final = (
-    "activation-scale",
-    "class",
-    "initial-scale",
-    "max-scale",
-    "metric",
-    "metric-aggregation-algorithm",
-    "min-scale",
-    "panic-threshold-percentage",
-    "panic-window-percentage",
-    "scale-down-delay",
-    "scale-to-zero-pod-retention-period",
-    "target",
-    "target-burst-capacity",
-    "target-utilization-percentage",
-    "window",
-)
-# All that are read as numbers with a fraction.
-NUMBERS: Final = (
-    "target",
-    "target-utilization-percentage",
-    "target-burst-capacity",
-    "panic-window-percentage",
-    "panic-threshold-percentage",
-)
 _MOST_UNKNOWN: Final = 3
-_KEBAB_ONLY: Final = frozenset({"activation-scale", "class", "metric", "target", "window"})
 
 _CAPITAL: Final = re.compile(r"[A-Z]")
 
 Problems = Iterator[str]
-T = TypeVar("T")
+
+
+class Annotation(NamedTuple):
+    """`default`: the field of `Defaults` that holds where there is none. What cannot be read fails the first rule; those
+    whose rules name other annotations have them in `_together`."""
+
+    read: Callable[[str], Any] = str
+    default: str = ""
+    rules: tuple[Rule, ...] = ()
+    has_camel_case: bool = True
+
+
+def _whole(default: str = "", *, has_camel_case: bool = True) -> Annotation:
+    return Annotation(parse_int32, default, has_camel_case=has_camel_case)
+
+
+def _percentage(least: float, most: float, default: str = "") -> Annotation:
+    return Annotation(parse_float, default, (between(least, most, f"{least:g} to {most:g}"),))
+
+
+def _seconds(least_ns: int, right: str, default: str, *, has_camel_case: bool = True) -> Annotation:
+    range_rule = between(least_ns, WINDOW_MOST_NS, f"a duration, {right}")
+    return Annotation(
+        parse_duration_ns, default, (range_rule, whole_seconds(f"whole seconds, {right}")), has_camel_case
+    )
+
+
+ANNOTATIONS: Final[Mapping[str, Annotation]] = {
+    "class": Annotation(has_camel_case=False),
+    "min-scale": _whole("min_scale"),
+    "max-scale": _whole("max_scale"),
+    "activation-scale": _whole(has_camel_case=False),
+    "panic-window-percentage": _percentage(1, 100, "panic_window_percentage"),
+    "panic-threshold-percentage": _percentage(110, 1000, "panic_threshold_percentage"),
+    "target-utilization-percentage": _percentage(1, 100),
+    "target": Annotation(
+        parse_float,
+        rules=(at_least(TARGET_LEAST, f"a number from {TARGET_LEAST:g} on"),),
+        has_camel_case=False,
+    ),
+    "target-burst-capacity": Annotation(
+        parse_float, "target_burst_capacity", (burst("a number from 0 on, or -1 for no limit"),)
+    ),
+    "window": _seconds(WINDOW_LEAST_NS, "6s to 1h", "stable_window_ns", has_camel_case=False),
+    "scale-to-zero-pod-retention-period": Annotation(
+        parse_duration_ns,
+        "scale_to_zero_pod_retention_period_ns",
+        (between(0, WINDOW_MOST_NS, "a duration, 0s to 1h"),),
+    ),
+    "scale-down-delay": _seconds(0, "0s to 1h", "scale_down_delay_ns"),
+    "metric": Annotation(has_camel_case=False),
+    "metric-aggregation-algorithm": Annotation(),
+    "initial-scale": _whole("initial_scale"),
+}
+NUMBERS: Final = [name for name, one in ANNOTATIONS.items() if one.read is parse_float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +103,7 @@ class Annotations:
     def key(self, name: str) -> str:
         """The one that is there, else the usual one."""
         usual = GROUP + name
-        if usual in self.all or name in _KEBAB_ONLY:
+        if usual in self.all or not ANNOTATIONS[name].has_camel_case:
             return usual
         first, *others = name.split("-")
         camel = GROUP + first + "".join(word.capitalize() for word in others)
@@ -72,21 +112,17 @@ class Annotations:
     def text(self, name: str) -> str | None:
         return self.all.get(self.key(name))
 
-    def number(self, name: str) -> float | None:
-        return self._read(name, parse_float)
-
-    def int32(self, name: str) -> int | None:
-        return self._read(name, _int32)
-
-    def duration_ns(self, name: str) -> int | None:
-        return self._read(name, parse_duration_ns)
-
-    def _read(self, name: str, parse: Callable[[str], T]) -> T | None:
+    def value(self, name: str) -> Any:
+        """None: there is none that can be read."""
         text = self.text(name)
         try:
-            return None if text is None else parse(text)
+            return None if text is None else ANNOTATIONS[name].read(text)
         except InvalidValue:
             return None
+
+    def value_or(self, name: str, defaults: Defaults) -> Any:
+        value = self.value(name)
+        return getattr(defaults, ANNOTATIONS[name].default) if value is None else value
 
 
 def is_scaled(annotations: Mapping[str, str]) -> bool:
@@ -105,40 +141,45 @@ def of_deployment(template: Mapping[str, str], deployment: Mapping[str, str]) ->
 def _hyphenated(key: str) -> str:
     """The usual spelling of a name that has two."""
     usual = _CAPITAL.sub(lambda found: "-" + found[0].lower(), key)
-    return key if usual.removeprefix(GROUP) in _KEBAB_ONLY else usual
+    found = ANNOTATIONS.get(usual.removeprefix(GROUP))
+    return usual if found is None or found.has_camel_case else key
 
 
 def unknown(annotations: Mapping[str, str]) -> str:
     """Which of autoscaling's annotations there are not, and which are meant, most likely; "": none."""
     names = sorted(key.removeprefix(GROUP) for key in annotations if key.startswith(GROUP))
-    found = [name for name in names if _hyphenated(GROUP + name).removeprefix(GROUP) not in NAMES]
+    found = [name for name in names if _hyphenated(GROUP + name).removeprefix(GROUP) not in ANNOTATIONS]
     said = [_did_you_mean(name) for name in found[:_MOST_UNKNOWN]]
     return "; ".join(said) + (f"; and {len(found) - len(said)} more" if len(found) > len(said) else "")
 
 
 def _did_you_mean(name: str) -> str:
-    near = get_close_matches(_CAPITAL.sub(lambda found: "-" + found[0].lower(), name), NAMES, n=1)
+    near = get_close_matches(_CAPITAL.sub(lambda found: "-" + found[0].lower(), name), ANNOTATIONS, n=1)
     return f"{GROUP}{name} is not read" + (f"; did you mean {GROUP}{near[0]}?" if near else "")
 
 
 def check(annotations: Mapping[str, str], defaults: Defaults) -> None:
     """Raises InvalidValue that names each wrong annotation, its value and what would be right."""
     given = Annotations(annotations)
-    problems = [
-        *_class(given),
-        *_scales(given, defaults),
-        *_numbers(given),
-        *_durations(given),
-        *_metric(given, defaults),
-        *_algorithm(given),
-        *_initial_scale(given, defaults),
-    ]
+    problems = [*_class(given), *_scales(given, defaults), *_alone(given)]
+    problems += [*_metric(given, defaults), *_algorithm(given), *_initial_scale(given, defaults)]
     if problems:
         raise InvalidValue("; ".join(problems))
 
 
 def _wrong(given: Annotations, name: str, right: str) -> str:
-    return f"{given.key(name)}: {given.text(name)!r} does not go; write {right}"
+    return f"{given.key(name)}: {given.text(name)!r} is invalid; use {right}"
+
+
+def _alone(given: Annotations) -> Problems:
+    """By their own rules."""
+    for name, annotation in ANNOTATIONS.items():
+        if not annotation.rules or given.text(name) is None:
+            continue
+        value = given.value(name)
+        broken = [rule for rule in annotation.rules if value is None or rule.fails(value)]
+        if broken:
+            yield _wrong(given, name, broken[0].right)
 
 
 def _class(given: Annotations) -> Problems:
@@ -147,52 +188,8 @@ def _class(given: Annotations) -> Problems:
         yield _wrong(given, "class", f"{KPA}, {HPA}, or a class that is not Knative's")
 
 
-# Beyond these a number is out of bounds; what is no number at all passes, as it does at Knative's.
-_BOUNDS: Final = {
-    "panic-window-percentage": (1.0, 100.0),
-    "panic-threshold-percentage": (110.0, 1000.0),
-    "target-utilization-percentage": (1.0, 100.0),
-}
-
-
-def _numbers(given: Annotations) -> Problems:
-    for name, (least, most) in _BOUNDS.items():
-        yield from _number(given, name, partial(_is_outside, least, most), f"{least:g} to {most:g}")
-    yield from _number(given, "target", lambda x: x < TARGET_LEAST, f"a number from {TARGET_LEAST:g} on")
-    right = "a number from 0 on, or -1 for no limit"
-    yield from _number(given, "target-burst-capacity", lambda x: x < 0 and x != -1, right)
-
-
-def _is_outside(least: float, most: float, number: float) -> bool:
-    return number < least or number > most
-
-
-def _number(given: Annotations, name: str, is_wrong: Callable[[float], bool], right: str) -> Problems:
-    if given.text(name) is not None:
-        number = given.number(name)
-        if number is None or is_wrong(number):
-            yield _wrong(given, name, right)
-
-
-def _durations(given: Annotations) -> Problems:
-    yield from _duration(given, "window", WINDOW_LEAST_NS, "6s to 1h")
-    yield from _duration(given, "scale-to-zero-pod-retention-period", 0, "0s to 1h", whole_seconds=False)
-    yield from _duration(given, "scale-down-delay", 0, "0s to 1h")
-
-
-def _duration(
-    given: Annotations, name: str, least_ns: int, right: str, *, whole_seconds: bool = True
-) -> Problems:
-    if given.text(name) is not None:
-        duration = given.duration_ns(name)
-        if duration is None or not least_ns <= duration <= WINDOW_MOST_NS:
-            yield _wrong(given, name, f"a duration, {right}")
-        elif whole_seconds and duration % SECOND_NS:
-            yield _wrong(given, name, f"whole seconds, {right}")
-
-
 def _scales(given: Annotations, defaults: Defaults) -> Problems:
-    least, most = given.int32("min-scale"), given.int32("max-scale")
+    least, most = given.value("min-scale"), given.value("max-scale")
     for name, value in (("min-scale", least), ("max-scale", most)):
         if given.text(name) is not None and (value is None or value < 0):
             yield _wrong(given, name, f"a whole number, 0 to {INT32_MAX}")
@@ -212,7 +209,7 @@ def _within(most: int, limit: int) -> bool:
 def _activation_scale(given: Annotations, least: int, most: int) -> Problems:
     if given.text("activation-scale") is None:
         return
-    value = given.int32("activation-scale")
+    value = given.value("activation-scale")
     if value is None or value < max(least, 2) or 0 < most < value:
         right = f"a whole number from {max(least, 2)} on" if most == 0 else f"{max(least, 2)} to {most}"
         yield _wrong(given, "activation-scale", right)
@@ -249,7 +246,3 @@ def _initial_scale(given: Annotations, defaults: Defaults) -> Problems:
         allowed = False
     if not allowed:
         yield _wrong(given, "initial-scale", f"a whole number from {least} on")
-
-
-def _int32(text: str) -> int:
-    return parse_int(text, 32)

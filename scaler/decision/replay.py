@@ -220,7 +220,7 @@ def _copies(asked: Json) -> int:
 def _whole(asked: Json, key: str, most: int) -> int:
     value = asked.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise BadLine(f"{key}: {_shown(value)} does not go; write a whole number, 0 to {most}")
+        raise BadLine(f"{key}: {_shown(value)} is invalid; use a whole number, 0 to {most}")
     return value
 
 
@@ -233,20 +233,20 @@ def _number(asked: Json, key: str) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise BadLine(f"{key}: {_shown(value)} does not go; write a number")
+    raise BadLine(f"{key}: {_shown(value)} is invalid; use a number")
 
 
 def _truth(asked: Json, key: str) -> bool:
     value = asked.get(key, False)
     if not isinstance(value, bool):
-        raise BadLine(f"{key}: {_shown(value)} does not go; write true or false")
+        raise BadLine(f"{key}: {_shown(value)} is invalid; use true or false")
     return value
 
 
 def _id(asked: Json) -> Id:
     value = asked.get("id")
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise BadLine(f"id: {_shown(value)} does not go; write a text or a whole number")
+        raise BadLine(f"id: {_shown(value)} is invalid; use a text or a whole number")
     return value
 
 
@@ -255,10 +255,10 @@ def _texts(asked: Json, key: str) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise BadLine(f"{key}: {_shown(value)} does not go; write an object of texts")
+        raise BadLine(f"{key}: {_shown(value)} is invalid; use an object of texts")
     for name, text in value.items():
         if not isinstance(text, str):
-            raise BadLine(f"{key}: {one_line(name)}: {_shown(text)} does not go; write a text, in quotes")
+            raise BadLine(f"{key}: {one_line(name)}: {_shown(text)} is invalid; use a text, in quotes")
     return value
 
 

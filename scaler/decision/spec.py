@@ -7,13 +7,10 @@ pkg/apis/autoscaling/v1alpha1/pa_lifecycle.go.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from scaler.decision.annotations import CONCURRENCY, RPS, WEIGHTED, Annotations, check
 from scaler.decision.defaults import HPA, KPA, TARGET_LEAST, Defaults
 from scaler.go import SECOND_NS, larger, round_to_second, smaller
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,23 +69,22 @@ def spec_of(
     given = Annotations(annotations)
     metric = _metric(given)
     target, total = _target(given, defaults, metric, container_concurrency)
-    window_ns = _or(given.duration_ns("window"), defaults.stable_window_ns)
-    burst = _or(given.number("target-burst-capacity"), defaults.target_burst_capacity)
-    delay_ns = _or(given.duration_ns("scale-down-delay"), defaults.scale_down_delay_ns)
+    window_ns = given.value_or("window", defaults)
+    burst = given.value_or("target-burst-capacity", defaults)
+    delay_ns = given.value_or("scale-down-delay", defaults)
     return Spec(
         metric=metric,
         target=target,
         total=total,
         target_burst_capacity=burst,
-        panic_threshold=_or(given.number("panic-threshold-percentage"), defaults.panic_threshold_percentage)
-        / 100.0,
+        panic_threshold=given.value_or("panic-threshold-percentage", defaults) / 100.0,
         stable_window_seconds=window_ns // SECOND_NS,
         panic_window_seconds=_panic_window_seconds(
-            window_ns, _or(given.number("panic-window-percentage"), defaults.panic_window_percentage)
+            window_ns, given.value_or("panic-window-percentage", defaults)
         ),
         weighted=given.text("metric-aggregation-algorithm") in WEIGHTED,
         scale_down_delay_seconds=delay_ns // SECOND_NS,
-        activation_scale=_or(given.int32("activation-scale"), 0),
+        activation_scale=given.value("activation-scale") or 0,
         max_scale_up_rate=defaults.max_scale_up_rate,
         max_scale_down_rate=defaults.max_scale_down_rate,
         reachable=reachable,
@@ -97,14 +93,13 @@ def spec_of(
     )
 
 
-def _or(given: T | None, default: T) -> T:
-    return default if given is None else given
-
-
 def _metric(given: Annotations) -> str:
     """Whatever it is called: what is not rps is decided by concurrency."""
-    kind = _or(given.text("class"), KPA)
-    return _or(given.text("metric"), {KPA: CONCURRENCY, HPA: "cpu"}.get(kind, ""))
+    metric = given.text("metric")
+    if metric is not None:
+        return metric
+    kind = given.text("class")
+    return {None: CONCURRENCY, KPA: CONCURRENCY, HPA: "cpu"}.get(kind, "")
 
 
 def _target(
@@ -116,11 +111,11 @@ def _target(
     else:
         total = float(container_concurrency) or defaults.concurrency_target_default
         fraction = defaults.concurrency_target_fraction
-    asked = given.number("target")
+    asked = given.value("target")
     if asked is not None:
         limited = metric == CONCURRENCY and container_concurrency != 0
         total = smaller(asked, float(container_concurrency)) if limited else asked
-    percentage = given.number("target-utilization-percentage")
+    percentage = given.value("target-utilization-percentage")
     if percentage is not None:
         fraction = percentage / 100
     return larger(TARGET_LEAST, total * fraction), total
@@ -132,16 +127,13 @@ def _panic_window_seconds(window_ns: int, percentage: float) -> int:
 
 
 def _bounds(given: Annotations, defaults: Defaults, reachable: bool, burst: float) -> Bounds:
-    initial = given.int32("initial-scale")
+    initial = given.value("initial-scale")
     if initial is None or (initial == 0 and not defaults.allow_zero_initial_scale):
         initial = defaults.initial_scale
-    retention_ns = _or(
-        given.duration_ns("scale-to-zero-pod-retention-period"),
-        defaults.scale_to_zero_pod_retention_period_ns,
-    )
+    retention_ns = given.value_or("scale-to-zero-pod-retention-period", defaults)
     return Bounds(
-        min_scale=_or(given.int32("min-scale"), defaults.min_scale) if reachable else 0,
-        max_scale=_or(given.int32("max-scale"), defaults.max_scale),
+        min_scale=given.value_or("min-scale", defaults) if reachable else 0,
+        max_scale=given.value_or("max-scale", defaults),
         initial_scale=initial,
         reachable=reachable,
         scale_to_zero=defaults.enable_scale_to_zero,

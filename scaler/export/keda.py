@@ -65,12 +65,12 @@ def trigger_of(ref: pb.ScaledObjectRef) -> Trigger:
     name = said.get("model") or ref.name
     if "/" in name or not name or not ref.namespace:
         raise InvalidValue(
-            f"model: {one_line(name, limit=100)!r} does not go; write the name of a Deployment of the ScaledObject's"
+            f"model: {one_line(name, limit=100)!r} is invalid; use the name of a Deployment of the ScaledObject's"
             " namespace"
         )
     metric = said.get("metric") or CONCURRENCY
     if metric not in FIGURES:
-        raise InvalidValue(f"metric: {one_line(metric, limit=100)!r} does not go; write {', '.join(FIGURES)}")
+        raise InvalidValue(f"metric: {one_line(metric, limit=100)!r} is invalid; use {', '.join(FIGURES)}")
     return Trigger(ModelKey(ref.namespace, name), metric, _target(said.get("target", "")))
 
 
@@ -82,7 +82,7 @@ def _target(text: str) -> float | None:
     except InvalidValue:
         target = 0.0
     if not 0.001 <= target <= _LARGEST:
-        raise InvalidValue(f"target: {one_line(text, limit=100)!r} does not go; write a number from 0.001 on")
+        raise InvalidValue(f"target: {one_line(text, limit=100)!r} is invalid; use a number from 0.001 on")
     return target
 
 

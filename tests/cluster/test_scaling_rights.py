@@ -170,7 +170,7 @@ async def test_all_that_a_scaler_reads_it_may_read(scaler: KubeClient) -> None:
 
 
 async def test_all_that_a_scaler_writes_it_may_write(cluster: LocalCluster, scaler: KubeClient) -> None:
-    writer = Writer(scaler, Keys(), ScalerMetrics(CollectorRegistry()))
+    writer = Writer(scaler, Keys(), ScalerMetrics(CollectorRegistry()), lambda: True)
     name = (await pods(cluster))[0]["metadata"]["name"]
     for model in ("model", "by-pods"):
         uid = (await cluster.client.get(f"{DEPLOYMENTS}/{model}"))["metadata"]["uid"]

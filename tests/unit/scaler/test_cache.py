@@ -11,7 +11,7 @@ from scaler.activation.slices import DoorPorts
 from scaler.core.actions import Kind
 from scaler.core.cache import Cache, Counts, PodState, keep_pod
 from scaler.core.deployments import Proxy, keep_deployment, read_proxy, scaled_by, template_text, text_hash
-from scaler.decision.annotations import NAMES, unknown
+from scaler.decision.annotations import ANNOTATIONS, unknown
 from scaler.decision.defaults import BERTH, HPA, KPA, read_defaults
 
 GROUP = "autoscaling.knative.dev/"
@@ -590,7 +590,7 @@ ELSEWHERE = {"valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
             "--model: what '$(BERTH_PROXY_MODEL)' is, the template does not say; write it",
         ),
         *(
-            (proxy(f"--container-concurrency={limit}"), f"--container-concurrency: '{limit}' does not go; write a whole number, 0 to 1000000")
+            (proxy(f"--container-concurrency={limit}"), f"--container-concurrency: '{limit}' is invalid; use a whole number, 0 to 1000000")
             for limit in ("$(LIMIT)", "many", "-1", "1000001")
         ),
         (
@@ -705,7 +705,10 @@ def test_a_class_that_is_misspelt_is_told_though_nothing_is_scaled() -> None:
 def test_what_there_is_is_told_of_nobody_and_both_complaints_are_told() -> None:
     """autoscaling D7: every name of Knative's, in each spelling that is read."""
     told = cache()
-    known = {name: "" for name in NAMES if name != "class"} | {"minScale": "", "targetBurstCapacity": ""}
+    known = {name: "" for name in ANNOTATIONS if name != "class"} | {
+        "minScale": "",
+        "targetBurstCapacity": "",
+    }
     told.observe_deployment(deployment({GROUP + name: text for name, text in known.items()}, kind=None))
     assert not told.problems()
     told.observe_deployment(deployment({GROUP + "target": "x", GROUP + "tagret": "1"}))

@@ -55,7 +55,7 @@ def test_a_mounted_config_map_is_a_file_for_each_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        (b"5s", "stable-window: '5s' does not go; write 6s to 1h"),
+        (b"5s", "stable-window: '5s' is invalid; use 6s to 1h"),
         (b"\xff", "can't decode"),
     ],
 )
@@ -125,7 +125,7 @@ def test_what_has_no_effect_is_told(tmp_path: Path, key: str, said: str) -> None
 def test_what_is_no_number_is_refused(tmp_path: Path, key: str, value: str) -> None:
     """autoscaling D5: Knative takes these, and then no model ever scales."""
     (tmp_path / key).write_text(value)
-    with pytest.raises(ConfigError, match=f"{key}: .* does not go; write a finite number"):
+    with pytest.raises(ConfigError, match=f"{key}: .* is invalid; use a finite number"):
         read_config(tmp_path)
 
 
@@ -214,7 +214,7 @@ async def test_a_changed_config_map_is_applied_and_a_bad_one_is_not(
     assert (applied, refused) == ([], [False, True, True])
     told = [one for one in caplog.records if "rejected" in one.message]
     assert [one.levelname for one in told] == ["WARNING"]  # once, however often it is looked at
-    assert "stable-window: '5s' does not go" in str(told[0].fields["error"])  # type: ignore[attr-defined]
+    assert "stable-window: '5s' is invalid" in str(told[0].fields["error"])  # type: ignore[attr-defined]
     mounted.now(stable_window="40s")
     await watch.step()
     assert [one.data["stable-window"] for one in applied] == ["40s"]

@@ -46,7 +46,7 @@ def test_triggers(metadata: dict[str, str], trigger: Trigger) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_named(metadata: dict[str, str], named: str) -> None:
-    with pytest.raises(InvalidValue, match=f"^{named}: .*write"):
+    with pytest.raises(InvalidValue, match=f"^{named}: .*use"):
         asked(**metadata)
 
 

@@ -80,7 +80,7 @@ def test_an_update_keeps_what_was_reported_and_a_refused_one_changes_nothing() -
     refused = {**update, "annotations": {GROUP + "window": "5s"}}
     new = {**NEW, "annotations": {GROUP + "target": "10"}}
     told = asked(new, stat(1, 7), refused, scale(2), update, scale(2))
-    assert told[2] == {"err": f"{GROUP}window: '5s' does not go; write a duration, 6s to 1h"}
+    assert told[2] == {"err": f"{GROUP}window: '5s' is invalid; use a duration, 6s to 1h"}
     assert [told[3]["desired"], told[4], told[5]["desired"]] == [1, {}, 1]
     assert [told[3]["ebc"], told[5]["ebc"]] == [-208, -118]
 
@@ -123,19 +123,19 @@ BAD: dict[str, str] = {
     "{}": "op: nothing is none; write one of new, update, stat, scale, del",
     '{"op": "scal", "id": "m"}': 'op: "scal" is none; write one of',
     '{"op": ["new"], "id": "m"}': 'op: ["new"] is none; write one of',
-    '{"op": "new"}': "id: nothing does not go; write a text or a whole number",
-    '{"op": "new", "id": true}': "id: true does not go",
-    '{"op": "new", "id": "m", "t": "1"}': 't: "1" does not go; write a number',
-    '{"op": "new", "id": "m", "t": 1e400}': "t: Infinity does not go; write a number",
+    '{"op": "new"}': "id: nothing is invalid; use a text or a whole number",
+    '{"op": "new", "id": true}': "id: true is invalid",
+    '{"op": "new", "id": "m", "t": "1"}': 't: "1" is invalid; use a number',
+    '{"op": "new", "id": "m", "t": 1e400}': "t: Infinity is invalid; use a number",
     '{"op": "new", "id": "m", "t": 1e12}': "t: 1e+12 is not a time; write seconds since 1970",
-    '{"op": "new", "id": "m", "ready": -1}': "ready: -1 does not go; write a whole number, 0 to 2147483647",
-    '{"op": "new", "id": "m", "ready": 1.0}': "ready: 1.0 does not go",
-    '{"op": "new", "id": "m", "ready": 2147483648}': "ready: 2147483648 does not go",
-    '{"op": "new", "id": "m", "scrape": 1}': "scrape: 1 does not go; write true or false",
-    '{"op": "new", "id": "m", "annotations": []}': "annotations: [] does not go; write an object of texts",
-    '{"op": "new", "id": "m", "config": {"max-scale": 1}}': "config: max-scale: 1 does not go; write a text, in quotes",
-    '{"op": "new", "id": "m", "containerConcurrency": -1}': "containerConcurrency: -1 does not go",
-    '{"op": "stat", "id": "m", "c": null}': "c: nothing does not go; write a number",
+    '{"op": "new", "id": "m", "ready": -1}': "ready: -1 is invalid; use a whole number, 0 to 2147483647",
+    '{"op": "new", "id": "m", "ready": 1.0}': "ready: 1.0 is invalid",
+    '{"op": "new", "id": "m", "ready": 2147483648}': "ready: 2147483648 is invalid",
+    '{"op": "new", "id": "m", "scrape": 1}': "scrape: 1 is invalid; use true or false",
+    '{"op": "new", "id": "m", "annotations": []}': "annotations: [] is invalid; use an object of texts",
+    '{"op": "new", "id": "m", "config": {"max-scale": 1}}': "config: max-scale: 1 is invalid; use a text, in quotes",
+    '{"op": "new", "id": "m", "containerConcurrency": -1}': "containerConcurrency: -1 is invalid",
+    '{"op": "stat", "id": "m", "c": null}': "c: nothing is invalid; use a number",
     '{"op": "stat", "id": "m", "n": ' + "9" * 400 + "}": "n: 9999",
     "[" * 100_000: "is not JSON",
 }

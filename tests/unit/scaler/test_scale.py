@@ -323,8 +323,7 @@ async def test_annotations_that_do_not_go_are_named(
     server.deployment({}, template={**CLASS, "autoscaling.knative.dev/window": "5s"})
     await call("resnet", "-n", "a")
     assert (
-        "autoscaling.knative.dev/window: '5s' does not go; write a duration, 6s to 1h"
-        in capsys.readouterr().out
+        "autoscaling.knative.dev/window: '5s' is invalid; use a duration, 6s to 1h" in capsys.readouterr().out
     )
 
 

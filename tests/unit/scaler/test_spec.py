@@ -211,21 +211,21 @@ REFUSED: dict[tuple[str, str], str] = {
 def test_what_is_refused_is_named_with_what_would_be_right(name: str, value: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         spec({name: value})
-    assert str(caught.value).startswith(f"{GROUP}{name}: {value!r} does not go; write {REFUSED[name, value]}")
+    assert str(caught.value).startswith(f"{GROUP}{name}: {value!r} is invalid; use {REFUSED[name, value]}")
 
 
 @pytest.mark.parametrize(
     ("annotations", "config", "said"),
     [
-        ({"min-scale": "3", "max-scale": "2"}, {}, "max-scale: '2' does not go; write at least"),
-        ({"activation-scale": "4", "max-scale": "3"}, {}, "activation-scale: '4' does not go; write 2 to 3"),
-        ({"activation-scale": "4", "min-scale": "5"}, {}, "activation-scale: '4' does not go; write a whole number from 5"),
-        ({"max-scale": "9"}, {"max-scale-limit": "8", "max-scale": "1"}, "'9' does not go; write 1 to 8, the cluster's"),
-        ({"max-scale": "0"}, {"max-scale-limit": "8", "max-scale": "1"}, "'0' does not go; write 1 to 8, the cluster's"),
-        ({"class": HPA, "metric": ""}, {}, "metric: '' does not go; write the name of a metric"),
-        ({"class": KPA, "metric-aggregation-algorithm": "mean"}, {}, "write linear or weighted-exponential"),
-        ({"metric": "cpu"}, {"pod-autoscaler-class": KPA}, "write concurrency or rps"),
-        ({"window": "1s", "target": "0"}, {}, "target: '0' does not go; write a number from 0.01 on; autoscaling"),
+        ({"min-scale": "3", "max-scale": "2"}, {}, "max-scale: '2' is invalid; use at least"),
+        ({"activation-scale": "4", "max-scale": "3"}, {}, "activation-scale: '4' is invalid; use 2 to 3"),
+        ({"activation-scale": "4", "min-scale": "5"}, {}, "activation-scale: '4' is invalid; use a whole number from 5"),
+        ({"max-scale": "9"}, {"max-scale-limit": "8", "max-scale": "1"}, "'9' is invalid; use 1 to 8, the cluster's"),
+        ({"max-scale": "0"}, {"max-scale-limit": "8", "max-scale": "1"}, "'0' is invalid; use 1 to 8, the cluster's"),
+        ({"class": HPA, "metric": ""}, {}, "metric: '' is invalid; use the name of a metric"),
+        ({"class": KPA, "metric-aggregation-algorithm": "mean"}, {}, "use linear or weighted-exponential"),
+        ({"metric": "cpu"}, {"pod-autoscaler-class": KPA}, "use concurrency or rps"),
+        ({"window": "1s", "target": "0"}, {}, "target: '0' is invalid; use a number from 0.01 on; autoscaling"),
     ],
 )  # fmt: skip
 def test_what_is_refused_together(annotations: dict[str, str], config: dict[str, str], said: str) -> None:
@@ -292,7 +292,7 @@ def test_what_is_taken(annotations: dict[str, str], config: dict[str, str]) -> N
 def test_defaults_that_are_refused(key: str, value: str, more: dict[str, str], right: str) -> None:
     with pytest.raises(InvalidValue) as caught:
         read_defaults({key: value, **more})
-    assert str(caught.value).startswith(f"{key}: {value!r} does not go; write {right}")
+    assert str(caught.value).startswith(f"{key}: {value!r} is invalid; use {right}")
 
 
 @pytest.mark.parametrize(

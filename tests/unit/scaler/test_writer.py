@@ -26,6 +26,7 @@ class Api:
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, str, Any]] = []
+        self.done: list[tuple[str, Any]] = []
         self.take: Callable[[str], Coroutine[Any, Any, None]] = self.at_once
         self.under_way = self.most = 0
 
@@ -50,6 +51,7 @@ class Api:
             await self.take(path)
         finally:
             self.under_way -= 1
+        self.done.append((path, body))
         return {}
 
     @property
@@ -68,9 +70,17 @@ class Metrics:
 class Here:
     def __init__(self) -> None:
         self.api, self.metrics = Api(), Metrics()
-        self.writer = Writer(self.api, Keys(), self.metrics, clock=leaping.now)  # type: ignore[arg-type]
-        self.scaled: list[tuple[ModelKey, int]] = []
-        self.writer.on_scaled = lambda model, copies: self.scaled.append((model, copies))
+        self.leads = True
+        self.writer = Writer(self.api, Keys(), self.metrics, lambda: self.leads, clock=leaping.now)  # type: ignore[arg-type]
+
+    @property
+    def scaled(self) -> list[tuple[ModelKey, int]]:
+        """The replicas that have been written."""
+        return [
+            (ModelKey("team", path.rpartition("/")[2]), body["spec"]["replicas"])
+            for path, body in self.api.done
+            if body and "spec" in body
+        ]
 
     async def settled(self) -> None:
         while self.writer.waiting:
@@ -205,12 +215,12 @@ def test_what_is_of_no_use_is_not_tried_again_and_nothing_is_tried_for_ever(
 
 @on_a_loop_that_leaps
 async def test_nothing_is_written_without_certain_leadership(here: Here) -> None:
-    here.writer.may_write = lambda: False
+    here.leads = False
     here.writer.put(scale(1, costs={"pod": 3}))
     here.writer.put(Apply(a_slice()))
     await asyncio.sleep(20)
     assert here.api.begun == []
-    here.writer.may_write = lambda: True
+    here.leads = True
     await here.settled()
     assert [verb for verb, _, _ in here.api.begun].count("apply") == 1
 
@@ -406,11 +416,11 @@ async def test_a_successor_of_a_deployment_gets_nothing_of_its_predecessors(here
 @on_a_loop_that_leaps
 async def test_what_is_discarded_is_not_written_when_it_could_be_again(here: Here) -> None:
     """autoscaling D4: by then it is decided anew, or another has led since."""
-    here.writer.may_write = lambda: False
+    here.leads = False
     here.writer.put(scale(3))
     await asyncio.sleep(1)
     here.writer.discard()
-    here.writer.may_write = lambda: True
+    here.leads = True
     await here.settled()
     assert here.api.replicas == []
 
@@ -423,8 +433,7 @@ def test_what_fails_after_a_discard_is_not_written_when_it_could_be_again(
 
     @on_a_loop_that_leaps
     async def test(here: Here) -> None:
-        leads, answered = True, asyncio.Event()
-        here.writer.may_write = lambda: leads
+        answered = asyncio.Event()
 
         async def unreachable(path: str) -> None:
             await answered.wait()
@@ -436,11 +445,11 @@ def test_what_fails_after_a_discard_is_not_written_when_it_could_be_again(
         here.writer.put(DeploymentWrite(model=A, uid="1", replicas=0))
         while here.api.under_way < WRITES_AT_ONCE:
             await asyncio.sleep(0.01)
-        leads = False
+        here.leads = False
         here.writer.discard()
         if newer is not None:
             here.writer.put(newer)
-        leads, here.api.take = True, here.api.at_once
+        here.leads, here.api.take = True, here.api.at_once
         answered.set()
         await here.settled()
         assert here.api.replicas == [0] * WRITES_AT_ONCE
