@@ -1,8 +1,8 @@
-"""A node's data plane without a cluster: its gateway, its doors, and an agent that says of every copy that it is there.
+"""A node's data plane without a cluster: its gateway, its sidecars, and an agent that says of every replica that it is there.
 
-    python -m localcluster.data_plane --listen HOST:PORT --gateway HOST:PORT --control PATH --copies FILE
+    python -m localcluster.data_plane --listen HOST:PORT --gateway HOST:PORT --control PATH --replicas FILE
 
-runs that agent alone. A door's token is its pod's uid.
+runs that agent alone. A sidecar's token is its pod's uid.
 """
 
 import argparse
@@ -25,17 +25,17 @@ from berth.v1 import node_agent_pb2_grpc as services
 from localcluster.processes import end, spawn, tail
 
 GATEWAY_PORT: Final = 8472
-# Of a door, on an address of its own.
+# Of a sidecar, on an address of its own.
 HTTP_PORT, GRPC_PORT, ADMIN_PORT = 9000, 9001, 9090
 _SECRET: Final = b"of a node that is none"
 _AGAIN_SECONDS: Final = 0.05
 _START_SECONDS: Final = 20.0
 
 
-def copy_of(
+def replica_of(
     model: str, pod_uid: str, *, limits: ReplicaLimits | None = None, server_name: str | None = None
 ) -> ReplicaSpec:
-    """One pod's copy of a model."""
+    """One pod's replica of a model."""
     return ReplicaSpec(
         ticket=ticket_of(_SECRET, pod_uid),
         namespace="default",
@@ -48,10 +48,10 @@ def copy_of(
 
 
 class Agent(services.NodeAgentServicer):
-    """What a gateway and doors hear from an agent. `tell` changes which copies there are."""
+    """What a gateway and sidecars hear from an agent. `tell` changes which replicas there are."""
 
-    def __init__(self, gateway: Endpoint, control: Path, copies: Sequence[ReplicaSpec]) -> None:
-        self.copies, self._gateway, self._control = list(copies), gateway, control
+    def __init__(self, gateway: Endpoint, control: Path, replicas: Sequence[ReplicaSpec]) -> None:
+        self.replicas, self._gateway, self._control = list(replicas), gateway, control
         self.heard: list[dict[str, Any]] = []
         self._changed = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
@@ -60,8 +60,8 @@ class Agent(services.NodeAgentServicer):
         self, request: pb.WatchModelRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[pb.ModelStatus]:
         uid = dict(context.invocation_metadata() or ())["authorization"]
-        (copy,) = [one for one in self.copies if f"Bearer {one.pod_uid}" == uid]
-        gateway = pb.Gateway(endpoint=str(self._gateway), ticket=copy.ticket)
+        (replica,) = [one for one in self.replicas if f"Bearer {one.pod_uid}" == uid]
+        gateway = pb.Gateway(endpoint=str(self._gateway), ticket=replica.ticket)
         yield pb.ModelStatus(
             model_name=request.model_name, state=pb.MODEL_STATE_READY, reason="", gateway=gateway
         )
@@ -72,9 +72,9 @@ class Agent(services.NodeAgentServicer):
     ) -> pb.UnloadResponse:
         return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_UNLOADED)
 
-    def tell(self, copies: Sequence[ReplicaSpec]) -> None:
-        self.copies = list(copies)
-        self.say({"replicas": [one.to_json() for one in self.copies]})
+    def tell(self, replicas: Sequence[ReplicaSpec]) -> None:
+        self.replicas = list(replicas)
+        self.say({"replicas": [one.to_json() for one in self.replicas]})
 
     def say(self, words: dict[str, Any]) -> None:
         """To the gateway, if it is there."""
@@ -82,7 +82,7 @@ class Agent(services.NodeAgentServicer):
             self._writer.write(json.dumps(words).encode() + b"\n")
 
     async def speak(self) -> None:
-        """Tell the gateway all copies, again whenever it has gone."""
+        """Tell the gateway all replicas, again whenever it has gone."""
         while True:
             with suppress(OSError):
                 reader, writer = await asyncio.open_unix_connection(self._control)
@@ -93,7 +93,7 @@ class Agent(services.NodeAgentServicer):
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         try:
-            self.tell(self.copies)
+            self.tell(self.replicas)
             while line := await reader.readline():
                 self.heard.append(json.loads(line))
         finally:
@@ -102,10 +102,10 @@ class Agent(services.NodeAgentServicer):
 
 @asynccontextmanager
 async def agent(
-    listen: Endpoint, *, gateway: Endpoint, control: Path, copies: Sequence[ReplicaSpec]
+    listen: Endpoint, *, gateway: Endpoint, control: Path, replicas: Sequence[ReplicaSpec]
 ) -> AsyncIterator[Agent]:
     """Runs it until the block ends."""
-    one, server = Agent(gateway, control, copies), grpc.aio.server()
+    one, server = Agent(gateway, control, replicas), grpc.aio.server()
     services.add_NodeAgentServicer_to_server(one, server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(str(listen))
     await server.start()
@@ -134,19 +134,19 @@ def gateway_command(
     )
 
 
-def door_command(
-    copy: ReplicaSpec, *, agent: Endpoint, token: Path, http: str, grpc: str, admin: str
+def sidecar_command(
+    replica: ReplicaSpec, *, agent: Endpoint, token: Path, http: str, grpc: str, admin: str
 ) -> list[str]:
-    token.write_text(copy.pod_uid)
+    token.write_text(replica.pod_uid)
     return berth(
-        *("proxy", "--model", copy.model, "--agent", agent, "--token-file", token, "--http-listen", http),
+        *("proxy", "--model", replica.model, "--agent", agent, "--token-file", token, "--http-listen", http),
         *("--grpc-listen", grpc, "--admin-listen", admin, "--drain-delay", 0, "--log-level", "warning"),
     )
 
 
 @dataclass
 class Node:
-    """A running gateway with its agent, and doors as they are opened. Each listens on an address of its own."""
+    """A running gateway with its agent, and sidecars as they are opened. Each listens on an address of its own."""
 
     network: str
     directory: Path
@@ -155,27 +155,27 @@ class Node:
     admin: Endpoint
     process: asyncio.subprocess.Process
     stack: AsyncExitStack
-    doors: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    sidecars: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
-    async def door(self, copy: ReplicaSpec) -> str:
-        """Open the door of a copy; its address. Raises RuntimeError if it does not listen."""
-        address = f"{self.network}.1.{len(self.doors) + 2}"
+    async def sidecar(self, replica: ReplicaSpec) -> str:
+        """Open the sidecar of a replica; its address. Raises RuntimeError if it does not listen."""
+        address = f"{self.network}.1.{len(self.sidecars) + 2}"
         agent = Endpoint(f"{self.network}.0.3", GATEWAY_PORT)
-        opened = door_at(address, copy, agent=agent, directory=self.directory)
-        self.doors[copy.pod_uid] = await self.stack.enter_async_context(opened)
+        opened = sidecar_at(address, replica, agent=agent, directory=self.directory)
+        self.sidecars[replica.pod_uid] = await self.stack.enter_async_context(opened)
         return address
 
 
 @asynccontextmanager
-async def door_at(
-    address: str, copy: ReplicaSpec, *, agent: Endpoint, directory: Path
+async def sidecar_at(
+    address: str, replica: ReplicaSpec, *, agent: Endpoint, directory: Path
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A door that serves on this address. Raises RuntimeError if it does not."""
-    log = directory / f"door-{copy.pod_uid}.log"
-    command = door_command(
-        copy,
+    """A sidecar that serves on this address. Raises RuntimeError if it does not."""
+    log = directory / f"sidecar-{replica.pod_uid}.log"
+    command = sidecar_command(
+        replica,
         agent=agent,
-        token=directory / f"token-{copy.pod_uid}",
+        token=directory / f"token-{replica.pod_uid}",
         http=f"{address}:{HTTP_PORT}",
         grpc=f"{address}:{GRPC_PORT}",
         admin=f"{address}:{ADMIN_PORT}",
@@ -192,14 +192,14 @@ async def door_at(
 async def node(
     network: str,
     directory: Path,
-    copies: Sequence[ReplicaSpec],
+    replicas: Sequence[ReplicaSpec],
     *,
     http: Endpoint,
     grpc: Address,
     key: str | None = None,
     more: Sequence[str] = (),
 ) -> AsyncIterator[Node]:
-    """A gateway before a Triton that holds the copies, on 127.X.0.2, its agent on 127.X.0.3 and doors on 127.X.1.Y.
+    """A gateway before a Triton that holds the replicas, on 127.X.0.2, its agent on 127.X.0.3 and sidecars on 127.X.1.Y.
 
     `network`: 127.X; `key`: Triton's inference key; `more`: flags of the gateway.
     """
@@ -210,7 +210,7 @@ async def node(
         path = directory / "inference"
         path.write_text(key + "\n")
     command = gateway_command(listen=listen, control=control, admin=admin, http=http, grpc=grpc, key=path)
-    told = agent(Endpoint(f"{network}.0.3", GATEWAY_PORT), gateway=listen, control=control, copies=copies)
+    told = agent(Endpoint(f"{network}.0.3", GATEWAY_PORT), gateway=listen, control=control, replicas=replicas)
     async with AsyncExitStack() as stack:
         process = await spawn([*command, *more], log=log, env=os.environ)
         stack.push_async_callback(end, process, grace_seconds=0)
@@ -244,8 +244,8 @@ async def _is_ready(admin: Endpoint) -> bool:
 
 
 async def _main(options: argparse.Namespace) -> None:
-    copies = [ReplicaSpec.from_json(one) for one in json.loads(options.copies.read_text())]
-    async with agent(options.listen, gateway=options.gateway, control=options.control, copies=copies):
+    replicas = [ReplicaSpec.from_json(one) for one in json.loads(options.replicas.read_text())]
+    async with agent(options.listen, gateway=options.gateway, control=options.control, replicas=replicas):
         await asyncio.Event().wait()
 
 
@@ -254,5 +254,5 @@ if __name__ == "__main__":
     parser.add_argument("--listen", type=Endpoint.parse, required=True)
     parser.add_argument("--gateway", type=Endpoint.parse, required=True)
     parser.add_argument("--control", type=Path, required=True)
-    parser.add_argument("--copies", type=Path, required=True)
+    parser.add_argument("--replicas", type=Path, required=True)
     asyncio.run(_main(parser.parse_args()))

@@ -61,7 +61,7 @@ NODES = (
     ),
 )
 _WAIT_SECONDS = 60.0
-# The scene of scaling: Knative's own annotations, with its shortest window, and so many requests a second for a copy.
+# The scene of scaling: Knative's own annotations, with its shortest window, and so many requests a second for a replica.
 _TARGET = "autoscaling.knative.dev/target"
 _SCALING = {
     "autoscaling.knative.dev/class": "kpa.autoscaling.knative.dev",
@@ -276,7 +276,7 @@ class Story:
 
     async def scales_from_and_to_zero(self) -> None:
         self._step(
-            "A model that nobody has asked yet: no copy, no GPU memory, and a Service that leads to an activator"
+            "A model that nobody has asked yet: no replica, no GPU memory, and a Service that leads to an activator"
         )
         model = "sleeper"
         deployment = model_deployment(
@@ -285,20 +285,20 @@ class Story:
         await self.cluster.apply([model_service(model), deployment])
         address = await self._until(f"{model}'s Service to lead somewhere", lambda: self._listens(model))
         self._said(
-            f"{model}: 0 copies; http://{address}:9000 leads to {self._led_to(model)}, an activator's port"
+            f"{model}: 0 replicas; http://{address}:9000 leads to {self._led_to(model)}, an activator's port"
         )
 
         self._step("The first request wakes it, and waits")
         await self._wakes(model, address)
         self._step(
-            f"{_CLIENTS} clients at once, and a copy is to have 70 % of {_SCALING[_TARGET]} requests a second: "
-            "three copies, as max-scale allows"
+            f"{_CLIENTS} clients at once, and a replica is to have 70 % of {_SCALING[_TARGET]} requests a second: "
+            "three replicas, as max-scale allows"
         )
         async with self._asking(model, address):
             await self._counts(model, 3)
             self._said(f"the Service leads to {self._led_to(model)}: nothing stands between")
             await self._show_scaling(model)
-        self._step("Nobody asks any more: no copy again, and the memory is free")
+        self._step("Nobody asks any more: no replica again, and the memory is free")
         await self._counts(model, 0)
         await self._unloaded(model)
         await self._show_gpus()
@@ -315,7 +315,7 @@ class Story:
             asking.cancel()
         await asking
         took = time.monotonic() - began
-        phases = {"copy made": timeline.created, "placed": timeline.bound, "loaded": timeline.loaded}
+        phases = {"replica made": timeline.created, "placed": timeline.bound, "loaded": timeline.loaded}
         told = ", ".join(f"{name} after {seconds:.2f} s" for name, seconds in phases.items() if seconds)
         self._said(f"{told}, answered after {took:.2f} s")
 
@@ -340,15 +340,15 @@ class Story:
             answers = sum(await asyncio.gather(*asking))
         self._said(f"{answers} answers in {time.monotonic() - began:.0f} s, each of them right")
 
-    async def _counts(self, model: str, copies: int) -> None:
+    async def _counts(self, model: str, replicas: int) -> None:
         began = time.monotonic()
 
         async def counted() -> bool:
             pods = await self._pods(model)
-            return len(pods) == copies and all(map(_is_ready, pods))
+            return len(pods) == replicas and all(map(_is_ready, pods))
 
-        await self._until(f"{copies} copies of {model}", counted)
-        self._said(f"{copies} copies after {time.monotonic() - began:.1f} s")
+        await self._until(f"{replicas} replicas of {model}", counted)
+        self._said(f"{replicas} replicas after {time.monotonic() - began:.1f} s")
 
     def _led_to(self, name: str) -> str:
         """Where the Service's connections go."""

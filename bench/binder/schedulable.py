@@ -26,8 +26,8 @@ from binder.loop.scheduler import Scheduler
 
 SIZES = (100, 1000, 5000)
 _MODELS, _ROUNDS = 256, 6
-# Copies that each model wants.
-_CASES = {"one copy each": 1, "four copies each": 4, "none fits": 1, "one idle pod goes for each": 1}
+# Replicas that each model wants.
+_CASES = {"one replica each": 1, "four replicas each": 4, "none fits": 1, "one idle pod goes for each": 1}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -154,10 +154,10 @@ def _question(wanted: int, *, too_much: bool, idle: tuple[str, ...]) -> bytes:
 
 def _require(case: str, wanted: int, answer: SchedulableAnswer) -> None:
     given = sum(one.now for one in answer.models.values())
-    if case in ("one copy each", "four copies each") and given != wanted * _MODELS:
-        raise SystemExit(f"bench.binder schedulable: {case}: {given} copies were given")
+    if case in ("one replica each", "four replicas each") and given != wanted * _MODELS:
+        raise SystemExit(f"bench.binder schedulable: {case}: {given} replicas were given")
     if case == "none fits" and given:
-        raise SystemExit(f"bench.binder schedulable: {case}: {given} copies were given")
+        raise SystemExit(f"bench.binder schedulable: {case}: {given} replicas were given")
 
 
 def _finished(answers: SchedulableAnswers, request: SchedulableRequest) -> tuple[SchedulableAnswer, float]:

@@ -22,13 +22,13 @@ from bench.proxy import loads, scenarios, upstreams
 from bench.proxy.peers import (
     ASKED,
     BERTH,
-    DOOR,
     GATEWAY,
     GATEWAY_50,
     GRPC,
     HOST,
     HTTP,
     NODE,
+    SIDECAR,
     Missing,
     Peer,
     gateway_of,
@@ -132,7 +132,7 @@ def _in_order(chosen: Iterable[Scenario]) -> list[Peer]:
 def _of_process(directory: Path, upstream: str) -> Table:
     """Resident memory of each part, after it has served a little; what it took to start; and what idle clients take."""
     table: Table = {name: {} for name in scenarios.PROCESS}
-    for peer in (BERTH, GATEWAY, DOOR):
+    for peer in (BERTH, GATEWAY, SIDECAR):
         with running(peer, directory, rest=upstream, grpc=upstream) as one:
             table[scenarios.START][peer.name] = one.cpu_seconds()
             loads.rest(one, connections=16, seconds=1)

@@ -15,14 +15,14 @@ from bench.proxy.processes import Running, started
 from bench.proxy.upstreams import MODEL
 from berth.contract.endpoint import Endpoint, parse_address
 from berth.contract.gateway import ReplicaLimits, ReplicaSpec
-from localcluster.data_plane import berth, copy_of, door_command, gateway_command
+from localcluster.data_plane import berth, gateway_command, replica_of, sidecar_command
 
 HTTP, GRPC = 9100, 9101
 HOST = "127.0.0.1"
 CACHE = Path(os.environ.get("BERTH_CACHE", Path.home() / ".cache" / "berth")) / "bench"
 _GATEWAY, _AGENT = Endpoint(HOST, 9200), Endpoint(HOST, 9201)
 _LIMITS = ReplicaLimits(container_concurrency=256)
-# Of 50 copies, those that clients ask: each is a process of Triton's.
+# Of 50 replicas, those that clients ask: each is a process of Triton's.
 ASKED = 8
 ENVOY_VERSION, QUEUE_PROXY_VERSION = "1.40.0", "v0.42.2"
 
@@ -204,42 +204,42 @@ def _queue_proxy_binary() -> Path:
 
 
 def _berth_node(
-    measured: str, copies: int, asked: int = ASKED
+    measured: str, replicas: int, asked: int = ASKED
 ) -> "Callable[[Path, str, str], Iterator[Running]]":
-    """A gateway with an agent that is none, its copies reached by their doors.
+    """A gateway with an agent that is none, its replicas reached by their sidecars.
 
-    `measured`: "gateway", "door" or "both". Several copies have doors that are not Berth's and not measured.
+    `measured`: "gateway", "sidecar" or "both". Several replicas have sidecars that are not Berth's and not measured.
     """
 
     def start(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
-        told = [copy_of(MODEL, f"uid-{n}", limits=_LIMITS) for n in range(copies)]
+        told = [replica_of(MODEL, f"uid-{n}", limits=_LIMITS) for n in range(replicas)]
         with ExitStack() as stack:
             gateway = stack.enter_context(_gateway(directory, rest, grpc, told))
-            if copies == 1:
-                door = stack.enter_context(_door(directory, told[0]))
+            if replicas == 1:
+                sidecar = stack.enter_context(_sidecar(directory, told[0]))
             else:
                 tickets = [one.ticket.hex() for one in told[:asked]]
                 ports = f"{HOST}:{HTTP}", f"{HOST}:{GRPC}"
-                command = [sys.executable, "-m", "bench.proxy.doors", str(_GATEWAY), *ports, *tickets]
-                door = stack.enter_context(_listening(command, directory / "doors.log"))
-            yield {"gateway": gateway, "door": door, "both": gateway + door}[measured]
+                command = [sys.executable, "-m", "bench.proxy.sidecars", str(_GATEWAY), *ports, *tickets]
+                sidecar = stack.enter_context(_listening(command, directory / "sidecars.log"))
+            yield {"gateway": gateway, "sidecar": sidecar, "both": gateway + sidecar}[measured]
 
     return start
 
 
-def gateway_of(copies: int) -> Peer:
+def gateway_of(replicas: int) -> Peer:
     """Every one of them is asked: for upstreams that know any name."""
-    return Peer("gateway", _berth_node("gateway", copies, asked=copies))
+    return Peer("gateway", _berth_node("gateway", replicas, asked=replicas))
 
 
-def server_names(copies: int) -> list[str]:
-    """What the copies are called in Triton."""
-    return [copy_of(MODEL, f"uid-{n}").server_name for n in range(copies)]
+def server_names(replicas: int) -> list[str]:
+    """What the replicas are called in Triton."""
+    return [replica_of(MODEL, f"uid-{n}").server_name for n in range(replicas)]
 
 
 @contextmanager
 def _gateway(directory: Path, rest: str, grpc: str, told: list[ReplicaSpec]) -> Iterator[Running]:
-    listing, control = directory / "copies", directory / "control"
+    listing, control = directory / "replicas", directory / "control"
     listing.write_text(json.dumps([one.to_json() for one in told]))
     admin = Endpoint(HOST, 9190)
     command = gateway_command(
@@ -252,28 +252,28 @@ def _gateway(directory: Path, rest: str, grpc: str, told: list[ReplicaSpec]) -> 
     )
     agent = [
         *(sys.executable, "-m", "localcluster.data_plane", "--listen", str(_AGENT)),
-        *("--gateway", str(_GATEWAY), "--control", str(control), "--copies", str(listing)),
+        *("--gateway", str(_GATEWAY), "--control", str(control), "--replicas", str(listing)),
     ]
     ports = [(HOST, _GATEWAY.port)]
     with (
         started(command, log=directory / "gateway.log", ports=ports) as gateway,
         started(agent, log=directory / "agent.log", ports=[(HOST, _AGENT.port)]),
     ):
-        time.sleep(1)  # it is told its copies, and asks Triton for them
+        time.sleep(1)  # it is told its replicas, and asks Triton for them
         yield gateway
 
 
 @contextmanager
-def _door(directory: Path, copy: ReplicaSpec) -> Iterator[Running]:
-    command = door_command(
-        copy,
+def _sidecar(directory: Path, replica: ReplicaSpec) -> Iterator[Running]:
+    command = sidecar_command(
+        replica,
         agent=_AGENT,
         token=directory / "token",
         http=f"{HOST}:{HTTP}",
         grpc=f"{HOST}:{GRPC}",
         admin=f"{HOST}:9191",
     )
-    with _listening(command, directory / "door.log") as one:
+    with _listening(command, directory / "sidecar.log") as one:
         time.sleep(1)  # the agent tells it where the gateway is
         yield one
 
@@ -295,7 +295,7 @@ _STREAM_MODULE = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 
 
 def _nginx_stream(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
-    """nginx splices to a stand-alone Berth, as a door does to the gateway; only nginx is measured."""
+    """nginx splices to a stand-alone Berth, as a sidecar does to the gateway; only nginx is measured."""
     if not _STREAM_MODULE.exists():
         raise Missing(f"{_STREAM_MODULE}; on Debian: apt-get install libnginx-mod-stream")
     config = directory / "stream.conf"
@@ -321,10 +321,10 @@ def _nginx_stream(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
 BERTH = Peer("berth", _berth)
 GATEWAY, GATEWAY_50 = (
     Peer("gateway", _berth_node("gateway", 1)),
-    Peer("gateway, 50 copies", _berth_node("gateway", 50)),
+    Peer("gateway, 50 replicas", _berth_node("gateway", 50)),
 )
-DOOR, NODE = Peer("door", _berth_node("door", 1)), Peer("door + gateway", _berth_node("both", 1))
+SIDECAR, NODE = Peer("sidecar", _berth_node("sidecar", 1)), Peer("sidecar + gateway", _berth_node("both", 1))
 ENVOY, NGINX, STREAM = Peer("envoy", _envoy), Peer("nginx", _nginx), Peer("nginx stream", _nginx_stream)
-OWN = (BERTH, GATEWAY, GATEWAY_50, DOOR, NODE)
+OWN = (BERTH, GATEWAY, GATEWAY_50, SIDECAR, NODE)
 REST_OTHERS, GRPC_OTHERS = ((NGINX, ENVOY, Peer("queue-proxy", _queue_proxy(port))) for port in (HTTP, GRPC))
 OTHERS = ("nginx", "envoy", "queue-proxy", "nginx stream")

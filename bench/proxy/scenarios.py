@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bench.proxy import loads
-from bench.proxy.peers import DOOR, GRPC_OTHERS, NODE, OWN, REST_OTHERS, STREAM, Peer
+from bench.proxy.peers import GRPC_OTHERS, NODE, OWN, REST_OTHERS, SIDECAR, STREAM, Peer
 from bench.proxy.table import Targets
 
 _SMALL_REST: Targets = {
     "berth": {"envoy": 0.4, "queue-proxy": 0.3, "nginx": 1.3},
-    "door": {"nginx stream": 1.2},
-    "door + gateway": {"envoy": 0.75},
+    "sidecar": {"nginx stream": 1.2},
+    "sidecar + gateway": {"envoy": 0.75},
 }
 _SMALL_GRPC: Targets = {
     "berth": {"envoy": 0.6, "queue-proxy": 0.4, "nginx": 1.0},
-    "door + gateway": {"envoy": 0.75},
+    "sidecar + gateway": {"envoy": 0.75},
 }
 # Connections, and calls at once on each of them.
 _CONCURRENCY = ((1, 1), (4, 4), (1, 32))
@@ -59,8 +59,8 @@ RESIDENT = "RSS after small requests, MiB"
 EACH_REPLICA = "RSS of each further replica, MiB"
 START = "start to listening, s of CPU"
 PROCESS: dict[str, Targets] = {
-    RESIDENT: {"door": {"": 25}, "gateway": {"": 64}},
-    START: {DOOR.name: {"": 0.3}},
-    IDLE: {"gateway, 50 copies": {"": 96}},
+    RESIDENT: {"sidecar": {"": 25}, "gateway": {"": 64}},
+    START: {SIDECAR.name: {"": 0.3}},
+    IDLE: {"gateway, 50 replicas": {"": 96}},
     EACH_REPLICA: {"gateway": {"": 0.3}},
 }

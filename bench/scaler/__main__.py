@@ -26,14 +26,14 @@ def main() -> None:
     speed.set_defaults(run=_decisions)
     asking = commands.add_parser("scrape", help="CPU time of asking all gateways of a cluster once a second")
     asking.add_argument("--nodes", type=int, default=200)
-    asking.add_argument("--copies", type=int, default=50)
+    asking.add_argument("--replicas", type=int, default=50)
     asking.add_argument("--seconds", type=float, default=15.0)
     asking.set_defaults(run=_scrape)
     ticks = commands.add_parser(
         "ticks", help="CPU of a leader's decisions, all that comes of them included, but for I/O"
     )
     ticks.add_argument("--models", type=int, default=1000)
-    ticks.add_argument("--copies", type=int, default=2, help="of each model")
+    ticks.add_argument("--replicas", type=int, default=2, help="of each model")
     ticks.add_argument("--seconds", type=int, default=20)
     ticks.add_argument("--rounds", type=int, default=3, help="whose least counts")
     ticks.set_defaults(run=_ticks)
@@ -49,7 +49,7 @@ def main() -> None:
     first = commands.add_parser("wakes", help="how long a model's first request waits, by phase")
     first.add_argument("--models", type=int, default=20)
     first.set_defaults(run=_wakes)
-    missing = commands.add_parser("lost", help="what becomes of all requests while copies come and go")
+    missing = commands.add_parser("lost", help="what becomes of all requests while replicas come and go")
     missing.add_argument("--cycles", type=int, default=50, help="of each kind")
     missing.add_argument(
         "--rate", type=float, default=500.0, help="requests a second, of all models together"
@@ -71,21 +71,21 @@ def _decisions(options: argparse.Namespace) -> int:
 
 
 def _scrape(options: argparse.Namespace) -> int:
-    share, results = core_share(options.nodes, options.copies, options.seconds)
+    share, results = core_share(options.nodes, options.replicas, options.seconds)
     print(
-        f"{options.nodes} nodes of {options.copies} copies: {share:.1%} of a core, questions: {dict(results)}"
+        f"{options.nodes} nodes of {options.replicas} replicas: {share:.1%} of a core, questions: {dict(results)}"
     )
     return 0
 
 
 def _ticks(options: argparse.Namespace) -> int:
-    rounds = [cost(options.models, options.copies, options.seconds) for _ in range(options.rounds)]
+    rounds = [cost(options.models, options.replicas, options.seconds) for _ in range(options.rounds)]
     found = [min(parts) for parts in zip(*rounds, strict=True)]
     print(
-        "| models × copies | reports heard | seconds closed | decisions | all, % of a core |\n|---|---|---|---|---|"
+        "| models × replicas | reports heard | seconds closed | decisions | all, % of a core |\n|---|---|---|---|---|"
     )
     parts = " | ".join(f"{100 * part:.2f}" for part in (*found, sum(found)))
-    print(f"| {options.models} × {options.copies} | {parts} |")
+    print(f"| {options.models} × {options.replicas} | {parts} |")
     return 0
 
 

@@ -1,6 +1,6 @@
 """What the activator's data plane costs, beside the proxy's own and Knative's activator, and what it takes to hold.
 
-As a program it is an activator of one model: its ports are those of `bench.proxy`'s peers, its copy is the upstream.
+As a program it is an activator of one model: its ports are those of `bench.proxy`'s peers, its replica is the upstream.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _STILL: Final = 5
 
 
 async def serve(rest: Endpoint | None, grpc: Endpoint | None) -> None:
-    """Hold for one model and forward to one copy; without one it sleeps for ever."""
+    """Hold for one model and forward to one replica; without one it sleeps for ever."""
     settle()
     pods = []
     if rest is not None:
@@ -82,7 +82,7 @@ def _start(*words: str) -> Callable[[Path, str, str], Iterator[Running]]:
     def start(directory: Path, rest: str, grpc: str) -> Iterator[Running]:
         command = [sys.executable, "-m", "bench.scaler.activator", *(words or (rest, grpc))]
         with started(command, log=directory / "activator.log", ports=[(HOST, HTTP), (HOST, GRPC)]) as one:
-            time.sleep(0.5)  # its copy is found
+            time.sleep(0.5)  # its replica is found
             yield one
 
     return start
@@ -171,7 +171,7 @@ def _held_at_last(log: Path, requests: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scaler.activator")
-    parser.add_argument("rest", help="HOST:PORT of the copy, or asleep")
+    parser.add_argument("rest", help="HOST:PORT of the replica, or asleep")
     parser.add_argument("grpc", nargs="?", default="")
     options = parser.parse_args()
     is_asleep = options.rest == "asleep"

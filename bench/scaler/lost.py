@@ -1,12 +1,12 @@
-"""What becomes of every request while a model's copies come and go: on a local cluster, with every part as `deploy/` has
+"""What becomes of every request while a model's replicas come and go: on a local cluster, with every part as `deploy/` has
 it. Several models go through the same at once, each with clients of its own: REST with connections that are kept and
 with new ones, and gRPC's channels.
 
 Every cycle is one that users have:
 
-    zero    nobody asks until the last copy is to go; then, some moment later, everybody does. "taken back": not at
+    zero    nobody asks until the last replica is to go; then, some moment later, everybody does. "taken back": not at
             zero yet, but when its Service leads to the activators
-    many    another number of copies, under load, and back
+    many    another number of replicas, under load, and back
     roll    the Deployment is restarted, under load
     kill    as zero, many and roll, with every scaler killed at some moment of it
 """
@@ -34,7 +34,7 @@ from localcluster.services import ServicePort
 Json = dict[str, Any]
 
 _MANY: Final = 3
-# One copy of a model is on one node.
+# One replica of a model is on one node.
 _NODES: Final = tuple(
     NodeSpec(
         f"gpu-{number}",
@@ -47,16 +47,16 @@ _LOOK_SECONDS: Final = 0.05
 _STEP_SECONDS: Final = 180.0
 # Nobody stops asking just when all is done.
 _AFTER_SECONDS: Final = 1.0
-# About as long as a copy takes to end.
+# About as long as a replica takes to end.
 _END_SECONDS: Final = 7.0
 _REST, _GRPC = 4, 4
-# Below these are the copies' own ports, above them the activators'.
+# Below these are the replicas' own ports, above them the activators'.
 _ACTIVATORS: Final = 20_000
 _chance: Final = random.SystemRandom()
 
 
 class Lane:
-    """One model with its clients, which goes from one number of copies to another and tells when it is there."""
+    """One model with its clients, which goes from one number of replicas to another and tells when it is there."""
 
     def __init__(self, cluster: LocalCluster, mirror: "_Mirror", name: str, per_second: float) -> None:
         self.name, self._cluster, self._mirror = name, cluster, mirror
@@ -79,7 +79,7 @@ class Lane:
         self.load.phase = down
         before = {pod["metadata"]["uid"] for pod in self._pods}
         self.load.start()
-        await self._until("old copies gone", lambda: before.isdisjoint(self._uids))
+        await self._until("old replicas gone", lambda: before.isdisjoint(self._uids))
         self.load.phase = up
         await self._serves(1)
         self._done(down, up)
@@ -107,12 +107,12 @@ class Lane:
         before = set(self._uids)
         restarted = {"metadata": {"annotations": {"restarted": f"{_chance.random()}"}}}
         await self._patch({"spec": {"template": restarted}})
-        await self._until("old copies gone", lambda: before.isdisjoint(self._uids))
+        await self._until("old replicas gone", lambda: before.isdisjoint(self._uids))
         await self._serves(1)
         self._done(phase)
 
     async def rest(self) -> None:
-        """Under load with one copy, where it was left without."""
+        """Under load with one replica, where it was left without."""
         self.load.phase = "before"
         self.load.start()
         await self._serves(1)
@@ -145,26 +145,26 @@ class Lane:
     def _ports(self) -> list[int]:
         return [one.port for one in self._cluster.services.backends(self._port)]
 
-    async def _want(self, copies: int) -> None:
+    async def _want(self, replicas: int) -> None:
         await self._patch(
-            {"metadata": {"annotations": scaling(min_scale=str(copies), target="1000", clients="*")}}
+            {"metadata": {"annotations": scaling(min_scale=str(replicas), target="1000", clients="*")}}
         )
 
     async def _patch(self, body: Json) -> None:
         await self._cluster.client.patch(f"{_DEPLOYMENTS}/{self.name}", body)
 
-    async def _serves(self, copies: int) -> None:
-        """By so many copies and nothing else, for a while."""
+    async def _serves(self, replicas: int) -> None:
+        """By so many replicas and nothing else, for a while."""
 
         def is_so() -> bool:
             pods, ports = self._pods, self._ports
             return (
-                self._asked == len(pods) == len(ports) == copies
+                self._asked == len(pods) == len(ports) == replicas
                 and max(ports) < _ACTIVATORS
                 and all(map(_is_ready, pods))
             )
 
-        await self._until(f"{copies} serve", is_so)
+        await self._until(f"{replicas} serve", is_so)
         await asyncio.sleep(_AFTER_SECONDS)
 
     async def _until(self, what: str, is_so: Callable[[], bool]) -> None:

@@ -34,25 +34,25 @@ class _Counted:
         assert not rows
 
 
-def core_share(nodes: int, copies: int, seconds: float) -> tuple[float, Mapping[str, int]]:
+def core_share(nodes: int, replicas: int, seconds: float) -> tuple[float, Mapping[str, int]]:
     """Of a core, what scraping takes; how many questions were answered."""
     ours, theirs = multiprocessing.Pipe()
-    gateways = multiprocessing.Process(target=_gateways, args=(theirs, nodes, copies), daemon=True)
+    gateways = multiprocessing.Process(target=_gateways, args=(theirs, nodes, replicas), daemon=True)
     gateways.start()
     try:
         ports = ours.recv()
-        return asyncio.run(_scrape(ports, copies, seconds))
+        return asyncio.run(_scrape(ports, replicas, seconds))
     finally:
         gateways.terminate()
         gateways.join()
 
 
-async def _scrape(ports: list[int], copies: int, seconds: float) -> tuple[float, Mapping[str, int]]:
-    cache = _cache(len(ports), copies)
+async def _scrape(ports: list[int], replicas: int, seconds: float) -> tuple[float, Mapping[str, int]]:
+    cache = _cache(len(ports), replicas)
     core, counted = Scaler(cache, time.time_ns()), _Counted()
     asked = {
         f"node-{node}": Gateway(
-            Endpoint("127.0.0.1", port), frozenset(_uid(node, copy) for copy in range(copies))
+            Endpoint("127.0.0.1", port), frozenset(_uid(node, replica) for replica in range(replicas))
         )
         for node, port in enumerate(ports)
     }
@@ -75,24 +75,24 @@ async def _scrape(ports: list[int], copies: int, seconds: float) -> tuple[float,
     return share, counted.results
 
 
-def _uid(node: int, copy: int) -> str:
-    return f"{node:08x}-0000-4000-8000-{copy:012x}"
+def _uid(node: int, replica: int) -> str:
+    return f"{node:08x}-0000-4000-8000-{replica:012x}"
 
 
-def _cache(nodes: int, copies: int) -> Cache:
+def _cache(nodes: int, replicas: int) -> Cache:
     cache = Cache(read_defaults(BERTH), Keys())
-    models = max(nodes * copies // 10, 1)
+    models = max(nodes * replicas // 10, 1)
     for model in range(models):
         meta = {"name": f"m{model}", "namespace": "n", "uid": f"d{model}", "annotations": _CLASS}
         cache.observe_deployment({"metadata": meta, "spec": {"replicas": 10, "template": {"metadata": {}}}})
     for node in range(nodes):
-        for copy in range(copies):
-            cache.observe_pod(_pod(node, copy, (node * copies + copy) % models), time.time_ns())
+        for replica in range(replicas):
+            cache.observe_pod(_pod(node, replica, (node * replicas + replica) % models), time.time_ns())
     return cache
 
 
-def _pod(node: int, copy: int, model: int) -> dict[str, object]:
-    uid = _uid(node, copy)
+def _pod(node: int, replica: int, model: int) -> dict[str, object]:
+    uid = _uid(node, replica)
     owner = {"kind": "ReplicaSet", "name": f"m{model}-5f", "controller": True}
     labels = {"pod-template-hash": "5f"}
     return {
@@ -106,23 +106,25 @@ def _pod(node: int, copy: int, model: int) -> dict[str, object]:
     }
 
 
-def _gateways(tell: Connection, nodes: int, copies: int) -> None:
-    asyncio.run(_serve(tell, nodes, copies))
+def _gateways(tell: Connection, nodes: int, replicas: int) -> None:
+    asyncio.run(_serve(tell, nodes, replicas))
 
 
-async def _serve(tell: Connection, nodes: int, copies: int) -> None:
+async def _serve(tell: Connection, nodes: int, replicas: int) -> None:
     """The smallest servers that answer as gateways do."""
     servers = [
-        await asyncio.start_server(lambda r, w, node=node: _answer(r, w, node, copies), "127.0.0.1", 0)  # type: ignore[misc]
+        await asyncio.start_server(lambda r, w, node=node: _answer(r, w, node, replicas), "127.0.0.1", 0)  # type: ignore[misc]
         for node in range(nodes)
     ]
     tell.send([server.sockets[0].getsockname()[1] for server in servers])
     await asyncio.Event().wait()
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: int, copies: int) -> None:
+async def _answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: int, replicas: int
+) -> None:
     """Its own time is not what is measured: only the seconds differ from one answer to the next."""
-    body = json.dumps(_rows(node, copies)).encode()
+    body = json.dumps(_rows(node, replicas)).encode()
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     whole = head + body
     with suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -131,12 +133,12 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, no
             writer.write(whole.replace(str(_SECOND).encode(), str(int(time.time())).encode()))
 
 
-def _rows(node: int, copies: int) -> list[dict[str, object]]:
+def _rows(node: int, replicas: int) -> list[dict[str, object]]:
     return [
         {
             "namespace": "namespace",
-            "podName": f"a-model-of-some-length-{copy:05}",
-            "podUid": _uid(node, copy),
+            "podName": f"a-model-of-some-length-{replica:05}",
+            "podUid": _uid(node, replica),
             "model": "a-model-of-some-length",
             "second": _SECOND,
             "averageConcurrentRequests": 1.2345678901234567,
@@ -148,5 +150,5 @@ def _rows(node: int, copies: int) -> list[dict[str, object]]:
             "processUptime": 12345.678901,
             "timestamp": _SECOND,
         }
-        for copy in range(copies)
+        for replica in range(replicas)
     ]

@@ -1,4 +1,4 @@
-"""What a whole scaler's heart costs: reports of all copies, a second's load, a decision for each model and what comes of it."""
+"""What a whole scaler's heart costs: reports of all replicas, a second's load, a decision for each model and what comes of it."""
 
 import time
 from random import Random
@@ -23,15 +23,15 @@ class Cost(NamedTuple):
     steps: float
 
 
-def cost(models: int, copies: int, seconds: int) -> Cost:
-    """So many models with so many ready copies each, under a load that changes all the time."""
+def cost(models: int, replicas: int, seconds: int) -> Cost:
+    """So many models with so many ready replicas each, under a load that changes all the time."""
     chance = Random(1)
     cache = Cache(read_defaults(BERTH))
     keys = [ModelKey(f"n{number % 20}", f"m{number}") for number in range(models)]
     pods: list[tuple[ModelKey, str]] = []
     for key in keys:
-        cache.observe_deployment(_deployment(key, copies))
-        for place in range(copies):
+        cache.observe_deployment(_deployment(key, replicas))
+        for place in range(replicas):
             pods.append((key, f"{key}-{place}"))
             cache.observe_pod(_pod(key, pods[-1][1]), BEGAN)
     scaler = Scaler(cache, BEGAN)

@@ -6,7 +6,7 @@ written   the API server shows `replicas` above 0      made      … a pod
 bound     … with a node                                loaded    … whose loader has ended: the model is in Triton
 answered  the last byte of the answer is here
 
-`own` is all but what lies from bound to loaded: the controllers' share, the start of the door's container and its process
+`own` is all but what lies from bound to loaded: the controllers' share, the start of the sidecar's container and its process
 are in it, as in a cluster they are not Berth's alone. What the API server shows is seen by watches of this process, which
 is the kubelet and the client, too: every phase has their milliseconds.
 """

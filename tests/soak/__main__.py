@@ -1,9 +1,9 @@
-"""Mixed clients at several copies of a node for a long time: nothing stalls, nothing is left over, nothing grows.
+"""Mixed clients at several replicas of a node for a long time: nothing stalls, nothing is left over, nothing grows.
 
     python -m tests.soak [--seconds N] [--json FILE]
 
-Doors, gateway and Triton are real. It ends non-zero, and says why, where a call has not ended by its deadline, a
-slot or a window is missing after the last client has gone, or the gateway or a door has grown.
+Sidecars, gateway and Triton are real. It ends non-zero, and says why, where a call has not ended by its deadline, a
+slot or a window is missing after the last client has gone, or the gateway or a sidecar has grown.
 """
 
 import argparse

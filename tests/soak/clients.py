@@ -1,4 +1,4 @@
-"""Clients of one copy, good and bad, each until an hour that is told. What every call of theirs came to is kept."""
+"""Clients of one replica, good and bad, each until an hour that is told. What every call of theirs came to is kept."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Soaked:
-    """One copy and its door."""
+    """One replica and its sidecar."""
 
     model: str
     address: str

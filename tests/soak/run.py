@@ -1,4 +1,4 @@
-"""The run itself: a node with copies, clients at each of them, and what is looked at meanwhile and after."""
+"""The run itself: a node with replicas, clients at each of them, and what is looked at meanwhile and after."""
 
 import asyncio
 import functools
@@ -20,7 +20,7 @@ from berth.contract.endpoint import Endpoint
 from berth.contract.gateway import ReplicaLimits, ReplicaSpec
 from localcluster import triton
 from localcluster.addresses import cluster_network
-from localcluster.data_plane import ADMIN_PORT, GRPC_PORT, Node, copy_of, node
+from localcluster.data_plane import ADMIN_PORT, GRPC_PORT, Node, node, replica_of
 from tests.soak.clients import (
     DEADLINE_SECONDS,
     MIB,
@@ -44,7 +44,7 @@ _GAUGES = re.compile(r"^berth_proxy_(running|waiting)_requests(?:\{[^}]*\})? (\S
 
 @dataclass
 class Result:
-    """`faults`: empty if all is well. Memory in MiB, of the gateway and of all doors: at first, most, at last."""
+    """`faults`: empty if all is well. Memory in MiB, of the gateway and of all sidecars: at first, most, at last."""
 
     faults: list[str] = field(default_factory=list)
     calls: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -61,20 +61,20 @@ class Result:
 
 
 async def soak(directory: Path, seconds: float) -> Result:
-    """Three copies, two of them of one public name."""
-    copies = [
-        copy_of(model, f"soak-{n}", limits=_LIMITS) for n, model in enumerate(("echo", "echo", "count"))
+    """Three replicas, two of them of one public name."""
+    replicas = [
+        replica_of(model, f"soak-{n}", limits=_LIMITS) for n, model in enumerate(("echo", "echo", "count"))
     ]
-    models = {one.server_name: COUNT if one.model == "count" else ECHO for one in copies}
+    models = {one.server_name: COUNT if one.model == "count" else ECHO for one in replicas}
     with cluster_network() as network:
         address = f"{network}.0.1"
         http, to_grpc = Endpoint(address, triton.HTTP_PORT), Endpoint(address, triton.GRPC_PORT)
         async with (
             triton_with(directory, models, address=address, instances=_INSTANCES),
-            node(network, directory, copies, http=http, grpc=to_grpc) as running,
+            node(network, directory, replicas, http=http, grpc=to_grpc) as running,
         ):
-            addresses = [await running.door(copy) for copy in copies]
-            return await _Soak(running, copies, addresses, directory, seconds).run()
+            addresses = [await running.sidecar(replica) for replica in replicas]
+            return await _Soak(running, replicas, addresses, directory, seconds).run()
 
 
 class _Soak:
@@ -83,18 +83,18 @@ class _Soak:
     def __init__(
         self,
         running: Node,
-        copies: Sequence[ReplicaSpec],
+        replicas: Sequence[ReplicaSpec],
         addresses: Sequence[str],
         directory: Path,
         seconds: float,
     ) -> None:
         self._node, self._addresses, self._log = running, addresses, Log()
         self._soaked = []
-        for copy, address in zip(copies, addresses, strict=True):
-            home = directory / copy.pod_uid
+        for replica, address in zip(replicas, addresses, strict=True):
+            home = directory / replica.pod_uid
             home.mkdir()
-            self._soaked.append(Soaked(copy.model, address, home, seconds, self._log))
-        self._sizes: dict[str, list[float]] = {"gateway": [], "doors": []}
+            self._soaked.append(Soaked(replica.model, address, home, seconds, self._log))
+        self._sizes: dict[str, list[float]] = {"gateway": [], "sidecars": []}
         self._most_running = 0
 
     async def run(self) -> Result:
@@ -134,13 +134,15 @@ class _Soak:
         """At memory and at what is in Triton, again and again."""
         while True:
             self._sizes["gateway"].append(rss_bytes(self._node.process.pid) / MIB)
-            self._sizes["doors"].append(sum(rss_bytes(one.pid) for one in self._node.doors.values()) / MIB)
+            self._sizes["sidecars"].append(
+                sum(rss_bytes(one.pid) for one in self._node.sidecars.values()) / MIB
+            )
             for running, _ in await self._gauges():
                 self._most_running = max(self._most_running, running)
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _gauges(self) -> list[tuple[int, int]]:
-        """Running and waiting, of each copy, by its door's own metrics."""
+        """Running and waiting, of each replica, by its sidecar's own metrics."""
         found = []
         async with aiohttp.ClientSession() as session:
             for address in self._addresses:
@@ -150,7 +152,7 @@ class _Soak:
         return found
 
     async def _left_over(self) -> list[str]:
-        """Slots that nobody has any more, of which the doors hear every second."""
+        """Slots that nobody has any more, of which the sidecars hear every second."""
         end = time.monotonic() + DEADLINE_SECONDS
         while any(map(any, await self._gauges())):
             if time.monotonic() > end:
@@ -178,7 +180,7 @@ class _Soak:
             if last > first + _GROWTH_BYTES / MIB:
                 faults.append(f"{name}: {last:.0f} MiB at last, {first:.0f} at first")
         if self._most_running > CONCURRENCY:
-            faults.append(f"{self._most_running} requests of one copy ran at once; {CONCURRENCY} may")
+            faults.append(f"{self._most_running} requests of one replica ran at once; {CONCURRENCY} may")
         for name in self._clients_without_success():
             faults.append(f"{name}: no call has succeeded")
         calls = {name: dict(ends) for name, ends in self._log.ended.items()}

@@ -19,17 +19,17 @@ from localcluster.data_plane import (
     GRPC_PORT,
     HTTP_PORT,
     berth,
-    copy_of,
     node,
+    replica_of,
     until_ready,
 )
 from localcluster.processes import end, spawn
 
 LIMITS = ReplicaLimits(container_concurrency=4, queue_depth=100, max_request_bytes=256 * 1024**2)
-ECHO_COPY = copy_of("echo", "echo-1", limits=LIMITS)
-COUNT_COPY = copy_of("count", "count-1", limits=LIMITS)
+ECHO_REPLICA = replica_of("echo", "echo-1", limits=LIMITS)
+COUNT_REPLICA = replica_of("count", "count-1", limits=LIMITS)
 # Of another namespace: the same public name on the same node.
-OTHER_COPY = copy_of("echo", "echo-2", limits=LIMITS)
+OTHER_REPLICA = replica_of("echo", "echo-2", limits=LIMITS)
 # More than the longest answer here takes, so that no region has to grow: this server has been seen to end in its python
 # backend's shared memory while long answers were made (it looked like triton-inference-server/server#8882).
 _SHM_BYTES = 256 * 1024**2
@@ -71,7 +71,9 @@ class Behind:
 async def behind(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Behind]:
     directory = tmp_path_factory.mktemp("clients")
     models = {"echo": ECHO, "count": COUNT}
-    models |= {one.server_name: ECHO for one in (ECHO_COPY, OTHER_COPY)} | {COUNT_COPY.server_name: COUNT}
+    models |= {one.server_name: ECHO for one in (ECHO_REPLICA, OTHER_REPLICA)} | {
+        COUNT_REPLICA.server_name: COUNT
+    }
     with cluster_network() as network:
         # The stand-alone proxy brings no key, so Triton has none here; that one is asked for is tested elsewhere.
         async with triton_with(directory, models, address=f"{network}.0.1", shm_bytes=_SHM_BYTES):
@@ -96,13 +98,13 @@ async def ways(kind: str, behind: Behind) -> AsyncIterator[Served]:
                 node(
                     behind.network,
                     behind.directory,
-                    [ECHO_COPY, OTHER_COPY, COUNT_COPY],
+                    [ECHO_REPLICA, OTHER_REPLICA, COUNT_REPLICA],
                     http=behind.http,
                     grpc=behind.grpc,
                     more=[f"--most-request-bytes={LIMITS.max_request_bytes}"],
                 )
             )
-            addresses = [await running.door(copy) for copy in (ECHO_COPY, COUNT_COPY)]
+            addresses = [await running.sidecar(replica) for replica in (ECHO_REPLICA, COUNT_REPLICA)]
         yield Served(*addresses)
 
 

@@ -32,7 +32,7 @@ from berth.triton.admin import open_admin
 from berth.triton.keys import TritonKeys
 from localcluster import triton
 from localcluster.addresses import cluster_network
-from localcluster.data_plane import GATEWAY_PORT, GRPC_PORT, HTTP_PORT, door_at
+from localcluster.data_plane import GATEWAY_PORT, GRPC_PORT, HTTP_PORT, sidecar_at
 from localcluster.data_plane import agent as agent_of_copies
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.processes import end, spawn, tail
@@ -220,7 +220,7 @@ async def serve_by_gateway(
             door.grpc = await stack.enter_async_context(door_of(gateway.port, mine.ticket, Kind.GRPC))
         else:
             address = f"{by_door}.1.2"
-            await stack.enter_async_context(door_at(address, mine, agent=listen, directory=directory))
+            await stack.enter_async_context(sidecar_at(address, mine, agent=listen, directory=directory))
             door.http, door.grpc = f"{address}:{HTTP_PORT}", f"{address}:{GRPC_PORT}"
         door.theirs = await statistics_of(door, "theirs")
         yield door

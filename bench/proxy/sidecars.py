@@ -1,6 +1,6 @@
-"""Doors that are not measured: two ports whose connections go to a gateway, each under the next of some tickets.
+"""Sidecars that are not measured: two ports whose connections go to a gateway, each under the next of some tickets.
 
-python -m bench.proxy.doors GATEWAY REST_LISTEN GRPC_LISTEN TICKET…
+python -m bench.proxy.sidecars GATEWAY REST_LISTEN GRPC_LISTEN TICKET…
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from proxy.wire.preamble import ACCEPTED, Kind, Preamble
 _BLOCK = 256 * 1024
 
 
-def _door(
+def _sidecar(
     gateway: Endpoint, kind: Kind, tickets: Iterator[bytes]
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -48,8 +48,8 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 async def _main(gateway: str, rest: str, grpc: str, *tickets: str) -> None:
     there = Endpoint.parse(gateway)
     for listen, kind in ((Endpoint.parse(rest), Kind.REST), (Endpoint.parse(grpc), Kind.GRPC)):
-        door = _door(there, kind, itertools.cycle(map(bytes.fromhex, tickets)))
-        await asyncio.start_server(door, listen.host, listen.port, limit=_BLOCK, backlog=4096)
+        sidecar = _sidecar(there, kind, itertools.cycle(map(bytes.fromhex, tickets)))
+        await asyncio.start_server(sidecar, listen.host, listen.port, limit=_BLOCK, backlog=4096)
     await asyncio.Event().wait()
 
 
