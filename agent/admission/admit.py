@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf import json_format, text_format
 
-from agent.admission import placement
+from agent.admission import instances
 from agent.admission.allow_list import TABLE
 from agent.admission.backends import BACKENDS, BY_FILE, PLATFORMS, READ_ONNX, UNKNOWN, Backend
 from agent.admission.checks import settle_together
@@ -80,7 +80,7 @@ class Admitted:
         """ModelConfig as JSON for Triton's load request, on the GPUs that CUDA calls so now. `kind`: what an
         instance on a GPU is here: KIND_GPU, or KIND_CPU where the GPUs are simulated. Triton takes no other
         name than that of its directory, `server_name`, where that is not the model's own."""
-        config = placement.placed(self.config, ordinals, kind=kind)
+        config = instances.placed(self.config, ordinals, kind=kind)
         config.name = server_name or config.name
         return json_format.MessageToDict(config, preserving_proto_field_name=True)
 
@@ -128,7 +128,7 @@ def judge(config: bytes | None, files: ModelFiles, name: ModelName, rules: NodeR
     _check_runtime(understood)
     understood.runtime = ""
     backend = BACKENDS.get(understood.backend, UNKNOWN)
-    placement.settle(understood, backend, where=_WHERE)
+    instances.settle(understood, backend, where=_WHERE)
     settle_together(understood, backend, files, where=_WHERE)
     code = _code(understood, backend, files)
     if code is not None and rules.code is CodeRule.NONE:

@@ -8,14 +8,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import agent.reporter
-from agent.gpus import GpuReading
+from agent.gpus import (
+    GpuReading,
+)
 from agent.metrics import AgentMetrics
-from agent.reporter import Reporter, last_report
+from agent.reporter import Reporter, gauge_annotations, last_report, node_total
 from berth.contract.ids import GpuUuid, NodeName, PodUid
 from berth.contract.keys import Keys
 from berth.contract.report import NodeReport
 from berth.kube.errors import KubeUnreachable
-from tests.fakes.objects import GIB, listed, node, report
+from tests.fakes.objects import GIB, gpu, listed, node, report
 from tests.fakes.values import replace
 
 KEYS = Keys()
@@ -210,3 +212,31 @@ async def test_trouble_is_known_while_it_lasts() -> None:
     bench.away = False
     await bench.reporter.step()
     assert bench.reporter.trouble == ""
+
+
+A = GpuUuid("GPU-a")
+
+
+def reading(used: int | None) -> GpuReading:
+    return GpuReading(A, 0, "A10", 24 * GIB, used, 0.0)
+
+
+def test_the_annotations_of_the_proof_of_concept() -> None:
+    assert node_total(report(gpu("a"), gpu("b", index=1), gpu("c", index=2, healthy=False))) == str(32 * GIB)
+    assert node_total(report(gpu(total=None))) is None  # unknown, not 0
+    keys = Keys()
+    gauges = gauge_annotations([reading(3), reading(4)], keys)
+    assert gauges == {keys.node_used: "7", keys.node_util: "0.00"}
+    assert gauge_annotations([], keys) == {keys.node_used: None, keys.node_util: None}
+
+
+def test_what_is_not_healthy_or_not_known_is_in_no_gauge() -> None:
+    keys = Keys()
+    ill = replace(reading(5), healthy=False)
+    blind = replace(reading(None), utilization=None)
+    busy = replace(reading(6), utilization=0.5)
+    assert gauge_annotations([ill, blind], keys) == {keys.node_used: None, keys.node_util: None}
+    assert gauge_annotations([ill, blind, busy, reading(1)], keys) == {
+        keys.node_used: "7",
+        keys.node_util: "0.25",
+    }

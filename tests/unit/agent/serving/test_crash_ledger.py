@@ -1,14 +1,11 @@
 """Marks, suspects and quarantine, and the journal that keeps them."""
 
 import json
-import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from agent.serving.crash_ledger import MOST_ENTRIES, CrashLedger
-from agent.serving.journal import Journal
 from berth.contract.errors import InvalidValue
 from berth.contract.ids import ServerName
 
@@ -313,53 +310,6 @@ def test_the_journal_is_bounded() -> None:
     assert len(text) < 256 * 1024
     newest = f"{4 * MOST_ENTRIES - 1:064d}"
     assert CrashLedger.decode(text).quarantined(newest, "2.51", NOW) is not None
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"v": 9}', '{"v": 1, "marks": 3}', '{"v":1,"marks":[{}]}', "\0", "[" * 100_000]
-)
-def test_a_journal_that_cannot_be_read_is_told_put_aside_and_not_fatal(tmp_path: Path, text: str) -> None:
-    journal = Journal(tmp_path)
-    journal.path.write_text(text)
-    assert journal.read().all_quarantined(NOW) == []
-    assert journal.trouble
-    assert not journal.path.exists()
-    assert (tmp_path / "journal.unreadable").read_text() == text
-
-
-def test_a_node_without_a_journal_has_no_trouble(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    assert journal.read().open == []
-    assert journal.trouble == ""
-
-
-def test_killed_at_any_byte_of_a_write_the_last_journal_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At every call to the system that a write makes, and with every length of the new file."""
-    journal = Journal(tmp_path)
-    before, after = json.dumps(poisoned(A).encode(NOW)), json.dumps(poisoned(A, B).encode(NOW))
-    journal.write(before)
-    for length in range(0, len(after), 7):
-        (tmp_path / "journal.new").write_text(after[:length])
-        assert len(Journal(tmp_path).read().all_quarantined(NOW)) == 1
-    order: list[str] = []
-    real_sync, real_replace = os.fsync, Path.replace
-
-    def synced(descriptor: int) -> None:
-        order.append("sync")
-        real_sync(descriptor)
-
-    def replaced(self: Path, target: Path) -> Path:
-        order.append("replace")
-        assert (tmp_path / "journal.new").read_text() == after
-        return real_replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", replaced)
-    journal.write(after)
-    assert order == ["sync", "replace", "sync"]
-    assert len(journal.read().all_quarantined(NOW)) == 2
 
 
 def test_a_clock_that_was_set_back_makes_no_quarantine_longer() -> None:

@@ -1,13 +1,9 @@
 """Who is loaded next, beside what, and when Triton is restarted."""
 
-import os
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agent.serving.fit import Load, OtherModel, misfit
 from agent.serving.load_queue import (
     MOST_HANGING,
     MOST_ON_A_GPU,
@@ -18,17 +14,7 @@ from agent.serving.load_queue import (
     QueuedLoad,
     next_load,
 )
-from agent.serving.restart import (
-    LEAST_SECONDS_BETWEEN,
-    NEEDED_SECONDS,
-    PATIENCE_SECONDS,
-    Other,
-    RestartFile,
-    Stuck,
-    why_restart,
-)
 from berth.contract.ids import GpuUuid, ServerName
-from berth.contract.report import Failure, GpuReport
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 ON_A, ON_B, ON_BOTH = frozenset({A}), frozenset({B}), frozenset({A, B})
@@ -158,111 +144,6 @@ def test_nobody_overtakes_on_a_gpu_that_somebody_waits_for() -> None:
     elsewhere = waits("elsewhere", 3, on=ON_B)
     turns = next_load([first, behind, elsewhere], [KNOWN])
     assert (turns.next, set(turns.waits)) == ("elsewhere", {"first", "behind"})
-
-
-GIB = 1024**3
-
-
-def gpu(uuid: GpuUuid = A, **more: Any) -> GpuReport:
-    return GpuReport(
-        **{
-            "uuid": uuid, "index": 0, "product": "T4", "total_bytes": 16 * GIB, "other_use_bytes": GIB,
-            "headroom_bytes": GIB, "healthy": True, "reason": "", **more,
-        }
-    )  # fmt: skip
-
-
-def asked(
-    size: int, *neighbours: OtherModel, gpus: tuple[GpuUuid, ...] = (A,), **more: Any
-) -> tuple[Failure, str]:
-    said = misfit(Load(gpus, size), neighbours, {A: gpu(A, **more), B: gpu(B)})
-    return (said.failure, said.reason) if said is not None else (None, "")  # type: ignore[return-value]
-
-
-def test_an_exact_fit_fits_and_a_byte_more_does_not() -> None:
-    there = [OtherModel((A,), 3 * GIB, 4 * GIB), OtherModel((A,), 2 * GIB, None), OtherModel((B,), 14 * GIB)]
-    assert asked(8 * GIB, *there)[0] is None
-    failure, reason = asked(8 * GIB + 1, *there)
-    assert failure is Failure.CAPACITY
-    assert reason == (
-        f"{8 * GIB + 1} bytes do not fit on GPU GPU-a: {8 * GIB} are free of {16 * GIB}, where 2 models hold "
-        f"{6 * GIB}, others {GIB}, and {GIB} are kept free"
-    )
-
-
-def test_each_gpu_of_several_must_have_room() -> None:
-    assert asked(GIB, OtherModel((B,), 14 * GIB), gpus=(A, B))[0] is Failure.CAPACITY
-    assert asked(GIB, OtherModel((B,), 13 * GIB), gpus=(A, B))[0] is None
-
-
-def test_what_asks_for_nothing_is_refused() -> None:
-    failure, reason = asked(0)
-    assert failure is Failure.CAPACITY
-    assert "asks for no GPU memory" in reason
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"other_use_bytes": None}, "its memory is unknown"),
-        ({"total_bytes": None}, "its memory is unknown"),
-        ({"healthy": False, "reason": "fell off the bus"}, "is not healthy: fell off the bus"),
-    ],
-)
-def test_what_is_not_known_is_no_lack_of_room(more: dict[str, Any], text: str) -> None:
-    failure, reason = asked(GIB, **more)
-    assert failure is Failure.TRANSIENT
-    assert text in reason
-
-
-def test_a_gpu_that_is_gone_is_no_lack_of_room() -> None:
-    assert asked(GIB, gpus=(GpuUuid("GPU-z"),))[0] is Failure.TRANSIENT
-
-
-X, Y = ServerName("x"), ServerName("y")
-
-
-@pytest.mark.parametrize(
-    ("stuck", "others", "loads", "last", "is_restarted"),
-    [
-        ([], [], 0, None, False),
-        ([Stuck(X, 0)], [], 0, None, True),  # nobody is served: at once
-        ([Stuck(X, 0)], [], 1, None, False),  # what is being loaded would be lost
-        ([Stuck(X, 0)], [], 0, LEAST_SECONDS_BETWEEN - 1, False),
-        ([Stuck(X, 0)], [], 0, LEAST_SECONDS_BETWEEN, True),
-        ([Stuck(X, NEEDED_SECONDS - 1)], [Other(Y, 1.0)], 0, None, False),
-        ([Stuck(X, NEEDED_SECONDS)], [Other(Y, 1.0)], 0, None, True),  # back in a moment
-        ([Stuck(X, NEEDED_SECONDS)], [Other(Y, 300.0)], 0, None, False),
-        ([Stuck(X, NEEDED_SECONDS, is_needed=True)], [Other(Y, 300.0)], 0, None, True),
-        ([Stuck(X, PATIENCE_SECONDS)], [Other(Y, 300.0)], 0, None, True),
-        ([Stuck(X, PATIENCE_SECONDS)], [Other(Y, None), Other(X, None)], 0, None, True),
-        ([Stuck(X, NEEDED_SECONDS)], [Other(Y, None), Other(X, None)], 0, None, False),
-        ([Stuck(X, 9e9, is_needed=True)], [Other(Y, 1.0, comes_back=False)], 0, None, False),
-    ],
-)
-def test_when_triton_is_restarted(
-    stuck: list[Stuck], others: list[Other], loads: int, last: float | None, is_restarted: bool
-) -> None:
-    why = why_restart(stuck, others, loads_under_way=loads, since_last_seconds=last)
-    assert (why is not None) is is_restarted
-    if why is not None:
-        assert "does not release x" in why
-
-
-def test_the_file_that_ends_triton_is_another_each_time_and_outlives_the_agent(tmp_path: Path) -> None:
-    file = RestartFile(tmp_path)
-    assert file.seconds_since() is None
-    file.ask("again")
-    first = file.path.read_text()
-    os.utime(file.path, (2**31, 2**31))
-    assert file.seconds_since() is None  # the clock has been set back: it asks once more, and no sooner again
-    os.utime(file.path, (1000, 1000))
-    assert (file.seconds_since() or 0) > 1e6
-    RestartFile(tmp_path).ask("again")
-    assert 0 <= (RestartFile(tmp_path).seconds_since() or 0) < 60
-    assert file.path.read_text().startswith("again (")
-    assert file.path.read_text() != first
-    assert [entry.name for entry in tmp_path.iterdir()] == [file.path.name]
 
 
 def test_a_suspect_waits_for_those_before_it_though_its_own_gpu_is_free() -> None:
