@@ -11,7 +11,7 @@ from aiohttp import web
 
 from berth.runtime.errors import ConfigError, Failed
 from loader.download import Bounds
-from loader.sources import Request, fetched
+from loader.sources import Request, fetched, scheme_of
 from tests.fakes.web import serving
 
 WEIGHTS = b"weights"
@@ -146,3 +146,10 @@ async def test_a_download_must_be_the_one_that_was_meant(work: Path) -> None:
     async with serving(Store(WEIGHTS).handle) as url:
         assert await files_of(f"{url}/m.plan", work, DIGEST) == {"1/model.plan": WEIGHTS}
         assert "SHA-256 is" in await refusal(f"{url}/m.plan", work, "0" * 64)
+
+
+def test_a_scheme_that_is_not_supported_names_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"'s3' is not supported; use one of file://, http://, https://"):
+        scheme_of("s3://bucket/model")
+    with pytest.raises(ConfigError):
+        scheme_of("model")

@@ -1,5 +1,3 @@
-"""The bounds of what an archive may hold, and what is a model in what came out."""
-
 import io
 import random
 import shutil
@@ -12,14 +10,123 @@ from pathlib import Path
 import pytest
 
 import loader.archive
+import loader.send
 from berth.runtime.errors import Failed
 from loader.archive import MAX_RATIO, RATIO_FLOOR_BYTES, is_archive, unpack
-from loader.layout import find_model, place_file
+
+
+def tar(path: Path, *members: tuple[str, bytes | None, bytes], mode: str = "w:gz") -> Path:
+    """Members as (name, content or None, type)."""
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, body, kind in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.size = kind, len(body or b"")
+            info.linkname = "/etc/passwd"
+            archive.addfile(info, io.BytesIO(body or b""))
+    return path
+
+
+def zipped(path: Path, **files: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, body in files.items():
+            archive.writestr(name, body)
+    return path
+
+
+FILE, DIRECTORY = tarfile.REGTYPE, tarfile.DIRTYPE
+
+
+@pytest.mark.parametrize("name", ["m.tar", "m.tar.gz", "m.tgz", "M.TAR.GZ"])
+def test_tar_comes_out_as_it_went_in(tmp_path: Path, name: str) -> None:
+    mode = "w" if name.endswith(".tar") else "w:gz"
+    source = tar(
+        tmp_path / name, ("1", None, DIRECTORY), ("1/model.py", b"x", FILE), ("./c", b"y", FILE), mode=mode
+    )
+    (tmp_path / "out").mkdir()
+    unpack(source, tmp_path / "out", source="it")
+    assert (tmp_path / "out" / "1" / "model.py").read_bytes() == b"x"
+    assert (tmp_path / "out" / "c").read_bytes() == b"y"
+
+
+def test_zip_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    unpack(zipped(tmp_path / "m.zip", **{"1/model.py": b"x"}), tmp_path / "out", source="it")
+    assert (tmp_path / "out" / "1" / "model.py").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (("../evil", b"x", FILE), "'../evil' would leave"),
+        (("a/../../evil", b"x", FILE), "would leave"),
+        (("/etc/evil", b"x", FILE), "would leave"),
+        (("a\\..\\evil", b"x", FILE), "would leave"),
+        (("link", None, tarfile.SYMTYPE), "'link' is neither a file nor a directory"),
+        (("hard", None, tarfile.LNKTYPE), "neither a file"),
+        (("fifo", None, tarfile.FIFOTYPE), "neither a file"),
+        (("null", None, tarfile.CHRTYPE), "neither a file"),
+    ],
+)
+def test_members_that_refuse_the_archive(
+    tmp_path: Path, member: tuple[str, bytes | None, bytes], message: str
+) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Failed, match=message):
+        unpack(tar(tmp_path / "m.tar.gz", member), tmp_path / "out", source="it")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_link_in_a_zip_refuses_it(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Failed, match="neither a file"):
+        unpack(tmp_path / "m.zip", tmp_path / "out", source="it")
+
+
+def test_a_bomb_is_stopped_by_what_really_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader.archive, "RATIO_FLOOR_BYTES", 1024)
+    source = zipped(tmp_path / "m.zip", big=b"")
+    with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("big", b"\0" * 10_000_000)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Failed, match="more than 200 times its size"):
+        unpack(source, tmp_path / "out", source="it")
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"PK\x03\x04broken", b"\x1f\x8b\x08broken"])
+def test_what_is_no_archive_says_so(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("m.tar.gz", "m.zip"):
+        (tmp_path / name).write_bytes(body)
+        with pytest.raises(Failed, match="not a readable archive"):
+            unpack(tmp_path / name, tmp_path / "out", source="it")
+
+
+@pytest.mark.parametrize(("name", "mode"), [("m.tar.gz", "w:gz"), ("m.tar", "w:xz"), ("m.zip", "")])
+def test_a_file_that_was_damaged_on_its_way_says_so(tmp_path: Path, name: str, mode: str) -> None:
+    """Wherever it is: in the middle of a compressed member neither tarfile nor zipfile answers for it."""
+    weights = random.Random(name).randbytes(1000) + b"abc" * 3000
+    if mode:
+        tar(tmp_path / name, ("1/weights", weights, FILE), mode=mode)
+    else:
+        with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("1/weights", weights)
+    whole = (tmp_path / name).read_bytes()
+    for position in range(0, len(whole), 11):
+        (tmp_path / name).write_bytes(whole[:position] + b"\xff" * 9 + whole[position + 9 :])
+        (tmp_path / "out").mkdir()
+        with suppress(Failed):  # not every damage can be noticed
+            unpack(tmp_path / name, tmp_path / "out", source="it")
+        shutil.rmtree(tmp_path / "out")
+
 
 GIB = 1024**3
 
 
-def tar(path: Path, files: Iterable[tuple[str, bytes]], mode: str = "w") -> Path:
+def tar_of(path: Path, files: Iterable[tuple[str, bytes]], mode: str = "w") -> Path:
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
         for name, body in files:
             info = tarfile.TarInfo(name)
@@ -49,7 +156,7 @@ def test_weights_hardly_shrink_but_a_small_archive_may_hold_much() -> None:
 def test_the_bound_is_for_all_members_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: int
 ) -> None:
-    source = tar(tmp_path / "m.tar", [("a", bytes(6000)), ("b", bytes(4240))])
+    source = tar_of(tmp_path / "m.tar", [("a", bytes(6000)), ("b", bytes(4240))])
     monkeypatch.setattr(loader.archive, "RATIO_FLOOR_BYTES", 10240 - over)
     monkeypatch.setattr(loader.archive, "MAX_RATIO", 0)
     if over:
@@ -62,23 +169,23 @@ def test_the_bound_is_for_all_members_together(
 @pytest.mark.usefixtures("no_floor")
 def test_what_is_within_the_ratio_comes_out_whatever_the_floor(tmp_path: Path) -> None:
     body = random.Random(1).randbytes(100_000)
-    assert unpacked(tar(tmp_path / "m.tar.gz", [("a", body)], "w:gz")) == {"a": body}
+    assert unpacked(tar_of(tmp_path / "m.tar.gz", [("a", body)], "w:gz")) == {"a": body}
     (tmp_path / "bomb").mkdir()
     with pytest.raises(Failed, match="more than 200 times"):
-        unpacked(tar(tmp_path / "bomb" / "m.tar.gz", [("a", bytes(10_000_000))], "w:gz"))
+        unpacked(tar_of(tmp_path / "bomb" / "m.tar.gz", [("a", bytes(10_000_000))], "w:gz"))
 
 
 def test_so_many_files_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1000 <= loader.archive.MAX_FILES <= 1_000_000
     monkeypatch.setattr(loader.archive, "MAX_FILES", 2)
-    assert len(unpacked(tar(tmp_path / "two.tar", [("a", b""), ("b", b"")]))) == 2
+    assert len(unpacked(tar_of(tmp_path / "two.tar", [("a", b""), ("b", b"")]))) == 2
     with pytest.raises(Failed, match="it: more than 2 files"):
-        unpacked(tar(tmp_path / "three.tar", [("a", b""), ("b", b""), ("c", b"")]))
+        unpacked(tar_of(tmp_path / "three.tar", [("a", b""), ("b", b""), ("c", b"")]))
 
 
 def test_no_member_writes_over_another(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"it: not a readable archive: .*File exists"):
-        unpacked(tar(tmp_path / "m.tar", [("a", b"x"), ("a", b"y")]))
+        unpacked(tar_of(tmp_path / "m.tar", [("a", b"x"), ("a", b"y")]))
 
 
 def test_a_zip_as_unix_and_as_windows_write_it(tmp_path: Path) -> None:
@@ -133,7 +240,7 @@ def test_directories_need_not_be_told_before_what_is_in_them_nor_only_once(tmp_p
 
 
 def test_an_archive_that_is_cut_off_says_so(tmp_path: Path) -> None:
-    source = tar(tmp_path / "m.tar.gz", [("a", bytes(range(256)) * 100)], "w:gz")
+    source = tar_of(tmp_path / "m.tar.gz", [("a", bytes(range(256)) * 100)], "w:gz")
     source.write_bytes(source.read_bytes()[:-20])
     with pytest.raises(Failed, match="it: not a readable archive"):
         unpacked(source)
@@ -210,38 +317,3 @@ def test_whatever_is_damaged_in_the_headers_of_an_archive_it_ends_with_a_reason(
 def test_what_an_archive_is_called(name: str) -> None:
     assert is_archive(name)
     assert not is_archive(name + ".onnx")
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("net.onnx", "1/model.onnx"),
-        ("net.plan", "1/model.plan"),
-        ("net.v2.PT", "1/model.pt"),
-        ("my_model.py", "1/model.py"),
-    ],
-)
-def test_every_lone_file_goes_where_its_backend_looks(name: str, place: str) -> None:
-    assert place_file(name, source="it") == place
-
-
-def test_what_a_lone_file_may_be_is_told() -> None:
-    with pytest.raises(Failed, match=r"^it: an archive .* or a model file \(.onnx, .plan, .pt, .py\) is"):
-        place_file("net.safetensors", source="it")
-
-
-def test_a_model_may_lie_one_directory_down_beside_files(tmp_path: Path) -> None:
-    (tmp_path / "net").mkdir()
-    (tmp_path / "README").touch()
-    (tmp_path / "net" / "config.pbtxt").touch()
-    assert find_model(tmp_path, source="it") == tmp_path / "net"
-
-
-@pytest.mark.parametrize(
-    "entry", ["1", "net/1", "a/b/config.pbtxt", "v1/model.py", "config.pbtxt/x", "deep/"]
-)
-def test_what_only_looks_like_a_model_is_none(tmp_path: Path, entry: str) -> None:
-    (tmp_path / entry).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / entry).touch()
-    with pytest.raises(Failed, match=r"it holds no Triton model: config.pbtxt or a version directory"):
-        find_model(tmp_path, source="it")
