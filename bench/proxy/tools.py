@@ -78,9 +78,7 @@ def _install_perf(target: Path) -> None:
     (target / "perf_analyzer").chmod(0o755)
     shutil.rmtree(target / "wheel")
     for library in _LIBRARIES:
-        shutil.copy(
-            _of_pytriton(library), target / library
-        )  # this environment may go before the cache does
+        shutil.copy(_of_pytriton(library), target / library)  # this environment may go before the cache does
 
 
 def _of_pytriton(library: str) -> Path:

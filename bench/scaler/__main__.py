@@ -6,14 +6,14 @@ import sys
 
 from bench.proxy.peers import BERTH
 from bench.scaler import activator
+from bench.scaler.cold_starts import cold_starts, table
 from bench.scaler.counting import Fates
 from bench.scaler.decisions import SPECS, microseconds
 from bench.scaler.knative_activator import KNATIVE
 from bench.scaler.lost import CYCLES, lost
 from bench.scaler.lost import table as lost_table
-from bench.scaler.scraping import core_share
+from bench.scaler.scrape import core_share
 from bench.scaler.ticks import cost
-from bench.scaler.wakes import table, wakes
 
 
 def main() -> None:
@@ -43,12 +43,12 @@ def main() -> None:
     forwarding.add_argument("--seconds", type=float, default=5.0)
     forwarding.add_argument("--rounds", type=int, default=5)
     forwarding.set_defaults(run=_forwarding)
-    held = commands.add_parser("held", help="memory of requests that the activator holds")
-    held.add_argument("--requests", type=int, default=10_000)
-    held.set_defaults(run=_held)
-    first = commands.add_parser("wakes", help="how long a model's first request waits, by phase")
+    buffered = commands.add_parser("buffered", help="memory of requests that the activator buffers")
+    buffered.add_argument("--requests", type=int, default=10_000)
+    buffered.set_defaults(run=_buffered)
+    first = commands.add_parser("cold-starts", help="how long a model's first request waits, by phase")
     first.add_argument("--models", type=int, default=20)
-    first.set_defaults(run=_wakes)
+    first.set_defaults(run=_cold_starts)
     missing = commands.add_parser("lost", help="what becomes of all requests while replicas come and go")
     missing.add_argument("--cycles", type=int, default=50, help="of each kind")
     missing.add_argument(
@@ -100,14 +100,14 @@ def _forwarding(options: argparse.Namespace) -> int:
     return 0
 
 
-def _held(options: argparse.Namespace) -> int:
-    count, before, then = activator.held(options.requests)
-    print(f"{count} requests of 1 KiB held in {then:.0f} MiB, {before:.0f} of which without them")
+def _buffered(options: argparse.Namespace) -> int:
+    count, before, then = activator.buffered(options.requests)
+    print(f"{count} requests of 1 KiB buffered in {then:.0f} MiB, {before:.0f} of which without them")
     return 0 if count == options.requests else 1
 
 
-def _wakes(options: argparse.Namespace) -> int:
-    print(table(asyncio.run(wakes(options.models))))
+def _cold_starts(options: argparse.Namespace) -> int:
+    print(table(asyncio.run(cold_starts(options.models))))
     return 0
 
 

@@ -33,7 +33,7 @@ from proxy.request.budget import Budget
 # Triton's REST port.
 _TRITON_REST: Final = 8000
 _SLOTS: Final = 256
-_HELD_BODY: Final = 1024
+_BODY_BYTES: Final = 1024
 # Of the bench itself: files, pipes, the program that it starts.
 _DESCRIPTORS_BESIDE: Final = 64
 # So many looks, a second apart.
@@ -139,7 +139,7 @@ async def _forwarding(directory: Path, seconds: float, rounds: int) -> Figures:
     }
 
 
-def held(requests: int) -> tuple[int, float, float]:
+def buffered(requests: int) -> tuple[int, float, float]:
     """How many requests of 1 KiB, each on its own connection, a process holds, and its resident MiB before and then.
     Raises SystemExit where there are too few descriptors."""
     if (most := allow_descriptors()) < requests + _DESCRIPTORS_BESIDE:
@@ -151,16 +151,16 @@ def held(requests: int) -> tuple[int, float, float]:
         before = one.rss_bytes() / 1024**2
         data = {"name": "IN", "datatype": "UINT8", "shape": [1], "data": [1]}
         text = json.dumps({"inputs": [data]}, separators=(",", ":"))
-        body = text.replace('"IN"', f'"{"I" * (_HELD_BODY - len(text) + 2)}"').encode()
+        body = text.replace('"IN"', f'"{"I" * (_BODY_BYTES - len(text) + 2)}"').encode()
         head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
         for _ in range(requests):
             client = stack.enter_context(socket.create_connection((HOST, HTTP)))
             client.sendall(head.encode() + body)
-        count = _held_at_last(Path(name) / "activator.log", requests)
+        count = _buffered_at_last(Path(name) / "activator.log", requests)
         return count, before, one.rss_bytes() / 1024**2
 
 
-def _held_at_last(log: Path, requests: int) -> int:
+def _buffered_at_last(log: Path, requests: int) -> int:
     """What it says that it holds, once that is all of them or has been the same for a while."""
     said = [0]
     while said[-1] != requests and (len(said) < _STILL or len(set(said[-_STILL:])) > 1):

@@ -1,6 +1,6 @@
 """How long a model's first request waits, by phase: on a local cluster, with every part as `deploy/` has it.
 
-Each model sleeps, is asked once, and is left alone; the next one follows when it has answered.
+Each model is scaled to zero, is asked once, and is left alone; the next one follows when it has answered.
 
 written   the API server shows `replicas` above 0      made      … a pod
 bound     … with a node                                loaded    … whose loader has ended: the model is in Triton
@@ -42,7 +42,7 @@ _LEADS_SECONDS = 60.0
 
 
 @dataclass
-class Wake:
+class ColdStart:
     """Seconds from the first byte of the request on."""
 
     written: float = 0.0
@@ -67,11 +67,11 @@ class _Watch:
     """The phases of the model that is asked now."""
 
     def __init__(self) -> None:
-        self.model, self.began, self.wake = "", 0.0, Wake()
+        self.model, self.began, self.cold_start = "", 0.0, ColdStart()
 
-    def begin(self, model: str) -> Wake:
-        self.model, self.began, self.wake = model, time.monotonic(), Wake()
-        return self.wake
+    def begin(self, model: str) -> ColdStart:
+        self.model, self.began, self.cold_start = model, time.monotonic(), ColdStart()
+        return self.cold_start
 
     def deployment(self, change: Change) -> None:
         if change.object["metadata"]["name"] == self.model and change.object["spec"]["replicas"] > 0:
@@ -89,11 +89,11 @@ class _Watch:
             self._note("loaded")
 
     def _note(self, phase: str) -> None:
-        if not getattr(self.wake, phase):
-            setattr(self.wake, phase, time.monotonic() - self.began)
+        if not getattr(self.cold_start, phase):
+            setattr(self.cold_start, phase, time.monotonic() - self.began)
 
 
-async def wakes(count: int) -> list[Wake]:
+async def cold_starts(count: int) -> list[ColdStart]:
     """One of each of so many models."""
     spec = ClusterSpec(nodes=[_NODE], scalers=1, activators=1, agent_flags=("--code=any",))
     async with LocalCluster(spec) as cluster, serving() as url, supervise() as tasks:
@@ -107,7 +107,7 @@ async def wakes(count: int) -> list[Wake]:
         names = [f"model-{number}" for number in range(count)]
         for name in names:
             await cluster.apply(_documents(name, source))
-        return [await _wake(cluster, watch, name) for name in names]
+        return [await _cold_start(cluster, watch, name) for name in names]
 
 
 def _documents(name: str, source: str) -> list[dict[str, Any]]:
@@ -116,29 +116,32 @@ def _documents(name: str, source: str) -> list[dict[str, Any]]:
     return [model_service(name), deployment]
 
 
-async def _wake(cluster: LocalCluster, watch: _Watch, name: str) -> Wake:
+async def _cold_start(cluster: LocalCluster, watch: _Watch, name: str) -> ColdStart:
     of = ServicePort("default", name, "http")
     async with asyncio.timeout(_LEADS_SECONDS):
         while not cluster.services.backends(of):
             await asyncio.sleep(_AGAIN_SECONDS)
     client = Client(lambda: cluster.services.backends(of), "127.0.0.9")
-    wake = watch.begin(name)
+    cold_start = watch.begin(name)
     answer = await client.ask(echo_request(name))
-    wake.answered = time.monotonic() - watch.began
+    cold_start.answered = time.monotonic() - watch.began
     assert answer.status == 200, answer
     await client.close()
     # The watches may be behind an answer that needed nobody to look.
     await asyncio.sleep(1.0)
-    return wake
+    return cold_start
 
 
-def table(found: Sequence[Wake]) -> str:
+def table(found: Sequence[ColdStart]) -> str:
     """For people."""
     lines = ["| seconds from the request on, and of each phase | p50 | p95 |", "|---|---|---|"]
     for name, values in (
-        *((field.name, [getattr(wake, field.name) for wake in found]) for field in fields(Wake)),
-        *((step, [wake.steps[step] for wake in found]) for step in Wake().steps),
-        ("answered, without bound to loaded", [wake.own for wake in found]),
+        *(
+            (field.name, [getattr(cold_start, field.name) for cold_start in found])
+            for field in fields(ColdStart)
+        ),
+        *((step, [cold_start.steps[step] for cold_start in found]) for step in ColdStart().steps),
+        ("answered, without bound to loaded", [cold_start.own for cold_start in found]),
     ):
         lines.append(f"| {name} | {_part(values, 0.5):.3f} | {_part(values, 0.95):.3f} |")
     return "\n".join(lines)
