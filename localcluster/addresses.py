@@ -47,7 +47,7 @@ def free_port(*hosts: str) -> int:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Ports that nobody listens on at this moment, nor that the system gives to a connection that goes out:
+    """Ports without a listener at this moment, nor that the system gives to a connection that goes out:
     who listens there, ends, and listens again finds them free. No two are the same."""
     return _free_ports((host,), count)
 

@@ -24,7 +24,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def progress(started: float) -> Iterator[None]:
-    """A line now and then, so that nobody takes a long build for a hang."""
+    """A line now and then, so that a long build is not taken for a hang."""
     done = threading.Event()
 
     def tick() -> None:

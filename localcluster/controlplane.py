@@ -36,7 +36,7 @@ _WITHOUT = (
     *("certificatesigningrequest-cleaner-controller", "persistentvolume-attach-detach-controller"),
     *("persistentvolume-expander-controller", "legacy-serviceaccount-token-cleaner-controller"),
     *("replicationcontroller-controller", "endpointslice-mirroring-controller", "ttl-controller"),
-    "endpoints-controller",  # nobody reads what it writes, and it takes no address of a process kubelet's pod
+    "endpoints-controller",  # what it writes is not read, and it takes no address of a process kubelet's pod
 )
 
 # The rates that a program keeps to by itself are for clusters that many share: here they are seconds of waiting.

@@ -1,4 +1,4 @@
-"""A node's data plane without a cluster: its gateway, its sidecars, and an agent that says of every replica that it is there.
+"""A node's data plane without a cluster: its gateway, its sidecars, and an agent whose replicas are all there.
 
     python -m localcluster.data_plane --listen HOST:PORT --gateway HOST:PORT --control PATH --replicas FILE
 
@@ -48,11 +48,11 @@ def replica_of(
 
 
 class Agent(services.NodeAgentServicer):
-    """What a gateway and sidecars hear from an agent. `tell` changes which replicas there are."""
+    """What a gateway and sidecars receive from an agent. `send` changes the replicas."""
 
     def __init__(self, gateway: Endpoint, control: Path, replicas: Sequence[ReplicaSpec]) -> None:
         self.replicas, self._gateway, self._control = list(replicas), gateway, control
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self._changed = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
 
@@ -72,7 +72,7 @@ class Agent(services.NodeAgentServicer):
     ) -> pb.UnloadResponse:
         return pb.UnloadResponse(outcome=pb.UnloadResponse.OUTCOME_UNLOADED)
 
-    def tell(self, replicas: Sequence[ReplicaSpec]) -> None:
+    def send(self, replicas: Sequence[ReplicaSpec]) -> None:
         self.replicas = list(replicas)
         self.say({"replicas": [one.to_json() for one in self.replicas]})
 
@@ -82,7 +82,7 @@ class Agent(services.NodeAgentServicer):
             self._writer.write(json.dumps(words).encode() + b"\n")
 
     async def speak(self) -> None:
-        """Tell the gateway all replicas, again whenever it has gone."""
+        """Send the gateway all replicas, again after each restart of it."""
         while True:
             with suppress(OSError):
                 reader, writer = await asyncio.open_unix_connection(self._control)
@@ -93,9 +93,9 @@ class Agent(services.NodeAgentServicer):
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         try:
-            self.tell(self.replicas)
+            self.send(self.replicas)
             while line := await reader.readline():
-                self.heard.append(json.loads(line))
+                self.received.append(json.loads(line))
         finally:
             self._writer = None
 

@@ -11,7 +11,7 @@ from localcluster.paths import cache_directory
 
 
 def install(packages: Iterable[str]) -> None:
-    """Where it may; where it may not, whoever needs them finds them missing and says so."""
+    """Where it may; where it may not, a program that needs them reports that they are missing."""
     packages = sorted(packages)
     if not packages or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return

@@ -1,4 +1,4 @@
-"""`berth demo`: the whole story on one machine, told in a terminal and checked at every step.
+"""`berth demo`: a tour of Berth on one machine, shown in a terminal and checked at every step.
 
 Each step asserts what it shows; the first that does not hold ends the story with exit 1 and says what went wrong.
 """
@@ -132,7 +132,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class Story:
-    """The steps, in order. `console` is where it is told."""
+    """The steps, in order. `console` is where it is shown."""
 
     cluster: LocalCluster
     console: Console
@@ -140,7 +140,7 @@ class Story:
     keys: Keys = Keys()
     timelines: dict[str, Timeline] = field(default_factory=dict)
 
-    async def tell(self) -> None:
+    async def run(self) -> None:
         await self.deploys()
         await self.infers()
         await self.isolates()
@@ -167,7 +167,7 @@ class Story:
             ip = await self._ip(model)
             await infer_rest(f"{ip}:9000", model)
             await infer_grpc(f"{ip}:9001", model)
-            self._said(f"{model}: right answers from http://{ip}:9000 and grpc {ip}:9001")
+            self._report(f"{model}: right answers from http://{ip}:9000 and grpc {ip}:9001")
 
     async def isolates(self) -> None:
         self._step("At one model's pod no other model is found, whatever it is called")
@@ -175,7 +175,7 @@ class Story:
         for other in ("resnet", "no-such-model"):
             if not await is_hidden(f"{ip}:9000", f"{ip}:9001", other):
                 raise StoryFailed(f"simple's pod answered for {other}")
-        self._said("simple's pod: resnet is unknown, in the same words as a model that does not exist")
+        self._report("simple's pod: resnet is unknown, in the same words as a model that does not exist")
 
     async def refuses_hostile_models(self) -> None:
         self._step(
@@ -191,7 +191,7 @@ class Story:
         spec = {"nodeSelector": {"kubernetes.io/hostname": node}, "restartPolicy": "Never"}
         await self.cluster.apply([model_pod(name, source=source, gpu_mem="64Mi", pod_spec=spec)])
         reason = await self._until(f"{name} to be refused", lambda: self._last_words(name))
-        self._said(f"{name} {does}; its pod's status: {reason}")
+        self._report(f"{name} {does}; its pod's status: {reason}")
         await self.cluster.client.delete(paths.pod("default", name))
 
     @asynccontextmanager
@@ -212,19 +212,19 @@ class Story:
         finally:
             over.set()
             answers = await inferring
-        self._said(f"{model} answered {answers} times meanwhile, each time right")
+        self._report(f"{model} answered {answers} times meanwhile, each time right")
 
     async def waits_for_memory(self) -> None:
         self._step("A model that is too big waits, with its reason, until there is room")
         source = self.url("simple.tar.gz", archive())
         await self.cluster.apply([model_deployment("resnet-huge", source=source, gpu_mem="20Gi")])
         reason = await self._until("resnet-huge to be refused", lambda: self._unschedulable("resnet-huge"))
-        self._said(f"resnet-huge is Pending: {reason}")
-        self._said("deleting resnet-big …")
+        self._report(f"resnet-huge is Pending: {reason}")
+        self._report("deleting resnet-big …")
         await self.cluster.client.delete("/apis/apps/v1/namespaces/default/deployments/resnet-big")
         await self._ready("resnet-huge")
         await infer_rest(f"{await self._ip('resnet-huge')}:9000", "resnet-huge")
-        self._said("resnet-huge got the place of resnet-big and serves")
+        self._report("resnet-huge got the place of resnet-big and serves")
         await self._show_gpus()
 
     async def heals_a_killed_proxy(self) -> None:
@@ -239,11 +239,11 @@ class Story:
 
         await self._until("the proxy to be restarted", restarted)
         await infer_grpc(f"{await self._ip('simple')}:9001", "simple")
-        self._said(f"{pod['metadata']['name']}: proxy restarted, answers again")
+        self._report(f"{pod['metadata']['name']}: proxy restarted, answers again")
 
     async def heals_a_killed_gateway(self) -> None:
         self._step(
-            "kill -9 of a node's gateway: the agent tells the next one of its models, and they serve again"
+            "kill -9 of a node's gateway: the agent sends the next one its replicas, and they serve again"
         )
         pod = (await self._pods("simple"))[0]
         address, gateway = pod["status"]["podIP"], self.cluster.nodes[pod["spec"]["nodeName"]].gateway
@@ -262,7 +262,7 @@ class Story:
             return _is_ready((await self._pods("simple"))[0])
 
         await self._until("simple to be served through the next gateway", serves)
-        self._said(f"simple answers again after {time.monotonic() - began:.1f} s; no pod was started anew")
+        self._report(f"simple answers again after {time.monotonic() - began:.1f} s; no pod was started anew")
 
     async def heals_a_pod_killed_hard(self) -> None:
         self._step("A pod deleted with no grace at all: the agent unloads its model")
@@ -271,39 +271,39 @@ class Story:
         await self.cluster.client.delete(paths.pod("default", pod["metadata"]["name"]), grace_seconds=0)
 
         await self._unloaded("resnet")
-        self._said("resnet is gone from its node, and so is the memory that it held")
+        self._report("resnet is gone from its node, and the memory that it reserved is free")
         await self._show_gpus()
 
     async def scales_from_and_to_zero(self) -> None:
         self._step(
-            "A model that nobody has asked yet: no replica, no GPU memory, and a Service that leads to an activator"
+            "A model without requests: no replica, no GPU memory, and a Service that routes to an activator"
         )
         model = "sleeper"
         deployment = model_deployment(
             model, source=self.url("simple.tar.gz", archive()), gpu_mem="1Gi", replicas=0, scaling=_SCALING
         )
         await self.cluster.apply([model_service(model), deployment])
-        address = await self._until(f"{model}'s Service to lead somewhere", lambda: self._listens(model))
-        self._said(
-            f"{model}: 0 replicas; http://{address}:9000 leads to {self._led_to(model)}, an activator's port"
+        address = await self._until(f"{model}'s Service to have an endpoint", lambda: self._listens(model))
+        self._report(
+            f"{model}: 0 replicas; http://{address}:9000 routes to {self._endpoints(model)}, a port of an activator"
         )
 
-        self._step("The first request wakes it, and waits")
-        await self._wakes(model, address)
+        self._step("A cold start: the first request starts a replica, and is buffered")
+        await self._cold_start(model, address)
         self._step(
-            f"{_CLIENTS} clients at once, and a replica is to have 70 % of {_SCALING[_TARGET]} requests a second: "
+            f"{_CLIENTS} clients at once, and a replica has a target of 70 % of {_SCALING[_TARGET]} requests a second: "
             "three replicas, as max-scale allows"
         )
         async with self._asking(model, address):
             await self._counts(model, 3)
-            self._said(f"the Service leads to {self._led_to(model)}: nothing stands between")
+            self._report(f"the Service routes to {self._endpoints(model)}, directly")
             await self._show_scaling(model)
-        self._step("Nobody asks any more: no replica again, and the memory is free")
+        self._step("No more requests: scaled to zero, and the memory is free")
         await self._counts(model, 0)
         await self._unloaded(model)
         await self._show_gpus()
 
-    async def _wakes(self, model: str, address: str) -> None:
+    async def _cold_start(self, model: str, address: str) -> None:
         timeline, began = Timeline(), time.monotonic()
         asking = asyncio.create_task(infer_rest(f"{address}:9000", model))
         try:
@@ -315,9 +315,9 @@ class Story:
             asking.cancel()
         await asking
         took = time.monotonic() - began
-        phases = {"replica made": timeline.created, "placed": timeline.bound, "loaded": timeline.loaded}
-        told = ", ".join(f"{name} after {seconds:.2f} s" for name, seconds in phases.items() if seconds)
-        self._said(f"{told}, answered after {took:.2f} s")
+        phases = {"replica made": timeline.created, "bound": timeline.bound, "loaded": timeline.loaded}
+        shown = ", ".join(f"{name} after {seconds:.2f} s" for name, seconds in phases.items() if seconds)
+        self._report(f"{shown}, answered after {took:.2f} s")
 
     @asynccontextmanager
     async def _asking(self, model: str, address: str) -> AsyncIterator[None]:
@@ -338,7 +338,7 @@ class Story:
         finally:
             over.set()
             answers = sum(await asyncio.gather(*asking))
-        self._said(f"{answers} answers in {time.monotonic() - began:.0f} s, each of them right")
+        self._report(f"{answers} answers in {time.monotonic() - began:.0f} s, each of them right")
 
     async def _counts(self, model: str, replicas: int) -> None:
         began = time.monotonic()
@@ -348,19 +348,19 @@ class Story:
             return len(pods) == replicas and all(map(_is_ready, pods))
 
         await self._until(f"{replicas} replicas of {model}", counted)
-        self._said(f"{replicas} replicas after {time.monotonic() - began:.1f} s")
+        self._report(f"{replicas} replicas after {time.monotonic() - began:.1f} s")
 
-    def _led_to(self, name: str) -> str:
+    def _endpoints(self, name: str) -> str:
         """Where the Service's connections go."""
         return ", ".join(map(str, self.cluster.services.backends(ServicePort("default", name, "http"))))
 
     async def _show_scaling(self, model: str) -> None:
         """What `berth scale` says."""
-        told = await scale.ask(self.cluster.client, scale.ScaleOptions(model=model))
-        scale.show(told, self.console, utc_now())
+        status = await scale.ask(self.cluster.client, scale.ScaleOptions(model=model))
+        scale.show(status, self.console, utc_now())
 
     async def _listens(self, name: str) -> str | None:
-        """The Service's address, once connections to it are taken."""
+        """The Service's address, once connections to it are accepted."""
         with suppress(LookupError, OSError):
             address = self.cluster.services.address("default", name)
             _, writer = await asyncio.open_connection(address, 9000)
@@ -379,7 +379,7 @@ class Story:
             return timeline.ready is not None
 
         await self._until(f"{name} to serve", ready)
-        self._said(f"{name} serves after {timeline.ready:.1f} s")
+        self._report(f"{name} serves after {timeline.ready:.1f} s")
 
     async def _unloaded(self, model: str) -> None:
         """Gone from what its node reports, which comes a moment after the model has gone."""
@@ -448,7 +448,7 @@ class Story:
     def _step(self, text: str) -> None:
         self.console.print(f"\n[bold]{text}[/bold]")
 
-    def _said(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self.console.print(f"  {text}", highlight=False, markup=False)
 
 
@@ -468,7 +468,7 @@ async def main(options: DemoOptions, stop: asyncio.Event) -> None:
         console.print(f"  up after {time.monotonic() - began:.1f} s")
         story = Story(cluster, console, url)
         try:
-            await _unless_stopped(story.tell(), stop)
+            await _unless_stopped(story.run(), stop)
         except _GOES_WRONG as error:
             console.print(f"\n[bold red]What went wrong:[/bold red] {error}", highlight=False)
             console.print(f"  logs: {cluster.keep_logs()}", highlight=False)

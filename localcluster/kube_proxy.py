@@ -1,7 +1,7 @@
-"""In kube-proxy's place: whoever connects to a Service's address is connected to one of its endpoints.
+"""In kube-proxy's place: a connection to a Service's address goes to one of its endpoints.
 
 The endpoint sees the client's own address, and a connection stays where it went until one of both ends closes it.
-Where a Service has no endpoint nobody listens, so that a client is refused at once. What is otherwise than with
+Where a Service has no endpoint there is no listener, so that a client is refused at once. What is otherwise than with
 kube-proxy: an endpoint that refuses is a connection reset for the client, because it has been accepted by then.
 """
 
@@ -48,7 +48,7 @@ class KubeProxy:
                 task.cancel()
 
     async def _step(self) -> None:
-        """Listen for each port that leads somewhere, and for no other."""
+        """Listen for each port that has an endpoint, and for no other."""
         wanted = {of: at for of, at in self._services.ports().items() if self._services.backends(of)}
         for of, (at, server) in list(self._listening.items()):
             if wanted.get(of) != at:

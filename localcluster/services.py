@@ -30,7 +30,7 @@ def here(address: str) -> str:
 
 
 def service_range(network: str) -> IPv4Network:
-    """The addresses of Services of the cluster that has 127.X, as the API server is told them."""
+    """The addresses of Services of the cluster that has 127.X, as the API server shows them."""
     return IPv4Network(f"10.{network.partition('.')[2]}.{_SERVICES_SUBNET}.0/24")
 
 

@@ -13,7 +13,7 @@ and from code:
     built.berth.archive                 # for `ctr -n k8s.io images import`: it comes in under that name
 
 The name holds the hash of what the image is made of, so `imagePullPolicy: IfNotPresent` runs the right one.
-The archive of an image that nobody has asked for in an hour may go once there are newer ones: import it soon.
+The archive of an image that has not been used for an hour may go once there are newer ones: import it soon.
 """
 
 import asyncio

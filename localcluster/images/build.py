@@ -83,7 +83,7 @@ def name(recipe: Recipe) -> str:
 
 
 def _forget_old(image: str) -> None:
-    """Remove the archives that nobody has asked for in a while, but the last few."""
+    """Remove the archives that have not been used for a while, but the last few."""
     newest_first = sorted(directory().glob(f"{image}-*.tar"), key=lambda path: -path.stat().st_mtime)
     for path in newest_first[_KEPT:]:
         if time.time() - path.stat().st_mtime > _KEPT_SECONDS:

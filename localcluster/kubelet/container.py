@@ -311,7 +311,7 @@ class Container:
         try:
             return await process.wait()
         finally:
-            # Also when its time is up or the container has ended: nobody else waits for it.
+            # Also when its time is up or the container has ended: nothing else waits for it.
             await end(process, grace_seconds=0)
 
     def _restarts(self, ended: Terminated) -> bool:

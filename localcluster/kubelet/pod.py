@@ -164,7 +164,7 @@ class PodRunner:
             )
 
     def _service(self) -> dict[str, str]:
-        """The Service `kubernetes`: here the API server itself, whose slice nobody writes."""
+        """The Service `kubernetes`: here the API server itself, which has no slice."""
         server = urlsplit(self._client.host)
         return {"KUBERNETES_SERVICE_HOST": str(server.hostname), "KUBERNETES_SERVICE_PORT": str(server.port)}
 

@@ -45,7 +45,7 @@ def containers_of(spec: JsonObject) -> Iterator[JsonObject]:
 
 
 def entrypoint_of(container: JsonObject, image: Image) -> tuple[str, ...]:
-    """What is run before the container's arguments. Raises CannotRun where nobody says it."""
+    """What is run before the container's arguments. Raises CannotRun where neither pod nor image says it."""
     command = tuple(container.get("command") or image.entrypoint)
     if not command:
         raise CannotRun(

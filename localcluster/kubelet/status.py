@@ -129,11 +129,11 @@ def pod_status(
 
 
 def with_transitions(status: JsonObject, before: JsonObject | None, now: datetime) -> JsonObject:
-    """`status` with the time of each condition's last change: `now`, or as told before if it is as before."""
-    told = {c["type"]: c for c in (before or {}).get("conditions") or []}
+    """`status` with the time of each condition's last change: `now`, or as before if it has not changed."""
+    known = {c["type"]: c for c in (before or {}).get("conditions") or []}
 
     def since(condition: JsonObject) -> str:
-        last = told.get(condition["type"])
+        last = known.get(condition["type"])
         same = last is not None and last["status"] == condition["status"]
         return str(last["lastTransitionTime"]) if last is not None and same else rfc3339(now)
 

@@ -58,7 +58,7 @@ def processes(directories: list[Path]) -> set[int]:
 
 
 def end_all(directories: list[Path]) -> None:
-    """Kill everybody inside, again until nobody is left, so that a child forked in between does not slip through."""
+    """Kill all processes inside, again until none is left, so that a child forked in between does not slip through."""
     for _ in range(_ROUNDS):
         found = processes(directories)
         if not found:

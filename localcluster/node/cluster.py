@@ -315,7 +315,7 @@ class RealCluster:
         return process
 
     async def _kubelet_reports(self, since: datetime) -> None:
-        """Wait until the kubelet has been heard of after `since` and its node is Ready. Raises StartFailed."""
+        """Wait until the kubelet has reported after `since` and its node is Ready. Raises StartFailed."""
         try:
             async with asyncio.timeout(_START_SECONDS):
                 while not await self._is_ready(since):

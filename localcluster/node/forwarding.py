@@ -28,7 +28,7 @@ class Forwarder:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def to(self, host: str, port: int) -> str:
-        """HOST:PORT outside; whoever connects to it is connected to the target inside, or at once to nobody."""
+        """HOST:PORT outside; a connection to it goes to the target inside, or is closed at once."""
         if (host, port) not in self._open:
 
             def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

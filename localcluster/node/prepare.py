@@ -1,6 +1,6 @@
 """What tests on a real node need and a fresh machine lacks: Debian's packages, kubelet, kube-proxy, the images.
 
-`python -m localcluster.node.prepare`. A machine that cannot run a node is told so and goes on without; in CI it
+`python -m localcluster.node.prepare`. On a machine that cannot run a node it says so and goes on without; in CI it
 fails. Minutes at first, a second when everything is there.
 """
 

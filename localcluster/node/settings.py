@@ -1,4 +1,4 @@
-"""What containerd, the CNI plugins, kubelet and kube-proxy are told. Pure: text and values out of a few facts."""
+"""The settings of containerd, the CNI plugins, kubelet and kube-proxy. Pure: text and values out of a few facts."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ SystemdCgroup = false
 """
         for name in ("runc", "nvidia")
     )
-    # restrict_oom_score_adj: without CAP_SYS_RESOURCE nobody may lower a process's score, and runc then fails
+    # restrict_oom_score_adj: without CAP_SYS_RESOURCE no process may lower a process's score, and runc then fails
     # with "can't get final child's PID from pipe: EOF".
     return f"""
 version = 2
