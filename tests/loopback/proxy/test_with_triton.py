@@ -33,7 +33,7 @@ from berth.triton.keys import TritonKeys
 from localcluster import triton
 from localcluster.addresses import cluster_network
 from localcluster.data_plane import GATEWAY_PORT, GRPC_PORT, HTTP_PORT, sidecar_at
-from localcluster.data_plane import agent as agent_of_copies
+from localcluster.data_plane import agent as agent_of_replicas
 from localcluster.inference import infer_grpc, infer_rest, is_hidden
 from localcluster.processes import end, spawn, tail
 from localcluster.samples import SIMPLE_MODEL
@@ -209,7 +209,7 @@ async def serve_by_gateway(
             agent.tell([mine, theirs])
         else:
             listen = Endpoint(f"{by_door}.0.3", GATEWAY_PORT)
-            told = agent_of_copies(listen, gateway=there, control=control, copies=[mine, theirs])
+            told = agent_of_replicas(listen, gateway=there, control=control, replicas=[mine, theirs])
             await stack.enter_async_context(told)
         while "mine" not in gateway.hub.sums() or not gateway.hub.sums()["mine"].figures.model_ready:
             await asyncio.sleep(0.05)
