@@ -1,18 +1,27 @@
-"""An API server in memory: lists, watches and the writes of a binder, without sockets."""
+"""An API server in memory, without sockets: lists, watches and writes, as a process sees them through its KubeClient.
+
+`ApiServer` holds any objects, and takes what a binder or a scaler writes; `NodeApiServer` is that of one node's agent.
+"""
 
 import asyncio
 import copy
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from berth.kube import paths
-from berth.kube.errors import KubeError, KubeUnreachable, response_error
+from berth.kube.errors import KubeError, KubeUnreachable, NotFound, response_error
+from tests.fakes.objects import node
 from tests.fakes.reader import LISTS
 
 Json = dict[str, Any]
 LEASES = paths.leases("berth-system")
+# Of one node and its agent.
+NODE = paths.node("n1")
+AGENT_LEASES = paths.leases("berth-system-nodes")
+AGENT_LEASE = f"{AGENT_LEASES}/berth-agent-n1"
+EVENTS = paths.events("team")
 
 
 class ApiServer:
@@ -46,12 +55,22 @@ class ApiServer:
         item["metadata"].setdefault("uid", f"uid-{name}")
         kind = "MODIFIED" if name in there else "ADDED"
         there[name] = copy.deepcopy(item)
-        if not self.silent:
-            self._told[path].append({"type": kind, "object": there[name]})
-            for watched, chosen, queue in self._watches:
-                if watched == path and chosen in ("", name):
-                    queue.put_nowait({"type": kind, "object": copy.deepcopy(item)})
+        self._watched(path, kind, there[name])
         return copy.deepcopy(item)
+
+    def remove(self, path: str, name: str) -> None:
+        self.version += 1
+        gone = self.collections[path].pop(name)
+        gone["metadata"]["resourceVersion"] = str(self.version)
+        self._watched(path, "DELETED", gone)
+
+    def _watched(self, path: str, kind: str, item: Json) -> None:
+        if self.silent:
+            return
+        self._told[path].append({"type": kind, "object": item})
+        for watched, chosen, queue in self._watches:
+            if watched == path and chosen in ("", item["metadata"]["name"]):
+                queue.put_nowait({"type": kind, "object": copy.deepcopy(item)})
 
     async def get(self, path: str, **params: str) -> Json:
         if self.fails:
@@ -119,5 +138,93 @@ class ApiServer:
 
 
 def _chosen(params: Any) -> str:
-    """The one name that a field selector asks for, "" without one."""
-    return str(params.get("fieldSelector", "")).removeprefix("metadata.name=")
+    """The one name that a field selector asks for, "" without one: all pods are on the one node."""
+    by, _, name = str(params.get("fieldSelector", "")).partition("=")
+    return name if by == "metadata.name" else ""
+
+
+class NodeApiServer(ApiServer):
+    """With the Node `n1`. Every token is of the pod that it names.
+
+    `refuses`: what requests meet, by method and path. `unanswered`: paths whose requests get no answer.
+    """
+
+    host = "https://fake"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collections[AGENT_LEASES] = {}
+        self.put(paths.NODES, node("n1"))
+        self.beats = 0
+        self.refuses: dict[str, KubeError] = {}
+        self.unanswered: set[str] = set()
+
+    @property
+    def node(self) -> Json:
+        return self.collections[paths.NODES]["n1"]
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        annotations: Mapping[str, str] = self.node["metadata"]["annotations"]
+        return annotations
+
+    @property
+    def lease(self) -> Json | None:
+        return self.collections[AGENT_LEASES].get("berth-agent-n1")
+
+    @asynccontextmanager
+    async def opened(self, kubeconfig: str | None) -> AsyncIterator["NodeApiServer"]:
+        """In place of `berth.kube.client.open_client`."""
+        assert kubeconfig == "the-kubeconfig"
+        yield self
+
+    def bind(self, pod: Json) -> None:
+        """The pod is on the node; or what is there has changed."""
+        self.put(paths.PODS, pod)
+
+    def delete(self, name: str) -> None:
+        self.remove(paths.PODS, name)
+
+    async def get(self, path: str, **params: str) -> Json:
+        await self._answer("GET", path)
+        if path == paths.PODS:
+            assert params["fieldSelector"] == "spec.nodeName=n1"
+        return self.node if path == NODE else await super().get(path, **params)
+
+    async def patch(self, path: str, body: Json, *, content_type: str = "") -> Json:
+        await self._answer("PATCH", path)
+        target = self.node if path == NODE else self.lease
+        assert path in (NODE, AGENT_LEASE)
+        if target is None:
+            raise NotFound(404, "NotFound", "no such Lease")
+        self.beats += path == AGENT_LEASE
+        annotations = target["metadata"].setdefault("annotations", {})
+        for key, value in body["metadata"].get("annotations", {}).items():
+            annotations.pop(key, None) if value is None else annotations.__setitem__(key, value)
+        return target
+
+    async def create(self, path: str, body: Json, **_: str) -> Json:
+        await self._answer("POST", path)
+        if path == paths.TOKEN_REVIEWS:
+            return {"status": _review(body["spec"]["token"], body["spec"]["audiences"])}
+        return await super().create(path, body)
+
+    async def _answer(self, method: str, path: str) -> None:
+        if path in self.unanswered:
+            await asyncio.Event().wait()
+        if error := self.refuses.get(f"{method} {path}"):
+            raise error
+
+
+def _review(token: str, audiences: list[str]) -> Json:
+    return {
+        "authenticated": True,
+        "audiences": audiences,
+        "user": {
+            "username": "system:serviceaccount:team:default",
+            "extra": {
+                "authentication.kubernetes.io/pod-name": [token],
+                "authentication.kubernetes.io/pod-uid": [token],
+            },
+        },
+    }

@@ -27,6 +27,7 @@ from berth.contract.endpoint import Address, Endpoint
 from berth.contract.gateway import ReplicaSpec, ticket_of
 from berth.contract.keys import Keys
 from berth.contract.report import CodeReport, CodeRule, Failure, ModelState, NodeReport
+from berth.kube import paths
 from berth.kube.errors import response_error
 from berth.runtime.errors import CannotStart, ConfigError
 from berth.runtime.options import parse_options
@@ -36,9 +37,9 @@ from berth.v1 import node_agent_pb2 as pb
 from berth.v1.node_agent_pb2_grpc import NodeAgentStub
 from localcluster.addresses import free_ports
 from tests.fakes.agent_node import GPU, FakeTriton, on_server
+from tests.fakes.api_server import AGENT_LEASE, EVENTS, NODE, NodeApiServer
 from tests.fakes.eventually import until
 from tests.fakes.gateway_control import FakeGateway
-from tests.fakes.kube_api import EVENTS, LEASE, NODE, PODS, FakeApiServer
 from tests.fakes.objects import GIB, Json, listed, pod, report
 from tests.fakes.values import replace
 
@@ -53,7 +54,7 @@ class World:
     """What is outside the agent, and the flags that it is started with. `directory`/repository is its own."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.api, self.triton = directory, FakeApiServer(), FakeTriton()
+        self.directory, self.api, self.triton = directory, NodeApiServer(), FakeTriton()
         self.triton.unload_seconds = 0.01
         self.repository = directory / "repository"
         self.repository.mkdir()
@@ -178,7 +179,7 @@ async def test_a_pods_model_from_its_binding_to_its_end(world: World) -> None:
         assert metrics['berth_cold_start_seconds_count{phase="all"}'] == 1
         assert metrics['berth_agent_calls_total{code="OK",method="Load"}'] == 1
         assert metrics['berth_agent_gpu_free_bytes{gpu="GPU-a"}'] == 15 * GIB - 256 * 1024**2
-        world.api.remove("p1")
+        world.api.delete("p1")
         await until(lambda: world.state() is None)
         assert list((world.repository / "models").iterdir()) == []
         assert world.triton.held[ON_SERVER] is IndexState.UNAVAILABLE
@@ -231,7 +232,7 @@ async def test_the_gateway_is_told_of_a_pods_model_from_its_name_to_its_end(
         gateway.say(b'{"tritonDied": {"suspects": ["p1"]}}')
         await until(lambda: "TritonDied" in [event["reason"] for event in world.api.events])
         await until(lambda: world.state() is ModelState.READY)
-        world.api.remove("p1")  # without a word of its own
+        world.api.delete("p1")  # without a word of its own
         await until(lambda: world.triton.held[ON_SERVER] is not IndexState.READY)
         assert gateway.wishes == ["p1"]
         await gateway.until(lambda _: current() == [])
@@ -249,7 +250,7 @@ async def test_who_calls_for_a_pod_that_is_gone_is_told_no_ticket(world: World) 
             refused = stub.WatchModel(pb.WatchModelRequest(model_name=name), metadata=by(uid))
             with pytest.raises(grpc.aio.AioRpcError):
                 await anext(aiter(refused))
-        world.api.remove("p1")
+        world.api.delete("p1")
         with pytest.raises(grpc.aio.AioRpcError) as gone:
             await until(lambda: world.state() is None)
             await anext(aiter(stub.WatchModel(pb.WatchModelRequest(model_name=NAME), metadata=by("p1"))))
@@ -355,10 +356,10 @@ async def test_one_pod_that_cannot_be_read_hides_no_other(world: World) -> None:
 
 
 async def test_readiness_says_what_is_missing(world: World) -> None:
-    world.api.silent = {PODS}
+    world.api.unanswered = {paths.PODS}
     async with world.running():
         await until_asked(world, "/readyz", (503, "the node's pods are not known yet\n"))
-    world.api.silent, world.api.refuses = set(), {f"PATCH {NODE}": FORBIDDEN}
+    world.api.unanswered, world.api.refuses = set(), {f"PATCH {NODE}": FORBIDDEN}
     world.triton.restart_seconds = 60
     world.triton.die()
     async with world.running():
@@ -436,7 +437,7 @@ async def test_each_loop_that_fails_is_counted_under_its_name_and_ends_no_other(
     monkeypatch.setattr(agent.app, "_VERIFY_EVERY", 0.1)
     async with world.running():
         await world.until_ready()
-        world.api.refuses = dict.fromkeys((f"PATCH {NODE}", f"PATCH {LEASE}", f"GET {NODE}"), FORBIDDEN)
+        world.api.refuses = dict.fromkeys((f"PATCH {NODE}", f"PATCH {AGENT_LEASE}", f"GET {NODE}"), FORBIDDEN)
         world.triton.restart_seconds = 60
         world.triton.die()
         missing = {"reconcile", "report", "heartbeat", "verify"}
@@ -471,7 +472,7 @@ async def test_an_agent_that_ends_before_it_knows_its_pods_takes_no_model_away(
     async with world.running(), calling(world) as stub:
         await stage(stub)
         await until(lambda: world.state() is ModelState.READY)
-    world.api.silent = {PODS}
+    world.api.unanswered = {paths.PODS}
     monkeypatch.setattr(agent.app, "serve", serve)
     async with world.running():
         await until_asked(world, "/livez", (200, "ok\n"))
@@ -483,7 +484,7 @@ async def test_the_end_does_not_wait_for_an_api_server_that_is_away(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent.app, "_FLUSH_SECONDS", 0.05)
-    world.api.silent = {EVENTS}
+    world.api.unanswered = {EVENTS}
     world.api.bind(bound())
     async with world.running(), calling(world) as stub:
         await stage(stub)
