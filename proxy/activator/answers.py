@@ -12,10 +12,10 @@ from typing import Any, Final
 from proxy.activator.hold import OVERDUE
 from proxy.downstream.grpc.local import Answerable, LocalAnswers
 from proxy.downstream.rest.downstream import RestDownstream
-from proxy.policy.refusal import NotServed, Refusal
+from proxy.policy.refusal import NotServed, Refusal, in_grpc
 from proxy.policy.routes import RestDecision, Route, Verdict
 from proxy.request.grpc_head import CallKind
-from proxy.request.messages import CONFIG, METADATA, MODEL_READY, STATISTICS, in_grpc
+from proxy.request.messages import CONFIG, METADATA, MODEL_READY, STATISTICS
 from proxy.request.replica import Replica
 from proxy.upstream.queries import Answer
 from proxy.wire import protobuf

@@ -18,7 +18,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from proxy.policy.classification import NO_CLASSES, KnowsOutputs
+from proxy.policy import infer
+from proxy.policy.infer import KnowsOutputs
+from proxy.policy.refusal import Refusal, Why
 
 # No request of the inference protocol is deeper than a tensor's nested data; numpy stops at 64 dimensions. What
 # is allowed beyond is room for a quick look (`_require_shallow`).
@@ -32,7 +34,6 @@ MAX_WORDS = 100_000
 _SHAPE_BYTES = 4096
 # Up to this size a body of which something was left out is read once more, to tell of a key that stands twice.
 _READ_AGAIN_BYTES = 256 * 1024
-_SHARED_MEMORY = "shared_memory_"
 _BRACKET = ord("[")
 _ELEMENT_BYTES = {
     **dict.fromkeys(("BOOL", "UINT8", "INT8"), 1),
@@ -96,8 +97,26 @@ _parameters = msgspec.json.Decoder(_Parameters)
 _encoder = msgspec.json.Encoder()
 
 
-class BadJson(Exception):
-    """The body is refused; the message is for the client."""
+class BadJson(Refusal):
+    """Not a body of the inference protocol, or one that costs too much to read; the message is for the client."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Why.INVALID, message)
+
+
+class _Found:
+    """What `infer.check` is to decide on."""
+
+    __slots__ = ("classified", "has_empty_input", "shared_memory")
+
+    def __init__(self) -> None:
+        self.shared_memory: str | None = None
+        self.classified: list[str] = []
+        self.has_empty_input = False
+
+    def look_at(self, parameters: dict[str, Any], where: str) -> None:
+        if self.shared_memory is None and any(map(infer.points_into_shared_memory, parameters)):
+            self.shared_memory = where
 
 
 def check_infer(body: bytes, facts: KnowsOutputs, *, binary_bytes: int = 0) -> bytes:
@@ -120,7 +139,9 @@ def check_generate(body: bytes) -> bytes:
 
 def _infer_anew(body: bytes, objects: int, facts: KnowsOutputs, binary_bytes: int) -> bytes:
     request: _InferRequest = _decoded(_infer, body)
-    is_plain = objects == _count_objects(request, facts)
+    found = _Found()
+    is_plain = objects == _count_objects(request, found)
+    infer.check(found, facts)
     binary_left = binary_bytes
     for index, tensor in enumerate(request.inputs):
         binary_left -= _require_content(tensor, index, len(body) + binary_bytes)
@@ -171,16 +192,18 @@ def _binary_size(tensor: _Tensor, index: int, elements: int, size: object) -> in
 
 def _generate_anew(body: bytes, objects: int) -> bytes:
     request: dict[str, Any] = _decoded(_generate, body)
+    found = _Found()
     for key, value in request.items():
         if key == "parameters":
             request[key] = _decoded(_parameters, bytes(value))
-            _check_values(request[key], "parameters")
+            found.look_at(request[key], "parameters")
         else:
             data = bytes(value)
             if data.startswith((b"{", b"n")):
                 raise BadJson(f"{key} must be an array, or a number, string or boolean")
             if objects > 1:
                 _require_plain(data, key)
+    infer.check_begun(found)
     return _written(request, body)
 
 
@@ -323,38 +346,24 @@ def _require_plain(data: bytes, where: str) -> None:
         raise BadJson(f"{where} must hold numbers, strings or booleans")
 
 
-def _count_objects(request: _InferRequest, facts: KnowsOutputs) -> int:
-    """How many objects the request is made of, whose parameters have been looked at. Raises BadJson."""
+def _count_objects(request: _InferRequest, found: _Found) -> int:
+    """How many objects the request is made of. What its parameters ask for is found on the way."""
     objects = 1 + len(request.inputs)
     if request.parameters is not UNSET:
         objects += 1
-        _check_values(request.parameters, "parameters")
+        found.look_at(request.parameters, "parameters")
     for index, tensor in enumerate(request.inputs):
         if tensor.parameters is not UNSET:
             objects += 1
-            _check_values(tensor.parameters, f"inputs[{index}].parameters")
+            found.look_at(tensor.parameters, f"inputs[{index}].parameters")
     if request.outputs is not UNSET:
         objects += len(request.outputs)
         for index, output in enumerate(request.outputs):
             if output.parameters is not UNSET:
                 objects += 1
-                _check_values(output.parameters, f"outputs[{index}].parameters")
-        _check_classes(request.inputs, request.outputs, facts)
+                found.look_at(output.parameters, f"outputs[{index}].parameters")
+                if "classification" in output.parameters:
+                    found.classified.append(output.name)
+    if found.classified and found.shared_memory is None:
+        found.has_empty_input = any(0 in _sizes(one.shape, index) for index, one in enumerate(request.inputs))
     return objects
-
-
-def _check_classes(inputs: list[_Tensor], outputs: list[_Output], facts: KnowsOutputs) -> None:
-    wanted = [
-        one.name for one in outputs if one.parameters is not UNSET and "classification" in one.parameters
-    ]
-    if not wanted:
-        return
-    has_empty_input = any(0 in _sizes(tensor.shape, index) for index, tensor in enumerate(inputs))
-    if has_empty_input or not all(map(facts.has_classes, wanted)):
-        raise BadJson(NO_CLASSES)
-
-
-def _check_values(parameters: dict[str, Any], where: str) -> None:
-    for key in parameters:
-        if key.startswith(_SHARED_MEMORY):
-            raise BadJson(f"{where}: shared memory is not available")

@@ -1,17 +1,39 @@
-"""Why a request is not served, before either protocol puts it into its own words. Pure."""
+"""Why a request is not served, and what either protocol says of it. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
+
+from proxy.wire.grpc_status import GrpcError, Status
 
 
 class Why(Enum):
-    """REST's status, gRPC's: 400 INVALID_ARGUMENT, 413 RESOURCE_EXHAUSTED, then 503 and at most "try again"."""
-
     INVALID = auto()
+    FOREIGN_MODEL = auto()
     TOO_LARGE = auto()  # of any time
-    NO_ROOM = auto()  # for its bytes; 503, RESOURCE_EXHAUSTED
-    QUEUE_FULL = auto()  # 503, UNAVAILABLE
-    NOT_SERVED = auto()  # Triton cannot be asked now; 503, UNAVAILABLE
+    NO_ROOM = auto()  # for its bytes
+    QUEUE_FULL = auto()
+    NOT_SERVED = auto()  # Triton cannot be asked now
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What clients are told. `retries`: it may succeed a little later, and they are told so."""
+
+    http: int
+    grpc: Status
+    retries: bool = False
+
+
+FORMS: Final[Mapping[Why, Form]] = {
+    Why.INVALID: Form(400, Status.INVALID_ARGUMENT),
+    Why.FOREIGN_MODEL: Form(404, Status.NOT_FOUND),
+    Why.TOO_LARGE: Form(413, Status.RESOURCE_EXHAUSTED),
+    Why.NO_ROOM: Form(503, Status.RESOURCE_EXHAUSTED, retries=True),
+    Why.QUEUE_FULL: Form(503, Status.UNAVAILABLE, retries=True),
+    Why.NOT_SERVED: Form(503, Status.UNAVAILABLE, retries=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +52,19 @@ class Refusal(Exception):
         super().__init__(message)
         self.why = why
 
+    @property
+    def form(self) -> Form:
+        return FORMS[self.why]
+
 
 class NotServed(Refusal):
     """Triton cannot be asked now; the message says why."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Why.NOT_SERVED, message)
+
+
+def in_grpc(refusal: Refusal, request_id: bytes = b"") -> GrpcError:
+    """`request_id`: of the message that is refused, where it has one."""
+    again = {"retry_after": "1"} if refusal.form.retries else {}
+    return GrpcError(refusal.form.grpc, str(refusal), request_id=request_id, **again)

@@ -10,16 +10,15 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
-from proxy.policy import cost
-from proxy.policy.classification import NO_CLASSES
+from proxy.policy import cost, infer
 from proxy.policy.model_facts import ModelFacts
 from proxy.policy.names import Names
-from proxy.policy.refusal import Flags, Refusal, Why
-from proxy.policy.routes import SERVICE, unknown_model
+from proxy.policy.refusal import Flags, Refusal, in_grpc
+from proxy.policy.routes import SERVICE
 from proxy.request.lifecycle import too_large
 from proxy.request.minimum_rate import BEGUN_BYTES
 from proxy.wire import protobuf
-from proxy.wire.grpc_status import GrpcError, Status, try_again
+from proxy.wire.grpc_status import GrpcError, Status
 from proxy.wire.packing import CODINGS, BadPacking, Unpacking, UnpacksTooLarge, unpack_beginning
 
 INFER: Final = f"/{SERVICE}/ModelInfer"
@@ -52,22 +51,6 @@ pack_prefix = _prefix.pack
 def framed(message: bytes) -> bytes:
     """The message with its prefix, not compressed."""
     return _prefix.pack(0, len(message)) + message
-
-
-_STATUSES: Mapping[Why, Status] = {
-    Why.INVALID: Status.INVALID_ARGUMENT,
-    Why.TOO_LARGE: Status.RESOURCE_EXHAUSTED,
-    Why.NO_ROOM: Status.RESOURCE_EXHAUSTED,
-}
-
-
-def in_grpc(refusal: Refusal, request_id: bytes = b"") -> GrpcError:
-    """What gRPC says of it."""
-    status = _STATUSES.get(refusal.why)
-    if status is None:
-        return try_again(str(refusal), request_id=request_id)
-    again = {"retry_after": "1"} if refusal.why is Why.NO_ROOM else {}
-    return GrpcError(status, str(refusal), request_id=request_id, **again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +159,13 @@ class InferGuard:
                 walk.feed(message)
                 walk.finish()
             else:
-                _require_own(self._name, protobuf.model_name(message))
+                infer.require_own(protobuf.model_name(message), self._name)
         except protobuf.BadMessage as error:
-            raise _refused(error, protobuf.request_id(message)) from error
-        except GrpcError as refusal:
-            refusal.request_id = protobuf.request_id(message)
+            raise _unreadable(error, protobuf.request_id(message)) from error
+        except Refusal as refusal:
+            raise in_grpc(refusal, protobuf.request_id(message)) from refusal
+        except GrpcError as refused:
+            refused.request_id = protobuf.request_id(message)
             raise
         return message
 
@@ -190,8 +175,8 @@ class InferGuard:
         reader = protobuf.InferReader()
         try:
             reader.feed(message)
-        except (protobuf.BadMessage, protobuf.AsksForSharedMemory) as error:
-            raise _refused(error) from error
+        except protobuf.BadMessage as error:
+            raise _unreadable(error) from error
         return cost.of_message(len(message)) + _cost_of_lists(reader)
 
     def walker(self) -> Walk:
@@ -204,16 +189,25 @@ class _InferWalk:
         self.extra_bytes = 0
 
     def feed(self, piece: bytes) -> None:
+        reader = self._reader
         try:
-            self._reader.feed(piece)
-        except (protobuf.BadMessage, protobuf.AsksForSharedMemory) as error:
-            raise _refused(error) from error
-        if self._reader.lists:
-            self.extra_bytes += _cost_of_lists(self._reader)
-            self._reader.lists.clear()
-        # Clients write the name first: what names somebody else is refused before any of it goes on.
-        if self._reader.name:
-            _require_own(self._own, self._reader.name)
+            reader.feed(piece)
+        except protobuf.BadMessage as error:
+            self._check_begun()  # what was found before counts first
+            raise _unreadable(error) from error
+        if reader.lists:
+            self.extra_bytes += _cost_of_lists(reader)
+            reader.lists.clear()
+        self._check_begun()
+
+    def _check_begun(self) -> None:
+        """Clients write the name first: what names somebody else is refused before any of it goes on."""
+        try:
+            infer.check_begun(self._reader)
+            if self._reader.name:
+                infer.require_own(self._reader.name, self._own)
+        except Refusal as refusal:
+            raise in_grpc(refusal) from refusal
 
     def skim(self, size: int) -> bool:
         return self._reader.skim(size)
@@ -221,12 +215,12 @@ class _InferWalk:
     def finish(self) -> None:
         try:
             self._reader.finish()
+            infer.require_own(self._reader.name, self._own)
+            infer.check(self._reader, self._facts())
         except protobuf.BadMessage as error:
-            raise _refused(error) from error
-        _require_own(self._own, self._reader.name)
-        for output in self._reader.classified:
-            if self._reader.has_empty_input or not self._facts().has_classes(output.decode(errors="replace")):
-                raise GrpcError(Status.INVALID_ARGUMENT, NO_CLASSES)
+            raise _unreadable(error) from error
+        except Refusal as refusal:
+            raise in_grpc(refusal) from refusal
 
 
 def _cost_of_lists(reader: protobuf.InferReader) -> int:
@@ -244,7 +238,7 @@ class NameGuard:
         try:
             name = protobuf.model_name(message)
         except protobuf.BadMessage as error:
-            raise _refused(error) from error
+            raise _unreadable(error) from error
         if not name and self._fill:
             return message + self._own.public
         if name != self._own.names.public:
@@ -290,7 +284,7 @@ class MessageReader:
         """The limits are those of one message: of a packed one, and of any. `flags`: what sets them."""
         self._guard, self._encoding = guard, encoding
         self._inflate_limit, self._message_limit = inflate_limit, message_limit
-        self._ask_final, self._flags = ask_final, flags
+        self.asks_final, self._flags = ask_final, flags
         self._appended = guard.appended + (FINAL_REQUEST if ask_final else b"")
         self._buffer = bytearray()
         # Of the message that streams by: bytes to come, how it is checked (None: it is refused).
@@ -394,7 +388,7 @@ class MessageReader:
             cost_bytes = self._guard.cost_bytes(message)
         except GrpcError as refusal:
             return refusal
-        if self._ask_final:
+        if self.asks_final:
             self.wants_final = self.wants_final or _WANTS_FINAL in message
         size = len(message) + len(self._appended)
         whole = b"".join((pack_prefix(0, size), message, self._appended))
@@ -612,12 +606,5 @@ def _not_unpacked(error: BadPacking | UnpacksTooLarge, limit_bytes: int, flag: s
     return GrpcError(Status.RESOURCE_EXHAUSTED, message)
 
 
-def _require_own(own: bytes, name: bytes) -> None:
-    if name != own:
-        raise GrpcError(Status.NOT_FOUND, unknown_model(name.decode(errors="replace")))
-
-
-def _refused(error: Exception, request_id: bytes = b"") -> GrpcError:
-    if isinstance(error, protobuf.AsksForSharedMemory):
-        return GrpcError(Status.INVALID_ARGUMENT, "shared memory is not available", request_id=request_id)
+def _unreadable(error: protobuf.BadMessage, request_id: bytes = b"") -> GrpcError:
     return GrpcError(Status.INVALID_ARGUMENT, f"unreadable request: {error}", request_id=request_id)

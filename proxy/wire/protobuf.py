@@ -43,10 +43,6 @@ class BadMessage(Exception):
     """Not a message that every parser would read alike."""
 
 
-class AsksForSharedMemory(Exception):
-    """The request points into shared memory, which its tenant has no business in."""
-
-
 class _Truncated(BadMessage):
     """The bytes end inside a number or a field."""
 
@@ -206,11 +202,13 @@ class InferReader:
         "has_empty_input",
         "lists",
         "name",
+        "shared_memory",
     )
 
     def __init__(self) -> None:
         self.name = b""
-        self.classified: list[bytes] = []
+        self.classified: list[str] = []
+        self.shared_memory: str | None = None
         self.has_empty_input = False
         self.lists: list[tuple[int, int]] = []
         # A field that has begun and is not whole, and how much of it there must be to go on.
@@ -313,7 +311,7 @@ class InferReader:
 
     def _end_tensor(self) -> None:
         if self._wants_classes:
-            self.classified.append(self._tensor_name)
+            self.classified.append(self._tensor_name.decode(errors="replace"))
         self._tensor = 0
 
     def _take(self, tensor: int, number: int, kind: int, data: bytes, start: int, stop: int) -> None:
@@ -348,8 +346,8 @@ class InferReader:
 
     def _take_parameter(self, tensor: int, key: bytes) -> None:
         if key.startswith(_SHARED_MEMORY):
-            raise AsksForSharedMemory
-        if tensor == _OUTPUTS and key == _CLASSIFICATION:
+            self.shared_memory = ""
+        elif tensor == _OUTPUTS and key == _CLASSIFICATION:
             self._wants_classes = True
 
     def _count_fields(self, count: int) -> None:

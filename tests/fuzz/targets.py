@@ -14,9 +14,10 @@ import h11
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from proxy.policy.json_guard import MAX_DEPTH, BadJson, check_infer
+from proxy.policy.json_guard import MAX_DEPTH, check_infer
 from proxy.policy.model_facts import ModelFacts
 from proxy.policy.names import Names
+from proxy.policy.refusal import Refusal
 from proxy.request.messages import CONFIG, INFER, STREAM_INFER, AnswerReader, InferGuard, ModelFields
 from proxy.wire import protobuf
 from proxy.wire.grpc_status import GrpcError
@@ -192,7 +193,7 @@ def infer_json(data: bytes) -> None:
     """A JSON body: what goes on has no shape beyond its size, no depth, no shared memory, and the right types."""
     try:
         written = check_infer(data, FACTS)
-    except BadJson:
+    except Refusal:
         return
     _require_one_reading(written, len(data))
     assert check_infer(written, FACTS) == written

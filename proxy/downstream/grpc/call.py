@@ -11,9 +11,9 @@ from typing import Final, Protocol
 
 from proxy.downstream.grpc.downstream import GrpcDownstream
 from proxy.policy import cost
-from proxy.policy.refusal import Refusal
+from proxy.policy.refusal import Refusal, in_grpc
 from proxy.policy.routes import Verdict
-from proxy.request.admission import GIVEN_UP_SECONDS, LARGE_ANSWER_BYTES, Admission
+from proxy.request.admission import LARGE_ANSWER_BYTES, Admission
 from proxy.request.budget import Budget
 from proxy.request.grpc_head import (
     AnswerKind,
@@ -23,7 +23,7 @@ from proxy.request.grpc_head import (
     timeout_of,
     trailers_block,
 )
-from proxy.request.lifecycle import Exchange
+from proxy.request.lifecycle import Request, Stage
 from proxy.request.messages import (
     MODEL_READY,
     PREFIX_BYTES,
@@ -32,12 +32,10 @@ from proxy.request.messages import (
     Piece,
     Unfinished,
     framed,
-    in_grpc,
     pack_prefix,
     read_prefix,
     stream_error,
 )
-from proxy.request.replica import Replica
 from proxy.upstream.grpc import UpstreamConnection
 from proxy.wire.grpc_status import (
     OK_TRAILERS_BLOCK,
@@ -61,15 +59,28 @@ _GRPC_ONLY: Final = b"this port takes gRPC calls: POST with content-type applica
 BEYOND_THE_MODEL: Final = "this call reaches beyond the model; the proxy does not offer it"
 
 
-class Stage(Enum):
-    """In this order; a call may be answered at any time."""
-
-    ASKED = auto()  # Triton has heard nothing of it
-    FORWARDED = auto()
-    ANSWERED = auto()  # the client gets nothing more; Triton may still work on it
+_RECEIVING, _QUEUED, _FORWARDED = Stage.RECEIVING, Stage.QUEUED, Stage.FORWARDED
+_ANSWERED, _REFUSED, _ABORTED = Stage.ANSWERED, Stage.REFUSED, Stage.ABORTED
 
 
-_ASKED, _FORWARDED, _ANSWERED = Stage
+class Input(Enum):
+    """What the client sends of its call."""
+
+    OPEN = auto()
+    ENDED = auto()  # the client has said all
+    PASSED = auto()  # and Triton has been told so
+
+
+class Output(Enum):
+    """What the client has of its answer."""
+
+    NOTHING = auto()
+    HEADERS = auto()
+    CONTENT = auto()
+
+
+_OPEN, _ENDED, _PASSED = Input
+_NOTHING, _HEADERS, _CONTENT = Output
 
 
 class Client(Protocol):
@@ -87,29 +98,29 @@ class Client(Protocol):
     def timeslice_exhausted(self) -> bool: ...
 
 
-class Held:
+class UnsentPiece:
     """Bytes of a request on their way to Triton, and the client's credit for what they were made of."""
 
-    __slots__ = ("_data", "_exchange", "_size")
+    __slots__ = ("_data", "_request", "_size")
 
-    def __init__(self, exchange: Exchange, size_bytes: int) -> None:
-        self._exchange: Exchange | None = exchange
+    def __init__(self, request: Request, size_bytes: int) -> None:
+        self._request: Request | None = request
         self._size = size_bytes
         self._data: Data | None = None
 
     def carry(self, data: Data) -> None:
         """`data` is released with these bytes."""
-        if self._exchange is None:
+        if self._request is None:
             data.release()
         else:
             self._data = data
 
     def release(self) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is None:
+        request, self._request = self._request, None
+        if request is None:
             return
-        if not exchange.is_answered:  # then all is given back already
-            exchange.let_go(self._size)
+        if not request.stage.is_over:  # else all is given back already
+            request.let_go(self._size)
         if self._data is not None:
             self._data.release()
 
@@ -131,54 +142,46 @@ class UnreadResponse:
                 self._data.release()
 
 
-class Call:
+class Call(Request):
     """What is not said in `__init__` most calls never need."""
 
     up: Stream | None = None
     upstream: UpstreamConnection | None = None
-    stage = _ASKED
+    input = _OPEN
+    output = _NOTHING
     reader: MessageReader | None = None
     answers: AnswerReader | None = None
     # Pieces of messages that wait: for a slot, or behind one that does.
-    outbox: deque[tuple[Piece, Held]] | None = None
+    outbox: deque[tuple[Piece, UnsentPiece]] | None = None
     # Of a stream: the claim of the message that is next, and those of the messages that Triton works on.
-    asked: Admission | None = None
-    admissions: deque[Admission] | None = None
+    queued: Admission | None = None
+    running: deque[Admission] | None = None
     # What is being read, and the last piece that was made of it.
     _data: Data | None = None
-    _last_held: Held | None = None
+    _last_piece: UnsentPiece | None = None
     messages = 0
-    # Of the copy's budget, for being open; the usual call is Triton's at once, and has none.
-    _open_bytes = 0
-    # The client has said all; all of it has gone to Triton.
-    input_ended = input_passed = False
-    answer_begun = is_decoupled = watches = False
-    _answer_seen = False
+    watches = False
     _deadline_step = 0
     # Of the message that goes on piece by piece: what Triton has not got yet.
     _unsent_bytes = 0
-    # When Triton has had its time for what nobody waits for, on time.monotonic.
-    given_up_until = 0.0
 
     def __init__(self, client: Client, stream: Stream, fields: Fields[CallKind], now: float) -> None:
-        self.client, self.stream, self.fields, self.kind = client, stream, fields, fields.kind
         downstream = self.downstream = client.downstream
-        self.exchange = Exchange(downstream.replica, downstream.replica.grpc, now)
+        super().__init__(downstream.replica, downstream.replica.grpc, now)
+        self.client, self.stream, self.fields, self.kind = client, stream, fields, fields.kind
 
     @property
-    def replica(self) -> Replica:
-        return self.downstream.replica
+    def is_decoupled(self) -> bool:
+        """One message of a stream may have many answers, of which their content tells the last."""
+        return self.reader is not None and self.reader.asks_final
 
     @property
     def may_rest(self) -> bool:
         """A stream may live for as long as it likes while nothing is asked of Triton in it, nor half asked."""
-        if self.stage is _ANSWERED:
+        if self.stage.is_over:
             return False
         return self.watches or (
-            self.kind.is_stream
-            and not self.admissions
-            and self.asked is None
-            and not self.exchange.held_bytes
+            self.kind.is_stream and not self.running and self.queued is None and not self.held_bytes
         )
 
     # Received.
@@ -188,9 +191,13 @@ class Call:
         kind, fields = self.kind, self.fields
         try:
             timeout = timeout_of(fields) if fields.values else None
-            self._take_room()
-        except GrpcError as refusal:
-            self.refuse(refusal)
+            # A client may open thousands and say nothing more.
+            self.open(OPEN_BYTES + len(fields.forwarded))
+        except GrpcError as refused:
+            self.refuse(refused)
+            return
+        except Refusal as refusal:
+            self.refuse(in_grpc(refusal))
             return
         if kind.verdict is Verdict.BLOCK:
             self.refuse(GrpcError(Status.PERMISSION_DENIED, BEYOND_THE_MODEL))
@@ -201,32 +208,26 @@ class Call:
         elif timeout is not None:
             self.watch_deadline(timeout)
 
-    def _take_room(self) -> None:
-        """A client may open thousands and say nothing more. Raises GrpcError."""
-        size = OPEN_BYTES + len(self.fields.forwarded)
-        if not self.replica.budget.take(size):
-            raise in_grpc(self.exchange.no_room(size))
-        self._open_bytes = size
-
     def watch_deadline(self, timeout_seconds: float) -> None:
         """The client's own deadline. Triton is not told of it: it would go on computing, and it dies of calls
         that end under its hands."""
-        self._deadline_step = self.downstream.deadlines.set(self.exchange.began + timeout_seconds, self)
+        self._deadline_step = self.downstream.deadlines.set(self.began + timeout_seconds, self)
 
     def too_late(self) -> None:
         self._deadline_step = 0
-        waits = self.stage is _ASKED and self.outbox
+        waits = self.stage.is_pending and self.outbox
         where = "in the queue" if waits else "before the answer was there"
         self.refuse(GrpcError(Status.DEADLINE_EXCEEDED, f"the deadline passed {where}"))
 
     def take(self, data: Data) -> bool:
         """More of its content. False: the loop is to have its turn, then `advance` goes on."""
-        if self.stage is _ANSWERED:
+        if self.stage.is_over:
             data.release()
             return True
         if self.up is not None and self._takes_usual(data):
             return True
-        self.input_ended = data.end
+        if data.end:
+            self.input = _ENDED
         size, reader = len(data.data), self.reader
         if self.kind.verdict is Verdict.DENY:
             data.release()
@@ -242,7 +243,7 @@ class Call:
                 data.release()
                 return True
             reader.push(data.data)
-        self._data, self._last_held = data, None
+        self._data, self._last_piece = data, None
         return self.advance()
 
     def _takes_usual(self, data: Data) -> bool:
@@ -271,10 +272,10 @@ class Call:
         )
         if admission is None:
             return False
-        if self.admissions is None:
-            self.admissions = deque()
-        self.admissions.append(admission)
-        self.exchange.deadline = deadline
+        if self.running is None:
+            self.running = deque()
+        self.running.append(admission)
+        self.deadline = deadline
         self.messages += 1
         if guard.appended:
             payload = b"".join((pack_prefix(0, length + len(guard.appended)), message, guard.appended))
@@ -284,7 +285,7 @@ class Call:
     def take_whole(self, payload: Buffer) -> bool:
         """All of its content; as `take`."""
         reader = self.reader = self._new_reader()
-        self.input_ended = True
+        self.input = _ENDED
         if self.kind.verdict is not Verdict.DENY and payload:
             if not self._hold(len(payload)):
                 return True
@@ -294,7 +295,7 @@ class Call:
     def advance(self) -> bool:
         """Take what is there, message by message. False as in `take`."""
         reader = self.reader
-        while self.stage is not _ANSWERED and reader is not None:
+        while not self.stage.is_over and reader is not None:
             before = reader.gathered
             try:
                 item = reader.pull()
@@ -315,7 +316,7 @@ class Call:
     def _settle_data(self) -> None:
         """Its sender's credit goes with the last piece that was made of it; what is gathered is none's."""
         data, self._data = self._data, None
-        held, self._last_held = self._last_held, None
+        held, self._last_piece = self._last_piece, None
         if data is not None:
             if held is None:
                 data.release()
@@ -325,28 +326,26 @@ class Call:
     def _new_reader(self) -> MessageReader:
         downstream, kind = self.downstream, self.kind
         limits = downstream.replica.limits
-        self.is_decoupled = kind.is_stream and downstream.replica.facts.is_decoupled
         return MessageReader(
             downstream.guard(kind),
             encoding=kind.encoding,
             inflate_limit=limits.max_json_bytes,
             message_limit=limits.max_request_bytes,
-            ask_final=self.is_decoupled,
+            ask_final=kind.is_stream and downstream.replica.facts.is_decoupled,
             flags=downstream.replica.flags,
         )
 
     def _hold(self, size: int) -> bool:
         """So many bytes more (or less) are here. False: there is no room for them, and the call is refused."""
-        if self.stage is _ANSWERED:
+        if self.stage.is_over:
             return False
-        exchange = self.exchange
         if size <= 0:
-            exchange.let_go(-size)
+            self.let_go(-size)
             return True
-        if not exchange.held_bytes and self.kind.is_stream:  # it may no longer rest
-            exchange.deadline = time.monotonic() + self.downstream.timeout_seconds
+        if not self.held_bytes and self.kind.is_stream:  # it may no longer rest
+            self.deadline = time.monotonic() + self.downstream.timeout_seconds
         try:
-            exchange.hold(size)
+            self.hold(size)
         except Refusal as refusal:
             self.refuse(in_grpc(refusal))
             return False
@@ -362,10 +361,10 @@ class Call:
                 return
             self.messages += 1
         if self.kind.verdict is not Verdict.ALLOW or self.downstream.local.takes(self.kind):
-            self.exchange.let_go(len(item.data))
+            self.let_go(len(item.data))
             self.downstream.local.answer(self, item.data[PREFIX_BYTES:])
             return
-        held = self._last_held = Held(self.exchange, len(item.data))
+        held = self._last_piece = UnsentPiece(self, len(item.data))
         if self.outbox is None:
             self.outbox = deque()
         self.outbox.append((item, held))
@@ -374,7 +373,7 @@ class Call:
     def _pass_through(self, data: Data) -> None:
         """The middle of a long tensor."""
         if self._hold(len(data.data)):
-            held = Held(self.exchange, len(data.data))
+            held = UnsentPiece(self, len(data.data))
             held.carry(data)
             assert self.up is not None, "its first piece has gone on"
             assert self.upstream is not None
@@ -385,19 +384,19 @@ class Call:
 
     def input_ends(self) -> None:
         """Without content."""
-        self.input_ended = True
+        self.input = _ENDED
         self.look_at_end()
 
     def look_at_end(self) -> None:
         """Whether the client's end can go on, or what is wrong with it."""
-        if not self.input_ended or self.input_passed or self.stage is _ANSWERED or self._data is not None:
+        if self.input is not _ENDED or self.stage.is_over or self._data is not None:
             return
         kind = self.kind
         if kind.http_status is not None:
             answer = [(b":status", kind.http_status), (b"content-type", b"text/plain")]
             self.client.codec.send_headers(self.stream, hpack.encode(answer))
             self.client.codec.send_data(self.stream, _GRPC_ONLY, end=True)
-            self._leave(f"HTTP_{kind.http_status.decode()}")
+            self._leave(_REFUSED, f"HTTP_{kind.http_status.decode()}")
         elif self.reader is not None and not self.reader.is_between_messages:
             self.refuse(GrpcError(Status.INVALID_ARGUMENT, "the stream ended inside a message"))
         elif not kind.is_stream and not self.messages:
@@ -405,7 +404,7 @@ class Call:
         elif kind.verdict is Verdict.ALLOW and not self.outbox:
             up = self._opened()
             if up is not None and self.upstream is not None:
-                self.input_passed = True
+                self.input = _PASSED
                 self.upstream.send(up, b"", end=True)
 
     # Admitted, forwarded.
@@ -413,11 +412,12 @@ class Call:
     def _pump(self) -> None:
         """Pass on what has been checked, as far as there are slots for it."""
         outbox = self.outbox
-        while outbox and self.stage is not _ANSWERED:
+        while outbox and not self.stage.is_over:
             piece, held = outbox[0]
             if piece.begins_bytes:
                 try:
                     if not self._is_admitted(piece.cost_bytes):
+                        self._waits()
                         return
                 except Refusal as refusal:
                     self._drop_message(in_grpc(refusal))
@@ -434,34 +434,39 @@ class Call:
             if up is None:
                 return
             outbox.popleft()
-            if self.asked is not None and piece.begins_bytes:
-                if self.admissions is None:
-                    self.admissions = deque()
-                self.admissions.append(self.asked)
-                self.asked = None
+            if self.queued is not None and piece.begins_bytes:
+                if self.running is None:
+                    self.running = deque()
+                self.running.append(self.queued)
+                self.queued = None
             assert self.upstream is not None
             assert self.reader is not None
-            end = self.input_ended and not outbox and self.reader.is_between_messages
-            self.input_passed = end
+            end = self.input is _ENDED and not outbox and self.reader.is_between_messages
+            if end:
+                self.input = _PASSED
             self._unsent_bytes += piece.begins_bytes - len(piece.data)
             if self._unsent_bytes and piece.begins_bytes:
                 self._steps_aside()
             self.upstream.send(up, piece.data, end=end, owned=held)
 
+    def _waits(self) -> None:
+        if self.stage is _RECEIVING:
+            self.enter(_QUEUED)
+
     def _is_admitted(self, cost_bytes: int) -> bool:
         """Whether a message may go on; if not, `_granted` tells. Raises Refusal."""
-        exchange, now = self.exchange, time.monotonic()
+        now = time.monotonic()
         if not self.kind.is_stream:
-            if exchange.admission is None:
-                exchange.admit(now, self._granted, cost_bytes, counted=self.kind.is_counted)
-            return exchange.admission is not None and exchange.admission.is_running
-        if self.asked is None:
-            self.asked = self.replica.admissions.admit(
-                now, self._granted, cost_bytes=cost_bytes, deadline=exchange.deadline
+            if self.admission is None:
+                self.admit(now, self._granted, cost_bytes, counted=self.kind.is_counted)
+            return self.admission is not None and self.admission.is_running
+        if self.queued is None:
+            self.queued = self.replica.admissions.admit(
+                now, self._granted, cost_bytes=cost_bytes, deadline=self.deadline
             )
-        if self.asked.is_waiting:
+        if self.queued.is_waiting:
             return False
-        exchange.deadline = now + self.downstream.timeout_seconds
+        self.deadline = now + self.downstream.timeout_seconds
         return True
 
     def _cost_more(self, more_bytes: int) -> None:
@@ -484,7 +489,7 @@ class Call:
     @property
     def _last_admission(self) -> Admission | None:
         """Of the message that goes on piece by piece."""
-        return self.admissions[-1] if self.admissions else self.exchange.admission
+        return self.running[-1] if self.running else self.admission
 
     def _granted(self) -> None:
         """A slot is there. Not in this step: whoever gave it back is still at it."""
@@ -518,6 +523,7 @@ class Call:
                 raise GrpcError(Status.NOT_FOUND, "not ready")  # told as ready: false
             upstream = downstream.triton.connection(self)
             if upstream is None:
+                self._waits()
                 return None
             size = list_bytes(fields) + upstream.keys.list_bytes
             if size > upstream.most_list_bytes:
@@ -530,12 +536,13 @@ class Call:
         except GrpcError as refused:
             self.refuse(refused)
             return None
-        self.upstream, self.stage = upstream, _FORWARDED
+        self.upstream = upstream
+        self.enter(_FORWARDED)
         return self.up
 
     @property
     def wants_connection(self) -> bool:
-        return self.stage is _ASKED
+        return self.stage.is_pending
 
     def connected(self) -> None:
         """There is a connection to begin on."""
@@ -543,14 +550,15 @@ class Call:
 
     def forwarded(self, upstream: UpstreamConnection, up: Stream) -> None:
         """It has gone on in one piece."""
-        self.upstream, self.up, self.stage = upstream, up, _FORWARDED
-        self.messages, self.input_ended, self.input_passed = 1, True, True
+        self.upstream, self.up = upstream, up
+        self.enter(_FORWARDED)
+        self.messages, self.input = 1, _PASSED
 
     # What Triton says (`upstream.Asker`).
 
     def answer_whole(self, answer: Answer) -> None:
         now, downstream = time.monotonic(), self.downstream
-        if self.stage is _ANSWERED:
+        if self.stage.is_over:
             self._triton_is_done(now)
             return
         if self.kind.is_stream:
@@ -583,7 +591,7 @@ class Call:
         if waits and budget.is_exceeded:
             codec.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)
             code = Status.RESOURCE_EXHAUSTED.name
-        self._finish(code, now)
+        self._finish(_ANSWERED, code, now)
         self.up = None
 
     def _answer_in_parts(self, answer: Answer) -> None:
@@ -597,35 +605,35 @@ class Call:
         downstream = self.downstream
         if not end and AnswerReader.is_needed(self.kind.method, downstream.own):
             self.answers = AnswerReader(self.kind.method, downstream.own, is_decoupled=self.is_decoupled)
-        if self.stage is _ANSWERED:
+        if self.stage.is_over:
             if end:
                 self._triton_is_done(time.monotonic())
         elif end:
             self._end_with(fields)
-        elif not self.answer_begun:  # else it began with headers of ours
-            self.answer_begun = True
+        elif self.output is _NOTHING:  # else it began with headers of ours
+            self.output = _HEADERS
             self.client.codec.send_headers(self.stream, head_block(fields, downstream.own.names))
 
     def answer_data(self, data: Data) -> None:
         payload: Buffer = data.data
         finals = 0
-        if not self.kind.is_stream and not self._answer_seen:
+        if not self.kind.is_stream and self.output is _HEADERS:
             self._look_at_size(payload)
         if self.answers is not None:
             payload, finals = self.answers.feed(data.data, show_marks=self._shows_marks)
-        if self.stage is _ANSWERED or not payload:
+        if self.stage.is_over or not payload:
             data.release()
         else:
             self._send(payload, data)
         if finals:
             self._answered_messages(finals)
-        if self.admissions and self.answers is not None and self.answers.unfinished_bytes:
-            self.admissions[0].has_run(cost.of_grpc_answer(self.answers.unfinished_bytes))
+        if self.running and self.answers is not None and self.answers.unfinished_bytes:
+            self.running[0].has_run(cost.of_grpc_answer(self.answers.unfinished_bytes))
 
     def _look_at_size(self, beginning: Buffer) -> None:
         """Of a unary answer that does not come in one piece."""
-        self._answer_seen = True
-        admission = self.exchange.admission
+        self.output = _CONTENT
+        admission = self.admission
         if (
             admission is not None
             and self.up is not None
@@ -637,14 +645,14 @@ class Call:
                 admission.has_run(cost.of_grpc_answer(size))
 
     def answer_ended(self, fields: Fields[AnswerKind]) -> None:
-        if self.stage is _ANSWERED:
+        if self.stage.is_over:
             self._triton_is_done(time.monotonic())
         else:
             self._end_with(fields)
 
     def answer_broke(self, reason: str) -> None:
         self.up = None
-        if self.stage is _ANSWERED:
+        if self.stage.is_over:
             self._triton_is_done(time.monotonic())
         else:
             self.refuse(GrpcError(Status.UNAVAILABLE, reason, retry_after="1"))
@@ -656,9 +664,9 @@ class Call:
     def _end_with(self, fields: Fields[AnswerKind]) -> None:
         """Triton's status, in trailers or alone."""
         names = self.downstream.own.names
-        block = trailers_block(fields, names) if self.answer_begun else head_block(fields, names)
+        block = trailers_block(fields, names) if self.output is not _NOTHING else head_block(fields, names)
         self.client.codec.send_headers(self.stream, block, end=True)
-        self._finish(fields.kind.code, time.monotonic())
+        self._finish(_ANSWERED, fields.kind.code, time.monotonic())
 
     def _send(self, payload: Buffer, data: Data) -> None:
         """Content for the client, and what Triton is owed for it."""
@@ -673,12 +681,12 @@ class Call:
 
     def _answered_messages(self, count: int) -> None:
         """So many messages of a stream are answered for good."""
-        now, admissions = time.monotonic(), self.admissions
-        self.exchange.deadline = now + self.downstream.timeout_seconds
+        now, admissions = time.monotonic(), self.running
+        self.deadline = now + self.downstream.timeout_seconds
         while count and admissions:
             admissions.popleft().release(now)
             count -= 1
-        if self.stage is _ANSWERED and not admissions and self.up is not None and self.upstream is not None:
+        if self.stage.is_over and not admissions and self.up is not None and self.upstream is not None:
             self.upstream.reset(self.up)
             self._triton_is_done(now)
 
@@ -686,31 +694,31 @@ class Call:
 
     def respond(self, message: bytes) -> None:
         """Answer a unary call here."""
-        if self.stage is not _ANSWERED:
+        if not self.stage.is_over:
             data = framed(message)
             self.replica.grpc.sent_bytes += len(data)
             self.client.codec.send_answer(self.stream, RESPONSE_BLOCK, data, OK_TRAILERS_BLOCK)
-            self._leave(Status.OK.name)
+            self._leave(_ANSWERED, Status.OK.name)
 
     def respond_part(self, data: bytes) -> None:
         """One more message of ours."""
-        if self.stage is not _ANSWERED:
-            if not self.answer_begun:
-                self.answer_begun = True
+        if not self.stage.is_over:
+            if self.output is _NOTHING:
+                self.output = _HEADERS
                 self.client.codec.send_headers(self.stream, RESPONSE_BLOCK)
             self.replica.grpc.sent_bytes += len(data)
             self.client.codec.send_data(self.stream, data)
 
     def refuse(self, refusal: GrpcError) -> None:
         """End the call with a status of our own."""
-        if self.stage is _ANSWERED:
+        if self.stage.is_over:
             return
         if self.kind.method == MODEL_READY and refusal.status is Status.NOT_FOUND:
             self.respond(b"")  # ready: false, which is what Triton says of models it does not have
             return
-        block = hpack.encode(trailers(refusal)) if self.answer_begun else trailers_only(refusal)
+        block = hpack.encode(trailers(refusal)) if self.output is not _NOTHING else trailers_only(refusal)
         self.client.codec.send_headers(self.stream, block, end=True)
-        self._leave(refusal.status.name)
+        self._leave(_REFUSED, refusal.status.name)
 
     def _refuse_message(self, refusal: GrpcError) -> None:
         """In a stream the refusal of one message is a message, unless the client wants a status.
@@ -725,46 +733,45 @@ class Call:
 
     def client_left(self) -> None:
         """Reset, or gone."""
-        if self.stage is not _ANSWERED:
-            self._leave(Status.CANCELLED.name)
+        if not self.stage.is_over:
+            self._leave(_ABORTED, Status.CANCELLED.name)
 
     def is_late(self, now: float) -> bool:
-        exchange = self.exchange
-        if now > exchange.deadline or self.is_overdue(now):
+        if super().is_late(now):
             return True
-        has_come = self.stage is not _ASKED or self.kind.is_stream or exchange.admission is not None
-        return not has_come and now - exchange.began > self.downstream.arrival_seconds
+        has_come = not self.stage.is_pending or self.kind.is_stream or self.admission is not None
+        return not has_come and now - self.began > self.downstream.arrival_seconds
 
     def is_overdue(self, now: float) -> bool:
         """It, or the message of a stream that is next, has waited for its turn for longer than it may."""
-        return self.exchange.is_overdue(now) or (self.asked is not None and self.asked.is_overdue(now))
+        return super().is_overdue(now) or (self.queued is not None and self.queued.is_overdue(now))
 
     def is_too_slow(self, now: float) -> bool:
         """Whether a message that Triton has the beginning of keeps others waiting for too long."""
-        return bool(self._unsent_bytes and not self.outbox) and self.exchange.is_too_slow(
+        return bool(self._unsent_bytes and not self.outbox) and self.is_sent_too_slowly(
             self.stream.received, now, is_awaited=not self.stream.held
         )
 
     def is_taken_too_slowly(self, now: float) -> bool:
         """Whether its client leaves so much of Triton's answer lying here that others wait for too long."""
         up = self.up
-        if up is None or self.stage is _ANSWERED:
+        if up is None or self.stage.is_over:
             return False
         is_awaited = bool(self.stream.queue) or (up.held > 0 and not self.client.is_writable)
         others_wait = is_awaited and self._keeps_others_waiting
-        return self.exchange.is_taken_too_slowly(up.received - up.held, now, others_wait=others_wait)
+        return self.is_read_too_slowly(up.received - up.held, now, others_wait=others_wait)
 
     @property
     def _keeps_others_waiting(self) -> bool:
         if self.kind.is_stream:
-            return any(one.keeps_others_waiting for one in self.admissions or ())
-        admission = self.exchange.admission
+            return any(one.keeps_others_waiting for one in self.running or ())
+        admission = self.admission
         return admission is not None and admission.keeps_others_waiting
 
     def cut(self) -> None:
         """Its client gets no more of the answer, and is told past what it does not read."""
         self.client.codec.reset(self.stream, ErrorCode.ENHANCE_YOUR_CALM)
-        self._leave(Status.RESOURCE_EXHAUSTED.name)
+        self._leave(_ABORTED, Status.RESOURCE_EXHAUSTED.name)
 
     def out_of_time(self) -> None:
         """Triton has had its time for a call that nobody waits for."""
@@ -772,17 +779,17 @@ class Call:
             self.upstream.reset(self.up)
         self._triton_is_done(time.monotonic())
 
-    def _leave(self, code: str) -> None:
+    def _leave(self, stage: Stage, code: str) -> None:
         """It is over for the client; Triton may still have it."""
         up, in_triton = self.up, False
-        if self._unsent_bytes and self.admissions:
-            self._set_half_message_aside(self.admissions)
+        if self._unsent_bytes and self.running:
+            self._set_half_message_aside(self.running)
         if up is not None and self.upstream is not None and not up.is_closed:
             in_triton = self._goes_on(up)
             if not in_triton:
                 self.up = None
                 self.upstream.reset(up)
-        self._finish(code, time.monotonic(), in_triton=in_triton)
+        self._finish(stage, code, time.monotonic(), in_triton=in_triton)
 
     def _goes_on(self, up: Stream) -> bool:
         """Whether Triton is left to end what nobody waits for.
@@ -793,59 +800,54 @@ class Call:
         whose requests have not ended is told: it may go on for very long, and can stop.
         """
         if self.kind.is_stream:
-            return bool(self.admissions) and (up.local_done or not self.is_decoupled)
+            return bool(self.running) and (up.local_done or not self.is_decoupled)
         return up.local_done
 
     def _set_half_message_aside(self, admissions: deque[Admission]) -> None:
         """Triton never runs the last message of a stream, whose end it will not get. What it has of it is there
         until it has run the others."""
-        self.exchange.admission = admissions.pop()
-        self.exchange.admission.step_aside()
+        self.admission = admissions.pop()
+        self.admission.step_aside()
 
-    def _finish(self, code: str, now: float, *, in_triton: bool = False) -> None:
+    def _finish(self, stage: Stage, code: str, now: float, *, in_triton: bool = False) -> None:
         """Once for each call: nothing of it waits, and it is counted."""
-        self.stage = _ANSWERED
-        if self._open_bytes:
-            self.replica.budget.give(self._open_bytes)
-            self._open_bytes = 0
+        self.end(stage, code, now, in_triton=in_triton)
         if self._deadline_step:
             self._forget_deadline()
         if self.outbox:
             outbox, self.outbox = self.outbox, None
-            for _, held in outbox:
-                held.release()
+            for _, piece in outbox:
+                piece.release()
         if self._data is not None:
             self._settle_data()
-        self.exchange.answered(code, now, in_triton=in_triton)
         if self.kind.is_stream:
             self._finish_stream(now, in_triton=in_triton)
         if self.watches:
             self.downstream.watchers.discard(self)
         if in_triton:
-            self.given_up_until = now + GIVEN_UP_SECONDS
             self.downstream.given_up.add(self)
-        if self.input_ended and self.stream.is_closed:
+        if self.input is not _OPEN and self.stream.is_closed:
             self.stream.owner = None  # a circle is the garbage collector's work, and it has enough
 
     def _finish_stream(self, now: float, *, in_triton: bool) -> None:
-        asked, self.asked = self.asked, None
-        if asked is not None:
-            asked.release(now)
-        for admission in self.admissions or ():
+        queued, self.queued = self.queued, None
+        if queued is not None:
+            queued.release(now)
+        for admission in self.running or ():
             if in_triton:
                 admission.give_up(now)
             else:
                 admission.release(now)
         if not in_triton:
-            self.admissions = None
+            self.running = None
 
     def _triton_is_done(self, now: float) -> None:
         """Triton has nothing of a call any more that was given up."""
         self.up = None
         self.downstream.given_up.discard(self)
-        self.exchange.triton_is_done(now)
-        admissions, self.admissions = self.admissions, None
-        for admission in admissions or ():
+        self.triton_is_done(now)
+        running, self.running = self.running, None
+        for admission in running or ():
             admission.release(now)
 
     def _forget_deadline(self) -> None:

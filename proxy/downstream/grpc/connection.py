@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from proxy.downstream.grpc.call import OPEN_BYTES, Call, Stage
+from proxy.downstream.grpc.call import OPEN_BYTES, Call
 from proxy.downstream.grpc.downstream import GrpcDownstream
 from proxy.policy import cost
-from proxy.policy.refusal import NotServed
+from proxy.policy.refusal import NotServed, in_grpc
 from proxy.request.grpc_head import CallKind, list_bytes, timeout_of
-from proxy.request.messages import PREFIX_BYTES, in_grpc, pack_prefix, read_prefix
+from proxy.request.messages import PREFIX_BYTES, pack_prefix, read_prefix
 from proxy.request.minimum_rate import TOO_SLOW
 from proxy.transport.h2_connection import H2Connection
 from proxy.transport.tcp import keep_alive, unsent_bytes
@@ -30,8 +30,6 @@ _LEAVING_SECONDS: Final = 1.0
 FREE_BYTES: Final = DEFAULT_MAX_FRAME + HEAD_BYTES
 # Messages are checked for so long in one turn of the loop, and then others have theirs.
 TIMESLICE_SECONDS: Final = 0.01
-
-_ANSWERED = Stage.ANSWERED
 
 
 class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
@@ -98,7 +96,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         self._backlog.clear()
         self._charge_kept()
         # First those that wait: what the others give back is not for them.
-        for call in sorted(_calls(streams), key=lambda call: call.stage is not Stage.ASKED):
+        for call in sorted(_calls(streams), key=lambda call: not call.stage.is_pending):
             call.client_left()
         self.downstream.clients.disconnected(self)
 
@@ -117,9 +115,9 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
                 elif call.is_taken_too_slowly(now):
                     call.cut()
                 continue
-            if call.stage is _ANSWERED:  # and the client does not take the answer
+            if call.stage.is_over:  # and the client does not take the answer
                 self.codec.reset(call.stream, ErrorCode.CANCEL)
-            elif self.downstream.overdue and now <= call.exchange.deadline and call.is_overdue(now):
+            elif self.downstream.overdue and now <= call.deadline and call.is_overdue(now):
                 call.refuse(in_grpc(NotServed(self.downstream.overdue)))
             else:
                 call.refuse(GrpcError(Status.DEADLINE_EXCEEDED, "request timeout"))
@@ -227,7 +225,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         if kind is WholeCall:
             self.downstream.replica.grpc.received_bytes += len(event.data)  # type: ignore[union-attr]
             call = self._begin(event)  # type: ignore[arg-type]
-            if call.stage is not _ANSWERED and not call.take_whole(event.data):  # type: ignore[union-attr]
+            if not call.stage.is_over and not call.take_whole(event.data):  # type: ignore[union-attr]
                 return call
         elif kind is Headers:
             call = self._begin(event)  # type: ignore[arg-type]
@@ -281,7 +279,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         now = time.monotonic()
         call = Call(self, event.stream, fields, now)
         room = OPEN_BYTES + len(fields.forwarded) + size
-        if not call.exchange.admit_at_once(now, cost.of_short_message(length), room):
+        if not call.admit_at_once(now, cost.of_short_message(length), room):
             return False
         if guard.appended:
             data = b"".join((pack_prefix(0, length + len(guard.appended)), message, guard.appended))

@@ -13,6 +13,7 @@ from proxy.downstream.listener import Clients
 from proxy.policy.routes import Verdict, unknown_model
 from proxy.request.endpoint import UpstreamCluster
 from proxy.request.grpc_head import MOST_LIST_BYTES, CallKind, CallPolicy, DroppedPolicy
+from proxy.request.lifecycle import GivenUpRequests
 from proxy.request.messages import (
     INFER,
     STATISTICS,
@@ -75,15 +76,6 @@ class Connection(Protocol):
     def end(self, reason: str) -> None: ...
 
 
-class LeftCall(Protocol):
-    """A call that Triton works on though nobody waits for it."""
-
-    def out_of_time(self) -> None: ...
-
-    @property
-    def given_up_until(self) -> float: ...
-
-
 class GrpcDownstream:
     """Serves one copy's gRPC clients: `GrpcConnection(front)` for each."""
 
@@ -116,7 +108,7 @@ class GrpcDownstream:
         self.local: Local = local or LocalAnswers(replica, common.questions, replica.not_ready)
         self.watchers = self.local.watchers
         self.clients: Clients[Connection] = Clients(replica.grpc)
-        self.given_up: set[LeftCall] = set()
+        self.given_up = GivenUpRequests()
 
     @property
     def timeout_seconds(self) -> float:
@@ -138,8 +130,7 @@ class GrpcDownstream:
         """Called every second: what has waited too long ends."""
         for connection in self.clients:
             connection.tick(now)
-        for call in [call for call in self.given_up if now > call.given_up_until]:
-            call.out_of_time()
+        self.given_up.tick(now)
 
     def tell_watchers(self) -> None:
         """Readiness has changed."""
@@ -154,8 +145,7 @@ class GrpcDownstream:
     def close(self) -> None:
         for connection in self.clients:
             connection.end("the proxy ends")
-        for call in list(self.given_up):
-            call.out_of_time()
+        self.given_up.close()
         self.local.close()
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from berth.runtime.logs import fields
-from proxy.policy.refusal import Refusal
+from proxy.policy.refusal import Refusal, in_grpc
 from proxy.policy.routes import HEALTH, HIDDEN_EXTENSIONS, SERVICE
 from proxy.request.grpc_head import CallKind
-from proxy.request.messages import framed, in_grpc
+from proxy.request.messages import framed
 from proxy.request.replica import Replica
 from proxy.wire import protobuf
 from proxy.wire.grpc_status import GrpcError, Status

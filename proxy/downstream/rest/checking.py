@@ -23,7 +23,7 @@ from typing import Any, Final
 from berth.contract.quantity import format_bytes
 from berth.runtime.logs import fields
 from proxy.policy import cost
-from proxy.policy.json_guard import BadJson, check_generate, check_infer
+from proxy.policy.json_guard import check_generate, check_infer
 from proxy.policy.model_facts import ModelFacts
 from proxy.policy.refusal import Refusal, Why
 from proxy.wire.http1 import HEADER_LENGTH, HttpError, write_lengths
@@ -62,7 +62,7 @@ class Checked:
 
 
 def check(question: Question, held: bytes) -> Checked:
-    """What goes on in the place of a body. Raises BadJson or HttpError. Touches nothing else."""
+    """What goes on in the place of a body. Raises Refusal or HttpError. Touches nothing else."""
     if question.encoding != "identity":
         held = inflated(held, question.encoding, question.max_json_bytes, question.json_flag)
     if not question.is_infer:
@@ -182,7 +182,7 @@ class _Helper:
         kind, *what = pickle.loads(told)  # noqa: S301  # our own process', over a socket that nobody else has
         if kind == "checked":
             return Checked(tail, *what)
-        raise BadJson(*what) if kind == "bad" else HttpError(*what)
+        raise Refusal(Why[what[0]], what[1]) if kind == "refused" else HttpError(*what)
 
     def close(self) -> None:
         self._socket.close()
@@ -216,10 +216,10 @@ def _exactly(sock: socket.socket, size: int) -> bytearray:
 def _answer(question: Question, body: bytes) -> tuple[Any, bytes]:
     try:
         checked = check(question, body)
-    except BadJson as error:
-        return ("bad", str(error)), b""
+    except Refusal as error:
+        return ("refused", error.why.name, str(error)), b""
     except HttpError as error:
-        return ("refused", error.status, str(error)), b""
+        return ("error", error.status, str(error)), b""
     return ("checked", checked.cost_bytes), checked.tail
 
 

@@ -1,4 +1,4 @@
-"""A REST client's connection: HTTP/1.1, request by request. What becomes of a request is its cycle's matter."""
+"""A REST client's connection: HTTP/1.1, request by request. What becomes of a request is its request's matter."""
 
 import asyncio
 import time
@@ -7,10 +7,11 @@ from enum import Enum, auto
 from typing import Final, cast
 
 from proxy.downstream.rest.checking import INLINE_BYTES
-from proxy.downstream.rest.cycle import Cycle, State
 from proxy.downstream.rest.downstream import RestDownstream
+from proxy.downstream.rest.request import RestRequest
 from proxy.policy import cost
-from proxy.policy.json_guard import BadJson, check_generate, check_infer
+from proxy.policy.json_guard import check_generate, check_infer
+from proxy.policy.refusal import Refusal
 from proxy.transport.tcp import keep_alive, unsent_bytes
 from proxy.wire.http1 import HEAD_BYTES, HEAD_END, BadRequest, require_hopeful, write_error
 
@@ -28,7 +29,7 @@ _WRITE_HIGH: Final = 256 * 1024
 
 class _At(Enum):
     HEAD = auto()  # between requests, or in the middle of a head
-    REQUEST = auto()  # its cycle tells more
+    REQUEST = auto()  # its request tells more
     LINGER = auto()  # the last answer has been written; only the client's end is waited for
     ENDED = auto()
 
@@ -42,11 +43,11 @@ class RestConnection(asyncio.Protocol):
     __slots__ = (
         "_at",
         "_charged_bytes",
-        "_cycle",
         "_downstream",
         "_head_deadline",
         "_input",
         "_paused",
+        "_request",
         "_since",
         "_transport",
         "_unsent",
@@ -59,7 +60,7 @@ class RestConnection(asyncio.Protocol):
         self._downstream = downstream
         self._transport: asyncio.Transport | None = None
         self._at = _At.HEAD
-        self._cycle: Cycle | None = None
+        self._request: RestRequest | None = None
         # What has come and cannot be looked at yet.
         self._input = b""
         # Of the copy's budget, for that.
@@ -84,10 +85,10 @@ class RestConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         was, self._at = self._at, _At.ENDED
-        cycle, self._cycle = self._cycle, None
+        request, self._request = self._request, None
         self._keep(b"")
-        if was is _At.REQUEST and cycle is not None:
-            cycle.client_left()
+        if was is _At.REQUEST and request is not None:
+            request.client_left()
         self._downstream.clients.disconnected(self)
 
     def eof_received(self) -> bool:
@@ -100,13 +101,12 @@ class RestConnection(asyncio.Protocol):
 
     @property
     def _is_half_said(self) -> bool:
-        cycle = self._cycle
-        return cycle is not None and cycle.state in (State.HOLD, State.STREAM, State.SWALLOW)
+        return self._request is not None and self._request.takes_body
 
     @property
     def _waits(self) -> bool:
         """For a slot, or a connection."""
-        return self._cycle is not None and self._cycle.state is State.WAIT
+        return self._request is not None and self._request.waits
 
     def _end_what_is_half_said(self) -> None:
         """After the client's end: the rest of what has begun will never come."""
@@ -119,13 +119,13 @@ class RestConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_writable = False
-        if self._cycle is not None:
-            self._cycle.pause_answer()
+        if self._request is not None:
+            self._request.pause_answer()
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        if self._cycle is not None:
-            self._cycle.resume_answer()
+        if self._request is not None:
+            self._request.resume_answer()
         if self._at is _At.HEAD:
             self.read_on()
 
@@ -133,9 +133,9 @@ class RestConnection(asyncio.Protocol):
         """Whether what the client sends next can go somewhere."""
         if self._at is _At.HEAD:  # each request has an answer, which must go somewhere too
             return self.is_writable and len(self._input) <= HEAD_BYTES
-        cycle = self._cycle
-        if self._at is _At.REQUEST and cycle is not None and cycle.state is State.STREAM:
-            return cycle.takes_more
+        request = self._request
+        if self._at is _At.REQUEST and request is not None and request.is_streaming:
+            return request.takes_more
         return len(self._input) <= _PIPELINE_BYTES
 
     def regulate(self) -> None:
@@ -185,16 +185,16 @@ class RestConnection(asyncio.Protocol):
         body = data[end:]
         try:
             body = check_infer(body, replica.facts) if usual.is_infer else check_generate(body)
-        except BadJson:
+        except Refusal:
             return False  # to be told of below
         now = time.monotonic()
-        cycle = Cycle(self, downstream, usual.asked, b"", now)
-        if not cycle.admit_at_once(now, cost.of_json(body), usual.length):
+        request = RestRequest(self, downstream, usual.routed, b"", now)
+        if not request.admit_at_once(now, cost.of_json(body), usual.length):
             return False
-        self._at, self._cycle, self._since = _At.REQUEST, cycle, now
+        self._at, self._request, self._since = _At.REQUEST, request, now
         replica.rest.received_bytes += usual.length
-        cycle.go_at_once(
-            pool.take_idle(cycle),
+        request.go_at_once(
+            pool.take_idle(request),
             b"%bContent-Length: %d\r\n\r\n%b" % (usual.start, len(body), body),
         )
         return True
@@ -202,7 +202,7 @@ class RestConnection(asyncio.Protocol):
     def _take(self, data: bytes) -> None:
         has_begun = False
         while data:
-            cycle = self._cycle
+            request = self._request
             if self._at is _At.HEAD and has_begun and self.is_writable:
                 # Requests that are answered here may have come by the thousand: others are served between them.
                 if self._put_off(data):
@@ -211,9 +211,9 @@ class RestConnection(asyncio.Protocol):
             if self._at is _At.HEAD and self.is_writable:
                 data = self._take_head(data)
                 has_begun = True
-            elif self._at is _At.REQUEST and cycle is not None and cycle.state in _TAKES_BODY:
-                data = cycle.take(data)
-                if cycle.state is State.DONE and self._cycle is cycle:
+            elif self._at is _At.REQUEST and request is not None and request.takes_body:
+                data = request.take(data)
+                if request.stage.is_over and not request.swallows and self._request is request:
                     self._next_request(time.monotonic())
             elif self._at in (_At.LINGER, _At.ENDED):
                 return
@@ -242,10 +242,10 @@ class RestConnection(asyncio.Protocol):
 
     def _no_room(self) -> None:
         """For what was sent ahead."""
-        cycle = self._cycle
-        if self._at is _At.REQUEST and cycle is not None and not cycle.is_answered:
-            cycle.closes = True
-            cycle.refuse(cycle.no_room(1))
+        request = self._request
+        if self._at is _At.REQUEST and request is not None and not request.stage.is_over:
+            request.closes = True
+            request.refuse(request.no_room(1))
         else:
             self.abort()
 
@@ -267,20 +267,20 @@ class RestConnection(asyncio.Protocol):
             return b""
         self._head_deadline = 0.0
         raw = data[:end]
-        asked = self._downstream.shared.read_head(raw)
+        routed = self._downstream.shared.read_head(raw)
         self._since = now = time.monotonic()
         self._at = _At.REQUEST
-        self._cycle = cycle = Cycle(self, self._downstream, asked, raw, now)
-        cycle.begin()
+        self._request = request = RestRequest(self, self._downstream, routed, raw, now)
+        request.begin()
         return data[end:]
 
     def _not_http(self, error: BadRequest) -> None:
-        cycle = self._cycle
-        if self._at is _At.REQUEST and cycle is not None:
-            if cycle.state is State.SWALLOW:  # it has had its answer
+        request = self._request
+        if self._at is _At.REQUEST and request is not None:
+            if request.swallows:  # it has had its answer
                 self._linger()
             else:
-                cycle.fail(error.status, str(error))
+                request.fail(error.status, str(error))
         elif self._at is _At.HEAD:
             self._tell(error.status, str(error))
 
@@ -324,13 +324,13 @@ class RestConnection(asyncio.Protocol):
         return self.at_eof and not self._input
 
     def _next_request(self, now: float) -> None:
-        self._at, self._cycle, self._since = _At.HEAD, None, now
+        self._at, self._request, self._since = _At.HEAD, None, now
 
     def _linger(self, *, unread: bool = True) -> None:
         """Close for writing, and read a little longer if there is more: a reset would take the answer away."""
         if self._at is _At.ENDED:
             return
-        self._at, self._cycle, self._since = _At.LINGER, None, time.monotonic()
+        self._at, self._request, self._since = _At.LINGER, None, time.monotonic()
         self._keep(b"")
         if self._transport is None:
             return
@@ -342,7 +342,7 @@ class RestConnection(asyncio.Protocol):
 
     def tick(self, now: float) -> None:
         """Called every second: what has waited too long ends."""
-        cycle = self._cycle
+        request = self._request
         if self._at is _At.HEAD:
             if self._head_deadline:
                 if now > self._head_deadline:
@@ -357,9 +357,9 @@ class RestConnection(asyncio.Protocol):
         elif self._at is _At.LINGER:
             if not self._still_delivers(now) and now - self._since > _LINGER_SECONDS:
                 self.abort()
-        elif cycle is not None and cycle.state is not State.SWALLOW:
-            cycle.look_at_time(now)
-        elif cycle is not None and cycle.is_late(now):
+        elif request is not None and not request.swallows:
+            request.look_at_time(now)
+        elif request is not None and request.is_late(now):
             self.abort()
 
     def _still_delivers(self, now: float) -> bool:
@@ -405,6 +405,3 @@ class RestConnection(asyncio.Protocol):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-
-_TAKES_BODY = (State.HOLD, State.STREAM, State.SWALLOW)

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.listener import Clients
+from proxy.downstream.rest.answer import TENSORS
 from proxy.downstream.rest.checking import Checker
-from proxy.downstream.rest.renaming import TENSORS
 from proxy.policy.routes import (
     COUNTED,
     HIDDEN_EXTENSIONS,
@@ -25,6 +25,7 @@ from proxy.policy.routes import (
     hidden_rest,
 )
 from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
+from proxy.request.lifecycle import GivenUpRequests
 from proxy.request.replica import Replica
 from proxy.upstream.http1 import Lost, Pool, UpstreamPool
 from proxy.upstream.queries import Answer, fetch
@@ -63,16 +64,8 @@ class Connected(Protocol):
         ...
 
 
-class GivenUp(Protocol):
-    """A request that Triton works on for nobody."""
-
-    def tick(self, now: float) -> None: ...
-
-    def abort(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RoutedHead:
     """A head as it was read, and what the policy says to it, whichever model it names.
 
     `has_tensors`: so has its answer, if all goes well.
@@ -87,7 +80,7 @@ class Asked:
 class Usual:
     """What was decided about a head: a whole JSON of this length follows, and Triton gets this start of a head."""
 
-    asked: Asked
+    routed: RoutedHead
     length: int
     start: bytes
     is_infer: bool
@@ -108,18 +101,18 @@ class RestShared:
         """`lost`: told whose request Triton had when a connection broke off."""
         self.cluster = cluster
         self.pool = UpstreamPool(cluster, lost=lost)
-        self._heads: Lookup[Asked] = Lookup(entries=_HEADS, key_bytes=_HEAD_BYTES)
+        self._heads: Lookup[RoutedHead] = Lookup(entries=_HEADS, key_bytes=_HEAD_BYTES)
         self.checker = Checker()
 
-    def read_head(self, raw: bytes) -> Asked:
+    def read_head(self, raw: bytes) -> RoutedHead:
         """Raises BadRequest."""
-        asked = self._heads.get(raw)
-        if asked is None:
+        routed = self._heads.get(raw)
+        if routed is None:
             head = read_request(raw)
             decision = decide_rest(head.method, head.path)
-            asked = Asked(head, decision, decision.route in TENSORS)
-            self._heads.remember(raw, asked)
-        return asked
+            routed = RoutedHead(head, decision, decision.route in TENSORS)
+            self._heads.remember(raw, routed)
+        return routed
 
     async def close(self) -> None:
         await self.pool.close()
@@ -155,7 +148,7 @@ class RestDownstream:
         # While it drains: a client that asks just then would lose its request.
         self.ends_idle = True
         # Requests whose clients have gone, or were told that it took too long, while Triton works on them.
-        self.given_up: set[GivenUp] = set()
+        self.given_up = GivenUpRequests()
         # Heads whose requests go on as they came, good for one way of reaching Triton and for the limits that they passed.
         self.usual: Lookup[Usual] = Lookup(entries=_USUAL, key_bytes=_USUAL_BYTES)
         self.usual_for: UpstreamEndpoint | None = None
@@ -170,27 +163,25 @@ class RestDownstream:
     def close(self) -> None:
         for connection in self.clients:
             connection.abort()
-        for cycle in list(self.given_up):
-            cycle.abort()
+        self.given_up.close()
 
     def tick(self, now: float) -> None:
         """Called every second."""
         for connection in self.clients:
             connection.tick(now)
-        for cycle in list(self.given_up):
-            cycle.tick(now)
+        self.given_up.tick(now)
 
-    def remember_usual(self, raw: bytes, asked: Asked, limits: ReplicaLimits) -> None:
+    def remember_usual(self, raw: bytes, routed: RoutedHead, limits: ReplicaLimits) -> None:
         """After a request of this head has passed every check of a head, under these limits."""
-        head, endpoint = asked.head, self.cluster.endpoint
+        head, endpoint = routed.head, self.cluster.endpoint
         if head.length is None or head.encoding != "identity" or head.header_length is not None:
             return
         if head.keeps_alive and not head.expects_continue and endpoint is not None:
             if endpoint is not self.usual_for or limits is not self.usual_limits:
                 self.usual.clear()
                 self.usual_for, self.usual_limits = endpoint, limits
-            start = self.request_start(asked, endpoint)
-            self.usual.remember(raw, Usual(asked, head.length, start, asked.decision.route is Route.INFER))
+            start = self.request_start(routed, endpoint)
+            self.usual.remember(raw, Usual(routed, head.length, start, routed.decision.route is Route.INFER))
 
     def require_route(self, decision: RestDecision) -> None:
         """Raises HttpError where the policy does not offer the route."""
@@ -210,11 +201,11 @@ class RestDownstream:
     def takes_body(route: Route | None) -> bool:
         return route in COUNTED
 
-    def request_start(self, asked: Asked, endpoint: UpstreamEndpoint) -> bytes:
+    def request_start(self, routed: RoutedHead, endpoint: UpstreamEndpoint) -> bytes:
         """The head for Triton, without its end."""
-        decision, names = asked.decision, self.replica.names
+        decision, names = routed.decision, self.replica.names
         version = f"/versions/{decision.version}" if decision.version else ""
-        fields = asked.head.fields
+        fields = routed.head.fields
         if not names.are_same:  # what is packed cannot be renamed
             fields = _ACCEPTS.sub(b"", fields)
         return write_start(

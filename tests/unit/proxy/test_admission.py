@@ -19,7 +19,7 @@ from proxy.request.admission import (
     shared_limit,
 )
 from proxy.request.budget import Budget
-from proxy.request.lifecycle import Exchange
+from proxy.request.lifecycle import Request, Stage
 from proxy.request.load import LoadMeter
 from proxy.request.replica import Replica
 
@@ -441,7 +441,7 @@ def replica(*, concurrency: int = 1, depth: int | None = None) -> Replica:
 
 async def test_more_room_for_bytes_is_given_to_those_who_wait_for_it() -> None:
     own = Replica(Names(b"own", b"own"), ReplicaLimits(max_inflight_bytes=10), shared=shared_limit(5, 5))
-    first, waits = Exchange(own, own.rest, 0.0), Exchange(own, own.rest, 0.0)
+    first, waits = Request(own, own.rest, 0.0), Request(own, own.rest, 0.0)
     assert first.admit(0.0, list, 10)
     assert not waits.admit(0.0, list, 10)
     own.set_limits(ReplicaLimits(max_inflight_bytes=20))
@@ -457,61 +457,62 @@ def test_what_is_on_its_way_is_bounded_for_a_copy_and_for_all_of_a_process() -> 
         Replica(Names(b"own", b"own"), ReplicaLimits(max_inflight_bytes=10), process_budget=whole)
         for _ in range(2)
     )
-    held = Exchange(one, one.rest, 0.0)
+    held = Request(one, one.rest, 0.0)
     held.hold(10)
     with pytest.raises(Refusal, match=r"may take 10 B together \(--max-inflight-bytes\)"):
-        Exchange(one, one.rest, 0.0).hold(1)
+        Request(one, one.rest, 0.0).hold(1)
     one.set_limits(ReplicaLimits(max_inflight_bytes=200))
     held.hold(40)
     assert whole.used_bytes == 50
     with pytest.raises(Refusal, match=r"may take 100 B together \(--memory-budget of the node's gateway\)"):
         held.hold(1)  # it would have more than is left for all others
-    Exchange(other, other.rest, 0.0).hold(10)
+    Request(other, other.rest, 0.0).hold(10)
     held.let_all_go()
     assert whole.used_bytes == 10
 
 
 async def test_questions_have_a_small_bound_of_their_own() -> None:
     own = replica(concurrency=1)
-    had = [Exchange(own, own.rest, 0.0) for _ in range(400)]
+    had = [Request(own, own.rest, 0.0) for _ in range(400)]
     running = sum(one.admit(0.0, list, 0, counted=False) for one in had)
     assert (running, own.admissions.running, own.questions.waiting) == (8, 0, 392)
-    assert Exchange(own, own.rest, 0.0).admit(0.0, list, 0)
+    assert Request(own, own.rest, 0.0).admit(0.0, list, 0)
     for one in had:
-        one.answered("200", 0.0)
+        one.end(Stage.ANSWERED, "200", 0.0)
     assert (own.questions.running, own.questions.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_an_exchange_is_counted_once_and_gives_all_back_however_it_ends(seed: int) -> None:
+async def test_a_request_is_counted_once_and_gives_all_back_however_it_ends(seed: int) -> None:
     rng, own, now = random.Random(seed), replica(concurrency=2, depth=3), 0.0
-    live: list[Exchange] = []
+    live: list[Request] = []
     arrived = 0
     for _ in range(500):
         now += 0.01
         if rng.random() < 0.4 or not live:
             arrived += 1
-            live.append(Exchange(own, own.rest, now))
+            live.append(Request(own, own.rest, now))
             continue
         one = rng.choice(live)
         match rng.randrange(6):
-            case 0 if not one.is_answered:
+            case 0 if not one.stage.is_over:
                 one.hold(rng.randrange(1000))
-            case 1 if one.admission is None and not one.is_answered:
+            case 1 if one.admission is None and not one.stage.is_over:
                 try:
                     one.admit(now, list, rng.randrange(1000), counted=rng.random() < 0.7)
                 except Refusal:
-                    one.answered("503", now)
-            case 2:
-                one.answered("200", now)
-            case 3:
-                one.answered("499", now, in_triton=one.admission is not None)
+                    one.end(Stage.REFUSED, "503", now)
+            case 2 if not one.stage.is_over:
+                one.end(Stage.ANSWERED, "200", now)
+            case 3 if not one.stage.is_over:
+                one.end(Stage.ABORTED, "499", now, in_triton=one.admission is not None)
             case 4:
                 one.triton_is_done(now)
             case _:
                 one.let_all_go()
     for one in live:
-        one.answered("499", now, in_triton=True)
+        if not one.stage.is_over:
+            one.end(Stage.ABORTED, "499", now, in_triton=True)
         one.triton_is_done(now)
     assert (own.admissions.running, own.admissions.waiting, own.questions.running) == (0, 0, 0)
     assert (own.budget.used_bytes, own.admissions.bytes.used_bytes) == (0, 0)

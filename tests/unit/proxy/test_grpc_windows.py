@@ -96,7 +96,7 @@ def require_balance(both: Both) -> None:
         for stream in codec.streams.values():
             assert stream.receive_left + stream.owed + stream.held == stream.window
             assert min(stream.receive_left, stream.owed, stream.held) >= 0
-    held = sum(stream.owner.exchange.held_bytes for stream in both.pair.client.codec.streams.values())
+    held = sum(stream.owner.held_bytes for stream in both.pair.client.codec.streams.values())
     assert both.pair.held_bytes >= held
 
 

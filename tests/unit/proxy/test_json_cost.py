@@ -68,6 +68,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
 # Takes cases from its input; each is measured in a fork, which begins with as little memory as the one before.
 _MEASURER = """
 import json, os, sys, time
+from proxy.policy.refusal import Refusal
 from proxy.policy import json_guard
 from proxy.policy.model_facts import ModelFacts
 checks = {"generate": json_guard.check_generate, "index": json_guard.asks_for_ready_only}
@@ -81,7 +82,7 @@ def measure(what, body):
     before, began = peak(), time.process_time()
     try:
         checks.get(what, check_infer)(body)
-    except json_guard.BadJson:
+    except Refusal:
         pass
     print(json.dumps([time.process_time() - began, peak() - before]), flush=True)
 while line := sys.stdin.buffer.readline():

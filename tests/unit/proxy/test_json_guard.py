@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from proxy.policy.json_guard import MAX_MEMBERS, BadJson, asks_for_ready_only, check_generate, check_infer
+from proxy.policy.json_guard import MAX_MEMBERS, asks_for_ready_only, check_generate, check_infer
 from proxy.policy.model_facts import ModelFacts
+from proxy.policy.refusal import Refusal
 
 FACTS = ModelFacts(fixed_outputs=frozenset({"FIXED"}))
 
@@ -107,7 +108,7 @@ def test_an_ordinary_request_passes() -> None:
     ],
 )
 def test_what_triton_would_die_of_or_obey_is_refused(request_body: bytes, message: str) -> None:
-    with pytest.raises(BadJson, match=message):
+    with pytest.raises(Refusal, match=message):
         check_infer(request_body, FACTS)
 
 
@@ -124,19 +125,19 @@ def test_what_triton_would_die_of_or_obey_is_refused(request_body: bytes, messag
 )
 def test_a_generate_request_is_flat(request_body: bytes) -> None:
     check_generate(b'{"text_input":"hi","stream":false,"parameters":{"temperature":0.5},"ids":[[1,2],[3]]}')
-    with pytest.raises(BadJson):
+    with pytest.raises(Refusal):
         check_generate(request_body)
 
 
 def test_a_generate_request_may_not_point_into_shared_memory() -> None:
-    with pytest.raises(BadJson):
+    with pytest.raises(Refusal):
         check_generate(b'{"parameters":{"shared_memory_region":"r"}}')
 
 
 def accepts(check: Callable[[bytes], object], text: bytes) -> bool:
     try:
         check(text)
-    except BadJson:
+    except Refusal:
         return False
     return True
 
@@ -254,7 +255,7 @@ def test_numbers_that_json_does_not_have_stand_in_data_alone() -> None:
             b'{"inputs":[],"id":%b}',
         ):
             assert not accepts(infer, elsewhere % word), elsewhere
-    with pytest.raises(BadJson, match="9e999"):
+    with pytest.raises(Refusal, match="9e999"):
         check_generate(b'{"x":[NaN,9e9991]}')
     assert check_generate(b'{"x":[9e9991]}') == b'{"x":[9e9991]}'
 
@@ -266,7 +267,7 @@ def test_numbers_that_json_does_not_have_stand_in_data_alone() -> None:
 def test_the_index_is_asked_for_what_is_ready_or_for_all(text: bytes, ready: bool) -> None:
     assert asks_for_ready_only(text) is ready
     for wrong in (b"[]", b'{"ready":1}', b'{"ready":null}', b"{", b"[" * 200_000):
-        with pytest.raises(BadJson):
+        with pytest.raises(Refusal):
             asks_for_ready_only(wrong)
 
 
@@ -275,7 +276,7 @@ def test_a_key_that_stands_twice_is_told_of_where_that_costs_little(size: int) -
     """Beyond that nothing of the first one goes on either."""
     text = b'{"inputs":[],"id":"a","id":"b","x":"%b"}' % (b"x" * size)
     if size == 10:
-        with pytest.raises(BadJson, match="one key twice"):
+        with pytest.raises(Refusal, match="one key twice"):
             infer(text)
     else:
         assert infer(text) == b'{"inputs":[],"id":"b"}'
@@ -303,5 +304,5 @@ def test_only_the_own_parameters_are_obeyed_and_each_is_looked_at() -> None:
     }
     for place, text in where.items():
         assert accepts(infer, text % b"not_shared_memory")
-        with pytest.raises(BadJson, match=f"^{place.replace('[', '.').replace(']', '.')}"):
+        with pytest.raises(Refusal, match=f"^{place.replace('[', '.').replace(']', '.')}"):
             infer(text % b"shared_memory_x")

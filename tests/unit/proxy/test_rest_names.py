@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.downstream.rest.renaming import AsItComes, InPlace, Way, way_of
+from proxy.downstream.rest.answer import AsItComes, InPlace, Way, way_of
 from proxy.policy.names import Names
 from proxy.policy.routes import Route
 from proxy.wire.http1 import HEADER_LENGTH

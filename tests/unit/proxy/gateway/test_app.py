@@ -23,7 +23,7 @@ from proxy.gateway.config import GatewayOptions
 from proxy.gateway.data_plane import DataPlane
 from proxy.gateway.spec import Spec
 from proxy.policy.refusal import Refusal
-from proxy.request.lifecycle import Exchange
+from proxy.request.lifecycle import Request
 from proxy.request.replica import Replica
 from proxy.wire.preamble import Kind
 from proxy.wire.report import LEAVING
@@ -187,7 +187,7 @@ async def test_a_refusal_names_the_gateways_own_ceiling_where_that_is_what_bound
         ):
             copy = here.served(uid)
             with pytest.raises(Refusal, match=told):
-                Exchange(copy, copy.rest, 0.0).require_size(101)
+                Request(copy, copy.rest, 0.0).require_size(101)
 
 
 async def test_a_ticket_opens_its_own_model_and_nothing_before_the_agent_has_told(start: Any) -> None:

@@ -8,20 +8,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from enum import Enum, auto
 from typing import Final, Protocol
 
 from berth.contract.gateway import ReplicaLimits
 from berth.contract.quantity import format_bytes
 from berth.runtime.logs import fields
+from proxy.downstream.rest.answer import GATHERED_BYTES, PartedAnswer
 from proxy.downstream.rest.checking import INLINE_BYTES, Checked, Question, check, inflated
-from proxy.downstream.rest.downstream import Asked, RestDownstream
-from proxy.downstream.rest.renaming import AsItComes, InPlace, Way, way_of
-from proxy.policy.json_guard import BadJson, asks_for_ready_only
-from proxy.policy.refusal import NotServed, Refusal, Why
+from proxy.downstream.rest.downstream import RestDownstream, RoutedHead
+from proxy.policy.json_guard import asks_for_ready_only
+from proxy.policy.refusal import NotServed, Refusal
 from proxy.policy.routes import COUNTED, Route, Verdict
-from proxy.request.admission import GIVEN_UP_SECONDS, LARGE_ANSWER_BYTES
-from proxy.request.lifecycle import CLIENT_LEFT, Exchange
+from proxy.request.admission import LARGE_ANSWER_BYTES
+from proxy.request.lifecycle import CLIENT_LEFT, Request, Stage
 from proxy.request.minimum_rate import BEGUN_BYTES, TOO_SLOW
 from proxy.request.replica import Replica
 from proxy.upstream.http1 import UpstreamHttp
@@ -39,7 +38,6 @@ from proxy.wire.packing import CODINGS
 log = logging.getLogger(__name__)
 
 _RETRY: Final = {"Retry-After": "1"}
-_STATUS: Final = {Why.INVALID: 400, Why.TOO_LARGE: 413}
 # A body with tensors is gathered up to this size before it asks for a slot: who sends it slowly keeps nobody waiting.
 # A longer one asks when BEGUN_BYTES are here, and has to keep up with a pace.
 _GATHERED_BYTES: Final = 256 * 1024
@@ -47,11 +45,10 @@ _GATHERED_BYTES: Final = 256 * 1024
 _SWALLOW_BYTES: Final = 64 * 1024
 # A longer packed body is checked beside the loop.
 _INLINE_PACKED_BYTES: Final = 1024
-# Small answers, which are rewritten whole.
-_WHOLE_BYTES: Final = 4 * 1024 * 1024
-
 
 _COMPUTES: Final = COUNTED - {Route.GENERATE_STREAM}
+_RECEIVING, _QUEUED, _FORWARDED = Stage.RECEIVING, Stage.QUEUED, Stage.FORWARDED
+_ANSWERED, _REFUSED, _ABORTED = Stage.ANSWERED, Stage.REFUSED, Stage.ABORTED
 
 
 class Client(Protocol):
@@ -84,62 +81,75 @@ class Client(Protocol):
     def abort(self) -> None: ...
 
 
-class State(Enum):
-    HOLD = auto()  # the part of a body that must be checked is coming
-    CHECK = auto()  # it is being checked, beside the loop
-    WAIT = auto()  # for a slot, for Triton's connection, or for an answer of our own
-    STREAM = auto()  # the rest of the body is passed on
-    ANSWER = auto()  # the request is complete, its answer is not
-    SWALLOW = auto()  # it has been answered; the rest of its body goes nowhere
-    DONE = auto()  # nobody waits for it any more
-
-
-class Cycle(Exchange):
+class RestRequest(Request):
     """One request."""
 
     is_rest = True
     # As most requests are: what is never set costs nothing.
-    state = State.ANSWER
     closes = False
     # Those that its head has passed: others may hold when its body is here.
     _limits: ReplicaLimits
     body_left = _hold_left = 0
     _chunks: RequestChunks | None = None
+    # What has come of the body, while it comes; then what goes on in its place, until it has gone on.
     _held: list[bytes] | None = None
     _checked: Checked | None = None
     _upstream: UpstreamHttp | None = None
-    _begun: ResponseHead | None = None
-    _renamed: InPlace | AsItComes | None = None
-    # What goes on of the body is put into chunks here.
-    _chunks_anew = False
-    _whole: list[bytes] | None = None
-    # What has come of an answer that has begun: as much as its client takes, and what there is room for here.
-    _answer_bytes = 0
+    # Of an answer that does not come in one piece.
+    _answer: PartedAnswer | None = None
     # Of a body that is here and waits for its slot.
     _last = b""
     _task: asyncio.Task[None] | None = None
 
     def __init__(
-        self, client: Client, downstream: RestDownstream, asked: Asked, raw: bytes, now: float
+        self, client: Client, downstream: RestDownstream, routed: RoutedHead, raw: bytes, now: float
     ) -> None:
         super().__init__(downstream.replica, downstream.replica.rest, now)
         self._client: Client | None = client
-        self._downstream, self.asked, self._raw = downstream, asked, raw
+        self._downstream, self.routed, self._raw = downstream, routed, raw
+
+    # How far it is, as its client's connection sees it.
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether the part of its body that must be checked is not all here."""
+        return self.stage is _RECEIVING and self._held is not None
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the rest of its body is passed on as it comes."""
+        return self.body_left > 0 and self.stage is _FORWARDED
+
+    @property
+    def swallows(self) -> bool:
+        """Whether it has been answered, and the rest of its body goes nowhere."""
+        return self.stage.is_over and not self.closes and (self.body_left > 0 or self._chunks is not None)
+
+    @property
+    def takes_body(self) -> bool:
+        """Whether what the client sends next is of this request."""
+        return self.is_coming or self.is_streaming or self.swallows
+
+    @property
+    def waits(self) -> bool:
+        """For a slot, for a connection, or for an answer of our own."""
+        return self.stage is _QUEUED or (self._last != b"" and self.stage is _FORWARDED)
 
     # What a client sends.
 
     def go_at_once(self, upstream: UpstreamHttp, request: bytes) -> None:
         """The usual request, which has its slot, to a Triton that waits."""
         self._upstream = upstream
+        self.enter(_FORWARDED)
         upstream.request_done = True
         upstream.write(request)
 
     def begin(self) -> None:
-        head = self.asked.head
+        head = self.routed.head
         self.closes = not head.keeps_alive or self._downstream.is_draining
         self.body_left = head.length or 0
         self._chunks = RequestChunks() if head.is_chunked else None
-        self.state, self._limits = State.HOLD, self.replica.limits
+        self._limits = self.replica.limits
         try:
             self._hold_left = self._bytes_to_hold()
         except (HttpError, Refusal) as refusal:
@@ -153,8 +163,8 @@ class Cycle(Exchange):
 
     def _bytes_to_hold(self) -> int:
         """How much of the body must be here before any of it goes on. Raises HttpError or Refusal."""
-        head, route = self.asked.head, self.asked.decision.route
-        self._downstream.require_route(self.asked.decision)
+        head, route = self.routed.head, self.routed.decision.route
+        self._downstream.require_route(self.routed.decision)
         length = head.length or 0
         self.require_size(length)
         if head.header_length is not None and route is not Route.INFER:
@@ -177,19 +187,20 @@ class Cycle(Exchange):
     @property
     def takes_more(self) -> bool:
         """Whether the next of the body can go somewhere."""
-        if self.state is State.STREAM:
+        if self.is_streaming:
             return self._upstream is not None and self._upstream.is_writable
-        return self.state in (State.HOLD, State.SWALLOW)
+        return self.takes_body
 
     def take(self, data: bytes) -> bytes:
         """The next of the body; returns what is not of it. Raises BadRequest. For a request that takes more."""
-        if self.state is State.SWALLOW:
+        if self.stage.is_over:
             return self._take_unwanted(data)
         if self._chunks is not None:
             return self._take_chunks(self._chunks, data)
-        left = self.body_left if self.state is State.STREAM else self._hold_left
+        is_streaming = self.stage is _FORWARDED
+        left = self.body_left if is_streaming else self._hold_left
         piece, rest = (data, b"") if len(data) <= left else (data[:left], data[left:])
-        if self.state is State.STREAM:
+        if is_streaming:
             self._stream(piece)
         elif not self._keep(piece):
             return b""
@@ -224,21 +235,21 @@ class Cycle(Exchange):
             return False
         assert self._held is not None
         self._held.append(piece)
-        self.replica.rest.received_bytes += len(piece)
+        self.traffic.received_bytes += len(piece)
         return True
 
     def _stream(self, piece: bytes) -> None:
         upstream = self._upstream
         assert upstream is not None
         self.body_left -= len(piece)
-        self.replica.rest.received_bytes += len(piece)
+        self.traffic.received_bytes += len(piece)
         if self.body_left:
             upstream.write(piece)
         elif self.admission is None or self.admission.come_back(self._came_back):
             self._send_last(upstream, piece)
         else:
             upstream.write(piece[:-1])
-            self.state, self._last = State.WAIT, piece[-1:]
+            self._last = piece[-1:]
 
     def _came_back(self) -> None:
         """Admission's word: there is a slot for what Triton has all but the last byte of."""
@@ -246,7 +257,7 @@ class Cycle(Exchange):
             self._send_last(self._upstream, self._last)
 
     def _send_last(self, upstream: UpstreamHttp, piece: bytes) -> None:
-        self.state = State.ANSWER
+        self._last = b""
         upstream.request_done = True
         upstream.write(piece)
 
@@ -258,34 +269,31 @@ class Cycle(Exchange):
         else:
             size = min(len(data), self.body_left)
             self.body_left -= size
-        if self._chunks is None and not self.body_left:
-            self.state = State.DONE
         return data[size:]
 
     # From a body that is here to Triton.
 
     def _held_all(self) -> None:
         """What had to be held is there."""
-        self.state = State.WAIT
         held = self._held or []
         body, self._held = (held[0] if len(held) == 1 else b"".join(held)), None
         try:
-            if self.asked.decision.verdict is not Verdict.ALLOW:
+            if self.routed.decision.verdict is not Verdict.ALLOW:
                 self._answer_locally(body)
-            elif self._downstream.takes_body(self.asked.decision.route):
+            elif self._downstream.takes_body(self.routed.decision.route):
                 self._check(body)
-            elif (own := self._downstream.own_answer(self.asked.decision)) is not None:
-                self._answer(*own)
+            elif (own := self._downstream.own_answer(self.routed.decision)) is not None:
+                self._respond(_ANSWERED, *own)
             else:
                 self._admit(Checked(b"\r\n", 0))
-        except (BadJson, HttpError, Refusal) as error:
+        except (HttpError, Refusal) as error:
             self.refuse(error)
 
     def _check(self, body: bytes) -> None:
-        """Raises BadJson, HttpError or Refusal."""
-        head = self.asked.head
+        """Raises HttpError or Refusal."""
+        head = self.routed.head
         question = Question(
-            is_infer=self.asked.decision.route is Route.INFER,
+            is_infer=self.routed.decision.route is Route.INFER,
             encoding=head.encoding,
             header_length=head.header_length,
             left=self.body_left,
@@ -296,19 +304,17 @@ class Cycle(Exchange):
         json_bytes = len(body) if head.header_length is None else head.header_length
         if json_bytes <= INLINE_BYTES if head.encoding == "identity" else len(body) <= _INLINE_PACKED_BYTES:
             self._admit(check(question, body))
-            if not self.is_answered:
-                self._downstream.remember_usual(self._raw, self.asked, self._limits)
+            if not self.stage.is_over:
+                self._downstream.remember_usual(self._raw, self.routed, self._limits)
             return
-        self.state = State.CHECK
         self._task = asyncio.create_task(self._check_beside(question, body))
 
     async def _check_beside(self, question: Question, body: bytes) -> None:
         try:
             checked = await self._checked_beside(question, body)
             self._task = None
-            self.state = State.WAIT
             self._admit(checked)
-        except (BadJson, HttpError, Refusal) as refusal:
+        except (HttpError, Refusal) as refusal:
             self._task = None
             self.refuse(refusal)
         except Exception as failure:
@@ -316,7 +322,7 @@ class Cycle(Exchange):
             self._failed(failure)
 
     async def _checked_beside(self, question: Question, body: bytes) -> Checked:
-        """Raises BadJson, HttpError or Refusal."""
+        """Raises HttpError or Refusal."""
         try:
             return await self._downstream.shared.checker.check(question, body, self.replica)
         except Refusal:  # too many wait for that: load as well
@@ -325,10 +331,11 @@ class Cycle(Exchange):
 
     def _admit(self, checked: Checked) -> None:
         """Raises Refusal."""
-        if self.asked.head.encoding != "identity":  # what was packed is here at its length now
+        if self.routed.head.encoding != "identity":  # what was packed is here at its length now
             self.hold(max(0, len(checked.tail) - self.held_bytes))
         self._checked = checked
-        counted = self.asked.decision.route in COUNTED
+        self.enter(_QUEUED)
+        counted = self.routed.decision.route in COUNTED
         self._downstream.cluster.require()
         if self.admit(time.monotonic(), self._granted, checked.cost_bytes, counted=counted):
             self._connect()
@@ -354,12 +361,12 @@ class Cycle(Exchange):
 
     @property
     def wants_connection(self) -> bool:
-        return self.state is State.WAIT and self._upstream is None
+        return self.stage is _QUEUED and self._upstream is None
 
     @property
     def takes_chunks(self) -> bool:
         """Whether a chunked answer can go to this client as it is."""
-        return self.asked.head.is_http11 and self.replica.names.are_same
+        return self.routed.head.is_http11 and self.replica.names.are_same
 
     def connected(self, upstream: UpstreamHttp) -> None:
         endpoint, checked = self._downstream.cluster.endpoint, self._checked
@@ -368,13 +375,13 @@ class Cycle(Exchange):
             return
         self._upstream, self._checked = upstream, None
         upstream.request_done = not self.body_left
-        self.state = State.STREAM if self.body_left else State.ANSWER
+        self.enter(_FORWARDED)
         if self.body_left and self.admission is not None:
             self.admission.step_aside()
         client = self._client
         if client is not None and not client.is_writable:
             self.pause_answer()
-        upstream.write(self._downstream.request_start(self.asked, endpoint) + checked.tail)
+        upstream.write(self._downstream.request_start(self.routed, endpoint) + checked.tail)
         self.upstream_writable()
         if client is not None:
             client.read_on()
@@ -398,44 +405,29 @@ class Cycle(Exchange):
             self._upstream.stop(False)
 
     def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
-        self._begun = head
         client = self._client
         if client is None:
             return
         closes = self.closes
         # Answered early: the rest of the request has no reader.
-        if (
-            self.state is State.STREAM
-            or self._downstream.is_draining
-            or client.is_last
-            or not head.keeps_alive
-        ):
+        if self.is_streaming or self._downstream.is_draining or client.is_last or not head.keeps_alive:
             closes = self.closes = True
-        length, names, asked = head.length, self.replica.names, self.asked
-        if length is not None and length > LARGE_ANSWER_BYTES and self.admission is not None:
-            self.admission.has_run(length)
-        if raw is not None and not closes and not asked.head.is_head and names.are_same:
-            self.replica.rest.sent_bytes += len(body)
+        names, routed = self.replica.names, self.routed
+        if head.length is not None and head.length > LARGE_ANSWER_BYTES and self.admission is not None:
+            self.admission.has_run(head.length)
+        answer = self._answer = PartedAnswer(head, names, routed.decision.route, routed.head.is_http11)
+        if raw is not None and not closes and not routed.head.is_head and names.are_same:
+            self.traffic.sent_bytes += len(body)
             client.write(raw)
             return
-        if not names.are_same:
-            way = way_of(asked.decision.route, head.status, length, is_chunked=head.is_chunked)
-            if way is Way.WHOLE:
-                self._whole = [body]
-                return
-            if way is Way.IN_PLACE:
-                self._renamed = InPlace(names, head.json_bytes)
-            elif way is Way.AS_IT_COMES:
-                self._renamed = AsItComes(names)
-        self._chunks_anew = head.is_chunked and not names.are_same and asked.head.is_http11
-        if self._renamed is not None:
-            body = self._renamed.feed(body)
-        self._send(body, head.whole(closes=closes, chunked=asked.head.is_http11))
+        body = answer.feed(body)
+        if not answer.is_gathered:
+            self._send(body, head.whole(closes=closes, chunked=routed.head.is_http11))
 
     def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
         """What this does is what `response_begun` and `response_ended` would."""
         self._upstream = None
-        client, names, asked = self._client, self.replica.names, self.asked
+        client, names, asked = self._client, self.replica.names, self.routed
         if (
             client is None
             or (self.closes or self._downstream.is_draining or client.at_eof or asked.head.is_head)
@@ -449,118 +441,115 @@ class Cycle(Exchange):
         if not names.are_same:
             data = data.replace(names.server_member, names.public_member, 1)
         now = time.monotonic()
-        self.replica.rest.sent_bytes += head.length or 0
+        self.traffic.sent_bytes += head.length or 0
         client.write(data)
-        self.answered(head.code, now)
-        self.state = State.DONE
+        self.end(_ANSWERED, head.code, now)
         client.answered(now, closes=False, swallows=False)
 
     def response_data(self, data: bytes) -> None:
-        if self._client is None:
+        answer = self._answer
+        if self._client is None or answer is None:
             return
-        self._answer_bytes += len(data)
-        if self._whole is not None:
-            self._gather(self._whole, data)
-            return
-        if self._renamed is not None:
-            data = self._renamed.feed(data)
-        self._send(data)
+        answer.came_bytes += len(data)
+        data = answer.feed(data)
+        if not answer.is_gathered:
+            self._send(data)
+        elif answer.is_too_long:
+            self._answer = None
+            self.refuse(HttpError(502, f"Triton's answer is longer than {format_bytes(GATHERED_BYTES)}"))
 
     def _send(self, data: bytes, start: bytes = b"") -> None:
         """The next of the body; `start`: what goes before its first."""
-        if self.asked.decision.route is Route.GENERATE_STREAM:
+        if self.routed.decision.route is Route.GENERATE_STREAM:
             self.deadline = time.monotonic() + self.replica.limits.request_timeout_seconds
-        if self.asked.head.is_head:
+        if self.routed.head.is_head:
             data = b""
-        if data:
-            self.replica.rest.sent_bytes += len(data)
-            if self._chunks_anew:
-                data = b"%x\r\n%b\r\n" % (len(data), data)
+        if data and self._answer is not None:
+            self.traffic.sent_bytes += len(data)
+            data = self._answer.chunked(data)
         if start:
             data = start + data
         if data and self._client is not None:
             self._client.write(data)
 
-    def _gather(self, whole: list[bytes], data: bytes) -> None:
-        whole.append(data)
-        if sum(map(len, whole)) > _WHOLE_BYTES:
-            self._whole = self._begun = None
-            self.refuse(HttpError(502, f"Triton's answer is longer than {format_bytes(_WHOLE_BYTES)}"))
-
     def response_ended(self) -> None:
-        client, begun, now = self._client, self._begun, time.monotonic()
+        client, answer, now = self._client, self._answer, time.monotonic()
         if client is None or not client.is_writable:
             self.resume_answer()
         self._upstream = None
         if client is None:
+            self._leave_given_up(now)
             return
-        if self._whole is not None and begun is not None:
-            body = self.replica.names.to_public(b"".join(self._whole))
-            start = begun.anew(len(body), closes=self.closes)
-            self.replica.rest.sent_bytes += len(body)
-            client.write(start if self.asked.head.is_head else start + body)
-        elif self._renamed is not None:
-            self._send(self._renamed.rest())
-            if self._chunks_anew and not self.asked.head.is_head:
-                client.write(b"0\r\n\r\n")
-        self.answered("502" if begun is None else begun.code, now)
-        self._after_answer()
+        if answer is not None and answer.is_gathered:
+            body = answer.rest()
+            start = answer.head.anew(len(body), closes=self.closes)
+            self.traffic.sent_bytes += len(body)
+            client.write(start if self.routed.head.is_head else start + body)
+        elif answer is not None and answer.is_renamed:
+            self._send(answer.rest())
+            if not self.routed.head.is_head:
+                client.write(answer.last_chunk)
+        self.end(_ANSWERED, "502" if answer is None else answer.head.code, now)
+        self._after_answer(client)
 
     def response_lost(self, reason: str) -> None:
         self._upstream = None
         if self._client is None:
-            return
-        if self._begun is None or self._whole is not None:
-            self._whole = None
+            self._leave_given_up(time.monotonic())
+        elif not self._has_begun:
+            self._answer = None
             self.refuse(NotServed(reason))
         else:
             # A second head would be read as a part of the body: the client learns by the cut.
             log.info("answer broke off", extra=fields(reason=reason))
             self._cut("502")
 
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the client has something of the answer."""
+        return self._answer is not None and not self._answer.is_gathered
+
     # The end.
 
-    def refuse(self, error: Exception) -> None:
-        refusal = _refusal(error)
+    def refuse(self, error: HttpError | Refusal) -> None:
+        refusal = _in_http(error)
         if self.body_left > _SWALLOW_BYTES or self._chunks is not None:
             self.closes = True
-        self._answer_error(refusal.status, str(refusal), refusal.headers)
+        self._refuse(refusal.status, str(refusal), refusal.headers)
 
     def fail(self, status: int, message: str) -> None:
         """What came is no request that every server would read alike."""
         self.closes = True
         self.body_left, self._chunks = 0, None
-        self._answer_error(status, message)
+        self._refuse(status, message)
 
     def _failed(self, error: Exception) -> None:
         log.error("a request broke", exc_info=error)
         self.refuse(HttpError(500, "the proxy failed"))
 
-    def _answer_error(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def _refuse(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         """In Triton's form of an error."""
-        self._answer(status, error_body(message), headers)
+        self._respond(_REFUSED, status, error_body(message), headers)
 
-    def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def _respond(
+        self, stage: Stage, status: int, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
         """Answer here; what Triton works on goes on by itself."""
         client = self._client
-        if client is None or self.is_answered:
+        if client is None or self.stage.is_over:
             return
         self.closes = self.closes or client.is_last or self._downstream.is_draining
-        is_head = self.asked.head.is_head
+        is_head = self.routed.head.is_head
         head, body = write_response(status, body, headers=headers or {}, close=self.closes)
-        self._leave(str(status))
+        self._leave(stage, str(status))
         client.write(head if is_head else head + body)
-        self._after_answer()
+        self._after_answer(client)
 
-    def _after_answer(self) -> None:
-        client = self._client
-        if client is None:
-            return
+    def _after_answer(self, client: Client) -> None:
         swallows = bool(self.body_left or self._chunks is not None)
-        self.state = State.SWALLOW if swallows and not self.closes else State.DONE
         client.answered(time.monotonic(), closes=self.closes, swallows=swallows)
 
-    def _leave(self, code: str) -> None:
+    def _leave(self, stage: Stage, code: str) -> None:
         """Nobody waits for Triton's answer any more.
 
         Triton cannot be told, and goes on computing: the slot is kept until it is done. Not so for a request
@@ -571,33 +560,43 @@ class Cycle(Exchange):
         if task is not None:
             task.cancel()
         self._held = self._checked = None
-        upstream, now = self._upstream, time.monotonic()
-        computes = self.asked.decision.route in _COMPUTES
-        if upstream is not None and computes and self.state is State.ANSWER and self._begun is None:
-            self.answered(code, now, in_triton=True)
-            self._go_on_alone(upstream)
-            return
-        self._upstream = None
-        if upstream is not None:
+        upstream = self._upstream
+        is_computed = (
+            upstream is not None
+            and self.routed.decision.route in _COMPUTES
+            and self._answer is None
+            and not (self.body_left or self._last)
+        )
+        if not self.stage.is_over:
+            self.end(stage, code, time.monotonic(), in_triton=is_computed)
+        if upstream is not None and is_computed:  # its client may have its next request
+            self._client = None
+            self._downstream.given_up.add(self)
+            upstream.stop(False)
+        elif upstream is not None:
+            self._upstream = None
             upstream.abort()
-        self.answered(code, now)
 
-    def _go_on_alone(self, upstream: UpstreamHttp) -> None:
-        """Another object is the asker from now on: this one's client may have its next request."""
-        left = _LeftBehind(self, self._downstream, upstream)
-        self._downstream.given_up.add(left)
-        upstream.asker = left
-        self._upstream = None
-        upstream.stop(False)
+    def out_of_time(self) -> None:
+        """Triton has had its time for what nobody waits for."""
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+        self._leave_given_up(time.monotonic())
+
+    def _leave_given_up(self, now: float) -> None:
+        self._downstream.given_up.discard(self)
+        self.triton_is_done(now)
 
     def client_left(self) -> None:
         """The connection has gone."""
-        self._leave(CLIENT_LEFT)
-        self.state, self._client = State.DONE, None
+        self._leave(_ABORTED, CLIENT_LEFT)
+        self.closes, self._client = True, None
 
     def _cut(self, code: str) -> None:
-        self._leave(code)
-        self.state, client, self._client = State.DONE, self._client, None
+        client = self._client
+        self._leave(_ABORTED, code)
+        self.closes, self._client = True, None
         if client is not None:
             client.abort()
 
@@ -605,45 +604,42 @@ class Cycle(Exchange):
         """Called every second."""
         if self._downstream.overdue and now <= self.deadline and self.is_overdue(now):
             self.refuse(NotServed(self._downstream.overdue))
-        elif self.is_late(now) or (
-            self.state is State.HOLD and now - self.began > self._downstream.arrival_seconds
-        ):
+        elif self.is_late(now) or (self.is_coming and now - self.began > self._downstream.arrival_seconds):
             self._out_of_time(504, "request timeout")
-        elif self.state is State.STREAM and self._is_upload_too_slow(now):
+        elif self.is_streaming and self._is_upload_too_slow(now):
             self._out_of_time(408, TOO_SLOW)
-        elif self._begun is not None and self._is_answer_taken_too_slowly(now):
-            log.debug("an answer was taken too slowly", extra=fields(bytes=self._answer_bytes))
+        elif self._answer is not None and self._is_answer_taken_too_slowly(now, self._answer.came_bytes):
+            log.debug("an answer was taken too slowly", extra=fields(bytes=self._answer.came_bytes))
             self._cut("408")
 
-    def _is_answer_taken_too_slowly(self, now: float) -> bool:
+    def _is_answer_taken_too_slowly(self, now: float, came_bytes: int) -> bool:
         client, admission = self._client, self.admission
         # While the client takes what is written, nobody waits for it.
         is_awaited = client is not None and not client.is_writable
         others_wait = is_awaited and admission is not None and admission.keeps_others_waiting
-        return self.is_taken_too_slowly(self._answer_bytes, now, others_wait=others_wait)
+        return self.is_read_too_slowly(came_bytes, now, others_wait=others_wait)
 
     def _is_upload_too_slow(self, now: float) -> bool:
-        return self.is_too_slow(
-            (self.asked.head.length or 0) - self.body_left, now, is_awaited=self.takes_more
+        return self.is_sent_too_slowly(
+            (self.routed.head.length or 0) - self.body_left, now, is_awaited=self.takes_more
         )
 
     def _out_of_time(self, status: int, message: str) -> None:
-        if self._begun is not None and self._whole is None:
+        if self._has_begun:
             self._cut(str(status))
         else:
-            self._whole = None
             self.closes = True
-            self._answer_error(status, message)
+            self._refuse(status, message)
 
     # Answers of our own.
 
     def _answer_locally(self, body: bytes) -> None:
-        """Raises BadJson or HttpError."""
-        downstream, route, head = self._downstream, self.asked.decision.route, self.asked.head
+        """Raises HttpError or Refusal."""
+        downstream, route, head = self._downstream, self.routed.decision.route, self.routed.head
         if route is Route.LIVE:
-            self._answer(200, b"")
+            self._respond(_ANSWERED, 200, b"")
         elif route is Route.READY:
-            self._answer(200 if self.replica.not_ready() is None else 400, b"")
+            self._respond(_ANSWERED, 200 if self.replica.not_ready() is None else 400, b"")
         else:
             if route is Route.INDEX:
                 if head.encoding != "identity":
@@ -655,6 +651,7 @@ class Cycle(Exchange):
                 work = downstream.own_statistics()
             else:
                 work = downstream.server_metadata()
+            self.enter(_QUEUED)
             self._task = asyncio.create_task(self._answer_later(work))
 
     async def _answer_later(self, work: Awaitable[tuple[int, bytes]]) -> None:
@@ -668,56 +665,7 @@ class Cycle(Exchange):
             self._failed(error)
         else:
             self._task = None
-            self._answer(status, body)
-
-
-class _LeftBehind:
-    """A request that Triton works on for nobody: its answer is read and dropped."""
-
-    takes_chunks = True
-    wants_connection = False
-
-    def __init__(self, cycle: Cycle, downstream: RestDownstream, upstream: UpstreamHttp) -> None:
-        self._admission, self._downstream, self._upstream = cycle.admission, downstream, upstream
-        self._until = time.monotonic() + GIVEN_UP_SECONDS
-
-    @property
-    def whose(self) -> object:
-        return self._downstream.replica
-
-    def tick(self, now: float) -> None:
-        if now > self._until:
-            self.abort()
-
-    def abort(self) -> None:
-        self._upstream.abort()
-        self._end()
-
-    def connected(self, upstream: UpstreamHttp) -> None:
-        """It was, long ago."""
-
-    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None: ...
-
-    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
-        self._end()
-
-    def response_data(self, data: bytes) -> None: ...
-
-    def response_ended(self) -> None:
-        self._end()
-
-    def response_lost(self, reason: str) -> None:
-        self._end()
-
-    def later(self, do: Callable[[], None]) -> None:
-        self._downstream.later(do)
-
-    def upstream_writable(self) -> None: ...
-
-    def _end(self) -> None:
-        self._downstream.given_up.discard(self)
-        if self._admission is not None:
-            self._admission.release(time.monotonic())
+            self._respond(_ANSWERED, status, body)
 
 
 def _json_too_large(replica: Replica) -> HttpError:
@@ -728,11 +676,7 @@ def _json_too_large(replica: Replica) -> HttpError:
     )
 
 
-def _refusal(error: Exception) -> HttpError:
+def _in_http(error: HttpError | Refusal) -> HttpError:
     if isinstance(error, HttpError):
         return error
-    if isinstance(error, BadJson):
-        return HttpError(400, str(error))
-    if isinstance(error, Refusal) and error.why in _STATUS:
-        return HttpError(_STATUS[error.why], str(error))
-    return HttpError(503, str(error), _RETRY)
+    return HttpError(error.form.http, str(error), _RETRY if error.form.retries else None)

@@ -5,9 +5,14 @@ answers are gathered and rewritten whole. What comes in chunks is written in chu
 """
 
 from enum import Enum, auto
+from typing import Final
 
 from proxy.policy.names import Names
 from proxy.policy.routes import Route
+from proxy.wire.http1 import ResponseHead
+
+# Small answers, which are rewritten whole.
+GATHERED_BYTES: Final = 4 * 1024 * 1024
 
 
 class Way(Enum):
@@ -30,6 +35,70 @@ def way_of(route: Route | None, status: int, length: int | None, *, is_chunked: 
     if status == 200 and route in TENSORS:
         return Way.AS_IT_COMES if is_chunked or length is None else Way.IN_PLACE
     return Way.WHOLE
+
+
+class PartedAnswer:
+    """An answer that comes in parts, on its way to a client."""
+
+    __slots__ = ("_chunks_anew", "_renamer", "came_bytes", "head", "is_gathered")
+
+    def __init__(self, head: ResponseHead, names: Names, route: Route | None, is_http11: bool) -> None:
+        """`is_http11`: the client reads chunks."""
+        self.head = head
+        # What has come after the beginning: as much as its client takes, and what there is room for here.
+        self.came_bytes = 0
+        # The client gets nothing of it before its end, not even its head.
+        self.is_gathered = False
+        self._renamer: InPlace | AsItComes | Whole | None = None
+        self._chunks_anew = head.is_chunked and not names.are_same and is_http11
+        if names.are_same:
+            return
+        way = way_of(route, head.status, head.length, is_chunked=head.is_chunked)
+        if way is Way.WHOLE:
+            self.is_gathered, self._renamer = True, Whole(names)
+        elif way is Way.IN_PLACE:
+            self._renamer = InPlace(names, head.json_bytes)
+        elif way is Way.AS_IT_COMES:
+            self._renamer = AsItComes(names)
+
+    @property
+    def is_renamed(self) -> bool:
+        return self._renamer is not None
+
+    @property
+    def is_too_long(self) -> bool:
+        """To be gathered."""
+        return isinstance(self._renamer, Whole) and self._renamer.size_bytes > GATHERED_BYTES
+
+    def feed(self, data: bytes) -> bytes:
+        """What can go on; nothing of one that is gathered."""
+        return data if self._renamer is None else self._renamer.feed(data)
+
+    def rest(self) -> bytes:
+        """At the end: what was kept back."""
+        return b"" if self._renamer is None else self._renamer.rest()
+
+    def chunked(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunks_anew else data
+
+    @property
+    def last_chunk(self) -> bytes:
+        return b"0\r\n\r\n" if self._chunks_anew else b""
+
+
+class Whole:
+    """Every name, of an answer that is all here at its end."""
+
+    def __init__(self, names: Names) -> None:
+        self._names, self._pieces, self.size_bytes = names, list[bytes](), 0
+
+    def feed(self, data: bytes) -> bytes:
+        self._pieces.append(data)
+        self.size_bytes += len(data)
+        return b""
+
+    def rest(self) -> bytes:
+        return self._names.to_public(b"".join(self._pieces))
 
 
 class InPlace:
