@@ -20,7 +20,6 @@ from proxy.activator.hold import Looks
 from proxy.policy.refusal import NotServed
 from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.grpc_head import Keys
-from proxy.request.replica import Replica
 from proxy.transport.write_batch import WriteBatch
 from proxy.upstream.grpc import AnswerReaders, UpstreamConnection
 from proxy.upstream.http1 import UpstreamPool
@@ -130,7 +129,7 @@ class Pod:
             return None
         return grpc
 
-    def connection_over(self, connection: UpstreamConnection, copies: list[Replica]) -> None:
+    def connection_over(self, connection: UpstreamConnection, replicas: list[object]) -> None:
         self._connections.discard(connection)
         if connection is self._grpc:
             self._grpc = None

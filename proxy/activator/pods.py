@@ -16,9 +16,8 @@ from proxy.activator.hold import Looks
 from proxy.activator.pod import Pod
 from proxy.policy.refusal import NotServed
 from proxy.transport.write_batch import WriteBatch
-from proxy.upstream.grpc import AnswerReaders, UpstreamConnection
-from proxy.upstream.http1 import Asker, UpstreamHttp
-from proxy.upstream.triton import Caller
+from proxy.upstream.grpc import AnswerReaders, GrpcRequest, UpstreamConnection
+from proxy.upstream.http1 import HttpRequest, UpstreamHttp
 from proxy.wire.http1 import ResponseHead
 
 log = logging.getLogger(__name__)
@@ -146,20 +145,20 @@ class Pods:
         pod = self._next = self.pick()
         return pod is not None and pod.rest.has_idle
 
-    def take_idle(self, asker: Asker) -> UpstreamHttp:
+    def take_idle(self, request: HttpRequest) -> UpstreamHttp:
         assert self._next is not None, "has_idle has said so"
-        return self._next.rest.take_idle(asker)
+        return self._next.rest.take_idle(request)
 
-    def take(self, asker: Asker) -> UpstreamHttp | None:
+    def take(self, request: HttpRequest) -> UpstreamHttp | None:
         """As UpstreamPool's. Raises NotServed."""
         if self.refusal is not None:
             raise NotServed(self.refusal)
         pod = self.pick()
         if pod is not None and pod.rest.has_idle:
-            return pod.rest.take_idle(asker)
-        seeker = _Seeker(self, asker)
+            return pod.rest.take_idle(request)
+        seeker = _Seeker(self, request)
         if pod is None:
-            self._wait(asker, seeker)
+            self._wait(request, seeker)
         else:
             seeker.ask(pod)
         return None
@@ -174,7 +173,7 @@ class Pods:
         elif self.refusal is not None:
             seeker.give_up(self.refusal)
         else:
-            self._wait(seeker.asker, seeker)
+            self._wait(seeker.request, seeker)
 
     def _wait(self, whose: object, seeker: "_Seeker | _SeekingCall") -> None:
         if whose not in self._seekers:
@@ -188,7 +187,7 @@ class Pods:
         pod = self.pick()
         return None if pod is None else pod.at_hand()
 
-    def connection(self, caller: Caller) -> UpstreamConnection | None:
+    def connection(self, call: GrpcRequest) -> UpstreamConnection | None:
         """As `triton.Upstreams`'. Raises NotServed."""
         if self.refusal is not None:
             raise NotServed(self.refusal)
@@ -197,7 +196,7 @@ class Pods:
             if usable is not None:
                 return usable
             pod.could_not_be_reached()  # it is none of the open ones any more
-        self._wait(caller, _SeekingCall(caller))
+        self._wait(call, _SeekingCall(call))
         return None
 
     def tick(self, now: float) -> None:
@@ -227,13 +226,13 @@ def _room(pod: Pod) -> int:
 
 
 class _Seeker:
-    """A request that has its slot and no connection yet: it stands in for its asker until it has one."""
+    """A request that has its slot and no connection yet: it stands in for its request until it has one."""
 
     takes_chunks = False
     since = 0.0
 
-    def __init__(self, pods: Pods, asker: Asker) -> None:
-        self._pods, self.asker = pods, asker
+    def __init__(self, pods: Pods, request: HttpRequest) -> None:
+        self._pods, self.request = pods, request
         self._pod: Pod | None = None
 
     def ask(self, pod: Pod) -> None:
@@ -241,7 +240,7 @@ class _Seeker:
         try:
             upstream = pod.rest.take(self)
         except NotServed as error:
-            self.response_lost(str(error))
+            self.answer_broke(str(error))
             return
         if upstream is not None:
             self.connected(upstream)
@@ -252,24 +251,24 @@ class _Seeker:
 
     def give_up(self, reason: str) -> None:
         if self.wants_connection:
-            self.asker.response_lost(reason)
+            self.request.answer_broke(reason)
 
     @property
     def whose(self) -> object:
-        return self.asker.whose
+        return self.request.whose
 
     @property
     def wants_connection(self) -> bool:
-        return self.asker.wants_connection
+        return self.request.wants_connection
 
     def connected(self, upstream: UpstreamHttp) -> None:
         if not self.wants_connection:
             upstream.abort()
             return
-        upstream.asker = self.asker
-        self.asker.connected(upstream)
+        upstream.request = self.request
+        self.request.connected(upstream)
 
-    def response_lost(self, reason: str) -> None:
+    def answer_broke(self, reason: str) -> None:
         """Nothing of the request has gone: another copy can have it."""
         if self._pods.refusal is not None:
             self.give_up(self._pods.refusal)
@@ -279,16 +278,16 @@ class _Seeker:
         self._pods.seek_again(self)
 
     def later(self, do: Callable[[], None]) -> None:
-        self.asker.later(do)
+        self.request.later(do)
 
-    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
+    def answer_began(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
         """Nothing was asked yet."""
 
-    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None: ...
+    def answer_whole(self, head: ResponseHead, data: bytes, start: int) -> None: ...
 
-    def response_data(self, data: bytes) -> None: ...
+    def answer_data(self, data: bytes) -> None: ...
 
-    def response_ended(self) -> None: ...
+    def answer_ended(self) -> None: ...
 
     def upstream_writable(self) -> None: ...
 
@@ -298,8 +297,8 @@ class _SeekingCall:
 
     since = 0.0
 
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+    def __init__(self, call: GrpcRequest) -> None:
+        self._caller = call
 
     @property
     def wants_connection(self) -> bool:

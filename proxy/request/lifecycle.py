@@ -76,6 +76,11 @@ class Request:
         assert stage in self.stage.followers, f"{stage} after {self.stage}"
         self.stage = stage
 
+    @property
+    def whose(self) -> object:
+        """To what is shared by many replicas."""
+        return self.replica
+
     # Received.
 
     def require_size(self, size_bytes: int) -> None:

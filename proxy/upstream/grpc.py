@@ -1,6 +1,6 @@
 """A connection to Triton's gRPC port, shared by all clients of all copies of a process.
 
-It knows nothing of clients: whose call a stream is (`Asker`) is told what Triton says of it. A slow client
+It knows nothing of clients: whose call a stream is (`GrpcRequest`) is told what Triton says of it. A slow client
 holds up its own stream alone, by that stream's window; the connection itself is always read.
 """
 
@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from berth.contract.endpoint import Address, UnixSocket
 from berth.runtime.logs import fields
 from proxy.request.grpc_head import MOST_LIST_BYTES, AnswerKind, AnswerPolicy, Keys
-from proxy.request.replica import Replica
 from proxy.transport.h2_connection import H2Connection
 from proxy.transport.tcp import keep_alive
 from proxy.transport.write_batch import WriteBatch
+from proxy.upstream.interface import UpstreamRequest
 from proxy.wire.grpc_status import try_again
 from proxy.wire.h2.client import CannotOpen, ClientCodec
 from proxy.wire.h2.events import (
@@ -39,11 +39,12 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 5.0
 
 
-class Asker(Protocol):
-    """Whose call it is. None of these may raise."""
+class GrpcRequest(UpstreamRequest, Protocol):
+    """Over a stream of an HTTP/2 connection."""
 
-    @property
-    def replica(self) -> Replica: ...
+    def connected(self) -> None:
+        """There is a connection now: ask for it again."""
+        ...
 
     def answer_whole(self, answer: Answer) -> None: ...
 
@@ -52,10 +53,6 @@ class Asker(Protocol):
     def answer_data(self, data: Data) -> None: ...
 
     def answer_ended(self, fields: Fields[AnswerKind]) -> None: ...
-
-    def answer_broke(self, reason: str) -> None:
-        """There will be no (more) answer: Triton has nothing of the call any more."""
-        ...
 
 
 class AnswerReaders:
@@ -70,8 +67,8 @@ class AnswerReaders:
 class Watcher(Protocol):
     """Who is told what becomes of a connection."""
 
-    def connection_over(self, connection: "UpstreamConnection", replicas: list[Replica]) -> None:
-        """It has ended, with calls of these copies in it that Triton had."""
+    def connection_over(self, connection: "UpstreamConnection", replicas: list[object]) -> None:
+        """It has ended, with calls of these replicas in it that Triton had."""
         ...
 
 
@@ -107,22 +104,22 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
         # The loop tells of an end later than the transport knows of it: what is written meanwhile reaches nobody.
         return not transport.is_closing() and self.codec.can_open
 
-    def open(self, asker: Asker, block: bytes) -> Stream:
+    def open(self, request: GrpcRequest, block: bytes) -> Stream:
         """Begin a call. Raises Refused where Triton takes no more."""
         try:
             stream = self.codec.open(block)
         except CannotOpen as error:
             raise try_again(f"Triton takes no more calls on this connection: {error}") from error
-        stream.owner = asker
+        stream.owner = request
         return stream
 
-    def send_whole(self, asker: Asker, block: bytes, data: Buffer) -> Stream | None:
+    def send_whole(self, request: GrpcRequest, block: bytes, data: Buffer) -> Stream | None:
         """A whole call at once; None where Triton takes no more."""
         try:
             stream = self.codec.send_call(block, data)
         except CannotOpen:
             return None
-        stream.owner = asker
+        stream.owner = request
         return stream
 
     def send(self, stream: Stream, data: Buffer, *, end: bool, owned: Owned | None = None) -> None:
@@ -204,14 +201,16 @@ class UpstreamConnection(H2Connection[ClientCodec[AnswerKind, AnswerKind]]):
             self.ended(event.streams, f"Triton broke the protocol ({event.code.name})")
 
     def on_lost(self, streams: list[Stream], reason: str) -> None:
-        askers: list[Asker] = [stream.owner for stream in streams]
+        requests: list[GrpcRequest] = [stream.owner for stream in streams]
         # A connection that was never made had nothing in it.
-        replicas = [] if self.transport is None else list(dict.fromkeys(asker.replica for asker in askers))
+        replicas = (
+            [] if self.transport is None else list(dict.fromkeys(request.whose for request in requests))
+        )
         self._watcher.connection_over(self, replicas)
         if self.transport is not None:
             reason = f"Triton is gone: {reason}"
-        for asker in askers:
-            asker.answer_broke(reason)
+        for request in requests:
+            request.answer_broke(reason)
 
     def _end_if_done(self) -> None:
         if self.is_retired and not self.codec.streams and not self.is_closed:

@@ -8,6 +8,7 @@ from typing import Final, Protocol, cast
 from berth.contract.endpoint import Endpoint
 from proxy.request.endpoint import UpstreamCluster
 from proxy.transport.tcp import keep_alive
+from proxy.upstream.interface import Lost, UpstreamRequest
 from proxy.wire.http1 import (
     HEAD_BYTES,
     HEAD_END,
@@ -31,18 +32,8 @@ _MOST_INTERIM: Final = 16
 _LONG_BYTES: Final = 64 * 1024
 
 
-class Asker(Protocol):
-    """Whose request is under way."""
-
-    @property
-    def whose(self) -> object:
-        """The copy that it is of, which takes turns with others."""
-        ...
-
-    @property
-    def wants_connection(self) -> bool:
-        """Whether `connected` is still waited for."""
-        ...
+class HttpRequest(UpstreamRequest, Protocol):
+    """Over HTTP/1.1."""
 
     def connected(self, upstream: "UpstreamHttp") -> None:
         """The request can be written now."""
@@ -53,22 +44,18 @@ class Asker(Protocol):
         """Whether a chunked body may come as it is; else it comes without its chunks."""
         ...
 
-    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
+    def answer_began(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
         """The head and the first of the body. `raw`: the bytes of both, if the head is to go out as it came."""
         ...
 
-    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+    def answer_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
         """All of an answer, as one piece: its body begins at `start`. The connection serves others already."""
         ...
 
-    def response_data(self, data: bytes) -> None: ...
+    def answer_data(self, data: bytes) -> None: ...
 
-    def response_ended(self) -> None:
+    def answer_ended(self) -> None:
         """The answer is complete."""
-        ...
-
-    def response_lost(self, reason: str) -> None:
-        """There will be no (more of an) answer."""
         ...
 
     def later(self, do: Callable[[], None]) -> None:
@@ -83,20 +70,20 @@ class Asker(Protocol):
 class Pool(Protocol):
     """Where connections come from."""
 
-    def take(self, asker: Asker) -> "UpstreamHttp | None":
-        """A connection that is there; else None, and `connected` or `response_lost` follows. Raises NotServed."""
+    def take(self, request: HttpRequest) -> "UpstreamHttp | None":
+        """A connection that is there; else None, and `connected` or `answer_broke` follows. Raises NotServed."""
         ...
 
     @property
     def has_idle(self) -> bool: ...
 
-    def take_idle(self, asker: Asker) -> "UpstreamHttp":
+    def take_idle(self, request: HttpRequest) -> "UpstreamHttp":
         """One that waits; `has_idle` has just said that there is one."""
         ...
 
 
 class UpstreamHttp(asyncio.Protocol):
-    """One connection. `asker` None: it waits in the pool."""
+    """One connection. `request` None: it waits in the pool."""
 
     # The transport's own, once there is one.
     write: Callable[[bytes], None]
@@ -104,7 +91,7 @@ class UpstreamHttp(asyncio.Protocol):
 
     def __init__(self, pool: "UpstreamPool", address: Endpoint) -> None:
         self._pool, self.address = pool, address
-        self.asker: Asker | None = None
+        self.request: HttpRequest | None = None
         # The copy that it counts for, until it waits in the pool or has gone.
         self.counts_for: object | None = None
         self.transport: asyncio.Transport | None = None
@@ -117,7 +104,7 @@ class UpstreamHttp(asyncio.Protocol):
         self.is_writable = True
         # Heads that came before the one of the answer.
         self._interim = 0
-        # Why it is not read: its asker takes nothing more; it waits for its turn.
+        # Why it is not read: its request takes nothing more; it waits for its turn.
         self._is_stopped = self._waits = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -128,13 +115,13 @@ class UpstreamHttp(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.lost(self)
-        asker, self.asker = self.asker, None
-        if asker is None:
+        request, self.request = self.request, None
+        if request is None:
             return
         if self._head is not None and self._left is None and self._chunks is None and exc is None:
-            asker.response_ended()  # a body that ends with its connection
+            request.answer_ended()  # a body that ends with its connection
         else:
-            asker.response_lost(f"Triton broke off{f' ({exc})' if exc else ''}")
+            request.answer_broke(f"Triton broke off{f' ({exc})' if exc else ''}")
 
     @property
     def is_answering(self) -> bool:
@@ -143,24 +130,24 @@ class UpstreamHttp(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_writable = False
-        if self.asker is not None:
-            self.asker.upstream_writable()
+        if self.request is not None:
+            self.request.upstream_writable()
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        if self.asker is not None:
-            self.asker.upstream_writable()
+        if self.request is not None:
+            self.request.upstream_writable()
 
     def stop(self, stopped: bool) -> None:
         """Read no more of the answer, or go on."""
         self._is_stopped = stopped
         self._regulate()
 
-    def _wait(self, asker: Asker) -> None:
+    def _wait(self, request: HttpRequest) -> None:
         if not self._waits:
             self._waits = True
             self._regulate()
-            asker.later(self._go_on)
+            request.later(self._go_on)
 
     def _go_on(self) -> None:
         self._waits = False
@@ -177,28 +164,28 @@ class UpstreamHttp(asyncio.Protocol):
 
     def abort(self) -> None:
         """End it and tell nobody."""
-        self.asker = None
+        self.request = None
         if self.transport is not None:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        asker = self.asker
-        if asker is None:  # nobody has asked for this
+        request = self.request
+        if request is None:  # nobody has asked for this
             self.abort()
             return
         if self._head is not None:
-            self._body(asker, data)
+            self._body(request, data)
             return
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
         try:
-            self._response(asker, data)
+            self._response(request, data)
         except BadResponse as error:
             self.abort()
-            asker.response_lost(f"Triton's answer cannot be read ({error})")
+            request.answer_broke(f"Triton's answer cannot be read ({error})")
 
-    def _response(self, asker: Asker, data: bytes) -> None:
+    def _response(self, request: HttpRequest, data: bytes) -> None:
         end = data.find(HEAD_END) + len(HEAD_END)
         if end < len(HEAD_END):
             if len(data) > HEAD_BYTES:
@@ -209,16 +196,16 @@ class UpstreamHttp(asyncio.Protocol):
         size = len(data) - end
         if head.length == size and self.request_done and head.keeps_alive and head.status >= 200:
             # Given back first: whoever is let in by this answer's end finds it.
-            self.asker = None
+            self.request = None
             self._pool.give_back(self)
-            asker.response_whole(head, data, end)
+            request.answer_whole(head, data, end)
             return
         if head.status < 200:
             self._interim += 1
             if self._interim > _MOST_INTERIM:
                 raise BadResponse("it says again and again that it is yet to come")
             if size:
-                self._response(asker, data[end:])
+                self._response(request, data[end:])
             return
         if head.is_chunked and not self._pool.takes_chunked:
             raise BadResponse("it does not say how long it is")
@@ -228,28 +215,28 @@ class UpstreamHttp(asyncio.Protocol):
         self._chunks = ChunkReader() if head.is_chunked else None
         if self._left is not None and not self._chunks and size > self._left:
             raise BadResponse("more body than its Content-Length")
-        body, done = self._taken(asker, data[end:] if size else b"")
-        asker.response_begun(head, body, data if head.plain_is_raw else None)
-        if done and self.asker is asker:  # it may have ended this connection
-            self._done(asker)
+        body, done = self._taken(request, data[end:] if size else b"")
+        request.answer_began(head, body, data if head.plain_is_raw else None)
+        if done and self.request is request:  # it may have ended this connection
+            self._done(request)
 
-    def _body(self, asker: Asker, data: bytes) -> None:
+    def _body(self, request: HttpRequest, data: bytes) -> None:
         size = len(data)  # as it came: many small chunks are much work and little content
         try:
-            data, done = self._taken(asker, data)
+            data, done = self._taken(request, data)
         except BadResponse as error:
             self.abort()
-            asker.response_lost(str(error))
+            request.answer_broke(str(error))
             return
-        asker.response_data(data)
-        if self.asker is not asker:
+        request.answer_data(data)
+        if self.request is not request:
             return
         if done:
-            self._done(asker)
+            self._done(request)
         elif size >= _LONG_BYTES:
-            self._wait(asker)
+            self._wait(request)
 
-    def _taken(self, asker: Asker, data: bytes) -> tuple[bytes, bool]:
+    def _taken(self, request: HttpRequest, data: bytes) -> tuple[bytes, bool]:
         """Count off a piece of the body: what goes on of it, and whether it is the last. Raises BadResponse."""
         if self._chunks is not None:
             try:
@@ -258,7 +245,7 @@ class UpstreamHttp(asyncio.Protocol):
                 raise BadResponse(str(error)) from error
             if size < len(data):
                 raise BadResponse("bytes after the last chunk")
-            return (data if asker.takes_chunks else content), self._chunks.is_done
+            return (data if request.takes_chunks else content), self._chunks.is_done
         if self._left is None:
             return data, False
         self._left -= len(data)
@@ -266,20 +253,16 @@ class UpstreamHttp(asyncio.Protocol):
             raise BadResponse("more body than its Content-Length")
         return data, self._left == 0
 
-    def _done(self, asker: Asker) -> None:
+    def _done(self, request: HttpRequest) -> None:
         head = self._head
         assert head is not None
         self._head, self._chunks = None, None
-        self.asker = None
+        self.request = None
         if head.keeps_alive and self.request_done:
             self._pool.give_back(self)
         else:
             self.abort()
-        asker.response_ended()
-
-
-# Told of the copy whose request it was.
-Lost = Callable[[object], None]
+        request.answer_ended()
 
 
 class UpstreamPool:
@@ -306,20 +289,20 @@ class UpstreamPool:
         self._connecting: set[asyncio.Task[None]] = set()
         # Connections in use, or being made, by copy.
         self._in_use: dict[object, int] = {}
-        self._waiting: OrderedDict[object, deque[Asker]] = OrderedDict()
+        self._waiting: OrderedDict[object, deque[HttpRequest]] = OrderedDict()
         self._heads: Lookup[ResponseHead] = Lookup(entries=512, key_bytes=2048)
         cluster.follow(lambda _: self._drop_idle())
 
-    def take(self, asker: Asker) -> UpstreamHttp | None:
-        """A connection that is there; else None, and `connected` or `response_lost` follows. Raises NotServed."""
+    def take(self, request: HttpRequest) -> UpstreamHttp | None:
+        """A connection that is there; else None, and `connected` or `answer_broke` follows. Raises NotServed."""
         self._cluster.require()
-        whose = asker.whose
+        whose = request.whose
         if whose not in self._waiting and self._any_idle():
-            return self.take_idle(asker)
+            return self.take_idle(request)
         if whose not in self._waiting and self._has_room(whose):
-            self._connect_for(asker)
+            self._connect_for(request)
         else:
-            self._waiting.setdefault(whose, deque()).append(asker)
+            self._waiting.setdefault(whose, deque()).append(request)
         return None
 
     @property
@@ -349,15 +332,15 @@ class UpstreamPool:
             idle.pop()
         return bool(idle)
 
-    def take_idle(self, asker: Asker) -> UpstreamHttp:
+    def take_idle(self, request: HttpRequest) -> UpstreamHttp:
         """One that waits; `has_idle` has just said that there is one."""
         upstream = self._idle.pop()
-        self._begin_use(upstream, asker)
+        self._begin_use(upstream, request)
         return upstream
 
-    def _begin_use(self, upstream: UpstreamHttp, asker: Asker) -> None:
-        whose = asker.whose
-        upstream.asker, upstream.counts_for = asker, whose
+    def _begin_use(self, upstream: UpstreamHttp, request: HttpRequest) -> None:
+        whose = request.whose
+        upstream.request, upstream.counts_for = request, whose
         self._in_use[whose] = self._in_use.get(whose, 0) + 1
 
     def _end_use(self, upstream: UpstreamHttp) -> None:
@@ -378,17 +361,17 @@ class UpstreamPool:
             upstream.abort()
             return
         self._end_use(upstream)
-        if self._waiting and (asker := self._next(returned=1)) is not None:
-            self._begin_use(upstream, asker)
-            asker.connected(upstream)
+        if self._waiting and (request := self._next(returned=1)) is not None:
+            self._begin_use(upstream, request)
+            request.connected(upstream)
         elif len(self._idle) >= _KEPT_CONNECTIONS:
             upstream.abort()
         else:
             self._idle.append(upstream)
 
     def lost(self, upstream: UpstreamHttp) -> None:
-        if upstream.asker is not None and upstream.request_done and self._lost is not None:
-            self._lost(upstream.asker.whose)
+        if upstream.request is not None and upstream.request_done and self._lost is not None:
+            self._lost(upstream.request.whose)
         self._all.discard(upstream)
         self._end_use(upstream)
         if upstream in self._idle:
@@ -416,32 +399,32 @@ class UpstreamPool:
         for upstream in idle:
             upstream.abort()
 
-    def _next(self, *, returned: int = 0) -> Asker | None:
+    def _next(self, *, returned: int = 0) -> HttpRequest | None:
         """Who is next: of the copy whose turn it is and that may have one more, who has waited longest and still does."""
         for _ in range(len(self._waiting)):
-            whose, askers = self._waiting.popitem(last=False)
-            while askers and not askers[0].wants_connection:
-                askers.popleft()
-            asker = askers.popleft() if askers and self._has_room(whose, returned) else None
-            if askers:
-                self._waiting[whose] = askers
-            if asker is not None:
-                return asker
+            whose, requests = self._waiting.popitem(last=False)
+            while requests and not requests[0].wants_connection:
+                requests.popleft()
+            request = requests.popleft() if requests and self._has_room(whose, returned) else None
+            if requests:
+                self._waiting[whose] = requests
+            if request is not None:
+                return request
         return None
 
     def _serve_next(self) -> None:
-        asker = self._next()
-        if asker is None:
+        request = self._next()
+        if request is None:
             return
         if self._any_idle():
-            asker.connected(self.take_idle(asker))
+            request.connected(self.take_idle(request))
         else:
-            self._connect_for(asker)
+            self._connect_for(request)
 
-    def _connect_for(self, asker: Asker) -> None:
-        whose = asker.whose
+    def _connect_for(self, request: HttpRequest) -> None:
+        whose = request.whose
         self._in_use[whose] = self._in_use.get(whose, 0) + 1
-        task = asyncio.create_task(self._connect(asker, whose))
+        task = asyncio.create_task(self._connect(request, whose))
         self._connecting.add(task)
         task.add_done_callback(self._tried)
 
@@ -450,7 +433,7 @@ class UpstreamPool:
         self._connecting.discard(task)
         self._serve_next()
 
-    async def _connect(self, asker: Asker, whose: object) -> None:
+    async def _connect(self, request: HttpRequest, whose: object) -> None:
         """To where Triton is; to where it has gone meanwhile, if that is elsewhere."""
         for _ in range(_CONNECT_TRIES):
             endpoint = self._cluster.require()
@@ -465,16 +448,16 @@ class UpstreamPool:
             else:
                 if self._cluster.endpoint is endpoint:
                     self._all.add(upstream)
-                    upstream.asker, upstream.counts_for = asker, whose
-                    asker.connected(upstream)
+                    upstream.request, upstream.counts_for = request, whose
+                    request.connected(upstream)
                     return
                 upstream.abort()
                 reason = "Triton has moved"
         self._count_off(whose)
-        asker.response_lost(reason)
+        request.answer_broke(reason)
 
     async def _connection(self, address: Endpoint) -> UpstreamHttp:
-        """It has no asker yet: what comes of it before it is asked is nobody's answer."""
+        """It has no request yet: what comes of it before it is asked is nobody's answer."""
         make: Callable[[], UpstreamHttp] = lambda: UpstreamHttp(self, address)  # noqa: E731
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, upstream = await asyncio.get_running_loop().create_connection(make, address.host, address.port)

@@ -46,7 +46,7 @@ async def fetch(
 
 
 class _Question:
-    """One question, as whose connection's asker it is."""
+    """One question, as whose connection's request it is."""
 
     takes_chunks = False
 
@@ -89,26 +89,26 @@ class _Question:
             write_start("GET", self._path, str(endpoint.http), b"", endpoint.http_headers) + b"\r\n"
         )
 
-    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
+    def answer_began(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
         self._status = head.status
-        self.response_data(body)
+        self.answer_data(body)
 
-    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
-        self.response_begun(head, data[start:], None)
-        self.response_ended()
+    def answer_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        self.answer_began(head, data[start:], None)
+        self.answer_ended()
 
-    def response_data(self, data: bytes) -> None:
+    def answer_data(self, data: bytes) -> None:
         self._parts.append(data)
         self._size += len(data)
         if self._size > self._most_bytes:
             self._fail(NotServed(f"Triton's answer is longer than {self._most_bytes} bytes"))
 
-    def response_ended(self) -> None:
+    def answer_ended(self) -> None:
         self._upstream = None
         if not self.answer.done():
             self.answer.set_result(Answer(self._status, b"".join(self._parts)))
 
-    def response_lost(self, reason: str) -> None:
+    def answer_broke(self, reason: str) -> None:
         self._upstream = None
         self._fail(NotServed(f"Triton does not answer: {reason}"))
 

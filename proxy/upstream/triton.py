@@ -14,8 +14,9 @@ from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.grpc_head import Keys
 from proxy.request.replica import Replica
 from proxy.transport.write_batch import WriteBatch
-from proxy.upstream.grpc import AnswerReaders, UpstreamConnection
+from proxy.upstream.grpc import AnswerReaders, GrpcRequest, UpstreamConnection
 from proxy.upstream.http1 import UpstreamPool
+from proxy.upstream.interface import Lost
 from proxy.upstream.queries import fetch
 
 log = logging.getLogger(__name__)
@@ -27,26 +28,6 @@ _METADATA_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 
-# Told of each copy whose calls Triton had when a connection to it broke off.
-Lost = Callable[[Replica], None]
-
-
-class Caller(Protocol):
-    """A call that has not begun."""
-
-    @property
-    def wants_connection(self) -> bool:
-        """Whether `connected` is still waited for."""
-        ...
-
-    def connected(self) -> None:
-        """There is a connection now: ask again."""
-        ...
-
-    def answer_broke(self, reason: str) -> None:
-        """There will be none."""
-        ...
-
 
 class Upstreams(Protocol):
     """Where calls go."""
@@ -55,7 +36,7 @@ class Upstreams(Protocol):
         """A connection, if what is sent on it goes out now."""
         ...
 
-    def connection(self, caller: Caller) -> UpstreamConnection | None:
+    def connection(self, caller: GrpcRequest) -> UpstreamConnection | None:
         """For a call that begins now. None: `connected` follows, or `answer_broke`. Raises NotServed."""
         ...
 
@@ -79,7 +60,7 @@ class TritonGrpc:
         current = self._current
         return current if current is not None and current.has_room else None
 
-    def connection(self, caller: Caller | None = None) -> UpstreamConnection:
+    def connection(self, caller: GrpcRequest | None = None) -> UpstreamConnection:
         """The one for a call that begins now. Raises NotServed."""
         current = self._current
         if current is not None and current.is_usable:
@@ -95,7 +76,7 @@ class TritonGrpc:
         self.connections.add(self._current)
         return self._current
 
-    def connection_over(self, connection: UpstreamConnection, replicas: list[Replica]) -> None:
+    def connection_over(self, connection: UpstreamConnection, replicas: list[object]) -> None:
         self.connections.discard(connection)
         if connection.transport is None:
             self._pause = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause or _FIRST_PAUSE_SECONDS)

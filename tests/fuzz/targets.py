@@ -50,7 +50,7 @@ async def _rest(pieces: tuple[bytes, bytes]) -> None:
                 pair.client.data_received(piece)
             for _ in range(20):
                 await settle()
-                done = [u for u in pair.tritons if u.asker is not None and u.request_done]
+                done = [u for u in pair.tritons if u.request is not None and u.request_done]
                 for upstream in done:
                     upstream.data_received(_ANSWER)
                 if not done:

@@ -1,6 +1,6 @@
 """One gRPC call: received, checked, admitted, forwarded, answered or refused (`exchange.exchange`).
 
-`Stage` says how far it is. Towards Triton it is an `upstream.Asker`: what Triton says of it ends here. A call
+`Stage` says how far it is. Towards Triton it is an `upstream.HttpRequest`: what Triton says of it ends here. A call
 whose client has gone while Triton works on it stays until Triton is done, and keeps its slot so long.
 """
 
@@ -554,7 +554,7 @@ class Call(Request):
         self.enter(_FORWARDED)
         self.messages, self.input = 1, _PASSED
 
-    # What Triton says (`upstream.Asker`).
+    # What Triton says (`upstream.HttpRequest`).
 
     def answer_whole(self, answer: Answer) -> None:
         now, downstream = time.monotonic(), self.downstream

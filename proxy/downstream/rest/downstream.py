@@ -27,7 +27,8 @@ from proxy.policy.routes import (
 from proxy.request.endpoint import UpstreamCluster, UpstreamEndpoint
 from proxy.request.lifecycle import GivenUpRequests
 from proxy.request.replica import Replica
-from proxy.upstream.http1 import Lost, Pool, UpstreamPool
+from proxy.upstream.http1 import Pool, UpstreamPool
+from proxy.upstream.interface import Lost
 from proxy.upstream.queries import Answer, fetch
 from proxy.wire.http1 import HttpError, RequestHead, read_request, write_start
 from proxy.wire.lookup import Lookup

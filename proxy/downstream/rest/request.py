@@ -356,10 +356,6 @@ class RestRequest(Request):
     # What Triton's connection tells.
 
     @property
-    def whose(self) -> object:
-        return self.replica
-
-    @property
     def wants_connection(self) -> bool:
         return self.stage is _QUEUED and self._upstream is None
 
@@ -404,7 +400,7 @@ class RestRequest(Request):
         if self._upstream is not None:
             self._upstream.stop(False)
 
-    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
+    def answer_began(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
         client = self._client
         if client is None:
             return
@@ -424,8 +420,8 @@ class RestRequest(Request):
         if not answer.is_gathered:
             self._send(body, head.whole(closes=closes, chunked=routed.head.is_http11))
 
-    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
-        """What this does is what `response_begun` and `response_ended` would."""
+    def answer_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        """What this does is what `answer_began` and `answer_ended` would."""
         self._upstream = None
         client, names, asked = self._client, self.replica.names, self.routed
         if (
@@ -433,8 +429,8 @@ class RestRequest(Request):
             or (self.closes or self._downstream.is_draining or client.at_eof or asked.head.is_head)
             or not (names.are_same or (head.status == 200 and asked.has_tensors))
         ):
-            self.response_begun(head, data[start:], data if head.plain_is_raw else None)
-            self.response_ended()
+            self.answer_began(head, data[start:], data if head.plain_is_raw else None)
+            self.answer_ended()
             return
         if not head.plain_is_raw:
             data = b"%b\r\n%b" % (head.lines, data[start:])
@@ -446,7 +442,7 @@ class RestRequest(Request):
         self.end(_ANSWERED, head.code, now)
         client.answered(now, closes=False, swallows=False)
 
-    def response_data(self, data: bytes) -> None:
+    def answer_data(self, data: bytes) -> None:
         answer = self._answer
         if self._client is None or answer is None:
             return
@@ -472,7 +468,7 @@ class RestRequest(Request):
         if data and self._client is not None:
             self._client.write(data)
 
-    def response_ended(self) -> None:
+    def answer_ended(self) -> None:
         client, answer, now = self._client, self._answer, time.monotonic()
         if client is None or not client.is_writable:
             self.resume_answer()
@@ -492,7 +488,7 @@ class RestRequest(Request):
         self.end(_ANSWERED, "502" if answer is None else answer.head.code, now)
         self._after_answer(client)
 
-    def response_lost(self, reason: str) -> None:
+    def answer_broke(self, reason: str) -> None:
         self._upstream = None
         if self._client is None:
             self._leave_given_up(time.monotonic())

@@ -79,7 +79,7 @@ async def rest_told(route: str, limit: str, value: float) -> tuple[Any, ...]:
     passed = [len(body) for _, _, body in seen(pair)]
     pair.client.tick(time.monotonic() + 20.0)
     for upstream in pair.tritons:
-        if upstream.asker is not None and upstream.request_done:
+        if upstream.request is not None and upstream.request_done:
             upstream.data_received(OK)
     await settle()
     replica = pair.downstream.replica

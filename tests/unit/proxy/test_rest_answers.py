@@ -59,7 +59,7 @@ def body_of(answer: bytes) -> bytes:
 async def asked(pair: RestPair, request: bytes | None = None) -> UpstreamHttp:
     pair.client.data_received(request or infer())
     await settle()
-    assert pair.tritons[-1].asker is not None
+    assert pair.tritons[-1].request is not None
     return pair.tritons[-1]
 
 
@@ -321,7 +321,7 @@ class Asks:
         self.upstream = upstream
         self.told.set()
 
-    def response_lost(self, reason: str) -> None:
+    def answer_broke(self, reason: str) -> None:
         self.lost = reason
         self.losses.append(reason)
         self.told.set()

@@ -83,7 +83,7 @@ async def drive(pair: RestPair, data: bytes, *, answer: bytes = OK) -> None:
     answered = getattr(pair, "answered", 0)
     for _ in range(50):
         await settle()
-        done = [u for u in pair.tritons if u.asker is not None and u.request_done]
+        done = [u for u in pair.tritons if u.request is not None and u.request_done]
         if not done:
             break
         for upstream in done:
@@ -244,7 +244,9 @@ async def test_whatever_bytes_come_only_the_own_model_is_reached(connect: Connec
         for target, headers, _ in Seen(wire.sent).requests:  # h11 raises on what is not HTTP
             assert re.fullmatch(r"/v2/models/own(/versions/[0-9]+)?(/[a-z_]+)?", target), target
             assert headers["berth-inference-key"] == "k"
-    assert pair.downstream.replica.admissions.running == len([u for u in pair.tritons if u.asker is not None])
+    assert pair.downstream.replica.admissions.running == len(
+        [u for u in pair.tritons if u.request is not None]
+    )
 
 
 @pytest.mark.parametrize("lines", [(), ("Transfer-Encoding: chunked",), ("Content-Encoding: gzip",)])
@@ -750,7 +752,7 @@ async def test_a_long_body_needs_its_slot_at_its_end_alone(connect: Connect, the
     for _ in range(4):
         await settle()
         for one in list(first.tritons):
-            if one.asker is not None and one.transport is not None:
+            if one.request is not None and one.transport is not None:
                 one.data_received(OK)
     assert (second.to_client.sent, third.to_client.sent) == (OK, OK)
     if then in ("served", "answered early"):

@@ -152,7 +152,7 @@ async def test_many_questions_are_few_connections(connect: Connect) -> None:
         pair.client.data_received(ask("GET /v2/models/own/config"))
     await settle()
     assert len(first.tritons) == 8
-    while busy := [one for one in first.tritons if one.asker is not None]:
+    while busy := [one for one in first.tritons if one.request is not None]:
         for upstream in busy:
             upstream.data_received(OK)
         await settle()
@@ -369,7 +369,7 @@ async def test_slots_and_bytes_are_back_after_any_history(connect: Connect, seed
             case 5 if pairs:
                 rng.choice(pairs).client.tick(asyncio.get_running_loop().time() + 1000)
             case _:
-                busy = [one for one in first.tritons if one.asker is not None]
+                busy = [one for one in first.tritons if one.request is not None]
                 if busy:
                     one = rng.choice(busy)
                     if rng.random() < 0.3:
@@ -382,7 +382,7 @@ async def test_slots_and_bytes_are_back_after_any_history(connect: Connect, seed
     for pair in pairs:
         pair.client.connection_lost(None)
     for upstream in list(first.tritons):
-        if upstream.asker is not None:
+        if upstream.request is not None:
             upstream.connection_lost(None)
     await settle()
     replica = first.downstream.replica
@@ -410,7 +410,7 @@ async def test_the_quick_way_and_the_slow_one_are_one(connect: Connect, seed: in
             pair.client.data_received(one)
             await settle()
             for upstream in pair.tritons:
-                if upstream.asker is not None:
+                if upstream.request is not None:
                     upstream.data_received(OK)
     assert quick.to_client.sent == slow.to_client.sent
     assert seen(quick) == seen(slow)
@@ -482,7 +482,7 @@ async def test_a_burst_of_one_replica_leaves_triton_to_the_others(connect: Conne
     await settle()
     assert len(pair.tritons) == 8
     answered: list[int] = []
-    while busy := [one for one in pair.tritons if one.asker is not None]:
+    while busy := [one for one in pair.tritons if one.request is not None]:
         assert len(busy) <= 8
         answered.append(len(busy))
         busy[0].data_received(OK)

@@ -82,21 +82,21 @@ class Rest:
         assert self.upstream is not None
         self.upstream.data_received(part)
 
-    def response_begun(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
+    def answer_began(self, head: ResponseHead, body: bytes, raw: bytes | None) -> None:
         if self._scene.are_long:
             self.admission.has_run(1)
 
-    def response_data(self, data: bytes) -> None: ...
+    def answer_data(self, data: bytes) -> None: ...
 
     def upstream_writable(self) -> None: ...
 
-    def response_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
-        self.response_ended()
+    def answer_whole(self, head: ResponseHead, data: bytes, start: int) -> None:
+        self.answer_ended()
 
-    def response_ended(self) -> None:
+    def answer_ended(self) -> None:
         self.admission.release(0.0)
 
-    def response_lost(self, reason: str) -> None:
+    def answer_broke(self, reason: str) -> None:
         raise AssertionError(reason)
 
     def later(self, do: Callable[[], None]) -> None:
