@@ -22,8 +22,9 @@ from proxy.request.messages import CONFIG, INFER, STREAM_INFER, AnswerReader, In
 from proxy.wire import protobuf
 from proxy.wire.grpc_status import GrpcError
 from proxy.wire.h2 import frames, hpack
-from proxy.wire.h2.codec import CONNECTION_WINDOW, H2Codec
+from proxy.wire.h2.codec import H2Codec
 from proxy.wire.h2.events import Call, Data, Ended, Headers
+from proxy.wire.h2.receiving import CONNECTION_WINDOW
 from proxy.wire.h2.server import ServerCodec
 from proxy.wire.h2.stream import Stream
 from tests.fakes import h2_codecs

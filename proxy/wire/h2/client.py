@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from proxy.wire.h2 import frames, hpack
-from proxy.wire.h2.codec import CREDIT_BYTES, H2Codec
+from proxy.wire.h2.codec import H2Codec
 from proxy.wire.h2.events import Answer, Headers, Reset
 from proxy.wire.h2.fields import FieldReader, Malformed
 from proxy.wire.h2.frames import (
@@ -21,6 +21,7 @@ from proxy.wire.h2.frames import (
     pack_head,
     read_head,
 )
+from proxy.wire.h2.receiving import CREDIT_BYTES
 from proxy.wire.h2.sending import OUTPUT_BYTES, VIEW_BYTES, Buffer, sliced
 from proxy.wire.h2.stream import Stream
 
@@ -145,19 +146,20 @@ class ClientCodec(H2Codec[H, T]):
         if not size or self._block is not None or not self._is_stateless:
             return 0
         block, tail_block = data[at + HEAD_BYTES : stop], data[tail_at:whole]
-        fields, trailers = self._known_head(block), self._known_trailers(tail_block)
+        fields, trailers = self.heads.known(block), self.trailers.known(tail_block)
         if fields is None or trailers is None:
             try:
-                fields = self.heads.read(block, self._head_templates)
-                trailers = self.trailers.read(tail_block, self._trailer_templates)
+                fields = self.heads.read(block)
+                trailers = self.trailers.read(tail_block)
             except (hpack.HpackError, hpack.HeaderListTooLarge, Malformed):
                 return 0  # the long way says what is wrong
         if fields.length is not None and fields.length != size:
             return 0
         stream.is_closed = True
         del self.streams[id]  # nothing waits on it
-        self._connection_owed += size
-        if self._connection_owed >= CREDIT_BYTES:
+        window = self._window
+        window.owed += size
+        if window.owed >= CREDIT_BYTES:
             self._credit_connection(0)
         content = data[data_at:tail] if size < VIEW_BYTES else sliced(data, data_at, tail)
         self._events.append(Answer(stream, fields, content, trailers))

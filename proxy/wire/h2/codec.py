@@ -18,7 +18,6 @@ pile up here is what the streams' windows let through.
 
 import struct
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
@@ -33,12 +32,11 @@ from proxy.wire.h2.events import (
     Reset,
     Trailers,
 )
-from proxy.wire.h2.fields import FieldReader, Fields, Malformed, Template
+from proxy.wire.h2.fields import FieldReader, Fields, Malformed, PeerBlocks
 from proxy.wire.h2.frames import (
     ACK,
     CONTINUATION,
     DATA,
-    DEFAULT_MAX_FRAME,
     DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
@@ -58,31 +56,29 @@ from proxy.wire.h2.frames import (
     read_u32,
 )
 from proxy.wire.h2.patience import RESET_COST, STREAMS_PER_COST, Patience
-from proxy.wire.h2.sending import Sender, sliced
-from proxy.wire.h2.stream import FIRST_WINDOW, WIDEST_WINDOW, Stream
+from proxy.wire.h2.receiving import (
+    CONNECTION_WINDOW,
+    CREDIT_BYTES,
+    RESET_BY_PEER,
+    LongFrame,
+    ReceiveWindow,
+    ResetStreams,
+    Stall,
+    Unread,
+)
+from proxy.wire.h2.sending import MAX_FRAME, Sender, sliced
+from proxy.wire.h2.stream import FIRST_WINDOW, Stream
 
 H = TypeVar("H")
 T = TypeVar("T")
 
-MAX_FRAME: Final = 128 * 1024
-CONNECTION_WINDOW: Final = 2 * 1024 * 1024
-# What has come on a connection is given back once it is so much.
-CREDIT_BYTES: Final = CONNECTION_WINDOW // 2
 HEADER_LIST_BYTES: Final = 64 * 1024
-# What streams of one connection may have beyond their first windows, all together.
-WIDER_BYTES = 12 * 1024 * 1024
 # A block grows little when it is decoded, unless it repeats table entries, which the list limit bounds.
 _BLOCK_BYTES = 64 * 1024
 # Content that comes in parts is handed on in parts where its frame is longer.
 _WHOLE_BELOW = 32 * 1024
 # Of headers, which are read field by field: a longer block counts as so many frames (`receive`).
 _PLAIN_BLOCK_BYTES: Final = 512
-# Streams that were reset: what one end still says of them was on its way, or is said twice (Triton does).
-_REMEMBERED_RESETS = 1_000
-# Instead of what may be on its way: the peer itself has reset the stream.
-_BY_PEER: Final = -1
-# A connection that has not said a word of HTTP/2, or stopped in the middle of a header block.
-_PATIENT_SECONDS = 10.0
 
 # What clients say between heads and their content.
 _CONCERN_NO_HEAD = (WINDOW_UPDATE, PING)
@@ -109,38 +105,26 @@ class H2Codec(Sender, Generic[H, T]):
         or the release of a `Data`. It must do no more than remember that, and is not called again before
         `take_output`. There is output from the start."""
         super().__init__(Patience(is_endless=self._is_trusted), wake)
-        self.heads, self.trailers = heads, trailers
+        self.heads, self.trailers = PeerBlocks(heads), PeerBlocks(trailers)
         self.last_stream = 0
         self.has_settings = False
         self.decoder = hpack.Decoder(allowed=0, list_limit=HEADER_LIST_BYTES)
         # The peer uses no table: what was said before by the same bytes holds.
         self._is_stateless = False
-        self._known_head, self._known_trailers = heads.known.get, trailers.known.get
-        self._head_templates: list[Template[H]] = []
-        self._trailer_templates: list[Template[T]] = []
         self._events: list[Event] = []
         # Heads of this `receive` whose content may be in it as well: who asks many things at once often sends
         # all heads first.
         self._untold: dict[int, Headers] = {}
-        self._connection_owed = 0
-        self._wider_left = WIDER_BYTES
+        self._window = ReceiveWindow()
         self._read: Callable[[bytes, int], int] = self._read_frames
-        # What could not be read yet, and how much is wanted before it is looked at again.
-        self._parts: list[bytes] = []
-        self._parts_bytes, self._need = 0, HEAD_BYTES
+        self._unread = Unread(HEAD_BYTES)
         # More has come than was taken: `receive` is to be called again, with nothing if need be.
         self.has_more, self._most = False, sys.maxsize
         self._block: tuple[int, int, bytearray] | None = None
-        # A long DATA frame of which this much is still to come, and the stream that takes it.
-        self._rest, self._rest_flags = 0, 0
-        self._rest_stream: Stream | None = None
+        self._long: LongFrame | None = None
         self._unacknowledged = 1
         self._is_going_away = False
-        # Streams that were reset, and how much data for each may have been on its way.
-        self._resets: OrderedDict[int, int] = OrderedDict()
-        self._forgotten_resets = 0
-        self._still_since: float | None = None
-        self._still_in = 0
+        self._resets, self._stall = ResetStreams(), Stall()
         self._introduce(settings)
 
     def _introduce(self, settings: dict[Setting, int]) -> None:
@@ -164,8 +148,9 @@ class H2Codec(Sender, Generic[H, T]):
         there are more, which may be thousands.
         """
         self.has_more, self._most = False, most
-        if self._parts or len(data) < self._need:
-            data = self._put_together(data)
+        unread = self._unread
+        if unread.parts or len(data) < unread.need:
+            data = unread.put_together(data)
         if self.is_closed or not data:
             return []
         try:
@@ -175,24 +160,11 @@ class H2Codec(Sender, Generic[H, T]):
             self._end(error.code, str(error))
         else:
             if at < len(data):
-                self._parts.append(data[at:])
-                self._parts_bytes = len(data) - at
+                unread.keep(data[at:])
             if self._untold and not self.has_more:
                 self._tell_heads()
         events, self._events = self._events, []
         return events
-
-    def _put_together(self, data: bytes) -> bytes:
-        """What came before with what has come; nothing while it is not enough."""
-        if data:
-            self._parts.append(data)
-        self._parts_bytes += len(data)
-        if self._parts_bytes < self._need:
-            return b""
-        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        self._parts_bytes = 0
-        return data
 
     def tick(self, now: float) -> list[Event]:
         """Called about every second: a peer's patience budget grows again; a handshake or a header block
@@ -200,10 +172,7 @@ class H2Codec(Sender, Generic[H, T]):
         if self.is_closed:
             return []
         self.patience.calm_down()
-        still_in = self._half_block() if self.has_settings else -1
-        if not still_in or still_in != self._still_in or self._still_since is None:
-            self._still_in, self._still_since = still_in, now
-        elif now - self._still_since > _PATIENT_SECONDS:
+        if self._stall.is_too_long(self._half_block() if self.has_settings else -1, now):
             code = ErrorCode.PROTOCOL_ERROR if self.has_settings else ErrorCode.SETTINGS_TIMEOUT
             ended = self.fail(code, "a header block without its end" if self.has_settings else "no SETTINGS")
             return [ended] if ended else []
@@ -221,10 +190,7 @@ class H2Codec(Sender, Generic[H, T]):
     def lost(self) -> list[Stream]:
         """The transport is gone: drops and releases everything; the streams that had not ended."""
         streams = self._close_all()
-        self._out, self.has_output = [], False
-        written, self._written = self._written, []
-        for owned in written:
-            owned.release()
+        self.drop_output()
         return streams
 
     def announce_leaving(self, message: str = "") -> None:
@@ -241,28 +207,25 @@ class H2Codec(Sender, Generic[H, T]):
     def reset(self, stream: Stream, code: ErrorCode) -> None:
         """RST_STREAM; what waits on it is dropped and released. No `Reset` follows."""
         if not stream.is_closed:
-            self._remember_reset(stream.id, stream.receive_left)
+            self._resets.remember(stream.id, stream.receive_left)
             self._write(frames.reset(stream.id, code))
             self._close(stream)
 
     def widening(self, stream: Stream) -> int:
-        """By how much the window of a stream may grow that is being drained."""
-        more = min(stream.window, WIDEST_WINDOW - stream.window, self._wider_left)
-        self._wider_left -= more
-        return more
+        return self._window.widening(stream)
 
     @property
     def kept_bytes(self) -> int:
         """Of a frame, or of a header block, that has begun and is not whole; what is only to be taken in a later
         turn is none."""
-        return (0 if self.has_more else self._parts_bytes) + (
+        return (0 if self.has_more else self._unread.size) + (
             0 if self._block is None else len(self._block[2])
         )
 
     @property
     def receive_left(self) -> int:
         """What the peer may send on the connection."""
-        return CONNECTION_WINDOW - self._connection_owed
+        return self._window.left
 
     @property
     def _last_of_peer(self) -> int:
@@ -279,20 +242,21 @@ class H2Codec(Sender, Generic[H, T]):
         for stream in streams:
             self._close(stream)
         self._turns.clear()
-        self._parts.clear()
+        self._unread.parts.clear()
         self._untold.clear()
         self.has_more = False
-        self._rest_stream = None
+        if self._long is not None:
+            self._long.stream = None
         return streams
 
     def _narrow(self, stream: Stream) -> None:
-        self._wider_left += stream.window - FIRST_WINDOW
+        self._window.narrow(stream)
 
     def _half_block(self) -> int:
         """The stream whose header block has begun and not ended, 0 if there is none."""
         if self._block is not None:
             return self._block[0]
-        head = b"".join(self._parts)[:HEAD_BYTES] if self._parts and not self._rest else b""
+        head = self._unread.head if self._long is None else b""
         if len(head) < HEAD_BYTES or head[3] != HEADERS:
             return 0
         id: int = read_head(head)[4] & MAX_STREAM_ID
@@ -320,14 +284,14 @@ class H2Codec(Sender, Generic[H, T]):
     def _read_frames(self, data: bytes, at: int) -> int:
         """Handle every whole frame; returns where the first incomplete one begins."""
         end, left = len(data), self._most
-        if self._rest:
-            at = self._take_rest(data, at)
+        if self._long is not None:
+            at = self._take_long(self._long, data, at)
         while True:
             if end - at < HEAD_BYTES:
-                self._need = HEAD_BYTES
+                self._unread.need = HEAD_BYTES
                 return at
             if left <= 0:
-                self._need, self.has_more = 1, True
+                self._unread.need, self.has_more = 1, True
                 return at
             left -= 1
             high, low, kind, flags, id = read_head(data, at)
@@ -357,7 +321,7 @@ class H2Codec(Sender, Generic[H, T]):
                 if kind == DATA and length >= _WHOLE_BELOW and not flags & PADDED:
                     self._begin_long(data, at + HEAD_BYTES, length, flags, id & MAX_STREAM_ID)
                     return end
-                self._need = HEAD_BYTES + length
+                self._unread.need = HEAD_BYTES + length
                 return at
             if kind < 10:  # others are to be ignored (RFC 9113, 5.5)
                 try:
@@ -421,39 +385,38 @@ class H2Codec(Sender, Generic[H, T]):
 
     def _begin_long(self, data: bytes, start: int, length: int, flags: int, id: int) -> None:
         """A DATA frame whose end has not come yet: hand on what has, so that nothing is put together."""
-        self._rest, self._rest_flags = length, flags
         try:
-            self._rest_stream = self._begin_data(id, length)
+            stream = self._begin_data(id, length)
         except StreamFailed as error:
-            self._rest_stream = None
+            stream = None
             self._stream_failed(error)
-        self._take_rest(data, start)
+        self._long = LongFrame(length, flags, stream)
+        self._take_long(self._long, data, start)
 
-    def _take_rest(self, data: bytes, at: int) -> int:
+    def _take_long(self, frame: LongFrame, data: bytes, at: int) -> int:
         """More of a long DATA frame; returns where it ends, or what came does."""
-        stop = min(at + self._rest, len(data))
-        self._rest -= stop - at
-        self._need = HEAD_BYTES if not self._rest else 1
+        stop = min(at + frame.left, len(data))
+        frame.left -= stop - at
+        is_last = not frame.left
+        self._unread.need = HEAD_BYTES if is_last else 1
+        if is_last:
+            self._long = None
         self._credit_connection(stop - at)
-        stream = self._rest_stream
-        if stream is None or stream.is_closed:
-            return stop
-        is_last = not self._rest
-        if stop > at:
+        stream = frame.stream
+        if stream is not None and not stream.is_closed and stop > at:
             try:
-                self._take_data(stream, data, at, stop, end=is_last and self._rest_flags & END_STREAM != 0)
+                self._take_data(stream, data, at, stop, end=is_last and frame.flags & END_STREAM != 0)
             except StreamFailed as error:
                 self._stream_failed(error)
-        if is_last:
-            self._rest_stream = None
         return stop
 
     def _credit_connection(self, size: int) -> None:
         """So many bytes of DATA have come in, on whatever stream."""
-        self._connection_owed += size
-        if self._connection_owed >= CREDIT_BYTES:
-            self.open_window(0, self._connection_owed)
-            self._connection_owed = 0
+        window = self._window
+        window.owed += size
+        if window.owed >= CREDIT_BYTES:
+            self.open_window(0, window.owed)
+            window.owed = 0
 
     def _ended_remotely(self, stream: Stream) -> None:
         """The peer has sent END_STREAM."""
@@ -516,7 +479,7 @@ class H2Codec(Sender, Generic[H, T]):
     def _head(self, id: int, block: bytes) -> Fields[H]:
         """What a plain block says as the first of its stream."""
         try:
-            return self.heads.read(block, self._head_templates)
+            return self.heads.read(block)
         except (hpack.HpackError, hpack.HeaderListTooLarge, Malformed) as error:
             raise _block_failed(id, error) from error
 
@@ -525,7 +488,7 @@ class H2Codec(Sender, Generic[H, T]):
             message = f"content-length {stream.length}, {stream.received} came"
             raise StreamFailed(stream.id, ErrorCode.PROTOCOL_ERROR, message)
         try:
-            fields = self.trailers.read(block, self._trailer_templates)
+            fields = self.trailers.read(block)
         except (hpack.HpackError, hpack.HeaderListTooLarge, Malformed) as error:
             raise _block_failed(stream.id, error) from error
         self._events.append(Trailers(stream, fields))
@@ -548,7 +511,7 @@ class H2Codec(Sender, Generic[H, T]):
         if id == 0 or self._is_idle(id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM of stream {id}, which is idle")
         stream = self.streams.get(id)
-        self._remember_reset(id, _BY_PEER)
+        self._resets.remember(id, RESET_BY_PEER)
         if stream is None:
             self.patience.spend()
             return
@@ -573,7 +536,7 @@ class H2Codec(Sender, Generic[H, T]):
         self.has_settings = True
         before = self._peer_window
         for place in range(at + HEAD_BYTES, stop, 6):
-            self._set(*_SETTING.unpack_from(data, place))
+            self.set_peer(*_SETTING.unpack_from(data, place))
         self._acknowledge(frames.SETTINGS_ACK)
         if self._peer_window != before:
             self._move_windows(self._peer_window - before)
@@ -588,25 +551,6 @@ class H2Codec(Sender, Generic[H, T]):
                 raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
             if stream.queue:
                 self._wants_turn(stream)
-
-    def _set(self, name: int, value: int) -> None:
-        match name:
-            case Setting.HEADER_TABLE_SIZE:
-                self._tells_no_table = True
-            case Setting.ENABLE_PUSH if value > 1:
-                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
-            case Setting.MAX_CONCURRENT_STREAMS:
-                self.peer_max_streams = value
-            case Setting.INITIAL_WINDOW_SIZE:
-                if value > MAX_WINDOW:
-                    raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {value}")
-                self._peer_window = value
-            case Setting.MAX_FRAME_SIZE:
-                if not DEFAULT_MAX_FRAME <= value <= frames.MAX_FRAME:
-                    raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")
-                self._peer_max_frame = min(value, MAX_FRAME)
-            case Setting.MAX_HEADER_LIST_SIZE:
-                self.peer_header_list = value
 
     def _on_push(self, data: bytes, at: int, stop: int, flags: int, id: int) -> None:
         raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE is not accepted")
@@ -651,11 +595,7 @@ class H2Codec(Sender, Generic[H, T]):
         if id == 0:
             if size == 0:
                 raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-            self._send_window += size
-            if self._send_window > MAX_WINDOW:
-                raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
-            if self._turns:
-                self._rouse()
+            self.widen_connection(size)
             return
         stream = self.streams.get(id)
         if stream is None:
@@ -686,31 +626,22 @@ class H2Codec(Sender, Generic[H, T]):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {id}, which is idle")
         if self._is_trusted:
             return
-        if id not in self._resets and id > self._forgotten_resets:
+        if not self._resets.may_hold(id):
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, f"{what} on stream {id}, which is closed")
-        on_its_way = self._resets.get(id, 0)
-        if on_its_way == _BY_PEER:  # nothing of it can have been on its way (RFC 9113, 5.1): told once
+        if self._resets.was_by_peer(id):  # nothing of it can have been on its way (RFC 9113, 5.1): told once
             raise StreamFailed(id, ErrorCode.STREAM_CLOSED, f"{what} on stream {id}, after its RST_STREAM")
-        if 0 < size <= on_its_way:
-            self._resets[id] = on_its_way - size
-        else:
+        if not self._resets.takes(id, size):
             self.patience.spend()
 
     def _stream_failed(self, error: StreamFailed) -> None:
         self._tell_heads()
         self.patience.spend(RESET_COST)
         stream = self.streams.get(error.stream)
-        self._remember_reset(error.stream, 0 if stream is None else stream.receive_left)
+        self._resets.remember(error.stream, 0 if stream is None else stream.receive_left)
         self._write(frames.reset(error.stream, error.code))
         if stream is not None:
             self._close(stream)
             self._events.append(Reset(stream, error.code, str(error)))
-
-    def _remember_reset(self, id: int, on_its_way: int) -> None:
-        self._resets[id] = on_its_way
-        if len(self._resets) > _REMEMBERED_RESETS:
-            forgotten, _ = self._resets.popitem(last=False)
-            self._forgotten_resets = max(self._forgotten_resets, forgotten)
 
 
 _HANDLERS: Final = (

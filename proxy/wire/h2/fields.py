@@ -5,8 +5,8 @@ it means: that it is dropped, that these bytes go on as they are, that it tells 
 is, or that its value is wanted. What a block says is joined from what its fields say.
 
 A block that is the same each time is found by its bytes. One that has fields which are new each time
-(`traceparent`, `grpc-timeout`) fits a mould: the bytes of the last such block, with holes for their values.
-A connection keeps its own moulds, because its blocks are its client's.
+(`traceparent`, `grpc-timeout`) fits a template: the bytes of the last such block, with slots for their values.
+A connection keeps its own templates, because its blocks are its client's.
 """
 
 import re
@@ -23,7 +23,7 @@ K_co = TypeVar("K_co", covariant=True)
 
 HEADER_LIST_BYTES: Final = 64 * 1024
 TEMPLATES: Final = 4
-# A name that has had so many values will have more: from then on its value is a hole.
+# A name that has had so many values will have more: from then on its value is a slot.
 _FEW_VALUES = 8
 
 # RFC 9113, 8.2: no upper case, nothing but tokens.
@@ -115,7 +115,7 @@ class Field(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """`before`: what goes on before its value, `after`: what stands behind it, up to the next hole."""
+    """`before`: what goes on before its value, `after`: what stands behind it, up to the next slot."""
 
     rule: Rule
     is_length: bool
@@ -132,13 +132,13 @@ class Template(Generic[K]):
     def __init__(
         self, kind: K, start: bytes, slots: list[_Slot], rest: bytes, sizes: tuple[int, int]
     ) -> None:
-        """`rest`: what goes on behind the last hole; `sizes`: of the list and of what goes on of it,
-        without the values of the holes."""
+        """`rest`: what goes on behind the last slot; `sizes`: of the list and of what goes on of it,
+        without the values of the slots."""
         self._kind, self._start, self._slots, self._rest = kind, start, slots, rest
         self._list_bytes, self._forwarded_bytes = sizes
 
     def fill(self, block: bytes) -> Fields[K] | None:
-        """What a block says that differs in its holes alone; None if this one does not, or is not right."""
+        """What a block says that differs in its slots alone; None if this one does not, or is not right."""
         start = self._start
         if not block.startswith(start):
             return None
@@ -200,7 +200,7 @@ class FieldReader(Generic[K]):
         self._kinds: Lookup[tuple[K]] = Lookup(entries=1024, key_bytes=4096)
 
     def read(self, block: bytes, templates: list[Template[K]] | None = None) -> Fields[K]:
-        """`moulds`: of earlier blocks of the same sender, the last used first; changed here.
+        """`templates`: of earlier blocks of the same sender, the last used first; changed here.
 
         Raises HpackError (the connection is lost), HeaderListTooLarge or Malformed (the stream is).
         """
@@ -222,7 +222,7 @@ class FieldReader(Generic[K]):
         return fields
 
     def _read(self, block: bytes) -> tuple[Fields[K], Template[K] | None]:
-        """Field by field. With a mould for blocks that differ from this one in what is new each time."""
+        """Field by field. With a template for blocks that differ from this one in what is new each time."""
         pieces, told, told_bytes, values = _Pieces(block), [], [], []
         length: int | None = None
         pseudo: set[bytes] = set()
@@ -335,7 +335,23 @@ class _Pieces:
         )
 
 
-# Looked up for each hole of each block.
+class PeerBlocks(Generic[K]):
+    """The blocks of one sender: read as all of their kind, and by templates of its own, the last used first."""
+
+    __slots__ = ("_reader", "_templates", "known")
+
+    def __init__(self, reader: FieldReader[K]) -> None:
+        self._reader = reader
+        self._templates: list[Template[K]] = []
+        # What the same bytes have said before: the first thing to ask.
+        self.known = reader.known.get
+
+    def read(self, block: bytes) -> Fields[K]:
+        """Raises HpackError (the connection is lost), HeaderListTooLarge or Malformed (the stream is)."""
+        return self._reader.read(block, self._templates)
+
+
+# Looked up for each slot of each block.
 _FORWARD, _VALUE = Rule.FORWARD, Rule.VALUE
 
 

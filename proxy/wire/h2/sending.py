@@ -15,6 +15,10 @@ from proxy.wire.h2.frames import (
     DEFAULT_WINDOW,
     END_STREAM,
     MAX_STREAM_ID,
+    MAX_WINDOW,
+    ConnectionFailed,
+    ErrorCode,
+    Setting,
 )
 from proxy.wire.h2.patience import ANSWERS_PER_FRAME, BYTES_PER_ANSWER_LOG2, Patience
 from proxy.wire.h2.stream import FIRST_WINDOW, Stream
@@ -24,6 +28,7 @@ Buffer = bytes | memoryview
 
 # Of content, at once: more waits in its streams, so that what is still to come can have its turn before it.
 OUTPUT_BYTES: Final = 256 * 1024
+MAX_FRAME: Final = 128 * 1024
 # One stream's part of a turn, where others wait.
 _TURN_BYTES = 16 * 1024
 # Pieces are put together below this: to copy is cheaper than to hand over one by one.
@@ -107,6 +112,43 @@ class Sender:
         """Let the peer send so many bytes more (`id` 0: on the connection)."""
         if not self.is_closed:
             self._write(frames.window_update(id, size))
+
+    def drop_output(self) -> None:
+        """Nothing can be written any more: all of it is dropped and released."""
+        self._out, self.has_output = [], False
+        written, self._written = self._written, []
+        for owned in written:
+            owned.release()
+
+    # What the peer says of its windows.
+
+    def set_peer(self, name: int, value: int) -> None:
+        """One of its settings. Raises ConnectionFailed."""
+        match name:
+            case Setting.HEADER_TABLE_SIZE:
+                self._tells_no_table = True
+            case Setting.ENABLE_PUSH if value > 1:
+                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
+            case Setting.MAX_CONCURRENT_STREAMS:
+                self.peer_max_streams = value
+            case Setting.INITIAL_WINDOW_SIZE:
+                if value > MAX_WINDOW:
+                    raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {value}")
+                self._peer_window = value
+            case Setting.MAX_FRAME_SIZE:
+                if not DEFAULT_MAX_FRAME <= value <= frames.MAX_FRAME:
+                    raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")
+                self._peer_max_frame = min(value, MAX_FRAME)
+            case Setting.MAX_HEADER_LIST_SIZE:
+                self.peer_header_list = value
+
+    def widen_connection(self, size: int) -> None:
+        """The peer takes so many bytes more, on all streams together. Raises ConnectionFailed."""
+        self._send_window += size
+        if self._send_window > MAX_WINDOW:
+            raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31-1")
+        if self._turns:
+            self._rouse()
 
     def takes_now(self, stream: Stream, size: int) -> bool:
         """Whether so much content would go straight to the output."""

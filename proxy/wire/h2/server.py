@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from proxy.wire.h2 import frames, hpack
-from proxy.wire.h2.codec import CREDIT_BYTES, H2Codec
+from proxy.wire.h2.codec import H2Codec
 from proxy.wire.h2.events import Call, Headers
 from proxy.wire.h2.fields import FieldReader, Fields, Malformed
 from proxy.wire.h2.frames import (
@@ -22,6 +22,7 @@ from proxy.wire.h2.frames import (
     pack_head,
     read_head,
 )
+from proxy.wire.h2.receiving import CREDIT_BYTES
 from proxy.wire.h2.sending import OUTPUT_BYTES, VIEW_BYTES, Buffer, sliced
 from proxy.wire.h2.stream import FIRST_WINDOW, Stream
 
@@ -43,7 +44,7 @@ class ServerCodec(H2Codec[H, T]):
 
     def __init__(self, heads: FieldReader[H], trailers: FieldReader[T], *, wake: Callable[[], None]) -> None:
         super().__init__(heads, trailers, wake=wake, settings={Setting.MAX_CONCURRENT_STREAMS: MAX_STREAMS})
-        self._read, self._need = self._read_preface, 1
+        self._read, self._unread.need = self._read_preface, 1
         # Ids that were left out; to come back to them is an error.
         self._skipped: deque[range] = deque(maxlen=16)
 
@@ -98,9 +99,9 @@ class ServerCodec(H2Codec[H, T]):
             message = "this port speaks HTTP/2 with prior knowledge (gRPC)"
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, message)
         if len(data) < len(frames.PREFACE):
-            self._need = len(data) + 1
+            self._unread.need = len(data) + 1
             return 0
-        self._read, self._need = self._read_frames, HEAD_BYTES
+        self._read, self._unread.need = self._read_frames, HEAD_BYTES
         return self._read_frames(data, len(frames.PREFACE))
 
     def _take_usual(self, data: bytes, at: int, stop: int, end: int, id: int) -> int:
@@ -110,10 +111,10 @@ class ServerCodec(H2Codec[H, T]):
         if self._block is not None or self._is_going_away or len(self.streams) >= MAX_STREAMS:
             return 0
         block = data[at + HEAD_BYTES : stop]
-        fields = self._known_head(block)
+        fields = self.heads.known(block)
         if fields is None:
             try:
-                fields = self.heads.read(block, self._head_templates)
+                fields = self.heads.read(block)
             except (hpack.HpackError, hpack.HeaderListTooLarge, Malformed):
                 return 0  # the long way says what is wrong
         self.last_stream = id
@@ -150,8 +151,9 @@ class ServerCodec(H2Codec[H, T]):
     def _took_whole(self, stream: Stream, fields: Fields[H], data: bytes, start: int, stop: int) -> None:
         size = stop - start
         self.patience.left += 2
-        self._connection_owed += size
-        if self._connection_owed >= CREDIT_BYTES:
+        window = self._window
+        window.owed += size
+        if window.owed >= CREDIT_BYTES:
             self._credit_connection(0)
         content = data[start:stop] if size < VIEW_BYTES else sliced(data, start, stop)
         self._events.append(Call(stream, fields, content))

@@ -8,15 +8,24 @@ are used; the connection's at once, so that no stream can use up what its neighb
 """
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from proxy.wire.h2.codec import H2Codec
+from typing import Any, Final, Protocol
 
 # What a peer may have on its way to us for a stream: until somebody has read from it, and at most, as its
 # window grows while it is drained. A first frame always fits, which the usual call relies on.
 FIRST_WINDOW: Final = 128 * 1024
 WIDEST_WINDOW: Final = 512 * 1024
+
+
+class Connection(Protocol):
+    """What a stream asks of its connection."""
+
+    def widening(self, stream: "Stream") -> int:
+        """By how much the window of a stream may grow that is being drained."""
+        ...
+
+    def open_window(self, id: int, size: int) -> None:
+        """Let the peer send so many bytes more."""
+        ...
 
 
 class Stream:
@@ -32,8 +41,8 @@ class Stream:
     # they are. Content comes first: blocks that nothing waits before are never put here.
     queue: "deque[tuple[Any, bool, bool, Any]] | None" = None
 
-    def __init__(self, codec: "H2Codec[Any, Any]", id: int, send_window: int) -> None:
-        self.codec, self.id, self.send_window = codec, id, send_window
+    def __init__(self, connection: Connection, id: int, send_window: int) -> None:
+        self._connection, self.id, self.send_window = connection, id, send_window
 
     def arrived(self, size: int) -> None:
         """So many bytes have come and are somebody's now."""
@@ -45,7 +54,7 @@ class Stream:
         self.held -= size
         self.owed += size
         if self.owed >= self.window // 2 and not self.remote_done and not self.is_closed:
-            self.window += self.codec.widening(self)
+            self.window += self._connection.widening(self)
             size, self.owed = self.window - self.receive_left - self.held, 0
             self.receive_left += size
-            self.codec.open_window(self.id, size)
+            self._connection.open_window(self.id, size)

@@ -17,7 +17,9 @@ from proxy.downstream.grpc.call import OPEN_BYTES, Stage
 from proxy.request.messages import INFER, STREAM_INFER, framed
 from proxy.request.minimum_rate import BEGUN_BYTES
 from proxy.wire.h2 import frames
-from proxy.wire.h2.codec import CONNECTION_WINDOW, MAX_FRAME, H2Codec
+from proxy.wire.h2.codec import H2Codec
+from proxy.wire.h2.receiving import CONNECTION_WINDOW
+from proxy.wire.h2.sending import MAX_FRAME
 from proxy.wire.h2.stream import FIRST_WINDOW
 from tests.fakes.data_plane import GrpcPair, Wire
 from tests.fakes.grpc_peers import Both, Connect, Triton, request
@@ -504,4 +506,4 @@ async def test_a_call_begins_with_the_window_that_its_client_is_told(connect: Co
     both.exchange()
     call = both.pair.client.codec.streams[stream]
     assert call.receive_left == call.window == FIRST_WINDOW
-    assert call.owner.stage is Stage.ASKED
+    assert call.owner.stage is Stage.RECEIVING

@@ -30,7 +30,7 @@ from proxy.request.messages import (
 from proxy.request.minimum_rate import BEGUN_BYTES
 from proxy.wire import protobuf
 from proxy.wire.grpc_status import GrpcError, Status
-from proxy.wire.h2.codec import MAX_FRAME
+from proxy.wire.h2.sending import MAX_FRAME
 from tests.fakes.grpc_peers import request
 
 OWN = ModelFields(Names(b"own", b"own"))

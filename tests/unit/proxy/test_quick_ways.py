@@ -137,7 +137,7 @@ async def test_a_rest_request_like_the_one_before_it(monkeypatch: pytest.MonkeyP
             await drive(pair, body)
             with monkeypatch.context() as patch:
                 forbid(patch, rest_client.RestConnection, "_take")
-                forbid(patch, rest_client.Cycle, "begin", "connected", "answer_began", "answer_ended")
+                forbid(patch, rest_client.RestRequest, "begin", "connected", "answer_began", "answer_ended")
                 for _ in range(3):
                     await drive(pair, body)
             assert pair.to_client.sent == OK * 4, route

@@ -58,9 +58,7 @@ def test_what_decides_is_read_as_protobuf_reads_it_in_pieces_of_any_size(seed: i
     for pieces in (1, 2, 7, len(message)):
         walker = walked(message, pieces)
         assert walker.name == request.model_name.encode()
-        assert walker.classified == [
-            o.name.encode() for o in request.outputs if "classification" in o.parameters
-        ]
+        assert walker.classified == [o.name for o in request.outputs if "classification" in o.parameters]
         assert walker.has_empty_input is any(0 in tensor.shape for tensor in request.inputs)
     assert protobuf.request_id(message) == b"7"
     assert next((f.number, f.content is None) for f in protobuf.fields(message)) == (1, False)

@@ -12,7 +12,6 @@ import pytest
 
 from proxy.wire.h2 import frames, hpack
 from proxy.wire.h2.client import CannotOpen, ClientCodec
-from proxy.wire.h2.codec import MAX_FRAME
 from proxy.wire.h2.events import Answer, Call, Data, Ended, GoAway, Headers, PeerSettings, Reset
 from proxy.wire.h2.frames import (
     ACK,
@@ -33,6 +32,7 @@ from proxy.wire.h2.frames import (
     ErrorCode,
     Setting,
 )
+from proxy.wire.h2.sending import MAX_FRAME
 from proxy.wire.h2.server import MAX_STREAMS, ServerCodec
 from tests.fakes.h2_codecs import DONE, HEAD, INTRODUCTION, OK, client, head, introduced, output, server, told
 

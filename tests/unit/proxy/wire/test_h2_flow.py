@@ -8,9 +8,10 @@ import pytest
 
 from proxy.wire.h2 import frames
 from proxy.wire.h2.client import ClientCodec
-from proxy.wire.h2.codec import CONNECTION_WINDOW, WIDER_BYTES, H2Codec
+from proxy.wire.h2.codec import H2Codec
 from proxy.wire.h2.events import Answer, Call, Data, Ended, Event, Headers, Reset, Trailers
 from proxy.wire.h2.frames import DATA, ErrorCode, read_head
+from proxy.wire.h2.receiving import CONNECTION_WINDOW, WIDER_BYTES
 from proxy.wire.h2.sending import OUTPUT_BYTES
 from proxy.wire.h2.server import ServerCodec
 from proxy.wire.h2.stream import FIRST_WINDOW, WIDEST_WINDOW, Stream
@@ -232,7 +233,7 @@ class History:
     def require_end(self) -> None:
         for codec in (self.near, self.downstream, self.back, self.far):
             assert not codec.streams
-            assert codec._wider_left == WIDER_BYTES
+            assert codec._window.wider_left == WIDER_BYTES
         assert all(once.releases == 1 for once in self.passed)
         assert all(stream.held == 0 for stream in self.all.values())
         assert self.near._send_window == self.downstream.receive_left > CONNECTION_WINDOW // 2
