@@ -165,8 +165,8 @@ class HeldModel:
         """Nobody is to wait any more, and why. What copies serve they go on serving."""
         if reason is not None and self.pods.any_open and self.told.state is not HoldState.OFF:
             reason = None
-        if reason != self.copy.held:
-            self.copy.held = reason
+        if reason != self.copy.closed:
+            self.copy.closed = reason
             self.grpc.tell_watchers()
         self.pods.refuse(reason)
         if reason is not None:
@@ -263,7 +263,7 @@ class HeldModel:
         self._end_waiting()
 
     def _end_waiting(self) -> None:
-        self.copy.held = _GONE
+        self.copy.closed = _GONE
         self.pods.refuse(_GONE)
         for passing in self._passing:
             passing.end_waiting()

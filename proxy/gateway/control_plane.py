@@ -146,7 +146,7 @@ class ControlPlane:
         log.warning("Triton has died", extra=fields(requests_of=",".join(sorted(self._inside)) or "-"))
 
     def _give_orders(self, now: float) -> None:
-        held = {copy.pod_uid: self.suspects.held(copy.pod_uid, now) for copy in self.registry}
+        held = {copy.pod_uid: self.suspects.ejection(copy.pod_uid, now) for copy in self.registry}
         orders = Spec(
             copies=tuple(self.registry),
             held={uid: hold.reason for uid, hold in held.items() if hold is not None},

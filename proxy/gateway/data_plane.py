@@ -114,7 +114,7 @@ class DataPlane:
         self._ending[served] = now + ENDING_SECONDS
 
     def _adjust(self, uid: str, served: ServedReplica, orders: Spec) -> None:
-        served.copy.withheld, served.copy.held = served.told.withheld, orders.held.get(uid)
+        served.copy.withheld, served.copy.closed = served.told.withheld, orders.held.get(uid)
         if uid in orders.draining or self._ends:
             served.drain()
         elif served.is_draining:

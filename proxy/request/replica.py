@@ -38,8 +38,6 @@ class Replica:
         shared: tuple[int, int] | None = None,
         admissions: Callable[[LoadMeter], Admissions] | None = None,
         flags_of: Callable[[ReplicaLimits], Flags] = lambda limits: Flags(),
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         """`process_budget`: what all copies of the process may hold together of bodies that are coming.
 
@@ -54,9 +52,9 @@ class Replica:
         self.rest, self.grpc = Traffic(), Traffic()
         # Since the start, whatever was said to them.
         self.calls = 0
-        now = clock()
-        self._meter = LoadMeter(now, wall)
-        self.load = LoadReport(0.0, 0.0, 0.0, wall())
+        now = time.monotonic()
+        self._meter = LoadMeter(now, time.time)
+        self.load = LoadReport(0.0, 0.0, 0.0, time.time())
         # Of requests that have come and not gone on to Triton.
         self.budget = Budget(limits.max_inflight_bytes, process_budget)
         in_triton = Budget(limits.max_inflight_bytes)
@@ -81,13 +79,12 @@ class Replica:
             )
         # Of what takes no slot and is no load: nobody reads this meter.
         self.questions = Admissions(
-            LoadMeter(now, wall),
+            LoadMeter(now, time.time),
             limit=_QUESTIONS,
             queue_depth=_QUESTIONS_WAITING,
             bytes=Budget(_QUESTION_BYTES),
         )
         self._withheld: str | None = None
-        self._held: str | None = None
         self.draining = False
         self._triton_says: str | None = "the model has not been asked for yet"
         self._changed = asyncio.Event()
@@ -106,7 +103,7 @@ class Replica:
         """Why no request should come, or None."""
         if self.draining:
             return "draining"
-        return self._held or self._withheld or self._triton_says
+        return self.admissions.closed or self._withheld or self._triton_says
 
     @property
     def withheld(self) -> str | None:
@@ -120,14 +117,14 @@ class Replica:
             self.announce()
 
     @property
-    def held(self) -> str | None:
+    def closed(self) -> str | None:
         """Why no request of it goes to Triton for now, in the gateway's own words."""
-        return self._held
+        return self.admissions.closed
 
-    @held.setter
-    def held(self, reason: str | None) -> None:
-        if reason != self._held:
-            self._held = self.admissions.closed = reason
+    @closed.setter
+    def closed(self, reason: str | None) -> None:
+        if reason != self.admissions.closed:
+            self.admissions.closed = reason
             self.announce()
 
     @property

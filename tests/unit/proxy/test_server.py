@@ -31,7 +31,7 @@ from proxy.transport import tcp
 from proxy.upstream.health import Upstream
 from tests.fakes.data_plane import GrpcPair, RestPair, own_upstream, settle, triton_at_hand
 from tests.fakes.grpc_peers import Both, request
-from tests.unit.proxy.test_rest_bytes import OK, infer
+from tests.unit.proxy.downstream.test_connection import OK, infer
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 WATCH = "/grpc.health.v1.Health/Watch"

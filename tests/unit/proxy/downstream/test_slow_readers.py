@@ -9,7 +9,7 @@ from proxy.policy.model_facts import ModelFacts
 from proxy.request.messages import INFER, STREAM_INFER, framed
 from tests.fakes.data_plane import RestPair, own_replica, settle
 from tests.fakes.grpc_peers import Both, Connect, request
-from tests.unit.proxy.test_rest_bytes import OK, infer
+from tests.unit.proxy.downstream.test_connection import OK, infer
 
 MIB = 1024**2
 KIB = 1024

@@ -11,8 +11,8 @@ from proxy.policy.names import Names
 from proxy.policy.routes import Route
 from proxy.wire.http1 import HEADER_LENGTH
 from tests.fakes.data_plane import RestPair, own_replica, settle
-from tests.unit.proxy.test_rest_answers import ask, body_of
-from tests.unit.proxy.test_rest_bytes import chunked, infer, seen
+from tests.unit.proxy.downstream.test_connection import chunked, infer, seen
+from tests.unit.proxy.downstream.test_request import ask, body_of
 
 NAMES = Names(b"own", b"own-0123456789ab")
 SERVER, PUBLIC = NAMES.server.decode(), NAMES.public.decode()

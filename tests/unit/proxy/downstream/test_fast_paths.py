@@ -21,7 +21,7 @@ from proxy.wire.http1 import HEADER_LENGTH
 from proxy.wire.protobuf import encode_bytes
 from tests.fakes.data_plane import RestPair
 from tests.fakes.grpc_peers import Both, Connect, request
-from tests.unit.proxy.test_rest_bytes import OK, drive, infer
+from tests.unit.proxy.downstream.test_connection import OK, drive, infer
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from proxy.request.replica import Replica
 from proxy.upstream.http1 import UpstreamPool
 from proxy.wire.http1 import HEADER_LENGTH
 from tests.fakes.data_plane import RestPair, here, own_replica, settle
-from tests.unit.proxy.test_rest_answers import Connect, ask
-from tests.unit.proxy.test_rest_bytes import BODY, OK, infer, seen
+from tests.unit.proxy.downstream.test_connection import BODY, OK, infer, seen
+from tests.unit.proxy.downstream.test_request import Connect, ask
 
 MIB = 1024**2
 

@@ -1,4 +1,4 @@
-"""Whoever was turned away was load: of every way to be refused for want of room the scaler hears as of an handshake, once."""
+"""Whoever was turned away was load: of every way to be refused for want of room the scaler hears as of an arrival, once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,8 +19,8 @@ from proxy.wire.preamble import Kind, Preamble
 from tests.fakes.agent_control import copy_of
 from tests.fakes.data_plane import GrpcPair, RestPair, own_replica, settle, triton_at_hand
 from tests.fakes.grpc_peers import Client, request
+from tests.unit.proxy.downstream.test_connection import infer
 from tests.unit.proxy.gateway.test_data_plane import Watch
-from tests.unit.proxy.test_rest_bytes import infer
 
 MIB = 1024**2
 
@@ -84,7 +84,7 @@ async def no_room_for_a_call() -> Replica:
 async def held_back() -> Replica:
     replica = own_replica()
     replica._meter.refused()
-    replica.held = "Triton died with a request of it"
+    replica.closed = "Triton died with a request of it"
     return rest(replica).downstream.replica
 
 

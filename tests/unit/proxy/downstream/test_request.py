@@ -27,7 +27,7 @@ from proxy.upstream.http1 import UpstreamHttp, UpstreamPool
 from proxy.upstream.queries import Answer
 from proxy.wire.http1 import FIELD_BYTES, HEAD_BYTES, HEADER_LENGTH, BadChunks, ChunkReader
 from tests.fakes.data_plane import RestPair, Wire, own_replica, settle
-from tests.unit.proxy.test_rest_bytes import BODY, OK, Connect, chunked, drive, infer, seen
+from tests.unit.proxy.downstream.test_connection import BODY, OK, Connect, chunked, drive, infer, seen
 
 HEAD = "HTTP/1.1 200 OK\r\n"
 BROKEN = b"HTTP/1.1 503 Service Unavailable\r\n"

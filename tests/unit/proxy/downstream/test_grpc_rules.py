@@ -474,12 +474,12 @@ async def test_readiness_is_told_here(connect: Connect) -> None:
     assert [await told(both, health, one) for one in (b"", service)] == [(0, b"\x08\x01")] * 2
     assert await told(both, MODEL_READY, protobuf.encode_bytes(1, b"other")) == (0, b"")
     assert not both.pair.tritons
-    both.pair.replica.held = "it has ended Triton twice"
+    both.pair.replica.closed = "it has ended Triton twice"
     assert [await told(both, one) for one in (live, ready)] == [(0, b"\x08\x01"), (0, b"")]
     assert [await told(both, health, one) for one in (b"", service)] == [(0, b"\x08\x02")] * 2
     assert await told(both, MODEL_READY, own) == (0, b"")
     assert not both.pair.tritons
-    both.pair.replica.held = None
+    both.pair.replica.closed = None
     stream = both.client.call(MODEL_READY)
     both.client.send(stream, framed(own), end=True)
     both.exchange()

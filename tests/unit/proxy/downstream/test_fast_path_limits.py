@@ -21,7 +21,7 @@ from proxy.policy import cost
 from proxy.request.messages import STREAM_INFER, framed
 from tests.fakes.data_plane import RestPair, own_replica, settle
 from tests.fakes.grpc_peers import Both, Connect, request
-from tests.unit.proxy.test_rest_bytes import OK, drive, infer, seen
+from tests.unit.proxy.downstream.test_connection import OK, drive, infer, seen
 
 WIDE = {"max_request_bytes": 10**6, "max_json_bytes": 10**6, "max_inflight_bytes": 10**9}
 REST_BODY = b'{"inputs":[{"name":"I","datatype":"INT32","shape":[3000],"data":[%b]}]}' % b",".join(
