@@ -27,7 +27,7 @@ C = TypeVar("C")
 
 
 class Clients(Generic[C]):
-    """Who is connected now, of one protocol of one copy."""
+    """Who is connected now, of one protocol of one replica."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic

@@ -48,9 +48,14 @@ def points_into_shared_memory(parameter: str) -> bool:
     return parameter.startswith(_SHARED_MEMORY)
 
 
+def is_own(name: bytes, own: bytes) -> bool:
+    """Exact: nothing is stripped, folded or cut, because Triton's front ends differ in what they do."""
+    return name == own
+
+
 def require_own(name: bytes, own: bytes) -> None:
-    """Exact: nothing is stripped, folded or cut, because Triton's front ends differ in what they do. Raises Refusal."""
-    if name != own:
+    """Raises Refusal."""
+    if not is_own(name, own):
         raise Refusal(Why.FOREIGN_MODEL, unknown_model(name.decode(errors="replace")))
 
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from berth.contract.ids import ModelName
-
 
 class Verdict(Enum):
     """What is done with a request."""
@@ -181,8 +179,3 @@ HIDDEN_EXTENSIONS = frozenset(
 def decide_rpc(method: str) -> Verdict:
     """Look an RPC up by its path `/package.Service/Method`."""
     return RPC_RULES.get(method, Verdict.DENY)
-
-
-def is_own(name: str | bytes, own: ModelName) -> bool:
-    """Exact: nothing is stripped, folded or cut, because Triton's front ends differ in what they do."""
-    return (name if isinstance(name, bytes) else name.encode()) == own.encode()

@@ -1,6 +1,6 @@
 """Who may have Triton work for it, and when: so many requests and so many bytes at once, the rest in order.
 
-REST and gRPC share one of these for each copy of a model. What is given back goes to the one that has waited
+REST and gRPC share one of these for each replica of a model. What is given back goes to the one that has waited
 longest, in the same step, so nobody overtakes. The limit is hard: a request that Triton works on keeps its
 slot until Triton is done with it, whoever still waits for the answer. A slot is for that alone: who sends a
 long request, or takes a long answer, keeps Triton's memory and no slot meanwhile. Modelled on Knative's
@@ -151,7 +151,7 @@ def _nobody() -> None:
 
 
 class Admissions:
-    """All admissions of one kind to one copy. `limit` 0: as many at once as their bytes allow."""
+    """All admissions of one kind to one replica. `limit` 0: as many at once as their bytes allow."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """How many bytes may be somewhere at once. Pure.
 
-A part of a whole (a copy's of its process') may have no more than is then left for all others: however much
+A part of a whole (a replica's of its process') may have no more than is then left for all others: however much
 one takes, another still finds room, and the more share it, the less each may have (dynamic thresholds, as
 switches share their buffers: Choudhury and Hahne, 1998).
 """

@@ -1,8 +1,8 @@
 """Who is served next where many share one process: deficit round robin by bytes and calls. Pure.
 
-What has come for a copy is served at once while the copy has credit left in this turn of the loop; what
-comes after that waits, and is served in the next turns, a quantum of each copy's in turn. So a turn is short
-whatever one copy's clients send, and what they have to wait for is their own. How many connections bring it
+What has come for a replica is served at once while the replica has credit left in this turn of the loop; what
+comes after that waits, and is served in the next turns, a quantum of each replica's in turn. So a turn is short
+whatever one replica's clients send, and what they have to wait for is their own. How many connections bring it
 makes no difference. While nobody exceeds its quantum nothing ever waits.
 
 M. Shreedhar, G. Varghese: Efficient Fair Queuing using Deficit Round-Robin, SIGCOMM 1995; here what a piece
@@ -13,9 +13,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from typing import Final, Generic, TypeVar
 
-# What a call costs beside its bytes, which is about how many nanoseconds one takes; and what a copy may take in one
+# What a call costs beside its bytes, which is about how many nanoseconds one takes; and what a replica may take in one
 # turn: four calls are under a millisecond.
-# Another copy's request waits for two turns, its own and its answer's; shorter ones would cost more than they help.
+# Another replica's request waits for two turns, its own and its answer's; shorter ones would cost more than they help.
 CALL_COST: Final = 64 * 1024
 QUANTUM: Final = 4 * CALL_COST
 
@@ -23,7 +23,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Share(Generic[T]):
-    """One copy's part. `waiting`: what has come for it and is not served yet, in order; each waits there once."""
+    """One replica's part. `waiting`: what has come for it and is not served yet, in order; each waits there once."""
 
     __slots__ = ("credit", "is_queued", "is_touched", "waiting")
 
@@ -39,7 +39,7 @@ class Share(Generic[T]):
 
 
 class DeficitRoundRobin(Generic[T]):
-    """The copies of one process. After what has been served call `spend`; once in a turn call `next_turn`."""
+    """The replicas of one process. After what has been served call `spend`; once in a turn call `next_turn`."""
 
     def __init__(self) -> None:
         # Those whose credit is not whole.
@@ -70,7 +70,7 @@ class DeficitRoundRobin(Generic[T]):
         share.waiting.pop(item, None)
 
     def next_turn(self, serve: Callable[[T], int]) -> None:
-        """Give every copy its quantum and serve what waits, as far as the quanta go.
+        """Give every replica its quantum and serve what waits, as far as the quanta go.
 
         `serve` returns what it cost. Who is still in debt waits for its next quantum; where all who wait
         are, nothing is gained by that, and all get as many quanta as bring one of them out of it.

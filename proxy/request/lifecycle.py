@@ -85,9 +85,8 @@ class Request:
 
     def require_size(self, size_bytes: int) -> None:
         """Raises Refusal where no request may be so long."""
-        limit = self.replica.limits.max_request_bytes
-        if size_bytes > limit:
-            raise too_large(limit, self.replica.flags.request)
+        if self.replica.is_too_large(size_bytes):
+            raise too_large(self.replica.limits.max_request_bytes, self.replica.flags.request)
 
     def open(self, size_bytes: int) -> None:
         """It may stay open for long and say nothing: so many bytes are its own until it ends. Raises Refusal."""

@@ -19,6 +19,7 @@ from proxy.request.lifecycle import too_large
 from proxy.request.minimum_rate import BEGUN_BYTES
 from proxy.wire import protobuf
 from proxy.wire.grpc_status import GrpcError, Status
+from proxy.wire.h2.frames import DEFAULT_MAX_FRAME
 from proxy.wire.packing import CODINGS, BadPacking, Unpacking, UnpacksTooLarge, unpack_beginning
 
 INFER: Final = f"/{SERVICE}/ModelInfer"
@@ -148,9 +149,26 @@ class InferGuard:
         self._own, self._facts, self._name = own, facts, own.names.public
         self.appended = own.appended
 
-    def is_usual(self, message: bytes) -> bool:
-        """Whether it may go on without a closer look; False is no verdict."""
-        return not protobuf.needs_closer_look(message) and protobuf.names_just(message, self._own.public)
+    def plain(self, payload: Buffer) -> bytes | None:
+        """For a fast path: the message of a whole frame, of which reading could find nothing that `infer.check` refuses,
+        nor a name that is not the own. None is no verdict."""
+        size = len(payload)
+        if not PREFIX_BYTES <= size <= DEFAULT_MAX_FRAME:
+            return None
+        packed, length = read_prefix(payload)
+        if packed or length != size - PREFIX_BYTES:
+            return None
+        message = bytes(payload[PREFIX_BYTES:])
+        if protobuf.needs_closer_look(message) or not protobuf.names_just(message, self._own.public):
+            return None
+        return message
+
+    def framed(self, message: bytes, payload: Buffer) -> Buffer:
+        """What goes on of a payload that is `plain`."""
+        appended = self.appended
+        if not appended:
+            return payload
+        return b"".join((pack_prefix(0, len(message) + len(appended)), message, appended))
 
     def whole(self, message: bytes) -> bytes:
         try:
@@ -241,7 +259,7 @@ class NameGuard:
             raise _unreadable(error) from error
         if not name and self._fill:
             return message + self._own.public
-        if name != self._own.names.public:
+        if not infer.is_own(name, self._own.names.public):
             raise self._hidden(name)
         return message
 

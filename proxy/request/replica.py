@@ -1,4 +1,4 @@
-"""One pod's model as the data plane serves it: all that is one copy's, and nothing that is a process'.
+"""One pod's model as the data plane serves it: all that is one replica's, and nothing that is a process'.
 
 A process has one of these (a proxy for one model) or hundreds, so each is small.
 """
@@ -18,7 +18,7 @@ from proxy.request.outstanding import Outstanding
 from proxy.request.traffic import Figures, Traffic
 
 # Questions that take no slot (metadata, configuration, statistics, readiness): so many are with Triton at once,
-# for a copy, and so many more wait. Each is a connection, and a thread of Triton's for a moment.
+# for a replica, and so many more wait. Each is a connection, and a thread of Triton's for a moment.
 _QUESTIONS, _QUESTIONS_WAITING = 8, 512
 _QUESTION_BYTES = 64 * 1024**2
 # Where requests have no limit, their bytes have: more clients than a model has send large ones at once.
@@ -39,9 +39,9 @@ class Replica:
         admissions: Callable[[LoadMeter], Admissions] | None = None,
         flags_of: Callable[[ReplicaLimits], Flags] = lambda limits: Flags(),
     ) -> None:
-        """`process_budget`: what all copies of the process may hold together of bodies that are coming.
+        """`process_budget`: what all replicas of the process may hold together of bodies that are coming.
 
-        `outstanding`: what REST requests of all copies of the process share.
+        `outstanding`: what REST requests of all replicas of the process share.
         `shared`: the limit is one with other processes' (`admission.shared_limit`).
         `admissions`: makes what admits where it is not these limits that do.
         `flags_of`: which options set such limits.
@@ -92,6 +92,10 @@ class Replica:
     def turned_away(self) -> None:
         """A request was, before it could ask to be admitted, because too many are here."""
         self._meter.refused()
+
+    def is_too_large(self, size_bytes: int) -> bool:
+        """Whether no request may have so many bytes."""
+        return size_bytes > self.limits.max_request_bytes
 
     def set_limits(self, limits: ReplicaLimits) -> None:
         """For whatever comes from now on; what is under way or waits already is not touched."""
@@ -178,7 +182,7 @@ class Replica:
         await self.admissions.idle()
 
     def figures(self) -> Figures:
-        """Of this process; `busy_connections` is for the front ends to tell."""
+        """Of this process; `busy_connections` is for the downstreams to tell."""
         return Figures(
             rest=self.rest,
             grpc=self.grpc,

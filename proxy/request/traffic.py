@@ -1,4 +1,4 @@
-"""What is counted of a copy: plain numbers, of which a request costs two additions and a search. Pure."""
+"""What is counted of a replica: plain numbers, of which a request costs two additions and a search. Pure."""
 
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""A connection to Triton's gRPC port, shared by all clients of all copies of a process.
+"""A connection to Triton's gRPC port, shared by all clients of all replicas of a process.
 
 It knows nothing of clients: whose call a stream is (`GrpcRequest`) is told what Triton says of it. A slow client
 holds up its own stream alone, by that stream's window; the connection itself is always read.

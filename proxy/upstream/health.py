@@ -1,4 +1,4 @@
-"""A copy's model in the node's Triton: whether it serves now, and what must be known of it.
+"""A replica's model in the node's Triton: whether it serves now, and what must be known of it.
 
 Triton's own answer, asked every half second, and a nudge when somebody has reason to believe that the state is
 another. Only Triton makes the model ready, so a pod is never ready without its model, and an agent that
@@ -32,7 +32,7 @@ _SILENCE_SECONDS = 10.0
 
 
 class Upstream:
-    """What is asked of Triton for one copy. Runs on the event loop alone."""
+    """What is asked of Triton for one replica. Runs on the event loop alone."""
 
     def __init__(self, replica: Replica, cluster: UpstreamCluster, pool: UpstreamPool) -> None:
         """`pool`: for these questions alone, so that no client's keep them waiting."""
@@ -58,7 +58,7 @@ class Upstream:
         while True:
             self._nudge.clear()
             self._set(await self._why_not_served(time.monotonic()))
-            # Many copies, of which not all ask at once.
+            # Many replicas, of which not all ask at once.
             pause = _POLL_SECONDS * random.uniform(0.8, 1.2)
             if await wait_until_set(self._nudge, timeout_seconds=pause):
                 self._facts_read = -math.inf

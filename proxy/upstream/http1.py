@@ -59,7 +59,7 @@ class HttpRequest(UpstreamRequest, Protocol):
         ...
 
     def later(self, do: Callable[[], None]) -> None:
-        """In one of its copy's next turns."""
+        """In one of its replica's next turns."""
         ...
 
     def upstream_writable(self) -> None:
@@ -92,7 +92,7 @@ class UpstreamHttp(asyncio.Protocol):
     def __init__(self, pool: "UpstreamPool", address: Endpoint) -> None:
         self._pool, self.address = pool, address
         self.request: HttpRequest | None = None
-        # The copy that it counts for, until it waits in the pool or has gone.
+        # The replica that it counts for, until it waits in the pool or has gone.
         self.counts_for: object | None = None
         self.transport: asyncio.Transport | None = None
         self._buffer = b""
@@ -266,9 +266,9 @@ class UpstreamHttp(asyncio.Protocol):
 
 
 class UpstreamPool:
-    """All connections to one Triton's REST port, for all copies of the process.
+    """All connections to one Triton's REST port, for all replicas of the process.
 
-    There are so many at most; who comes then waits, and the copies take turns. One copy may have one more than
+    There are so many at most; who comes then waits, and the replicas take turns. One replica may have one more than
     are free: whoever keeps many, by bodies and answers that never end, leaves as many for the others.
     """
 
@@ -287,7 +287,7 @@ class UpstreamPool:
         self._idle: list[UpstreamHttp] = []
         self._all: set[UpstreamHttp] = set()
         self._connecting: set[asyncio.Task[None]] = set()
-        # Connections in use, or being made, by copy.
+        # Connections in use, or being made, by replica.
         self._in_use: dict[object, int] = {}
         self._waiting: OrderedDict[object, deque[HttpRequest]] = OrderedDict()
         self._heads: Lookup[ResponseHead] = Lookup(entries=512, key_bytes=2048)
@@ -400,7 +400,7 @@ class UpstreamPool:
             upstream.abort()
 
     def _next(self, *, returned: int = 0) -> HttpRequest | None:
-        """Who is next: of the copy whose turn it is and that may have one more, who has waited longest and still does."""
+        """Who is next: of the replica whose turn it is and that may have one more, who has waited longest and still does."""
         for _ in range(len(self._waiting)):
             whose, requests = self._waiting.popitem(last=False)
             while requests and not requests[0].wants_connection:

@@ -1,4 +1,4 @@
-"""The node's Triton as all fronts of a process share it: its gRPC port, and what is asked of it."""
+"""The node's Triton as all clients of a process share it: its gRPC port, and what is asked of it."""
 
 import asyncio
 import json

@@ -22,7 +22,7 @@ _START: Final = b"BERTH\x01"
 class Kind(IntEnum):
     REST = 1
     GRPC = 2
-    # JSON lines: the copy's readiness and figures from the gateway, the wish to drain from the door.
+    # JSON lines: the replica's readiness and figures from the gateway, the wish to drain from the door.
     REPORT = 3
 
 

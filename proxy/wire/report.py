@@ -1,12 +1,12 @@
 """What a pod's door and its node's gateway tell each other on a REPORT connection: JSON, one object a line. Pure.
 
     gateway → door   {"notReady": null | REASON, "figures": {…}}  at once, at each change of readiness, each second
-                     {"drained": true}      nothing of the copy is in the gateway or in Triton any more, or the
+                     {"drained": true}      nothing of the replica is in the gateway or in Triton any more, or the
                                             time that the agent has set for it is up
     door → gateway   {"leaving": true}      the pod ends: not ready from now on, but everything is served as before
                      {"drain": true}        take nothing new, let what is there end; answered by "drained"
 
-The figures are `exchange.traffic.Figures.to_json()`. Of both, what is not understood is left aside.
+The figures are `request.traffic.Figures.to_json()`. Of both, what is not understood is left aside.
 """
 
 import json
@@ -22,7 +22,7 @@ DRAINED: Final = b'{"drained":true}\n'
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the gateway has said of the copy. `not_ready`: the reason, or None."""
+    """What the gateway has said of the replica. `not_ready`: the reason, or None."""
 
     not_ready: str | None
     figures: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Told:
 
 
 def read_told(line: bytes) -> Told | None:
-    """None for a line that tells nothing of the copy."""
+    """None for a line that tells nothing of the replica."""
     data = _object(line)
     reason, figures = data.get("notReady"), data.get("figures")
     if not isinstance(figures, Mapping) or not isinstance(reason, str | None):

@@ -1,4 +1,4 @@
-"""One gRPC call: received, checked, admitted, forwarded, answered or refused (`exchange.exchange`).
+"""One gRPC call: received, checked, admitted, forwarded, answered or refused (`request.lifecycle`).
 
 `Stage` says how far it is. Towards Triton it is an `upstream.HttpRequest`: what Triton says of it ends here. A call
 whose client has gone while Triton works on it stays until Triton is done, and keeps its slot so long.
@@ -32,7 +32,6 @@ from proxy.request.messages import (
     Piece,
     Unfinished,
     framed,
-    pack_prefix,
     read_prefix,
     stream_error,
 )
@@ -48,7 +47,7 @@ from proxy.wire.grpc_status import (
 from proxy.wire.h2 import hpack
 from proxy.wire.h2.events import Answer, Data
 from proxy.wire.h2.fields import Fields
-from proxy.wire.h2.frames import DEFAULT_MAX_FRAME, ErrorCode
+from proxy.wire.h2.frames import ErrorCode
 from proxy.wire.h2.sending import Buffer
 from proxy.wire.h2.server import ServerCodec
 from proxy.wire.h2.stream import Stream
@@ -247,28 +246,25 @@ class Call(Request):
         return self.advance()
 
     def _takes_usual(self, data: Data) -> bool:
-        """The usual message of a stream that Triton has goes on at once: whole, in one frame, and nothing keeps it
-        waiting. It does what the long way would; False, with nothing done, where it is for that to decide."""
+        """The fast path of a message of a stream that Triton has: whole, in one frame, and nothing keeps it waiting.
+        It leaves out reading, and nothing else; False, with nothing done, where it is for the long way to decide."""
         reader, up, upstream, payload = self.reader, self.up, self.upstream, data.data
-        size = len(payload)
-        if not self.kind.is_stream or data.end or self.is_decoupled or self.outbox or self._data is not None:
+        if reader is None or not self.kind.is_stream or data.end or self.outbox or self._data is not None:
             return False
-        if reader is None or not reader.is_between_messages or not PREFIX_BYTES <= size <= DEFAULT_MAX_FRAME:
+        if reader.asks_final or not reader.is_between_messages:
             return False
-        downstream, (packed, length) = self.downstream, read_prefix(payload)
-        guard, message = downstream.infer_guard, bytes(payload[PREFIX_BYTES:])
-        if packed or length != len(message) or length > downstream.replica.limits.max_request_bytes:
+        guard, replica, size = self.downstream.infer_guard, self.replica, len(payload)
+        message = guard.plain(payload)
+        if message is None or replica.is_too_large(len(message)) or not replica.budget.has_room(size):
             return False
         assert up is not None, "asked of no other"
         assert upstream is not None
-        if not guard.is_usual(message) or not upstream.codec.takes_now(up, size + len(guard.appended)):
-            return False
-        if not downstream.replica.budget.has_room(size):
+        if not upstream.codec.takes_now(up, size + len(guard.appended)):
             return False
         now = time.monotonic()
-        deadline = now + downstream.timeout_seconds
-        admission = downstream.replica.admissions.admit_at_once(
-            now, cost_bytes=cost.of_short_message(length), deadline=deadline
+        deadline = now + self.downstream.timeout_seconds
+        admission = replica.admissions.admit_at_once(
+            now, cost_bytes=cost.of_short_message(len(message)), deadline=deadline
         )
         if admission is None:
             return False
@@ -277,9 +273,7 @@ class Call(Request):
         self.running.append(admission)
         self.deadline = deadline
         self.messages += 1
-        if guard.appended:
-            payload = b"".join((pack_prefix(0, length + len(guard.appended)), message, guard.appended))
-        upstream.send(up, payload, end=False, owned=data)
+        upstream.send(up, guard.framed(message, payload), end=False, owned=data)
         return True
 
     def take_whole(self, payload: Buffer) -> bool:

@@ -12,7 +12,6 @@ from proxy.downstream.grpc.downstream import GrpcDownstream
 from proxy.policy import cost
 from proxy.policy.refusal import NotServed, in_grpc
 from proxy.request.grpc_head import CallKind, list_bytes, timeout_of
-from proxy.request.messages import PREFIX_BYTES, pack_prefix, read_prefix
 from proxy.request.minimum_rate import TOO_SLOW
 from proxy.transport.h2_connection import H2Connection
 from proxy.transport.tcp import keep_alive, unsent_bytes
@@ -33,9 +32,9 @@ TIMESLICE_SECONDS: Final = 0.01
 
 
 class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
-    """One client of one copy."""
+    """One client of one replica."""
 
-    # Fewer than of answers: what all copies' calls wait for must not pile up behind one's new ones.
+    # Fewer than of answers: what all replicas' calls wait for must not pile up behind one's new ones.
     most_at_once = 8
 
     def __init__(self, downstream: GrpcDownstream) -> None:
@@ -46,7 +45,7 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
         self._going_away = False
         # When it goes away, having said so before.
         self._leaves_at = math.inf
-        # Of the copy's budget, for what has begun to come.
+        # Of the replica's budget, for what has begun to come.
         self._kept_bytes = 0
         # What is still to be taken of what came, in later turns: a call goes on with what it has.
         self._backlog: deque[Event | Call] = deque()
@@ -257,39 +256,33 @@ class GrpcConnection(H2Connection[ServerCodec[CallKind, None]]):
             call.client_left()
 
     def _take_usual(self, event: WholeCall) -> bool:
-        """The usual call goes on at once: a ModelInfer of one message that nothing keeps waiting. It does what
-        the long way would; False, with nothing done, where it is for that to decide."""
+        """The fast path of a ModelInfer of one message that nothing keeps waiting. It leaves out reading, and nothing
+        else; False, with nothing done, where it is for the long way to decide."""
         fields, data, downstream = event.fields, event.data, self.downstream
-        kind, size = fields.kind, len(event.data)
-        if not kind.is_usual or not PREFIX_BYTES <= size <= DEFAULT_MAX_FRAME or self.is_closed:
+        kind, guard = fields.kind, downstream.infer_guard
+        message = guard.plain(data) if kind.is_usual and not self.is_closed else None
+        if message is None or downstream.replica.is_too_large(len(message)):
             return False
-        packed, length = read_prefix(data)
-        upstream, guard = downstream.triton.at_hand(), downstream.infer_guard
-        if packed or length != size - PREFIX_BYTES or length > downstream.replica.limits.max_request_bytes:
-            return False
+        upstream = downstream.triton.at_hand()
         if upstream is None or list_bytes(fields) + upstream.keys.list_bytes > upstream.most_list_bytes:
-            return False
-        message = bytes(data[PREFIX_BYTES:])
-        if not guard.is_usual(message):
             return False
         try:
             timeout = timeout_of(fields) if fields.values else None
         except GrpcError:
             return False
-        now = time.monotonic()
+        now, size = time.monotonic(), len(data)
         call = Call(self, event.stream, fields, now)
         room = OPEN_BYTES + len(fields.forwarded) + size
-        if not call.admit_at_once(now, cost.of_short_message(length), room):
+        if not call.admit_at_once(now, cost.of_short_message(len(message)), room):
             return False
-        if guard.appended:
-            data = b"".join((pack_prefix(0, length + len(guard.appended)), message, guard.appended))
-        up = upstream.send_whole(call, kind.block + fields.forwarded + upstream.keys.block, data)
+        block = kind.block + fields.forwarded + upstream.keys.block
+        up = upstream.send_whole(call, block, guard.framed(message, data))
         assert up is not None, "a connection that has room takes it"
         event.stream.owner = call
         call.forwarded(upstream, up)
         if timeout is not None:
             call.watch_deadline(timeout)
-        downstream.replica.grpc.received_bytes += size
+        call.traffic.received_bytes += size
         return True
 
 

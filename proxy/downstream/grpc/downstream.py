@@ -1,7 +1,7 @@
-"""The gRPC front end of one copy of a model: what all its clients' connections share.
+"""Where gRPC clients of one replica of a model are served: what all its clients' connections share.
 
 What is a process' (Triton, the turn, the deadlines, what is known of header blocks) is in `GrpcCommon`, so
-that a copy more costs next to nothing.
+that a replica more costs next to nothing.
 """
 
 import math
@@ -37,7 +37,7 @@ Later = Callable[[Callable[[], None]], None]
 
 
 class GrpcCommon:
-    """What all gRPC front ends of a process share."""
+    """What all gRPC clients of a process share."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Connection(Protocol):
 
 
 class GrpcDownstream:
-    """Serves one copy's gRPC clients: `GrpcConnection(front)` for each."""
+    """Serves one replica's gRPC clients: `GrpcConnection(downstream)` for each."""
 
     # What is told who has time left, and has waited for its turn for longer than it may. "": that it took too long.
     overdue = ""
@@ -95,7 +95,7 @@ class GrpcDownstream:
         local: Local | None = None,
     ) -> None:
         """`later`: what has come and was too much to be taken at once waits for its next turn. `triton`, `local`:
-        who serves and answers for this copy alone, if not for all."""
+        who serves and answers for this replica alone, if not for all."""
         self.replica, self.common = replica, common
         self.later: Later = later or common.batch.then
         self.batch, self.deadlines = common.batch, common.deadlines

@@ -25,7 +25,7 @@ class Questions(Protocol):
     """What must be asked of Triton for it, by another way than gRPC. Both raise Refusal."""
 
     async def versions(self, replica: Replica) -> list[str]:
-        """Those that Triton serves of a copy's model."""
+        """Those that Triton serves of a replica's model."""
         ...
 
     async def server_metadata(self) -> Mapping[str, Any]:
@@ -63,7 +63,7 @@ class Local(Protocol):
 
 
 class LocalAnswers:
-    """For the clients of one copy. `watchers`: calls that want to hear of each change of readiness."""
+    """For the clients of one replica. `watchers`: calls that want to hear of each change of readiness."""
 
     def __init__(self, replica: Replica, questions: Questions, not_ready: Callable[[], str | None]) -> None:
         self._replica, self._questions, self._not_ready = replica, questions, not_ready

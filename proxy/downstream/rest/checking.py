@@ -35,7 +35,7 @@ INLINE_BYTES: Final = 64 * 1024
 # A check of so much takes less than 3 ms, for which the loop waits: longer bodies are worth another process.
 _BESIDE_BYTES: Final = 256 * 1024
 _ANSWER_SECONDS: Final = 30.0
-# Of one copy.
+# Of one replica.
 _MOST_WAITING: Final = 256
 _sizes = struct.Struct(">QQ")
 
@@ -93,7 +93,7 @@ def inflated(data: bytes, encoding: str, limit: int, flag: str) -> bytes:
 class Checker:
     """Checks beside the loop, one after the other: long checks take turns with it, not it with many of them.
 
-    The copies take turns: a small packed body may be as long to check as the largest, and one copy can have
+    The replicas take turns: a small packed body may be as long to check as the largest, and one replica can have
     thousands of them here.
     """
 
@@ -104,7 +104,7 @@ class Checker:
         self._helper: _Helper | None = None
 
     async def check(self, question: Question, body: bytes, whose: object) -> Checked:
-        """As `check`, for a copy; raises Refusal too, where too many of its bodies wait for that."""
+        """As `check`, for a replica; raises Refusal too, where too many of its bodies wait for that."""
         await self._turn(whose)
         try:
             loop = asyncio.get_running_loop()
@@ -129,7 +129,7 @@ class Checker:
             raise
 
     def _next(self) -> None:
-        """Of the copy whose turn it is, who has waited longest and still does."""
+        """Of the replica whose turn it is, who has waited longest and still does."""
         while self._waiting:
             whose, waiting = self._waiting.popitem(last=False)
             turn = waiting.popleft()

@@ -63,7 +63,7 @@ class RestConnection(asyncio.Protocol):
         self._request: RestRequest | None = None
         # What has come and cannot be looked at yet.
         self._input = b""
-        # Of the copy's budget, for that.
+        # Of the replica's budget, for that.
         self._charged_bytes = 0
         self._since = time.monotonic()
         # When the head that is coming must be there; 0 while none has begun.

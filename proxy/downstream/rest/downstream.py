@@ -1,4 +1,4 @@
-"""The REST front end: what all clients of a process share, what those of one copy share, and what is answered here.
+"""Where REST clients are served: what all clients of a process share, what those of one replica share, and what is answered here.
 
 A head that has been read once is looked up.
 """
@@ -15,6 +15,7 @@ from berth.contract.gateway import ReplicaLimits
 from proxy.downstream.listener import Clients
 from proxy.downstream.rest.answer import TENSORS
 from proxy.downstream.rest.checking import Checker
+from proxy.policy.infer import is_own
 from proxy.policy.routes import (
     COUNTED,
     HIDDEN_EXTENSIONS,
@@ -33,7 +34,7 @@ from proxy.upstream.queries import Answer, fetch
 from proxy.wire.http1 import HttpError, RequestHead, read_request, write_start
 from proxy.wire.lookup import Lookup
 
-# Of a process: heads as they were read. Of a copy: what was decided about them.
+# Of a process: heads as they were read. Of a replica: what was decided about them.
 _HEADS, _HEAD_BYTES = 1024, 4096
 _USUAL, _USUAL_BYTES = 64, 1024
 # For a question of a client's: Triton may be busy with somebody else's large JSON.
@@ -96,7 +97,7 @@ def _soon(do: Callable[[], None]) -> None:
 
 
 class RestShared:
-    """What all REST clients of a process share, whichever copy they are of."""
+    """What all REST clients of a process share, whichever replica they are of."""
 
     def __init__(self, cluster: UpstreamCluster, *, lost: Lost | None = None) -> None:
         """`lost`: told whose request Triton had when a connection broke off."""
@@ -121,7 +122,7 @@ class RestShared:
 
 
 class RestDownstream:
-    """Serves REST clients of one copy. What all its connections share."""
+    """Serves REST clients of one replica. What all its connections share."""
 
     # A client that has said all it wants to, and has closed its half, may still wait for its turn.
     waits_for_half_closed = True
@@ -140,7 +141,7 @@ class RestDownstream:
         pool: Pool | None = None,
     ) -> None:
         """`later`: what a request that had come already waits for, once it is its turn. `where`, `pool`: of this
-        copy alone, if not of all."""
+        replica alone, if not of all."""
         self.shared, self.replica, self.later = shared, replica, later
         self.cluster: UpstreamCluster = cluster or shared.cluster
         self.pool: Pool = pool or shared.pool
@@ -195,7 +196,7 @@ class RestDownstream:
         if decision.verdict is not Verdict.ALLOW:
             return
         is_down = decision.route is Route.MODEL_READY and self.replica.not_ready() is not None
-        if is_down or decision.model.encode() != self.replica.names.public:
+        if is_down or not is_own(decision.model.encode(), self.replica.names.public):
             raise HttpError(*hidden_rest(decision.route, decision.model))
 
     @staticmethod
@@ -252,7 +253,7 @@ class RestDownstream:
         return answer.status, json.dumps(data).encode()
 
     async def _ask(self, path: str) -> Answer:
-        """One of the questions that this copy may have with Triton at once. Raises Refusal."""
+        """One of the questions that this replica may have with Triton at once. Raises Refusal."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         admission = self.replica.questions.admit(loop.time(), _wake(turn))

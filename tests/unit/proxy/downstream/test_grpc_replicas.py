@@ -10,6 +10,7 @@ from proxy.downstream.grpc import connection as grpc_client
 from proxy.policy.names import Names
 from proxy.policy.routes import SERVICE
 from proxy.request.messages import INFER, STREAM_INFER, framed
+from proxy.upstream import triton as triton_grpc
 from proxy.upstream.grpc import UpstreamConnection
 from proxy.wire.h2 import frames, hpack
 from tests.fakes.data_plane import GrpcPair, grpc_common, triton_at_hand
@@ -195,7 +196,10 @@ async def test_a_stream_that_was_given_up_keeps_its_slots_until_its_messages_are
         assert not node.both[0].pair.downstream.given_up
 
 
-async def test_triton_that_cannot_be_reached_is_not_asked_again_at_once() -> None:
+async def test_triton_that_cannot_be_reached_is_not_asked_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(triton_grpc, "_FIRST_PAUSE_SECONDS", 60.0)  # however slow the machine is
     with triton_at_hand():
         pair = GrpcPair()
         triton = pair.downstream.common.triton

@@ -528,17 +528,17 @@ def test_a_name_of_the_servers_is_replaced_in_its_own_length() -> None:
         Names(b"resnet", b"r")
 
 
-def test_a_copy_that_is_held_refuses_with_the_reason_and_only_as_long() -> None:
+def test_a_replica_that_is_closed_refuses_with_the_reason_and_only_as_long() -> None:
     own = Replica(Names(b"m", b"m"), ReplicaLimits())
     running = own.admissions.admit_at_once(0.0)
-    own.held = "Triton has died of it"
+    own.closed = "Triton has died of it"
     assert own.admissions.admit_at_once(0.0) is None
     with pytest.raises(Refusal, match="Triton has died of it") as refused:
         own.admissions.admit(0.0, list)
     assert refused.value.why is Why.NOT_SERVED
     assert running is not None
     running.release(0.0)
-    own.held = None
+    own.closed = None
     assert own.admissions.admit_at_once(0.0) is not None
 
 
