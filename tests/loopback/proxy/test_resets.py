@@ -20,7 +20,7 @@ from tests.fakes.gateway import gateway
 from tests.fakes.uv import on_uvloop
 from tests.loopback.proxy.test_process import BODY, Upstream
 from tests.loopback.proxy.test_sidecar_and_gateway import gateway_of
-from tests.loopback.proxy.test_sidecar_port import Door, door
+from tests.loopback.proxy.test_sidecar_port import Sidecar, door
 
 LINGER = struct.pack("ii", 1, 0)
 JSON = json.dumps(BODY).encode()
@@ -117,7 +117,7 @@ async def test_a_client_that_goes_before_the_gateway_has_taken_it_is_reset_there
             assert ends.seen == ["reset"]
 
 
-async def taken_by(one: Door, *, after: asyncio.Event) -> tuple[int, str]:
+async def taken_by(one: Sidecar, *, after: asyncio.Event) -> tuple[int, str]:
     """What a slow client gets, and how it ends."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
