@@ -3,9 +3,12 @@
 import asyncio
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.fakes.agent_node import Node
 
 
 @pytest.fixture
@@ -20,3 +23,8 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     # Its kubelet is a fake: what is newer than the server is told by the file's own time.
     monkeypatch.setattr("agent.serving.restart.LEAST_SECONDS_BETWEEN", 0.0)
+
+
+@pytest.fixture
+def on_node(tmp_path: Path) -> Node:
+    return Node(tmp_path, quiet=0.2)
