@@ -22,11 +22,10 @@ from agent.cold_starts import ALL, PHASES
 from agent.config import AgentOptions
 from agent.gpus import GpuReading, GpusHang
 from agent.keys import make_keys, read_ticket_secret
-from agent.nvml import NvmlMissing
 from berth.contract.endpoint import Address, Endpoint
 from berth.contract.gateway import ReplicaSpec, ticket_of
 from berth.contract.keys import Keys
-from berth.contract.report import CodeReport, CodeRule, Failure, ModelState, NodeReport
+from berth.contract.report import Failure, ModelState, NodeReport
 from berth.kube import paths
 from berth.kube.errors import response_error
 from berth.runtime.errors import CannotStart, ConfigError
@@ -278,25 +277,6 @@ async def test_a_node_says_what_it_is(world: World) -> None:
         assert world.api.lease is not None
         assert world.api.lease["spec"]["holderIdentity"] == "n1"
         assert world.api.lease["metadata"]["ownerReferences"][0]["uid"] == "uid-n1"
-
-
-@pytest.mark.parametrize(
-    ("flags", "capabilities"),
-    [
-        (("--capabilities=b,a",), {"a", "b"}),
-        (("--capabilities=a", "--extra-capabilities=c", "--backend-directory=BACKENDS"), {"a", "c"}),
-        (("--capabilities=onnx,a",), {"onnxruntime", "a"}),
-        (("--backend-directory=BACKENDS", "--extra-capabilities=c"), {"python", "c"}),
-        (("--extra-capabilities=c",), {*agent.parts.DEFAULT_CAPABILITIES, "c"}),
-    ],
-)
-async def test_capabilities_are_what_is_said_or_found_or_usual(
-    world: World, flags: tuple[str, ...], capabilities: set[str]
-) -> None:
-    (world.directory / "backends" / "python").mkdir(parents=True)
-    async with world.running(*(flag.replace("BACKENDS", f"{world.directory}/backends") for flag in flags)):
-        await until(lambda: KEYS.report in world.api.annotations)
-        assert set(world.said.capabilities) == capabilities
 
 
 async def test_facts_follow_gpus_and_triton(world: World) -> None:
@@ -560,22 +540,11 @@ async def test_somebody_elses_report_is_put_right(world: World, monkeypatch: pyt
         ("--repository=DIR/missing", CannotStart, "--repository: .*/missing: no such directory"),
         ("--node-name=n2", CannotStart, "--node-name n2: API server https://fake: 404"),
         ("--triton-keys=DIR/missing", ConfigError, "--triton-keys: .*/missing/admin"),
-        ("--backend-directory=DIR/missing", ConfigError, "--backend-directory: .*/missing: No such file"),
-        ("--nvml=mock:DIR/missing", ConfigError, "--nvml: .*/missing: No such file"),
-        ("--nvml=mock:", ConfigError, "--nvml: 'mock:' is not one of auto, nvml, none, mock:FILE"),
-        ("--nvml=amd", ConfigError, "--nvml: 'amd' is not one of"),
-        ("--nvml=nvml", CannotStart, "--nvml nvml: NVML: no driver"),
     ],
 )
 async def test_a_start_that_fails_says_which_flag_and_why(
-    world: World, monkeypatch: pytest.MonkeyPatch, flag: str, error: type[Exception], why: str
+    world: World, flag: str, error: type[Exception], why: str
 ) -> None:
-    class Absent:
-        @classmethod
-        def open(cls) -> Any:
-            raise NvmlMissing("NVML: no driver")
-
-    monkeypatch.setattr(agent.parts, "NvmlGpus", Absent)
     with pytest.raises(error, match=why):
         await main(world.options(flag.replace("DIR", str(world.directory))), asyncio.Event())
 
@@ -624,27 +593,8 @@ async def test_who_calls_is_believed_only_if_that_is_asked_for(
     assert ("--auth none" in caplog.text) is told
 
 
-@pytest.mark.parametrize(("flags", "rule"), [((), CodeRule.NAMESPACE), (("--code=none",), CodeRule.NONE)])
-async def test_the_report_tells_the_rule_for_code(
-    world: World, flags: tuple[str, ...], rule: CodeRule
-) -> None:
-    async with world.running(*flags):
-        await world.until_ready()
-        assert world.said.code == CodeReport(rule, None)
-
-
-async def test_the_report_tells_whose_code_is_here(world: World) -> None:
-    world.api.bind(bound())
-    async with world.running(), calling(world) as stub:
-        await stage(stub)
-        await until(lambda: world.state() is ModelState.READY)
-        assert world.said.code == CodeReport(CodeRule.NAMESPACE, "team")
-        with pytest.raises(ConfigError, match="--code: 'some' is not one of none, namespace, any"):
-            world.options("--code=some")
-
-
 async def test_a_quarantine_ends_when_the_nodes_annotation_says_so_and_only_then(world: World) -> None:
-    """The annotation is an order: it is taken away once it is done, and one that is not understood stays."""
+    """The annotation is a command: it is taken away once it is done."""
     world.triton.deadly = {ON_SERVER}
     world.api.bind(bound())
     world.api.node["metadata"]["resourceVersion"] = "7"
@@ -657,12 +607,6 @@ async def test_a_quarantine_ends_when_the_nodes_annotation_says_so_and_only_then
         assert f"{KEYS.lift_quarantine}={DIGEST[:12]}" in said.reason
         world.triton.deadly = set()
         deaths = world.triton.deaths
-        for wish, is_done in ((DIGEST[:4], False), ("ffffffffffff", True)):
-            world.api.node["metadata"]["annotations"][KEYS.lift_quarantine] = wish
-            await asyncio.sleep(0.5)
-            assert (KEYS.lift_quarantine not in world.api.annotations) is is_done
-            assert world.state() is ModelState.FAILED
-            world.api.node["metadata"]["annotations"].pop(KEYS.lift_quarantine, None)
         world.api.node["metadata"]["annotations"][KEYS.lift_quarantine] = DIGEST[:12]
         await until(lambda: world.state() is ModelState.READY)
         assert KEYS.lift_quarantine not in world.api.annotations

@@ -85,6 +85,7 @@ def test_a_flag_and_its_variable_say_the_same(flag: str, value: object) -> None:
     "flag",
     [
         "--auth=nobody",
+        "--code=some",
         "--headroom=lots",
         "--max-model-bytes=-1",
         "--heartbeat-seconds=0.9",
