@@ -18,6 +18,7 @@ from aiohttp import web
 
 from agent.repository import Record, Repository
 from bench.node.node import CONFIG, GIB
+from berth.contract.gateway import server_name_of
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, ModelId, ModelName, PodUid
 from berth.contract.keys import Keys
@@ -82,7 +83,8 @@ def _put_models(directory: Path, names: list[str]) -> None:
 
 class _Triton(GRPCInferenceServiceServicer):
     def __init__(self, names: list[str]) -> None:
-        rows = [pb.RepositoryIndexResponse.ModelIndex(name=n, version="1", state="READY") for n in names]
+        served = (server_name_of(name, name) for name in names)  # a pod's uid is its name here
+        rows = [pb.RepositoryIndexResponse.ModelIndex(name=n, version="1", state="READY") for n in served]
         self._index = pb.RepositoryIndexResponse(models=rows)
 
     async def ServerReady(self, *_: Any) -> pb.ServerReadyResponse:  # noqa: N802
