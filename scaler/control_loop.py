@@ -1,5 +1,5 @@
-"""A leader's work beside its routes: a second at a time the load of the copies, a decision for all models every two, a
-question to the binder after each, and what comes of it to the API server. It decides nothing itself.
+"""The leader's control loop: each second the load of the replicas, every two seconds a decision for all models, after it a
+request to the binder, and what follows to the API server. It decides nothing itself.
 """
 
 import asyncio
@@ -49,8 +49,7 @@ class Clock:
 
 
 class ControlLoop:
-    """`act` does what the core decides; `switched` is told whose requests are to go another way, `decided` who may be
-    shown otherwise than before."""
+    """`act` carries out what the core decides."""
 
     def __init__(
         self,
@@ -60,14 +59,31 @@ class ControlLoop:
         events: EventRecorder,
         metrics: ScalerMetrics,
         clock_ns: Callable[[], int],
+        on_route_change: Callable[[RouteChanged], None],
+        on_decisions: Callable[[Iterable[ModelKey]], None],
     ) -> None:
+        """`on_route_change` is called when a model's requests are to go another way, `on_decisions` with the models that may
+        be shown otherwise than before."""
         self._core, self._writer, self._binder = core, writer, binder
         self._events, self._metrics, self._clock_ns = events, metrics, clock_ns
-        self.switched: Callable[[RouteChanged], None] = lambda action: None
-        self.decided: Callable[[Iterable[ModelKey]], None] = lambda models: None
-        # Whether what is decided is done; decided it is in any case, so that nothing of the load is missed.
-        self.acts = True
+        self._on_route_change, self._on_decisions = on_route_change, on_decisions
+        # Decisions go on while actions are paused, so that nothing of the load is missed.
+        self._is_paused = False
         self._to_ask = asyncio.Event()
+
+    def begin(self, lead: Callable[[int], None]) -> None:
+        """Actions are carried out from now on. `lead` is called between the first decisions and their actions."""
+        now_ns = self._clock_ns()
+        self._is_paused = False
+        self._core.resume(now_ns)
+        first = self._core.step(now_ns)
+        lead(now_ns)
+        self.act(first)
+
+    def pause(self) -> None:
+        """No action is carried out until `begin`."""
+        self._is_paused = True
+        self._core.pause()
 
     def heard(self, loads: list[ReplicaLoad], replicas: Container[str]) -> None:
         """A gateway has answered."""
@@ -97,7 +113,7 @@ class ControlLoop:
         models = self._core.models()
         self._metrics.decisions.inc(len(models))
         self.act(actions)
-        self.decided(models)
+        self._on_decisions(models)
 
     async def _questions(self) -> None:
         """One at a time, as soon as there is one."""
@@ -120,15 +136,15 @@ class ControlLoop:
         """Never waits."""
         for action in actions:
             match action:
-                case WriteScale() | WriteStatus() | RouteChanged() if not self.acts:
-                    pass  # what is still needed then is told again by the step that comes first
+                case WriteScale() | WriteStatus() | RouteChanged() if self._is_paused:
+                    pass  # what is still needed is given again by the first step after the pause
                 case WriteScale() | WriteStatus():
                     self._write(action)
                 case Event():
                     about = _deployment_ref(action.model, action.uid)
                     self._events.record(about, action.type, action.reason, action.message)
                 case RouteChanged():
-                    self.switched(action)
+                    self._on_route_change(action)
                 case ColdStarted():
                     self._metrics.cold_started(action.cold_start)
         self._to_ask.set()

@@ -57,6 +57,11 @@ class Watch:
             "pods": Informer(client, paths.PODS, on_change=self._on_pod, keep=self._keep_pod),
         }
 
+    @property
+    def models(self) -> int:
+        """How many are scaled."""
+        return len(self._cache.deployments)
+
     def gateways(self) -> Mapping[str, Gateway]:
         """Of the nodes that have copies of models that are scaled."""
         if self._gateways is None:

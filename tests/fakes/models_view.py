@@ -23,6 +23,9 @@ class FakeModels:
     def names(self, namespace: str) -> Sequence[str]:
         return [model.name for model in self.views if model.namespace == namespace]
 
+    def models(self) -> list[ModelKey]:
+        return list(self.views)
+
     def view(self, model: ModelKey) -> ModelView | None:
         return self.views.get(model)
 

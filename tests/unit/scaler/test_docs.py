@@ -93,11 +93,6 @@ def test_the_samples_ask_for_what_there_is() -> None:
     assert asked["scalerAddress"] == f"berth-scaler.berth-system:{port['value']['port']}"
 
 
-class ToldModels(FakeModels):
-    def models(self) -> list[ModelKey]:
-        return list(self.views)
-
-
 class Refusing:
     key = ModelKey("a", "m")
     refusals: Final = {"NO_ROOM": 1}
@@ -105,7 +100,7 @@ class Refusing:
 
 def exposed() -> dict[str, set[str]]:
     """Names of all series of scaler and activator, and the labels that each may have."""
-    models = ToldModels()
+    models = FakeModels()
     models.add("a/m", desired=1, recommended=1)
     registry = CollectorRegistry()
     ScalerMetrics(registry).follow(
