@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import numpy
@@ -27,13 +27,14 @@ from berth.runtime.tasks import supervise, work_or_stop
 from binder.api.callers import Callers
 from binder.api.extender import Extender
 from binder.api.leader import LeaderOnly, extender_url_of, identity, schedulable_url_of
-from binder.api.metrics import BinderMetrics
 from binder.api.schedulable import SchedulableApi
 from binder.cache.cluster import slim
 from binder.cache.residents import residents
 from binder.config import BinderOptions
 from binder.engine.score import make_strategy
-from binder.loop.scheduler import Scheduler
+from binder.loop.fenced import FencedClient
+from binder.loop.metrics import BinderMetrics
+from binder.loop.scheduler import Clocks, Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -55,15 +56,36 @@ async def main(options: BinderOptions, stop: asyncio.Event) -> None:
             return
         events = EventRecorder(client, component=options.scheduler_name)
         metrics = BinderMetrics(registry)
+        election = _election(options, client) if options.leader_elect else None
         scheduler = Scheduler(
-            client,
+            FencedClient(client, _certain(election)),
             keys=options.key_prefix,
             scheduler_name=options.scheduler_name,
             strategy=make_strategy(options.strategy, numpy.random.default_rng()),
             events=events,
             metrics=metrics,
+            clocks=Clocks(),
         )
-        await _Binder(options, client, scheduler, events, metrics, registry).run(stop)
+        await _Binder(options, client, election, scheduler, events, metrics, registry).run(stop)
+
+
+def _election(options: BinderOptions, client: KubeClient) -> Election:
+    return Election(
+        client,
+        namespace=options.system_namespace,
+        name=LEASE,
+        identity=identity(
+            _unique_name(), extender_url=options.extender_url, schedulable_url=options.schedulable_url
+        ),
+    )
+
+
+def _certain(election: Election | None) -> Callable[[], bool]:
+    """Asked before every write: a process that was stopped for a while learns of it here first, and what is written last is
+    written before another replica can lead."""
+    if election is None:
+        return lambda: True
+    return lambda: election.is_certain(for_seconds=WRITE_SECONDS)
 
 
 class _Binder:
@@ -73,13 +95,14 @@ class _Binder:
         self,
         options: BinderOptions,
         client: KubeClient,
+        election: Election | None,
         scheduler: Scheduler,
         events: EventRecorder,
         metrics: BinderMetrics,
         registry: CollectorRegistry,
     ) -> None:
         self._options, self._client, self._scheduler, self._events = options, client, scheduler, events
-        self._metrics, self._registry = metrics, registry
+        self._election, self._metrics, self._registry = election, metrics, registry
         self._leader = ""  # its identity
         self._informers = {
             source.name: Informer(
@@ -110,28 +133,15 @@ class _Binder:
             tasks.eternal("events", self._events.run())
             await work_or_stop(self._synced(), stop)
             for demand in residents(self._informers["pods"].objects.values(), self._options.key_prefix):
-                self._scheduler.learn(demand)
+                self._scheduler.prices.note(demand)
             spare_the_collector()
-            if self._options.leader_elect:
-                await self._lead(stop)
-            else:
+            if self._election is None:
                 await self._schedule(stop)
+            else:
+                await self._lead(self._election, stop)
 
-    async def _lead(self, stop: asyncio.Event) -> None:
+    async def _lead(self, election: Election, stop: asyncio.Event) -> None:
         """A standby keeps its mirrors warm; a leader places pods for as long as it is sure to lead."""
-        election = Election(
-            self._client,
-            namespace=self._options.system_namespace,
-            name=LEASE,
-            identity=identity(
-                _unique_name(),
-                extender_url=self._options.extender_url,
-                schedulable_url=self._options.schedulable_url,
-            ),
-        )
-        # Asked before every Binding: a process that was stopped for a while learns of it here first, and
-        # what is written last is written before anybody else can lead.
-        self._scheduler.may_write = lambda: election.is_certain(for_seconds=WRITE_SECONDS)
         try:
             await work_or_stop(election.acquire(), stop)
             if stop.is_set():
@@ -144,7 +154,7 @@ class _Binder:
         finally:
             # Also when only the answer to the write that acquired it was missing. A Lease with Bindings that
             # may still be written is left to run out, which takes longer than they can.
-            if not self._scheduler.in_doubt:
+            if not self._scheduler.bindings.in_doubt:
                 await asyncio.shield(election.release())
 
     async def _schedule(self, stop: asyncio.Event) -> None:
@@ -165,7 +175,7 @@ class _Binder:
             yield
             return
         leader = LeaderOnly(lambda: self._scheduler.leads, lambda: extender_url_of(self._leader))
-        extender = Extender(self._scheduler, self._options.key_prefix, leader)
+        extender = Extender(self._scheduler, self._client, leader, keys=self._options.key_prefix)
         async with _serving(extender.application(), listen, "--extender-listen"):
             yield
 

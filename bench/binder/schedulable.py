@@ -17,12 +17,13 @@ from bench.binder import objects
 from bench.binder.core import _bound_pods, _demands, _kind, _nodes
 from berth.contract.scaling import SchedulableAnswer, SchedulableModel, SchedulableRequest
 from berth.kube.informer import Change, ChangeKind
-from binder.api.metrics import BinderMetrics
 from binder.cache.cluster import slim
 from binder.engine.decision import Placement
 from binder.engine.schedulable import SchedulableAnswers
 from binder.engine.score import LeastFragmentation
-from binder.loop.scheduler import Scheduler
+from binder.loop.fenced import FencedClient
+from binder.loop.metrics import BinderMetrics
+from binder.loop.scheduler import Clocks, Scheduler
 
 SIZES = (100, 1000, 5000)
 _MODELS, _ROUNDS = 256, 6
@@ -67,12 +68,13 @@ class _Events:
 class _Bench:
     def __init__(self, size: int) -> None:
         self.scheduler = Scheduler(
-            _Api(),  # type: ignore[arg-type]
+            FencedClient(_Api(), lambda: True),  # type: ignore[arg-type]
             keys=objects.KEYS,
             scheduler_name="trtis-scheduler",
             strategy=LeastFragmentation(),
             events=_Events(),  # type: ignore[arg-type]
             metrics=BinderMetrics(CollectorRegistry()),
+            clocks=Clocks(),
         )
         for node in _nodes(size):
             self.scheduler.on_node(Change(ChangeKind.SET, node))
@@ -84,7 +86,7 @@ class _Bench:
             self.scheduler.cluster,
             objects.KEYS,
             pending=self.scheduler.about_to_be_placed,
-            aside=self.scheduler.preemptor.aside,
+            aside=self.scheduler.nominator.aside,
         )
         self.scheduler.cluster.decider.refresh()
         gc.collect()

@@ -60,5 +60,5 @@ class Packed:
     def _learn(self, asked: Any) -> None:
         """At once, where the binder does it in the background."""
         strategy = self._strategy
-        if isinstance(strategy, LeastFragmentation) and strategy.arrivals.note(asked.shape):
-            strategy.learn(price(strategy.arrivals.market(self._decider.table)))
+        if isinstance(strategy, LeastFragmentation) and strategy.demand_history.note(asked.shape):
+            strategy.learn(price(strategy.demand_history.pricing_problem(self._decider.table)))

@@ -28,6 +28,7 @@ from berth.runtime.logs import fields
 from binder.api.leader import LeaderOnly
 from binder.cache.cluster import slim
 from binder.engine.decision import Placement
+from binder.loop.fenced import PodClient
 from binder.loop.scheduler import Scheduler
 from binder.pod.demand import Demand, parse_demand
 from binder.pod.resources import PODS
@@ -51,8 +52,8 @@ _KUBELET_CHECKS = frozenset({"cpu", "memory", "ephemeral-storage", PODS})
 class Extender:
     """Three verbs of kube-scheduler's."""
 
-    def __init__(self, scheduler: Scheduler, keys: Keys, leader: LeaderOnly) -> None:
-        self._scheduler, self._keys, self._leader = scheduler, keys, leader
+    def __init__(self, scheduler: Scheduler, client: PodClient, leader: LeaderOnly, *, keys: Keys) -> None:
+        self._scheduler, self._client, self._leader, self._keys = scheduler, client, leader, keys
         self._decider = scheduler.cluster.decider
         self._learned: OrderedDict[PodUid, None] = OrderedDict()
 
@@ -99,13 +100,13 @@ class Extender:
         ref = PodRef(args.string("PodNamespace"), args.string("PodName"), PodUid(args.string("PodUID")))
         node = NodeName(args.string("Node"))
         # A task of the scheduler's: it ends with the leadership, whoever still waits for the answer.
-        error = await self._scheduler.in_flight(self.place(ref, node))
+        error = await self._scheduler.bindings.in_flight(self.place(ref, node))
         return web.json_response({"Error": error})
 
     async def place(self, ref: PodRef, node: NodeName) -> str:
         """Decide the GPU and bind; "" or what went wrong."""
         try:
-            pod = slim(await self._scheduler.read(paths.pod(ref.namespace, ref.name)))
+            pod = slim(await self._client.get(paths.pod(ref.namespace, ref.name)))
         except KubeError as error:
             return f"pod {ref}: {error}"
         if pod["metadata"]["uid"] != ref.uid or is_deleting(pod) or not is_model_pod(pod, self._keys):
@@ -150,7 +151,7 @@ class Extender:
         uid = demand.model.ref.uid
         if uid not in self._learned:
             self._learned[uid] = None
-            self._scheduler.learn(demand)
+            self._scheduler.prices.note(demand)
             if len(self._learned) > _REMEMBERED:
                 self._learned.popitem(last=False)
 

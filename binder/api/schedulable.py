@@ -19,8 +19,8 @@ from berth.kube.errors import KubeError
 from berth.runtime.logs import fields
 from binder.api.callers import Callers, Refused
 from binder.api.leader import LeaderOnly, error
-from binder.api.metrics import BinderMetrics
 from binder.engine.schedulable import SchedulableAnswers
+from binder.loop.metrics import BinderMetrics
 from binder.loop.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class SchedulableApi:
         self._scheduler, self._metrics, self._leader, self._callers = scheduler, metrics, leader, callers
         self._clock, self._sleep = clock, sleep
         self._schedulable_answers = SchedulableAnswers(
-            scheduler.cluster, keys, pending=scheduler.about_to_be_placed, aside=scheduler.preemptor.aside
+            scheduler.cluster, keys, pending=scheduler.about_to_be_placed, aside=scheduler.nominator.aside
         )
         self._turn, self._waiting, self._rests_until = asyncio.Lock(), 0, 0.0
 

@@ -59,7 +59,7 @@ def statements_of(message: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Notice:
+class _Pending:
     ref: PodRef
     message: str
     reason: WaitReason
@@ -71,23 +71,23 @@ class ConditionWriter:
 
     def __init__(self, client: FencedClient, events: EventRecorder) -> None:
         self._client, self._events = client, events
-        self._pending: dict[PodUid, _Notice] = {}
+        self._pending: dict[PodUid, _Pending] = {}
         self._writing: PodUid | None = None
         self._written = asyncio.Event()
         self._wake = asyncio.Event()
 
-    def tell(
+    def report(
         self, ref: PodRef, message: str, *, first: bool, reason: WaitReason = WaitReason.UNSCHEDULABLE
     ) -> None:
-        """Say why the pod waits. `first`: its condition did not say so before. Never waits."""
+        """Report why the pod waits. `first`: its condition did not say so before. Never waits."""
         self._events.record(ref, "Warning", "FailedScheduling", message)
-        self.correct(ref, message, first=first, reason=reason)
+        self.update_reason(ref, message, first=first, reason=reason)
 
-    def correct(self, ref: PodRef, message: str, *, reason: WaitReason, first: bool = False) -> None:
-        """Say it to programs alone: the message is not new. Never waits."""
+    def update_reason(self, ref: PodRef, message: str, *, reason: WaitReason, first: bool = False) -> None:
+        """Report the reason, to programs alone: the message is not new. Never waits."""
         pending = self._pending.get(ref.uid)
         turned = first or (pending is not None and pending.turned)
-        self._pending[ref.uid] = _Notice(ref, message, reason, turned)
+        self._pending[ref.uid] = _Pending(ref, message, reason, turned)
         self._wake.set()
 
     async def withdraw(self, uid: PodUid) -> None:
@@ -109,30 +109,30 @@ class ConditionWriter:
                     await asyncio.sleep(backoff.next())
             await wait_until_set(self._wake, timeout_seconds=_TICK_SECONDS)
 
-    async def _write(self, uid: PodUid, notice: _Notice) -> bool:
+    async def _write(self, uid: PodUid, pending: _Pending) -> bool:
         """False when it must be tried again."""
         self._writing = uid
         self._written.clear()
         try:
-            await self._patch(notice)
+            await self._patch(pending)
         except (NotFound, Conflict, Invalid):  # gone, or somebody else by now
             return True
         except KubeError as error:
-            log.warning("condition not written", extra=fields(pod=notice.ref, error=error))
-            self._pending.setdefault(uid, notice)
+            log.warning("condition not written", extra=fields(pod=pending.ref, error=error))
+            self._pending.setdefault(uid, pending)
             return False
         finally:
             self._writing = None
             self._written.set()
         return True
 
-    async def _patch(self, notice: _Notice) -> None:
+    async def _patch(self, pending: _Pending) -> None:
         condition = {
             "type": "PodScheduled",
             "status": "False",
-            "reason": notice.reason.value,
-            "message": notice.message,
+            "reason": pending.reason.value,
+            "message": pending.message,
         }
-        if notice.turned:  # the time of the status, not of the message
+        if pending.turned:  # the time of the status, not of the message
             condition["lastTransitionTime"] = rfc3339(utc_now())
-        await patch_status(self._client, notice.ref, {"conditions": [condition]})
+        await patch_status(self._client, pending.ref, {"conditions": [condition]})

@@ -29,7 +29,7 @@ class FencedClient:
     """`may_write`: whether this replica leads for as long as a write that begins now can take."""
 
     def __init__(self, client: KubeClient, may_write: Callable[[], bool]) -> None:
-        self._client, self._may_write = client, may_write
+        self._client, self.may_write = client, may_write
 
     async def get(self, path: str, **params: str) -> JsonObject:
         return await self._client.get(path, **params)
@@ -47,5 +47,5 @@ class FencedClient:
         return await self._client.patch(path, body, content_type=content_type)
 
     def _require(self) -> None:
-        if not self._may_write():
+        if not self.may_write():
             raise NotLeading("this replica is not sure to lead any more")

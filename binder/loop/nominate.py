@@ -1,28 +1,22 @@
-"""Preemption as it runs: who waits for which place, and the evictions that make it.
+"""Nominations: which pod waits for which place, and for whose end.
 
-While a pod waits for others to go, its place is held in its name (`ClusterState.nominate`), so that no
-pod of the same or a lower priority slips in. Nobody is evicted before the API server has said of all of
-them that they may be. From the first eviction on the pod waits for this place and looks for no other: as
-long as its victims are on their way out, and NOMINATION_SECONDS for those that may not go after all. The
-next leader takes the place over from the pod's `status.nominatedNodeName`.
+While a pod waits for others to go, its place is reserved in its name (`ClusterState.nominate`), so that no pod of the same
+or a lower priority slips in. From the first eviction on the pod waits for this place and looks for no other: as long as its
+victims are on their way out, and NOMINATION_SECONDS for those that may not go after all. The next leader takes the place
+over from the pod's `status.nominatedNodeName`. What is decided here `preempt` carries out.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from berth.contract.ids import NodeName, PodUid
 from berth.contract.pod import PodRef
-from berth.kube.errors import Conflict, Invalid, KubeError, NotFound
-from berth.kube.events import EventRecorder
 from berth.runtime.backoff import Backoff
-from berth.runtime.logs import fields
-from berth.runtime.tasks import wait_until_set
 from binder.cache.cluster import Cluster
 from binder.cache.reservations import Reservation
 from binder.engine.decision import Placement, Refusal
@@ -37,8 +31,6 @@ from binder.engine.preemption import (
     search,
 )
 from binder.engine.victims import Victims
-from binder.loop.fenced import FencedClient
-from binder.loop.pod_writes import evict, set_nominated_node
 from binder.loop.requeue import ANY, NodeToStatus, QueueingHint
 from binder.loop.token_bucket import TokenBucket
 from binder.pod.demand import Demand
@@ -61,16 +53,16 @@ def _retries() -> Backoff:
 
 
 @dataclass(slots=True)
-class _Nomination:
-    """`to_go`: the victims that are yet to be evicted; `granted`: all of them may be, and the API server has said that
-    it knows for whom; `is_told`: the pod's status may name the node."""
+class Nomination:
+    """`to_go`: the victims that are yet to be evicted; `granted`: all of them may be, and the pod's status says for which
+    node it waits; `is_reported`: the status may name the node."""
 
     demand: Demand
     candidate: PreemptionCandidate
     until: float
     to_go: list[Reservation]
     granted: bool = False
-    is_told: bool = False
+    is_reported: bool = False
     next_try: float = 0.0
     retries: Backoff = field(default_factory=_retries)
 
@@ -79,29 +71,36 @@ class _Nomination:
         return self.candidate.placement.node
 
 
-class Preemptor:
-    """`decide`, `preempt` and `adopt` are one step each, without an await; `run` writes."""
+class Nominator:
+    """Each method is one step, without an await and without a write. `wake` is set when there is something to write."""
 
-    def __init__(
-        self,
-        client: FencedClient,
-        cluster: Cluster,
-        events: EventRecorder,
-        *,
-        may_write: Callable[[], bool],
-        clock: Callable[[], float],
-    ) -> None:
-        self._client, self._cluster, self._events = client, cluster, events
-        self._may_write, self._clock = may_write, clock
+    def __init__(self, cluster: Cluster, *, clock: Callable[[], float]) -> None:
+        self._cluster, self._clock = cluster, clock
+        self.wake = asyncio.Event()
         self.victims = Victims(cluster.state, cluster.decider.table, cluster.budgets)
-        self._waiting: dict[PodUid, _Nomination] = {}
+        self._waiting: dict[PodUid, Nomination] = {}
         self._lost: set[PodUid] = set()
-        self._to_clear: dict[PodUid, PodRef] = {}
-        self._next_clear, self._clear_retries = _OVER, _retries()
+        # Pods whose status names a node that they do not wait for any more.
+        self.to_clear: dict[PodUid, PodRef] = {}
+        # Pods for which an earlier leader has begun to preempt others.
+        self._to_adopt: dict[PodUid, Demand] = {}
+        self._has_led = False
         self._repeats = TokenBucket(per_second=_REPEATED_A_SECOND, most=_REPEATED_AT_ONCE, clock=clock)
         # Pods whose eviction was refused: until when they are no victims. Known for as long as they live.
         self._barred: dict[PodUid, float] = {}
-        self._wake = asyncio.Event()
+
+    def nominations(self) -> list[Nomination]:
+        """Those that stand."""
+        return list(self._waiting.values())
+
+    def stands(self, one: Nomination) -> bool:
+        """The pod still waits for this place."""
+        return self._waiting.get(one.demand.model.ref.uid) is one
+
+    def refuse(self, one: Nomination, victim: Reservation) -> None:
+        """The API server does not let one of the victims go: the pod looks for another place."""
+        self._bar(victim, seconds=_BARRED_SECONDS)
+        self.lose(one)
 
     def is_nominated(self, demand: Demand) -> bool:
         return demand.model.ref.uid in self._waiting
@@ -194,6 +193,26 @@ class Preemptor:
         status.note_search(table.clock, np.fromiter(left, np.intp), questions.met)
         return candidate
 
+    def note_nominated(self, demand: Demand, *, is_new: bool) -> None:
+        """An earlier leader preempts others for the pod, or does not any more. A standby has known most pods for long
+        when they are nominated; a leader hears in this way of its own nominations only."""
+        if not is_new and self._has_led:
+            return
+        if demand.nominated:
+            self._to_adopt[demand.model.ref.uid] = demand
+        else:
+            self.forget_nominated(demand.model.ref.uid)
+
+    def forget_nominated(self, uid: PodUid) -> None:
+        self._to_adopt.pop(uid, None)
+
+    def adopt_all(self) -> None:
+        """Take over what an earlier leader has begun."""
+        self._has_led = True
+        for demand in self._to_adopt.values():
+            self.adopt(demand)
+        self._to_adopt.clear()
+
     def adopt(self, demand: Demand) -> None:
         """Take over the place for which the pod waits since an earlier leader, if it can still have it:
         whoever is on the way out there goes for it."""
@@ -219,6 +238,7 @@ class Preemptor:
 
     def give_up(self, uid: PodUid) -> None:
         """The pod is gone or has a place."""
+        self.forget_nominated(uid)
         self._forget(uid)
         self._cluster.state.withdraw(uid)
 
@@ -227,98 +247,18 @@ class Preemptor:
         now = self._clock()
         for nomination in list(self._waiting.values()):
             if nomination.until <= now and not self._somebody_goes(nomination):
-                self._lose(nomination)
+                self.lose(nomination)
                 self._bar(*nomination.to_go, seconds=NOMINATION_SECONDS)
             elif nomination.to_go and nomination.next_try <= now:
-                self._wake.set()
-        if self._to_clear and self._next_clear <= now:
-            self._wake.set()
+                self.wake.set()
+        if self.to_clear:
+            self.wake.set()
         for uid, until in list(self._barred.items()):
             if (reservation := self._cluster.state.reservation_of(uid)) is None:
                 del self._barred[uid]
             elif _OVER < until <= now:
                 self._barred[uid] = _OVER
                 self._cluster.decider.table.ease(reservation.node)
-
-    async def run(self) -> None:
-        """Evict for ever."""
-        while True:
-            await wait_until_set(self._wake, timeout_seconds=_TICK_SECONDS)
-            self._wake.clear()
-            for nomination in list(self._waiting.values()):
-                await self._clear(nomination)
-            await self._clear_nominated()
-
-    async def _clear(self, one: _Nomination) -> None:
-        """Evict those who are still to go, as far as it is granted."""
-        if one.to_go and one.next_try <= self._clock() and await self._is_granted(one):
-            while one.to_go and self._is_wanted(one):
-                if not await self._evict(one, one.to_go[0]):
-                    one.next_try = self._clock() + one.retries.next()
-                    return
-                one.retries.reset()
-                one.to_go.pop(0)
-
-    async def _is_granted(self, one: _Nomination) -> bool:
-        """Nobody goes unless all may: a pod that is gone makes no room if its neighbour stays."""
-        for victim in () if one.granted else one.to_go:
-            if not self._is_wanted(one):
-                return False
-            try:
-                await evict(self._client, victim.ref, dry_run=True)
-            except KubeError as error:
-                log.warning("no room made", extra=self._fields(one, victim=victim.ref, error=error))
-                self._bar(victim, seconds=_BARRED_SECONDS)
-                self._lose(one)
-                return False
-        if not one.granted and self._is_wanted(one):
-            one.granted = await self._tell_nominated(one)
-        return one.granted
-
-    async def _evict(self, one: _Nomination, victim: Reservation) -> bool:
-        try:
-            await evict(self._client, victim.ref)
-        except KubeError as error:  # 429: a budget does not allow it any more
-            log.warning("not evicted", extra=self._fields(one, victim=victim.ref, error=error))
-            return False
-        ref = one.demand.model.ref
-        log.info("evicted", extra=fields(pod=victim.ref, node=victim.node, beneficiary=ref))
-        self._events.record(
-            victim.ref, "Normal", "Preempted", f"preempted by pod {ref} on node {victim.node}"
-        )
-        return True
-
-    async def _tell_nominated(self, one: _Nomination) -> bool:
-        """The next leader must know of it before anybody goes."""
-        one.is_told = True  # whether or not an answer comes
-        try:
-            await set_nominated_node(self._client, one.demand.model.ref, one.node)
-        except KubeError as error:
-            log.warning("no room made", extra=self._fields(one, error=error))
-            self._lose(one)
-            return False
-        return True
-
-    async def _clear_nominated(self) -> None:
-        """Until one cannot be written: then all wait for a while."""
-        for uid in list(self._to_clear) if self._next_clear <= self._clock() else ():
-            ref = self._to_clear.get(uid)
-            if ref is None or not self._may_write():
-                continue
-            try:
-                await set_nominated_node(self._client, ref, "")
-            except (NotFound, Conflict, Invalid):  # gone, or somebody else by now
-                pass
-            except KubeError as error:
-                log.warning("nominated node not cleared", extra=fields(pod=ref, error=error))
-                self._next_clear = self._clock() + self._clear_retries.next()
-                return
-            self._clear_retries.reset()
-            self._to_clear.pop(uid, None)
-
-    def _is_wanted(self, one: _Nomination) -> bool:
-        """Asked before every write: the pod still waits for it, and nobody else can lead by now."""
-        return self._waiting.get(one.demand.model.ref.uid) is one and self._may_write()
 
     def _find(self, demand: Demand, nodes: list[NodeName]) -> PreemptionCandidate | None:
         return find_candidate(
@@ -336,18 +276,18 @@ class Preemptor:
         return self._barred.get(victim.ref.uid, _OVER) > self._clock()
 
     def _keep_waiting(self, demand: Demand) -> None:
-        """Hold the place on, for as long as it can still become free."""
+        """Keep the place reserved, for as long as it can still become free."""
         known = self._waiting.get(demand.model.ref.uid)
         if known is None:
             return
         placement = self._place_of(known) if self._is_held(known) else None
         if placement is None:
-            self._lose(known)
+            self.lose(known)
         else:
             known.candidate = PreemptionCandidate(placement, known.candidate.victims)
             self._cluster.state.nominate(demand, placement.node, placement.gpu)
 
-    def _place_of(self, one: _Nomination) -> Placement | None:
+    def _place_of(self, one: Nomination) -> Placement | None:
         """The place, once those who go have gone; None if something else is in the way by now."""
         uids = [*self.aside(one.demand), *(victim.ref.uid for victim in one.candidate.victims)]
         with self._cluster.decider.without(uids):
@@ -365,11 +305,11 @@ class Preemptor:
                 self._cluster.state.withdraw(uid)
                 self._keep_waiting(one.demand)
 
-    def _is_held(self, one: _Nomination) -> bool:
+    def _is_held(self, one: Nomination) -> bool:
         there = any(self._cluster.state.holds(victim.ref.uid) for victim in one.candidate.victims)
         return there and (self._clock() < one.until or self._somebody_goes(one))
 
-    def _somebody_goes(self, one: _Nomination) -> bool:
+    def _somebody_goes(self, one: Nomination) -> bool:
         reservations = (
             self._cluster.state.reservation_of(victim.ref.uid) for victim in one.candidate.victims
         )
@@ -383,23 +323,24 @@ class Preemptor:
         for victim in victims:
             self._barred[victim.ref.uid] = self._clock() + seconds
 
-    def _lose(self, one: _Nomination) -> None:
+    def lose(self, one: Nomination) -> None:
+        """The pod waits for this place no more."""
         ref = one.demand.model.ref
         self.give_up(ref.uid)
         self._lost.add(ref.uid)
         if one.retries.failures:
             self._bar(one.to_go[0], seconds=NOMINATION_SECONDS)
-        if one.is_told:
+        if one.is_reported:
             self._take_back(one.demand)
 
     def _take_back(self, demand: Demand) -> None:
         """Say in the pod's status that it waits for no node any more: cluster autoscalers take it for placed there."""
-        self._to_clear[demand.model.ref.uid] = demand.model.ref
-        self._wake.set()
+        self.to_clear[demand.model.ref.uid] = demand.model.ref
+        self.wake.set()
 
     def _forget(self, uid: PodUid) -> None:
         self._waiting.pop(uid, None)
-        self._to_clear.pop(uid, None)
+        self.to_clear.pop(uid, None)
         self._lost.discard(uid)
 
     def _nominate(
@@ -411,12 +352,9 @@ class Preemptor:
         granted = not to_go  # an earlier leader's work
         # Who was refused before goes first: if that fails again, nobody else has gone in vain.
         first = sorted(to_go, key=lambda victim: victim.ref.uid not in self._barred)
-        self._waiting[uid] = _Nomination(
-            demand, candidate, until, first, granted, is_told=demand.nominated is not None
+        self._waiting[uid] = Nomination(
+            demand, candidate, until, first, granted, is_reported=demand.nominated is not None
         )
         self._cluster.state.nominate(demand, placement.node, placement.gpu)
         self._displace(placement.node, demand)
-        self._wake.set()
-
-    def _fields(self, one: _Nomination, **more: object) -> dict[str, dict[str, Any]]:
-        return fields(pod=one.demand.model.ref, node=one.node, **more)
+        self.wake.set()

@@ -9,7 +9,8 @@ A pod whose Binding failed is held for its whole backoff, because it is the API 
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from berth.contract.ids import PodUid
@@ -23,6 +24,7 @@ INITIAL_SECONDS, CAP_SECONDS = 0.5, 120.0
 WOKEN_CAP_SECONDS = 10.0
 # After so many who have a reason one gets a turn whose time alone has come.
 TURN = 8
+_MOST_QUESTIONS = 4096
 _ALWAYS = float("-inf")
 Order = tuple[int, str, str]
 
@@ -35,7 +37,7 @@ def _backoff(cap_seconds: float) -> Backoff:
 class Waiting:
     """One pod in the queue. `due`: tried from this time on; a wake brings it forward, but not before
     `not_before`; `again`: its time without one. `status`: how it stood when it was refused last; `hint`: what may have helped it since.
-    `message`: what its owner was told last, `reason`: and programs; `said`: why it was refused, as far as that was told."""
+    `message`: what was reported to its owner last, `reason`: to programs; `last`: why it was refused, as far as that was reported."""
 
     demand: Demand
     due: float
@@ -45,7 +47,7 @@ class Waiting:
     hint: QueueingHint | None = None
     message: str = ""
     reason: WaitReason | None = None
-    said: LastMessage = LastMessage()
+    last: LastMessage = LastMessage()
     backoff: Backoff = field(default_factory=lambda: _backoff(CAP_SECONDS))
     pause: Backoff = field(default_factory=lambda: _backoff(WOKEN_CAP_SECONDS))
     pause_seconds: float = 0.0
@@ -80,6 +82,8 @@ class SchedulingQueue:
         self._again: list[tuple[Order, PodUid]] = []
         self._later: list[tuple[float, PodUid]] = []
         self._since_turn = 0
+        # The pod that was refused last of those who ask the same.
+        self._refused: OrderedDict[Hashable, PodUid] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -94,26 +98,40 @@ class SchedulingQueue:
             counts["gated" if waiting.demand.gated else "ready" if waiting.due <= now else "parked"] += 1
         return counts
 
-    def put(self, demand: Demand, *, told: str = "", reason: WaitReason | None = None) -> bool:
+    def put(self, demand: Demand, *, message: str = "", reason: WaitReason | None = None) -> bool:
         """Add a pod, or take its change: what it asks for now may fit where the old did not. True for
         a pod that was not known.
 
-        `told`: what its owner was told before, by an earlier leader perhaps, `reason`: and programs.
+        `message`: what was reported before to its owner, by an earlier leader perhaps, `reason`: to programs.
         """
         uid, now = demand.model.ref.uid, self._clock()
         known = self._waiting.get(uid)
         if known is None:
-            said = LastMessage(statements=statements_of(told), at=now) if told else LastMessage()
-            self._enter(Waiting(demand, due=now, message=told, reason=reason, said=said))
+            last = LastMessage(statements=statements_of(message), at=now) if message else LastMessage()
+            self._enter(Waiting(demand, due=now, message=message, reason=reason, last=last))
         elif known.demand != demand:
             known.demand, known.due = demand, now if known.status is not None else known.due
             known.status = known.hint = None
-            known.said = LastMessage(known.said.reasons)
+            known.last = LastMessage(known.last.reasons)
             self._file(known)
         return known is None
 
     def find(self, uid: PodUid) -> Waiting | None:
         return self._waiting.get(uid)
+
+    def note_refused(self, waiting: Waiting) -> None:
+        """The pod was refused: who asks the same need not be tried."""
+        self._refused[waiting.demand.question] = waiting.uid
+        if len(self._refused) > _MOST_QUESTIONS:
+            self._refused.popitem(last=False)
+
+    def refused_alike(self, demand: Demand) -> Waiting | None:
+        """A pod that asks the same, was refused, and that nothing may have helped since."""
+        uid = self._refused.get(demand.question)
+        known = None if uid is None else self.find(uid)
+        if known is None or known.status is None or (known.hint is not None and known.hint.is_change):
+            return None
+        return known if known.demand.question == demand.question else None
 
     def remove(self, uid: PodUid) -> None:
         self._waiting.pop(uid, None)

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,9 +15,10 @@ from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.pod import PodRef
 from berth.kube.errors import response_error
 from berth.kube.informer import Change, ChangeKind
-from binder.api.metrics import BinderMetrics
-from binder.engine.score import make_strategy
-from binder.loop.scheduler import Scheduler
+from binder.engine.score import Strategy, make_strategy
+from binder.loop.fenced import FencedClient
+from binder.loop.metrics import BinderMetrics
+from binder.loop.scheduler import Clocks, Scheduler
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 Json = dict[str, Any]
@@ -77,19 +79,42 @@ class Events:
         self.said.append((ref.name, reason, message))
 
 
+def scheduler_of(
+    api: Any,
+    *,
+    events: Any = None,
+    strategy: str | Strategy = "binpack",
+    seed: int = 1,
+    metrics: BinderMetrics | None = None,
+    may_write: Callable[[], bool] = lambda: True,
+    **clocks: Any,
+) -> Scheduler:
+    """A scheduler of the pods of `trtis-scheduler` before this API server. `clocks`: of `Clocks`."""
+    if isinstance(strategy, str):
+        strategy = make_strategy(strategy, np.random.default_rng(seed))
+    return Scheduler(
+        FencedClient(api, may_write),
+        keys=KEYS,
+        scheduler_name="trtis-scheduler",
+        strategy=strategy,
+        events=events or Events(),
+        metrics=metrics or BinderMetrics(CollectorRegistry()),
+        clocks=Clocks(**clocks),
+    )
+
+
 class Bench:
     """`step` is what the binder's loop does once; `now` stands still unless it is moved."""
 
     def __init__(self, *, strategy: str = "binpack", api: Api | None = None) -> None:
         self.api, self.events, self.now, self.steps = api or Api(), Events(), 1000.0, 0
-        self.scheduler = Scheduler(
-            self.api,  # type: ignore[arg-type]
-            keys=KEYS,
-            scheduler_name="trtis-scheduler",
-            strategy=make_strategy(strategy, np.random.default_rng(1)),
-            events=self.events,  # type: ignore[arg-type]
-            metrics=BinderMetrics(CollectorRegistry()),
-            clock=lambda: self.now,
+        self.may_write: Callable[[], bool] = lambda: True
+        self.scheduler = scheduler_of(
+            self.api,
+            events=self.events,
+            strategy=strategy,
+            may_write=lambda: self.may_write(),
+            monotonic=lambda: self.now,
             now=self.wall,
         )
         self._hear = {source.name: source.hear for source in self.scheduler.sources("berth-system")}

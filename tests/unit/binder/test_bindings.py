@@ -2,21 +2,19 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from berth.contract.pod import node_of
 from berth.kube.client import WRITE_SECONDS
 from berth.kube.election import ElectionTimes
 from berth.kube.errors import KubeError, KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
-from binder.api.metrics import BinderMetrics
-from binder.engine.score import make_strategy
-from binder.loop.scheduler import BINDS_AT_ONCE, Scheduler
-from tests.fakes.objects import KEYS, gpu, node, pod, report
+from binder.loop.bind import BINDS_AT_ONCE
+from tests.fakes.binder import scheduler_of
+from tests.fakes.objects import gpu, node, pod, report
 from tests.unit.binder.test_scheduler import Api, Events
 
 Json = dict[str, Any]
@@ -53,15 +51,13 @@ class Bench:
     def __init__(self) -> None:
         self.now, self.api, self.events = 1000.0, LateApi(), Events()
         self.sleeping: list[tuple[float, asyncio.Future[None]]] = []
-        self.scheduler = Scheduler(
-            self.api,  # type: ignore[arg-type]
-            keys=KEYS,
-            scheduler_name="trtis-scheduler",
-            strategy=make_strategy("binpack", np.random.default_rng(1)),
-            events=self.events,  # type: ignore[arg-type]
-            metrics=BinderMetrics(CollectorRegistry()),
-            clock=lambda: self.now,
+        self.may_write: Callable[[], bool] = lambda: True
+        self.scheduler = scheduler_of(
+            self.api,
+            events=self.events,
+            monotonic=lambda: self.now,
             sleep=self.sleep,
+            may_write=lambda: self.may_write(),
         )
         self.hear = {source.name: source.hear for source in self.scheduler.sources("berth-system")}
         allocatable = {"cpu": "1000", "memory": "1Ti", "pods": "1000"}
@@ -129,7 +125,7 @@ async def test_bytes_of_a_binding_without_an_answer_are_not_given_to_another(
     assert node_of(bench.api.pods["p1"]) == "n1"
     assert bench.api.bindings[0]["metadata"]["name"] == "p1"
     assert all(body == bench.api.bindings[0] for body in bench.api.bindings)
-    assert not bench.scheduler.in_doubt
+    assert not bench.scheduler.bindings.in_doubt
     assert ("p1", "Scheduled") in [said[:2] for said in bench.events.said]
     await bench.scheduler.abandon()
 
@@ -157,7 +153,7 @@ async def test_a_refusal_is_final_where_nothing_was_left_open(status: int) -> No
     bench.add("p1", mem="12Gi")
     await bench.step()
     assert not bench.scheduler.state.has_place("p1")  # type: ignore[arg-type]
-    assert not bench.scheduler.in_doubt
+    assert not bench.scheduler.bindings.in_doubt
     for _ in range(4):
         await bench.step(1.0)
     assert node_of(bench.api.pods["p1"]) == "n1"
@@ -199,7 +195,7 @@ async def test_a_pod_that_is_deleted_meanwhile_ends_the_tries(how: str) -> None:
         bench.tell("pods", old, ChangeKind.GONE)
     for _ in range(5):
         await bench.step(5.0)
-    assert not bench.scheduler.in_doubt
+    assert not bench.scheduler.bindings.in_doubt
     assert len(bench.api.bindings) <= 2
     assert not bench.scheduler.state.has_place("p1")  # type: ignore[arg-type]
     # It may have been bound and loaded before it went: only its node can tell.
@@ -225,12 +221,12 @@ async def test_while_it_is_not_sure_to_lead_nothing_is_sent_again_and_the_bytes_
     bench.api.silent = [KubeUnreachable("TimeoutError")]
     bench.add("p1", mem="12Gi")
     await bench.step()
-    bench.scheduler.may_write = lambda: False
+    bench.may_write = lambda: False
     for _ in range(10):
         await bench.step(10.0)
     assert len(bench.api.bindings) == 1
     assert bench.scheduler.state.has_place("p1")  # type: ignore[arg-type]
-    bench.scheduler.may_write = lambda: True  # renewed after all
+    bench.may_write = lambda: True  # renewed after all
     for _ in range(3):
         await bench.step(10.0)
     assert node_of(bench.api.pods["p1"]) == "n1"
@@ -240,10 +236,10 @@ async def test_a_pod_that_was_decided_while_the_lease_was_late_is_tried_again() 
     bench = Bench()
     bench.add("p1", mem="12Gi")
     bench.scheduler.step()
-    bench.scheduler.may_write = lambda: False
+    bench.may_write = lambda: False
     await bench.settle()
     assert not bench.scheduler.state.has_place("p1")  # type: ignore[arg-type]
-    bench.scheduler.may_write = lambda: True
+    bench.may_write = lambda: True
     for _ in range(3):
         await bench.step(1.0)
     assert node_of(bench.api.pods["p1"]) == "n1"
@@ -257,7 +253,7 @@ async def test_a_process_that_ends_does_not_wait_for_what_nobody_answers_and_say
     await bench.step()
     async with asyncio.timeout(1):
         await bench.scheduler.drain()
-    assert bench.scheduler.in_doubt
+    assert bench.scheduler.bindings.in_doubt
     assert len(bench.api.bindings) == 1
 
 
@@ -273,7 +269,7 @@ async def test_a_binding_that_is_cut_off_leaves_a_doubt() -> None:
     bench.add("p1", mem="12Gi")
     await bench.step()
     await bench.scheduler.abandon()
-    assert bench.scheduler.in_doubt
+    assert bench.scheduler.bindings.in_doubt
 
 
 async def test_a_process_whose_bindings_are_answered_leaves_no_doubt() -> None:
@@ -281,7 +277,7 @@ async def test_a_process_whose_bindings_are_answered_leaves_no_doubt() -> None:
     bench.add("p1", mem="12Gi")
     await bench.step()
     await bench.scheduler.drain()
-    assert not bench.scheduler.in_doubt
+    assert not bench.scheduler.bindings.in_doubt
 
 
 def test_what_a_leader_writes_last_is_written_before_its_lease_ends() -> None:
@@ -293,7 +289,7 @@ def test_what_a_leader_writes_last_is_written_before_its_lease_ends() -> None:
 
 async def test_a_leader_that_is_not_sure_waits_instead_of_looking_again_and_again() -> None:
     bench = Bench()
-    bench.scheduler.may_write = lambda: False
+    bench.may_write = lambda: False
     bench.add("p1", mem="12Gi")
     steps, step = list[int](), bench.scheduler.step
 

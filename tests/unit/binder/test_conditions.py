@@ -33,9 +33,9 @@ def test_reasons_that_come_and_go_are_told_once() -> None:
 
 
 def test_for_whose_end_a_pod_waits_is_told_at_once_and_that_it_does_no_more() -> None:
-    said = LastMessage().then("3 A", "; waits for node n1 to be rid of team/a-1", now=0.0)
+    said = LastMessage().then("3 A", "; waits for preempted pods on node n1 to end: team/a-1", now=0.0)
     assert said is not None
-    assert said.then("3 A", "; waits for node n2 to be rid of team/a-1", now=1.0) is not None
+    assert said.then("3 A", "; waits for preempted pods on node n2 to end: team/a-1", now=1.0) is not None
     assert said.then("3 A", "", now=1.0) is not None
 
 

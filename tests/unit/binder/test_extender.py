@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import yaml
 from aiohttp.test_utils import TestClient, TestServer
-from prometheus_client import CollectorRegistry
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
@@ -16,9 +15,8 @@ from berth.kube.errors import response_error
 from berth.kube.informer import Change, ChangeKind
 from binder.api.extender import BEST_SCORE, Extender
 from binder.api.leader import LeaderOnly
-from binder.api.metrics import BinderMetrics
-from binder.engine.score import make_strategy
 from binder.loop.scheduler import Scheduler
+from tests.fakes.binder import scheduler_of
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
 
@@ -47,13 +45,8 @@ class Events:
 def make(leader: str = "") -> tuple[Api, Scheduler, Extender]:
     """n1 has 16 GiB free, n2 8 of 16, n3 too little and a taint that is not Berth's affair."""
     api = Api()
-    scheduler = Scheduler(
-        api,  # type: ignore[arg-type]
-        keys=KEYS,
-        scheduler_name="trtis-scheduler",
-        strategy=make_strategy("binpack", np.random.default_rng(1)),
-        events=Events(),  # type: ignore[arg-type]
-        metrics=BinderMetrics(CollectorRegistry()),
+    scheduler = scheduler_of(
+        api,
     )
     nodes = {
         "n1": {"says": report(gpu("GPU-1"))},
@@ -64,7 +57,11 @@ def make(leader: str = "") -> tuple[Api, Scheduler, Extender]:
         scheduler.on_node(Change(ChangeKind.SET, node(name, **facts)))  # type: ignore[arg-type]
         scheduler.cluster.decider.table.beat(NodeName(name), np.inf)
     scheduler.leads = not leader
-    return api, scheduler, Extender(scheduler, KEYS, LeaderOnly(lambda: scheduler.leads, lambda: leader))
+    return (
+        api,
+        scheduler,
+        Extender(scheduler, api, LeaderOnly(lambda: scheduler.leads, lambda: leader), keys=KEYS),
+    )  # type: ignore[arg-type]
 
 
 async def post(extender: Extender, verb: str, body: Any) -> tuple[int, Any]:
@@ -362,7 +359,7 @@ async def test_points_follow_the_strategy_and_the_best_is_one(
 async def test_what_is_asked_for_is_learned_once_for_each_pod() -> None:
     _, scheduler, extender = make()
     learned: list[str] = []
-    scheduler.learn = lambda demand: learned.append(demand.model.ref.name)  # type: ignore[method-assign]
+    scheduler.prices.note = lambda demand: learned.append(demand.model.ref.name)  # type: ignore[method-assign]
     for uid in ("p1", "p2", "p1", "p1"):
         await post(extender, "filter", {"Pod": pod(uid), "NodeNames": []})
     assert learned == ["p1", "p2"]

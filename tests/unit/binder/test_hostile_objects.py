@@ -14,13 +14,13 @@ from prometheus_client import CollectorRegistry
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName
 from berth.kube.informer import Change, ChangeKind
-from binder.api.metrics import BinderMetrics
 from binder.engine.decision import Placement, Refusal
 from binder.engine.score import STRATEGIES, Strategy, make_strategy
+from binder.loop.metrics import BinderMetrics
 from binder.loop.queue import INITIAL_SECONDS
-from binder.loop.scheduler import Scheduler
 from binder.pod.demand import Shape, parse_demand
 from binder.rules.explain import verdicts
+from tests.fakes.binder import scheduler_of
 from tests.fakes.objects import GIB, KEYS, gpu, listed, node, pod, report
 from tests.unit.binder.test_scheduler import Api, Events
 
@@ -32,14 +32,12 @@ class Bench:
 
     def __init__(self, strategy: str = "least-fragmentation", *, own: Strategy | None = None) -> None:
         self.now, self.events, self.registry = 0.0, Events(), CollectorRegistry()
-        self.scheduler = Scheduler(
-            Api(),  # type: ignore[arg-type]
-            keys=KEYS,
-            scheduler_name="trtis-scheduler",
-            strategy=own or make_strategy(strategy, np.random.default_rng(1)),
-            events=self.events,  # type: ignore[arg-type]
+        self.scheduler = scheduler_of(
+            Api(),
+            strategy=own or strategy,
+            events=self.events,
             metrics=BinderMetrics(self.registry),
-            clock=lambda: self.now,
+            monotonic=lambda: self.now,
         )
         self.hear = {source.name: source.hear for source in self.scheduler.sources("berth-system")}
         self.node(node("good", says=report(gpu("GPU-good", total=10**6 * GIB)), allocatable=PLENTY))

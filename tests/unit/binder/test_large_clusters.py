@@ -38,7 +38,7 @@ async def test_a_budget_that_counts_pods_everywhere_is_taken_over_bit_by_bit(
         bench.budget(0)
         bench.add("vip", mem="80Gi", priority=10)
         await bench.step(NODES, seconds=1.0)
-        assert not bench.scheduler.preemptor.is_nominated(bench.scheduler.queue.find("vip").demand)  # type: ignore
+        assert not bench.scheduler.nominator.is_nominated(bench.scheduler.queue.find("vip").demand)  # type: ignore
         looks = _looks(bench, monkeypatch)
         bench.budget(1)
         await bench.step()

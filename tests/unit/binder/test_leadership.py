@@ -64,7 +64,7 @@ class Office(Bench):
     def __init__(self, until: int | None) -> None:
         self.ledger = Fencing(until)
         super().__init__(api=self.ledger)
-        self.scheduler.may_write = lambda: self.ledger.leads
+        self.may_write = lambda: self.ledger.leads
 
     def owned(self, uid: str, on: str, gib: int, **more: Any) -> None:
         choice = GpuChoice(GpuUuid(f"{on}-0"), 0, gib * GIB)

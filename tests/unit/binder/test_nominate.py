@@ -159,7 +159,7 @@ async def test_a_leader_that_is_not_certain_evicts_nobody_and_patches_nothing() 
         full(bench, "n1")
         bench.add("vip", mem="16Gi", priority=100)
         bench.scheduler.step()
-        bench.scheduler.may_write = lambda: False
+        bench.may_write = lambda: False
         await bench.step(10, seconds=1.0)
         assert (bench.api.rehearsed, bench.api.evicted, bench.api.nominated) == ([], [], [])
 
@@ -170,7 +170,7 @@ async def test_a_leader_that_is_not_certain_any_more_stops_between_two_evictions
         bench.resident("a", "n1", 8)
         bench.resident("b", "n1", 8)
         bench.add("vip", mem="16Gi", priority=100)
-        bench.scheduler.may_write = lambda: not bench.api.evicted
+        bench.may_write = lambda: not bench.api.evicted
         await bench.step(10, seconds=1.0)
         assert bench.api.evicted == ["a"]
 
@@ -180,7 +180,7 @@ async def test_a_leader_that_is_not_certain_decides_nothing() -> None:
         bench.node("n1", 16)
         bench.add("p")
         bench.add("large", mem="20Gi")
-        bench.scheduler.may_write = lambda: False
+        bench.may_write = lambda: False
         await bench.step(5, seconds=1.0)
         assert not bench.is_placed("p")
         assert bench.events.said == []

@@ -126,14 +126,14 @@ async def test_copies_of_a_pod_whose_search_was_left_off_do_not_search_on_their_
     async with Bench() as bench:
         await futile(bench, pods=1, lures=80)
         await bench.step()
-        asked = bench.scheduler.preemptor._repeats
+        asked = bench.scheduler.nominator._repeats
         bench.add(
             "copy", mem="10Gi", priority=100, affinity=apart("db"), annotations={KEYS.model_id: "model-vip0"}
         )
         before = len(bench.events.said)
         tries: list[str] = []
-        decide = bench.scheduler.preemptor.decide
-        bench.scheduler.preemptor.decide = lambda d: (tries.append(d.model.ref.name), decide(d))[1]  # type: ignore[method-assign]
+        decide = bench.scheduler.nominator.decide
+        bench.scheduler.nominator.decide = lambda d: (tries.append(d.model.ref.name), decide(d))[1]  # type: ignore[method-assign]
         await bench.step(2)
         assert tries == []
         assert [name for name, *_ in bench.events.said[before:]] == ["copy"]

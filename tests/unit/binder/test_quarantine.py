@@ -461,8 +461,8 @@ def test_a_snapshot_for_people_knows_it_too_and_what_serves_stays() -> None:
 
 
 async def test_the_metric_counts_templates() -> None:
-    from binder.api.metrics import BinderMetrics
     from binder.cache.state import ClusterState
+    from binder.loop.metrics import BinderMetrics
     from binder.loop.queue import SchedulingQueue
 
     registry, known = CollectorRegistry(), Quarantines()

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.contract.ids import GpuUuid, NodeName, PodUid
@@ -21,7 +20,6 @@ from berth.contract.scaling import (
     SchedulableRequest,
 )
 from berth.kube.informer import Change, ChangeKind
-from binder.api.metrics import BinderMetrics
 from binder.cache.cluster import Cluster
 from binder.cache.reservations import Reservation
 from binder.cache.state import with_replica
@@ -30,10 +28,8 @@ from binder.engine.decision import Placement
 from binder.engine.idle import IdlePods
 from binder.engine.preemption import Questions
 from binder.engine.schedulable import SchedulableAnswers, Steps
-from binder.engine.score import make_strategy
-from binder.loop.scheduler import Scheduler
 from binder.pod.demand import Demand, parse_demand
-from tests.fakes.binder import Events
+from tests.fakes.binder import scheduler_of
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 from tests.fakes.values import replace
 
@@ -833,14 +829,10 @@ class World:
     def __init__(self, seed: int, strategy: str) -> None:
         self.chance = random.Random(seed)
         self.api = Api()
-        self.scheduler = Scheduler(
-            self.api,  # type: ignore[arg-type]
-            keys=KEYS,
-            scheduler_name="trtis-scheduler",
-            strategy=make_strategy(strategy, np.random.default_rng(1)),
-            events=Events(),  # type: ignore[arg-type]
-            metrics=BinderMetrics(CollectorRegistry()),
-            clock=lambda: 0.0,
+        self.scheduler = scheduler_of(
+            self.api,
+            strategy=strategy,
+            monotonic=lambda: 0.0,
         )
         self._made = 0
         for number in range(self.chance.randint(1, 6)):
@@ -978,7 +970,7 @@ async def test_what_is_promised_is_placed_and_one_more_is_not(seed: int, strateg
     world = World(seed, strategy)
     cluster = world.scheduler.cluster
     answers = SchedulableAnswers(
-        cluster, KEYS, pending=world.scheduler.about_to_be_placed, aside=world.scheduler.preemptor.aside
+        cluster, KEYS, pending=world.scheduler.about_to_be_placed, aside=world.scheduler.nominator.aside
     )
     answer = finish(answers.answer(SchedulableRequest(models=tuple(world.models))))
     found = {key.name: one for key, one in answer.models.items()}

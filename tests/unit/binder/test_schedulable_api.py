@@ -21,12 +21,10 @@ from berth.kube.informer import Change, ChangeKind
 from binder.api import schedulable as schedulable_api
 from binder.api.callers import Callers
 from binder.api.leader import LeaderOnly
-from binder.api.metrics import BinderMetrics
 from binder.api.schedulable import SchedulableApi
-from binder.engine.score import make_strategy
-from binder.loop.scheduler import Scheduler
+from binder.loop.metrics import BinderMetrics
 from scaler.schedulable import BinderClient
-from tests.fakes.binder import Events
+from tests.fakes.binder import scheduler_of
 from tests.fakes.objects import KEYS, gpu, node, pod, report
 from tests.fakes.web import serving
 from tests.unit.binder.test_callers import TokenReviews
@@ -42,12 +40,8 @@ class Port:
         self.api, self.now, self.pauses = TokenReviews(), 0.0, list[float]()
         self.registry = CollectorRegistry()
         metrics = BinderMetrics(self.registry)
-        self.scheduler = Scheduler(
-            self.api,  # type: ignore[arg-type]
-            keys=KEYS,
-            scheduler_name="trtis-scheduler",
-            strategy=make_strategy("binpack", np.random.default_rng(1)),
-            events=Events(),  # type: ignore[arg-type]
+        self.scheduler = scheduler_of(
+            self.api,
             metrics=metrics,
         )
         self.scheduler.on_node(Change(ChangeKind.SET, node("n1", says=report(gpu("n1-0")))))

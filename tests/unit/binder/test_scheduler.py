@@ -7,20 +7,16 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from berth.contract.gpu_choice import GpuChoice
 from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
 from berth.kube.times import micro_time
-from binder.api.metrics import BinderMetrics
 from binder.cache.residents import residents
-from binder.engine.score import LeastFragmentation, Strategy, make_strategy
+from binder.engine.score import LeastFragmentation, Strategy
 from binder.loop.resync import OVERDUE_SECONDS
-from binder.loop.scheduler import Scheduler
-from tests.fakes.binder import Events
+from tests.fakes.binder import Events, scheduler_of
 from tests.fakes.eventually import until
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 
@@ -77,14 +73,13 @@ class Bench:
         strategy: Strategy | None = None,
     ) -> None:
         self.api, self.events = Api(), Events()
-        self.scheduler = Scheduler(
-            self.api,  # type: ignore[arg-type]
-            keys=KEYS,
-            scheduler_name="trtis-scheduler",
-            strategy=strategy or make_strategy("binpack", np.random.default_rng(1)),
-            events=self.events,  # type: ignore[arg-type]
-            metrics=BinderMetrics(CollectorRegistry()),
-            clock=clock,
+        self.may_write: Callable[[], bool] = lambda: True
+        self.scheduler = scheduler_of(
+            self.api,
+            strategy=strategy or "binpack",
+            events=self.events,
+            monotonic=clock,
+            may_write=lambda: self.may_write(),
         )
         self.hear = {source.name: source.hear for source in self.scheduler.sources("berth-system")}
         self.tell("nodes", node(says=report(gpu(total=total_gib * GIB))))
@@ -295,7 +290,7 @@ async def test_a_leader_that_slept_through_its_lease_binds_nothing_more() -> Non
     async with running(bench):
         bench.add("p1")
         bench.scheduler.step()
-        bench.scheduler.may_write = lambda: False
+        bench.may_write = lambda: False
         await asyncio.sleep(0.1)
     assert bench.api.bindings == []
     assert bench.reserved() == 0
@@ -322,7 +317,7 @@ async def test_a_fresh_binder_learns_from_what_is_bound() -> None:
     waiting = [pod(f"{n}-waiting", mem="5Gi") for n in range(20)]
     damaged = [pod("0-damaged", on="n1", choice="{")]
     for demand in residents([*model, *strangers, *waiting, *damaged], KEYS):
-        bench.scheduler.learn(demand)
+        bench.scheduler.prices.note(demand)
     requests = strategy.demand_history.pricing_problem(bench.scheduler.cluster.decider.table).requests
     asked = {ask.request_bytes: ask.count for ask in requests}
     assert asked.keys() == {6 * GIB, 4 * GIB}

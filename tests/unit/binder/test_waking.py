@@ -377,7 +377,7 @@ class History:
     def forgotten(self) -> str:
         """A pod that waits and could be placed, or for which somebody could go; "" if all is well."""
         scheduler = self.bench.scheduler
-        cluster, room = scheduler.cluster, scheduler.preemptor
+        cluster, room = scheduler.cluster, scheduler.nominator
         cluster.decider.refresh()
         fresh = Decider(
             cluster.state,

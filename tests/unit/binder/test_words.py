@@ -13,12 +13,12 @@ from berth.contract.ids import GpuUuid, NodeName
 from berth.contract.report import TritonReport
 from berth.kube.errors import KubeError, response_error
 from berth.kube.informer import Change, ChangeKind
-from binder.api.metrics import RESULTS, BinderMetrics
 from binder.cache.cluster import Cluster
 from binder.cli.progress import Stage
 from binder.engine.decision import Refusal
 from binder.engine.remedy import remedy
 from binder.loop.conditions import ConditionWriter
+from binder.loop.metrics import RESULTS, BinderMetrics
 from binder.loop.queue import SchedulingQueue
 from binder.pod.conditions import conditions, reported_message
 from binder.pod.demand import parse_demand

@@ -57,7 +57,7 @@ async def test_who_could_go_is_known_when_the_first_pod_asks() -> None:
         await bench.step(BURST + 1)
         bench.add("vip", mem="80Gi", priority=10)
         await bench.step(2)
-        assert bench.scheduler.preemptor.is_nominated(bench.scheduler.queue.find(PodUid("vip")).demand)  # type: ignore
+        assert bench.scheduler.nominator.is_nominated(bench.scheduler.queue.find(PodUid("vip")).demand)  # type: ignore
 
 
 async def test_news_from_before_a_pod_was_parked_does_not_wake_it() -> None:

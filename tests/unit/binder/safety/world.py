@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from prometheus_client import CollectorRegistry
 
 from berth.contract.gpu_choice import GpuChoice
@@ -27,13 +26,13 @@ from berth.kube.errors import KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind, Mirror
 from berth.kube.times import micro_time, utc_now
 from binder.api.extender import Extender
-from binder.api.metrics import BinderMetrics
+from binder.api.leader import LeaderOnly
 from binder.cache.cluster import slim
 from binder.engine.decision import Placement
-from binder.engine.score import make_strategy
+from binder.loop.metrics import BinderMetrics
 from binder.loop.queue import SchedulingQueue, Waiting
 from binder.loop.requeue import NodeToStatus
-from binder.loop.scheduler import Scheduler
+from tests.fakes.binder import scheduler_of
 from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 from tests.fakes.values import replace
 
@@ -220,18 +219,19 @@ class Replica:
     def __init__(self, world: "World", number: int) -> None:
         name = _STRATEGIES[number % len(_STRATEGIES)]
         self.api = Api(world)
-        self.scheduler = Scheduler(
-            self.api,  # type: ignore[arg-type]
-            keys=KEYS,
-            scheduler_name="trtis-scheduler",
-            strategy=make_strategy(name, np.random.default_rng(number)),
-            events=Silent(),  # type: ignore[arg-type]
+        self.may_write: Callable[[], bool] = lambda: True
+        self.scheduler = scheduler_of(
+            self.api,
+            strategy=name,
+            seed=number,
+            events=Silent(),
             metrics=Metrics(CollectorRegistry()),
-            clock=lambda: world.now,
+            monotonic=lambda: world.now,
             sleep=world.sleep,
+            may_write=lambda: self.may_write(),
         )
         self.scheduler.queue = self.queue = Hinted(lambda: world.now)
-        self.extender = Extender(self.scheduler, KEYS, lambda: "")
+        self.extender = Extender(self.scheduler, self.api, LeaderOnly(lambda: True, lambda: ""), keys=KEYS)  # type: ignore[arg-type]
         self._hear = {source.name: source.hear for source in self.scheduler.sources("berth-system")}
         self._mirrors = {"nodes": Mirror(), "pods": Mirror(slim)}
         self.pending: dict[str, list[tuple[str, Json]]] = {kind: [] for kind in _KINDS}
@@ -273,7 +273,7 @@ class Replica:
     def depose(self) -> None:
         """It was stopped for so long that another leads, and goes on as if nothing had happened."""
         self.is_deposed = True
-        self.scheduler.may_write = lambda: False
+        self.may_write = lambda: False
 
     def lead(self) -> None:
         self.scheduler.leads = True
@@ -508,7 +508,7 @@ class World:
         if uid := self._pick(sorted(uid for uid in waiting if not node_of(self.truth.pods[uid])), a):
             scheduler, ref = self.replicas[self.leader].scheduler, PodRef("team", uid, PodUid(uid))
             place = self.replicas[self.leader].extender.place(ref, NodeName(sorted(NODES)[b % len(NODES)]))
-            self._deciding.append(asyncio.create_task(scheduler.in_flight(place)))
+            self._deciding.append(asyncio.create_task(scheduler.bindings.in_flight(place)))
 
     async def op_end(self, a: int, _: int) -> None:
         """The grace of somebody who was evicted is over."""
@@ -592,7 +592,7 @@ class World:
         for uid, demand in waiting.items():
             if uid not in self.truth.pods:
                 raise Broken(f"pod {uid} is gone and waits")
-            if scheduler.preemptor.is_nominated(demand) or replica.queue.is_held(uid):
+            if scheduler.nominator.is_nominated(demand) or replica.queue.is_held(uid):
                 continue
             if isinstance(scheduler.cluster.decider.decide(demand), Placement):
                 raise Broken(f"pod {uid} fits and is not tried")
