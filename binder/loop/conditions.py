@@ -1,4 +1,4 @@
-"""Tells a pod's owner why it waits: an event for people, and the condition that cluster autoscalers read."""
+"""Reports why a pod waits: by an event for people, and by the condition that cluster autoscalers read."""
 
 import asyncio
 import logging
@@ -29,8 +29,8 @@ _BETWEEN = re.compile(r"[,:;] ")
 
 @dataclass(frozen=True, slots=True)
 class LastMessage:
-    """Why a pod was refused, as its owner was told `at` that time, in monotonic seconds. `statements`: also
-    what was said shortly before; `waits`: for whose end the pod waits."""
+    """Why a pod was refused, as it was reported `at` that time, in monotonic seconds. `statements`: also
+    those reported shortly before; `waits`: for the end of which pods it waits."""
 
     reasons: str = ""
     waits: str = ""
@@ -38,10 +38,10 @@ class LastMessage:
     at: float = float("-inf")
 
     def then(self, reasons: str, waits: str, *, now: float) -> "LastMessage | None":
-        """What is to be told by now; None where it is what was told already, but for figures of late.
+        """What is to be reported by now; None where that was reported already, but for new figures.
 
-        Figures change with every report, nodes come and go: whoever waits for hours is told of another reason
-        at once, and of other figures after a while. Each word is an event and a write of the pod's status.
+        Figures change with every report, nodes come and go: another reason is reported at once, other figures after a
+        while. Each report is an event and a write of the pod's status.
         """
         statements = statements_of(reasons)
         is_recent = now < self.at + FIGURES_SECONDS
@@ -63,11 +63,11 @@ class _Pending:
     ref: PodRef
     message: str
     reason: WaitReason
-    turned: bool
+    is_first: bool
 
 
 class ConditionWriter:
-    """Writes the newest message of each pod, one pod at a time: nothing overtakes anything."""
+    """Writes the newest message of each pod, one pod at a time, so that no write overtakes another."""
 
     def __init__(self, client: FencedClient, events: EventRecorder) -> None:
         self._client, self._events = client, events
@@ -86,8 +86,8 @@ class ConditionWriter:
     def update_reason(self, ref: PodRef, message: str, *, reason: WaitReason, first: bool = False) -> None:
         """Report the reason, to programs alone: the message is not new. Never waits."""
         pending = self._pending.get(ref.uid)
-        turned = first or (pending is not None and pending.turned)
-        self._pending[ref.uid] = _Pending(ref, message, reason, turned)
+        is_first = first or (pending is not None and pending.is_first)
+        self._pending[ref.uid] = _Pending(ref, message, reason, is_first)
         self._wake.set()
 
     async def withdraw(self, uid: PodUid) -> None:
@@ -115,7 +115,7 @@ class ConditionWriter:
         self._written.clear()
         try:
             await self._patch(pending)
-        except (NotFound, Conflict, Invalid):  # gone, or somebody else by now
+        except (NotFound, Conflict, Invalid):  # gone, or a successor of the same name by now
             return True
         except KubeError as error:
             log.warning("condition not written", extra=fields(pod=pending.ref, error=error))
@@ -133,6 +133,6 @@ class ConditionWriter:
             "reason": pending.reason.value,
             "message": pending.message,
         }
-        if pending.turned:  # the time of the status, not of the message
+        if pending.is_first:  # the time of the status, not of the message
             condition["lastTransitionTime"] = rfc3339(utc_now())
         await patch_status(self._client, pending.ref, {"conditions": [condition]})

@@ -1,8 +1,8 @@
-"""Asks the API server where the watches alone cannot be believed.
+"""Reads pods and nodes from the API server where the watches alone do not settle what is reserved.
 
 A watch that breaks off may never show a pod that was bound and deleted meanwhile; and a watch of nodes
-may be so far behind that of pods that a model looks as if it had never been loaded. Who has been asked and
-is in doubt still is asked again less and less often.
+may be so far behind that of pods that a model looks as if it had never been loaded. What is read and remains unsettled
+is read again less and less often.
 """
 
 import asyncio
@@ -42,17 +42,17 @@ class _Pause:
     backoff: Backoff = field(default_factory=_pauses)
 
 
-class _Asked(Generic[_K]):
-    """Who has been asked, for as long as there is doubt."""
+class _Reads(Generic[_K]):
+    """What has been read, for as long as it is unsettled."""
 
     def __init__(self) -> None:
         self._pauses: dict[_K, _Pause] = {}
 
-    def due(self, doubtful: Collection[_K], *, now: float) -> list[_K]:
-        """Whom to ask now."""
-        for settled in self._pauses.keys() - set(doubtful):
+    def due(self, unsettled: Collection[_K], *, now: float) -> list[_K]:
+        """What to read now."""
+        for settled in self._pauses.keys() - set(unsettled):
             del self._pauses[settled]
-        return [one for one in doubtful if one not in self._pauses or self._pauses[one].until <= now]
+        return [one for one in unsettled if one not in self._pauses or self._pauses[one].until <= now]
 
     def note(self, one: _K, *, now: float) -> None:
         pause = self._pauses.setdefault(one, _Pause())
@@ -60,7 +60,7 @@ class _Asked(Generic[_K]):
 
 
 class AssumedPodResync:
-    """`look` finds whom to ask, `run` asks. `freed` is told when something became free."""
+    """`look` finds what is to be read, `run` reads it. `freed` is called when something may have come free."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class AssumedPodResync:
         self._client, self._state, self._clock = client, state, clock
         self._on_pod, self._on_node, self._freed = on_pod, on_node, freed
         self._wake = asyncio.Event()
-        self._pods, self._nodes = _Asked[PodRef](), _Asked[NodeName]()
+        self._pods, self._nodes = _Reads[PodRef](), _Reads[NodeName]()
 
     def look(self) -> None:
-        """Is there anything to ask? Cheap; never waits."""
+        """Wake `run` if there is anything to read. Cheap; never waits."""
         if self._due_pods() or self._due_nodes():
             self._wake.set()
 
@@ -89,39 +89,39 @@ class AssumedPodResync:
         return self._nodes.due(sorted(self._state.unsettled()), now=self._clock())
 
     async def run(self) -> None:
-        """Ask for ever, one question at a time."""
+        """Read for ever, one object at a time."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             for ref in self._due_pods():
                 self._pods.note(ref, now=self._clock())
-                await self._safely(self._ask_pod(ref))
+                await self._safely(self._read_pod(ref))
             for node in self._due_nodes():
                 self._nodes.note(node, now=self._clock())
-                await self._safely(self._ask_node(node))
+                await self._safely(self._read_node(node))
 
-    async def _safely(self, question: Awaitable[None]) -> None:
+    async def _safely(self, read: Awaitable[None]) -> None:
         try:
-            await question
-        except Exception as error:  # one object that nobody has thought of must not end all questions
+            await read
+        except Exception as error:  # one object that is not as expected must not end all reads
             log.error("answer not taken", exc_info=error)
 
-    async def _ask_pod(self, ref: PodRef) -> None:
+    async def _read_pod(self, ref: PodRef) -> None:
         pod = await current_pod(self._client, ref)
         if pod is None:
             self._freed(self._state.remove_pod(ref.uid))
         elif node_of(pod) is not None:
             self._on_pod(Change(ChangeKind.SET, slim(pod)))
 
-    async def _ask_node(self, name: NodeName) -> None:
+    async def _read_node(self, name: NodeName) -> None:
         """What the node's report says now, however far its watch is behind."""
         asked_at = self._clock()
         try:
             node = await self._client.get(paths.node(name))
         except NotFound:
             self._freed(self._state.remove_node(name))
-        except KubeError as error:  # asked again at the next look
-            log.warning("node not asked", extra=fields(node=name, error=error))
+        except KubeError as error:  # read again at the next look
+            log.warning("node not read", extra=fields(node=name, error=error))
         else:
             self._on_node(Change(ChangeKind.SET, node))
             self._freed(self._state.settle(name, asked_at=asked_at))

@@ -350,7 +350,7 @@ class Scheduler:
         if candidate := self.nominator.preempt(waiting.demand, refusal, status, why):
             names = ", ".join(str(victim.ref) for victim in candidate.victims)
             waits = f"; waits for preempted pods on node {candidate.placement.node} to end: {names}"
-        reason = self._reasons.of(waiting.demand, refusal, makes_room=candidate is not None)
+        reason = self._reasons.of(waiting.demand, refusal, is_nominated=candidate is not None)
         if last := waiting.last.then(reasons, waits, now=self._clock()):
             self._report(waiting, self._with_remedy(waiting.demand, refusal, reasons + waits), reason, last)
         else:

@@ -51,9 +51,9 @@ class WaitReasons:
         if self._clock() < self._asked_until:
             self._mirror.follow(most=_NODES_AT_ONCE)
 
-    def of(self, demand: Demand, refusal: Refusal, *, makes_room: bool = False) -> WaitReason:
-        """`makes_room`: others are about to go for it."""
-        if makes_room:
+    def of(self, demand: Demand, refusal: Refusal, *, is_nominated: bool = False) -> WaitReason:
+        """`is_nominated`: other pods are evicted for it."""
+        if is_nominated:
             return WaitReason.WAITING_FOR_ROOM
         if refusal.because is not None:
             return WaitReason.POD_REFUSED
