@@ -55,3 +55,22 @@ class RecordingClient:
         if path in self.missing and verb == "patch":
             raise response_error(404, "NotFound", path)
         self.written.append((verb, path, body))
+
+
+class Answers:
+    """A client whose calls get these answers, one after the other; the last one again and again."""
+
+    def __init__(self, *answers: dict[str, Any] | Exception) -> None:
+        self._answers, self.calls = list(answers), list[tuple[str, Any]]()
+
+    async def _next(self, path: str, body: Any = None) -> dict[str, Any]:
+        self.calls.append((path, body))
+        answer = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    get = create = _next
+
+    async def patch(self, path: str, body: dict[str, Any], *, content_type: str) -> dict[str, Any]:
+        return await self._next(path, body)

@@ -1,251 +1,191 @@
-"""Preemption as it runs: who is evicted, when, and what is written where."""
+"""A leader that dies while it makes room: its successor goes on with the same victims, whenever that is (binder,
+"Nomination")."""
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from berth.kube.errors import KubeUnreachable, response_error
-from binder.loop.nominate import NOMINATION_SECONDS
-from tests.fakes.binder import Bench
+from berth.kube.errors import KubeUnreachable
+from tests.fakes.binder import Api, Bench
 from tests.fakes.objects import KEYS
 
-TWO_BUDGETS = response_error(500, "InternalError", "This pod has more than one PodDisruptionBudget")
+Json = dict[str, Any]
+NODES = ("n1", "n2", "n3")
 
 
-def full(bench: Bench, *names: str) -> None:
-    """Nodes that are each full with one pod of low priority."""
-    for name in names:
+class Truth(Api):
+    """Keeps what is written to pods' statuses; who is evicted begins to go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+
+    async def patch(self, path: str, body: Json, *, content_type: str) -> Json:
+        name = path.split("/")[-2]
+        if "nominatedNodeName" in body["status"]:
+            self.order.append("nominated")
+        if name in self.pods:
+            self.pods[name]["status"] |= body["status"]
+        return await super().patch(path, body, content_type=content_type)
+
+    def _evict(self, name: str, *, rehearsal: bool) -> None:
+        super()._evict(name, rehearsal=rehearsal)
+        if not rehearsal:
+            self.order.append("evicted")
+            self.pods[name]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+
+class Mortal(Api):
+    """A leader's client: at call `dies_at` the process is gone, before that is written or before its answer comes."""
+
+    def __init__(self, truth: Truth, *, dies_at: int | None, is_written: bool) -> None:
+        super().__init__()
+        self.pods, self.nodes, self._truth = truth.pods, truth.nodes, truth
+        self.calls, self.dies_at, self.is_written = 0, dies_at, is_written
+        self.is_dead = False
+
+    async def create(self, path: str, body: Json) -> Json:
+        return await self._call(lambda: self._truth.create(path, body))
+
+    async def patch(self, path: str, body: Json, *, content_type: str) -> Json:
+        return await self._call(lambda: self._truth.patch(path, body, content_type=content_type))
+
+    async def _call(self, call: Callable[[], Awaitable[Json]]) -> Json:
+        self.calls += 1
+        if self.calls == self.dies_at and self.is_written:
+            await call()
+        if self.dies_at is not None and self.calls >= self.dies_at:
+            self.is_dead = True
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        return await call()
+
+
+def furnish(bench: Bench) -> None:
+    """Each node is full with two pods of low priority, and one of high priority waits for a whole one."""
+    for name in NODES:
         bench.node(name, 16)
-        bench.resident(f"v-{name}", name, 16)
+        for half in "ab":
+            bench.resident(f"{name}{half}", name, 8)
+    bench.add("vip", mem="16Gi", priority=100)
 
 
-async def drain(bench: Bench, seconds: int, *, into: int = 10) -> None:
-    """Time passes; who is evicted begins to go and stays on its way."""
-    for _ in range(seconds // into):
-        await bench.step(2, seconds=into / 2)
-        for uid in bench.api.evicted:
-            if uid in bench.api.pods and "deletionTimestamp" not in bench.api.pods[uid]["metadata"]:
-                bench.begin_to_go(uid)
+class Standby(Bench):
+    """Has heard of everything from the beginning, and of nothing since; it lists before it leads."""
+
+    def __init__(self, api: Api) -> None:
+        super().__init__(api=api)
+        before = copy.deepcopy(api.pods)
+        furnish(self)
+        api.pods.update(before)
+
+    def list_anew(self) -> None:
+        for one in copy.deepcopy(list(self.api.pods.values())):
+            self.tell("pods", one)
 
 
-async def test_victims_that_drain_for_long_are_waited_for() -> None:
-    async with Bench() as bench:
-        full(bench, "n1", "n2", "n3")
-        bench.add("vip", mem="16Gi", priority=100)
-        await drain(bench, 1200)
-        assert bench.api.evicted == ["v-n1"]
-        bench.gone("v-n1")
-        await bench.step(3, seconds=5.0)
-        assert bench.is_placed("vip")
+async def life(truth: Truth, *, dies_at: int | None = None, is_written: bool = True) -> tuple[int, Standby]:
+    """A leader makes room until it dies, or for a while. How many calls it has made, and its standby."""
+    mortal = Mortal(truth, dies_at=dies_at, is_written=is_written)
+    async with Bench(api=mortal) as leader:
+        furnish(leader)
+        standby = Standby(truth)
+        for _ in range(10):
+            if not mortal.is_dead:
+                await leader.step(seconds=1.0)
+    assert mortal.is_dead == (dies_at is not None)
+    return mortal.calls, standby
 
 
-async def test_a_victim_that_does_not_begin_to_go_is_given_up() -> None:
-    async with Bench() as bench:
-        full(bench, "n1", "n2")
-        bench.add("vip", mem="16Gi", priority=100)
-        await bench.step(3, seconds=1.0)
-        assert bench.api.evicted == ["v-n1"]
-        bench.resident("v-n1", "n1", 16, priority=200)  # somebody has made it important meanwhile
-        await bench.step(10, seconds=NOMINATION_SECONDS / 8)
-        assert bench.api.evicted == ["v-n1", "v-n2"]
-        assert bench.api.nominated == [("vip", "n1"), ("vip", "n2")]
+async def evicted_in_the_end(truth: Truth, standby: Standby) -> list[str]:
+    """Once the successor has placed the pod."""
+    standby.list_anew()
+    async with standby:
+        for _ in range(30):
+            await standby.step(2, seconds=1.0)
+            for uid in truth.evicted:
+                standby.begin_to_go(uid)
+        for uid in set(truth.evicted):
+            standby.gone(uid)
+        await standby.step(12, seconds=2.0)
+        assert standby.is_placed("vip")
+    return sorted(set(truth.evicted))
 
 
-async def test_a_place_on_a_node_that_takes_nobody_any_more_is_given_up() -> None:
-    async with Bench() as bench:
-        full(bench, "n1", "n2")
-        bench.add("vip", mem="16Gi", priority=100)
-        await drain(bench, 20)
-        bench.node("n1", 16, unschedulable=True)
-        await drain(bench, 300)
-        assert bench.api.evicted == ["v-n1", "v-n2"]
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_a_leader_that_dies_at_any_call_has_one_set_of_victims_evicted(is_written: bool) -> None:
+    """The successor has known the pod for long when it first sees the nomination: in its first list (binder,
+    "Nomination")."""
+    calls, _ = await life(Truth())
+    ends = {}
+    for dies_at in range(1, calls + 1):
+        truth = Truth()
+        _, standby = await life(truth, dies_at=dies_at, is_written=is_written)
+        ends[dies_at] = await evicted_in_the_end(truth, standby)
+    assert ends == {number: ["n1a", "n1b"] for number in range(1, calls + 1)}
 
 
-async def test_nobody_slips_into_a_place_that_is_being_made() -> None:
-    async with Bench() as bench:
-        bench.node("n1", 16)
-        bench.resident("a", "n1", 8)
-        bench.resident("b", "n1", 8)
-        bench.add("vip", mem="16Gi", priority=100)
-        await drain(bench, 20)
-        bench.gone("a")
-        bench.add("same", mem="4Gi", priority=100, created="2020-01-01T00:00:00Z")
-        bench.add("lower", mem="4Gi", priority=50)
-        await bench.step(5, seconds=1.0)
-        assert not bench.is_placed("same")
-        assert not bench.is_placed("lower")
-        bench.gone("b")
-        await bench.step(3, seconds=5.0)
-        assert bench.is_placed("vip")
+async def test_nobody_goes_before_the_api_server_has_answered_that_it_knows_for_whom() -> None:
+    """The next leader's list relies on this order (binder, "Nomination")."""
+    truth = Truth()
+    await life(truth)
+    assert truth.order == ["nominated", "evicted", "evicted"]
 
 
-async def test_a_higher_priority_takes_the_place_and_the_other_looks_for_another() -> None:
-    async with Bench() as bench:
-        full(bench, "n1", "n2")
-        bench.add("vip", mem="16Gi", priority=100)
-        await drain(bench, 20)
-        bench.gone("v-n1")
-        bench.add("king", mem="16Gi", priority=200)
-        await bench.step()
-        assert bench.is_placed("king")
-        await drain(bench, 30)
-        assert bench.api.evicted == ["v-n1", "v-n2"]
+async def test_a_nomination_that_the_successor_cannot_take_over_is_taken_back() -> None:
+    """A cluster autoscaler takes the pod for placed there, and buys nothing for it."""
+    truth = Truth()
+    _, standby = await life(truth, dies_at=6)
+    assert truth.nominated == [("vip", "n1")]
+    standby.list_anew()
+    for name in NODES:
+        standby.node(name, 16, unschedulable=True)
+    async with standby:
+        await standby.step(1, seconds=1.0)
+    assert truth.nominated == [("vip", "n1"), ("vip", None)]
 
 
-async def test_a_place_that_a_higher_priority_has_spoilt_is_free_for_others_at_once() -> None:
-    async with Bench() as bench:
-        full(bench, "n1")
-        bench.add("vip", mem="16Gi", priority=100)
-        await drain(bench, 20)
-        bench.gone("v-n1")
-        bench.add("king", mem="4Gi", priority=200)
-        await bench.step()
-        assert bench.is_placed("king")
-        bench.add("small", mem="8Gi")
-        await bench.step(3)
-        assert bench.is_placed("small")
+class Deaf(Truth):
+    """Nobody hears the answers to so many writes of a nominated node."""
+
+    def __init__(self, silences: int) -> None:
+        super().__init__()
+        self.silences = silences
+
+    async def patch(self, path: str, body: Json, *, content_type: str) -> Json:
+        answer = await super().patch(path, body, content_type=content_type)
+        if "nominatedNodeName" in body["status"] and self.silences:
+            self.silences -= 1
+            raise KubeUnreachable("timed out")
+        return answer
 
 
-async def test_all_evictions_are_rehearsed_before_the_first() -> None:
-    async with Bench() as bench:
-        bench.node("n1", 16)
-        bench.resident("a", "n1", 8)
-        bench.resident("b", "n1", 8)
-        bench.api.refusals["b"] = TWO_BUDGETS
-        bench.add("vip", mem="16Gi", priority=100)
-        await bench.step(600, seconds=1.0)
-        assert bench.api.evicted == []
-        assert bench.api.rehearsed
-        assert len(bench.api.rehearsed) < 30
-        del bench.api.refusals["b"]
-        await bench.step(120, seconds=1.0)
-        assert sorted(bench.api.evicted) == ["a", "b"]
+@pytest.mark.parametrize("silences", [1, 4])
+async def test_a_nomination_without_an_answer_is_taken_back_until_that_is_certain(silences: int) -> None:
+    """It may be written: left there, it would be the next leader's, and hide the pod from cluster autoscalers."""
+    truth = Deaf(silences)
+    async with Bench(api=truth) as leader:
+        leader.node("n1", 16)
+        leader.resident("low", "n1", 16)
+        leader.add("vip", mem="16Gi", priority=100)
+        await leader.step()
+        leader.node("n1", 16, unschedulable=True)
+        await leader.step(200, seconds=1.0)
+    assert truth.evicted == []
+    assert truth.nominated == [("vip", "n1"), *[("vip", None)] * silences]
 
 
-@pytest.mark.parametrize(
-    "error", [TWO_BUDGETS, response_error(429, "TooManyRequests", "x"), KubeUnreachable("x")]
-)
-async def test_a_victim_whose_eviction_is_refused_is_passed_over_for_another(error: Exception) -> None:
-    async with Bench() as bench:
-        full(bench, "n1", "n2")
-        bench.api.refusals["v-n1"] = error
-        bench.add("vip", mem="16Gi", priority=100)
-        await bench.step(5, seconds=1.0)
-        assert bench.api.evicted == ["v-n2"]
-        assert bench.api.nominated == [("vip", "n2")]
-
-
-async def test_an_eviction_that_fails_after_all_is_tried_again_and_no_successor_is_evicted() -> None:
-    async with Bench() as bench:
-        bench.node("n1", 16)
-        bench.resident("a", "n1", 8)
-        bench.resident("b", "n1", 8)
-        bench.api.late_refusals["b"] = response_error(429, "TooManyRequests", "x")
-        bench.add("vip", mem="16Gi", priority=100)
-        successors = 0
-        for _ in range(600):
-            await bench.step(seconds=1.0)
-            for uid in set(bench.api.evicted) & bench.api.pods.keys():
-                bench.gone(uid)
-                successors += 1
-                bench.resident(f"a{successors}", "n1", 8)  # its controller's; another scheduler placed it
-        assert bench.api.evicted == ["a"]
-        bench.api.late_refusals.clear()
-        bench.gone("a1")
-        await drain(bench, 600)
-        assert "b" in bench.api.evicted
-
-
-async def test_a_leader_that_is_not_certain_evicts_nobody_and_patches_nothing() -> None:
-    async with Bench() as bench:
-        full(bench, "n1")
-        bench.add("vip", mem="16Gi", priority=100)
-        bench.scheduler.step()
-        bench.may_write = lambda: False
-        await bench.step(10, seconds=1.0)
-        assert (bench.api.rehearsed, bench.api.evicted, bench.api.nominated) == ([], [], [])
-
-
-async def test_a_leader_that_is_not_certain_any_more_stops_between_two_evictions() -> None:
-    async with Bench() as bench:
-        bench.node("n1", 16)
-        bench.resident("a", "n1", 8)
-        bench.resident("b", "n1", 8)
-        bench.add("vip", mem="16Gi", priority=100)
-        bench.may_write = lambda: not bench.api.evicted
-        await bench.step(10, seconds=1.0)
-        assert bench.api.evicted == ["a"]
-
-
-async def test_a_leader_that_is_not_certain_decides_nothing() -> None:
-    async with Bench() as bench:
-        bench.node("n1", 16)
-        bench.add("p")
-        bench.add("large", mem="20Gi")
-        bench.may_write = lambda: False
-        await bench.step(5, seconds=1.0)
-        assert not bench.is_placed("p")
-        assert bench.events.said == []
-
-
-async def test_the_next_leader_takes_the_place_over() -> None:
-    async with Bench() as bench:
-        full(bench, "n1", "n2")
-        bench.begin_to_go("v-n1")
-        vip = bench.add("vip", mem="16Gi", priority=100, created="2026-01-05T00:00:00Z")
-        bench.gone("vip")
-        vip["status"]["nominatedNodeName"] = "n1"
-        bench.api.pods["vip"] = vip
-        bench.tell("pods", vip)
-        bench.add("older", mem="16Gi", priority=100)
-        await drain(bench, 100)
-        assert bench.api.evicted == ["v-n2"]  # for the older one
-        bench.gone("v-n1")
-        await bench.step(3, seconds=5.0)
-        assert bench.is_placed("vip")
-
-
-async def test_the_next_leader_finishes_what_was_begun() -> None:
-    async with Bench() as bench:
-        bench.node("n1", 16)
-        bench.node("n0", 16)
-        bench.resident("other", "n0", 16)
-        bench.resident("a", "n1", 8)
-        bench.resident("b", "n1", 8)
-        bench.begin_to_go("a")
-        vip = bench.add("vip", mem="16Gi", priority=100)
-        bench.gone("vip")
-        vip["status"]["nominatedNodeName"] = "n1"
-        bench.api.pods["vip"] = vip
-        bench.tell("pods", vip)
-        await drain(bench, 50)
-        assert bench.api.evicted == ["b"]
-
-
-async def test_what_was_nominated_is_taken_back_in_the_status_when_it_is_given_up() -> None:
-    async with Bench() as bench:
-        full(bench, "n1")
-        bench.add("vip", mem="16Gi", priority=100)
-        await drain(bench, 20)
-        bench.node("n1", 16, unschedulable=True)
-        await drain(bench, 60)
-        assert bench.api.nominated == [("vip", "n1"), ("vip", None)]
-
-
-async def test_who_waits_for_room_does_not_take_victims_of_a_model_it_could_not_be_beside() -> None:
-    async with Bench() as bench:
-        bench.node("n1", 16)
-        bench.resident("same", "n1", 1, priority=200, annotations={KEYS.model_id: "m"})
-        bench.resident("low", "n1", 15)
-        bench.add("vip", mem="8Gi", priority=100, annotations={KEYS.model_id: "m"})
-        await drain(bench, 30)
-        assert bench.api.evicted == []
-
-
-async def test_who_is_on_his_way_out_is_not_evicted_once_more() -> None:
-    async with Bench() as bench:
-        bench.node("n1", 16)
-        bench.resident("going", "n1", 8)
-        bench.resident("staying", "n1", 8, priority=5)
-        bench.begin_to_go("going")
-        bench.add("vip", mem="8Gi", priority=100)
-        await bench.step(3, seconds=1.0)
-        assert bench.api.evicted == ["staying"]
+async def test_nobody_goes_for_a_pod_that_cannot_be_read_any_more() -> None:
+    """Its owner has edited it before the successor led."""
+    truth = Truth()
+    _, standby = await life(truth, dies_at=5, is_written=False)
+    assert (truth.nominated, truth.evicted) == ([("vip", "n1")], [])
+    standby.list_anew()
+    truth.pods["vip"]["spec"]["containers"][0]["resources"]["limits"][KEYS.gpu_mem] = "1.5.2"
+    standby.list_anew()
+    async with standby:
+        await standby.step(5, seconds=1.0)
+    assert truth.evicted == []

@@ -1,4 +1,4 @@
-"""Bindings that the API server does not answer, or answers late. Time is the test's."""
+"""Bindings that the API server does not answer, or answers late, and what each answer says. Time is the test's."""
 
 import asyncio
 import contextlib
@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 
-from berth.contract.pod import node_of
+from berth.contract.gpu_choice import GpuChoice, GpuRef
+from berth.contract.ids import GpuUuid, NodeName, PodUid
+from berth.contract.pod import PodRef, node_of
 from berth.kube.client import WRITE_SECONDS
 from berth.kube.election import ElectionTimes
 from berth.kube.errors import KubeError, KubeUnreachable, response_error
 from berth.kube.informer import Change, ChangeKind
-from binder.loop.bind import BINDS_AT_ONCE
+from binder.engine.decision import Placement
+from binder.loop.bind import BINDS_AT_ONCE, current_pod, is_answer, may_have_happened, post_binding
 from tests.fakes.binder import scheduler_of
-from tests.fakes.objects import gpu, node, pod, report
+from tests.fakes.kube import Answers
+from tests.fakes.objects import GIB, KEYS, gpu, node, pod, report
 from tests.unit.binder.test_scheduler import Api, Events
 
 Json = dict[str, Any]
@@ -303,3 +307,74 @@ async def test_a_leader_that_is_not_sure_waits_instead_of_looking_again_and_agai
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert 1 <= len(steps) <= 3
+
+
+# What an answer says, and what is asked after none.
+
+REF = PodRef("team", "p1", PodUid("p1"))
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of the code under test, which take no time."""
+    found: list[float] = []
+    rest = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        if seconds:
+            found.append(seconds)
+        await rest(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return found
+
+
+# Status, whether it is an answer to the Binding, whether it may have been written.
+STATUSES: list[tuple[int | None, bool, bool]] = [
+    (None, False, True),
+    (400, True, False),
+    (404, True, False),
+    (408, False, False),
+    (409, True, False),
+    (429, False, False),
+    (499, True, False),
+    (500, False, True),
+    (504, False, True),
+]
+
+
+@pytest.mark.parametrize(("status", "answers", "open_"), STATUSES)
+def test_what_an_error_says_of_a_binding(status: int | None, answers: bool, open_: bool) -> None:
+    error: KubeError = KubeUnreachable("x") if status is None else response_error(status, "", "")
+    assert (is_answer(error), may_have_happened(error)) == (answers, open_)
+
+
+async def test_a_binding_is_one_write_for_this_pod_and_no_other() -> None:
+    api, choice = Answers({}), GpuChoice(GpuUuid("GPU-a"), 0, GIB, (GpuRef(GpuUuid("GPU-b"), 1),))
+    await post_binding(api, KEYS, REF, Placement(NodeName("n1"), choice))  # type: ignore[arg-type]
+    ((path, body),) = api.calls
+    assert path == "/api/v1/namespaces/team/pods/p1/binding"
+    assert body == {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {
+            "name": "p1",
+            "namespace": "team",
+            "uid": "p1",
+            "annotations": {KEYS.gpu: choice.encode()},
+        },
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
+    }
+
+
+async def test_a_pod_is_asked_for_until_there_is_an_answer(pauses: list[float]) -> None:
+    api = Answers(*[KubeUnreachable("away")] * 9, pod("p1"))
+    assert await current_pod(api, REF) == pod("p1")  # type: ignore[arg-type]
+    assert [round(pause / 0.2) for pause in pauses[:3]] == [1, 2, 4]
+    assert 10 < max(pauses) < 20
+    assert {path for path, _ in api.calls} == {"/api/v1/namespaces/team/pods/p1"}
+
+
+@pytest.mark.parametrize("answer", [response_error(404, "NotFound", ""), {"metadata": {"uid": "successor"}}])
+async def test_a_pod_that_is_gone_is_none_although_it_has_a_successor(answer: Any) -> None:
+    assert await current_pod(Answers(answer), REF) is None  # type: ignore[arg-type]
