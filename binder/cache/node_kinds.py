@@ -7,7 +7,7 @@ pool by pool: labels that differ from node to node make a pool forget kinds of i
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,10 +108,6 @@ class NodeKinds:
             return codes
         elsewhere = ((kind, fails[rows]) for kind, fails in volumes.misfits(table, demand))
         return first_failing(len(rows), elsewhere, codes)
-
-    def fresh_nodes(self) -> Iterator[NodeView]:
-        """One of each kind."""
-        return (kind.fresh for kind in self._kinds())
 
     def _kinds(self) -> list[_Kind]:
         return [kind for kinds in self._pools.values() for kind in kinds.values()]

@@ -150,7 +150,9 @@ class _Look:
     def _still_there(self) -> str:
         if self._model is None:
             return ""
-        return f"its model is still {self._model.state.value} there, and holds its memory until it is gone"
+        return (
+            f"its model is still {self._model.state.value} there, and its memory is reserved until it is gone"
+        )
 
     def _deleted(self) -> _Finding | None:
         if not is_deleting(self._pod):
@@ -172,7 +174,7 @@ class _Look:
         if self._model is None:
             return "its model is gone from the node; its containers are still ending"
         if self._model.state is ModelState.UNLOADING:
-            return "Triton lets the model's last requests finish; its memory is held until it is gone"
+            return "Triton lets the model's last requests finish; its memory stays reserved until it is gone"
         return f"its model is still {self._model.state.value}: the proxy finishes its requests, then it is unloaded"
 
     def _failed(self) -> _Finding | None:

@@ -22,7 +22,9 @@ from binder.cache.view import NodeView
 from binder.cli.snapshot import read_cluster
 from binder.rules.reasons import Kind
 
-SUMMARY = "Show GPUs and models of the cluster: requested, measured, foreign and free memory."
+SUMMARY = (
+    "Show GPUs and models of the cluster: requested and measured memory, other use, reserved and free memory."
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ async def _why_pending(client: KubeClient, options: WhyOptions, pod: JsonObject,
     except InvalidPod as error:
         return Answer(f"{name} cannot be placed: {error}")
     if demand.gated:
-        return Answer(f"{name} is held back by its schedulingGates")
+        return Answer(f"{name} waits for its schedulingGates")
     cluster = await read_cluster(client, options.key_prefix, options.system_namespace)
     answer = judge(cluster, demand, name)
     if answer.fits:

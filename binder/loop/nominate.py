@@ -146,7 +146,7 @@ class Nominator:
         any more must look anew. `codes`: of all rows."""
         known = self._waiting.get(demand.model.ref.uid)
         if known is not None:
-            return not self._is_held(known)
+            return not self._may_come_free(known)
         found = promising(self._cluster.decider, self.victims, demand, codes, rows)
         return demand.preempts and next(found, None) is not None
 
@@ -280,7 +280,7 @@ class Nominator:
         known = self._waiting.get(demand.model.ref.uid)
         if known is None:
             return
-        placement = self._place_of(known) if self._is_held(known) else None
+        placement = self._place_of(known) if self._may_come_free(known) else None
         if placement is None:
             self.lose(known)
         else:
@@ -305,7 +305,7 @@ class Nominator:
                 self._cluster.state.withdraw(uid)
                 self._keep_waiting(one.demand)
 
-    def _is_held(self, one: Nomination) -> bool:
+    def _may_come_free(self, one: Nomination) -> bool:
         there = any(self._cluster.state.holds(victim.ref.uid) for victim in one.candidate.victims)
         return there and (self._clock() < one.until or self._somebody_goes(one))
 

@@ -264,7 +264,7 @@ NOT_JUDGED: dict[str, tuple[Json, str]] = {
         "team/p1 is not the binder's: its schedulerName is kube, not trtis-scheduler; the annotation "
         f"{KEYS.gpu} that it carries gives it no GPU",
     ),
-    "gated": (pod(schedulingGates=[{"name": "g"}]), "team/p1 is held back by its schedulingGates"),
+    "gated": (pod(schedulingGates=[{"name": "g"}]), "team/p1 waits for its schedulingGates"),
     "unreadable": (
         pod(mem="1.5"),
         f"team/p1 cannot be placed: container 'proxy': {KEYS.gpu_mem}: '1.5' is not a whole number of bytes",

@@ -357,7 +357,7 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
             meta={"deletionTimestamp": at(1), "deletionGracePeriodSeconds": 60},
         ),
         Stage.UNLOADING,
-        [f"since {at(2)}", "held until it is gone", "should have ended 60 s ago"],
+        [f"since {at(2)}", "reserved until it is gone", "should have ended 60 s ago"],
     ),
     "draining": (
         replace(SERVED, meta={"deletionTimestamp": at(-1), "finalizers": ["x/y"]}),
@@ -386,7 +386,7 @@ CASES: dict[str, tuple[Case, Stage, list[str]]] = {
             "has ended (Failed)",
             "container loader: exit code 1: weights",
             "still unloading",
-            "holds its memory",
+            "its memory is reserved",
         ],
     ),
     "evicted": (

@@ -315,7 +315,7 @@ async def test_what_is_remembered_is_bounded_and_odd_labels_displace_no_other_po
         for number in range(200):
             office.node("odd", 1 + number)
         assert len(kinds.table.row_of) == node_kinds.MOST_POOLS
-        assert len(list(kinds.fresh_nodes())) == len(kinds.table.row_of)
+        assert kinds.table.live.sum() == len(kinds.table.row_of)
 
 
 async def test_nodes_that_differ_in_their_names_only_are_one_kind() -> None:
@@ -323,7 +323,8 @@ async def test_nodes_that_differ_in_their_names_only_are_one_kind() -> None:
     async with Office() as office:
         for number in range(30):
             office.node(f"n{number}", 16, labels={_ZONE: "a", "node-name": f"n{number}"})
-        (fresh,) = office.scheduler.cluster.kinds.fresh_nodes()
+        table = office.scheduler.cluster.kinds.table
+        (fresh,) = map(table.view, table.row_of.values())
         assert set(fresh.facts.labels) == {_HOST, _ZONE}
         assert fresh.facts.labels[_HOST] == fresh.facts.name
 
